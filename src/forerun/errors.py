@@ -1,0 +1,102 @@
+"""Every exception a user can meet, in one small tree.
+
+    ForerunError
+    ├── UsageError                 the question cannot be asked like this      (exit status 2)
+    │   ├── UnknownModelError
+    │   ├── UnknownDeviceError
+    │   ├── InvalidSetupError      batch size, precision, shapes, optimizer ...
+    │   └── MissingExtraError      an optional dependency is not installed
+    └── FailureError               the question is fine, answering it failed   (exit status 1)
+        ├── ModelBuildError        the model's own code raised, or it is no model
+        ├── TraceError             the training step cannot be recorded
+        ├── CatalogError           a hardware file is not usable
+        ├── CostModelError         fitted weights are missing, damaged or too old
+        └── RecordError            a table of measurements is not usable
+
+A message says what was expected, what came, and what to do next.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "CatalogError",
+    "CostModelError",
+    "FailureError",
+    "ForerunError",
+    "InvalidSetupError",
+    "MissingExtraError",
+    "ModelBuildError",
+    "RecordError",
+    "TraceError",
+    "UnknownDeviceError",
+    "UnknownModelError",
+    "UsageError",
+    "near_matches",
+]
+
+
+class ForerunError(Exception):
+    """Base of all errors raised on purpose."""
+
+    exit_status = 1
+
+
+class UsageError(ForerunError):
+    """The request itself must be changed."""
+
+    exit_status = 2
+
+
+class UnknownModelError(UsageError):
+    """No model of this name; the message lists near matches."""
+
+
+class UnknownDeviceError(UsageError):
+    """No device of this name in the catalogue; the message lists near matches."""
+
+
+class InvalidSetupError(UsageError):
+    """A number, shape or choice of the training setup cannot be meant."""
+
+
+class MissingExtraError(UsageError):
+    """An optional dependency is needed and absent."""
+
+    def __init__(self, needed_for: str, extra: str) -> None:
+        super().__init__(
+            f"{needed_for} needs the optional extra '{extra}', which is not installed; "
+            f"install it with: pip install 'forerun[{extra}]'"
+        )
+
+
+class FailureError(ForerunError):
+    """The request is well formed and could not be answered."""
+
+
+class ModelBuildError(FailureError):
+    """The model could not be built from what was given."""
+
+
+class TraceError(FailureError):
+    """The training step of the model could not be recorded."""
+
+
+class CatalogError(FailureError):
+    """A hardware description is incomplete, contradictory or unreadable."""
+
+
+class CostModelError(FailureError):
+    """The fitted cost model is missing, damaged, or older than the code that reads it."""
+
+
+class RecordError(FailureError):
+    """A table of measurements has missing columns, mixed units or impossible values."""
+
+
+def near_matches(word: str, known: Iterable[str], limit: int = 5) -> str:
+    """The names nearest to ``word`` as the end of an error message; empty if none is near."""
+    found = difflib.get_close_matches(word.lower(), list(known), n=limit, cutoff=0.5)
+    return f"; did you mean {', '.join(found)}?" if found else ""

@@ -1,0 +1,168 @@
+"""One measured training or inference step and the circumstances it was measured under."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from forerun.errors import RecordError
+from forerun.workload.setup import Layout, OptimizerImplementation, Phase, Precision, TrainingSetup
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "StepRecord",
+    "default_optimizer_implementation",
+    "framework_release",
+    "is_pytorch_2",
+]
+
+SCHEMA_VERSION = 1
+"""Version of the fields below; a stored table of another version is refused."""
+
+
+def framework_release(version: str) -> tuple[int, int] | None:
+    """Major and minor release of a version text such as ``2.5.0a0+b465a58``; None if there is none."""
+    parts = version.split(".")
+    if len(parts) < 2 or not parts[0].isdigit():
+        return None
+    minor = parts[1][: len(parts[1]) - len(parts[1].lstrip("0123456789"))]
+    return (int(parts[0]), int(minor)) if minor else None
+
+
+def is_pytorch_2(version: str) -> bool:
+    """Whether a PyTorch version is 2.0 or newer; an unknown one counts as new."""
+    release = framework_release(version)
+    return release is None or release >= (2, 0)
+
+
+def default_optimizer_implementation(version: str) -> OptimizerImplementation:
+    """What PyTorch's optimizers do unless told otherwise: multi-tensor kernels since 2.0."""
+    return OptimizerImplementation.FOREACH if is_pytorch_2(version) else OptimizerImplementation.FOR_LOOP
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """One whole step as somebody measured it.
+
+    Attributes:
+        source: Table or file the row came from.
+        row_id: Identity of the row within its source.
+        model: Model as forerun names it, such as ``timm:resnet50``.
+        family: Group of related networks that must not be split between fit and test.
+        device: Device name the catalogue resolves, such as ``rtx-3090``.
+        batch_size_per_device: Samples a device works on in one step.
+        step_time_s: Time of one step [s].
+        precision: Numeric recipe.
+        phase: Training step, forward pass, or inference.
+        layout: Memory order of images.
+        compile: Whether the step ran under torch.compile or its like.
+        optimizer: Name as in ``TrainingSetup``; ``none`` if no update ran.
+        optimizer_implementation: Kernel granularity of the update.
+        includes_optimizer: Whether the measured time contains the update.
+        fused_attention: Whether attention ran as one kernel.
+        autocast_backward: Whether the autocast region also spanned the backward pass.
+        image_size: Height and width of square images [pixels].
+        input_shape: Shape of one sample without the batch axis, where images are not square or absent.
+        sequence_length: Tokens of one sample.
+        framework: pytorch, tensorflow, keras, mxnet ...
+        framework_version: As the source gives it, ``1.12``; empty if it says nothing.
+        num_devices: Devices that took part.
+        step_time_std_s: Standard deviation between steps or replicas [s].
+        num_parameters: Parameters of the model as the source counts them.
+        peak_memory_bytes: Largest memory use seen [bytes].
+        next_larger_batch_failed: Next larger batch size that was tried and did not run.
+        note: What a reader must know about the row.
+    """
+
+    source: str
+    row_id: str
+    model: str
+    family: str
+    device: str
+    batch_size_per_device: int
+    step_time_s: float
+    precision: Precision
+    phase: Phase
+    layout: Layout = Layout.NCHW
+    compile: bool = False
+    optimizer: str = "none"
+    optimizer_implementation: OptimizerImplementation = OptimizerImplementation.FOREACH
+    includes_optimizer: bool = False
+    fused_attention: bool = True
+    autocast_backward: bool = False
+    image_size: int | None = None
+    input_shape: tuple[int, ...] | None = None
+    sequence_length: int | None = None
+    framework: str = "pytorch"
+    framework_version: str = ""
+    num_devices: int = 1
+    step_time_std_s: float | None = None
+    num_parameters: int | None = None
+    peak_memory_bytes: float | None = None
+    next_larger_batch_failed: int | None = None
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("source", "row_id", "model", "family", "device", "optimizer", "framework"):
+            if not getattr(self, name):
+                raise RecordError(f"{self._place}: column '{name}' must not be empty; fill it in")
+        if not (math.isfinite(self.step_time_s) and self.step_time_s > 0):
+            raise RecordError(
+                f"{self._place}, column 'step_time_s': expected seconds above zero, got {self.step_time_s}; "
+                "drop the row or correct the time"
+            )
+        for name in ("batch_size_per_device", "num_devices"):
+            if getattr(self, name) < 1:
+                raise RecordError(
+                    f"{self._place}, column '{name}': expected at least 1, got {getattr(self, name)}"
+                )
+        self._check_optional_numbers()
+
+    def _check_optional_numbers(self) -> None:
+        lowest = {
+            "image_size": 1,
+            "sequence_length": 1,
+            "num_parameters": 0,
+            "step_time_std_s": 0,
+            "peak_memory_bytes": 0,
+        }
+        for name, least in lowest.items():
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value >= least):
+                raise RecordError(
+                    f"{self._place}, column '{name}': expected at least {least}, got {value}; "
+                    "correct it or leave it empty"
+                )
+        failed = self.next_larger_batch_failed
+        if failed is not None and failed <= self.batch_size_per_device:
+            raise RecordError(
+                f"{self._place}, column 'next_larger_batch_failed': expected more than the batch size "
+                f"that ran ({self.batch_size_per_device}), got {failed}"
+            )
+
+    @property
+    def _place(self) -> str:
+        return f"{self.source or 'record'}, row {self.row_id or '?'}"
+
+    @property
+    def throughput_samples_per_s(self) -> float:
+        """Samples of all devices per second."""
+        return self.batch_size_per_device * self.num_devices / self.step_time_s
+
+    def training_setup(self) -> TrainingSetup:
+        """The configuration to predict this record with.
+
+        Gradients are freed between steps by default since PyTorch 2.0; an unknown version counts as new.
+        """
+        return TrainingSetup(
+            batch_size_per_device=self.batch_size_per_device,
+            precision=self.precision,
+            layout=self.layout,
+            compile=self.compile,
+            optimizer=self.optimizer if self.includes_optimizer else "none",
+            optimizer_implementation=self.optimizer_implementation,
+            phase=self.phase,
+            fused_attention=self.fused_attention,
+            zero_grad_to_none=self.framework != "pytorch" or is_pytorch_2(self.framework_version),
+            autocast_backward=self.autocast_backward,
+        )

@@ -1,0 +1,66 @@
+"""The baselines by the names they are printed under."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from forerun.errors import UsageError, near_matches
+from forerun.regressors.baselines import (
+    LinearOnFlops,
+    NonNegativeSums,
+    PytorchRule,
+    Roofline,
+    ScaledRoofline,
+)
+from forerun.regressors.boosting import BoostedTrees
+from forerun.regressors.interface import Regressor
+
+__all__ = ["baseline_names", "make_baseline", "register_baseline"]
+
+Factory = Callable[[], Regressor]
+
+_FACTORIES: dict[str, Factory] = {}
+
+
+def register_baseline(name: str) -> Callable[[Factory], Factory]:
+    """Decorator that files a factory of unfitted regressors under a name; a name can be taken once."""
+
+    def register(factory: Factory) -> Factory:
+        if name in _FACTORIES:
+            raise ValueError(f"a baseline named '{name}' is already registered")
+        _FACTORIES[name] = factory
+        return factory
+
+    return register
+
+
+def baseline_names() -> tuple[str, ...]:
+    """Names of all baselines, in the order they are printed."""
+    return tuple(_FACTORIES)
+
+
+def make_baseline(name: str) -> Regressor:
+    """A new, unfitted baseline."""
+    if name not in _FACTORIES:
+        raise UsageError(
+            f"expected a baseline of {', '.join(_FACTORIES)}; got '{name}'{near_matches(name, _FACTORIES)}"
+        )
+    return _FACTORIES[name]()
+
+
+register_baseline("roofline")(Roofline)
+register_baseline("roofline x constant")(ScaledRoofline)
+register_baseline("linear on FLOPs")(LinearOnFlops)
+register_baseline("non-negative sums")(NonNegativeSums)
+
+
+@register_baseline("ann")
+def _ann() -> Regressor:
+    # Imported here because it loads torch.
+    from forerun.regressors.ann import NeuralNetwork
+
+    return NeuralNetwork()
+
+
+register_baseline("gradient boosting")(BoostedTrees)
+register_baseline("pytorch rule")(PytorchRule)

@@ -1,0 +1,8 @@
+"""From a model to the operation graph of one training step, without running it on a device.
+
+Importing this package loads no framework; ``trace`` does, unless the graph is in the cache.
+"""
+
+from forerun.tracing.trace import ModelRequest, trace
+
+__all__ = ["ModelRequest", "trace"]

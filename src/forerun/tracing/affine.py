@@ -1,0 +1,140 @@
+"""Joins the traces of one step at two batch sizes into a graph that holds for any batch size.
+
+Every size of the step is assumed affine in the batch, ``f(B) = c + s B``; two traces give c and s. The
+assumption is checked as far as two traces can: the same operations and the same allocations in the same
+order. A third trace checks the rest in the tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from forerun.tracing.built_model import BuiltModel
+from forerun.tracing.recorder import RecordedEvent, RecordedRow
+from forerun.tracing.step import RawTrace
+from forerun.workload.graph import Graph, MemoryStream, OpClass, OpTable, StepPart
+
+__all__ = ["are_comparable", "join_traces"]
+
+_MIN_GEMM = (OpClass.LINEAR, OpClass.BMM)
+
+
+def are_comparable(small: RawTrace, large: RawTrace) -> bool:
+    """Whether both traces hold the same operations and memory events in the same order."""
+    if len(small.rows) != len(large.rows) or len(small.events) != len(large.events):
+        return False
+    same_rows = all(_identity(a) == _identity(b) for a, b in zip(small.rows, large.rows, strict=True))
+    return same_rows and all(
+        a.event == b.event and a.block == b.block for a, b in zip(small.events, large.events, strict=True)
+    )
+
+
+def join_traces(built: BuiltModel, small: RawTrace, large: RawTrace | None, versions: Iterable[tuple[str, str]]) -> Graph:
+    """The graph of a model from its traces at one or two batch sizes.
+
+    Args:
+        built: The traced model.
+        small: Trace at the smaller batch.
+        large: Trace at the larger batch, comparable with ``small``; None for a graph of one batch size.
+        versions: Libraries that made the trace.
+    """
+    ops = _op_table(small, large)
+    has_norm = bool(np.any(ops.op_class == OpClass.LAYER_NORM))
+    parameters = list(built.module.parameters())
+    return Graph(
+        model=built.name,
+        input_shape=built.input_shape,
+        num_parameters=sum(p.numel() for p in parameters),
+        num_trainable_parameters=sum(p.numel() for p in parameters if p.requires_grad),
+        ops=ops,
+        memory=_memory_stream(small, large),
+        only_batch_size=small.batch_size if large is None else None,
+        uses_layer_norm=has_norm,
+        unsupported_ops=tuple(sorted(small.unsupported)),
+        notes=built.notes,
+        versions=tuple(versions),
+    )
+
+
+def _identity(row: RecordedRow) -> tuple[object, ...]:
+    return row.kernel_name, row.module_name, row.step_part, row.cost.op_class
+
+
+def _affine(small: list[float], large: list[float] | None, batch_sizes: tuple[int, int]) -> np.ndarray:
+    first = np.asarray(small, dtype=np.float64)
+    if large is None:
+        return np.stack([first, np.zeros_like(first)], axis=-1)
+    low, high = batch_sizes
+    slope = (np.asarray(large, dtype=np.float64) - first) / (high - low)
+    return np.stack([first - slope * low, slope], axis=-1)
+
+
+def _op_table(small: RawTrace, large: RawTrace | None) -> OpTable:
+    rows = small.rows
+    batch_sizes = (small.batch_size, large.batch_size if large else small.batch_size + 1)
+
+    def affine(name: str) -> np.ndarray:
+        values = [getattr(row.cost, name) for row in rows]
+        others = [getattr(row.cost, name) for row in large.rows] if large else None
+        if not rows:
+            return np.zeros((0, 4, 2) if name == "gemm" else (0, 2))
+        return _affine(values, others, batch_sizes)
+
+    def column(name: str, kind: type = np.float64) -> np.ndarray:
+        return np.asarray([getattr(row.cost, name) for row in rows], dtype=kind)
+
+    kernels = sorted({row.kernel_name for row in rows})
+    modules = sorted({row.module_name for row in rows})
+    kernel_index = {name: i for i, name in enumerate(kernels)}
+    module_index = {name: i for i, name in enumerate(modules)}
+    gemm = affine("gemm")
+    part = np.asarray([row.step_part for row in rows], dtype=np.int64)
+    return OpTable(
+        op_class=column("op_class", np.int64),
+        step_part=_with_weight_gradients(part, column("op_class", np.int64), gemm),
+        kernel=np.asarray([kernel_index[row.kernel_name] for row in rows], dtype=np.int64),
+        module=np.asarray([module_index[row.module_name] for row in rows], dtype=np.int64),
+        count=column("count"),
+        element_bytes=column("element_bytes"),
+        flops=affine("flops"),
+        read_bytes=affine("read_bytes"),
+        write_bytes=affine("write_bytes"),
+        gemm=gemm,
+        elements=affine("elements"),
+        kernel_area=column("kernel_area"),
+        stride=column("stride"),
+        groups=column("groups"),
+        width=column("width"),
+        serial_steps=column("serial_steps"),
+        in_place=np.asarray([row.in_place for row in rows], dtype=np.float64),
+        permuted=np.asarray([row.permuted for row in rows], dtype=np.float64),
+        kernel_names=tuple(kernels),
+        module_names=tuple(modules),
+    )
+
+
+def _with_weight_gradients(part: np.ndarray, op_class: np.ndarray, gemm: np.ndarray) -> np.ndarray:
+    """A backward product whose result does not grow with the batch, but whose sum does, is a weight gradient."""
+    _, m, n, k = np.moveaxis(gemm, 1, 0)
+    is_weight = (m[:, 1] == 0) & (n[:, 1] == 0) & (k[:, 1] != 0)
+    is_weight &= np.isin(op_class, _MIN_GEMM) & (part == StepPart.BACKWARD)
+    return np.where(is_weight, int(StepPart.WEIGHT_GRADIENT), part)
+
+
+def _memory_stream(small: RawTrace, large: RawTrace | None) -> MemoryStream:
+    events = small.events
+
+    def column(name: str, source: list[RecordedEvent]) -> list[int]:
+        return [getattr(event, name) for event in source]
+
+    batch_sizes = (small.batch_size, large.batch_size if large else small.batch_size + 1)
+    sizes: list[float] = [float(size) for size in column("size_bytes", events)]
+    others = [float(size) for size in column("size_bytes", large.events)] if large else None
+    return MemoryStream(
+        event=np.asarray(column("event", events), dtype=np.int64),
+        block=np.asarray(column("block", events), dtype=np.int64),
+        size_bytes=_affine(sizes, others, batch_sizes) if events else np.zeros((0, 2)),
+        kind=np.asarray(column("kind", events), dtype=np.int64),
+    )

@@ -1,0 +1,41 @@
+"""What every source of models hands to the tracer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+__all__ = ["BuiltModel"]
+
+BatchMaker = Callable[[int], Mapping[str, Any]]
+LossFunction = Callable[[Any, Mapping[str, Any]], torch.Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuiltModel:
+    """A module on the meta device with everything needed to run one training step of it.
+
+    Attributes:
+        name: The model as the user named it.
+        module: The network; its parameters and buffers are meta tensors.
+        input_shape: Shape of one sample without the batch axis, for display and cache keys.
+        make_batch: From a batch size to the keyword arguments of ``loss`` and, under the key ``"args"`` and
+            ``"kwargs"``, to the call of the module; all tensors on meta.
+        loss: From the module's output and the batch to a scalar.
+        only_batch_size: The one batch size the model can run, if its file fixes it.
+        notes: Remarks for the user.
+        cache_key: Text that identifies the model's definition beyond its name (file digest, options), or
+            None if the trace must not be cached (a module object handed over in Python).
+    """
+
+    name: str
+    module: torch.nn.Module
+    input_shape: tuple[int, ...]
+    make_batch: BatchMaker
+    loss: LossFunction
+    only_batch_size: int | None = None
+    notes: tuple[str, ...] = field(default=())
+    cache_key: str | None = None

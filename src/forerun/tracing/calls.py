@@ -1,0 +1,103 @@
+"""One framework call as plain numbers, and the cost row made from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from forerun.workload.graph import OpClass
+
+__all__ = ["Call", "CostRow", "TensorInfo"]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """Shape and storage of one tensor argument.
+
+    Attributes:
+        shape: Sizes.
+        element_bytes: Bytes of one element.
+        num_touched: Elements in memory; expanded axes (stride 0) count once.
+        is_floating: Whether the elements are floating point.
+        strides: Distance of neighbours along each axis, in elements; empty if not known.
+    """
+
+    shape: tuple[int, ...]
+    element_bytes: int
+    num_touched: int
+    is_floating: bool = True
+    strides: tuple[int, ...] = ()
+
+    @classmethod
+    def dense(cls, *shape: int, element_bytes: int = 4, is_floating: bool = True) -> TensorInfo:
+        """A contiguous tensor of this shape."""
+        return cls(shape, element_bytes, prod(shape), is_floating)
+
+    @property
+    def num_elements(self) -> int:
+        """Elements as the operation sees them."""
+        return prod(self.shape)
+
+    @property
+    def touched_bytes(self) -> int:
+        """Bytes that are in memory."""
+        return self.num_touched * self.element_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A dispatched operation.
+
+    Attributes:
+        name: Name without namespace and overload, such as ``convolution_backward``.
+        args: Arguments in schema order, defaults filled in; tensors as ``TensorInfo``.
+        outputs: Tensors returned.
+        in_place: Whether an argument is overwritten.
+    """
+
+    name: str
+    args: tuple[Any, ...]
+    outputs: tuple[TensorInfo, ...]
+    in_place: bool = False
+
+    def is_permuted(self) -> bool:
+        """Whether an operand of the result's shape lies in memory in another order than the result."""
+        if not self.outputs or self.outputs[0].num_elements < 2:
+            return False
+        out = self.outputs[0]
+        return any(
+            t.shape == out.shape and t.num_touched == out.num_touched and t.strides != out.strides
+            for t in self.tensors()
+        )
+
+    def tensors(self) -> list[TensorInfo]:
+        """All tensor arguments, lists flattened."""
+        found: list[TensorInfo] = []
+        for value in self.args:
+            if isinstance(value, TensorInfo):
+                found.append(value)
+            elif isinstance(value, (list, tuple)):
+                found.extend(item for item in value if isinstance(item, TensorInfo))
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostRow:
+    """What one or more equal kernels cost, at one batch size; fields as in ``workload.OpTable``."""
+
+    op_class: OpClass
+    flops: float = 0.0
+    read_bytes: float = 0.0
+    write_bytes: float = 0.0
+    element_bytes: int = 4
+    gemm: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
+    elements: float = 0.0
+    count: float = 1.0
+    kernel_area: float = 1.0
+    stride: float = 1.0
+    groups: float = 1.0
+    width: float = 0.0
+    serial_steps: float = 1.0
+    is_weight_gradient: bool = False
+    is_supported: bool = field(default=True)

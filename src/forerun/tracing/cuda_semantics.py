@@ -1,0 +1,255 @@
+"""Makes meta tensors follow the rules that CUDA tensors follow under PyTorch.
+
+Meta tensors carry no autocast key, run attention unfused and take recurrent layers apart. A spare dispatch
+key, ``AutocastPrivateUse1``, sits above autograd and is used by nobody without a third-party backend: Python
+kernels on it do for meta tensors what CUDA's own kernels do:
+
+- autocast: the operation lists of CUDA (``ATen/autocast_mode.h``), with each fp32 leaf weight cast once per
+  region;
+- ``scaled_dot_product_attention`` becomes one flash or memory-efficient kernel;
+- dropout keeps a one-byte mask;
+- LSTM, GRU and RNN layers become one fused kernel each (``recurrent.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import _C
+from torch.library import Library
+
+from forerun.tracing import recurrent
+
+__all__ = ["cuda_semantics", "leave_autocast_region"]
+
+_KEY_NAME = "AutocastPrivateUse1"
+_KEY = _C.DispatchKey.AutocastPrivateUse1
+_KEY_SET = _C.DispatchKeySet(_KEY)
+
+# The operation lists of CUDA autocast, PyTorch 2.15.
+_TO_LOWER_PRECISION = """
+    _convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d.input conv_transpose3d.input
+    convolution prelu addmm addmv addr matmul einsum mm mv linalg_vecdot linear addbmm baddbmm bmm chain_matmul
+    linalg_multi_dot _thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
+""".split()
+_TO_FP32 = """
+    acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar
+    pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm rms_norm group_norm frobenius_norm.dim
+    nuclear_norm nuclear_norm.dim cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d
+    hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss mse_loss margin_ranking_loss
+    multilabel_margin_loss soft_margin_loss triplet_margin_loss multi_margin_loss
+    binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp upsample_nearest1d
+    _upsample_nearest_exact1d upsample_nearest2d _upsample_nearest_exact2d upsample_nearest3d
+    _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d
+    upsample_bicubic2d _upsample_bicubic2d_aa
+""".split()
+_OUTPUT_IN_FP32 = """
+    prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm
+    linalg_matrix_norm.str_ord sum sum.dim_IntList
+""".split()
+_TO_WIDEST = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add".split()
+
+
+@dataclass(slots=True)
+class _Region:
+    """State of the semantics that are in force."""
+
+    autocast_dtype: torch.dtype | None
+    fused_attention: bool
+    cast_weights: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+
+
+_region: _Region | None = None
+_libraries: list[Library] = []
+
+
+def _is_castable(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype != torch.float64
+
+
+def _cast(value: Any, dtype: torch.dtype, region: _Region) -> Any:
+    if isinstance(value, (list, tuple)):
+        return type(value)(_cast(item, dtype, region) for item in value)
+    if not _is_castable(value) or value.dtype == dtype:
+        return value
+    is_cached = value.is_leaf and value.requires_grad and value.dtype == torch.float32 and value._base is None
+    if not is_cached or dtype == torch.float32:
+        return value.to(dtype)
+    known = region.cast_weights.get(id(value))
+    if known is None:
+        known = region.cast_weights[id(value)] = (value, value.to(dtype))
+    return known[1]
+
+
+def _cast_all(dtype: torch.dtype, region: _Region, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    return (
+        tuple(_cast(value, dtype, region) for value in args),
+        {name: _cast(value, dtype, region) for name, value in kwargs.items()},
+    )
+
+
+def _float_dtypes(values: Any) -> Iterator[torch.dtype]:
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            yield from _float_dtypes(value)
+        elif _is_castable(value):
+            yield value.dtype
+
+
+def _lower_precision(op: Any) -> Callable[..., Any]:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with _C._ExcludeDispatchKeyGuard(_KEY_SET):
+            if _region is not None and _region.autocast_dtype is not None:
+                args, kwargs = _cast_all(_region.autocast_dtype, _region, args, kwargs)
+            return op(*args, **kwargs)
+
+    return kernel
+
+
+def _full_precision(op: Any) -> Callable[..., Any]:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with _C._ExcludeDispatchKeyGuard(_KEY_SET):
+            if _region is not None and _region.autocast_dtype is not None:
+                args, kwargs = _cast_all(torch.float32, _region, args, kwargs)
+            return op(*args, **kwargs)
+
+    return kernel
+
+
+def _full_precision_output(op: Any) -> Callable[..., Any]:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with _C._ExcludeDispatchKeyGuard(_KEY_SET):
+            wanted = _region is not None and _region.autocast_dtype is not None
+            if wanted and _is_castable(args[0]) and kwargs.get("dtype") is None:
+                positional = [argument.name for argument in op._schema.arguments]
+                if positional.index("dtype") >= len(args):
+                    kwargs["dtype"] = torch.float32
+            return op(*args, **kwargs)
+
+    return kernel
+
+
+def _widest(op: Any) -> Callable[..., Any]:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with _C._ExcludeDispatchKeyGuard(_KEY_SET):
+            if _region is not None and _region.autocast_dtype is not None:
+                dtypes = set(_float_dtypes(args))
+                if len(dtypes) > 1:
+                    wide = torch.float32 if torch.float32 in dtypes else _region.autocast_dtype
+                    args, kwargs = _cast_all(wide, _region, args, kwargs)
+            return op(*args, **kwargs)
+
+    return kernel
+
+
+def _attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """scaled_dot_product_attention as CUDA dispatches it: flash without a mask in half precision."""
+    with _C._ExcludeDispatchKeyGuard(_KEY_SET):
+        if _region is not None and _region.autocast_dtype is not None:
+            query, key, value = _cast((query, key, value), _region.autocast_dtype, _region)
+            if attn_mask is not None:
+                attn_mask = _cast(attn_mask, _region.autocast_dtype, _region)
+        fused = _region is None or _region.fused_attention
+        if not fused or query.dim() != 4 or query.dtype == torch.float64:
+            op = torch.ops.aten.scaled_dot_product_attention.default
+            return op(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        if enable_gqa and key.shape[1] != query.shape[1]:
+            repeats = query.shape[1] // key.shape[1]
+            key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
+        if attn_mask is None and query.dtype != torch.float32 and query.shape[-1] <= 256:
+            flash = torch.ops.aten._scaled_dot_product_flash_attention.default
+            return flash(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
+        if attn_mask is not None:
+            if attn_mask.dtype == torch.bool:
+                attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype)
+            attn_mask = attn_mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+        needs_log_sum = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
+        efficient = torch.ops.aten._scaled_dot_product_efficient_attention.default
+        return efficient(query, key, value, attn_mask, needs_log_sum, dropout_p, is_causal, scale=scale)[0]
+
+
+def _dropout(source: torch.Tensor, p: float, train: bool) -> Any:
+    with _C._ExcludeDispatchKeyGuard(_KEY_SET):
+        if not train or p == 0.0 or p == 1.0:
+            return torch.ops.aten.dropout.default(source, p, train)
+        return torch.ops.aten.native_dropout.default(source, p, train)[0]
+
+
+def _recurrent(mode: str) -> Callable[..., Any]:
+    def kernel(*args: Any) -> Any:
+        with _C._ExcludeDispatchKeyGuard(_KEY_SET):
+            if _region is not None and _region.autocast_dtype is not None:
+                args, _ = _cast_all(_region.autocast_dtype, _region, args, {})
+            return recurrent.fused_layers(mode, *args)
+
+    return kernel
+
+
+def _resolve(name: str) -> Any:
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
+
+
+def _register() -> None:
+    """Registers the kernels once per process; they act only while the key is switched on."""
+    if _libraries:
+        return
+    fall_through = Library("_", "IMPL")
+    fall_through.fallback(torch.library.fallthrough_kernel, _KEY_NAME)
+    aten = Library("aten", "IMPL")
+    rules = (
+        (_TO_LOWER_PRECISION, _lower_precision),
+        (_TO_FP32, _full_precision),
+        (_OUTPUT_IN_FP32, _full_precision_output),
+        (_TO_WIDEST, _widest),
+    )
+    for names, rule in rules:
+        for name in names:
+            aten.impl(name, rule(_resolve(name)), _KEY_NAME)
+    aten.impl("scaled_dot_product_attention", _attention, _KEY_NAME)
+    aten.impl("dropout", _dropout, _KEY_NAME)
+    for name, mode in (("lstm.input", "lstm"), ("gru.input", "gru"), ("rnn_tanh.input", "rnn"), ("rnn_relu.input", "rnn")):
+        aten.impl(name, _recurrent(mode), _KEY_NAME)
+    _libraries.extend((fall_through, aten))
+
+
+@contextmanager
+def cuda_semantics(autocast_dtype: torch.dtype | None, *, fused_attention: bool) -> Iterator[None]:
+    """Switches the CUDA rules on for the tensors of the enclosed code.
+
+    Args:
+        autocast_dtype: float16 or bfloat16 inside an autocast region, None for none.
+        fused_attention: Whether attention runs as one kernel.
+    """
+    global _region
+    _register()
+    previous = _region
+    _region = _Region(autocast_dtype, fused_attention)
+    _C._dispatch_tls_set_dispatch_key_excluded(_KEY, False)
+    _C._dispatch_tls_set_dispatch_key_included(_KEY, True)
+    try:
+        yield
+    finally:
+        _C._dispatch_tls_set_dispatch_key_included(_KEY, False)
+        _region = previous
+
+
+def leave_autocast_region() -> None:
+    """Ends the autocast region early: no more casts, cached weight copies are dropped."""
+    if _region is not None:
+        _region.autocast_dtype = None
+        _region.cast_weights.clear()

@@ -1,0 +1,44 @@
+"""The update of a fused optimizer, from the multi-tensor one that can be traced."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import numpy as np
+
+from forerun.workload.graph import AllocationKind, Graph, OpTable, StepPart
+
+__all__ = ["fuse_optimizer"]
+
+
+def fuse_optimizer(graph: Graph) -> Graph:
+    """Replaces the optimizer rows by one kernel that moves each of its tensors once.
+
+    The multi-tensor update reads and writes every list several times; the fused kernel reads weights,
+    gradients and states and writes weights and states. With S state bytes and W weight bytes:
+    read = 2 W + S, written = W + S. S is taken from the memory stream.
+    """
+    ops = graph.ops
+    chosen = np.flatnonzero(ops.step_part == StepPart.OPTIMIZER)
+    if not len(chosen):
+        return graph
+    weight_bytes = 4.0 * graph.num_trainable_parameters
+    state_bytes = _optimizer_state_bytes(graph)
+    first = chosen[0]
+    columns: dict[str, np.ndarray] = {}
+    keep = np.append(np.flatnonzero(ops.step_part != StepPart.OPTIMIZER), first)
+    for field in fields(OpTable):
+        value = getattr(ops, field.name)
+        if isinstance(value, np.ndarray):
+            columns[field.name] = value[keep].copy()
+    columns["count"][-1] = max(1.0, np.ceil(graph.num_trainable_parameters / (320 * 65536)))
+    share = 1.0 / columns["count"][-1]
+    columns["read_bytes"][-1] = ((2 * weight_bytes + state_bytes) * share, 0.0)
+    columns["write_bytes"][-1] = ((weight_bytes + state_bytes) * share, 0.0)
+    columns["elements"][-1] = (graph.num_trainable_parameters * share, 0.0)
+    return replace(graph, ops=replace(ops, **columns))
+
+
+def _optimizer_state_bytes(graph: Graph) -> float:
+    is_state = graph.memory.kind == AllocationKind.OPTIMIZER_STATE
+    return float(graph.memory.size_bytes[is_state, 0].sum())

@@ -1,0 +1,49 @@
+"""The optimizers of a training setup, run for real on meta tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from forerun.errors import InvalidSetupError, near_matches
+from forerun.workload.setup import OptimizerImplementation, TrainingSetup
+
+__all__ = ["OPTIMIZERS", "make_optimizer"]
+
+_Parameters = list[torch.nn.Parameter]
+_Maker = Callable[[_Parameters, bool], torch.optim.Optimizer]
+
+OPTIMIZERS: dict[str, _Maker] = {
+    "sgd": lambda p, foreach: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=1e-4, foreach=foreach),
+    "sgd-plain": lambda p, foreach: torch.optim.SGD(p, lr=0.1, foreach=foreach),
+    "momentum": lambda p, foreach: torch.optim.SGD(p, lr=0.1, momentum=0.9, foreach=foreach),
+    "nesterov": lambda p, foreach: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, foreach=foreach),
+    "adam": lambda p, foreach: torch.optim.Adam(p, foreach=foreach),
+    "adamw": lambda p, foreach: torch.optim.AdamW(p, foreach=foreach),
+    "rmsprop": lambda p, foreach: torch.optim.RMSprop(p, foreach=foreach),
+    "adagrad": lambda p, foreach: torch.optim.Adagrad(p, foreach=foreach),
+    "adadelta": lambda p, foreach: torch.optim.Adadelta(p, foreach=foreach),
+    "nadam": lambda p, foreach: torch.optim.NAdam(p, foreach=foreach),
+    "adamax": lambda p, foreach: torch.optim.Adamax(p, foreach=foreach),
+}
+
+
+def make_optimizer(setup: TrainingSetup, parameters: _Parameters) -> torch.optim.Optimizer | None:
+    """The optimizer of a setup over meta parameters, or None for ``none`` and for models without weights.
+
+    A fused optimizer cannot run on meta tensors; it is traced as multi-tensor kernels and its rows are merged
+    into one (``affine.fuse_optimizer``).
+
+    Raises:
+        InvalidSetupError: The optimizer is not known.
+    """
+    if setup.optimizer == "none" or not parameters:
+        return None
+    maker = OPTIMIZERS.get(setup.optimizer)
+    if maker is None:
+        raise InvalidSetupError(
+            f"unknown optimizer '{setup.optimizer}'{near_matches(setup.optimizer, OPTIMIZERS)}; "
+            f"known: none, {', '.join(OPTIMIZERS)}"
+        )
+    return maker(parameters, setup.optimizer_implementation is not OptimizerImplementation.FOR_LOOP)

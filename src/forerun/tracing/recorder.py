@@ -1,0 +1,219 @@
+"""Records what a training step dispatches: operations with shapes, and when storages live and die."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import _C
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from forerun.tracing.calls import Call, CostRow, TensorInfo
+from forerun.tracing.op_rules import cost_rows
+from forerun.tracing.shape_shortcuts import SHORTCUTS
+from forerun.workload.graph import AllocationKind, MemoryEvent, StepPart
+
+__all__ = ["RecordedEvent", "RecordedRow", "StepRecorder"]
+
+_WITHOUT_KERNEL = frozenset(
+    """empty empty_like empty_strided new_empty new_empty_strided empty_permuted detach alias resize_ set_
+    is_same_size sym_size sym_stride sym_numel sym_storage_offset device _has_compatible_shallow_copy_type
+    _assert_async _assert_tensor_metadata lift_fresh dim stride size storage_offset is_contiguous layout numel
+    item as_strided_ squeeze_ unsqueeze_ transpose_ t_ _record_function_enter_new _record_function_exit _nested_tensor_size""".split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRow:
+    """A cost row with its place in the step."""
+
+    cost: CostRow
+    kernel_name: str
+    module_name: str
+    step_part: StepPart
+    in_place: bool
+    permuted: bool
+
+
+@dataclass(slots=True)
+class RecordedEvent:
+    """An entry of the memory stream at one batch size."""
+
+    event: MemoryEvent
+    block: int
+    size_bytes: int
+    kind: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Schema:
+    name: str
+    has_kernel: bool
+    is_mutable: bool
+    is_convolution: bool
+
+
+def _read_schema(func: Any) -> _Schema:
+    name = func._schema.name.partition("::")[2]
+    namespace = func.namespace
+    return _Schema(
+        name,
+        has_kernel=namespace != "prim" and name not in _WITHOUT_KERNEL,
+        is_mutable=func._schema.is_mutable,
+        is_convolution=name in ("convolution", "convolution_backward"),
+    )
+
+
+def _tensor_info(tensor: torch.Tensor) -> TensorInfo:
+    shape, strides = tuple(tensor.shape), tensor.stride()
+    touched = 1
+    for size, stride in zip(shape, strides, strict=True):
+        if stride:
+            touched *= size
+    if 0 in shape:
+        touched = 0
+    return TensorInfo(shape, tensor.element_size(), touched, tensor.is_floating_point(), strides)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return _tensor_info(value)
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item)
+
+
+class StepRecorder(TorchDispatchMode):
+    """Collects cost rows and memory events of the code that runs under it.
+
+    Rows are collected while ``records_ops`` is true, memory events always. A row of the backward pass belongs
+    to the module whose forward created the autograd node it runs for.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[RecordedRow] = []
+        self.events: list[RecordedEvent] = []
+        self.records_ops = False
+        self.unsupported: set[str] = set()
+        self.default_kind = AllocationKind.INPUT
+        self._schemas: dict[Any, _Schema] = {}
+        self._modules: list[str] = [""]
+        self._module_of_node: dict[int, str] = {}
+        self._blocks: dict[int, int] = {}
+        self._references: dict[int, weakref.ref[Any]] = {}
+        self._num_blocks = 0
+        self._in_optimizer = False
+
+    def mark(self, event: MemoryEvent) -> None:
+        """Adds a marker to the memory stream."""
+        self._in_optimizer = event is MemoryEvent.OPTIMIZER_BEGINS
+        self.events.append(RecordedEvent(event, -1, 0, -1))
+
+    def watch(self, tensor: torch.Tensor, kind: AllocationKind) -> int:
+        """Notes the storage of a tensor as live and returns its block number."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        block = self._blocks.get(key)
+        if block is None:
+            block = self._num_blocks
+            self._num_blocks += 1
+            self._blocks[key] = block
+            self.events.append(RecordedEvent(MemoryEvent.ALLOCATE, block, storage.nbytes(), kind))
+            self._references[key] = weakref.ref(storage, lambda _, key=key: self._forget(key))
+        return block
+
+    def _forget(self, key: int) -> None:
+        block = self._blocks.pop(key)
+        del self._references[key]
+        self.events.append(RecordedEvent(MemoryEvent.FREE, block, 0, -1))
+
+    def block_of(self, tensor: torch.Tensor) -> int | None:
+        """Block of a tensor that is alive and watched."""
+        return self._blocks.get(tensor.untyped_storage()._cdata)
+
+    @contextmanager
+    def module(self, name: str) -> Iterator[None]:
+        """Attributes the enclosed operations to a module."""
+        self._modules.append(name)
+        try:
+            yield
+        finally:
+            self._modules.pop()
+
+    def enter_module(self, name: str) -> None:
+        """Starts attributing operations to a module."""
+        self._modules.append(name)
+
+    def leave_module(self) -> None:
+        """Ends what ``enter_module`` started."""
+        self._modules.pop()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs the operation on meta and records it."""
+        schema = self._schemas.get(func)
+        if schema is None:
+            schema = self._schemas[func] = _read_schema(func)
+        kwargs = kwargs or {}
+        inputs = {t.untyped_storage()._cdata for t in _tensors(args)} if schema.has_kernel else set()
+        shortcut = SHORTCUTS.get(func)
+        result = NotImplemented if shortcut is None else shortcut(*args, **kwargs)
+        if result is NotImplemented:
+            result = func(*args, **kwargs)
+        outputs = list(_tensors(result))
+        for tensor in outputs:
+            self.watch(tensor, self.default_kind)
+        if not schema.has_kernel:
+            return result
+        if not schema.is_mutable and outputs and all(t.untyped_storage()._cdata in inputs for t in outputs):
+            return result  # a view
+        if self.records_ops:
+            self._record(func, schema, args, kwargs, outputs)
+        if schema.is_convolution:
+            self._note_workspace(args, outputs)
+        return result
+
+    def _note_workspace(self, args: Any, outputs: list[torch.Tensor]) -> None:
+        is_forward = len(args) == 9
+        source, groups = (args[0], args[8]) if is_forward else (args[1], args[9])
+        if groups > 1 and groups == source.shape[1]:
+            return
+        other = outputs[0] if is_forward else args[0]
+        size = source.numel() * source.element_size() + other.numel() * other.element_size()
+        self.events.append(RecordedEvent(MemoryEvent.CONV_WORKSPACE, -1, size, -1))
+
+    def _record(self, func: Any, schema: _Schema, args: Any, kwargs: Any, outputs: list[torch.Tensor]) -> None:
+        node = _C._current_autograd_node()
+        if node is None:
+            module = self._modules[-1]
+            part = StepPart.OPTIMIZER if self._in_optimizer else StepPart.FORWARD
+            self._module_of_node.setdefault(torch.autograd._get_sequence_nr() - 1, module)
+        else:
+            module = self._module_of_node.get(node._sequence_nr(), "")
+            part = StepPart.BACKWARD
+        plain = [_plain(value) for value in args]
+        if kwargs:
+            plain.extend(_plain(v) for v in kwargs.values() if isinstance(v, (torch.Tensor, list, tuple)))
+        call = Call(schema.name, tuple(plain), tuple(_tensor_info(t) for t in outputs), schema.is_mutable)
+        for cost in cost_rows(call):
+            row_part = StepPart.WEIGHT_GRADIENT if cost.is_weight_gradient and part is StepPart.BACKWARD else part
+            self.rows.append(
+                RecordedRow(cost, schema.name, module, row_part, schema.is_mutable, call.is_permuted())
+            )
+            if not cost.is_supported:
+                self.unsupported.add(schema.name)

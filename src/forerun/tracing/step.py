@@ -1,0 +1,218 @@
+"""Runs training steps of a built model on the meta device under the recorder."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from forerun.tracing.built_model import BuiltModel
+from forerun.tracing.cuda_semantics import cuda_semantics, leave_autocast_region
+from forerun.tracing.optimizers import make_optimizer
+from forerun.tracing.recorder import RecordedEvent, RecordedRow, StepRecorder
+from forerun.workload.graph import AllocationKind, MemoryEvent
+from forerun.workload.setup import Layout, Phase, Precision, TrainingSetup
+
+__all__ = ["RawTrace", "record_step"]
+
+_AUTOCAST_DTYPE = {Precision.AMP: torch.float16, Precision.AMP_BF16: torch.bfloat16}
+_STORAGE_DTYPE = {Precision.FP16: torch.float16, Precision.BF16: torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class RawTrace:
+    """Rows and memory events of one model at one batch size."""
+
+    batch_size: int
+    rows: list[RecordedRow]
+    events: list[RecordedEvent]
+    unsupported: frozenset[str]
+
+
+def record_step(built: BuiltModel, setup: TrainingSetup, batch_size: int) -> RawTrace:
+    """Records the steady-state step of a model and the memory stream of two steps.
+
+    Args:
+        built: The model on the meta device; it is converted in place to the setup's precision and layout.
+        setup: Training configuration; its batch size is not used.
+        batch_size: Samples of the traced batch.
+    """
+    module = built.module
+    batch = _prepared_batch(built, setup, batch_size)
+    for parameter in module.parameters():
+        parameter.grad = None
+    optimizer = make_optimizer(setup, [p for p in module.parameters() if p.requires_grad])
+    recorder = StepRecorder()
+    _watch_static(recorder, module, batch)
+    was_collecting = gc.isenabled()
+    gc.disable()  # blocks are freed by their last reference, as on a GPU, not when the collector happens to run
+    try:
+        with _module_names(module, recorder):
+            for index in range(2):
+                recorder.records_ops = index == 1
+                if setup.phase is Phase.TRAIN:
+                    _train_step(built, setup, batch, optimizer, recorder)
+                else:
+                    _forward_step(built, setup, batch, recorder)
+    finally:
+        if was_collecting:
+            gc.enable()
+    _name_kinds(recorder, module, optimizer)
+    for parameter in module.parameters():
+        parameter.grad = None
+    return RawTrace(batch_size, recorder.rows, recorder.events, frozenset(recorder.unsupported))
+
+
+def _prepared_batch(built: BuiltModel, setup: TrainingSetup, batch_size: int) -> dict[str, Any]:
+    dtype = _STORAGE_DTYPE.get(setup.precision)
+    if dtype is not None:
+        built.module.to(dtype)
+    if setup.layout is Layout.NHWC:
+        built.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            if dtype is not None and value.is_floating_point():
+                value = value.to(dtype)
+            if setup.layout is Layout.NHWC and value.dim() == 4:
+                value = value.contiguous(memory_format=torch.channels_last)
+            return value
+        if isinstance(value, (list, tuple)):
+            return type(value)(convert(item) for item in value)
+        if isinstance(value, dict):
+            return {name: convert(item) for name, item in value.items()}
+        return value
+
+    return {name: convert(value) for name, value in built.make_batch(batch_size).items()}
+
+
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors_in(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors_in(item)
+
+
+def _watch_static(recorder: StepRecorder, module: torch.nn.Module, batch: dict[str, Any]) -> None:
+    for parameter in module.parameters():
+        recorder.watch(parameter, AllocationKind.WEIGHT)
+    for buffer in module.buffers():
+        recorder.watch(buffer, AllocationKind.BUFFER)
+    for tensor in _tensors_in(batch):
+        recorder.watch(tensor, AllocationKind.INPUT)
+
+
+@contextmanager
+def _module_names(module: torch.nn.Module, recorder: StepRecorder) -> Iterator[None]:
+    """Tells the recorder which module is running, by forward hooks on every submodule."""
+    handles = []
+    for name, child in module.named_modules():
+        if not name:
+            continue
+
+        def enter(_module: Any, _args: Any, name: str = name) -> None:
+            recorder.enter_module(name)
+
+        def leave(_module: Any, _args: Any, _output: Any) -> None:
+            recorder.leave_module()
+
+        handles.append(child.register_forward_pre_hook(enter))
+        handles.append(child.register_forward_hook(leave, always_call=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _train_step(
+    built: BuiltModel,
+    setup: TrainingSetup,
+    batch: dict[str, Any],
+    optimizer: torch.optim.Optimizer | None,
+    recorder: StepRecorder,
+) -> None:
+    recorder.default_kind = AllocationKind.ACTIVATION
+    with recorder, cuda_semantics(_AUTOCAST_DTYPE.get(setup.precision), fused_attention=setup.fused_attention):
+        recorder.mark(MemoryEvent.FORWARD_BEGINS)
+        _zero_gradients(built.module, setup)
+        loss = _run_forward(built, batch)
+        if not setup.autocast_backward:
+            leave_autocast_region()
+        recorder.default_kind = AllocationKind.TEMPORARY
+        recorder.mark(MemoryEvent.BACKWARD_BEGINS)
+        loss.backward()
+        leave_autocast_region()
+        recorder.mark(MemoryEvent.OPTIMIZER_BEGINS)
+        if optimizer is not None:
+            optimizer.step()
+        del loss
+        recorder.mark(MemoryEvent.STEP_ENDS)
+
+
+def _run_forward(built: BuiltModel, batch: dict[str, Any]) -> torch.Tensor:
+    output = built.module(*batch.get("args", ()), **batch.get("kwargs", {}))
+    return built.loss(output, batch)
+
+
+def _forward_step(
+    built: BuiltModel, setup: TrainingSetup, batch: dict[str, Any], recorder: StepRecorder
+) -> None:
+    recorder.default_kind = AllocationKind.ACTIVATION
+    # Not inference_mode: it hands composite operations over whole, no_grad takes them apart as training does.
+    gradients: Callable[[], Any] = torch.no_grad if setup.phase is Phase.INFERENCE else torch.enable_grad
+    dtype = _AUTOCAST_DTYPE.get(setup.precision)
+    with gradients(), recorder, cuda_semantics(dtype, fused_attention=setup.fused_attention):
+        recorder.mark(MemoryEvent.FORWARD_BEGINS)
+        output = built.module(*batch.get("args", ()), **batch.get("kwargs", {}))
+        leave_autocast_region()
+        recorder.mark(MemoryEvent.STEP_ENDS)
+        del output
+
+
+def _zero_gradients(module: torch.nn.Module, setup: TrainingSetup) -> None:
+    for parameter in module.parameters():
+        if setup.zero_grad_to_none:
+            parameter.grad = None
+        elif parameter.grad is not None:
+            parameter.grad.zero_()
+
+
+def _name_kinds(
+    recorder: StepRecorder, module: torch.nn.Module, optimizer: torch.optim.Optimizer | None
+) -> None:
+    """Corrects the kinds of blocks whose role shows only at the end or by their life span."""
+    kinds: dict[int, AllocationKind] = {}
+    for parameter in module.parameters():
+        if parameter.grad is not None and (block := recorder.block_of(parameter.grad)) is not None:
+            kinds[block] = AllocationKind.GRADIENT
+    if optimizer is not None:
+        for tensor in _tensors_in([list(state.values()) for state in optimizer.state.values()]):
+            if (block := recorder.block_of(tensor)) is not None:
+                kinds[block] = AllocationKind.OPTIMIZER_STATE
+    _name_short_lived(recorder.events, kinds)
+    for event in recorder.events:
+        if event.event is MemoryEvent.ALLOCATE and event.block in kinds:
+            event.kind = kinds[event.block]
+
+
+def _name_short_lived(events: list[RecordedEvent], kinds: dict[int, AllocationKind]) -> None:
+    """An activation that dies before backward begins was a temporary."""
+    in_forward: set[int] = set()
+    for event in events:
+        if event.event is MemoryEvent.FORWARD_BEGINS:
+            in_forward = set()
+        elif event.event is MemoryEvent.BACKWARD_BEGINS:
+            in_forward = set()
+        elif event.event is MemoryEvent.ALLOCATE and event.kind == AllocationKind.ACTIVATION:
+            in_forward.add(event.block)
+        elif event.event is MemoryEvent.FREE and event.block in in_forward:
+            kinds.setdefault(event.block, AllocationKind.TEMPORARY)

@@ -1,0 +1,189 @@
+"""Answers "what does one step of this model do?" from the cache or by tracing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import asdict, dataclass, replace
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forerun.errors import ForerunError
+from forerun.workload.graph import Graph
+from forerun.workload.graph_file import GRAPH_FORMAT_VERSION, read_graph, write_graph
+from forerun.workload.setup import OptimizerImplementation, Phase, Precision, TrainingSetup
+
+if TYPE_CHECKING:
+    import torch
+
+    from forerun.tracing.built_model import BuiltModel
+
+__all__ = ["TRACE_VERSION", "ModelRequest", "cache_folder", "trace"]
+
+TRACE_VERSION = 1
+"""Raised whenever the tracer or a rule changes what a graph holds."""
+
+_BATCH_SIZES = (2, 4)
+"""Two, not one: batch normalisation after global pooling refuses a single value per channel."""
+
+_LIBRARY_OF_PREFIX = {"torchvision": "torchvision", "timm": "timm", "hf": "transformers", "onnx": "onnx"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRequest:
+    """Which model, with which inputs.
+
+    Attributes:
+        model: A model specification such as ``torchvision:resnet50``.
+        image_size: Height and width of square images [pixels], None for the model's own.
+        input_shape: Shape of one sample, None for the model's own.
+        sequence_length: Tokens of one sample of a text model.
+        num_classes: Classes of the head, None for the model's own.
+    """
+
+    model: str
+    image_size: int | None = None
+    input_shape: tuple[int, ...] | None = None
+    sequence_length: int | None = None
+    num_classes: int | None = None
+
+
+def cache_folder() -> Path:
+    """Folder of traced graphs: ``FORERUN_CACHE`` or the user's cache folder."""
+    chosen = os.environ.get("FORERUN_CACHE")
+    if chosen:
+        return Path(chosen)
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("forerun"))
+
+
+def trace(
+    request: ModelRequest, setup: TrainingSetup, module: torch.nn.Module | None = None, *, use_cache: bool = True
+) -> Graph:
+    """The operation graph of one step of a model.
+
+    A graph of a named model or of a file is kept in the cache folder, keyed by the model, the inputs, the
+    setup, the library versions and our own; a second question loads no framework. Models that are built by
+    the user's own code are traced every time, because their definition cannot be known from outside.
+
+    Args:
+        request: The model and its inputs.
+        setup: Training configuration; the batch size matters only for models that are not affine in it.
+        module: A module to trace instead of the one the request names.
+        use_cache: Whether to read and write the cache.
+
+    Raises:
+        UsageError: The model or an option is not known.
+        ModelBuildError: The model could not be built.
+        TraceError: The step could not be recorded.
+    """
+    path = _cache_path(request, setup) if use_cache and module is None else None
+    if path is not None and (known := read_graph(path)) is not None:
+        return known
+    from forerun.tracing.sources import build_model
+
+    built = build_model(
+        request.model if module is None else module,
+        image_size=request.image_size,
+        input_shape=request.input_shape,
+        sequence_length=request.sequence_length,
+        num_classes=request.num_classes,
+        training=setup.phase is not Phase.INFERENCE,
+    )
+    graph = trace_built(built, setup)
+    if path is not None and built.cache_key is not None:
+        try:
+            write_graph(graph, path)
+        except OSError:
+            pass  # a full or read-only disk costs the next question its speed, not this one its answer
+    return graph
+
+
+def trace_built(built: BuiltModel, setup: TrainingSetup) -> Graph:
+    """Traces a built model at two batch sizes and joins them; at one where sizes are not affine."""
+    from forerun.tracing.affine import are_comparable, join_traces
+    from forerun.tracing.sources import explain_failure
+    from forerun.tracing.step import record_step
+
+    versions = library_versions(built.name)
+    try:
+        if built.only_batch_size is not None:
+            return join_traces(built, record_step(built, setup, built.only_batch_size), None, versions)
+        small, large = (record_step(built, setup, size) for size in _BATCH_SIZES)
+        if are_comparable(small, large):
+            return _with_optimizer(join_traces(built, small, large, versions), setup)
+        exact = record_step(built, setup, setup.batch_size_per_device)
+        graph = join_traces(built, exact, None, versions)
+    except ForerunError:
+        raise
+    except Exception as error:  # the user's model may raise anything
+        raise explain_failure(error, built) from error
+    note = "the operations of this model depend on the batch size: it is traced for each batch size"
+    return _with_optimizer(replace(graph, notes=(*graph.notes, note)), setup)
+
+
+def _with_optimizer(graph: Graph, setup: TrainingSetup) -> Graph:
+    if setup.optimizer_implementation is not OptimizerImplementation.FUSED:
+        return graph
+    from forerun.tracing.fused_optimizer import fuse_optimizer
+
+    return fuse_optimizer(graph)
+
+
+def library_versions(model: str) -> tuple[tuple[str, str], ...]:
+    """Versions of the libraries that define a model, read without importing them."""
+    names = ["torch"]
+    library = _LIBRARY_OF_PREFIX.get(model.partition(":")[0])
+    if library is not None:
+        names.append(library)
+    found = []
+    for name in names:
+        try:
+            found.append((name, metadata.version(name)))
+        except metadata.PackageNotFoundError:
+            continue
+    return tuple(found)
+
+
+def _cache_path(request: ModelRequest, setup: TrainingSetup) -> Path | None:
+    definition = _definition(request.model)
+    if definition is None:
+        return None
+    key = {
+        "request": asdict(request),
+        "definition": definition,
+        "setup": _traced_settings(setup),
+        "versions": library_versions(request.model),
+        "format": (GRAPH_FORMAT_VERSION, TRACE_VERSION),
+    }
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+    return cache_folder() / "traces" / f"{digest[:40]}.npz"
+
+
+def _definition(model: str) -> str | None:
+    """What defines a model besides its name: the content of its file; None if that cannot be known."""
+    prefix, _, rest = model.partition(":")
+    if prefix in ("hf", "onnx"):
+        try:
+            return hashlib.sha256(Path(rest).read_bytes()).hexdigest()
+        except OSError:
+            return None
+    return None if ".py:" in model or prefix == "keras" else ""
+
+
+def _traced_settings(setup: TrainingSetup) -> dict[str, object]:
+    """The settings that change the graph; precisions that share kernels and sizes share a graph."""
+    same = {Precision.TF32: Precision.FP32, Precision.BF16: Precision.FP16, Precision.AMP_BF16: Precision.AMP}
+    return {
+        "precision": same.get(setup.precision, setup.precision),
+        "layout": setup.layout,
+        "optimizer": setup.optimizer,
+        "optimizer_implementation": setup.optimizer_implementation,
+        "phase": setup.phase,
+        "fused_attention": setup.fused_attention,
+        "zero_grad_to_none": setup.zero_grad_to_none,
+        "autocast_backward": setup.autocast_backward,
+    }

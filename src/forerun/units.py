@@ -1,0 +1,62 @@
+"""The only place that prints units.
+
+Inside forerun a time is in seconds, a size in bytes, work in FLOP (a multiply-add is two) and money in
+US dollars. Milliseconds, GiB and TFLOP/s exist in this module and nowhere else.
+"""
+
+from __future__ import annotations
+
+import math
+
+__all__ = ["GIB", "format_bytes", "format_count", "format_duration_s", "format_energy_j", "format_flops_per_s"]
+
+GIB = 1024**3
+
+_DURATIONS = ((1e-6, 1e-3, "µs"), (1e-3, 1.0, "ms"), (1.0, 120.0, "s"), (60.0, 7200.0, "min"), (3600.0, 172800.0, "h"))
+_BYTES = ((1024**4, "TiB"), (GIB, "GiB"), (1024**2, "MiB"), (1024, "KiB"))
+_DECIMAL = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def _three_digits(value: float) -> str:
+    if value == 0:
+        return "0"
+    decimals = max(0, 2 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{decimals}f}"
+
+
+def format_duration_s(duration_s: float) -> str:
+    """A duration as people say it: '12.3 ms', '4.20 min', '2.10 d'."""
+    for unit_s, upper_s, name in _DURATIONS:
+        if duration_s < upper_s:
+            return f"{_three_digits(duration_s / unit_s)} {name}"
+    return f"{_three_digits(duration_s / 86400.0)} d"
+
+
+def format_bytes(size_bytes: float) -> str:
+    """A size in binary units: '23.7 GiB'."""
+    for unit_bytes, name in _BYTES:
+        if abs(size_bytes) >= unit_bytes:
+            return f"{_three_digits(size_bytes / unit_bytes)} {name}"
+    return f"{size_bytes:.0f} B"
+
+
+def _format_decimal(value: float, unit: str) -> str:
+    for factor, prefix in _DECIMAL:
+        if abs(value) >= factor:
+            return f"{_three_digits(value / factor)} {prefix}{unit}".rstrip()
+    return f"{_three_digits(value)} {unit}".rstrip()
+
+
+def format_count(count: float) -> str:
+    """A count with a decimal prefix: '25.6 M'."""
+    return _format_decimal(count, "")
+
+
+def format_flops_per_s(flops_per_s: float) -> str:
+    """A rate of work: '312 TFLOP/s'."""
+    return _format_decimal(flops_per_s, "FLOP/s")
+
+
+def format_energy_j(energy_j: float) -> str:
+    """An energy: '45.1 kJ' below one kWh, kWh above."""
+    return f"{_three_digits(energy_j / 3.6e6)} kWh" if energy_j >= 3.6e6 else _format_decimal(energy_j, "J")

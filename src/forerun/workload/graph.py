@@ -1,0 +1,215 @@
+"""The operation graph of one training step, as plain numbers.
+
+A graph is what a tracer leaves behind: one row per kernel-launching operation, and the stream of memory
+allocations and frees. Every size is affine in the batch size, ``value = constant + slope * batch``, so one
+graph answers any batch size without tracing again. No framework object is kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = [
+    "AllocationKind",
+    "Graph",
+    "MemoryEvent",
+    "MemoryStream",
+    "OpClass",
+    "OpTable",
+    "StepPart",
+    "at_batch",
+]
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+class OpClass(IntEnum):
+    """What a kernel does, as far as its cost depends on it. Numbers are part of the file format."""
+
+    CONV = 0
+    DEPTHWISE_CONV = 1
+    GROUPED_CONV = 2
+    LINEAR = 3
+    BMM = 4
+    ATTENTION = 5
+    RECURRENT = 6
+    BATCH_NORM = 7
+    LAYER_NORM = 8
+    GROUP_NORM = 9
+    SOFTMAX = 10
+    MAX_POOL = 11
+    AVG_POOL = 12
+    REDUCE = 13
+    COPY = 14
+    ACTIVATION = 15
+    MUL = 16
+    ADD = 17
+    ELEMENTWISE = 18
+    DROPOUT = 19
+    EMBEDDING = 20
+    CAST = 21
+    OPTIMIZER = 22
+    UNKNOWN = 23
+
+
+class StepPart(IntEnum):
+    """Part of the training step an operation belongs to."""
+
+    FORWARD = 0
+    BACKWARD = 1
+    WEIGHT_GRADIENT = 2
+    OPTIMIZER = 3
+
+
+class MemoryEvent(IntEnum):
+    """Kind of one entry of a memory stream."""
+
+    ALLOCATE = 0
+    FREE = 1
+    CONV_WORKSPACE = 2
+    """A convolution runs here; ``size`` is its input plus output bytes (workspace that may be wanted)."""
+    FORWARD_BEGINS = 3
+    BACKWARD_BEGINS = 4
+    OPTIMIZER_BEGINS = 5
+    STEP_ENDS = 6
+
+
+class AllocationKind(IntEnum):
+    """What an allocation holds."""
+
+    WEIGHT = 0
+    BUFFER = 1
+    INPUT = 2
+    ACTIVATION = 3
+    TEMPORARY = 4
+    GRADIENT = 5
+    OPTIMIZER_STATE = 6
+
+
+def at_batch(affine: Floats, batch_size: float) -> Floats:
+    """Values at a batch size of an array whose last axis is (constant, slope)."""
+    values: Floats = affine[..., 0] + affine[..., 1] * batch_size
+    return values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpTable:
+    """Operations of one step in launch order, one row each; n rows.
+
+    Arrays with a last axis of two are affine in the batch size, (constant, slope).
+
+    Attributes:
+        op_class: ``OpClass`` of each row, (n,).
+        step_part: ``StepPart``, (n,).
+        kernel: Index into ``kernel_names``, (n,).
+        module: Index into ``module_names``: the module whose forward caused the row, (n,).
+        count: Kernels of this shape launched by the row, (n,).
+        element_bytes: Element size of the operands [bytes], (n,).
+        flops: Floating-point operations of one kernel [FLOP], (n, 2).
+        read_bytes: Traffic read if every operand is read once [bytes], (n, 2).
+        write_bytes: Traffic written [bytes], (n, 2).
+        gemm: Matrix-product sizes as (groups, m, n, k), each affine; zero where there is none, (n, 4, 2).
+        elements: Elements of the largest operand, (n, 2).
+        kernel_area: Filter or window area, 1 if none, (n,).
+        stride: Largest stride, (n,).
+        groups: Convolution groups, (n,).
+        width: Innermost spatial size of images, or the normalised size, 0 if none, (n,).
+        serial_steps: Dependent time steps inside a recurrent kernel, else 1, (n,).
+        in_place: 1 if the output overwrites an input, (n,).
+        permuted: 1 if an operand lies in memory in another order than the result, (n,).
+        kernel_names: Framework names of the operations.
+        module_names: Dotted module paths, ``""`` for the step itself.
+    """
+
+    op_class: Ints
+    step_part: Ints
+    kernel: Ints
+    module: Ints
+    count: Floats
+    element_bytes: Floats
+    flops: Floats
+    read_bytes: Floats
+    write_bytes: Floats
+    gemm: Floats
+    elements: Floats
+    kernel_area: Floats
+    stride: Floats
+    groups: Floats
+    width: Floats
+    serial_steps: Floats
+    in_place: Floats
+    permuted: Floats
+    kernel_names: tuple[str, ...]
+    module_names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.op_class)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryStream:
+    """Allocations and frees of two identical steps in order, n entries.
+
+    What exists before the first step (weights, buffers, the input batch) is allocated by the entries before
+    the first ``FORWARD_BEGINS``. The second step starts with gradients and optimizer state in place; repeating
+    its entries gives the steady state.
+
+    Attributes:
+        event: ``MemoryEvent`` of each entry, (n,).
+        block: Identity of the block that is allocated or freed, -1 for markers, (n,).
+        size_bytes: Bytes requested, affine in the batch size, (n, 2).
+        kind: ``AllocationKind`` of allocations, -1 otherwise, (n,).
+    """
+
+    event: Ints
+    block: Ints
+    size_bytes: Floats
+    kind: Ints
+
+    def __len__(self) -> int:
+        return len(self.event)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graph:
+    """One traced training step.
+
+    Attributes:
+        model: The model as the user named it.
+        input_shape: Shape of one sample, without the batch axis.
+        num_parameters: Parameters of the model.
+        num_trainable_parameters: Those with a gradient.
+        ops: The operations.
+        memory: The allocation stream.
+        only_batch_size: The one batch size the graph holds for, if sizes are not affine; None for any.
+        uses_layer_norm: Whether a layer or RMS norm occurs (autocast then keeps the residual stream in fp32).
+        unsupported_ops: Framework operations without a cost rule; they are charged by their traffic.
+        notes: Remarks for the user, such as folded batch norms of an ONNX file.
+        versions: Library versions that made the trace, as (name, version).
+    """
+
+    model: str
+    input_shape: tuple[int, ...]
+    num_parameters: int
+    num_trainable_parameters: int
+    ops: OpTable
+    memory: MemoryStream
+    only_batch_size: int | None = None
+    uses_layer_norm: bool = False
+    unsupported_ops: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    versions: tuple[tuple[str, str], ...] = ()
+
+    def total_flops(self, batch_size: float) -> float:
+        """Work of one step [FLOP]."""
+        return float(at_batch(self.ops.flops, batch_size) @ self.ops.count)
+
+    def total_bytes(self, batch_size: float) -> float:
+        """Traffic of one step if every operand moves once [bytes]."""
+        moved = at_batch(self.ops.read_bytes + self.ops.write_bytes, batch_size)
+        return float(moved @ self.ops.count)

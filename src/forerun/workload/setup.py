@@ -1,0 +1,96 @@
+"""How a model is trained: everything a prediction depends on besides the model and the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from forerun.errors import InvalidSetupError
+
+__all__ = ["MAX_BATCH_SIZE", "Layout", "OptimizerImplementation", "Phase", "Precision", "TrainingSetup"]
+
+MAX_BATCH_SIZE = 10_000_000
+
+
+class Precision(StrEnum):
+    """Numeric recipe of the step.
+
+    ``AMP`` is autocast to fp16 over forward and backward with fp32 weights, ``AMP_BF16`` the same to bf16;
+    ``BF16`` and ``FP16`` hold weights and activations in that format; ``TF32`` is fp32 storage with TF32
+    matrix products.
+    """
+
+    FP32 = "fp32"
+    TF32 = "tf32"
+    AMP = "amp"
+    AMP_BF16 = "amp-bf16"
+    BF16 = "bf16"
+    FP16 = "fp16"
+
+    @property
+    def is_autocast(self) -> bool:
+        """Whether weights stay fp32 and single operations are cast."""
+        return self in (Precision.AMP, Precision.AMP_BF16)
+
+    @property
+    def is_half(self) -> bool:
+        """Whether matrix products read 2-byte operands."""
+        return self not in (Precision.FP32, Precision.TF32)
+
+
+class Layout(StrEnum):
+    """Memory order of image tensors."""
+
+    NCHW = "nchw"
+    NHWC = "nhwc"
+
+
+class Phase(StrEnum):
+    """What is run: a training step, its forward pass alone, or inference without gradients."""
+
+    TRAIN = "train"
+    FORWARD = "forward"
+    INFERENCE = "inference"
+
+
+class OptimizerImplementation(StrEnum):
+    """How the optimizer walks the parameters: one kernel per tensor, multi-tensor, or one fused kernel."""
+
+    FOR_LOOP = "for-loop"
+    FOREACH = "foreach"
+    FUSED = "fused"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingSetup:
+    """The training configuration of one device.
+
+    Attributes:
+        batch_size_per_device: Samples a device works on in one step.
+        precision: Numeric recipe.
+        layout: Memory order of images.
+        compile: Whether the step runs under torch.compile (inductor).
+        optimizer: sgd, sgd-plain, nesterov, adam, adamw, rmsprop, adagrad, lamb or none.
+        optimizer_implementation: Kernel granularity of the update.
+        phase: Training step, forward, or inference.
+        fused_attention: Whether scaled_dot_product_attention runs as one kernel.
+        zero_grad_to_none: Whether gradients are freed between steps (PyTorch's default since 2.0).
+        autocast_backward: Whether the autocast region also spans the backward pass.
+    """
+
+    batch_size_per_device: int = 32
+    precision: Precision = Precision.FP32
+    layout: Layout = Layout.NCHW
+    compile: bool = False
+    optimizer: str = "sgd"
+    optimizer_implementation: OptimizerImplementation = OptimizerImplementation.FOREACH
+    phase: Phase = Phase.TRAIN
+    fused_attention: bool = True
+    zero_grad_to_none: bool = True
+    autocast_backward: bool = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.batch_size_per_device <= MAX_BATCH_SIZE:
+            raise InvalidSetupError(
+                f"batch size must be between 1 and {MAX_BATCH_SIZE:,}, got {self.batch_size_per_device}"
+            )
