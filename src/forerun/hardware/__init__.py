@@ -1,1 +1,49 @@
-"""."""
+"""Devices: what the datasheets say, where each figure is from, and what this machine has."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from forerun.hardware.catalogue import find_device, load_catalog
+    from forerun.hardware.device import Device, DeviceKind, NumberFormat
+    from forerun.hardware.device_dict import device_as_dict
+    from forerun.hardware.device_file import load_device_file
+    from forerun.hardware.here import Host, describe_host, host_as_dict
+    from forerun.hardware.host_gpus import HostGpu
+
+__all__ = [
+    "Device",
+    "DeviceKind",
+    "Host",
+    "HostGpu",
+    "NumberFormat",
+    "describe_host",
+    "device_as_dict",
+    "find_device",
+    "host_as_dict",
+    "load_catalog",
+    "load_device_file",
+]
+
+_MODULES = {
+    "Device": "device",
+    "DeviceKind": "device",
+    "Host": "here",
+    "HostGpu": "host_gpus",
+    "NumberFormat": "device",
+    "describe_host": "here",
+    "device_as_dict": "device_dict",
+    "find_device": "catalogue",
+    "host_as_dict": "here",
+    "load_catalog": "catalogue",
+    "load_device_file": "device_file",
+}
+
+
+def __getattr__(name: str) -> object:
+    # Loaded on first use, so that naming a device does not pay for looking at the machine.
+    if name not in _MODULES:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -84,6 +84,13 @@ class Device:
 
     @property
     def has_matrix_units(self) -> bool:
-        """Whether half precision runs on matrix units (tensor cores), at least 2x the vector rate."""
-        half = self.peak_flops_per_s.get(NumberFormat.FP16, 0.0)
-        return half > 2.5 * self.peak_flops_per_s[NumberFormat.FP32]
+        """Whether half precision runs on matrix units (tensor cores).
+
+        A ratio of rates alone does not tell: an RTX 3090 with tensor cores and a P100 without both run half
+        precision at twice the fp32 rate.
+        """
+        peaks = self.peak_flops_per_s
+        if NumberFormat.TF32 in peaks or NumberFormat.FP16_ACC16 in peaks:
+            return True
+        half = max(peaks.get(NumberFormat.FP16, 0.0), peaks.get(NumberFormat.BF16, 0.0))
+        return half > 2.5 * peaks[NumberFormat.FP32]

@@ -203,7 +203,7 @@ def _point_row(point: Point, rates: tuple[float, float, float]) -> list[float]:
         np.log2(peak / units / 1e9),
         np.log2(device.memory_bandwidth_bytes_per_s / units / 1e9),
         device.boost_clock_hz / 1e9,
-        float(device.has_matrix_units and peak > 2.5 * device.peak_flops_per_s[NumberFormat.FP32]),
+        float(_uses_matrix_units(device, setup.precision)),
         float(setup.layout is Layout.NHWC),
         float(setup.precision.is_autocast),
         float(setup.precision in (Precision.FP16, Precision.BF16)),
@@ -214,6 +214,12 @@ def _point_row(point: Point, rates: tuple[float, float, float]) -> list[float]:
         float(setup.fused_attention),
         point.era,
     ]
+
+
+def _uses_matrix_units(device: Device, precision: Precision) -> bool:
+    if precision.is_half:
+        return device.has_matrix_units
+    return precision is Precision.TF32 and NumberFormat.TF32 in device.peak_flops_per_s
 
 
 def static_features(ops: DistinctOps) -> Floats:

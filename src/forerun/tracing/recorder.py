@@ -170,12 +170,16 @@ class StepRecorder(TorchDispatchMode):
         if schema is None:
             schema = self._schemas[func] = _read_schema(func)
         kwargs = kwargs or {}
-        inputs = {t.untyped_storage()._cdata for t in _tensors(args)} if schema.has_kernel else set()
-        shortcut = SHORTCUTS.get(func)
+        operands = list(_tensors(args))
+        is_on_device = any(t.is_meta for t in operands)
+        if operands and not is_on_device:
+            return func(*args, **kwargs)  # the host's own arithmetic, such as an optimizer's step counter
+        inputs = {t.untyped_storage()._cdata for t in operands}
+        shortcut = SHORTCUTS.get(func) if is_on_device else None
         result = NotImplemented if shortcut is None else shortcut(*args, **kwargs)
         if result is NotImplemented:
             result = func(*args, **kwargs)
-        outputs = list(_tensors(result))
+        outputs = [t for t in _tensors(result) if t.is_meta]
         for tensor in outputs:
             self.watch(tensor, self.default_kind)
         if not schema.has_kernel:

@@ -113,6 +113,8 @@ def trace_built(built: BuiltModel, setup: TrainingSetup) -> Graph:
         if built.only_batch_size is not None:
             return join_traces(built, record_step(built, setup, built.only_batch_size), None, versions)
         small, large = (record_step(built, setup, size) for size in _BATCH_SIZES)
+        if not are_comparable(small, large):  # a first step may also fill caches of the model's own
+            small = record_step(built, setup, _BATCH_SIZES[0])
         if are_comparable(small, large):
             return _with_optimizer(join_traces(built, small, large, versions), setup)
         exact = record_step(built, setup, setup.batch_size_per_device)
@@ -177,13 +179,15 @@ def _definition(model: str) -> str | None:
 def _traced_settings(setup: TrainingSetup) -> dict[str, object]:
     """The settings that change the graph; precisions that share kernels and sizes share a graph."""
     same = {Precision.TF32: Precision.FP32, Precision.BF16: Precision.FP16, Precision.AMP_BF16: Precision.AMP}
+    trains = setup.phase is Phase.TRAIN
+    updates = trains and setup.optimizer != "none"
     return {
         "precision": same.get(setup.precision, setup.precision),
         "layout": setup.layout,
         "optimizer": setup.optimizer,
-        "optimizer_implementation": setup.optimizer_implementation,
+        "optimizer_implementation": setup.optimizer_implementation if updates else OptimizerImplementation.FOREACH,
         "phase": setup.phase,
         "fused_attention": setup.fused_attention,
-        "zero_grad_to_none": setup.zero_grad_to_none,
-        "autocast_backward": setup.autocast_backward,
+        "zero_grad_to_none": setup.zero_grad_to_none or not trains,
+        "autocast_backward": setup.autocast_backward and trains and setup.precision.is_autocast,
     }

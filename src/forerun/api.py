@@ -1,0 +1,332 @@
+"""The calls a user makes; wires the parts together and picks the defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.costs.memory import estimate_memory
+from forerun.costs.memory_constants import visible_memory
+from forerun.costs.op_weights import OpTimeWeights, load_weights, shipped_weights_path
+from forerun.errors import InvalidSetupError
+from forerun.hardware import find_device
+from forerun.hardware.device import Device
+from forerun.prediction.estimate import Estimate
+from forerun.prediction.job import Job, find_dataset
+from forerun.prediction.predictor import Question, estimate, memory_constants_of
+from forerun.prediction.step import PreparedModel, predict_intervals, prepare
+from forerun.tracing.trace import ModelRequest, trace
+from forerun.workload.setup import Layout, OptimizerImplementation, Phase, Precision, TrainingSetup
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Sweep", "predict", "sweep"]
+
+Floats = npt.NDArray[np.float64]
+_Choice = TypeVar("_Choice", Precision, Layout, Phase, OptimizerImplementation)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """Predictions of one model over devices, batch sizes and precisions; arrays are (devices, precisions, batches).
+
+    Attributes:
+        devices, precisions, batch_sizes: The axes.
+        step_time_s, step_time_low_s, step_time_high_s: Step time and its 90 % interval [s].
+        throughput_samples_per_s: Batch size over step time.
+        throughput_low_samples_per_s, throughput_high_samples_per_s: Its interval.
+        peak_memory_bytes: Peak memory by live bytes, without the allocator's replay [bytes].
+        device_memory_bytes: Memory a process finds on each device, (devices,) [bytes].
+    """
+
+    devices: tuple[str, ...]
+    precisions: tuple[str, ...]
+    batch_sizes: tuple[int, ...]
+    step_time_s: Floats
+    step_time_low_s: Floats
+    step_time_high_s: Floats
+    peak_memory_bytes: Floats
+    device_memory_bytes: Floats
+
+    @property
+    def throughput_samples_per_s(self) -> Floats:
+        """Samples per second."""
+        return np.asarray(self.batch_sizes) / self.step_time_s
+
+    @property
+    def throughput_low_samples_per_s(self) -> Floats:
+        """Lower end of the 90 % interval."""
+        return np.asarray(self.batch_sizes) / self.step_time_high_s
+
+    @property
+    def throughput_high_samples_per_s(self) -> Floats:
+        """Upper end of the 90 % interval."""
+        return np.asarray(self.batch_sizes) / self.step_time_low_s
+
+
+def _choice(kind: type[_Choice], value: str, name: str) -> _Choice:
+    try:
+        return kind(value.lower().replace("_", "-"))
+    except ValueError:
+        known = ", ".join(kind)
+        raise InvalidSetupError(f"unknown {name} '{value}'; expected one of {known}") from None
+
+
+def _setup(
+    batch_size: int,
+    precision: str,
+    layout: str,
+    compile: bool,
+    optimizer: str,
+    phase: str,
+    optimizer_implementation: str,
+    fused_attention: bool,
+) -> TrainingSetup:
+    chosen_phase = _choice(Phase, phase, "phase")
+    return TrainingSetup(
+        batch_size_per_device=_whole("batch size", batch_size),
+        precision=_choice(Precision, precision, "precision"),
+        layout=_choice(Layout, layout, "layout"),
+        compile=compile,
+        optimizer=optimizer.lower() if chosen_phase is Phase.TRAIN else "none",
+        optimizer_implementation=_choice(
+            OptimizerImplementation, optimizer_implementation, "optimizer implementation"
+        ),
+        phase=chosen_phase,
+        fused_attention=fused_attention,
+    )
+
+
+def _whole(name: str, value: Any) -> int:
+    if isinstance(value, bool) or int(value) != value:
+        raise InvalidSetupError(f"{name} must be a whole number, got {value!r}")
+    return int(value)
+
+
+def _prepared(
+    model: str | torch.nn.Module, request: ModelRequest, setup: TrainingSetup, use_cache: bool
+) -> PreparedModel:
+    module = None if isinstance(model, str) else model
+    return prepare(trace(request, setup, module, use_cache=use_cache))
+
+
+def _request(
+    model: str | torch.nn.Module,
+    image_size: int | None,
+    input_shape: Sequence[int] | None,
+    sequence_length: int | None,
+) -> ModelRequest:
+    return ModelRequest(
+        model=model if isinstance(model, str) else type(model).__name__,
+        image_size=image_size,
+        input_shape=tuple(input_shape) if input_shape is not None else None,
+        sequence_length=sequence_length,
+    )
+
+
+def _job(
+    dataset: str | None,
+    dataset_size: int | None,
+    epochs: float | None,
+    validation_size: int | None,
+    startup_s: float,
+    checkpoint_s: float,
+) -> Job | None:
+    if dataset is not None and dataset_size is not None:
+        raise InvalidSetupError("give either a dataset or a dataset size, not both")
+    if dataset is None and dataset_size is None:
+        if epochs is not None:
+            raise InvalidSetupError("epochs need a dataset: give --dataset NAME or --dataset-size N")
+        return None
+    size = find_dataset(dataset).num_training_samples if dataset is not None else dataset_size
+    assert size is not None
+    return Job(
+        num_samples=_whole("dataset size", size),
+        num_epochs=epochs,
+        num_validation_samples=validation_size or 0,
+        startup_s=startup_s,
+        checkpoint_s=checkpoint_s,
+    )
+
+
+def _weights() -> OpTimeWeights:
+    return load_weights(shipped_weights_path())
+
+
+def _device(device: str | Device) -> Device:
+    return device if isinstance(device, Device) else find_device(device)
+
+
+def predict(
+    model: str | torch.nn.Module,
+    *,
+    device: str | Device,
+    batch_size: int = 32,
+    precision: str = "fp32",
+    layout: str = "nchw",
+    compile: bool = False,
+    optimizer: str = "sgd",
+    optimizer_implementation: str = "foreach",
+    phase: str = "train",
+    fused_attention: bool = True,
+    image_size: int | None = None,
+    input_shape: Sequence[int] | None = None,
+    sequence_length: int | None = None,
+    dataset: str | None = None,
+    dataset_size: int | None = None,
+    epochs: float | None = None,
+    validation_size: int | None = None,
+    startup_s: float = 0.0,
+    checkpoint_s: float = 0.0,
+    price_usd_per_hour: float | None = None,
+    memory_overhead_bytes: float | None = None,
+    torch_version: str | None = None,
+    num_devices: int = 1,
+    num_nodes: int = 1,
+    use_cache: bool = True,
+) -> Estimate:
+    """Time, memory, energy and cost of training a model on a device, without the device.
+
+    Args:
+        model: An ``nn.Module`` or a specification such as ``torchvision:resnet50``; see docs/models.md.
+        device: Catalogue name, driver name, TOML file, ``here``, or a ``Device``.
+        batch_size: Samples per step.
+        precision: fp32, tf32, amp, amp-bf16, bf16 or fp16.
+        layout: nchw or nhwc.
+        compile: Whether the step runs under torch.compile.
+        optimizer: sgd, adam, adamw, ... or none.
+        optimizer_implementation: foreach, for-loop or fused.
+        phase: train, forward or inference.
+        fused_attention: Whether scaled_dot_product_attention runs as one kernel.
+        image_size: Height and width of images [pixels].
+        input_shape: Shape of one sample.
+        sequence_length: Tokens of one sample.
+        dataset: Name of a known dataset.
+        dataset_size: Samples of an epoch, instead of ``dataset``.
+        epochs: Epochs of the job.
+        validation_size: Samples evaluated after each epoch.
+        startup_s: Time before the first step [s].
+        checkpoint_s: Time of a checkpoint after each epoch [s].
+        price_usd_per_hour: Price of the device [USD/h].
+        memory_overhead_bytes: Memory of an idle process on the device [bytes].
+        torch_version: PyTorch version of the run, such as "2.4".
+        num_devices: Devices; more than one is not answered yet.
+        num_nodes: Nodes; more than one is not answered yet.
+        use_cache: Whether to use the cache of traced graphs.
+
+    Raises:
+        UsageError: The question must be changed.
+        FailureError: The model could not be built or traced, or the cost model could not be read.
+
+    Example:
+        >>> import forerun
+        >>> forerun.predict("torchvision:resnet18", device="a100-sxm4-40gb").fits
+        'yes'
+    """
+    if num_devices != 1 or num_nodes != 1:
+        raise InvalidSetupError(
+            f"this version predicts one device, got {num_devices} devices on {num_nodes} nodes; "
+            "ask for one device and its share of the batch"
+        )
+    if price_usd_per_hour is not None and not (price_usd_per_hour >= 0 and isfinite(price_usd_per_hour)):
+        raise InvalidSetupError(f"a price must be zero or more US dollars per hour, got {price_usd_per_hour}")
+    job = _job(dataset, dataset_size, epochs, validation_size, startup_s, checkpoint_s)
+    setup = _setup(
+        batch_size, precision, layout, compile, optimizer, phase, optimizer_implementation, fused_attention
+    )
+    request = _request(model, image_size, input_shape, sequence_length)
+    question = Question(
+        device=_device(device),
+        setup=setup,
+        job=job,
+        price_usd_per_hour=price_usd_per_hour,
+        memory_overhead_bytes=memory_overhead_bytes,
+        torch_version=torch_version,
+        weights=_weights(),
+    )
+    prepared = _prepared(model, request, setup, use_cache)
+    validation = None
+    if job is not None and job.num_validation_samples:
+        inference = replace(setup, phase=Phase.INFERENCE, optimizer="none")
+        validation = _prepared(model, request, inference, use_cache)
+    return estimate(prepared, validation, question)
+
+
+def sweep(
+    model: str | torch.nn.Module,
+    *,
+    devices: Sequence[str | Device],
+    batch_sizes: Sequence[int],
+    precisions: Sequence[str] = ("fp32",),
+    layout: str = "nchw",
+    compile: bool = False,
+    optimizer: str = "sgd",
+    optimizer_implementation: str = "foreach",
+    phase: str = "train",
+    fused_attention: bool = True,
+    image_size: int | None = None,
+    input_shape: Sequence[int] | None = None,
+    sequence_length: int | None = None,
+    torch_version: str | None = None,
+    use_cache: bool = True,
+) -> Sweep:
+    """Step time and memory of one model over every combination of devices, precisions and batch sizes.
+
+    The model is traced once per kind of precision, whatever the number of points; arguments as in ``predict``.
+
+    Raises:
+        UsageError: The question must be changed.
+        FailureError: The model could not be built or traced, or the cost model could not be read.
+    """
+    if not devices or not batch_sizes or not precisions:
+        raise InvalidSetupError("a sweep needs at least one device, one batch size and one precision")
+    found = [_device(device) for device in devices]
+    weights = _weights()
+    shape = (len(found), len(precisions), len(batch_sizes))
+    step, low, high, memory = (np.empty(shape) for _ in range(4))
+    request = _request(model, image_size, input_shape, sequence_length)
+    for j, precision in enumerate(precisions):
+        setups = [
+            _setup(size, precision, layout, compile, optimizer, phase, optimizer_implementation, fused_attention)
+            for size in batch_sizes
+        ]
+        prepared = _prepared(model, request, setups[0], use_cache)
+        each_device = [device for device in found for _ in setups]
+        times = predict_intervals(prepared, each_device, setups * len(found), weights, torch_version)
+        for target, values in zip((step, low, high), times, strict=True):
+            target[:, j] = values.reshape(len(found), len(setups))
+        memory[:, j] = _live_memory(prepared, found, setups, weights)
+    return Sweep(
+        devices=tuple(device.name for device in found),
+        precisions=tuple(precisions),
+        batch_sizes=tuple(batch_sizes),
+        step_time_s=step,
+        step_time_low_s=low,
+        step_time_high_s=high,
+        peak_memory_bytes=memory,
+        device_memory_bytes=np.asarray([visible_memory(device).value_bytes for device in found]),
+    )
+
+
+def _live_memory(
+    prepared: PreparedModel, devices: Sequence[Device], setups: Sequence[TrainingSetup], weights: OpTimeWeights
+) -> Floats:
+    constants = [memory_constants_of(Question(device=d, setup=setups[0], weights=weights)) for d in devices]
+    limits = np.empty((len(devices), len(setups)))
+    for k, setup in enumerate(setups):
+        known: dict[tuple[float, bool], float] = {}
+        for i, constant in enumerate(constants):
+            key = (constant.live_factor, constant.uses_caching_allocator)
+            if key not in known:
+                known[key] = estimate_memory(prepared.graph, setup, constant, by_replay=False).limit_bytes
+            limits[i, k] = known[key] + constant.overhead_bytes
+    return limits
+
+

@@ -1,0 +1,197 @@
+"""Time of a training step from the fitted op-level model, on NumPy alone.
+
+The equations are those of ``regressors.op_fit``; this module evaluates them for many (device, configuration)
+points of one model at once. The members of an ensemble are averaged in log space.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.costs.op_weights import NetworkWeights, OpTimeWeights
+from forerun.regressors.op_features import (
+    Point,
+    PointArrays,
+    dynamic_features,
+    point_arrays,
+    roofline_terms_s,
+    static_features,
+)
+from forerun.regressors.op_rows import DistinctOps
+from forerun.workload.graph import StepPart
+
+__all__ = ["StepTimes", "step_times"]
+
+Floats = npt.NDArray[np.float64]
+Floats32 = npt.NDArray[np.float32]
+
+MAX_LATENCY_S = 12e-6
+MAX_EFFICIENCY = 1.6
+_SMOOTH_OP, _SMOOTH_STEP = 4.0, 6.0
+_POINTS_PER_CHUNK = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """Times of p points of one model.
+
+    Attributes:
+        step_s: Predicted step, geometric mean over the ensemble, (p,) [s].
+        device_s: Sum of the kernels' times, (p,) [s].
+        host_s: Time the host needs to launch them, (p,) [s].
+        memory_bound_s: Part of the kernels' time in kernels bound by memory traffic, (p,) [s].
+        spread: Standard deviation of the log step over the ensemble, (p,).
+        kernel_s: Time of all launches of each distinct kernel, (p, n) [s]; None unless asked for.
+        compute_share: d log(kernel time) / d log(compute time) of each kernel, (p, n); None unless asked for.
+        memory_share: The same for its traffic time, (p, n); None unless asked for.
+    """
+
+    step_s: Floats
+    device_s: Floats
+    host_s: Floats
+    memory_bound_s: Floats
+    spread: Floats
+    kernel_s: Floats | None = None
+    compute_share: Floats | None = None
+    memory_share: Floats | None = None
+
+
+def step_times(
+    ops: DistinctOps, points: Sequence[Point], weights: OpTimeWeights, *, with_kernels: bool = False
+) -> StepTimes:
+    """Predicted times of one model at many points.
+
+    Args:
+        ops: Distinct kernels of the model.
+        points: Devices and configurations, p of them.
+        weights: The fitted model.
+        with_kernels: Whether to return the time of each kernel as well.
+    """
+    static = static_features(ops).astype(np.float32)
+    chunks = [points[i : i + _POINTS_PER_CHUNK] for i in range(0, len(points), _POINTS_PER_CHUNK)]
+    parts = [_chunk_times(ops, static, point_arrays(chunk), chunk, weights, with_kernels) for chunk in chunks]
+
+    names = [field.name for field in fields(StepTimes) if getattr(parts[0], field.name) is not None]
+    return StepTimes(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+
+
+def _chunk_times(
+    ops: DistinctOps,
+    static: Floats32,
+    arrays: PointArrays,
+    points: Sequence[Point],
+    weights: OpTimeWeights,
+    with_kernels: bool,
+) -> StepTimes:
+    compute_s, memory_s = roofline_terms_s(ops, arrays)
+    dynamic = dynamic_features(ops, arrays, compute_s, memory_s).astype(np.float32)
+    is_compiled = np.asarray([point.setup.compile for point in points], dtype=np.float64)
+    members = [
+        _member_times(network, ops, static, arrays.features.astype(np.float32), dynamic, compute_s, memory_s, is_compiled)
+        for network in weights.networks
+    ]
+    logs = np.log([smooth_maximum(member.device_s, member.host_s) for member in members])
+
+    def mean(values: list[Floats]) -> Floats:
+        return np.asarray(sum(values) / len(values))
+
+    kernel_s = [member.kernel_s for member in members]
+    shares = {
+        "kernel_s": mean(kernel_s),
+        "compute_share": mean([member.compute_share for member in members]),
+        "memory_share": mean([member.memory_share for member in members]),
+    }
+    return StepTimes(
+        step_s=np.exp(logs.mean(axis=0)),
+        device_s=mean([member.device_s for member in members]),
+        host_s=mean([member.host_s for member in members]),
+        memory_bound_s=mean(
+            [(member.kernel_s * (member.memory_share > member.compute_share)).sum(axis=1) for member in members]
+        ),
+        spread=logs.std(axis=0),
+        **(shares if with_kernels else {}),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """Times of one member of the ensemble; names as in ``StepTimes``."""
+
+    device_s: Floats
+    host_s: Floats
+    kernel_s: Floats
+    compute_share: Floats
+    memory_share: Floats
+
+
+def _member_times(
+    network: NetworkWeights,
+    ops: DistinctOps,
+    static: Floats32,
+    shared: Floats32,
+    dynamic: Floats32,
+    compute_s: Floats,
+    memory_s: Floats,
+    is_compiled: Floats,
+) -> _Member:
+    pair = ops.op_class * len(StepPart) + ops.step_part
+    kernel_s, compute_share, memory_share = _kernel_times_s(
+        network, static, shared, dynamic, compute_s, memory_s, pair
+    )
+    kernel_s *= ops.count
+    launches = float(ops.count @ np.exp(network.host[pair]))
+    host_s = np.exp(network.host_constant) + launches * np.exp(is_compiled * network.host_compiled)
+    return _Member(kernel_s.sum(axis=1), host_s, kernel_s, compute_share, memory_share)
+
+
+def smooth_maximum(device_s: Floats, host_s: Floats) -> Floats:
+    """(T^6 + H^6)^(1/6): the host and the device work at the same time, the slower one decides [s]."""
+    top = np.maximum(device_s, host_s)
+    scaled: Floats = top * ((device_s / top) ** _SMOOTH_STEP + (host_s / top) ** _SMOOTH_STEP) ** (1 / _SMOOTH_STEP)
+    return scaled
+
+
+def _silu(values: Floats32) -> Floats32:
+    return values / (1.0 + np.exp(-values))
+
+
+def _sigmoid(values: Floats) -> Floats:
+    return 1.0 / (1.0 + np.exp(-values))
+
+
+def _normal(features: Floats32, network: NetworkWeights, part: slice) -> Floats32:
+    return np.clip((features - network.mean[part]) / network.scale[part], -4.0, 4.0)
+
+
+def _kernel_times_s(
+    network: NetworkWeights,
+    static: Floats32,
+    shared: Floats32,
+    dynamic: Floats32,
+    compute_s: Floats,
+    memory_s: Floats,
+    pair: npt.NDArray[np.int64],
+) -> tuple[Floats, Floats, Floats]:
+    """Time of one launch of each kernel, (p, n) [s], and its elasticities in compute and in traffic time."""
+    ends = np.cumsum([static.shape[1], shared.shape[1], dynamic.shape[2]])
+    of_static, of_point, of_dynamic = slice(0, ends[0]), slice(ends[0], ends[1]), slice(ends[1], ends[2])
+    first = network.first_weight
+    hidden = _normal(dynamic, network, of_dynamic) @ first[:, of_dynamic].T
+    hidden += (_normal(static, network, of_static) @ first[:, of_static].T + network.first_bias)[None]
+    hidden += (_normal(shared, network, of_point) @ first[:, of_point].T)[:, None]
+    hidden = _silu(_silu(hidden) @ network.second_weight.T + network.second_bias)
+    u = (hidden @ network.last_weight.T + network.last_bias).astype(np.float64)
+    compute = compute_s / (MAX_EFFICIENCY * _sigmoid(u[..., 0]))
+    memory = memory_s / (MAX_EFFICIENCY * _sigmoid(u[..., 1]))
+    largest = np.maximum(compute, memory) + 1e-15
+    compute_power, memory_power = (compute / largest) ** _SMOOTH_OP, (memory / largest) ** _SMOOTH_OP
+    total_power = compute_power + memory_power
+    busy = largest * total_power ** (1 / _SMOOTH_OP)
+    latency = MAX_LATENCY_S * _sigmoid(network.latency[pair] + np.clip(u[..., 2], -1.5, 1.5))
+    kernel = busy + latency
+    part = busy / kernel / (total_power + 1e-30)
+    return kernel, compute_power * part, memory_power * part

@@ -1,0 +1,114 @@
+"""The fitted op-level model on disk: a safetensors file with its provenance."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.errors import CostModelError
+from forerun.regressors.op_features import DYNAMIC_FEATURES, POINT_FEATURES, STATIC_FEATURES
+
+__all__ = ["WEIGHTS_FORMAT_VERSION", "NetworkWeights", "OpTimeWeights", "load_weights", "save_weights", "shipped_weights_path"]
+
+Floats32 = npt.NDArray[np.float32]
+
+WEIGHTS_FORMAT_VERSION = 1
+FEATURES = (*STATIC_FEATURES, *POINT_FEATURES, *DYNAMIC_FEATURES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkWeights:
+    """One member of the ensemble; names and shapes as in ``regressors.op_fit.OpNetwork``."""
+
+    mean: Floats32
+    scale: Floats32
+    first_weight: Floats32
+    first_bias: Floats32
+    second_weight: Floats32
+    second_bias: Floats32
+    last_weight: Floats32
+    last_bias: Floats32
+    latency: Floats32
+    host: Floats32
+    host_constant: Floats32
+    host_compiled: Floats32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpTimeWeights:
+    """The fitted ensemble and what is known about it.
+
+    Attributes:
+        networks: Members.
+        provenance: Tables, rows, date and settings of the fit, error quantiles per tier; see docs/methods.
+    """
+
+    networks: tuple[NetworkWeights, ...]
+    provenance: Mapping[str, Any]
+
+
+def shipped_weights_path() -> Path:
+    """The weights that come with the package."""
+    return Path(__file__).parent / "weights" / "op_time.safetensors"
+
+
+def save_weights(weights: OpTimeWeights, path: Path) -> None:
+    """Writes the ensemble; tensors are named ``network index.field``."""
+    from safetensors.numpy import save_file
+
+    tensors = {
+        f"{index}.{name}": np.ascontiguousarray(np.atleast_1d(getattr(network, name)))
+        for index, network in enumerate(weights.networks)
+        for name in NetworkWeights.__slots__
+    }
+    header = {"format_version": WEIGHTS_FORMAT_VERSION, "features": FEATURES, "provenance": dict(weights.provenance)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, path, metadata={"forerun": json.dumps(header)})
+
+
+@cache
+def load_weights(path: Path) -> OpTimeWeights:
+    """Reads a fitted model.
+
+    Raises:
+        CostModelError: The file is missing, damaged, or made for other features than this version computes.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    if not path.exists():
+        raise CostModelError(
+            f"the fitted cost model is missing: expected {path.name} in {path.parent}; "
+            "reinstall forerun, or make one with: forerun fit --model op --out FILE"
+        )
+    try:
+        with safe_open(path, framework="numpy") as file:
+            header = json.loads(file.metadata()["forerun"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise CostModelError(
+            f"the fitted cost model {path.name} is damaged ({error}); reinstall forerun or fit it again"
+        ) from error
+    _check_header(header, path)
+    count = 1 + max(int(name.partition(".")[0]) for name in tensors)
+    networks = tuple(
+        NetworkWeights(**{name: tensors[f"{index}.{name}"] for name in NetworkWeights.__slots__})
+        for index in range(count)
+    )
+    return OpTimeWeights(networks=networks, provenance=header["provenance"])
+
+
+def _check_header(header: Mapping[str, Any], path: Path) -> None:
+    found = (header.get("format_version"), tuple(header.get("features", ())))
+    if found != (WEIGHTS_FORMAT_VERSION, FEATURES):
+        raise CostModelError(
+            f"the fitted cost model {path.name} was made for another version of forerun: expected format "
+            f"{WEIGHTS_FORMAT_VERSION} with {len(FEATURES)} features, got format {found[0]} with {len(found[1])}; "
+            "fit it again with: forerun fit --model op --out FILE"
+        )

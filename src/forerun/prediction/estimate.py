@@ -1,0 +1,151 @@
+"""What a prediction says: values with intervals, where the time and the memory go, and on what it rests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+__all__ = ["BreakdownPart", "Estimate", "Interval", "LayerTime", "MemoryShare", "Provenance"]
+
+
+class Provenance(StrEnum):
+    """What the step time rests on, from strongest to weakest."""
+
+    MEASURED = "measured"
+    CALIBRATED = "calibrated"
+    INTERPOLATED = "interpolated"
+    DATASHEET_ONLY = "datasheet only"
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A value and the interval that holds the truth in nine cases of ten, ``low <= value <= high``."""
+
+    value: float
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        assert self.low <= self.value <= self.high, f"low <= value <= high must hold, but got {self}"
+
+    def scaled(self, factor: float) -> Interval:
+        """The interval of a quantity ``factor`` times as large, factor >= 0."""
+        return Interval(self.value * factor, self.low * factor, self.high * factor)
+
+    def shifted(self, offset: float) -> Interval:
+        """The interval of a quantity larger by ``offset``."""
+        return Interval(self.value + offset, self.low + offset, self.high + offset)
+
+    def inverse(self, numerator: float = 1.0) -> Interval:
+        """The interval of ``numerator / quantity``."""
+        return Interval(numerator / self.value, numerator / self.high, numerator / self.low)
+
+    def as_dict(self) -> dict[str, float]:
+        """``{"value", "low", "high"}``."""
+        return {"value": self.value, "low": self.low, "high": self.high}
+
+
+@dataclass(frozen=True, slots=True)
+class BreakdownPart:
+    """A named part of the step; the parts of a step add up to it."""
+
+    name: str
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTime:
+    """Device time a module causes in all parts of the step."""
+
+    module: str
+    time_s: float
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryShare:
+    """A named part of the memory at its peak; the parts add up to the peak."""
+
+    name: str
+    size_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """Answer of ``forerun.predict``.
+
+    A quantity that was not asked for, or cannot be known, is None and ``notes`` says why.
+
+    Attributes:
+        model: The model as it was named.
+        device: Catalogue name of the device.
+        device_title: Its name as people write it.
+        batch_size_per_device: Samples per step and device.
+        precision, layout, compile, optimizer, phase: The training setup.
+        step_time_s: Time of one step.
+        throughput_samples_per_s: Samples per second over all devices.
+        epoch_time_s: One pass over the dataset, with its last partial batch and validation.
+        job_time_s: All epochs with start-up and checkpoints.
+        peak_memory_bytes: Device memory the process needs.
+        cost_usd: Price of the job, or of an epoch if no number of epochs was given.
+        energy_j: Energy of the device over the same time.
+        max_batch_size: Largest batch that fits.
+        fits: "yes", "no" or "close"; None where the device's memory says nothing.
+        breakdown: Where the step's time goes; adds up to ``step_time_s.value``.
+        bound_by: "compute", "memory bandwidth" or "host".
+        provenance: What the step time rests on.
+        unsupported_ops: Operations without a cost rule of their own, charged by their traffic.
+        top_layers: The modules that take most time.
+        memory_parts: What the memory holds at the peak.
+        device_memory_bytes: Memory of the device that a process can use.
+        num_parameters: Parameters of the model.
+        flops_per_sample: Work of the step per sample [FLOP].
+        num_steps_per_epoch: Steps of an epoch, None without a dataset.
+        notes: What a reader must know.
+    """
+
+    model: str
+    device: str
+    device_title: str
+    batch_size_per_device: int
+    num_devices: int = 1
+    precision: str
+    layout: str
+    compile: bool
+    optimizer: str
+    phase: str
+    step_time_s: Interval
+    throughput_samples_per_s: Interval
+    epoch_time_s: Interval | None
+    job_time_s: Interval | None
+    peak_memory_bytes: Interval | None
+    cost_usd: Interval | None
+    energy_j: Interval | None
+    max_batch_size: Interval | None
+    fits: str | None
+    breakdown: tuple[BreakdownPart, ...]
+    bound_by: str
+    provenance: Provenance
+    unsupported_ops: tuple[str, ...]
+    top_layers: tuple[LayerTime, ...]
+    memory_parts: tuple[MemoryShare, ...]
+    device_memory_bytes: float
+    num_parameters: int
+    flops_per_sample: float
+    num_steps_per_epoch: int | None
+    notes: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The estimate as plain JSON values; names are the attributes'."""
+        return {name: _plain(getattr(self, name)) for name in self.__slots__}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Interval):
+        return value.as_dict()
+    if isinstance(value, (BreakdownPart, LayerTime, MemoryShare)):
+        return {name: getattr(value, name) for name in value.__slots__}
+    if isinstance(value, StrEnum):
+        return str(value)
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value

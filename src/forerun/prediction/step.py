@@ -1,0 +1,204 @@
+"""Predicts steps: time with an interval, where it goes, and what bounds it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.costs.op_time import StepTimes, step_times
+from forerun.costs.op_weights import OpTimeWeights
+from forerun.hardware.device import Device, DeviceKind, NumberFormat
+from forerun.prediction.estimate import BreakdownPart, Interval, LayerTime, Provenance
+from forerun.regressors.op_features import NEWEST_ERA, Point, software_era
+from forerun.regressors.op_rows import DistinctOps, distinct_ops
+from forerun.workload.graph import Graph, OpClass
+from forerun.workload.setup import Precision, TrainingSetup
+
+__all__ = [
+    "PreparedModel",
+    "StepPrediction",
+    "layer_times",
+    "missing_format_note",
+    "prepare",
+    "predict_steps",
+    "provenance_of",
+]
+
+Floats = npt.NDArray[np.float64]
+
+_PART_NAMES = {
+    OpClass.CONV: "convolution",
+    OpClass.DEPTHWISE_CONV: "convolution",
+    OpClass.GROUPED_CONV: "convolution",
+    OpClass.LINEAR: "linear",
+    OpClass.BMM: "attention and batched products",
+    OpClass.ATTENTION: "attention and batched products",
+    OpClass.SOFTMAX: "attention and batched products",
+    OpClass.RECURRENT: "recurrent layers",
+    OpClass.BATCH_NORM: "normalisation",
+    OpClass.LAYER_NORM: "normalisation",
+    OpClass.GROUP_NORM: "normalisation",
+    OpClass.MAX_POOL: "pooling and resizing",
+    OpClass.AVG_POOL: "pooling and resizing",
+    OpClass.COPY: "copies and casts",
+    OpClass.CAST: "copies and casts",
+    OpClass.EMBEDDING: "embedding",
+    OpClass.OPTIMIZER: "optimizer",
+    OpClass.UNKNOWN: "operations without a rule",
+}
+_OTHER_PART = "element-wise and reductions"
+_HOST_PART = "waiting for the host"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedModel:
+    """A graph with its distinct kernels, ready to be evaluated at any point."""
+
+    graph: Graph
+    ops: DistinctOps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPrediction:
+    """One predicted step.
+
+    Attributes:
+        step_s: Time with its 90 % interval [s].
+        breakdown: Parts that add up to ``step_s.value``.
+        bound_by: "compute", "memory bandwidth" or "host".
+        provenance: What the prediction rests on.
+        kernel_s: Time of each distinct kernel, all launches, scaled to the step (n,) [s].
+    """
+
+    step_s: Interval
+    breakdown: tuple[BreakdownPart, ...]
+    bound_by: str
+    provenance: Provenance
+    kernel_s: Floats
+
+
+def prepare(graph: Graph) -> PreparedModel:
+    """Finds the distinct kernels of a graph."""
+    return PreparedModel(graph=graph, ops=distinct_ops(graph.ops))
+
+
+def provenance_of(device: Device, setup: TrainingSetup, weights: OpTimeWeights) -> Provenance:
+    """Whether steps on this device, in this kind of precision, were measured for the fit."""
+    measured: Mapping[str, Sequence[str]] = weights.provenance["measured_devices"]
+    kind = "half" if setup.precision.is_half else "full"
+    return Provenance.INTERPOLATED if kind in measured.get(device.name, ()) else Provenance.DATASHEET_ONLY
+
+
+def half_widths(weights: OpTimeWeights, tier: Provenance, spread: Floats) -> Floats:
+    """Half-widths of the 90 % interval of the log step time: quantile times (base + slope * ensemble spread)."""
+    law: Mapping[str, Any] = weights.provenance["intervals"][str(tier)]
+    widths: Floats = law["quantile"] * (law["base"] + law["slope"] * spread)
+    return widths
+
+
+def points_of(
+    model: PreparedModel, devices: Sequence[Device], setups: Sequence[TrainingSetup], torch_version: str | None
+) -> list[Point]:
+    """One point per pair of device and setup."""
+    era = NEWEST_ERA if torch_version is None else software_era(torch_version)
+    return [
+        Point(device=device, setup=setup, uses_layer_norm=model.graph.uses_layer_norm, era=era)
+        for device, setup in zip(devices, setups, strict=True)
+    ]
+
+
+def predict_intervals(
+    model: PreparedModel,
+    devices: Sequence[Device],
+    setups: Sequence[TrainingSetup],
+    weights: OpTimeWeights,
+    torch_version: str | None = None,
+) -> tuple[Floats, Floats, Floats]:
+    """Value, low and high of the step time at many points, (p,) each [s]; no breakdown, for sweeps."""
+    times = step_times(model.ops, points_of(model, devices, setups, torch_version), weights)
+    tiers = [provenance_of(device, setup, weights) for device, setup in zip(devices, setups, strict=True)]
+    width = np.empty(len(tiers))
+    for tier in set(tiers):
+        chosen = np.asarray([t is tier for t in tiers])
+        width[chosen] = half_widths(weights, tier, times.spread[chosen])
+    return times.step_s, times.step_s * np.exp(-width), times.step_s * np.exp(width)
+
+
+def predict_steps(
+    model: PreparedModel,
+    device: Device,
+    setups: Sequence[TrainingSetup],
+    weights: OpTimeWeights,
+    torch_version: str | None = None,
+) -> list[StepPrediction]:
+    """Predicted steps of one model on one device, with breakdown."""
+    points = points_of(model, [device] * len(setups), setups, torch_version)
+    times = step_times(model.ops, points, weights, with_kernels=True)
+    return [_prediction(model, device, setup, times, i, weights) for i, setup in enumerate(setups)]
+
+
+def _prediction(
+    model: PreparedModel, device: Device, setup: TrainingSetup, times: StepTimes, index: int, weights: OpTimeWeights
+) -> StepPrediction:
+    assert times.kernel_s is not None
+    tier = provenance_of(device, setup, weights)
+    value = float(times.step_s[index])
+    factor = float(np.exp(half_widths(weights, tier, times.spread[index : index + 1])[0]))
+    waiting = max(0.0, value - float(times.device_s[index]))
+    kernel_s = times.kernel_s[index] * (value - waiting) / float(times.device_s[index])
+    return StepPrediction(
+        step_s=Interval(value, value / factor, value * factor),
+        breakdown=_breakdown(model.ops, kernel_s, waiting),
+        bound_by=_bound_by(times, index),
+        provenance=tier,
+        kernel_s=kernel_s,
+    )
+
+
+def _bound_by(times: StepTimes, index: int) -> str:
+    if times.host_s[index] > times.device_s[index]:
+        return "host"
+    return "memory bandwidth" if 2 * times.memory_bound_s[index] > times.device_s[index] else "compute"
+
+
+def _breakdown(ops: DistinctOps, kernel_s: Floats, waiting_s: float) -> tuple[BreakdownPart, ...]:
+    sums: dict[str, float] = {}
+    for op_class, time_s in zip(ops.op_class, kernel_s, strict=True):
+        name = _PART_NAMES.get(OpClass(op_class), _OTHER_PART)
+        sums[name] = sums.get(name, 0.0) + float(time_s)
+    if waiting_s > 0:
+        sums[_HOST_PART] = waiting_s
+    ordered = sorted(sums.items(), key=lambda item: -item[1])
+    return tuple(BreakdownPart(name, time_s) for name, time_s in ordered)
+
+
+def layer_times(model: PreparedModel, prediction: StepPrediction, limit: int = 3) -> tuple[LayerTime, ...]:
+    """The modules that cause most device time, forward, backward and weight gradients together.
+
+    A row's share of its distinct kernel is its share of the launches.
+    """
+    ops, graph_ops = model.ops, model.graph.ops
+    per_launch = prediction.kernel_s / ops.count
+    row_s = per_launch[ops.group_of_row] * graph_ops.count
+    sums = np.bincount(graph_ops.module, weights=row_s, minlength=len(graph_ops.module_names))
+    order = [i for i in np.argsort(-sums) if graph_ops.module_names[i]][:limit]
+    total = prediction.step_s.value
+    return tuple(
+        LayerTime(graph_ops.module_names[i], float(sums[i]), float(sums[i] / total)) for i in order
+    )
+
+
+def missing_format_note(device: Device, precision: Precision) -> str | None:
+    """What a device does with a precision it has no arithmetic for; None if it has it."""
+    if device.kind is not DeviceKind.GPU:
+        return None
+    peaks = device.peak_flops_per_s
+    if precision is Precision.TF32 and NumberFormat.TF32 not in peaks:
+        return f"{device.title} has no TF32; the step runs in fp32 instead"
+    if precision in (Precision.BF16, Precision.AMP_BF16) and NumberFormat.BF16 not in peaks:
+        return f"{device.title} has no bf16 arithmetic; PyTorch emulates it at fp32 speed, fp16 (amp) would be faster"
+    return None

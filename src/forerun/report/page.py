@@ -1,0 +1,169 @@
+"""The page a person reads after ``forerun predict``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from forerun.prediction.estimate import Estimate, Interval
+from forerun.report.bars import Bar, merge_small
+from forerun.report.wording import (
+    bound_sentence,
+    fit_sentence,
+    format_flops,
+    format_percent,
+    format_usd,
+    format_whole,
+    provenance_sentence,
+    range_words,
+    setup_words,
+)
+from forerun.units import format_bytes, format_count, format_duration_s, format_energy_j
+
+__all__ = ["PAGE_WIDTH", "WIDTH_WITH_BARS", "estimate_page"]
+
+PAGE_WIDTH = 96
+"""Lines longer than this are hard to read, however wide the terminal is."""
+
+WIDTH_WITH_BARS = 60
+"""Below this width the figures need all the room, and the bars are left out."""
+
+
+def estimate_page(estimate: Estimate, width: int) -> RenderableType:
+    """An estimate as a page of text; every bar and colour repeats what a figure beside it says.
+
+    Args:
+        estimate: The prediction.
+        width: Columns of the terminal; bars are left out where there is no room.
+    """
+    with_bars = width >= WIDTH_WITH_BARS
+    parts: list[RenderableType] = [_title(estimate), Text(""), _headline(estimate), Text("")]
+    if estimate.peak_memory_bytes is not None:
+        parts += [_memory_sentence(estimate, estimate.peak_memory_bytes), _memory_bars(estimate, with_bars), Text("")]
+    parts += [_step_sentence(estimate), _step_bars(estimate, with_bars), Text("")]
+    if estimate.top_layers:
+        parts += [Text("Most expensive layers", style="bold"), _layers(estimate), Text("")]
+    parts.append(Text.assemble(("Rests on  ", "bold"), provenance_sentence(estimate.provenance)))
+    parts += _remarks(estimate)
+    return Group(*parts)
+
+
+def _title(estimate: Estimate) -> Text:
+    devices = f"{estimate.num_devices} x " if estimate.num_devices > 1 else ""
+    return Text.assemble(
+        (estimate.model, "bold"),
+        " on ",
+        (f"{devices}{estimate.device_title}", "bold"),
+        f"\n{setup_words(estimate)}",
+        f"\n{format_count(estimate.num_parameters)} parameters, {format_flops(estimate.flops_per_sample)} a sample",
+    )
+
+
+def _grid(*justify: str) -> Table:
+    table = Table.grid(padding=(0, 2), pad_edge=False)
+    for side in justify:
+        table.add_column(justify="right" if side == "right" else "left", overflow="fold")
+    return table
+
+
+def _headline(estimate: Estimate) -> RenderableType:
+    table = _grid("left", "right", "left")
+    table.add_row(Text(""), Text(""), Text("90 % interval", style="dim"))
+    for name, interval, format_value in _quantities(estimate):
+        if interval is not None:
+            words = Text(range_words(interval, format_value))
+            table.add_row(Text(name), Text(format_value(interval.value), style="bold"), words)
+    return Padding(table, (0, 0, 0, 2))
+
+
+def _quantities(estimate: Estimate) -> Iterator[tuple[str, Interval | None, Callable[[float], str]]]:
+    # Cost and energy are those of the longest span that the question was about.
+    span = "job" if estimate.job_time_s else "epoch" if estimate.epoch_time_s else "step"
+    num_steps = estimate.num_steps_per_epoch
+    steps = f" ({format_whole(num_steps)} steps)" if num_steps is not None else ""
+    yield "step", estimate.step_time_s, format_duration_s
+    yield "throughput", estimate.throughput_samples_per_s, lambda rate: f"{format_count(rate)} samples/s"
+    yield f"epoch{steps}", estimate.epoch_time_s, format_duration_s
+    yield "job", estimate.job_time_s, format_duration_s
+    yield f"cost of the {span}", estimate.cost_usd, format_usd
+    yield f"energy of the {span}", estimate.energy_j, format_energy_j
+
+
+def _memory_sentence(estimate: Estimate, peak: Interval) -> Text:
+    text = Text.assemble(("Memory  ", "bold"), f"{format_bytes(peak.value)} ({range_words(peak, format_bytes)})")
+    if estimate.device_memory_bytes > 0:
+        text.append(f" of {format_bytes(estimate.device_memory_bytes)}")
+    text.append(f": {fit_sentence(estimate.fits)}", style="bold")
+    if estimate.max_batch_size is not None:
+        largest = estimate.max_batch_size
+        text.append(f"; largest batch {format_whole(largest.value)} ({range_words(largest, format_whole)})")
+    return text
+
+
+def _memory_bars(estimate: Estimate, with_bars: bool) -> RenderableType:
+    parts = merge_small(tuple((part.name, part.size_bytes) for part in estimate.memory_parts))
+    used = sum(size for _, size in parts)
+    card = estimate.device_memory_bytes
+    rows = [(name, size, format_bytes(size)) for name, size in parts]
+    table = _waterfall(rows, max(used, card), with_bars)
+    if card > used:
+        free = Bar(used / card, 1.0, fill="·", ascii_fill=".", colour="dim")
+        _add_row(table, "free", free, format_bytes(card - used), format_percent(1 - used / card), with_bars)
+    return Padding(table, (0, 0, 0, 2))
+
+
+def _step_sentence(estimate: Estimate) -> Text:
+    return Text.assemble(
+        ("Step  ", "bold"), f"{format_duration_s(estimate.step_time_s.value)}, {bound_sentence(estimate.bound_by)}"
+    )
+
+
+def _step_bars(estimate: Estimate, with_bars: bool) -> RenderableType:
+    parts = merge_small(tuple((part.name, part.time_s) for part in estimate.breakdown))
+    rows = [(name, time_s, format_duration_s(time_s)) for name, time_s in parts]
+    total = sum(time_s for _, time_s in parts)
+    return Padding(_waterfall(rows, total, with_bars), (0, 0, 0, 2))
+
+
+def _waterfall(rows: list[tuple[str, float, str]], whole: float, with_bars: bool) -> Table:
+    """A row per part; each bar begins where the one above ended, and the line stands for ``whole``."""
+    table = Table.grid(padding=(0, 2), expand=with_bars)
+    table.add_column(overflow="fold")
+    if with_bars:
+        table.add_column(ratio=1)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    start = 0.0
+    for name, size, words in rows:
+        end = start + size / whole
+        _add_row(table, name, Bar(start, end), words, format_percent(size / whole), with_bars)
+        start = end
+    return table
+
+
+def _add_row(table: Table, name: str, bar: Bar, words: str, share: str, with_bars: bool) -> None:
+    cells: list[RenderableType] = [Text(name), bar, Text(words), Text(share)]
+    table.add_row(*(cell for cell in cells if with_bars or not isinstance(cell, Bar)))
+
+
+def _layers(estimate: Estimate) -> RenderableType:
+    table = _grid("left", "right", "right")
+    for layer in estimate.top_layers:
+        table.add_row(Text(layer.module), Text(format_duration_s(layer.time_s)), Text(format_percent(layer.share)))
+    return Padding(table, (0, 0, 0, 2))
+
+
+def _remarks(estimate: Estimate) -> list[RenderableType]:
+    remarks = list(estimate.notes)
+    if estimate.unsupported_ops:
+        remarks.insert(0, f"without a rule of their own, charged by their traffic: {', '.join(estimate.unsupported_ops)}")
+    if not remarks:
+        return []
+    table = _grid("left", "left")
+    for remark in remarks:
+        table.add_row(Text("-"), Text(remark))
+    return [Text("Notes", style="bold"), Padding(table, (0, 0, 0, 2))]

@@ -1,0 +1,169 @@
+"""Plots for files; nothing is shown on a screen and no global state of matplotlib is touched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.errors import FailureError, UsageError
+from forerun.units import GIB
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["PLOT_SUFFIXES", "check_plot_path", "predicted_versus_actual", "throughput_and_memory"]
+
+PLOT_SUFFIXES = (".png", ".svg", ".pdf")
+
+Floats = npt.NDArray[np.float64]
+
+# Okabe and Ito 2008, "Color universal design": distinct to readers with any colour vision.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8A7A00")
+# With more groups than colours the marker changes too, so that each group keeps a look of its own.
+_MARKERS = ("o", "^", "s", "D", "v", "P", "X", "*")
+_MOST_LEGEND_GROUPS = 24
+
+
+def check_plot_path(path: Path) -> None:
+    """Refuses a file that could not be written, before the work for it is done.
+
+    Raises:
+        UsageError: The suffix is not one of ``PLOT_SUFFIXES``, or the folder does not exist.
+    """
+    if path.suffix.lower() not in PLOT_SUFFIXES:
+        raise UsageError(f"a plot must end in one of {', '.join(PLOT_SUFFIXES)}, got '{path}'")
+    if not path.parent.is_dir():
+        raise UsageError(f"the folder of the plot '{path}' does not exist; create it or choose another")
+
+
+def throughput_and_memory(
+    path: Path,
+    *,
+    title: str,
+    batch_sizes: Sequence[int],
+    throughput_samples_per_s: tuple[Floats, Floats, Floats],
+    peak_memory_bytes: Floats,
+    device_memory_bytes: float,
+    chosen_batch_size: int,
+) -> None:
+    """Throughput with its 90 % band, and memory with the card's limit, against the batch size.
+
+    Args:
+        path: File to write.
+        title: Model, device and setup.
+        batch_sizes: Ascending, (n,).
+        throughput_samples_per_s: Value, low and high, (n,) each.
+        peak_memory_bytes: Peak memory [bytes], (n,).
+        device_memory_bytes: What a process can use [bytes].
+        chosen_batch_size: Marked by a vertical line.
+
+    Raises:
+        UsageError, FailureError: The file cannot be written.
+    """
+    check_plot_path(path)
+    figure = _figure(width_in=7.0, height_in=6.4)
+    above, below = figure.subplots(2, 1, sharex=True)
+    sizes = np.asarray(batch_sizes, dtype=float)
+    _draw_throughput(above, sizes, throughput_samples_per_s)
+    _draw_memory(below, sizes, np.asarray(peak_memory_bytes) / GIB, device_memory_bytes / GIB)
+    for axes in (above, below):
+        axes.axvline(chosen_batch_size, color="#555555", linestyle=":", label=f"batch {chosen_batch_size:,}")
+        axes.grid(visible=True, alpha=0.3)
+        axes.legend(loc="upper left", fontsize="small")
+    below.set_xlabel("batch size")
+    figure.suptitle(title)
+    _save(figure, path)
+
+
+def _draw_throughput(axes: Axes, sizes: Floats, throughput: tuple[Floats, Floats, Floats]) -> None:
+    value, low, high = throughput
+    axes.fill_between(sizes, low, high, color=_COLOURS[0], alpha=0.2, label="90 % interval")
+    axes.plot(sizes, value, color=_COLOURS[0], marker="o", markersize=4, label="predicted")
+    axes.set_xscale("log", base=2)
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel("throughput [samples/s]")
+
+
+def _draw_memory(axes: Axes, sizes: Floats, memory_gib: Floats, limit_gib: float) -> None:
+    axes.plot(sizes, memory_gib, color=_COLOURS[1], marker="o", markersize=4, label="peak memory")
+    if limit_gib > 0:
+        axes.axhline(limit_gib, color="black", linestyle="--", label=f"memory of the device, {limit_gib:.1f} GiB")
+    axes.set_xticks(sizes, [f"{size:,.0f}" for size in sizes])
+    axes.minorticks_off()
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel("memory [GiB]")
+
+
+def predicted_versus_actual(
+    path: Path, *, title: str, predicted_s: Floats, actual_s: Floats, groups: Sequence[str]
+) -> None:
+    """Predicted against actual step time, both logarithmic, with y = x and lines 20 % to either side.
+
+    Args:
+        path: File to write.
+        title: What is compared; rows and MAPE are added.
+        predicted_s: Predicted times [s], (n,), positive.
+        actual_s: Measured times [s], (n,), positive.
+        groups: Group of each row, such as its device; a colour each, (n,).
+
+    Raises:
+        UsageError, FailureError: There is nothing to plot, or the file cannot be written.
+    """
+    check_plot_path(path)
+    predicted, actual = np.asarray(predicted_s, dtype=float), np.asarray(actual_s, dtype=float)
+    if not predicted.size or not np.all(np.isfinite(predicted) & np.isfinite(actual) & (predicted > 0) & (actual > 0)):
+        raise FailureError("a plot of predicted against actual needs at least one row, and times above zero")
+    mape = float(np.mean(np.abs(predicted - actual) / actual))
+    figure = _figure(width_in=7.0, height_in=6.6)
+    axes = figure.subplots()
+    _draw_reference_lines(axes, np.asarray([min(predicted.min(), actual.min()), max(predicted.max(), actual.max())]))
+    _draw_groups(axes, predicted * 1e3, actual * 1e3, np.asarray(groups))
+    axes.set(xscale="log", yscale="log", xlabel="actual step time [ms]", ylabel="predicted step time [ms]")
+    axes.set_aspect("equal")
+    axes.grid(visible=True, which="major", alpha=0.3)
+    axes.legend(loc="upper left", fontsize="x-small", ncols=2 if len(set(groups)) > 12 else 1)
+    axes.set_title(f"{title}\n{len(actual):,} rows, MAPE {100 * mape:.1f} %")
+    _save(figure, path)
+
+
+def _draw_reference_lines(axes: Axes, ends_s: Floats) -> None:
+    ends_ms = ends_s * 1e3 * np.asarray([0.8, 1.25])
+    axes.plot(ends_ms, ends_ms, color="black", linewidth=1, label="predicted = actual")
+    axes.plot(ends_ms, 1.2 * ends_ms, color="black", linewidth=0.8, linestyle="--", label="20 % above and below")
+    axes.plot(ends_ms, 0.8 * ends_ms, color="black", linewidth=0.8, linestyle="--")
+
+
+def _draw_groups(axes: Axes, predicted_ms: Floats, actual_ms: Floats, groups: npt.NDArray[np.str_]) -> None:
+    names = sorted(set(groups.tolist()))
+    with_names = len(names) <= _MOST_LEGEND_GROUPS
+    for index, name in enumerate(names):
+        rows = groups == name
+        axes.scatter(
+            actual_ms[rows],
+            predicted_ms[rows],
+            s=14,
+            alpha=0.7,
+            linewidths=0,
+            color=_COLOURS[index % len(_COLOURS)],
+            marker=_MARKERS[index // len(_COLOURS) % len(_MARKERS)],
+            label=f"{name} ({rows.sum():,})" if with_names else None,
+        )
+
+
+def _figure(*, width_in: float, height_in: float) -> Figure:
+    # Figure without pyplot saves through Agg and needs no display, window or closing.
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width_in, height_in), layout="constrained")
+
+
+def _save(figure: Figure, path: Path) -> None:
+    try:
+        figure.savefig(path, dpi=150)
+    except OSError as error:
+        raise FailureError(f"the plot '{path}' could not be written: {error.strerror or error}") from error

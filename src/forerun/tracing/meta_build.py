@@ -1,0 +1,128 @@
+"""Builds modules on the meta device, or copies existing ones there, without holding a weight."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+__all__ = ["build_on_meta", "meta_copy", "meta_like", "move_to_meta"]
+
+Built = TypeVar("Built")
+
+_OWN_TABLES = frozenset({"_parameters", "_buffers", "_modules"})
+
+
+class _HostLinspace(TorchFunctionMode):
+    """Makes ``linspace`` real: many constructors read drop-path rates from it with ``.item()``."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is torch.linspace:
+            kwargs.setdefault("device", "cpu")
+        return func(*args, **kwargs)
+
+
+class _NoRandomFill(TorchFunctionMode):
+    """Leaves weights unwritten: their values are never read, and untouched pages take no memory."""
+
+    _RANDOM = frozenset({torch.Tensor.uniform_, torch.Tensor.normal_})
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return args[0] if func in self._RANDOM else func(*args, **(kwargs or {}))
+
+
+def build_on_meta(make: Callable[[], Built]) -> Built:
+    """The result of ``make()`` with every tensor it creates on the meta device.
+
+    A constructor that reads values of tensors fails there; it is run again on the CPU. A module still has to
+    go through ``move_to_meta`` or ``meta_copy``, which take what was placed on the CPU.
+    """
+    try:
+        with torch.device("meta"), _HostLinspace():
+            return make()
+    except (RuntimeError, NotImplementedError):
+        with _NoRandomFill():
+            return make()
+
+
+def meta_like(tensor: torch.Tensor) -> torch.Tensor:
+    """A meta tensor of the same sizes, strides and type; parameters stay parameters."""
+    if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
+        raise ValueError("a lazy parameter has no shape yet: call the module once with data before handing it over")
+    with torch.no_grad():
+        try:
+            empty = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
+        except RuntimeError:  # sparse and other layouts without strides
+            empty = torch.empty(tensor.size(), dtype=tensor.dtype, device="meta")
+    if isinstance(tensor, torch.nn.Parameter):
+        parameter = torch.nn.Parameter(empty, requires_grad=tensor.requires_grad)
+        parameter.__dict__.update(vars(tensor))
+        return parameter
+    return empty.requires_grad_(tensor.requires_grad and tensor.is_leaf)
+
+
+def move_to_meta(module: torch.nn.Module) -> torch.nn.Module:
+    """Replaces every tensor of a module by a meta tensor, in place; shared tensors stay shared.
+
+    Besides parameters and buffers this takes plain tensors in attributes, also inside lists and dicts.
+    Scalar tensors outside of parameters and buffers stay: they work beside meta tensors, and their values
+    may be read.
+    """
+    known: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def moved(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.is_meta:
+            return tensor
+        if id(tensor) not in known:  # the original is kept too, so that its id is not given away
+            known[id(tensor)] = (tensor, meta_like(tensor))
+        return known[id(tensor)][1]
+
+    for child in module.modules():
+        for table in (child._parameters, child._buffers):
+            for name, tensor in table.items():
+                if tensor is not None:
+                    table[name] = moved(tensor)
+    for child in module.modules():
+        for name, value in list(vars(child).items()):
+            if name not in _OWN_TABLES:
+                vars(child)[name] = _replaced(value, moved)
+    return module
+
+
+def _replaced(value: Any, moved: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        is_scalar = value.dim() == 0 and not isinstance(value, torch.nn.Parameter)
+        return value if is_scalar else moved(value)
+    if type(value) in (list, tuple):
+        return type(value)(_replaced(item, moved) for item in value)
+    if type(value) is dict:
+        return {key: _replaced(item, moved) for key, item in value.items()}
+    return value
+
+
+class _MetaCopies(TorchFunctionMode):
+    """Makes ``deepcopy`` of a plain tensor a meta tensor instead of a second copy of its data."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.__deepcopy__:
+            tensor, memo = args
+            if id(tensor) not in memo:
+                is_scalar = tensor.dim() == 0
+                memo[id(tensor)] = tensor.detach().clone() if is_scalar else meta_like(tensor)
+            return memo[id(tensor)]
+        return func(*args, **(kwargs or {}))
+
+
+def meta_copy(module: torch.nn.Module) -> torch.nn.Module:
+    """A copy of a module with its tensors on meta; the module itself is not changed and no data is copied."""
+    memo: dict[int, Any] = {}
+    tensors = [*module.parameters(), *module.buffers()]
+    memo.update((id(tensor), meta_like(tensor)) for tensor in tensors)
+    memo[id(memo)] = tensors  # deepcopy keeps there what must outlive the copy
+    with _MetaCopies():
+        copied = copy.deepcopy(module, memo)
+    return move_to_meta(copied)
