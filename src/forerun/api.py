@@ -25,9 +25,24 @@ from forerun.tracing.trace import ModelRequest, trace
 from forerun.workload.setup import Layout, OptimizerImplementation, Phase, Precision, TrainingSetup
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
 
-__all__ = ["Sweep", "predict", "sweep"]
+    from forerun.evaluation.records_evaluation import Evaluation
+
+__all__ = ["Evaluation", "Sweep", "evaluate", "evaluate_reference", "fit_op_model", "predict", "sweep"]
+
+
+
+def __getattr__(name: str) -> Any:
+    # The evaluation loads pandas and more; a prediction must not wait for it.
+    if name == "Evaluation":
+        from forerun.evaluation.records_evaluation import Evaluation
+
+        return Evaluation
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 Floats = npt.NDArray[np.float64]
 _Choice = TypeVar("_Choice", Precision, Layout, Phase, OptimizerImplementation)
@@ -330,3 +345,71 @@ def _live_memory(
     return limits
 
 
+
+
+def evaluate(
+    records: str | Path,
+    *,
+    format: str = "timm",
+    devices: Sequence[str] = (),
+    precision: str = "amp",
+    layout: str = "nchw",
+    compile: bool = False,
+    torch_version: str = "",
+) -> Evaluation:
+    """Predicted against measured steps, beside simple baselines.
+
+    Args:
+        records: A table of measured steps.
+        format: "timm" for the CSV of timm's benchmark script, "forerun" for the own format.
+        devices: The device of a timm table; for the own format the devices to keep.
+        precision, layout, compile, torch_version: How a timm table was measured; the file does not say.
+
+    Raises:
+        RecordError: The table has missing columns, impossible values, or no model that can be traced.
+        UsageError: A device, format or option is not known.
+    """
+    from pathlib import Path
+
+    from forerun.evaluation.records_evaluation import evaluate_records, read_steps
+
+    options = {
+        "precision": _choice(Precision, precision, "precision"),
+        "layout": _choice(Layout, layout, "layout"),
+        "compile": compile,
+        "framework_version": torch_version,
+    }
+    steps = read_steps(Path(records), format, devices, options)
+    return evaluate_records(steps, _weights())
+
+
+def evaluate_reference(out: Path, quick: bool = False) -> str:
+    """Runs the studies on the public tables and writes the accuracy page.
+
+    Args:
+        out: The page, Markdown.
+        quick: A sample of the rows and a short fit: minutes instead of an hour.
+
+    Raises:
+        RecordError: The public tables were not found.
+    """
+    from forerun.evaluation.reference_run import run_reference
+
+    page = run_reference(quick=quick).as_markdown()
+    out.write_text(page, encoding="utf-8")
+    return page
+
+
+def fit_op_model(out: Path, quick: bool = False) -> None:
+    """Fits the op-level cost model to the public tables and writes its weights.
+
+    Args:
+        out: The weights, safetensors.
+        quick: A sample of the rows and a short fit.
+
+    Raises:
+        RecordError: The public tables were not found.
+    """
+    from forerun.evaluation.reference_run import fit_shipped_weights
+
+    fit_shipped_weights(out, quick=quick)

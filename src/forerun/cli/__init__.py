@@ -1,1 +1,1 @@
-"""."""
+"""The command ``forerun``: parses, calls ``forerun.api``, renders. Imports of a command happen inside it."""

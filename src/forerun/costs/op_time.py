@@ -15,7 +15,6 @@ import numpy.typing as npt
 from forerun.costs.op_weights import NetworkWeights, OpTimeWeights
 from forerun.regressors.op_features import (
     Point,
-    PointArrays,
     dynamic_features,
     point_arrays,
     roofline_terms_s,
@@ -31,8 +30,10 @@ Floats32 = npt.NDArray[np.float32]
 
 MAX_LATENCY_S = 12e-6
 MAX_EFFICIENCY = 1.6
-_SMOOTH_OP, _SMOOTH_STEP = 4.0, 6.0
-_POINTS_PER_CHUNK = 64
+MIN_MEMORY_EFFICIENCY = 0.1
+_SMOOTH_STEP = 6.0
+_POINTS_PER_CHUNK = 16
+"""Few enough that a chunk's activations stay in the cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +62,12 @@ class StepTimes:
 
 
 def step_times(
-    ops: DistinctOps, points: Sequence[Point], weights: OpTimeWeights, *, with_kernels: bool = False
+    ops: DistinctOps,
+    points: Sequence[Point],
+    weights: OpTimeWeights,
+    offsets: Floats,
+    *,
+    with_kernels: bool = False,
 ) -> StepTimes:
     """Predicted times of one model at many points.
 
@@ -69,11 +75,16 @@ def step_times(
         ops: Distinct kernels of the model.
         points: Devices and configurations, p of them.
         weights: The fitted model.
+        offsets: Log offsets of compute, memory and host time of each member at each point, (members, p, 3) or
+            (members, 1, 3); see ``OpTimeWeights.offsets_of_device``.
         with_kernels: Whether to return the time of each kernel as well.
     """
     static = static_features(ops).astype(np.float32)
-    chunks = [points[i : i + _POINTS_PER_CHUNK] for i in range(0, len(points), _POINTS_PER_CHUNK)]
-    parts = [_chunk_times(ops, static, point_arrays(chunk), chunk, weights, with_kernels) for chunk in chunks]
+    offsets = np.broadcast_to(offsets, (len(weights.networks), len(points), 3))
+    parts = []
+    for begin in range(0, len(points), _POINTS_PER_CHUNK):
+        chunk = slice(begin, begin + _POINTS_PER_CHUNK)
+        parts.append(_chunk_times(ops, static, points[chunk], weights, offsets[:, chunk], with_kernels))
 
     names = [field.name for field in fields(StepTimes) if getattr(parts[0], field.name) is not None]
     return StepTimes(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
@@ -82,17 +93,26 @@ def step_times(
 def _chunk_times(
     ops: DistinctOps,
     static: Floats32,
-    arrays: PointArrays,
     points: Sequence[Point],
     weights: OpTimeWeights,
+    offsets: Floats,
     with_kernels: bool,
 ) -> StepTimes:
+    arrays = point_arrays(points)
     compute_s, memory_s = roofline_terms_s(ops, arrays)
     dynamic = dynamic_features(ops, arrays, compute_s, memory_s).astype(np.float32)
     is_compiled = np.asarray([point.setup.compile for point in points], dtype=np.float64)
     members = [
-        _member_times(network, ops, static, arrays.features.astype(np.float32), dynamic, compute_s, memory_s, is_compiled)
-        for network in weights.networks
+        _member_times(
+            network,
+            ops,
+            (static, arrays.features.astype(np.float32), dynamic),
+            (compute_s * np.exp(offset[:, :1])).astype(np.float32),
+            (memory_s * np.exp(offset[:, 1:2])).astype(np.float32),
+            is_compiled,
+            offset[:, 2],
+        )
+        for network, offset in zip(weights.networks, offsets, strict=True)
     ]
     logs = np.log([smooth_maximum(member.device_s, member.host_s) for member in members])
 
@@ -131,20 +151,17 @@ class _Member:
 def _member_times(
     network: NetworkWeights,
     ops: DistinctOps,
-    static: Floats32,
-    shared: Floats32,
-    dynamic: Floats32,
-    compute_s: Floats,
-    memory_s: Floats,
+    features: tuple[Floats32, Floats32, Floats32],
+    compute_s: Floats32,
+    memory_s: Floats32,
     is_compiled: Floats,
+    host_offset: Floats,
 ) -> _Member:
     pair = ops.op_class * len(StepPart) + ops.step_part
-    kernel_s, compute_share, memory_share = _kernel_times_s(
-        network, static, shared, dynamic, compute_s, memory_s, pair
-    )
+    kernel_s, compute_share, memory_share = _kernel_times_s(network, *features, compute_s, memory_s, pair)
     kernel_s *= ops.count
     launches = float(ops.count @ np.exp(network.host[pair]))
-    host_s = np.exp(network.host_constant) + launches * np.exp(is_compiled * network.host_compiled)
+    host_s = np.exp(network.host_constant) + launches * np.exp(is_compiled * network.host_compiled + host_offset)
     return _Member(kernel_s.sum(axis=1), host_s, kernel_s, compute_share, memory_share)
 
 
@@ -155,12 +172,22 @@ def smooth_maximum(device_s: Floats, host_s: Floats) -> Floats:
     return scaled
 
 
-def _silu(values: Floats32) -> Floats32:
-    return values / (1.0 + np.exp(-values))
+def _hard_swish(values: Floats32) -> Floats32:
+    """x min(max(x + 3, 0), 6) / 6, in the array's own memory as far as possible."""
+    gate = values + 3.0
+    np.clip(gate, 0.0, 6.0, out=gate)
+    gate *= values
+    gate *= 1.0 / 6.0
+    return gate
 
 
-def _sigmoid(values: Floats) -> Floats:
+def _sigmoid(values: Floats32) -> Floats32:
     return 1.0 / (1.0 + np.exp(-values))
+
+
+def _fourth(values: Floats32) -> Floats32:
+    square = values * values
+    return square * square
 
 
 def _normal(features: Floats32, network: NetworkWeights, part: slice) -> Floats32:
@@ -172,26 +199,29 @@ def _kernel_times_s(
     static: Floats32,
     shared: Floats32,
     dynamic: Floats32,
-    compute_s: Floats,
-    memory_s: Floats,
+    compute_s: Floats32,
+    memory_s: Floats32,
     pair: npt.NDArray[np.int64],
 ) -> tuple[Floats, Floats, Floats]:
     """Time of one launch of each kernel, (p, n) [s], and its elasticities in compute and in traffic time."""
-    ends = np.cumsum([static.shape[1], shared.shape[1], dynamic.shape[2]])
-    of_static, of_point, of_dynamic = slice(0, ends[0]), slice(ends[0], ends[1]), slice(ends[1], ends[2])
+    num_static, num_shared = static.shape[1], shared.shape[1]
+    of_static, of_point = slice(0, num_static), slice(num_static, num_static + num_shared)
+    of_dynamic = slice(num_static + num_shared, None)
     first = network.first_weight
     hidden = _normal(dynamic, network, of_dynamic) @ first[:, of_dynamic].T
-    hidden += (_normal(static, network, of_static) @ first[:, of_static].T + network.first_bias)[None]
+    hidden += _normal(static, network, of_static) @ first[:, of_static].T + network.first_bias
     hidden += (_normal(shared, network, of_point) @ first[:, of_point].T)[:, None]
-    hidden = _silu(_silu(hidden) @ network.second_weight.T + network.second_bias)
-    u = (hidden @ network.last_weight.T + network.last_bias).astype(np.float64)
+    hidden = _hard_swish(hidden) @ network.second_weight.T
+    hidden += network.second_bias
+    u = _hard_swish(hidden) @ network.last_weight.T + network.last_bias
     compute = compute_s / (MAX_EFFICIENCY * _sigmoid(u[..., 0]))
-    memory = memory_s / (MAX_EFFICIENCY * _sigmoid(u[..., 1]))
+    memory_range = MAX_EFFICIENCY - MIN_MEMORY_EFFICIENCY
+    memory = memory_s / (MIN_MEMORY_EFFICIENCY + memory_range * _sigmoid(u[..., 1]))
     largest = np.maximum(compute, memory) + 1e-15
-    compute_power, memory_power = (compute / largest) ** _SMOOTH_OP, (memory / largest) ** _SMOOTH_OP
+    compute_power, memory_power = _fourth(compute / largest), _fourth(memory / largest)
     total_power = compute_power + memory_power
-    busy = largest * total_power ** (1 / _SMOOTH_OP)
+    busy = largest * np.sqrt(np.sqrt(total_power))
     latency = MAX_LATENCY_S * _sigmoid(network.latency[pair] + np.clip(u[..., 2], -1.5, 1.5))
     kernel = busy + latency
     part = busy / kernel / (total_power + 1e-30)
-    return kernel, compute_power * part, memory_power * part
+    return kernel.astype(np.float64), compute_power * part, memory_power * part

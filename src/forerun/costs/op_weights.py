@@ -15,9 +15,18 @@ import numpy.typing as npt
 from forerun.errors import CostModelError
 from forerun.regressors.op_features import DYNAMIC_FEATURES, POINT_FEATURES, STATIC_FEATURES
 
-__all__ = ["WEIGHTS_FORMAT_VERSION", "NetworkWeights", "OpTimeWeights", "load_weights", "save_weights", "shipped_weights_path"]
+__all__ = [
+    "WEIGHTS_FORMAT_VERSION",
+    "NetworkWeights",
+    "OpTimeWeights",
+    "load_weights",
+    "save_weights",
+    "shipped_weights_path",
+    "system_key",
+]
 
 Floats32 = npt.NDArray[np.float32]
+Floats64 = npt.NDArray[np.float64]
 
 WEIGHTS_FORMAT_VERSION = 1
 FEATURES = (*STATIC_FEATURES, *POINT_FEATURES, *DYNAMIC_FEATURES)
@@ -39,6 +48,7 @@ class NetworkWeights:
     host: Floats32
     host_constant: Floats32
     host_compiled: Floats32
+    latents: Floats32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +57,40 @@ class OpTimeWeights:
 
     Attributes:
         networks: Members.
+        systems: Keys of the measuring systems, in the order of the networks' ``latents`` (see ``system_key``).
         provenance: Tables, rows, date and settings of the fit, error quantiles per tier; see docs/methods.
     """
 
     networks: tuple[NetworkWeights, ...]
+    systems: tuple[str, ...]
     provenance: Mapping[str, Any]
+
+    def offsets_of_system(self, system: str) -> Floats64:
+        """Log offsets of (compute, memory, host) time of a system, zero if it was not fitted, (members, 3)."""
+        chosen = [i for i, name in enumerate(self.systems) if name == system]
+        return self._mean_latents(chosen)
+
+    def offsets_of_device(self, device: str, precision: str, layout: str, compiler: str) -> Floats64:
+        """Mean offsets of the systems nearest to a configuration: as many parts of the key agree as can.
+
+        A device that was not measured has offsets of zero: nothing is known of how it differs.
+        """
+        for parts in ((device, precision, layout, compiler), (device, precision, layout), (device, precision)):
+            wanted = "|" + "|".join(parts) + "|"
+            chosen = [i for i, name in enumerate(self.systems) if wanted in name]
+            if chosen:
+                return self._mean_latents(chosen)
+        return self._mean_latents([])
+
+    def _mean_latents(self, chosen: list[int]) -> Floats64:
+        if not chosen:
+            return np.zeros((len(self.networks), 3))
+        return np.stack([network.latents[chosen].mean(axis=0) for network in self.networks]).astype(np.float64)
+
+
+def system_key(source: str, device: str, precision: str, layout: str, compiler: str, version: str) -> str:
+    """Key of a measuring system: who measured, on what, how."""
+    return "|".join((source, device, precision, layout, compiler, version))
 
 
 def shipped_weights_path() -> Path:
@@ -68,7 +107,12 @@ def save_weights(weights: OpTimeWeights, path: Path) -> None:
         for index, network in enumerate(weights.networks)
         for name in NetworkWeights.__slots__
     }
-    header = {"format_version": WEIGHTS_FORMAT_VERSION, "features": FEATURES, "provenance": dict(weights.provenance)}
+    header = {
+        "format_version": WEIGHTS_FORMAT_VERSION,
+        "features": FEATURES,
+        "systems": weights.systems,
+        "provenance": dict(weights.provenance),
+    }
     path.parent.mkdir(parents=True, exist_ok=True)
     save_file(tensors, path, metadata={"forerun": json.dumps(header)})
 
@@ -96,12 +140,18 @@ def load_weights(path: Path) -> OpTimeWeights:
             f"the fitted cost model {path.name} is damaged ({error}); reinstall forerun or fit it again"
         ) from error
     _check_header(header, path)
-    count = 1 + max(int(name.partition(".")[0]) for name in tensors)
+    count = 1 + max((int(name.partition(".")[0]) for name in tensors), default=-1)
+    expected = {f"{index}.{name}" for index in range(max(count, 1)) for name in NetworkWeights.__slots__}
+    if missing := sorted(expected - set(tensors)):
+        raise CostModelError(
+            f"the fitted cost model {path.name} is damaged: {len(missing)} tensors are missing, first "
+            f"{missing[0]}; reinstall forerun or fit it again"
+        )
     networks = tuple(
         NetworkWeights(**{name: tensors[f"{index}.{name}"] for name in NetworkWeights.__slots__})
         for index in range(count)
     )
-    return OpTimeWeights(networks=networks, provenance=header["provenance"])
+    return OpTimeWeights(networks=networks, systems=tuple(header["systems"]), provenance=header["provenance"])
 
 
 def _check_header(header: Mapping[str, Any], path: Path) -> None:

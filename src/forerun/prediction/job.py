@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
 
 from forerun.errors import InvalidSetupError, near_matches
 from forerun.prediction.estimate import Interval
@@ -91,16 +91,18 @@ class Job:
     drop_last: bool = False
 
     def __post_init__(self) -> None:
-        checks = (
-            ("dataset size", self.num_samples, self.num_samples >= 1),
-            ("number of epochs", self.num_epochs, self.num_epochs is None or self.num_epochs > 0),
-            ("validation size", self.num_validation_samples, self.num_validation_samples >= 0),
-            ("start-up time", self.startup_s, 0 <= self.startup_s < float("inf")),
-            ("checkpoint time", self.checkpoint_s, 0 <= self.checkpoint_s < float("inf")),
-        )
-        for name, value, is_good in checks:
-            if not is_good:
-                raise InvalidSetupError(f"{name} must be positive and finite, got {value}")
+        positive = {"dataset size": self.num_samples, "number of epochs": self.num_epochs}
+        for name, value in positive.items():
+            if value is not None and not 0 < value < inf:
+                raise InvalidSetupError(f"{name} must be above zero and finite, got {value}")
+        not_negative = {
+            "validation size": self.num_validation_samples,
+            "start-up time": self.startup_s,
+            "checkpoint time": self.checkpoint_s,
+        }
+        for name, value in not_negative.items():
+            if not 0 <= value < inf:
+                raise InvalidSetupError(f"{name} must be zero or more and finite, got {value}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from forerun.costs.memory import estimate_memory, fits
 from forerun.costs.memory_constants import MemoryConstants, memory_constants, visible_memory
 from forerun.costs.memory_max_batch import max_batch_size
 from forerun.costs.op_weights import OpTimeWeights
+from forerun.errors import InvalidSetupError
 from forerun.hardware.device import Device, DeviceKind
 from forerun.prediction.estimate import Estimate, Interval, MemoryShare
 from forerun.prediction.job import Job, JobTimes, job_times
@@ -19,6 +20,7 @@ from forerun.prediction.step import (
     missing_format_note,
     predict_steps,
 )
+from forerun.records.step_record import framework_release
 from forerun.workload.setup import Phase, TrainingSetup
 
 __all__ = ["Question", "estimate"]
@@ -145,18 +147,20 @@ class _Memory:
     device_bytes: float
 
 
-def _version_pair(torch_version: str | None) -> tuple[int, int] | None:
+def _release(torch_version: str | None) -> tuple[int, int] | None:
     if torch_version is None:
         return None
-    major, minor = (torch_version.split(".") + ["0"])[:2]
-    return int(major), int(minor)
+    release = framework_release(torch_version)
+    if release is None:
+        raise InvalidSetupError(f"a PyTorch version looks like 2.4 or 2.4.1, got '{torch_version}'")
+    return release
 
 
 def memory_constants_of(question: Question) -> MemoryConstants:
     """Overhead and factors of the question's device and software."""
     return memory_constants(
         question.device,
-        torch_version=_version_pair(question.torch_version),
+        torch_version=_release(question.torch_version),
         overhead_bytes=question.memory_overhead_bytes,
     )
 

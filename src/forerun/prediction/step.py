@@ -111,6 +111,18 @@ def points_of(
     ]
 
 
+def _offsets(devices: Sequence[Device], setups: Sequence[TrainingSetup], weights: OpTimeWeights) -> Floats:
+    """What is known of each device's systems, (members, p, 3); computed once per distinct configuration."""
+    known: dict[tuple[str, ...], Floats] = {}
+    columns = []
+    for device, setup in zip(devices, setups, strict=True):
+        key = (device.name, setup.precision, setup.layout, "compiled" if setup.compile else "eager")
+        if key not in known:
+            known[key] = weights.offsets_of_device(*key)
+        columns.append(known[key])
+    return np.stack(columns, axis=1)
+
+
 def predict_intervals(
     model: PreparedModel,
     devices: Sequence[Device],
@@ -119,7 +131,8 @@ def predict_intervals(
     torch_version: str | None = None,
 ) -> tuple[Floats, Floats, Floats]:
     """Value, low and high of the step time at many points, (p,) each [s]; no breakdown, for sweeps."""
-    times = step_times(model.ops, points_of(model, devices, setups, torch_version), weights)
+    points = points_of(model, devices, setups, torch_version)
+    times = step_times(model.ops, points, weights, _offsets(devices, setups, weights))
     tiers = [provenance_of(device, setup, weights) for device, setup in zip(devices, setups, strict=True)]
     width = np.empty(len(tiers))
     for tier in set(tiers):
@@ -137,7 +150,8 @@ def predict_steps(
 ) -> list[StepPrediction]:
     """Predicted steps of one model on one device, with breakdown."""
     points = points_of(model, [device] * len(setups), setups, torch_version)
-    times = step_times(model.ops, points, weights, with_kernels=True)
+    offsets = _offsets([device] * len(setups), setups, weights)
+    times = step_times(model.ops, points, weights, offsets, with_kernels=True)
     return [_prediction(model, device, setup, times, i, weights) for i, setup in enumerate(setups)]
 
 

@@ -259,35 +259,40 @@ def _at(affine: Floats, arrays: PointArrays) -> Floats:
 
 
 def _log2(values: Floats) -> Floats:
-    return np.log2(np.maximum(values, _ONE))
+    """log2 by way of the natural logarithm in single precision, which NumPy computes several at a time."""
+    logs: Floats = np.log(np.maximum(values, _ONE).astype(np.float32)) * np.float32(1 / np.log(2))
+    return logs
 
 
-def _tile_size(size: Floats) -> Floats:
+def _tile_size(log2_size: Floats) -> Floats:
     """Edge of the output tile of a product: 128, or the power of two from 16 that covers a smaller side."""
-    return np.clip(2.0 ** np.ceil(_log2(size)), 16.0, _TILE)
+    # Single precision must not lift log2(2^n) over n.
+    return np.exp2(np.clip(np.ceil(log2_size - 1e-4), 4.0, 7.0))
 
 
-def dynamic_features(ops: DistinctOps, arrays: PointArrays, compute_s: Floats, memory_s: Floats) -> Floats:
+def dynamic_features(ops: DistinctOps, arrays: PointArrays, compute_s: Floats, memory_s: Floats) -> npt.NDArray[np.float32]:
     """Features that depend on kernel and point, (p, n, number of ``DYNAMIC_FEATURES``)."""
     flops, moved = _at(ops.flops, arrays), _at(ops.moved_bytes, arrays)
     groups, m, n, k = (_at(ops.gemm[:, i], arrays) for i in range(4))
     is_matrix = k > 0
     groups, m, n, k = (np.where(is_matrix, np.maximum(size, 1), 1.0) for size in (groups, m, n, k))
-    tile_m, tile_n = _tile_size(m), _tile_size(n)
+    log_m, log_n = _log2(m), _log2(n)
+    tile_m, tile_n = _tile_size(log_m), _tile_size(log_n)
     tiles = groups * np.ceil(m / tile_m) * np.ceil(n / tile_n)
     waves = tiles / arrays.num_units
     fill = np.where(waves < _MANY_WAVES, waves / np.ceil(waves), 1.0)
-    elements = _at(ops.elements, arrays)
+    log_flops, log_moved, log_tiles = _log2(1 + flops), _log2(1 + moved), _log2(tiles)
+    log_compute, log_memory = _log2(compute_s + 1e-10), _log2(memory_s + 1e-10)
 
     def divides(size: Floats, by: int) -> Floats:
-        return np.where(is_matrix, np.mod(np.rint(size), by) == 0, 1.0)
+        return np.where(is_matrix, np.rint(size) % by == 0, 1.0)
 
     columns = [
-        _log2(1 + flops),
-        _log2(1 + moved),
-        _log2((1 + flops) / (1 + moved)),
-        _log2(m),
-        _log2(n),
+        log_flops,
+        log_moved,
+        log_flops - log_moved,
+        log_m,
+        log_n,
         _log2(k),
         _log2(groups),
         divides(m, 8),
@@ -295,14 +300,17 @@ def dynamic_features(ops: DistinctOps, arrays: PointArrays, compute_s: Floats, m
         divides(k, 8),
         divides(n, 64),
         divides(k, 64),
-        _log2((1 + moved) / arrays.l2_bytes),
-        _log2(tiles),
-        _log2(waves),
+        log_moved - _log2(arrays.l2_bytes),
+        log_tiles,
+        log_tiles - _log2(arrays.num_units),
         np.where(is_matrix, fill, 1.0),
         np.where(is_matrix, groups * m * n / (tiles * tile_m * tile_n), 1.0),
         np.where(is_matrix, _log2(tile_m * tile_n / _TILE**2), 0.0),
-        _log2((compute_s + 1e-10) / (memory_s + 1e-10)),
-        _log2((1 + elements) / arrays.num_units),
+        log_compute - log_memory,
+        _log2(1 + _at(ops.elements, arrays)) - _log2(arrays.num_units),
         _log2(np.maximum(compute_s, memory_s) * 1e6 + 1e-3),
     ]
-    return np.stack([np.broadcast_to(column, flops.shape) for column in columns], axis=-1)
+    features = np.empty((*flops.shape, len(columns)), dtype=np.float32)
+    for index, column in enumerate(columns):
+        features[..., index] = column
+    return features

@@ -32,11 +32,11 @@ def bar_text(start: float, end: float, width: int, fill: str) -> str:
 def merge_small(parts: tuple[tuple[str, float], ...], share: float = 0.02) -> list[tuple[str, float]]:
     """Largest parts first; those below ``share`` of the sum become one 'other', so the sum stays."""
     total = sum(size for _, size in parts)
-    ordered = sorted(parts, key=lambda part: -part[1])
+    ordered = sorted((part for part in parts if part[1] > 0), key=lambda part: -part[1])
     large = [part for part in ordered if part[1] >= share * total]
     small = [part for part in ordered if part[1] < share * total]
     if len(small) < 2:
-        return [part for part in ordered if part[1] > 0]
+        return ordered
     return [*large, (f"other ({len(small)} parts)", sum(size for _, size in small))]
 
 

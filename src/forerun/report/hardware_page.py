@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from forerun.hardware import Device, Host, HostGpu
-from forerun.units import format_bytes, format_flops_per_s
+from forerun.units import GIB, format_bytes, format_flops_per_s
 
 __all__ = ["device_page", "device_table", "host_page"]
 
@@ -18,13 +18,13 @@ _MISSING = "not reported"
 
 
 def device_table(devices: Iterable[Device]) -> RenderableType:
-    """The catalogue, a line per device."""
+    """The catalogue, a line per device; only the title gives way where the terminal is narrow."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("name", no_wrap=True)
-    table.add_column("what it is", no_wrap=True, overflow="ellipsis")
-    for title in ("memory", "bandwidth", "fp32", "fp16"):
+    for title in ("memory\n[GiB]", "bandwidth\n[GB/s]", "fp32\n[TFLOP/s]", "fp16\n[TFLOP/s]"):
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("since", no_wrap=True)
+    table.add_column("what it is", overflow="fold")
     for device in devices:
         table.add_row(*(Text(cell) for cell in _device_cells(device)))
     return table
@@ -32,9 +32,13 @@ def device_table(devices: Iterable[Device]) -> RenderableType:
 
 def _device_cells(device: Device) -> tuple[str, ...]:
     peaks: Mapping[str, float] = {str(peak): rate for peak, rate in device.peak_flops_per_s.items()}
-    rates = (format_flops_per_s(peaks[name]) if name in peaks else "-" for name in ("fp32", "fp16"))
-    bandwidth = _bandwidth(device.memory_bandwidth_bytes_per_s)
-    return (device.name, device.title, format_bytes(device.memory_bytes), bandwidth, *rates, device.release)
+    rates = (_short(peaks[name] / 1e12) if name in peaks else "-" for name in ("fp32", "fp16"))
+    memory, bandwidth = _short(device.memory_bytes / GIB), f"{device.memory_bandwidth_bytes_per_s / 1e9:,.0f}"
+    return (device.name, memory, bandwidth, *rates, device.release, device.title)
+
+
+def _short(figure: float) -> str:
+    return f"{figure:,.1f}" if figure < 100 else f"{figure:,.0f}"
 
 
 def _bandwidth(bandwidth_bytes_per_s: float) -> str:
@@ -47,9 +51,11 @@ def device_page(device: Device) -> RenderableType:
     table.add_column("figure", no_wrap=True)
     table.add_column("value", justify="right", no_wrap=True)
     table.add_column("source", overflow="fold")
+    above = ""
     for name, value, field in _device_figures(device):
         source = device.sources.get(field) or device.sources.get(field.partition(".")[0], "")
-        table.add_row(Text(name), Text(value), Text(source))
+        table.add_row(Text(name), Text(value), Text("as above" if source == above else source))
+        above = source
     lines: list[RenderableType] = [
         Text(f"{device.title} ({device.name})", style="bold"),
         Text(f"{device.vendor} {device.kind}, {device.architecture}, {device.segment}"),
@@ -81,7 +87,11 @@ def host_page(host: Host) -> RenderableType:
     table.add_column(overflow="fold")
     for name, value in _host_figures(host):
         table.add_row(Text(name), Text(value))
-    parts: list[RenderableType] = [Text("This machine", style="bold"), Padding(table, (0, 0, 0, 2)), Text("")]
+    parts: list[RenderableType] = [
+        Text("This machine", style="bold"),
+        Padding(table, (0, 0, 0, 2), expand=False),
+        Text(""),
+    ]
     if not host.gpus:
         return Group(*parts, Text("No NVIDIA GPU was found; '--on here' means the processor."))
     return Group(*parts, Text("GPUs", style="bold"), *(_gpu_line(gpu) for gpu in host.gpus))
@@ -94,9 +104,8 @@ def _host_figures(host: Host) -> Iterable[tuple[str, str]]:
     yield "cores", f"{cpu.num_physical_cores} ({cpu.num_logical_cores} threads), {clock}"
     yield "usable here", f"{host.num_usable_cores:g} threads"
     yield "vector units", ", ".join(cpu.features) or _MISSING
-    yield "memory", (
-        f"{format_bytes(host.memory_usable_bytes)} usable, {format_bytes(host.memory_available_bytes)} available now"
-    )
+    available = format_bytes(host.memory_available_bytes)
+    yield "memory", f"{format_bytes(host.memory_usable_bytes)} usable, {available} available now"
     yield "swap", format_bytes(host.swap_total_bytes)
     yield "disk", f"{format_bytes(host.disk_free_bytes)} free"
     yield "system", host.operating_system
@@ -111,4 +120,4 @@ def _gpu_line(gpu: HostGpu) -> RenderableType:
         f"CUDA {gpu.cuda_version or _MISSING}",
         f"power limit {_MISSING if gpu.power_limit_w is None else f'{gpu.power_limit_w:.0f} W'}",
     ]
-    return Padding(Text(f"{gpu.index}: {gpu.name}, {', '.join(details)}"), (0, 0, 0, 2))
+    return Padding(Text(f"{gpu.index}: {gpu.name}, {', '.join(details)}"), (0, 0, 0, 2), expand=False)

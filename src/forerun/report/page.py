@@ -32,6 +32,8 @@ PAGE_WIDTH = 96
 WIDTH_WITH_BARS = 60
 """Below this width the figures need all the room, and the bars are left out."""
 
+_MEMORY_WORDS = {"context": "context of the driver"}
+
 
 def estimate_page(estimate: Estimate, width: int) -> RenderableType:
     """An estimate as a page of text; every bar and colour repeats what a figure beside it says.
@@ -43,7 +45,11 @@ def estimate_page(estimate: Estimate, width: int) -> RenderableType:
     with_bars = width >= WIDTH_WITH_BARS
     parts: list[RenderableType] = [_title(estimate), Text(""), _headline(estimate), Text("")]
     if estimate.peak_memory_bytes is not None:
-        parts += [_memory_sentence(estimate, estimate.peak_memory_bytes), _memory_bars(estimate, with_bars), Text("")]
+        parts += [
+            _memory_sentence(estimate, estimate.peak_memory_bytes),
+            _memory_bars(estimate, with_bars),
+            Text(""),
+        ]
     parts += [_step_sentence(estimate), _step_bars(estimate, with_bars), Text("")]
     if estimate.top_layers:
         parts += [Text("Most expensive layers", style="bold"), _layers(estimate), Text("")]
@@ -59,8 +65,13 @@ def _title(estimate: Estimate) -> Text:
         " on ",
         (f"{devices}{estimate.device_title}", "bold"),
         f"\n{setup_words(estimate)}",
-        f"\n{format_count(estimate.num_parameters)} parameters, {format_flops(estimate.flops_per_sample)} a sample",
+        f"\n{format_count(estimate.num_parameters)} parameters, ",
+        f"{format_flops(estimate.flops_per_sample)} a sample",
     )
+
+
+def _indented(table: Table) -> Padding:
+    return Padding(table, (0, 0, 0, 2), expand=False)
 
 
 def _grid(*justify: str) -> Table:
@@ -77,7 +88,7 @@ def _headline(estimate: Estimate) -> RenderableType:
         if interval is not None:
             words = Text(range_words(interval, format_value))
             table.add_row(Text(name), Text(format_value(interval.value), style="bold"), words)
-    return Padding(table, (0, 0, 0, 2))
+    return _indented(table)
 
 
 def _quantities(estimate: Estimate) -> Iterator[tuple[str, Interval | None, Callable[[float], str]]]:
@@ -94,7 +105,9 @@ def _quantities(estimate: Estimate) -> Iterator[tuple[str, Interval | None, Call
 
 
 def _memory_sentence(estimate: Estimate, peak: Interval) -> Text:
-    text = Text.assemble(("Memory  ", "bold"), f"{format_bytes(peak.value)} ({range_words(peak, format_bytes)})")
+    text = Text.assemble(
+        ("Memory  ", "bold"), f"{format_bytes(peak.value)} ({range_words(peak, format_bytes)})"
+    )
     if estimate.device_memory_bytes > 0:
         text.append(f" of {format_bytes(estimate.device_memory_bytes)}")
     text.append(f": {fit_sentence(estimate.fits)}", style="bold")
@@ -105,7 +118,9 @@ def _memory_sentence(estimate: Estimate, peak: Interval) -> Text:
 
 
 def _memory_bars(estimate: Estimate, with_bars: bool) -> RenderableType:
-    parts = merge_small(tuple((part.name, part.size_bytes) for part in estimate.memory_parts))
+    parts = merge_small(
+        tuple((_MEMORY_WORDS.get(p.name, p.name), p.size_bytes) for p in estimate.memory_parts)
+    )
     used = sum(size for _, size in parts)
     card = estimate.device_memory_bytes
     rows = [(name, size, format_bytes(size)) for name, size in parts]
@@ -113,12 +128,23 @@ def _memory_bars(estimate: Estimate, with_bars: bool) -> RenderableType:
     if card > used:
         free = Bar(used / card, 1.0, fill="·", ascii_fill=".", colour="dim")
         _add_row(table, "free", free, format_bytes(card - used), format_percent(1 - used / card), with_bars)
-    return Padding(table, (0, 0, 0, 2))
+    elif 0 < card < used:
+        beyond = Bar(card / used, 1.0, fill="!", ascii_fill="!", colour="red")
+        _add_row(
+            table,
+            "more than there is",
+            beyond,
+            format_bytes(used - card),
+            format_percent(1 - card / used),
+            with_bars,
+        )
+    return _indented(table)
 
 
 def _step_sentence(estimate: Estimate) -> Text:
     return Text.assemble(
-        ("Step  ", "bold"), f"{format_duration_s(estimate.step_time_s.value)}, {bound_sentence(estimate.bound_by)}"
+        ("Step  ", "bold"),
+        f"{format_duration_s(estimate.step_time_s.value)}, {bound_sentence(estimate.bound_by)}",
     )
 
 
@@ -126,7 +152,7 @@ def _step_bars(estimate: Estimate, with_bars: bool) -> RenderableType:
     parts = merge_small(tuple((part.name, part.time_s) for part in estimate.breakdown))
     rows = [(name, time_s, format_duration_s(time_s)) for name, time_s in parts]
     total = sum(time_s for _, time_s in parts)
-    return Padding(_waterfall(rows, total, with_bars), (0, 0, 0, 2))
+    return _indented(_waterfall(rows, total, with_bars))
 
 
 def _waterfall(rows: list[tuple[str, float, str]], whole: float, with_bars: bool) -> Table:
@@ -153,17 +179,21 @@ def _add_row(table: Table, name: str, bar: Bar, words: str, share: str, with_bar
 def _layers(estimate: Estimate) -> RenderableType:
     table = _grid("left", "right", "right")
     for layer in estimate.top_layers:
-        table.add_row(Text(layer.module), Text(format_duration_s(layer.time_s)), Text(format_percent(layer.share)))
-    return Padding(table, (0, 0, 0, 2))
+        table.add_row(
+            Text(layer.module), Text(format_duration_s(layer.time_s)), Text(format_percent(layer.share))
+        )
+    return _indented(table)
 
 
 def _remarks(estimate: Estimate) -> list[RenderableType]:
     remarks = list(estimate.notes)
     if estimate.unsupported_ops:
-        remarks.insert(0, f"without a rule of their own, charged by their traffic: {', '.join(estimate.unsupported_ops)}")
+        remarks.insert(
+            0, f"without a rule of their own, charged by their traffic: {', '.join(estimate.unsupported_ops)}"
+        )
     if not remarks:
         return []
     table = _grid("left", "left")
     for remark in remarks:
         table.add_row(Text("-"), Text(remark))
-    return [Text("Notes", style="bold"), Padding(table, (0, 0, 0, 2))]
+    return [Text("Notes", style="bold"), _indented(table)]

@@ -74,7 +74,9 @@ def throughput_and_memory(
     for axes in (above, below):
         axes.axvline(chosen_batch_size, color="#555555", linestyle=":", label=f"batch {chosen_batch_size:,}")
         axes.grid(visible=True, alpha=0.3)
-        axes.legend(loc="upper left", fontsize="small")
+        # Room for the legend above the curves and the limit.
+        axes.set_ylim(0, 1.35 * axes.get_ylim()[1])
+        axes.legend(loc="upper left", fontsize="small", ncols=2)
     below.set_xlabel("batch size")
     figure.suptitle(title)
     _save(figure, path)
@@ -85,17 +87,20 @@ def _draw_throughput(axes: Axes, sizes: Floats, throughput: tuple[Floats, Floats
     axes.fill_between(sizes, low, high, color=_COLOURS[0], alpha=0.2, label="90 % interval")
     axes.plot(sizes, value, color=_COLOURS[0], marker="o", markersize=4, label="predicted")
     axes.set_xscale("log", base=2)
-    axes.set_ylim(bottom=0)
     axes.set_ylabel("throughput [samples/s]")
 
 
 def _draw_memory(axes: Axes, sizes: Floats, memory_gib: Floats, limit_gib: float) -> None:
     axes.plot(sizes, memory_gib, color=_COLOURS[1], marker="o", markersize=4, label="peak memory")
     if limit_gib > 0:
-        axes.axhline(limit_gib, color="black", linestyle="--", label=f"memory of the device, {limit_gib:.1f} GiB")
-    axes.set_xticks(sizes, [f"{size:,.0f}" for size in sizes])
+        axes.axhline(
+            limit_gib, color="black", linestyle="--", label=f"memory of the device, {limit_gib:.1f} GiB"
+        )
+    # Labels at powers of two only, and not too many: a batch in between would be written over its neighbour.
+    powers = [size for size in sizes if float(np.log2(size)).is_integer()]
+    shown = powers[:: 1 + len(powers) // 13]
+    axes.set_xticks(shown, [f"{size:,.0f}" for size in shown])
     axes.minorticks_off()
-    axes.set_ylim(bottom=0)
     axes.set_ylabel("memory [GiB]")
 
 
@@ -116,14 +121,20 @@ def predicted_versus_actual(
     """
     check_plot_path(path)
     predicted, actual = np.asarray(predicted_s, dtype=float), np.asarray(actual_s, dtype=float)
-    if not predicted.size or not np.all(np.isfinite(predicted) & np.isfinite(actual) & (predicted > 0) & (actual > 0)):
+    if not predicted.size or not np.all(
+        np.isfinite(predicted) & np.isfinite(actual) & (predicted > 0) & (actual > 0)
+    ):
         raise FailureError("a plot of predicted against actual needs at least one row, and times above zero")
     mape = float(np.mean(np.abs(predicted - actual) / actual))
     figure = _figure(width_in=7.0, height_in=6.6)
     axes = figure.subplots()
-    _draw_reference_lines(axes, np.asarray([min(predicted.min(), actual.min()), max(predicted.max(), actual.max())]))
+    _draw_reference_lines(
+        axes, np.asarray([min(predicted.min(), actual.min()), max(predicted.max(), actual.max())])
+    )
     _draw_groups(axes, predicted * 1e3, actual * 1e3, np.asarray(groups))
     axes.set(xscale="log", yscale="log", xlabel="actual step time [ms]", ylabel="predicted step time [ms]")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_major_formatter("{x:g}")
     axes.set_aspect("equal")
     axes.grid(visible=True, which="major", alpha=0.3)
     axes.legend(loc="upper left", fontsize="x-small", ncols=2 if len(set(groups)) > 12 else 1)
@@ -134,7 +145,9 @@ def predicted_versus_actual(
 def _draw_reference_lines(axes: Axes, ends_s: Floats) -> None:
     ends_ms = ends_s * 1e3 * np.asarray([0.8, 1.25])
     axes.plot(ends_ms, ends_ms, color="black", linewidth=1, label="predicted = actual")
-    axes.plot(ends_ms, 1.2 * ends_ms, color="black", linewidth=0.8, linestyle="--", label="20 % above and below")
+    axes.plot(
+        ends_ms, 1.2 * ends_ms, color="black", linewidth=0.8, linestyle="--", label="20 % above and below"
+    )
     axes.plot(ends_ms, 0.8 * ends_ms, color="black", linewidth=0.8, linestyle="--")
 
 

@@ -14,6 +14,7 @@ __all__ = [
     "format_percent",
     "format_usd",
     "format_whole",
+    "plot_title",
     "provenance_sentence",
     "range_words",
     "setup_words",
@@ -77,8 +78,16 @@ def format_whole(count: float) -> str:
 def setup_words(estimate: Estimate) -> str:
     """The training setup in one line."""
     per_device = " a device" if estimate.num_devices > 1 else ""
+    return f"batch {format_whole(estimate.batch_size_per_device)}{per_device}, {_recipe(estimate)}"
+
+
+def plot_title(estimate: Estimate) -> str:
+    """Title of a plot over batch sizes."""
+    return f"{estimate.model} on {estimate.device_title}\n{_recipe(estimate)}"
+
+
+def _recipe(estimate: Estimate) -> str:
     words = [
-        f"batch {format_whole(estimate.batch_size_per_device)}{per_device}",
         estimate.precision,
         estimate.layout,
         "compiled" if estimate.compile else "eager",

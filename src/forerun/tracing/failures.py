@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import traceback
 from pathlib import Path
@@ -21,7 +22,8 @@ _TOO_SMALL = re.compile(
     re.IGNORECASE,
 )
 _MISMATCH = re.compile(
-    r"shapes cannot be multiplied|to have \d+ channels|is invalid for input of size|must match the (size|existing)|"
+    r"shapes cannot be multiplied|to have \d+ channels|is invalid for input of size|"
+    r"must match the (size|existing)|"
     r"size of tensor a|sizes of tensors must match|doesn't match model|doesn't match|expected input|"
     r"normalized_shape|should be divisible|must be divisible|not divisible|size mismatch|weight of size|"
     r"input\.size\(-1\) must be equal|expected \dD|got input of size|unflatten|out of bounds for dimension|"
@@ -35,7 +37,8 @@ _DATA_DEPENDENT = re.compile(
     r"can't convert meta device tensor|number of output elements|repeat_interleave",
     re.IGNORECASE,
 )
-_FOREIGN = ("torch", "forerun", "transformers", "timm", "torchvision")
+_TORCH = Path(torch.__file__).parent
+_FORERUN = Path(__file__).parents[1]
 
 
 def explain_failure(exc: BaseException, built: BuiltModel) -> ForerunError:
@@ -59,9 +62,9 @@ def explain_failure(exc: BaseException, built: BuiltModel) -> ForerunError:
         return inputs
     if _is_data_dependent(exc, text):
         return TraceError(
-            f"{built.name} decides what to compute by the values of a tensor{place_of(exc)}, and a step is traced "
-            f"without values ({first_line(exc)}); make that part depend on shapes only, or predict the part of "
-            "the model that does"
+            f"{built.name} decides what to compute by the values of a tensor{place_of(exc)}, and a step is "
+            f"traced without values ({first_line(exc)}); make that part depend on shapes only, or predict "
+            "the part of the model that does"
         )
     if _TOO_SMALL.search(text):
         return InvalidSetupError(
@@ -87,18 +90,22 @@ def first_line(exc: BaseException) -> str:
 
 
 def place_of(exc: BaseException) -> str:
-    """`` (file.py, line 12)`` for the innermost line of the user's own code, empty if there is none."""
+    """`` (file.py, line 12)`` for the innermost line of the model's own code, empty if there is none."""
     for frame in reversed(traceback.extract_tb(exc.__traceback__)):
-        parts = Path(frame.filename).parts
-        if not any(name in parts for name in _FOREIGN) and not frame.filename.startswith("<"):
-            return f" ({Path(frame.filename).name}, line {frame.lineno})"
+        path = Path(frame.filename)
+        if path.is_relative_to(_FORERUN):
+            return ""
+        if not path.is_relative_to(_TORCH) and not frame.filename.startswith("<"):
+            return f" ({path.name}, line {frame.lineno})"
     return ""
 
 
 def _is_data_dependent(exc: BaseException, text: str) -> bool:
     if type(exc).__name__ in ("GuardOnDataDependentSymNode", "DataDependentOutputException"):
         return True
-    return isinstance(exc, (RuntimeError, NotImplementedError, TypeError)) and bool(_DATA_DEPENDENT.search(text))
+    return isinstance(exc, (RuntimeError, NotImplementedError, TypeError)) and bool(
+        _DATA_DEPENDENT.search(text)
+    )
 
 
 def _is_about_sizes(exc: BaseException, text: str) -> bool:
@@ -114,7 +121,8 @@ def _explain_inputs(text: str, built: BuiltModel) -> ForerunError | None:
     if missing:
         num_inputs = _num_inputs(built.module)
         return ModelBuildError(
-            f"{built.name} takes {num_inputs} inputs and was given one sample tensor; also needed: {missing[2]}; {remedy}"
+            f"{built.name} takes {num_inputs} inputs and was given one tensor; also needed: "
+            f"{missing[2]}; {remedy}"
         )
     assert extra is not None
     return ModelBuildError(
@@ -123,5 +131,5 @@ def _explain_inputs(text: str, built: BuiltModel) -> ForerunError | None:
 
 
 def _num_inputs(module: torch.nn.Module) -> int:
-    code = module.forward.__code__
-    return int(code.co_argcount) - 1
+    required = (p for p in inspect.signature(module.forward).parameters.values() if p.default is p.empty)
+    return sum(p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in required)

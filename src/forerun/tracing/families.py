@@ -133,7 +133,8 @@ def _values(chosen: Family, text: str, options: InputOptions) -> dict[str, int]:
     if options.num_classes is not None:
         if "num_classes" in given and values["num_classes"] != options.num_classes:
             raise InvalidSetupError(
-                f"num_classes is given twice: {values['num_classes']} in the name, {options.num_classes} as option"
+                f"num_classes is given twice: {values['num_classes']} in the name, "
+                f"{options.num_classes} as option"
             )
         values["num_classes"] = options.num_classes
     return values

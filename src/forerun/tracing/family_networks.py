@@ -34,7 +34,9 @@ def _num_features(features: nn.Module, input_shape: Shape) -> int:
     return int(output.numel())
 
 
-def _classifier(features: nn.Module, input_shape: Shape, widths: Sequence[int], num_classes: int) -> nn.Module:
+def _classifier(
+    features: nn.Module, input_shape: Shape, widths: Sequence[int], num_classes: int
+) -> nn.Module:
     layers: list[nn.Module] = [nn.Flatten()]
     size = _num_features(features, input_shape)
     for width in widths:
@@ -47,7 +49,9 @@ def _classifier(features: nn.Module, input_shape: Shape, widths: Sequence[int], 
     "cnn",
     input_shape=(3, 32, 32),
     depth=FamilyKey(default=4, meaning="blocks of two convolutions", high=10),
-    base_filters=FamilyKey(default=64, meaning="filters of the first block, doubled in each further one", high=4096),
+    base_filters=FamilyKey(
+        default=64, meaning="filters of the first block, doubled in each further one", high=4096
+    ),
     dense_units=FamilyKey(default=128, meaning="width of the hidden dense layer"),
     num_classes=_TEN_CLASSES,
 )

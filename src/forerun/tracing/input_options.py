@@ -37,7 +37,9 @@ class InputOptions:
             _check_size(name, getattr(self, name))
         if self.input_shape is not None:
             if not self.input_shape:
-                raise InvalidSetupError("input_shape must name at least one axis, such as 3,224,224; got none")
+                raise InvalidSetupError(
+                    "input_shape must name at least one axis, such as 3,224,224; got none"
+                )
             for size in self.input_shape:
                 _check_size("every size of input_shape", size)
         if self.image_size is not None and self.input_shape is not None:
@@ -46,14 +48,14 @@ class InputOptions:
             )
         if self.attn_implementation not in _ATTENTION:
             raise InvalidSetupError(
-                f"attn_implementation must be one of {', '.join(_ATTENTION)}, got {self.attn_implementation!r}"
+                f"attn_implementation must be {' or '.join(_ATTENTION)}, got {self.attn_implementation!r}"
             )
 
     def image_shape(self, default: tuple[int, ...]) -> tuple[int, ...]:
         """Shape of one image or clip: ``default`` with the user's sizes put in.
 
         Args:
-            default: Shape the model prescribes, (channels, height, width) or (channels, frames, height, width).
+            default: Shape the model prescribes: (channels, height, width), or with frames in second place.
 
         Raises:
             InvalidSetupError: If the number of axes differs.

@@ -51,8 +51,10 @@ def build_on_meta(make: Callable[[], Built]) -> Built:
 
 def meta_like(tensor: torch.Tensor) -> torch.Tensor:
     """A meta tensor of the same sizes, strides and type; parameters stay parameters."""
-    if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
-        raise ValueError("a lazy parameter has no shape yet: call the module once with data before handing it over")
+    if torch.nn.parameter.is_lazy(tensor):
+        raise ValueError(
+            "a lazy parameter has no shape yet: call the module once with data before handing it over"
+        )
     with torch.no_grad():
         try:
             empty = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
@@ -82,7 +84,8 @@ def move_to_meta(module: torch.nn.Module) -> torch.nn.Module:
         return known[id(tensor)][1]
 
     for child in module.modules():
-        for table in (child._parameters, child._buffers):
+        tables: tuple[dict[str, Any], ...] = (child._parameters, child._buffers)
+        for table in tables:
             for name, tensor in table.items():
                 if tensor is not None:
                     table[name] = moved(tensor)

@@ -12,6 +12,7 @@ from forerun.errors import InvalidSetupError
 from forerun.tracing.built_model import BatchMaker
 from forerun.tracing.input_options import InputOptions
 from forerun.tracing.timm_models import timm_input_shape
+from forerun.tracing.transformers_inputs import prepare_for_training, transformers_inputs
 
 __all__ = ["guess_inputs"]
 
@@ -21,16 +22,15 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 def guess_inputs(module: nn.Module, options: InputOptions, name: str) -> tuple[tuple[int, ...], BatchMaker]:
     """Sample shape and batch maker of a module.
 
-    In this order: Transformers models tell their own inputs, timm models their image size; ``input_shape`` is
-    taken as given, as integers below the vocabulary if the first layer is an embedding; ``image_size`` takes
-    its channels from the first convolution; a first dense layer tells its width.
+    In this order: Transformers models tell their own inputs (and are made ready for training), timm models
+    their image size; ``input_shape`` is taken as given, as integers if the first layer is an embedding;
+    ``image_size`` takes its channels from the first convolution; a first dense layer tells its width.
 
     Raises:
         InvalidSetupError: If none of it applies.
     """
     if hasattr(module, "config") and hasattr(module, "main_input_name"):
-        from forerun.tracing.transformers_models import transformers_inputs
-
+        prepare_for_training(module)
         return transformers_inputs(module, options, name)
     first = _first_layer(module)
     reads_tokens = isinstance(first, (nn.Embedding, nn.EmbeddingBag))

@@ -114,7 +114,9 @@ def _unknown(spec: str) -> UnknownModelError:
         return UnknownModelError(f"no model was named; a model is {_FORMS}")
     ending = Path(spec).suffix
     if ending == ".py":
-        return UnknownModelError(f"{spec} is a file: name the function that makes the model as {spec}:factory")
+        return UnknownModelError(
+            f"{spec} is a file: name the function that makes the model as {spec}:factory"
+        )
     if ending in (".onnx", ".json"):
         form = "onnx" if ending == ".onnx" else "hf"
         return UnknownModelError(f"{spec} needs the prefix of its kind: {form}:{spec}")

@@ -9,6 +9,7 @@ import torch
 
 from forerun.errors import ForerunError, InvalidSetupError, MissingExtraError, UnknownModelError, near_matches
 from forerun.tracing.built_model import BuiltModel
+from forerun.tracing.failures import first_line
 from forerun.tracing.input_options import InputOptions
 from forerun.tracing.losses import classification_loss, image_batch
 from forerun.tracing.meta_build import build_on_meta, move_to_meta
@@ -81,12 +82,12 @@ def _construct(name: str, arguments: dict[str, Any]) -> torch.nn.Module:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # old names warn; they are understood
-            module: torch.nn.Module = build_on_meta(lambda: timm.create_model(name, pretrained=False, **arguments))
+            module: torch.nn.Module = build_on_meta(
+                lambda: timm.create_model(name, pretrained=False, **arguments)
+            )
     except (TypeError, ForerunError):
         raise
     except Exception as error:  # constructors refuse sizes with assertions and errors of many kinds
         chosen = ", ".join(f"{key}={value}" for key, value in arguments.items()) or "its own settings"
-        raise InvalidSetupError(
-            f"timm:{name} cannot be built with {chosen}: {error or type(error).__name__}"
-        ) from error
+        raise InvalidSetupError(f"timm:{name} cannot be built with {chosen}: {first_line(error)}") from error
     return module

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from forerun.errors import InvalidSetupError, TraceError, UnknownModelError, near_matches
 from forerun.tracing.built_model import BuiltModel
+from forerun.tracing.failures import first_line
 from forerun.tracing.input_options import InputOptions
 from forerun.tracing.losses import classification_loss, image_batch, sum_of_means
 from forerun.tracing.meta_build import build_on_meta, move_to_meta
@@ -63,22 +64,30 @@ def build_torchvision(name: str, options: InputOptions) -> BuiltModel:
         )
     kind = _kind(name)
     if kind == "quantization":
-        raise UnknownModelError(f"{name} is a quantized model for CPU inference; use {name.removeprefix('quantized_')}")
+        raise UnknownModelError(
+            f"torchvision:{name} is a quantized model for inference on CPUs; "
+            f"use torchvision:{name.removeprefix('quantized_')}"
+        )
     if kind == "detection":
         raise TraceError(
-            f"torchvision:{name} is a detection model: how much work its heads do depends on the boxes found in "
-            "the images, so its step has no shape of its own; predict its backbone instead"
+            f"torchvision:{name} is a detection model: how much work its heads do depends on the boxes "
+            "found in the images, so its step has no shape of its own; predict its backbone instead"
         )
     options.refuse_sequence(f"torchvision:{name}")
     shape = options.image_shape(torchvision_input_shape(name))
     if shape[0] != 3:
         raise InvalidSetupError(f"torchvision:{name} takes 3 channels, got {shape[0]} (input_shape {shape})")
     arguments = _arguments(name, kind, shape, options)
-    module = move_to_meta(build_on_meta(lambda: models.get_model(name, **arguments))).train(options.training)
+    try:
+        module: torch.nn.Module = build_on_meta(lambda: models.get_model(name, **arguments))
+    except Exception as error:  # constructors refuse sizes with assertions and errors of many kinds
+        raise InvalidSetupError(
+            f"torchvision:{name} cannot be built for inputs of {shape}: {first_line(error)}"
+        ) from error
     notes = ("the loss is the mean of the flow fields",) if kind == "optical_flow" else ()
     return BuiltModel(
         name=f"torchvision:{name}",
-        module=module,
+        module=move_to_meta(module).train(options.training),
         input_shape=shape,
         make_batch=_batch_maker(kind, shape),
         loss=_loss(name, kind),
@@ -123,9 +132,11 @@ def _arguments(name: str, kind: str, shape: tuple[int, ...], options: InputOptio
         arguments["image_size"] = _square(name, shape)
     if name.startswith("maxvit"):
         arguments["input_size"] = shape[-2:]
-    if name.startswith("mvit"):
-        arguments.update(spatial_size=shape[-2:], temporal_size=shape[1])
-    if name == "raft_large" or name == "raft_small":
+    if name.startswith("mvit") and shape != torchvision_input_shape(name):
+        raise InvalidSetupError(
+            f"torchvision:{name} takes clips of {torchvision_input_shape(name)} only, got {shape}"
+        )
+    if kind == "optical_flow":
         _check_raft(name, shape)
     return arguments
 
@@ -182,5 +193,7 @@ def _segmentation_loss(output: Mapping[str, torch.Tensor], batch: Mapping[str, A
     target = batch["target"]
     total = functional.cross_entropy(output["out"], target, ignore_index=255)
     if "aux" in output:
-        total = total + _SEGMENTATION_AUX_WEIGHT * functional.cross_entropy(output["aux"], target, ignore_index=255)
+        total = total + _SEGMENTATION_AUX_WEIGHT * functional.cross_entropy(
+            output["aux"], target, ignore_index=255
+        )
     return total

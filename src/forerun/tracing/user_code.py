@@ -37,7 +37,9 @@ from forerun.tracing.module_inputs import guess_inputs
 
 __all__ = ["build_from_file", "build_from_module"]
 
-_RETURNS = "an nn.Module, (module, example_batch), or a dict with 'module' and 'input_shape' or 'example_batch'"
+_RETURNS = (
+    "an nn.Module, (module, example_batch), or a dict with 'module' and 'input_shape' or 'example_batch'"
+)
 _KEYS = ("module", "input_shape", "example_batch", "target", "loss")
 
 
@@ -60,7 +62,16 @@ def build_from_module(module: torch.nn.Module, options: InputOptions, name: str 
         options: Inputs; needed unless the module's library or its first layer tells them.
         name: Name to show, the class name if None.
     """
-    return _build(_Returned(module=module), options, name or type(module).__name__)
+    name = name or type(module).__name__
+    _refuse_classes(options, name)
+    return _build(_Returned(module=module), options, name)
+
+
+def _refuse_classes(options: InputOptions, name: str) -> None:
+    if options.num_classes is not None:
+        raise InvalidSetupError(
+            f"{name} is already built: num_classes cannot change its head; leave the option out"
+        )
 
 
 def build_from_file(path_text: str, factory_name: str, options: InputOptions) -> BuiltModel:
@@ -95,7 +106,8 @@ def _importable(folder: Path) -> Iterator[None]:
 def _run_file(path: Path, path_text: str) -> ModuleType:
     name = f"forerun_user_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     namespace = importlib.util.module_from_spec(spec)
     sys.modules[name] = namespace  # dataclasses and pickle look modules up there
     try:
@@ -118,9 +130,12 @@ def _look_up(namespace: ModuleType, name: str, path_text: str) -> Any:
 
 def _call(factory: Any, options: InputOptions, spec: str) -> Any:
     if isinstance(factory, torch.nn.Module):
+        _refuse_classes(options, spec)
         return factory
     if not callable(factory):
-        raise ModelBuildError(f"{spec} is a {type(factory).__name__}; a function or class that makes a model was expected")
+        raise ModelBuildError(
+            f"{spec} is a {type(factory).__name__}; a function or class that makes a model was expected"
+        )
     arguments = _arguments(factory, options, spec)
     try:
         return build_on_meta(lambda: factory(**arguments))
@@ -128,8 +143,8 @@ def _call(factory: Any, options: InputOptions, spec: str) -> Any:
         raise
     except (Exception, SystemExit) as error:  # the user's code may raise anything
         raise ModelBuildError(
-            f"{spec} raised {type(error).__name__}{place_of(error)}: {first_line(error)}; the factory must work "
-            "without a GPU and without arguments"
+            f"{spec} raised {type(error).__name__}{place_of(error)}: {first_line(error)}; the factory must "
+            "work without a GPU and without arguments"
         ) from error
 
 
@@ -141,7 +156,9 @@ def _arguments(factory: Any, options: InputOptions, spec: str) -> dict[str, Any]
     named = ("num_classes", "image_size", "input_shape", "sequence_length")
     given = {name: getattr(options, name) for name in named if getattr(options, name) is not None}
     if "num_classes" in given and "num_classes" not in parameters:
-        raise InvalidSetupError(f"{spec} has no parameter num_classes: add it to the factory, or leave the option out")
+        raise InvalidSetupError(
+            f"{spec} has no parameter num_classes: add it to the factory, or leave the option out"
+        )
     return {name: value for name, value in given.items() if name in parameters}
 
 
@@ -153,7 +170,9 @@ def _sorted(value: Any, spec: str) -> _Returned:
     if isinstance(value, Mapping) and isinstance(value.get("module"), torch.nn.Module):
         unknown = [str(key) for key in value if key not in _KEYS]
         if unknown:
-            raise ModelBuildError(f"{spec} returned the unknown key {unknown[0]!r}; known are {', '.join(_KEYS)}")
+            raise ModelBuildError(
+                f"{spec} returned the unknown key {unknown[0]!r}; known are {', '.join(_KEYS)}"
+            )
         shape = value.get("input_shape")
         return _Returned(**{**value, "input_shape": None if shape is None else tuple(shape)})
     raise ModelBuildError(f"{spec} must return {_RETURNS}; it returned {type(value).__name__}")
@@ -161,33 +180,39 @@ def _sorted(value: Any, spec: str) -> _Returned:
 
 def _build(returned: _Returned, options: InputOptions, name: str) -> BuiltModel:
     original = _unwrapped(returned.module)
-    if options.num_classes is not None and returned.example_batch is None and name == type(returned.module).__name__:
-        raise InvalidSetupError("num_classes cannot change a module that is already built; build it with that head")
     module = _copied(original, name).train(options.training)
     shape, make_batch = _inputs(returned, module, options, name)
     loss: LossFunction = inferred_loss
     notes: tuple[str, ...] = () if returned.loss else (INFERRED_LOSS_NOTE,)
     if returned.loss is not None:
         loss = _user_loss(returned.loss, has_target=returned.target is not None)
-    return BuiltModel(name=name, module=module, input_shape=shape, make_batch=make_batch, loss=loss, notes=notes)
+    return BuiltModel(
+        name=name, module=module, input_shape=shape, make_batch=make_batch, loss=loss, notes=notes
+    )
 
 
 def _unwrapped(module: torch.nn.Module) -> torch.nn.Module:
     """The network inside wrappers that other settings of a prediction stand for."""
+    inner: Any = module
     while True:
-        if isinstance(module, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)):
-            module = module.module
-        elif hasattr(module, "_orig_mod"):  # torch.compile
-            module = module._orig_mod
+        if isinstance(inner, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)):
+            inner = inner.module
+        elif hasattr(inner, "_orig_mod"):  # torch.compile
+            inner = inner._orig_mod
         else:
-            return module
+            unwrapped: torch.nn.Module = inner
+            return unwrapped
 
 
 def _copied(module: torch.nn.Module, name: str) -> torch.nn.Module:
     if isinstance(module, torch.jit.ScriptModule):
-        raise ModelBuildError(f"{name} is a TorchScript module, which cannot be traced; pass the module it was made from")
+        raise ModelBuildError(
+            f"{name} is a TorchScript module, which cannot be traced; pass the module it was made from"
+        )
     if type(module).forward is torch.nn.Module.forward and "forward" not in vars(module):
-        raise ModelBuildError(f"{name} is no complete model: its class {type(module).__name__} defines no forward()")
+        raise ModelBuildError(
+            f"{name} is no complete model: its class {type(module).__name__} defines no forward()"
+        )
     try:
         return meta_copy(module)
     except Exception as error:  # deepcopy runs the user's own code
@@ -204,7 +229,9 @@ def _inputs(
         return _example_inputs(returned, name)
     shape = returned.input_shape
     if shape is not None and options.input_shape is None and options.image_size is None:
-        options = InputOptions(input_shape=shape, sequence_length=options.sequence_length, training=options.training)
+        options = InputOptions(
+            input_shape=shape, sequence_length=options.sequence_length, training=options.training
+        )
     shape, make_inputs = guess_inputs(module, options, name)
 
     def make_batch(batch_size: int) -> Mapping[str, Any]:

@@ -1,0 +1,99 @@
+"""``forerun evaluate``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from forerun.cli.options import DebugOption, JsonOption, PlotOption
+from forerun.cli.output import page_width, print_json, print_page, quiet_libraries
+from forerun.errors import UsageError
+
+if TYPE_CHECKING:
+    from forerun.api import Evaluation
+
+__all__ = ["evaluate"]
+
+_ACCURACY_PAGE = Path("docs/accuracy.md")
+
+
+def evaluate(
+    records: Annotated[
+        Path | None, typer.Argument(metavar="[RECORDS]", help="Table of measured steps.")
+    ] = None,
+    file_format: Annotated[
+        str,
+        typer.Option(
+            "--format", metavar="NAME", help="timm (the CSV of timm's benchmark script) or forerun."
+        ),
+    ] = "timm",
+    on: Annotated[
+        list[str] | None,
+        typer.Option(metavar="DEVICE", help="Device of the records, or the ones to keep; may be repeated."),
+    ] = None,
+    reference: Annotated[
+        bool, typer.Option("--reference", help="Evaluate on the public reference tables and write a page.")
+    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="With --reference: a sample of the rows.")] = False,
+    out: Annotated[
+        Path, typer.Option(metavar="FILE.md", help="With --reference: the page.")
+    ] = _ACCURACY_PAGE,
+    as_json: JsonOption = False,
+    plot: PlotOption = None,
+    debug: DebugOption = False,
+) -> None:
+    """Compare predictions with measured steps, beside simple baselines."""
+    if reference:
+        if records is not None or as_json or plot is not None:
+            raise UsageError("--reference takes no RECORDS, --json or --plot; leave them out")
+        _evaluate_reference(out, quick, debug)
+        return
+    if records is None:
+        raise UsageError(
+            "expected a table of measured steps, or --reference for the public tables; got neither"
+        )
+    with quiet_libraries(debug=debug):
+        evaluation = _evaluate(records, file_format, on or [], plot)
+    if as_json:
+        print_json(evaluation.as_dict())
+        return
+    from forerun.report.evaluation_page import evaluation_page
+    from forerun.report.page import PAGE_WIDTH
+
+    print_page(evaluation_page(evaluation.as_dict()), page_width(PAGE_WIDTH))
+    if plot is not None:
+        typer.echo(f"plot written to {plot}", err=True)
+
+
+def _evaluate(records: Path, file_format: str, devices: list[str], plot: Path | None) -> Evaluation:
+    from forerun.report.plots import check_plot_path, predicted_versus_actual
+
+    if plot is not None:
+        check_plot_path(plot)
+    from forerun import api
+
+    evaluation = api.evaluate(records, format=file_format, devices=devices)
+    if plot is not None:
+        predicted_versus_actual(
+            plot,
+            title=f"Step times of {records.name}",
+            predicted_s=evaluation.predicted_s,
+            actual_s=evaluation.actual_s,
+            groups=evaluation.row_groups,
+        )
+    return evaluation
+
+
+def _evaluate_reference(out: Path, quick: bool, debug: bool) -> None:
+    from forerun import api
+
+    if not out.parent.is_dir():
+        raise UsageError(
+            f"the folder of the page '{out}' does not exist; create it or choose another with --out"
+        )
+    with quiet_libraries(debug=debug):
+        page = api.evaluate_reference(out, quick)
+    typer.echo(page)
+    typer.echo(f"page written to {out}", err=True)

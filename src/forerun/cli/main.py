@@ -1,0 +1,61 @@
+"""The root command."""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import Annotated
+
+import typer
+
+from forerun import __version__
+from forerun.cli.evaluate import evaluate
+from forerun.cli.failures import OneLineErrors
+from forerun.cli.fit import fit
+from forerun.cli.hardware import hardware
+from forerun.cli.options import DebugOption
+from forerun.cli.predict import predict
+
+__all__ = ["app", "run"]
+
+# Plain help: rich's markup would add its import time to every call.
+app = typer.Typer(
+    name="forerun",
+    cls=OneLineErrors,
+    rich_markup_mode=None,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("predict", short_help="Predict time, memory and cost of training.")(predict)
+app.add_typer(hardware, name="hardware")
+app.command("evaluate", short_help="Compare predictions with measured steps.")(evaluate)
+app.command("fit", short_help="Fit a cost model to reference tables.")(fit)
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        typer.echo(f"forerun {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+    debug: DebugOption = False,
+) -> None:
+    """Know what a training run will take before you run it."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def run() -> None:
+    """Entry point of the command ``forerun``."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A terminal that cannot show a sign shows '?' instead of ending the command.
+            stream.reconfigure(errors="replace")
+    app(prog_name="forerun")

@@ -1,0 +1,49 @@
+"""Where output goes: answers to stdout, everything else to stderr."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+__all__ = ["TABLE_WIDTH_IN_A_PIPE", "page_width", "print_json", "print_page", "quiet_libraries"]
+
+TABLE_WIDTH_IN_A_PIPE = 140
+"""A pipe has no width; wide enough that a line of a table stays one line for grep."""
+
+
+def print_json(answer: Mapping[str, Any]) -> None:
+    """Exactly one JSON object on stdout."""
+    sys.stdout.write(json.dumps(answer, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
+
+
+def page_width(most: int) -> int:
+    """Columns to write for: those of the terminal or of COLUMNS, at most ``most``."""
+    import shutil
+
+    return min(most, shutil.get_terminal_size(fallback=(most, 24)).columns)
+
+
+def print_page(page: RenderableType, width: int) -> None:
+    """A page on stdout; colours only on a terminal, and no text is read as markup."""
+    from rich.console import Console
+
+    console = Console(width=width, markup=False, highlight=False, emoji=False, soft_wrap=False)
+    console.print(page)
+
+
+@contextlib.contextmanager
+def quiet_libraries(*, debug: bool) -> Iterator[None]:
+    """Keeps what libraries and a user's model file print off stdout; shows warnings with ``debug`` only."""
+    with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
+        if not debug:
+            warnings.simplefilter("ignore")
+            os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+        yield

@@ -1,0 +1,54 @@
+"""Values of options that are more than a word or a number."""
+
+from __future__ import annotations
+
+import re
+
+from forerun.errors import InvalidSetupError
+
+__all__ = ["parse_input_shape", "parse_price_usd_per_hour", "plot_batch_sizes"]
+
+_PRICE = re.compile(r"\$?\s*(\d+(?:\.\d*)?|\.\d+)\s*(?:\$|usd)?\s*(?:/\s*(?:h|hr|hour))?", re.IGNORECASE)
+_SHAPE = re.compile(r"\d+(?:\s*[,x]\s*\d+)*,?", re.IGNORECASE)
+_MOST_PLOT_BATCH = 1 << 16
+
+
+def parse_price_usd_per_hour(text: str) -> float:
+    """A price of a device per hour [USD/h].
+
+    >>> parse_price_usd_per_hour("1.89/h")
+    1.89
+
+    Raises:
+        InvalidSetupError: The text is no price per hour.
+    """
+    found = _PRICE.fullmatch(text.strip())
+    if found is None:
+        raise InvalidSetupError(f"a price must be US dollars per hour, such as 1.89/h, got '{text}'")
+    return float(found[1])
+
+
+def parse_input_shape(text: str) -> tuple[int, ...]:
+    """The shape of one sample.
+
+    >>> parse_input_shape("3,224,224")
+    (3, 224, 224)
+
+    Raises:
+        InvalidSetupError: The text is no list of whole numbers.
+    """
+    if _SHAPE.fullmatch(text.strip()) is None:
+        raise InvalidSetupError(
+            f"an input shape must be whole numbers without the batch, such as 3,224,224, got '{text}'"
+        )
+    return tuple(int(size) for size in re.findall(r"\d+", text))
+
+
+def plot_batch_sizes(batch_size: int, largest_that_fits: float | None) -> tuple[int, ...]:
+    """Batch sizes of a plot: powers of two to the first that no longer fits, and the one asked about.
+
+    Without a known limit, to eight times the batch size.
+    """
+    end = min(_MOST_PLOT_BATCH, 8 * batch_size if largest_that_fits is None else 2 * largest_that_fits)
+    powers = [1 << k for k in range(24) if 1 << k <= max(end, 2 * batch_size)]
+    return tuple(sorted({*powers, batch_size}))

@@ -1,0 +1,1 @@
+"""Predicted against measured: fits, cross-validated studies and the accuracy document."""

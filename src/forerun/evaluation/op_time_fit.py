@@ -1,0 +1,118 @@
+"""Fits the shipped op-level model from the public tables and notes where it came from."""
+
+from __future__ import annotations
+
+import datetime
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from forerun.costs.calibration import PriorScales
+from forerun.costs.op_weights import NetworkWeights, OpTimeWeights, save_weights
+from forerun.evaluation.corpus import Measured
+from forerun.regressors.op_fit import (
+    EncodedSamples,
+    FitSettings,
+    OpNetwork,
+    encode_samples,
+    fit_op_network,
+)
+
+__all__ = ["ENSEMBLE_SETTINGS", "TABLE_SHARES", "as_weights", "fit_ensemble", "sampling_weights", "save_fitted"]
+
+TABLE_SHARES = {
+    "timm_train": 0.35,
+    "timm_infer": 0.2,
+    "gpu_benchmarks/torchvision": 0.27,
+    "gpu_benchmarks/lambda": 0.08,
+    "neusight_e2e": 0.1,
+}
+"""Share of each kind of table among the samples drawn for a fit."""
+
+ENSEMBLE_SETTINGS = tuple(FitSettings(seed=seed) for seed in range(3))
+
+
+def table_of(measured: Measured) -> str:
+    """Kind of table a measurement came from, a key of ``TABLE_SHARES``."""
+    source = measured.record.source
+    if source != "gpu_benchmarks":
+        return source
+    return f"{source}/lambda" if measured.record.row_id.startswith("lambda") else f"{source}/torchvision"
+
+
+def sampling_weights(steps: Sequence[Measured]) -> np.ndarray:
+    """Weight of each step: the table's share, within a table proportional to 1/sqrt(rows of the device), (n,)."""
+    tables = [table_of(step) for step in steps]
+    device_rows = Counter((table, step.record.device) for table, step in zip(tables, steps, strict=True))
+    raw = np.asarray([device_rows[t, s.record.device] ** -0.5 for t, s in zip(tables, steps, strict=True)])
+    weights = np.zeros(len(steps))
+    for table in set(tables):
+        chosen = np.asarray([t == table for t in tables])
+        weights[chosen] = TABLE_SHARES[table] * raw[chosen] / raw[chosen].sum()
+    return weights
+
+
+def encode(steps: Sequence[Measured]) -> EncodedSamples:
+    """Encoded samples with their sampling weights."""
+    return encode_samples(
+        [step.sample(weight) for step, weight in zip(steps, sampling_weights(steps), strict=True)]
+    )
+
+
+def fit_ensemble(
+    encoded: EncodedSamples, chosen: np.ndarray, settings: Sequence[FitSettings] = ENSEMBLE_SETTINGS
+) -> list[OpNetwork]:
+    """One network per setting, fitted to the chosen samples."""
+    return [fit_op_network(encoded, chosen, setting) for setting in settings]
+
+
+def as_weights(
+    networks: Sequence[OpNetwork], systems: Sequence[str], provenance: Mapping[str, Any]
+) -> OpTimeWeights:
+    """The networks as plain arrays."""
+    return OpTimeWeights(
+        networks=tuple(_as_arrays(network) for network in networks), systems=tuple(systems), provenance=provenance
+    )
+
+
+def _as_arrays(network: OpNetwork) -> NetworkWeights:
+    state = {name.replace(".", "_"): tensor.detach().numpy() for name, tensor in network.named_parameters()}
+    return NetworkWeights(**{name: state[name].astype(np.float32) for name in NetworkWeights.__slots__})
+
+
+def measured_devices(steps: Sequence[Measured]) -> dict[str, list[str]]:
+    """Which devices were measured in which kind of precision."""
+    found: dict[str, set[str]] = {}
+    for step in steps:
+        kind = "half" if step.setup.precision.is_half else "full"
+        found.setdefault(step.device.name, set()).add(kind)
+    return {name: sorted(kinds) for name, kinds in sorted(found.items())}
+
+
+def provenance(
+    steps: Sequence[Measured],
+    settings: Sequence[FitSettings],
+    intervals: Mapping[str, Mapping[str, float]],
+    scales: PriorScales,
+) -> dict[str, Any]:
+    """What a reader of the weights must know: tables, rows, date, settings, intervals per tier."""
+    rows = Counter(table_of(step) for step in steps)
+    return {
+        "date": datetime.date.today().isoformat(),
+        "rows": dict(sorted(rows.items())),
+        "settings": [asdict(setting) for setting in settings],
+        "measured_devices": measured_devices(steps),
+        "intervals": {tier: dict(law) for tier, law in intervals.items()},
+        "calibration_scales": asdict(scales),
+    }
+
+
+def save_fitted(
+    networks: Sequence[OpNetwork], systems: Sequence[str], notes: Mapping[str, Any], path: Path
+) -> None:
+    """Writes the fitted model."""
+    save_weights(as_weights(networks, systems, notes), path)

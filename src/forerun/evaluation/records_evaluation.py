@@ -1,0 +1,214 @@
+"""A table of measured steps against the shipped cost model, beside baselines fitted to the table itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.costs.op_weights import OpTimeWeights
+from forerun.errors import InvalidSetupError, RecordError
+from forerun.evaluation.corpus import Measured, SkippedModel, measured_steps
+from forerun.hardware import find_device
+from forerun.prediction.step import PreparedModel, predict_intervals, provenance_of
+from forerun.records.step_record import StepRecord
+from forerun.records.tables import read_records
+from forerun.records.timm_csv import read_timm_csv
+from forerun.regressors.evaluation import (
+    ErrorMetrics,
+    Split,
+    cross_validated_predictions,
+    errors,
+    family_folds,
+    grouped_errors,
+)
+from forerun.regressors.features import WholeModelFeatures, whole_model_features
+from forerun.regressors.registry import baseline_names, make_baseline
+from forerun.tracing.trace import trace
+from forerun.workload.graph import Graph
+
+__all__ = ["Evaluation", "evaluate_records", "read_steps"]
+
+Floats = npt.NDArray[np.float64]
+
+_UNFITTED = ("roofline", "pytorch rule")
+_MIN_FITTED_ROWS = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """Predicted against measured.
+
+    Attributes:
+        metrics: Errors of forerun over all rows.
+        groups: The same by device, precision, layout, phase and family.
+        baselines: Errors of each baseline; None where it could not be fitted, with a reason in ``notes``.
+        predicted_s, low_s, high_s, actual_s: Per row [s], (n,).
+        row_groups: Device of each row, for plots.
+        notes: Models that could not be traced, and what the figures rest on.
+    """
+
+    metrics: ErrorMetrics
+    groups: Mapping[str, ErrorMetrics]
+    baselines: Mapping[str, ErrorMetrics | None]
+    predicted_s: Floats
+    low_s: Floats
+    high_s: Floats
+    actual_s: Floats
+    row_groups: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The errors as plain JSON values."""
+        return {
+            **asdict(self.metrics),
+            "groups": {name: asdict(group) for name, group in self.groups.items()},
+            "baselines": {name: asdict(e) if e is not None else None for name, e in self.baselines.items()},
+            "notes": list(self.notes),
+        }
+
+
+def read_steps(
+    path: Path, file_format: str, devices: Sequence[str], options: Mapping[str, Any] | None = None
+) -> list[StepRecord]:
+    """Records of a file.
+
+    Args:
+        path: The table.
+        file_format: "timm" for the CSV of timm's benchmark script, "forerun" for the own format.
+        devices: For timm the device it ran on; for forerun the devices to keep, all if empty.
+        options: For timm the precision, layout, compiler and PyTorch version of the run.
+    """
+    if file_format == "timm":
+        if len(devices) != 1:
+            raise InvalidSetupError(
+                f"a timm table does not name its device: give exactly one with --on DEVICE, got {len(devices)}"
+            )
+        return read_timm_csv(path, find_device(devices[0]).name, **(options or {}))
+    if file_format != "forerun":
+        raise InvalidSetupError(f"unknown format '{file_format}'; expected timm or forerun")
+    records = read_records(path)
+    if devices:
+        wanted = {find_device(name).name for name in devices}
+        records = [record for record in records if find_device(record.device).name in wanted]
+    if not records:
+        raise RecordError(f"{path.name}: no row is left after keeping {', '.join(devices) or 'all devices'}")
+    return records
+
+
+def evaluate_records(records: Sequence[StepRecord], weights: OpTimeWeights) -> Evaluation:
+    """Errors of forerun and of the baselines on measured steps.
+
+    Baselines that must be fitted are fitted to the table itself, with the families of the tested rows left
+    out; forerun's model has seen none of the table unless it is one of its reference tables.
+
+    Raises:
+        RecordError: No model of the table could be traced.
+    """
+    graphs: dict[int, Graph] = {}
+    steps, skipped = measured_steps(records)
+    if not steps:
+        reasons = "; ".join(f"{s.model}: {s.reason}" for s in skipped[:3])
+        raise RecordError(f"no model of the table could be traced: {reasons}")
+    cases = []
+    for step in steps:
+        key = id(step.ops)
+        if key not in graphs:
+            graphs[key] = trace(_request(step), step.setup)
+        cases.append((graphs[key], step.device, step.setup))
+    intervals = _predictions(steps, cases, weights)
+    actual = np.asarray([step.record.step_time_s for step in steps])
+    baselines, notes = _baselines(steps, whole_model_features(cases), actual)
+    value, low, high = intervals
+    return Evaluation(
+        metrics=errors(value, actual, (low, high)),
+        groups=_groups(steps, value, actual, (low, high)),
+        baselines=baselines,
+        predicted_s=value,
+        low_s=low,
+        high_s=high,
+        actual_s=actual,
+        row_groups=tuple(step.device.title for step in steps),
+        notes=(*notes, *_provenance_notes(steps, weights), *_skipped_notes(skipped)),
+    )
+
+
+def _request(step: Measured) -> Any:
+    from forerun.evaluation.corpus import request_of
+
+    return request_of(step.record)
+
+
+def _predictions(
+    steps: Sequence[Measured], cases: Sequence[tuple[Graph, Any, Any]], weights: OpTimeWeights
+) -> tuple[Floats, Floats, Floats]:
+    rows = np.empty((3, len(steps)))
+    for index, (step, (graph, device, setup)) in enumerate(zip(steps, cases, strict=True)):
+        model = PreparedModel(graph=graph, ops=step.ops)
+        version = step.record.framework_version or None
+        rows[:, index] = [column[0] for column in predict_intervals(model, [device], [setup], weights, version)]
+    return rows[0], rows[1], rows[2]
+
+
+def _groups(
+    steps: Sequence[Measured], value: Floats, actual: Floats, intervals: tuple[Floats, Floats]
+) -> dict[str, ErrorMetrics]:
+    keys = {
+        "device": [step.device.name for step in steps],
+        "precision": [str(step.setup.precision) for step in steps],
+        "layout": [str(step.setup.layout) for step in steps],
+        "phase": [str(step.setup.phase) for step in steps],
+        "family": [step.record.family for step in steps],
+    }
+    found: dict[str, ErrorMetrics] = {}
+    for kind, names in keys.items():
+        for name, group in grouped_errors(value, actual, names, intervals).items():
+            found[f"{kind} {name}"] = group
+    return found
+
+
+def _splits(steps: Sequence[Measured]) -> tuple[Split, ...] | None:
+    records = [step.record for step in steps]
+    num_families = len({record.family for record in records})
+    if len(records) < _MIN_FITTED_ROWS or num_families < 2:
+        return None
+    return family_folds(records, min(5, num_families))
+
+
+def _baselines(
+    steps: Sequence[Measured], features: WholeModelFeatures, actual: Floats
+) -> tuple[dict[str, ErrorMetrics | None], list[str]]:
+    splits = _splits(steps)
+    found: dict[str, ErrorMetrics | None] = {}
+    for name in baseline_names():
+        if name in _UNFITTED:
+            found[name] = errors(make_baseline(name).predict(features), actual)
+        elif splits is None:
+            found[name] = None
+        else:
+            predicted = cross_validated_predictions(lambda n=name: make_baseline(n), features, actual, splits)
+            found[name] = errors(predicted, actual)
+    if splits is None:
+        note = (
+            f"fitted baselines need at least {_MIN_FITTED_ROWS} rows of two families, "
+            f"got {len(steps)} rows; they are left out"
+        )
+        return found, [note]
+    return found, [f"fitted baselines: {len(splits)}-fold by model family on this table"]
+
+
+def _provenance_notes(steps: Sequence[Measured], weights: OpTimeWeights) -> list[str]:
+    tiers = sorted({str(provenance_of(step.device, step.setup, weights)) for step in steps})
+    tables = weights.provenance["rows"]
+    notes = [f"predictions rest on: {', '.join(tiers)}"]
+    if {step.record.source for step in steps} & {name.partition("/")[0] for name in tables}:
+        notes.append("rows of this table were used to fit the shipped model: the errors are not those of new rows")
+    return notes
+
+
+def _skipped_notes(skipped: Sequence[SkippedModel]) -> list[str]:
+    return [f"left out, {item.model}: {item.reason}" for item in skipped]

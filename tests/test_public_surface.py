@@ -1,0 +1,79 @@
+"""What ``import forerun`` offers, and what it leaves alone."""
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import forerun
+
+ROOT = Path(__file__).parents[1]
+HEAVY = (
+    "torch",
+    "numpy",
+    "pandas",
+    "timm",
+    "transformers",
+    "tensorflow",
+    "matplotlib",
+    "scipy",
+    "rich.table",
+)
+
+PUBLIC_NAMES = [
+    "Device",
+    "Estimate",
+    "Evaluation",
+    "FailureError",
+    "ForerunError",
+    "Host",
+    "Interval",
+    "Sweep",
+    "UsageError",
+    "__version__",
+    "describe_host",
+    "evaluate",
+    "find_device",
+    "load_catalog",
+    "predict",
+    "sweep",
+]
+
+
+def test_public_names_are_these():
+    assert forerun.__all__ == PUBLIC_NAMES
+
+
+@pytest.mark.parametrize("name", PUBLIC_NAMES)
+def test_every_public_name_can_be_had(name):
+    assert getattr(forerun, name) is not None
+    assert name in dir(forerun)
+
+
+def test_a_wrong_attribute_is_an_attribute_error_that_names_it():
+    with pytest.raises(AttributeError, match="module 'forerun' has no attribute 'predikt'"):
+        _ = forerun.predikt
+
+
+def test_version_is_that_of_the_package():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert forerun.__version__ == project["version"]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import forerun; dir(forerun); forerun.__version__; forerun.ForerunError",
+        "from forerun.cli.main import app; app(['--help'], standalone_mode=False)",
+        "from forerun.cli.main import app; app(['predict', '--help'], standalone_mode=False)",
+        "from forerun.cli.main import app; app(['hardware', 'list', '--json'], standalone_mode=False)",
+    ],
+)
+def test_nothing_heavy_is_loaded_where_nothing_is_computed(statement):
+    question = f"import sys; print('loaded:', sorted(set({HEAVY!r}) & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{statement}; {question}"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "loaded: []"
