@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from forerun.costs.memory import estimate_memory
 from forerun.costs.memory_constants import visible_memory
+from forerun.costs.memory_stream import live_peak_bytes
 from forerun.costs.op_weights import OpTimeWeights, load_weights, shipped_weights_path
 from forerun.errors import InvalidSetupError
 from forerun.hardware import find_device
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from forerun.evaluation.records_evaluation import Evaluation
 
 __all__ = ["Evaluation", "Sweep", "evaluate", "evaluate_reference", "fit_op_model", "predict", "sweep"]
-
 
 
 def __getattr__(name: str) -> Any:
@@ -120,16 +119,38 @@ def _setup(
 
 
 def _whole(name: str, value: Any) -> int:
-    if isinstance(value, bool) or int(value) != value:
+    try:
+        whole = None if isinstance(value, bool) else int(value)
+    except (TypeError, ValueError, OverflowError):
+        whole = None
+    if whole is None or whole != value:
         raise InvalidSetupError(f"{name} must be a whole number, got {value!r}")
-    return int(value)
+    return whole
 
 
 def _prepared(
     model: str | torch.nn.Module, request: ModelRequest, setup: TrainingSetup, use_cache: bool
 ) -> PreparedModel:
     module = None if isinstance(model, str) else model
-    return prepare(trace(request, setup, module, use_cache=use_cache))
+    graph = trace(request, setup, module, use_cache=use_cache)
+    if graph.only_batch_size not in (None, setup.batch_size_per_device):
+        raise InvalidSetupError(
+            f"{graph.model} runs at batch size {graph.only_batch_size} only, got {setup.batch_size_per_device}; "
+            "ask for that batch size, or export the model with a free batch axis"
+        )
+    return prepare(graph)
+
+
+def _prepared_for_each(
+    model: str | torch.nn.Module, request: ModelRequest, setups: Sequence[TrainingSetup], use_cache: bool
+) -> Iterator[tuple[PreparedModel, slice]]:
+    """The traced model and the setups it holds for: all of them, or one if it depends on the batch size."""
+    first = _prepared(model, request, setups[0], use_cache)
+    if first.graph.only_batch_size is None:
+        yield first, slice(None)
+        return
+    for index, setup in enumerate(setups):
+        yield _prepared(model, request, setup, use_cache), slice(index, index + 1)
 
 
 def _request(
@@ -309,15 +330,18 @@ def sweep(
     request = _request(model, image_size, input_shape, sequence_length)
     for j, precision in enumerate(precisions):
         setups = [
-            _setup(size, precision, layout, compile, optimizer, phase, optimizer_implementation, fused_attention)
+            _setup(
+                size, precision, layout, compile, optimizer, phase, optimizer_implementation, fused_attention
+            )
             for size in batch_sizes
         ]
-        prepared = _prepared(model, request, setups[0], use_cache)
-        each_device = [device for device in found for _ in setups]
-        times = predict_intervals(prepared, each_device, setups * len(found), weights, torch_version)
-        for target, values in zip((step, low, high), times, strict=True):
-            target[:, j] = values.reshape(len(found), len(setups))
-        memory[:, j] = _live_memory(prepared, found, setups, weights)
+        for prepared, part in _prepared_for_each(model, request, setups, use_cache):
+            chosen = setups[part]
+            each_device = [device for device in found for _ in chosen]
+            times = predict_intervals(prepared, each_device, chosen * len(found), weights, torch_version)
+            for target, values in zip((step, low, high), times, strict=True):
+                target[:, j, part] = values.reshape(len(found), len(chosen))
+            memory[:, j, part] = _live_memory(prepared, found, chosen, weights, torch_version)
     return Sweep(
         devices=tuple(device.name for device in found),
         precisions=tuple(precisions),
@@ -331,20 +355,20 @@ def sweep(
 
 
 def _live_memory(
-    prepared: PreparedModel, devices: Sequence[Device], setups: Sequence[TrainingSetup], weights: OpTimeWeights
+    prepared: PreparedModel,
+    devices: Sequence[Device],
+    setups: Sequence[TrainingSetup],
+    weights: OpTimeWeights,
+    torch_version: str | None,
 ) -> Floats:
-    constants = [memory_constants_of(Question(device=d, setup=setups[0], weights=weights)) for d in devices]
-    limits = np.empty((len(devices), len(setups)))
-    for k, setup in enumerate(setups):
-        known: dict[tuple[float, bool], float] = {}
-        for i, constant in enumerate(constants):
-            key = (constant.live_factor, constant.uses_caching_allocator)
-            if key not in known:
-                known[key] = estimate_memory(prepared.graph, setup, constant, by_replay=False).limit_bytes
-            limits[i, k] = known[key] + constant.overhead_bytes
-    return limits
-
-
+    """Peak memory by live bytes, (devices, setups) [bytes]."""
+    live = np.asarray([live_peak_bytes(prepared.graph.memory, s.batch_size_per_device) for s in setups])
+    questions = [
+        Question(device=device, setup=setups[0], torch_version=torch_version, weights=weights)
+        for device in devices
+    ]
+    constants = [memory_constants_of(question) for question in questions]
+    return np.stack([live * c.live_factor + c.overhead_bytes for c in constants])
 
 
 def evaluate(
@@ -363,7 +387,10 @@ def evaluate(
         records: A table of measured steps.
         format: "timm" for the CSV of timm's benchmark script, "forerun" for the own format.
         devices: The device of a timm table; for the own format the devices to keep.
-        precision, layout, compile, torch_version: How a timm table was measured; the file does not say.
+        precision: Precision of a timm table; the file does not say.
+        layout: Its layout.
+        compile: Whether it ran under torch.compile.
+        torch_version: Its PyTorch version.
 
     Raises:
         RecordError: The table has missing columns, impossible values, or no model that can be traced.

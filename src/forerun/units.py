@@ -8,11 +8,24 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["GIB", "format_bytes", "format_count", "format_duration_s", "format_energy_j", "format_flops_per_s"]
+__all__ = [
+    "GIB",
+    "format_bytes",
+    "format_count",
+    "format_duration_s",
+    "format_energy_j",
+    "format_flops_per_s",
+]
 
 GIB = 1024**3
 
-_DURATIONS = ((1e-6, 1e-3, "µs"), (1e-3, 1.0, "ms"), (1.0, 120.0, "s"), (60.0, 7200.0, "min"), (3600.0, 172800.0, "h"))
+_DURATIONS = (
+    (1e-6, 1e-3, "µs"),
+    (1e-3, 1.0, "ms"),
+    (1.0, 120.0, "s"),
+    (60.0, 7200.0, "min"),
+    (3600.0, 172800.0, "h"),
+)
 _BYTES = ((1024**4, "TiB"), (GIB, "GiB"), (1024**2, "MiB"), (1024, "KiB"))
 _DECIMAL = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 

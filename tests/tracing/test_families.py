@@ -19,9 +19,7 @@ def run_step(built, batch_size=2):
     return output
 
 
-@pytest.mark.parametrize(
-    ("depth", "millions"), [(20, 0.27), (32, 0.46), (44, 0.66), (56, 0.85), (110, 1.7)]
-)
+@pytest.mark.parametrize(("depth", "millions"), [(20, 0.27), (32, 0.46), (44, 0.66), (56, 0.85), (110, 1.7)])
 def test_cifar_resnets_have_the_published_sizes(depth, millions):
     # He et al. 2016, CVPR, table 6.
     digits = 1 if millions > 1 else 2
@@ -48,14 +46,16 @@ def test_pcam_cnn_has_19_9_million_parameters():
     ("spec", "widths"), [("mnist-cnn", [800, 128]), ("cifar10-cnn", [128, 512, 256, 128])]
 )
 def test_dense_inputs_match_the_layers_that_were_timed(spec, widths):
-    # The unpadded convolutions leave 5x5x32 and 2x2x32 pixels to the dense layers (records of the IIT practicum).
+    # The unpadded convolutions leave 5x5x32 and 2x2x32 values, the sizes of the layers timed in the source.
     layers = [m for m in build_model(spec).module.modules() if isinstance(m, torch.nn.Linear)]
     assert [layer.in_features for layer in layers] == widths
 
 
 def test_cnn_doubles_its_filters_per_block():
     convolutions = [
-        m for m in build_model("cnn:depth=3,base_filters=32").module.modules() if isinstance(m, torch.nn.Conv2d)
+        m
+        for m in build_model("cnn:depth=3,base_filters=32").module.modules()
+        if isinstance(m, torch.nn.Conv2d)
     ]
     assert [c.out_channels for c in convolutions] == [32, 32, 64, 64, 128, 128]
 
@@ -67,7 +67,9 @@ def test_cnn_parameter_count_by_hand():
     assert num_parameters("cnn:depth=2,base_filters=32") == by_hand
 
 
-@pytest.mark.parametrize("name", ["cnn", "mnist-cnn", "cifar10-cnn", "pcam-cnn", "cifar-resnet", "cifar-resnet34"])
+@pytest.mark.parametrize(
+    "name", ["cnn", "mnist-cnn", "cifar10-cnn", "pcam-cnn", "cifar-resnet", "cifar-resnet34"]
+)
 def test_every_network_runs_forward_and_backward_on_meta(name):
     built = build_model(name)
     output = run_step(built)

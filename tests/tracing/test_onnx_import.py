@@ -27,7 +27,12 @@ class Mlp(nn.Module):
     def __init__(self):
         super().__init__()
         self.layers = nn.Sequential(
-            nn.Linear(20, 32), nn.LayerNorm(32), nn.GELU(), nn.Linear(32, 32, bias=False), nn.SiLU(), nn.Linear(32, 3)
+            nn.Linear(20, 32),
+            nn.LayerNorm(32),
+            nn.GELU(),
+            nn.Linear(32, 32, bias=False),
+            nn.SiLU(),
+            nn.Linear(32, 3),
         )
 
     def forward(self, x):
@@ -224,7 +229,9 @@ def test_gradients_equal_those_of_the_exported_module(tmp_path):
     loaded(x).square().mean().backward()
     module(x).square().mean().backward()
     norms = sorted(p.grad.norm().item() for p in loaded.parameters())
-    assert norms == pytest.approx(sorted(p.grad.norm().item() for p in module.parameters()), rel=1e-2, abs=1e-5)
+    assert norms == pytest.approx(
+        sorted(p.grad.norm().item() for p in module.parameters()), rel=1e-2, abs=1e-5
+    )
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -310,7 +317,14 @@ NODES = {
     ),
     "max_pool_ceil": (N("MaxPool", ["x"], ["y"], kernel_shape=[3, 3], strides=[2, 2], ceil_mode=1), []),
     "resize_nearest": (
-        N("Resize", ["x", "", "s"], ["y"], mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor"),
+        N(
+            "Resize",
+            ["x", "", "s"],
+            ["y"],
+            mode="nearest",
+            coordinate_transformation_mode="asymmetric",
+            nearest_mode="floor",
+        ),
         [floats("s", 1, 1, 2, 2)],
     ),
     "depth_to_space": (N("DepthToSpace", ["x"], ["y"], blocksize=2), []),
@@ -353,7 +367,9 @@ def test_a_branch_on_shapes_is_taken(branch, tmp_path):
 
 def test_scales_and_bounds_are_no_weights(tmp_path):
     nodes = [N("Resize", ["x", "", "s"], ["z"]), N("Mul", ["z", "w"], ["y"])]
-    path = saved(model_of(nodes, {"x": [1, 2, 4, 4]}, [floats("s", 1, 1, 2, 2), floats("w", *range(8))]), tmp_path)
+    path = saved(
+        model_of(nodes, {"x": [1, 2, 4, 4]}, [floats("s", 1, 1, 2, 2), floats("w", *range(8))]), tmp_path
+    )
     assert [p.shape for p in load_onnx_module(path).parameters()] == [(8,)]
 
 
@@ -377,7 +393,9 @@ def test_sizes_that_depend_on_data_are_refused(tmp_path):
 
 def test_open_axes_need_a_size(tmp_path):
     path = saved(model_of([N("Relu", ["x"], ["y"])], {"x": ["batch", 3, "height", "width"]}), tmp_path)
-    with pytest.raises(InvalidSetupError, match=r"leaves axis 2 of its input 'x' open \(height\): give input_shape"):
+    with pytest.raises(
+        InvalidSetupError, match=r"leaves axis 2 of its input 'x' open \(height\): give input_shape"
+    ):
         build_model(f"onnx:{path}")
     assert build_model(f"onnx:{path}", image_size=24).input_shape == (3, 24, 24)
     assert build_model(f"onnx:{path}", input_shape=(3, 8, 9)).input_shape == (3, 8, 9)

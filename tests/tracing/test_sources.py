@@ -185,34 +185,59 @@ def test_heads_get_their_labels_and_give_their_own_loss(architecture, labels, at
     assert all(p.grad is not None for p in built.module.parameters() if p.requires_grad)
 
 
+SMALL = {key: value for key, value in BERT.items() if key not in ("model_type", "architectures")}
+
+
 @pytest.mark.parametrize(
-    "values",
+    ("values", "expected"),
     [
-        {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 32, "n_layer": 2, "n_head": 2},
-        {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_key_value_heads": 1, **BERT},
-        {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "d_model": 32, "num_layers": 1},
-        {"model_type": "bart", "architectures": ["BartForConditionalGeneration"], "d_model": 32},
-        {"model_type": "roberta", **BERT},
+        (
+            {
+                "model_type": "gpt2",
+                "architectures": ["GPT2LMHeadModel"],
+                "n_embd": 32,
+                "n_layer": 2,
+                "n_head": 2,
+            },
+            "",
+        ),
+        ({"model_type": "gpt2", "architectures": ["GPT2ForSequenceClassification"], "n_layer": 1}, ""),
+        (
+            {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_key_value_heads": 1, **SMALL},
+            "",
+        ),
+        (
+            {
+                "model_type": "t5",
+                "architectures": ["T5ForConditionalGeneration"],
+                "d_model": 32,
+                "num_layers": 1,
+            },
+            "",
+        ),
+        ({"model_type": "bart", "architectures": ["BartForConditionalGeneration"], "d_model": 32}, ""),
+        ({"model_type": "roberta", **SMALL}, "RobertaForSequenceClassification"),
+        (
+            {"model_type": "codegen", "n_embd": 32, "n_layer": 1, "n_head": 4, "rotary_dim": 8},
+            "CodeGenForCausalLM",
+        ),
     ],
-    ids=lambda values: values["model_type"],
+    ids=lambda value: value["model_type"] if isinstance(value, dict) else value,
 )
-def test_text_models_of_other_kinds(values, tmp_path):
-    named = {"gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM", "roberta": "RobertaForSequenceClassification"}
-    values = dict(values)
-    if values["model_type"] in ("llama", "roberta"):
-        values.pop("architectures")
-        if values["model_type"] == "llama":
-            values.update(model_type="llama", architectures=["LlamaForCausalLM"])
-        else:
-            values.update(model_type="roberta")
+def test_text_models_of_other_kinds(values, expected, tmp_path):
     built = build_model(config_file(tmp_path, **values), sequence_length=16)
-    expected = named.get(values["model_type"], values.get("architectures", [""])[0])
-    assert type(built.module).__name__ == expected
+    assert type(built.module).__name__ == (expected or values["architectures"][0])
     run_step(built)
 
 
 def test_image_models_get_pixels(tmp_path):
-    values = {"model_type": "vit", "image_size": 32, "patch_size": 8, "hidden_size": 32, "num_hidden_layers": 1}
+    values = {
+        "model_type": "vit",
+        "image_size": 32,
+        "patch_size": 8,
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+    }
     values |= {"num_attention_heads": 2, "intermediate_size": 64}
     built = build_model(config_file(tmp_path, **values), num_classes=6)
     assert built.input_shape == (3, 32, 32)
@@ -254,9 +279,17 @@ def test_patches_of_the_library_end_with_the_forward_pass(tmp_path):
         ("[]", ModelBuildError, "is no Transformers configuration"),
         ('{"hidden_size": 3}', ModelBuildError, "is no Transformers configuration"),
         ('{"model_type": "bret"}', UnknownModelError, r"no model_type 'bret'.*did you mean bert"),
-        ('{"model_type": "bert", "architectures": ["BertForNothing"]}', UnknownModelError, "did you mean BertFor"),
+        (
+            '{"model_type": "bert", "architectures": ["BertForNothing"]}',
+            UnknownModelError,
+            "did you mean BertFor",
+        ),
         ('{"model_type": "bert", "hidden_size": 33}', ModelBuildError, "could not be built|not accepted"),
-        ('{"model_type": "whisper"}', ModelBuildError, "reads 'input_features'"),
+        (
+            '{"model_type": "whisper", "architectures": ["WhisperModel"]}',
+            ModelBuildError,
+            "reads 'input_features'",
+        ),
     ],
 )
 def test_damaged_configurations(text, error, message, tmp_path):
@@ -276,7 +309,10 @@ def factory_file(tmp_path, code, name="net.py"):
 
 
 def test_a_factory_may_return_a_module(tmp_path):
-    path = factory_file(tmp_path, "def make(num_classes=10): return nn.Sequential(nn.Linear(12, 8), nn.Linear(8, num_classes))")
+    path = factory_file(
+        tmp_path,
+        "def make(num_classes=10): return nn.Sequential(nn.Linear(12, 8), nn.Linear(8, num_classes))",
+    )
     built = build_model(f"{path}:make", num_classes=3)
     assert built.input_shape == (12,)
     assert built.cache_key is None
@@ -325,8 +361,10 @@ def test_an_example_batch_gives_the_inputs(tmp_path):
 def test_a_factory_may_bring_its_loss_and_target(tmp_path):
     code = """
         def make():
-            return {"module": nn.Linear(4, 2), "input_shape": (4,), "target": torch.randn(3, 2), "loss": nn.MSELoss()}
-        def alone(): return {"module": nn.Linear(4, 2), "input_shape": [4], "loss": lambda y: y.square().sum()}
+            target = torch.randn(3, 2)
+            return {"module": nn.Linear(4, 2), "input_shape": (4,), "target": target, "loss": nn.MSELoss()}
+        def alone():
+            return {"module": nn.Linear(4, 2), "input_shape": [4], "loss": lambda y: y.square().sum()}
         def unknown(): return {"module": nn.Linear(4, 2), "shape": (4,)}
     """
     path = factory_file(tmp_path, code)
@@ -343,13 +381,21 @@ def test_a_factory_may_bring_its_loss_and_target(tmp_path):
 @pytest.mark.parametrize(
     ("code", "error", "message"),
     [
-        ("def make(): raise KeyError('layers')", ModelBuildError, r"raised KeyError \(net.py, line 3\).*layers"),
+        (
+            "def make(): raise KeyError('layers')",
+            ModelBuildError,
+            r"raised KeyError \(net.py, line 3\).*layers",
+        ),
         ("def make(): return 3", ModelBuildError, "must return an nn.Module.*returned int"),
         ("def make(width): return nn.Linear(width, 1)", ModelBuildError, "without arguments"),
         ("def maker(): return nn.Linear(1, 1)", UnknownModelError, r"has no 'make'; did you mean maker\?"),
         ("def other(): pass", UnknownModelError, "has no 'make'; it defines other"),
         ("make = 3", ModelBuildError, "is a int; a function or class"),
-        ("import not_there_at_all", ModelBuildError, r"importing .*net.py raised ModuleNotFoundError \(net.py, line 3\)"),
+        (
+            "import not_there_at_all",
+            ModelBuildError,
+            r"importing .*net.py raised ModuleNotFoundError \(net.py, line 3\)",
+        ),
         ("def broken(:", ModelBuildError, "raised SyntaxError"),
         ("raise SystemExit", ModelBuildError, "raised SystemExit"),
         ("class make(nn.Module): pass", ModelBuildError, r"defines no forward\(\)"),
@@ -499,10 +545,12 @@ def test_images_that_are_too_small(spec, options, message):
 
 
 def test_wrong_shapes_are_said():
-    error = failure(build_model(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(9, 2)), image_size=16))
+    error = failure(
+        build_model(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(9, 2)), image_size=16)
+    )
     assert isinstance(error, InvalidSetupError)
     assert "cannot take inputs of 3x16x16" in str(error)
-    assert "shapes cannot be multiplied" in str(error)
+    assert "[2, 784] X [9, 2]" in str(error)
     error = failure(build_model(nn.Linear(4, 2), input_shape=(5,)))
     assert isinstance(error, InvalidSetupError)
 
@@ -560,7 +608,7 @@ def test_unknown_names(spec, error, message):
 
 
 def test_what_is_no_model_is_refused():
-    with pytest.raises(UsageError, match="got builtins.int"):
+    with pytest.raises(UsageError, match=r"got builtins\.int"):
         build_model(3)
 
 
@@ -595,8 +643,12 @@ def test_options_that_cannot_be_meant(options, message):
 )
 def test_sizes_a_network_cannot_take(spec, options, message):
     with pytest.raises(InvalidSetupError, match=message):
-        build = build_model(spec, **options)
-        raise failure(build)
+        explain_first_failure(spec, options)
+
+
+def explain_first_failure(spec, options):
+    """Some networks refuse a size while they are built, others when they run."""
+    raise failure(build_model(spec, **options))
 
 
 def test_missing_libraries_name_their_extra(tmp_path, monkeypatch):
@@ -640,7 +692,9 @@ def test_linspace_alone_does_not_send_a_constructor_to_the_cpu():
 
 
 def test_a_meta_copy_keeps_names_types_and_strides():
-    module = nn.Sequential(nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last), nn.BatchNorm2d(4)).double()
+    module = nn.Sequential(
+        nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last), nn.BatchNorm2d(4)
+    ).double()
     copied = meta_copy(module)
     for (name, old), (new_name, new) in zip(
         module.state_dict(keep_vars=True).items(), copied.state_dict(keep_vars=True).items(), strict=True

@@ -28,7 +28,7 @@ from forerun.costs.op_time import StepTimes
 from forerun.regressors.op_rows import DistinctOps
 from forerun.workload.graph import OpClass
 
-__all__ = ["PriorScales", "Posterior", "choose_steps", "condition", "fit_scales", "sensitivities"]
+__all__ = ["Posterior", "PriorScales", "choose_steps", "condition", "fit_scales", "sensitivities"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -67,7 +67,9 @@ def sensitivities(ops: DistinctOps, times: StepTimes) -> Floats:
     With w = T^6 / (T^6 + H^6), the share of the device in the step: w; w times the elasticity of device time in
     compute and in traffic; 1 - w; w times the share of each class of operations.
     """
-    assert times.kernel_s is not None and times.compute_share is not None and times.memory_share is not None
+    assert times.kernel_s is not None
+    assert times.compute_share is not None
+    assert times.memory_share is not None
     ratio = (times.host_s / times.device_s) ** _SMOOTH_STEP
     device_share = 1.0 / (1.0 + ratio)
     shares = times.kernel_s / times.kernel_s.sum(axis=1, keepdims=True)
@@ -100,7 +102,8 @@ def condition(rows: Floats, measured: Sequence[int], residuals: Floats, scales: 
     cross = weighted @ chosen.T
     solved = np.linalg.solve(gram, cross.T)
     explained = (cross.T * solved).sum(axis=0)
-    return Posterior(cross @ np.linalg.solve(gram, residuals), np.sqrt(np.maximum(prior - explained, 0) + scales.noise**2))
+    deviation = np.sqrt(np.maximum(prior - explained, 0) + scales.noise**2)
+    return Posterior(cross @ np.linalg.solve(gram, residuals), deviation)
 
 
 def choose_steps(rows: Floats, candidates: Sequence[int], num_steps: int, scales: PriorScales) -> list[int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -129,9 +130,7 @@ def _chunk_times(
         step_s=np.exp(logs.mean(axis=0)),
         device_s=mean([member.device_s for member in members]),
         host_s=mean([member.host_s for member in members]),
-        memory_bound_s=mean(
-            [(member.kernel_s * (member.memory_share > member.compute_share)).sum(axis=1) for member in members]
-        ),
+        memory_bound_s=mean([_memory_bound_s(member) for member in members]),
         spread=logs.std(axis=0),
         **(shares if with_kernels else {}),
     )
@@ -148,6 +147,12 @@ class _Member:
     memory_share: Floats
 
 
+def _memory_bound_s(member: _Member) -> Floats:
+    is_bound = member.memory_share > member.compute_share
+    total: Floats = (member.kernel_s * is_bound).sum(axis=1)
+    return total
+
+
 def _member_times(
     network: NetworkWeights,
     ops: DistinctOps,
@@ -161,19 +166,21 @@ def _member_times(
     kernel_s, compute_share, memory_share = _kernel_times_s(network, *features, compute_s, memory_s, pair)
     kernel_s *= ops.count
     launches = float(ops.count @ np.exp(network.host[pair]))
-    host_s = np.exp(network.host_constant) + launches * np.exp(is_compiled * network.host_compiled + host_offset)
+    log_factor = is_compiled * network.host_compiled + host_offset
+    host_s = np.exp(network.host_constant) + launches * np.exp(log_factor)
     return _Member(kernel_s.sum(axis=1), host_s, kernel_s, compute_share, memory_share)
 
 
 def smooth_maximum(device_s: Floats, host_s: Floats) -> Floats:
     """(T^6 + H^6)^(1/6): the host and the device work at the same time, the slower one decides [s]."""
     top = np.maximum(device_s, host_s)
-    scaled: Floats = top * ((device_s / top) ** _SMOOTH_STEP + (host_s / top) ** _SMOOTH_STEP) ** (1 / _SMOOTH_STEP)
+    powers = (device_s / top) ** _SMOOTH_STEP + (host_s / top) ** _SMOOTH_STEP
+    scaled: Floats = top * powers ** (1 / _SMOOTH_STEP)
     return scaled
 
 
 def _hard_swish(values: Floats32) -> Floats32:
-    """x min(max(x + 3, 0), 6) / 6, in the array's own memory as far as possible."""
+    """Hard swish, x min(max(x + 3, 0), 6) / 6, in the array's own memory as far as possible."""
     gate = values + 3.0
     np.clip(gate, 0.0, 6.0, out=gate)
     gate *= values
@@ -182,16 +189,25 @@ def _hard_swish(values: Floats32) -> Floats32:
 
 
 def _sigmoid(values: Floats32) -> Floats32:
-    return 1.0 / (1.0 + np.exp(-values))
+    shares: Floats32 = np.reciprocal(1.0 + np.exp(-values))
+    return shares
 
 
-def _fourth(values: Floats32) -> Floats32:
-    square = values * values
-    return square * square
+def _fourth(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    square: npt.NDArray[Any] = values * values
+    fourth: npt.NDArray[Any] = square * square
+    return fourth
 
 
 def _normal(features: Floats32, network: NetworkWeights, part: slice) -> Floats32:
-    return np.clip((features - network.mean[part]) / network.scale[part], -4.0, 4.0)
+    normal: Floats32 = np.clip((features - network.mean[part]) / network.scale[part], -4.0, 4.0)
+    return normal
+
+
+def _product(values: Floats32, weight: Floats32) -> Floats32:
+    """Values times the transposed weight, (p, n, a) x (b, a) -> (p, n, b), as one flat matrix product."""
+    flat = values.reshape(-1, values.shape[-1]) @ np.ascontiguousarray(weight.T)
+    return flat.reshape(*values.shape[:-1], weight.shape[0])
 
 
 def _kernel_times_s(
@@ -208,12 +224,12 @@ def _kernel_times_s(
     of_static, of_point = slice(0, num_static), slice(num_static, num_static + num_shared)
     of_dynamic = slice(num_static + num_shared, None)
     first = network.first_weight
-    hidden = _normal(dynamic, network, of_dynamic) @ first[:, of_dynamic].T
+    hidden = _product(_normal(dynamic, network, of_dynamic), first[:, of_dynamic])
     hidden += _normal(static, network, of_static) @ first[:, of_static].T + network.first_bias
     hidden += (_normal(shared, network, of_point) @ first[:, of_point].T)[:, None]
-    hidden = _hard_swish(hidden) @ network.second_weight.T
+    hidden = _product(_hard_swish(hidden), network.second_weight)
     hidden += network.second_bias
-    u = _hard_swish(hidden) @ network.last_weight.T + network.last_bias
+    u = _product(_hard_swish(hidden), network.last_weight) + network.last_bias
     compute = compute_s / (MAX_EFFICIENCY * _sigmoid(u[..., 0]))
     memory_range = MAX_EFFICIENCY - MIN_MEMORY_EFFICIENCY
     memory = memory_s / (MIN_MEMORY_EFFICIENCY + memory_range * _sigmoid(u[..., 1]))

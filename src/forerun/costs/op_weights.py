@@ -75,7 +75,8 @@ class OpTimeWeights:
 
         A device that was not measured has offsets of zero: nothing is known of how it differs.
         """
-        for parts in ((device, precision, layout, compiler), (device, precision, layout), (device, precision)):
+        key = (device, precision, layout, compiler)
+        for parts in (key, key[:3], key[:2]):
             wanted = "|" + "|".join(parts) + "|"
             chosen = [i for i, name in enumerate(self.systems) if wanted in name]
             if chosen:
@@ -85,7 +86,8 @@ class OpTimeWeights:
     def _mean_latents(self, chosen: list[int]) -> Floats64:
         if not chosen:
             return np.zeros((len(self.networks), 3))
-        return np.stack([network.latents[chosen].mean(axis=0) for network in self.networks]).astype(np.float64)
+        means = [network.latents[chosen].mean(axis=0) for network in self.networks]
+        return np.stack(means).astype(np.float64)
 
 
 def system_key(source: str, device: str, precision: str, layout: str, compiler: str, version: str) -> str:
@@ -134,27 +136,37 @@ def load_weights(path: Path) -> OpTimeWeights:
     try:
         with safe_open(path, framework="numpy") as file:
             header = json.loads(file.metadata()["forerun"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}
+            names = file.keys()
+            tensors = {name: file.get_tensor(name) for name in names}
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise CostModelError(
             f"the fitted cost model {path.name} is damaged ({error}); reinstall forerun or fit it again"
         ) from error
     _check_header(header, path)
-    count = 1 + max((int(name.partition(".")[0]) for name in tensors), default=-1)
+    networks = _networks(tensors, path)
+    return OpTimeWeights(networks=networks, systems=tuple(header["systems"]), provenance=header["provenance"])
+
+
+def _networks(tensors: Mapping[str, Any], path: Path) -> tuple[NetworkWeights, ...]:
+    count = 1 + max((int(name.partition(".")[0]) for name in tensors if name[:1].isdigit()), default=-1)
     expected = {f"{index}.{name}" for index in range(max(count, 1)) for name in NetworkWeights.__slots__}
     if missing := sorted(expected - set(tensors)):
         raise CostModelError(
             f"the fitted cost model {path.name} is damaged: {len(missing)} tensors are missing, first "
             f"{missing[0]}; reinstall forerun or fit it again"
         )
-    networks = tuple(
+    return tuple(
         NetworkWeights(**{name: tensors[f"{index}.{name}"] for name in NetworkWeights.__slots__})
         for index in range(count)
     )
-    return OpTimeWeights(networks=networks, systems=tuple(header["systems"]), provenance=header["provenance"])
 
 
 def _check_header(header: Mapping[str, Any], path: Path) -> None:
+    if missing := sorted({"features", "systems", "provenance"} - set(header)):
+        raise CostModelError(
+            f"the fitted cost model {path.name} is damaged: its header lacks {', '.join(missing)}; "
+            "reinstall forerun or fit it again"
+        )
     found = (header.get("format_version"), tuple(header.get("features", ())))
     if found != (WEIGHTS_FORMAT_VERSION, FEATURES):
         raise CostModelError(

@@ -9,6 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 
+from forerun.costs.op_weights import system_key
 from forerun.errors import ForerunError
 from forerun.hardware import find_device
 from forerun.hardware.device import Device
@@ -16,7 +17,6 @@ from forerun.records.reference_transformers import TransformerRow, transformer_c
 from forerun.records.step_record import StepRecord
 from forerun.regressors.op_features import Point, software_era
 from forerun.regressors.op_fit import StepSample
-from forerun.costs.op_weights import system_key
 from forerun.regressors.op_rows import DistinctOps, distinct_ops
 from forerun.tracing.trace import ModelRequest, cache_folder, trace
 from forerun.workload.graph import Graph
@@ -59,7 +59,12 @@ class Measured:
         record = self.record
         compiler = "compiled" if record.compile else "eager"
         return system_key(
-            record.source, self.device.name, self.setup.precision, self.setup.layout, compiler, record.framework_version
+            record.source,
+            self.device.name,
+            self.setup.precision,
+            self.setup.layout,
+            compiler,
+            record.framework_version,
         )
 
     def point(self) -> Point:
@@ -163,19 +168,25 @@ def measured_steps(
         setup = record.training_setup()
         key = (request, _without_batch(setup))
         if key not in known:
-            known[key] = None
             try:
                 graph = trace(request, setup)
             except ForerunError as error:
                 skipped[record.model] = SkippedModel(record.model, str(error))
-            else:
-                known[key] = (distinct_ops(graph.ops), graph.uses_layer_norm)
-                if on_graph is not None:
-                    on_graph(record, graph)
-        if (ops := known[key]) is not None:
-            found.append(
-                Measured(record=record, device=find_device(record.device), setup=setup, ops=ops[0], uses_layer_norm=ops[1])
-            )
+                known[key] = None
+                continue
+            kernels = (distinct_ops(graph.ops), graph.uses_layer_norm)
+            if graph.only_batch_size is None:
+                known[key] = kernels
+            if on_graph is not None:
+                on_graph(record, graph)
+        elif (stored := known[key]) is not None:
+            kernels = stored
+        else:
+            continue
+        device = find_device(record.device)
+        found.append(
+            Measured(record=record, device=device, setup=setup, ops=kernels[0], uses_layer_norm=kernels[1])
+        )
     return found, list(skipped.values())
 
 

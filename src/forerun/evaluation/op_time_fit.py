@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,20 @@ from forerun.regressors.op_fit import (
     EncodedSamples,
     FitSettings,
     OpNetwork,
+    StepSample,
     encode_samples,
     fit_op_network,
 )
 
-__all__ = ["ENSEMBLE_SETTINGS", "TABLE_SHARES", "as_weights", "fit_ensemble", "sampling_weights", "save_fitted"]
+__all__ = [
+    "ENSEMBLE_SETTINGS",
+    "OTHER_IMPLEMENTATION",
+    "TABLE_SHARES",
+    "as_weights",
+    "fit_ensemble",
+    "sampling_weights",
+    "save_fitted",
+]
 
 TABLE_SHARES = {
     "timm_train": 0.35,
@@ -33,7 +42,21 @@ TABLE_SHARES = {
 }
 """Share of each kind of table among the samples drawn for a fit."""
 
-ENSEMBLE_SETTINGS = tuple(FitSettings(seed=seed) for seed in range(3))
+OPERATOR_SHARE = 0.12
+"""Draws of single operators over draws of steps."""
+
+ENSEMBLE_SETTINGS = tuple(FitSettings(seed=seed, num_iterations=5000) for seed in range(2))
+
+
+OTHER_IMPLEMENTATION = {
+    "tresnet": "measured with InPlaceABN kernels (timm 0.6), built with ordinary batch norms by today's timm",
+}
+"""Families whose measured network is not the one today's library builds: tested, but no fit learns from them."""
+
+
+def fittable(steps: Sequence[Measured]) -> np.ndarray:
+    """Whether a fit may use each step, (n,)."""
+    return np.asarray([step.record.family not in OTHER_IMPLEMENTATION for step in steps])
 
 
 def table_of(measured: Measured) -> str:
@@ -56,11 +79,11 @@ def sampling_weights(steps: Sequence[Measured]) -> np.ndarray:
     return weights
 
 
-def encode(steps: Sequence[Measured]) -> EncodedSamples:
-    """Encoded samples with their sampling weights."""
-    return encode_samples(
-        [step.sample(weight) for step, weight in zip(steps, sampling_weights(steps), strict=True)]
-    )
+def encode(steps: Sequence[Measured], operators: Sequence[StepSample] = ()) -> EncodedSamples:
+    """Encoded samples with their sampling weights: the steps first, then single operators."""
+    samples = [step.sample(weight) for step, weight in zip(steps, sampling_weights(steps), strict=True)]
+    share = OPERATOR_SHARE * sum(sample.weight for sample in samples) / max(1, len(operators))
+    return encode_samples([*samples, *(replace(sample, weight=share) for sample in operators)])
 
 
 def fit_ensemble(
@@ -75,7 +98,9 @@ def as_weights(
 ) -> OpTimeWeights:
     """The networks as plain arrays."""
     return OpTimeWeights(
-        networks=tuple(_as_arrays(network) for network in networks), systems=tuple(systems), provenance=provenance
+        networks=tuple(_as_arrays(network) for network in networks),
+        systems=tuple(systems),
+        provenance=provenance,
     )
 
 

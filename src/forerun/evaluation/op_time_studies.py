@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +17,10 @@ from forerun.costs.calibration import PriorScales, choose_steps, condition, fit_
 from forerun.costs.op_time import step_times
 from forerun.costs.op_weights import OpTimeWeights
 from forerun.evaluation.corpus import Measured
-from forerun.evaluation.op_time_fit import as_weights, encode, fit_ensemble
+from forerun.evaluation.op_time_fit import as_weights, encode, fit_ensemble, fittable
 from forerun.regressors.evaluation import family_folds
-from forerun.regressors.op_fit import FitSettings
+from forerun.regressors.op_fit import FitSettings, StepSample
+from forerun.workload.graph import StepPart
 
 __all__ = [
     "DeviceResult",
@@ -42,6 +44,7 @@ class HeldOut:
         spread: Standard deviation over the ensemble, (n,).
         fold: Split each row was tested in, (n,).
         sensitivities: Rows of the calibration's J, (n, c).
+        forward_share: Share of the kernels' time that lies in the forward pass, (n,).
     """
 
     steps: tuple[Measured, ...]
@@ -49,6 +52,7 @@ class HeldOut:
     spread: Floats
     fold: npt.NDArray[np.int64]
     sensitivities: Floats
+    forward_share: Floats
 
     @property
     def log_measured(self) -> Floats:
@@ -60,16 +64,55 @@ class HeldOut:
         """log(measured / predicted), (n,)."""
         return self.log_measured - self.log_predicted
 
+    def take(self, rows: npt.NDArray[np.int64]) -> HeldOut:
+        """The rows with these indices."""
+        return HeldOut(
+            steps=tuple(self.steps[int(i)] for i in rows),
+            log_predicted=self.log_predicted[rows],
+            spread=self.spread[rows],
+            fold=self.fold[rows],
+            sensitivities=self.sensitivities[rows],
+            forward_share=self.forward_share[rows],
+        )
 
-def predict_with(weights: OpTimeWeights, steps: Sequence[Measured]) -> tuple[Floats, Floats, Floats]:
-    """Log step time, spread over the ensemble, and sensitivities of each step."""
-    logs, spreads, rows = np.empty(len(steps)), np.empty(len(steps)), []
+
+def predict_with(
+    weights: OpTimeWeights, steps: Sequence[Measured], folds: npt.NDArray[np.int64] | None = None
+) -> HeldOut:
+    """Predictions of steps by a model that was fitted without them."""
+    logs, spreads, shares, rows = np.empty(len(steps)), np.empty(len(steps)), np.empty(len(steps)), []
     for index, step in enumerate(steps):
         offsets = weights.offsets_of_system(step.system)[:, None]
         times = step_times(step.ops, [step.point()], weights, offsets, with_kernels=True)
         logs[index], spreads[index] = np.log(times.step_s[0]), times.spread[0]
         rows.append(sensitivities(step.ops, times)[0])
-    return logs, spreads, np.asarray(rows)
+        assert times.kernel_s is not None
+        is_forward = step.ops.step_part == StepPart.FORWARD
+        shares[index] = times.kernel_s[0, is_forward].sum() / times.kernel_s[0].sum()
+    return HeldOut(
+        steps=tuple(steps),
+        log_predicted=logs,
+        spread=spreads,
+        fold=np.zeros(len(steps), dtype=np.int64) if folds is None else folds,
+        sensitivities=np.asarray(rows),
+        forward_share=shares,
+    )
+
+
+def joined(parts: Sequence[HeldOut]) -> HeldOut:
+    """Several results as one."""
+
+    def column(name: str) -> npt.NDArray[Any]:
+        return np.concatenate([getattr(part, name) for part in parts])
+
+    return HeldOut(
+        steps=tuple(step for part in parts for step in part.steps),
+        log_predicted=column("log_predicted"),
+        spread=column("spread"),
+        fold=column("fold"),
+        sensitivities=column("sensitivities"),
+        forward_share=column("forward_share"),
+    )
 
 
 def family_study(
@@ -78,6 +121,7 @@ def family_study(
     settings: Sequence[FitSettings],
     report: Callable[[str], None] = lambda _: None,
     num_folds: int = 5,
+    operators: Sequence[StepSample] = (),
 ) -> HeldOut:
     """Every tested step predicted by a fit without its family, in any table.
 
@@ -87,28 +131,22 @@ def family_study(
         settings: Members of the ensemble.
         report: Told about each finished fold.
         num_folds: Number of folds.
+        operators: Single operators that every fit may use: they belong to no family.
     """
-    encoded = encode(steps)
+    encoded = encode(steps, operators)
+    of_operators = np.arange(len(steps), len(steps) + len(operators))
     families = np.asarray([step.record.family for step in steps])
     rows = np.asarray(tested)
-    logs, spreads, fold = np.empty(len(rows)), np.empty(len(rows)), np.empty(len(rows), dtype=np.int64)
-    sensitivity: list[Floats] = [np.empty(0)] * len(rows)
-    for number, split in enumerate(family_folds([steps[i].record for i in rows], num_folds)):
+    parts = []
+    for number, split in enumerate(family_folds([steps[int(i)].record for i in rows], num_folds)):
         held_out = set(families[rows[split.test]])
-        chosen = np.flatnonzero([family not in held_out for family in families])
+        others = np.flatnonzero(fittable(steps) & [family not in held_out for family in families])
+        chosen = np.concatenate([others, of_operators])
         weights = as_weights(fit_ensemble(encoded, chosen, settings), encoded.systems, {})
-        part = predict_with(weights, [steps[i] for i in rows[split.test]])
-        logs[split.test], spreads[split.test], fold[split.test] = part[0], part[1], number
-        for position, row in zip(split.test, part[2], strict=True):
-            sensitivity[position] = row
+        folds = np.full(len(split.test), number)
+        parts.append(predict_with(weights, [steps[int(i)] for i in rows[split.test]], folds))
         report(f"families, fold {number + 1} of {num_folds}")
-    return HeldOut(
-        steps=tuple(steps[i] for i in rows),
-        log_predicted=logs,
-        spread=spreads,
-        fold=fold,
-        sensitivities=np.asarray(sensitivity),
-    )
+    return joined(parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,27 +166,32 @@ class DeviceResult:
 
 def device_study(
     steps: Sequence[Measured],
-    devices: Sequence[str],
+    groups: Sequence[Sequence[str]],
     settings: Sequence[FitSettings],
     report: Callable[[str], None] = lambda _: None,
+    operators: Sequence[StepSample] = (),
 ) -> dict[str, HeldOut]:
-    """Each device's steps predicted by a fit without any row of it."""
-    encoded = encode(steps)
+    """Each device's steps predicted by a fit without any row of it.
+
+    Args:
+        steps: All measurements.
+        groups: Devices that are held out together; unlike ones, so that neither loses its relatives.
+        settings: Members of the ensemble.
+        report: Told about each finished group.
+        operators: Single operators; those of a held-out device are held out with it.
+    """
+    encoded = encode(steps, operators)
     names = np.asarray([step.device.name for step in steps])
+    all_names = np.concatenate([names, [sample.point.device.name for sample in operators]])
+    may_fit = np.concatenate([fittable(steps), np.ones(len(operators), dtype=bool)])
     results = {}
-    for device in devices:
-        networks = fit_ensemble(encoded, np.flatnonzero(names != device), settings)
+    for group in groups:
+        networks = fit_ensemble(encoded, np.flatnonzero(may_fit & ~np.isin(all_names, list(group))), settings)
         weights = as_weights(networks, encoded.systems, {})
-        chosen = np.flatnonzero(names == device)
-        logs, spread, rows = predict_with(weights, [steps[i] for i in chosen])
-        results[device] = HeldOut(
-            steps=tuple(steps[i] for i in chosen),
-            log_predicted=logs,
-            spread=spread,
-            fold=np.zeros(len(chosen), dtype=np.int64),
-            sensitivities=rows,
-        )
-        report(f"device {device} held out")
+        for device in group:
+            chosen = np.flatnonzero(names == device)
+            results[device] = predict_with(weights, [steps[int(i)] for i in chosen])
+        report(f"held out: {', '.join(group)}")
     return results
 
 
@@ -160,7 +203,9 @@ def few_shot(
     sampled = {name: _sample(held, random, num_candidates) for name, held in held_out.items()}
     results = []
     for name, held in held_out.items():
-        others = [(h.sensitivities[sampled[n]], h.residuals[sampled[n]]) for n, h in held_out.items() if n != name]
+        others = [
+            (h.sensitivities[sampled[n]], h.residuals[sampled[n]]) for n, h in held_out.items() if n != name
+        ]
         scales = fit_scales(others)
         order = choose_steps(held.sensitivities, sampled[name].tolist(), max(num_steps), scales)
         corrected, deviation = {}, {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +151,9 @@ def _predictions(
     for index, (step, (graph, device, setup)) in enumerate(zip(steps, cases, strict=True)):
         model = PreparedModel(graph=graph, ops=step.ops)
         version = step.record.framework_version or None
-        rows[:, index] = [column[0] for column in predict_intervals(model, [device], [setup], weights, version)]
+        rows[:, index] = [
+            column[0] for column in predict_intervals(model, [device], [setup], weights, version)
+        ]
     return rows[0], rows[1], rows[2]
 
 
@@ -190,7 +193,7 @@ def _baselines(
         elif splits is None:
             found[name] = None
         else:
-            predicted = cross_validated_predictions(lambda n=name: make_baseline(n), features, actual, splits)
+            predicted = cross_validated_predictions(partial(make_baseline, name), features, actual, splits)
             found[name] = errors(predicted, actual)
     if splits is None:
         note = (
@@ -206,7 +209,9 @@ def _provenance_notes(steps: Sequence[Measured], weights: OpTimeWeights) -> list
     tables = weights.provenance["rows"]
     notes = [f"predictions rest on: {', '.join(tiers)}"]
     if {step.record.source for step in steps} & {name.partition("/")[0] for name in tables}:
-        notes.append("rows of this table were used to fit the shipped model: the errors are not those of new rows")
+        notes.append(
+            "rows of this table were used to fit the shipped model: the errors are not those of new rows"
+        )
     return notes
 
 

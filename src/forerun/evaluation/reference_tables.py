@@ -62,7 +62,9 @@ def read_reference_steps(
         quick: Whether to leave out the largest tables.
     """
     jobs = _jobs(folder, quick)
-    distinct = [(request, replace(record.training_setup(), batch_size_per_device=1)) for record, request in jobs]
+    distinct = [
+        (request, replace(record.training_setup(), batch_size_per_device=1)) for record, request in jobs
+    ]
     trace_all(distinct, report=report)
     steps, skipped = measured_steps([record for record, _ in jobs], [request for _, request in jobs])
     return ReferenceSteps(steps=tuple(steps), skipped=tuple(skipped))
@@ -74,7 +76,9 @@ def _jobs(folder: Path, quick: bool) -> list[Job]:
     whole += [r for r in train if _share(r.model, 10)] if quick else train
     if not quick:
         whole += [record for record in read_timm_infer(folder) if _takes_part(record)]
-    rows = [row for row in read_neusight_e2e(folder) if not row.record.compile and row.record.num_devices == 1]
+    rows = [
+        row for row in read_neusight_e2e(folder) if not row.record.compile and row.record.num_devices == 1
+    ]
     requests = transformer_requests(rows)
     jobs = [(record, request_of(record)) for record in whole]
     return jobs + [(row.record, request) for row, request in zip(rows, requests, strict=True)]

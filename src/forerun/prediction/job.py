@@ -115,7 +115,11 @@ class JobTimes:
 
 
 def job_times(
-    job: Job, global_batch_size: int, step_s: Interval, last_step_s: Interval, validation_step_s: Interval | None
+    job: Job,
+    global_batch_size: int,
+    step_s: Interval,
+    last_step_s: Interval,
+    validation_step_s: Interval | None,
 ) -> JobTimes:
     """Epoch and job from the times of single steps.
 

@@ -201,7 +201,9 @@ def _notes(model: PreparedModel, question: Question) -> list[str]:
 def _missing(question: Question, times: JobTimes | None, memory: _Memory) -> list[str]:
     notes = []
     if times is None:
-        notes.append("epoch_time_s, job_time_s and cost_usd need a dataset: --dataset NAME or --dataset-size N")
+        notes.append(
+            "epoch_time_s, job_time_s and cost_usd need a dataset: --dataset NAME or --dataset-size N"
+        )
     elif times.job_time_s is None:
         notes.append("job_time_s needs the number of epochs: --epochs E")
     if times is not None and question.price_usd_per_hour is None:

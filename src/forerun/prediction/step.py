@@ -23,8 +23,8 @@ __all__ = [
     "StepPrediction",
     "layer_times",
     "missing_format_note",
-    "prepare",
     "predict_steps",
+    "prepare",
     "provenance_of",
 ]
 
@@ -101,7 +101,10 @@ def half_widths(weights: OpTimeWeights, tier: Provenance, spread: Floats) -> Flo
 
 
 def points_of(
-    model: PreparedModel, devices: Sequence[Device], setups: Sequence[TrainingSetup], torch_version: str | None
+    model: PreparedModel,
+    devices: Sequence[Device],
+    setups: Sequence[TrainingSetup],
+    torch_version: str | None,
 ) -> list[Point]:
     """One point per pair of device and setup."""
     era = NEWEST_ERA if torch_version is None else software_era(torch_version)
@@ -156,7 +159,12 @@ def predict_steps(
 
 
 def _prediction(
-    model: PreparedModel, device: Device, setup: TrainingSetup, times: StepTimes, index: int, weights: OpTimeWeights
+    model: PreparedModel,
+    device: Device,
+    setup: TrainingSetup,
+    times: StepTimes,
+    index: int,
+    weights: OpTimeWeights,
 ) -> StepPrediction:
     assert times.kernel_s is not None
     tier = provenance_of(device, setup, weights)
@@ -201,9 +209,7 @@ def layer_times(model: PreparedModel, prediction: StepPrediction, limit: int = 3
     sums = np.bincount(graph_ops.module, weights=row_s, minlength=len(graph_ops.module_names))
     order = [i for i in np.argsort(-sums) if graph_ops.module_names[i]][:limit]
     total = prediction.step_s.value
-    return tuple(
-        LayerTime(graph_ops.module_names[i], float(sums[i]), float(sums[i] / total)) for i in order
-    )
+    return tuple(LayerTime(graph_ops.module_names[i], float(sums[i]), float(sums[i] / total)) for i in order)
 
 
 def missing_format_note(device: Device, precision: Precision) -> str | None:

@@ -42,6 +42,7 @@ __all__ = [
 Floats = npt.NDArray[np.float64]
 
 NEWEST_ERA = 1.0
+_NEWEST_INDEX = 28
 _TILE = 128.0
 _MANY_WAVES = 16.0
 _ONE = 1e-12
@@ -66,8 +67,7 @@ POINT_FEATURES = (
     "log2_units",
     "log2_l2",
     "log2_peak_per_unit",
-    "log2_bandwidth_per_unit",
-    "clock",
+    "log2_peak_per_watt",
     "has_matrix_units",
     "is_nhwc",
     "is_autocast",
@@ -146,8 +146,8 @@ def software_era(torch_version: str) -> float:
     major, minor = (
         int("".join(ch for ch in part if ch.isdigit()) or 0) for part in (*torch_version.split("."), "0")[:2]
     )
-    index = {0: minor, 1: 5 + min(minor, 13)}.get(major, 19 + minor)
-    return float(np.clip((index - 4) / (28 - 4), 0.0, 1.0))
+    index = {0: minor, 1: 5 + min(minor, 13), 2: 19 + minor}.get(major, _NEWEST_INDEX)
+    return float(np.clip((index - 4) / (_NEWEST_INDEX - 4), 0.0, 1.0))
 
 
 def peak_rates(device: Device, precision: Precision) -> tuple[float, float, float]:
@@ -201,8 +201,7 @@ def _point_row(point: Point, rates: tuple[float, float, float]) -> list[float]:
         np.log2(units),
         np.log2(device.l2_cache_bytes),
         np.log2(peak / units / 1e9),
-        np.log2(device.memory_bandwidth_bytes_per_s / units / 1e9),
-        device.boost_clock_hz / 1e9,
+        np.log2(device.peak_flops_per_s[NumberFormat.FP32] / max(device.power_limit_w, 1.0) / 1e9),
         float(_uses_matrix_units(device, setup.precision)),
         float(setup.layout is Layout.NHWC),
         float(setup.precision.is_autocast),
@@ -267,10 +266,13 @@ def _log2(values: Floats) -> Floats:
 def _tile_size(log2_size: Floats) -> Floats:
     """Edge of the output tile of a product: 128, or the power of two from 16 that covers a smaller side."""
     # Single precision must not lift log2(2^n) over n.
-    return np.exp2(np.clip(np.ceil(log2_size - 1e-4), 4.0, 7.0))
+    edges: Floats = np.exp2(np.clip(np.ceil(log2_size - 1e-4), 4.0, 7.0))
+    return edges
 
 
-def dynamic_features(ops: DistinctOps, arrays: PointArrays, compute_s: Floats, memory_s: Floats) -> npt.NDArray[np.float32]:
+def dynamic_features(
+    ops: DistinctOps, arrays: PointArrays, compute_s: Floats, memory_s: Floats
+) -> npt.NDArray[np.float32]:
     """Features that depend on kernel and point, (p, n, number of ``DYNAMIC_FEATURES``)."""
     flops, moved = _at(ops.flops, arrays), _at(ops.moved_bytes, arrays)
     groups, m, n, k = (_at(ops.gemm[:, i], arrays) for i in range(4))

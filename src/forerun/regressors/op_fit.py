@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from forerun.errors import CostModelError
 from forerun.regressors.op_features import (
     Point,
     dynamic_features,
@@ -51,6 +52,7 @@ class StepSample:
         step_time_s: Measured time of the part that ``part_mask`` selects [s].
         system: Key of the measuring system; rows of a system share its offsets.
         weight: Sampling weight.
+        has_host: Whether the time includes the host's; false for kernels timed by the device's own events.
     """
 
     ops: DistinctOps
@@ -58,6 +60,7 @@ class StepSample:
     step_time_s: float
     system: str
     weight: float = 1.0
+    has_host: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +72,7 @@ class FitSettings:
     samples_per_batch: int = 40
     learning_rate: float = 4e-3
     latent_learning_rate: float = 12e-3
-    weight_decay: float = 0.02
+    weight_decay: float = 0.05
     latent_penalty: float = 0.01
     latent_scale: float = 0.15
     host_latent_scale: float = 0.5
@@ -91,6 +94,7 @@ class EncodedSamples:
     systems: tuple[str, ...]
     weight: np.ndarray
     is_compiled: torch.Tensor
+    has_host: torch.Tensor
 
     def __len__(self) -> int:
         return len(self.log_time)
@@ -131,6 +135,7 @@ def encode_samples(samples: Sequence[StepSample]) -> EncodedSamples:
         systems=systems,
         weight=np.asarray([sample.weight for sample in samples]),
         is_compiled=torch.tensor([sample.point.setup.compile for sample in samples], dtype=torch.float32),
+        has_host=torch.tensor([sample.has_host for sample in samples], dtype=torch.float32),
     )
 
 
@@ -168,10 +173,10 @@ class OpNetwork(nn.Module):
         memory_range = MAX_EFFICIENCY - MIN_MEMORY_EFFICIENCY
         memory_efficiency = MIN_MEMORY_EFFICIENCY + memory_range * torch.sigmoid(u[:, 1])
         memory = batch.memory_s * 1e6 / memory_efficiency * z[batch.sample, 1].exp()
-        largest = torch.maximum(compute, memory) + 1e-9
-        busy = largest * ((compute / largest) ** _SMOOTH_OP + (memory / largest) ** _SMOOTH_OP) ** (
-            1 / _SMOOTH_OP
-        )
+        # The small terms keep the gradient finite for kernels that neither compute nor move anything.
+        largest = torch.maximum(compute, memory) + 1e-6
+        powers = (compute / largest) ** _SMOOTH_OP + (memory / largest) ** _SMOOTH_OP + 1e-12
+        busy = largest * powers ** (1 / _SMOOTH_OP)
         latency = MAX_LATENCY_S * 1e6 * torch.sigmoid(self.latency[batch.pair] + u[:, 2].clamp(-1.5, 1.5))
         num = len(batch.system)
         device = torch.zeros(num).index_add(0, batch.sample, batch.count * (busy + latency))
@@ -179,7 +184,7 @@ class OpNetwork(nn.Module):
             0, batch.sample, batch.count * self.host[batch.pair].exp() * 1e6
         )
         launches = launches * (batch.is_compiled * self.host_compiled).exp()
-        host = self.host_constant.exp() * 1e6 + launches * z[:, 2].exp()
+        host = (self.host_constant.exp() * 1e6 + launches * z[:, 2].exp()) * batch.has_host
         top = torch.maximum(device, host)
         step = top * ((device / top) ** _SMOOTH_STEP + (host / top) ** _SMOOTH_STEP) ** (1 / _SMOOTH_STEP)
         return torch.log(step * 1e-6)
@@ -195,6 +200,8 @@ class _Batch:
     sample: torch.Tensor
     system: torch.Tensor
     is_compiled: torch.Tensor
+    has_host: torch.Tensor
+    has_host: torch.Tensor
 
 
 def take(encoded: EncodedSamples, chosen: np.ndarray) -> _Batch:
@@ -211,6 +218,7 @@ def take(encoded: EncodedSamples, chosen: np.ndarray) -> _Batch:
         sample=torch.from_numpy(np.repeat(np.arange(len(chosen)), lengths)),
         system=encoded.system[chosen],
         is_compiled=encoded.is_compiled[chosen],
+        has_host=encoded.has_host[chosen],
     )
 
 
@@ -253,6 +261,11 @@ def fit_op_network(encoded: EncodedSamples, chosen: np.ndarray, settings: FitSet
         error = network(batch) - encoded.log_time[drawn]
         penalty = ((network.latents[torch.unique(batch.system)] / latent_scale) ** 2).mean()
         loss = error.abs().mean() + settings.latent_penalty * penalty
+        if not torch.isfinite(loss):
+            raise CostModelError(
+                "the fit of the op-level model diverged: its loss is not finite; look for kernels or times of zero "
+                f"among the samples {drawn.tolist()}, or lower the learning rate"
+            )
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)

@@ -90,7 +90,7 @@ def distinct_ops(ops: OpTable) -> DistinctOps:
     _, group = np.unique(key, axis=0, return_inverse=True)
     group = group.reshape(-1)
     num_groups = int(group.max(initial=-1)) + 1
-    count = np.bincount(group, weights=ops.count, minlength=num_groups)
+    count: Floats = np.bincount(group, weights=ops.count, minlength=num_groups).astype(np.float64)
     mean = np.zeros((num_groups, sizes.shape[1]))
     np.add.at(mean, group, sizes * ops.count[:, None])
     mean /= count[:, None]

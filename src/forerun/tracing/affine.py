@@ -2,7 +2,7 @@
 
 Every size of the step is assumed affine in the batch, ``f(B) = c + s B``; two traces give c and s. The
 assumption is checked as far as two traces can: the same operations and the same allocations in the same
-order. A third trace checks the rest in the tests.
+order, and no size that grew faster than the batch. A third trace checks the rest in the tests.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from forerun.tracing.recorder import RecordedEvent, RecordedRow
 from forerun.tracing.step import RawTrace
 from forerun.workload.graph import Graph, MemoryStream, OpClass, OpTable, StepPart
 
-__all__ = ["are_comparable", "join_traces"]
+__all__ = ["are_comparable", "is_affine", "join_traces"]
 
 _MIN_GEMM = (OpClass.LINEAR, OpClass.BMM)
 
@@ -31,7 +31,20 @@ def are_comparable(small: RawTrace, large: RawTrace) -> bool:
     )
 
 
-def join_traces(built: BuiltModel, small: RawTrace, large: RawTrace | None, versions: Iterable[tuple[str, str]]) -> Graph:
+def is_affine(graph: Graph) -> bool:
+    """Whether no size of a joined graph grew faster than the batch.
+
+    A size that more than doubled from batch 2 to 4, such as the similarities of all pairs of samples, has a
+    negative constant.
+    """
+    ops, memory = graph.ops, graph.memory
+    sizes = (ops.flops, ops.read_bytes, ops.write_bytes, ops.elements, ops.gemm, memory.size_bytes)
+    return all(size[..., 0].min(initial=0.0) > -0.5 for size in sizes)
+
+
+def join_traces(
+    built: BuiltModel, small: RawTrace, large: RawTrace | None, versions: Iterable[tuple[str, str]]
+) -> Graph:
     """The graph of a model from its traces at one or two batch sizes.
 
     Args:

@@ -27,7 +27,7 @@ from forerun.tracing import recurrent
 __all__ = ["cuda_semantics", "leave_autocast_region"]
 
 _KEY_NAME = "AutocastPrivateUse1"
-_KEY = _C.DispatchKey.AutocastPrivateUse1
+_KEY: Any = getattr(_C.DispatchKey, _KEY_NAME)
 _KEY_SET = _C.DispatchKeySet(_KEY)
 
 # The operation lists of CUDA autocast, PyTorch 2.15.
@@ -35,7 +35,7 @@ _TO_LOWER_PRECISION = """
     _convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d.input conv_transpose3d.input
     convolution prelu addmm addmv addr matmul einsum mm mv linalg_vecdot linear addbmm baddbmm bmm chain_matmul
     linalg_multi_dot _thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
-""".split()
+"""
 _TO_FP32 = """
     acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar
     pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm rms_norm group_norm frobenius_norm.dim
@@ -44,14 +44,23 @@ _TO_FP32 = """
     multilabel_margin_loss soft_margin_loss triplet_margin_loss multi_margin_loss
     binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp upsample_nearest1d
     _upsample_nearest_exact1d upsample_nearest2d _upsample_nearest_exact2d upsample_nearest3d
-    _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d
-    upsample_bicubic2d _upsample_bicubic2d_aa
-""".split()
+    _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d _upsample_bilinear2d_aa
+    upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa
+"""
 _OUTPUT_IN_FP32 = """
     prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm
     linalg_matrix_norm.str_ord sum sum.dim_IntList
-""".split()
-_TO_WIDEST = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add".split()
+"""
+_TO_WIDEST = """
+    addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add
+"""
+
+_RECURRENT_MODES = {
+    "lstm.input": "lstm",
+    "gru.input": "gru",
+    "rnn_tanh.input": "rnn",
+    "rnn_relu.input": "rnn",
+}
 
 
 @dataclass(slots=True)
@@ -218,11 +227,11 @@ def _register() -> None:
         (_TO_WIDEST, _widest),
     )
     for names, rule in rules:
-        for name in names:
+        for name in names.split():
             aten.impl(name, rule(_resolve(name)), _KEY_NAME)
     aten.impl("scaled_dot_product_attention", _attention, _KEY_NAME)
     aten.impl("dropout", _dropout, _KEY_NAME)
-    for name, mode in (("lstm.input", "lstm"), ("gru.input", "gru"), ("rnn_tanh.input", "rnn"), ("rnn_relu.input", "rnn")):
+    for name, mode in _RECURRENT_MODES.items():
         aten.impl(name, _recurrent(mode), _KEY_NAME)
     _libraries.extend((fall_through, aten))
 
@@ -244,7 +253,7 @@ def cuda_semantics(autocast_dtype: torch.dtype | None, *, fused_attention: bool)
     try:
         yield
     finally:
-        _C._dispatch_tls_set_dispatch_key_included(_KEY, False)
+        _C._dispatch_tls_set_dispatch_key_included(_KEY, previous is not None)
         _region = previous
 
 

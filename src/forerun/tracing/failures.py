@@ -22,7 +22,7 @@ _TOO_SMALL = re.compile(
     re.IGNORECASE,
 )
 _MISMATCH = re.compile(
-    r"shapes cannot be multiplied|to have \d+ channels|is invalid for input of size|"
+    r"shapes cannot be multiplied|same reduction dim|to have \d+ channels|is invalid for input of size|"
     r"must match the (size|existing)|"
     r"size of tensor a|sizes of tensors must match|doesn't match model|doesn't match|expected input|"
     r"normalized_shape|should be divisible|must be divisible|not divisible|size mismatch|weight of size|"
@@ -34,7 +34,7 @@ _DATA_DEPENDENT = re.compile(
     r"cannot be called on meta tensors|data-dependent|aten::_local_scalar_dense|"
     r"aten::(nonzero|masked_select|_unique2?|unique_\w+|bincount|equal)\b|"
     r"nonzero.*meta|cannot copy out of meta tensor|boolean value of tensor|numpy\(\) on tensor|"
-    r"can't convert meta device tensor|number of output elements|repeat_interleave",
+    r"can't convert meta device|number of output elements|repeat_interleave",
     re.IGNORECASE,
 )
 _TORCH = Path(torch.__file__).parent

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +26,7 @@ def fuse_optimizer(graph: Graph) -> Graph:
     weight_bytes = 4.0 * graph.num_trainable_parameters
     state_bytes = _optimizer_state_bytes(graph)
     first = chosen[0]
-    columns: dict[str, np.ndarray] = {}
+    columns: dict[str, Any] = {}
     keep = np.append(np.flatnonzero(ops.step_part != StepPart.OPTIMIZER), first)
     for field in fields(OpTable):
         value = getattr(ops, field.name)

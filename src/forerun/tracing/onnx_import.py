@@ -166,8 +166,9 @@ def _notes(graph: OnnxGraph, only_batch_size: int | None) -> tuple[str, ...]:
     )
     if biased and not _NORMS.intersection(ops):
         notes.append(
-            f"{biased} convolutions have biases and there is no normalisation: batch norms were folded at export, "
-            "or the model has none; if they were, the training step is understated: pass the original model"
+            f"{biased} convolutions have biases and there is no normalisation: batch norms were folded at "
+            "export, or the model has none; if they were folded, the training step is understated: pass the "
+            "original model"
         )
     if only_batch_size is not None:
         notes.append(

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,12 +20,14 @@ from forerun.workload.graph import AllocationKind, MemoryEvent, StepPart
 
 __all__ = ["RecordedEvent", "RecordedRow", "StepRecorder"]
 
-_WITHOUT_KERNEL = frozenset(
-    """empty empty_like empty_strided new_empty new_empty_strided empty_permuted detach alias resize_ set_
+_WITHOUT_KERNEL = """
+    empty empty_like empty_strided new_empty new_empty_strided empty_permuted detach alias resize_ set_
     is_same_size sym_size sym_stride sym_numel sym_storage_offset device _has_compatible_shallow_copy_type
     _assert_async _assert_tensor_metadata lift_fresh dim stride size storage_offset is_contiguous layout numel
-    item as_strided_ squeeze_ unsqueeze_ transpose_ t_ _record_function_enter_new _record_function_exit _nested_tensor_size""".split()
-)
+    item as_strided_ squeeze_ unsqueeze_ transpose_ t_ _record_function_enter_new _record_function_exit
+    _nested_tensor_size
+"""
+_NAMES_WITHOUT_KERNEL = frozenset(_WITHOUT_KERNEL.split())
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,7 @@ def _read_schema(func: Any) -> _Schema:
     namespace = func.namespace
     return _Schema(
         name,
-        has_kernel=namespace != "prim" and name not in _WITHOUT_KERNEL,
+        has_kernel=namespace != "prim" and name not in _NAMES_WITHOUT_KERNEL,
         is_mutable=func._schema.is_mutable,
         is_convolution=name in ("convolution", "convolution_backward"),
     )
@@ -106,7 +109,7 @@ class StepRecorder(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.rows: list[RecordedRow] = []
         self.events: list[RecordedEvent] = []
         self.records_ops = False
@@ -135,10 +138,10 @@ class StepRecorder(TorchDispatchMode):
             self._num_blocks += 1
             self._blocks[key] = block
             self.events.append(RecordedEvent(MemoryEvent.ALLOCATE, block, storage.nbytes(), kind))
-            self._references[key] = weakref.ref(storage, lambda _, key=key: self._forget(key))
+            self._references[key] = weakref.ref(storage, partial(self._forget, key))
         return block
 
-    def _forget(self, key: int) -> None:
+    def _forget(self, key: int, _reference: weakref.ref[Any]) -> None:
         block = self._blocks.pop(key)
         del self._references[key]
         self.events.append(RecordedEvent(MemoryEvent.FREE, block, 0, -1))
@@ -180,11 +183,14 @@ class StepRecorder(TorchDispatchMode):
         if result is NotImplemented:
             result = func(*args, **kwargs)
         outputs = [t for t in _tensors(result) if t.is_meta]
+        if not operands and not outputs:
+            return result  # made on the host
         for tensor in outputs:
             self.watch(tensor, self.default_kind)
         if not schema.has_kernel:
             return result
         if not schema.is_mutable and outputs and all(t.untyped_storage()._cdata in inputs for t in outputs):
+            self._module_of_autograd_node()
             return result  # a view
         if self.records_ops:
             self._record(func, schema, args, kwargs, outputs)
@@ -201,21 +207,29 @@ class StepRecorder(TorchDispatchMode):
         size = source.numel() * source.element_size() + other.numel() * other.element_size()
         self.events.append(RecordedEvent(MemoryEvent.CONV_WORKSPACE, -1, size, -1))
 
-    def _record(self, func: Any, schema: _Schema, args: Any, kwargs: Any, outputs: list[torch.Tensor]) -> None:
-        node = _C._current_autograd_node()
-        if node is None:
-            module = self._modules[-1]
-            part = StepPart.OPTIMIZER if self._in_optimizer else StepPart.FORWARD
-            self._module_of_node.setdefault(torch.autograd._get_sequence_nr() - 1, module)
-        else:
-            module = self._module_of_node.get(node._sequence_nr(), "")
-            part = StepPart.BACKWARD
+    def _module_of_autograd_node(self) -> str:
+        """The module at work; in a forward pass its autograd node is noted for the backward pass."""
+        node: Any = _C._current_autograd_node()
+        module = self._modules[-1]
+        if node is not None and not module:
+            return self._module_of_node.get(node._sequence_nr(), "")
+        # A module runs in the backward pass too where a checkpoint recomputes it.
+        self._module_of_node.setdefault(_C._autograd._get_sequence_nr() - 1, module)
+        return module
+
+    def _record(
+        self, func: Any, schema: _Schema, args: Any, kwargs: Any, outputs: list[torch.Tensor]
+    ) -> None:
+        module = self._module_of_autograd_node()
+        outside = StepPart.OPTIMIZER if self._in_optimizer else StepPart.FORWARD
+        part = outside if _C._current_autograd_node() is None else StepPart.BACKWARD
         plain = [_plain(value) for value in args]
         if kwargs:
             plain.extend(_plain(v) for v in kwargs.values() if isinstance(v, (torch.Tensor, list, tuple)))
         call = Call(schema.name, tuple(plain), tuple(_tensor_info(t) for t in outputs), schema.is_mutable)
         for cost in cost_rows(call):
-            row_part = StepPart.WEIGHT_GRADIENT if cost.is_weight_gradient and part is StepPart.BACKWARD else part
+            is_weight_gradient = cost.is_weight_gradient and part is StepPart.BACKWARD
+            row_part = StepPart.WEIGHT_GRADIENT if is_weight_gradient else part
             self.rows.append(
                 RecordedRow(cost, schema.name, module, row_part, schema.is_mutable, call.is_permuted())
             )

@@ -70,9 +70,7 @@ def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
 
 def _backward(ctx: Any, grad_output: torch.Tensor, *_: Any) -> Any:
     source, hidden, reserve, *weights = ctx.saved_tensors
-    made = torch.ops.forerun.rnn_backward(
-        grad_output, source, hidden, list(weights), reserve, *ctx.settings
-    )
+    made = torch.ops.forerun.rnn_backward(grad_output, source, hidden, list(weights), reserve, *ctx.settings)
     return made[0], None, list(made[1:]), None, None, None, None, None
 
 

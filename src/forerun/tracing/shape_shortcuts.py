@@ -32,8 +32,14 @@ def _nothing(*args: Any, **kwargs: Any) -> Any:
 def _like_both(left: Any, right: Any, **kwargs: Any) -> Any:
     if isinstance(right, torch.Tensor):
         same = left.shape == right.shape and left.dtype == right.dtype and left.stride() == right.stride()
-        return torch.empty_like(left) if same else NotImplemented
-    return torch.empty_like(left) if left.is_floating_point() and isinstance(right, (int, float)) else NotImplemented
+        # A scalar of the host may stand on either side, and a quotient of integers is no integer.
+        simple = left.device == right.device and left.is_floating_point()
+        return torch.empty_like(left) if same and simple else NotImplemented
+    return (
+        torch.empty_like(left)
+        if left.is_floating_point() and isinstance(right, (int, float))
+        else NotImplemented
+    )
 
 
 def _in_place_of_first(left: Any, right: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -45,7 +51,9 @@ def _statistics(source: torch.Tensor, size: int) -> torch.Tensor:
     return torch.empty(size, dtype=dtype, device="meta")
 
 
-def _batch_norm(source: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *_: Any, **__: Any) -> Any:
+def _batch_norm(
+    source: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *_: Any, **__: Any
+) -> Any:
     size = source.shape[1] if training else 0
     return torch.empty_like(source), _statistics(source, size), _statistics(source, size)
 
@@ -83,6 +91,7 @@ SHORTCUTS.update(dict.fromkeys(_overloads(_IN_PLACE, "default"), _first))
 SHORTCUTS.update(dict.fromkeys(_overloads("add mul sub div", "Tensor"), _like_both))
 SHORTCUTS.update(dict.fromkeys(_overloads("add_ mul_ sub_ div_", "Tensor"), _in_place_of_first))
 SHORTCUTS.update(dict.fromkeys(_overloads("addcmul_ addcdiv_", "default"), _first))
-_FOREACH = "_foreach_add_ _foreach_mul_ _foreach_sub_ _foreach_div_ _foreach_addcmul_ _foreach_addcdiv_ _foreach_lerp_ _foreach_sqrt_ _foreach_neg_ _foreach_zero_"
+_FOREACH = """_foreach_add_ _foreach_mul_ _foreach_sub_ _foreach_div_ _foreach_addcmul_ _foreach_addcdiv_
+    _foreach_lerp_ _foreach_sqrt_ _foreach_neg_ _foreach_zero_"""
 for _overload in ("List", "Scalar", "ScalarList", "Tensor", "default"):
     SHORTCUTS.update(dict.fromkeys(_overloads(_FOREACH, _overload), _nothing))

@@ -47,7 +47,7 @@ def record_step(built: BuiltModel, setup: TrainingSetup, batch_size: int) -> Raw
         parameter.grad = None
     optimizer = make_optimizer(setup, [p for p in module.parameters() if p.requires_grad])
     recorder = StepRecorder()
-    _watch_static(recorder, module, batch)
+    _watch_static(recorder, module, batch, optimizer)
     was_collecting = gc.isenabled()
     gc.disable()  # blocks are freed by their last reference, as on a GPU, not when the collector happens to run
     try:
@@ -61,10 +61,12 @@ def record_step(built: BuiltModel, setup: TrainingSetup, batch_size: int) -> Raw
     finally:
         if was_collecting:
             gc.enable()
+    # What dies after the second step, some of it when the collector runs, is no part of the stream.
+    events = list(recorder.events)
     _name_kinds(recorder, module, optimizer)
     for parameter in module.parameters():
         parameter.grad = None
-    return RawTrace(batch_size, recorder.rows, recorder.events, frozenset(recorder.unsupported))
+    return RawTrace(batch_size, recorder.rows, events, frozenset(recorder.unsupported))
 
 
 def _prepared_batch(built: BuiltModel, setup: TrainingSetup, batch_size: int) -> dict[str, Any]:
@@ -72,7 +74,7 @@ def _prepared_batch(built: BuiltModel, setup: TrainingSetup, batch_size: int) ->
     if dtype is not None:
         built.module.to(dtype)
     if setup.layout is Layout.NHWC:
-        built.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        built.module.to(memory_format=torch.channels_last)
 
     def convert(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -101,13 +103,26 @@ def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
             yield from _tensors_in(item)
 
 
-def _watch_static(recorder: StepRecorder, module: torch.nn.Module, batch: dict[str, Any]) -> None:
+def _watch_static(
+    recorder: StepRecorder,
+    module: torch.nn.Module,
+    batch: dict[str, Any],
+    optimizer: torch.optim.Optimizer | None,
+) -> None:
     for parameter in module.parameters():
         recorder.watch(parameter, AllocationKind.WEIGHT)
     for buffer in module.buffers():
         recorder.watch(buffer, AllocationKind.BUFFER)
     for tensor in _tensors_in(batch):
         recorder.watch(tensor, AllocationKind.INPUT)
+    for tensor in _state_of(optimizer):  # Adagrad makes its state before the first step
+        recorder.watch(tensor, AllocationKind.OPTIMIZER_STATE)
+
+
+def _state_of(optimizer: torch.optim.Optimizer | None) -> Iterator[torch.Tensor]:
+    if optimizer is not None:
+        tensors = _tensors_in([list(state.values()) for state in optimizer.state.values()])
+        yield from (tensor for tensor in tensors if tensor.is_meta)
 
 
 @contextmanager
@@ -141,7 +156,10 @@ def _train_step(
     recorder: StepRecorder,
 ) -> None:
     recorder.default_kind = AllocationKind.ACTIVATION
-    with recorder, cuda_semantics(_AUTOCAST_DTYPE.get(setup.precision), fused_attention=setup.fused_attention):
+    with (
+        recorder,
+        cuda_semantics(_AUTOCAST_DTYPE.get(setup.precision), fused_attention=setup.fused_attention),
+    ):
         recorder.mark(MemoryEvent.FORWARD_BEGINS)
         _zero_gradients(built.module, setup)
         loss = _run_forward(built, batch)
@@ -194,10 +212,9 @@ def _name_kinds(
     for parameter in module.parameters():
         if parameter.grad is not None and (block := recorder.block_of(parameter.grad)) is not None:
             kinds[block] = AllocationKind.GRADIENT
-    if optimizer is not None:
-        for tensor in _tensors_in([list(state.values()) for state in optimizer.state.values()]):
-            if (block := recorder.block_of(tensor)) is not None:
-                kinds[block] = AllocationKind.OPTIMIZER_STATE
+    for tensor in _state_of(optimizer):
+        if (block := recorder.block_of(tensor)) is not None:
+            kinds[block] = AllocationKind.OPTIMIZER_STATE
     _name_short_lived(recorder.events, kinds)
     for event in recorder.events:
         if event.event is MemoryEvent.ALLOCATE and event.block in kinds:
@@ -208,9 +225,7 @@ def _name_short_lived(events: list[RecordedEvent], kinds: dict[int, AllocationKi
     """An activation that dies before backward begins was a temporary."""
     in_forward: set[int] = set()
     for event in events:
-        if event.event is MemoryEvent.FORWARD_BEGINS:
-            in_forward = set()
-        elif event.event is MemoryEvent.BACKWARD_BEGINS:
+        if event.event is MemoryEvent.FORWARD_BEGINS or event.event is MemoryEvent.BACKWARD_BEGINS:
             in_forward = set()
         elif event.event is MemoryEvent.ALLOCATE and event.kind == AllocationKind.ACTIVATION:
             in_forward.add(event.block)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -61,7 +62,11 @@ def cache_folder() -> Path:
 
 
 def trace(
-    request: ModelRequest, setup: TrainingSetup, module: torch.nn.Module | None = None, *, use_cache: bool = True
+    request: ModelRequest,
+    setup: TrainingSetup,
+    module: torch.nn.Module | None = None,
+    *,
+    use_cache: bool = True,
 ) -> Graph:
     """The operation graph of one step of a model.
 
@@ -81,7 +86,8 @@ def trace(
         TraceError: The step could not be recorded.
     """
     path = _cache_path(request, setup) if use_cache and module is None else None
-    if path is not None and (known := read_graph(path)) is not None:
+    known = read_graph(path) if path is not None else None
+    if known is not None and known.only_batch_size in (None, setup.batch_size_per_device):
         return known
     from forerun.tracing.sources import build_model
 
@@ -94,29 +100,33 @@ def trace(
         training=setup.phase is not Phase.INFERENCE,
     )
     graph = trace_built(built, setup)
-    if path is not None and built.cache_key is not None:
-        try:
+    # The key holds no batch size, so a graph that is good for one only must not be found under it.
+    is_general = graph.only_batch_size == built.only_batch_size
+    if path is not None and built.cache_key is not None and is_general:
+        # A full or read-only disk costs the next question its speed, not this one its answer.
+        with contextlib.suppress(OSError):
             write_graph(graph, path)
-        except OSError:
-            pass  # a full or read-only disk costs the next question its speed, not this one its answer
     return graph
 
 
 def trace_built(built: BuiltModel, setup: TrainingSetup) -> Graph:
     """Traces a built model at two batch sizes and joins them; at one where sizes are not affine."""
-    from forerun.tracing.affine import are_comparable, join_traces
+    from forerun.tracing.affine import are_comparable, is_affine, join_traces
     from forerun.tracing.sources import explain_failure
     from forerun.tracing.step import record_step
 
     versions = library_versions(built.name)
     try:
         if built.only_batch_size is not None:
-            return join_traces(built, record_step(built, setup, built.only_batch_size), None, versions)
+            only = record_step(built, setup, built.only_batch_size)
+            return _with_optimizer(join_traces(built, only, None, versions), setup)
         small, large = (record_step(built, setup, size) for size in _BATCH_SIZES)
         if not are_comparable(small, large):  # a first step may also fill caches of the model's own
             small = record_step(built, setup, _BATCH_SIZES[0])
         if are_comparable(small, large):
-            return _with_optimizer(join_traces(built, small, large, versions), setup)
+            graph = join_traces(built, small, large, versions)
+            if is_affine(graph):
+                return _with_optimizer(graph, setup)
         exact = record_step(built, setup, setup.batch_size_per_device)
         graph = join_traces(built, exact, None, versions)
     except ForerunError:
@@ -181,11 +191,12 @@ def _traced_settings(setup: TrainingSetup) -> dict[str, object]:
     same = {Precision.TF32: Precision.FP32, Precision.BF16: Precision.FP16, Precision.AMP_BF16: Precision.AMP}
     trains = setup.phase is Phase.TRAIN
     updates = trains and setup.optimizer != "none"
+    implementation = setup.optimizer_implementation if updates else OptimizerImplementation.FOREACH
     return {
         "precision": same.get(setup.precision, setup.precision),
         "layout": setup.layout,
         "optimizer": setup.optimizer,
-        "optimizer_implementation": setup.optimizer_implementation if updates else OptimizerImplementation.FOREACH,
+        "optimizer_implementation": implementation,
         "phase": setup.phase,
         "fused_attention": setup.fused_attention,
         "zero_grad_to_none": setup.zero_grad_to_none or not trains,

@@ -156,8 +156,8 @@ class MemoryStream:
     """Allocations and frees of two identical steps in order, n entries.
 
     What exists before the first step (weights, buffers, the input batch) is allocated by the entries before
-    the first ``FORWARD_BEGINS``. The second step starts with gradients and optimizer state in place; repeating
-    its entries gives the steady state.
+    the first ``FORWARD_BEGINS``. The second step starts with gradients and optimizer state in place;
+    repeating its entries gives the steady state.
 
     Attributes:
         event: ``MemoryEvent`` of each entry, (n,).

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
+import struct
 import tempfile
 import zipfile
+import zlib
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,20 @@ GRAPH_FORMAT_VERSION = 3
 
 _HEADER = "header"
 _TEXTS = ("kernel_names", "module_names")
+_DAMAGE = (
+    OSError,
+    EOFError,
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    RuntimeError,  # zipfile: flags that claim encryption or patches
+    MemoryError,  # NumPy: an array header that claims a huge shape
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+)
+"""What reading a damaged archive, or one that holds something else, can raise."""
 
 
 def write_graph(graph: Graph, path: Path) -> None:
@@ -28,9 +43,8 @@ def write_graph(graph: Graph, path: Path) -> None:
     Raises:
         OSError: The folder cannot be written.
     """
-    header = {
-        field.name: getattr(graph, field.name) for field in fields(graph) if field.name not in ("ops", "memory")
-    }
+    names = [field.name for field in fields(graph) if field.name not in ("ops", "memory")]
+    header = {name: getattr(graph, name) for name in names}
     header |= {name: getattr(graph.ops, name) for name in _TEXTS}
     header["format_version"] = GRAPH_FORMAT_VERSION
     arrays: dict[str, Any] = {_HEADER: np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)}
@@ -40,14 +54,14 @@ def write_graph(graph: Graph, path: Path) -> None:
             if isinstance(value, np.ndarray):
                 arrays[f"{prefix}.{field.name}"] = value
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".partial-", suffix=".npz", delete=False) as file:
-        try:
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".partial-", suffix=".npz")
+    try:
+        with open(handle, "wb") as file:  # noqa: PTH123 - opens a descriptor, not a path
             np.savez_compressed(file, **arrays)
-            file.close()
-            os.replace(file.name, path)
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
 
 
 def read_graph(path: Path) -> Graph | None:
@@ -55,12 +69,14 @@ def read_graph(path: Path) -> Graph | None:
     try:
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+        header = json.loads(arrays.pop(_HEADER).tobytes().decode())
+        return _graph(header, arrays) if header.pop("format_version") == GRAPH_FORMAT_VERSION else None
+    except _DAMAGE:
         return None
-    header = json.loads(arrays.pop(_HEADER).tobytes().decode())
-    if header.pop("format_version") != GRAPH_FORMAT_VERSION:
-        return None
-    texts = {name: tuple(header.pop(name)) for name in _TEXTS}
+
+
+def _graph(header: dict[str, Any], arrays: dict[str, Any]) -> Graph:
+    texts: dict[str, Any] = {name: tuple(header.pop(name)) for name in _TEXTS}
 
     def table(prefix: str) -> dict[str, Any]:
         start = len(prefix) + 1

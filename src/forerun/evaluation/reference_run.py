@@ -1,0 +1,205 @@
+"""The whole evaluation on the public tables: stages that are kept, the page, and the shipped weights.
+
+A finished stage is kept in the cache folder under the settings it was made with, so that an interrupted run
+goes on where it stopped and the weights can be fitted from the same studies that the page prints.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import pickle
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from forerun.evaluation.accuracy_page import AccuracyPage
+from forerun.evaluation.baseline_study import baseline_study
+from forerun.evaluation.corpus import Measured, print_progress
+from forerun.evaluation.interval_laws import fit_law
+from forerun.evaluation.layer_study import layer_study
+from forerun.evaluation.memory_study import bracket_study, transformer_fit_study
+from forerun.evaluation.op_table import read_operator_samples
+from forerun.evaluation.op_time_fit import (
+    ENSEMBLE_SETTINGS,
+    encode,
+    fit_ensemble,
+    fittable,
+    provenance,
+    save_fitted,
+    table_of,
+)
+from forerun.evaluation.op_time_studies import (
+    HeldOut,
+    device_study,
+    family_study,
+    few_shot,
+    joined,
+    overall_scales,
+)
+from forerun.evaluation.reference_tables import ReferenceSteps, read_reference_steps, require_reference_folder
+from forerun.prediction.estimate import Provenance
+from forerun.records.reference import read_timm_train
+from forerun.records.reference_transformers import read_neusight_e2e
+from forerun.regressors.op_fit import FitSettings, StepSample
+from forerun.tracing.trace import TRACE_VERSION, cache_folder
+
+__all__ = ["fit_shipped_weights", "run_reference"]
+
+STUDY_VERSION = 2
+"""Raised whenever a study changes what it computes; kept stages of other versions are not used."""
+
+_Result = TypeVar("_Result")
+
+STUDY_SETTINGS = tuple(FitSettings(seed=seed, num_iterations=3000) for seed in range(2))
+DEVICE_STUDY_SETTINGS = tuple(FitSettings(seed=seed, num_iterations=2200) for seed in range(2))
+
+STUDIED_DEVICES = (
+    ("a100-sxm4-40gb", "gtx-1080-ti"),
+    ("titan-v", "rtx-5090"),
+    ("rtx-3090", "p100-pcie-16gb"),
+    ("rtx-2080-ti", "a100-pcie-40gb"),
+    ("titan-rtx", "rtx-4090"),
+    ("rtx-2060-max-q", "v100-pcie-32gb"),
+    ("v100-sxm2-16gb", "t4"),
+    ("rtx-pro-6000-max-q", "p4"),
+    ("a100-pcie-80gb",),
+)
+"""Devices with more than ResNet-50 rows; each is held out of one fit, two unlike ones at a time."""
+
+
+def run_reference(quick: bool = False) -> AccuracyPage:
+    """Runs every study, or takes up those that are done, and returns the page of figures.
+
+    Args:
+        quick: A sample of the rows and short fits; for checking that everything runs, not for quoting.
+
+    Raises:
+        RecordError: The public tables were not found.
+    """
+    folder = require_reference_folder()
+    steps = _steps(folder, quick)
+    families = _family_stage(steps, quick)
+    devices = _device_stage(steps, quick)
+    train = read_timm_train(folder)
+    if quick:
+        train = train[:40]
+    return AccuracyPage(
+        date=datetime.date.today().isoformat(),
+        quick=quick,
+        num_steps=len(steps.steps),
+        skipped=steps.skipped,
+        families=families,
+        baselines=_kept("baselines", quick, lambda: baseline_study(families.steps)),
+        devices=devices,
+        few_shot=few_shot(by_source(devices)),
+        layers=_kept("layers", quick, lambda: layer_study(folder, num_iterations=200 if quick else 2500)),
+        brackets=_kept("brackets", quick, lambda: bracket_study(train, print_progress("memory"))),
+        transformer_verdicts=_kept("transformer memory", quick, lambda: transformer_fit_study(folder)),
+        transformer_parts_s={
+            row.record.row_id: (row.forward_time_s, row.backward_time_s)
+            for row in read_neusight_e2e(folder)
+            if row.backward_time_s is not None
+        },
+    )
+
+
+def fit_shipped_weights(out: Path, quick: bool = False) -> None:
+    """Fits the ensemble to all rows; interval laws and calibration scales come from the held-out studies."""
+    steps = _steps(require_reference_folder(), quick)
+    families, devices = _family_stage(steps, quick), _device_stage(steps, quick)
+    settings = _shortened(ENSEMBLE_SETTINGS, quick)
+    measured = [step for step, good in zip(steps.steps, fittable(steps.steps), strict=True) if good]
+    encoded = encode(measured, _operators(quick))
+    networks = fit_ensemble(encoded, np.arange(len(encoded)), settings)
+    sources = by_source(devices)
+    apart = joined(list(sources.values()))
+    groups = [name for name, held in sources.items() for _ in held.steps]
+    laws = {
+        Provenance.INTERPOLATED: fit_law(families.residuals, families.spread, families.fold.tolist()),
+        Provenance.DATASHEET_ONLY: fit_law(apart.residuals, apart.spread, groups),
+    }
+    notes = provenance(
+        measured, settings, {str(tier): asdict(law) for tier, law in laws.items()}, overall_scales(sources)
+    )
+    save_fitted(networks, encoded.systems, notes, out)
+
+
+def by_source(devices: dict[str, HeldOut]) -> dict[str, HeldOut]:
+    """Held-out rows by device, table and phase: different machines, although the device has one name."""
+    found: dict[str, HeldOut] = {}
+    for device, held in devices.items():
+        keys = np.asarray([f"{device}, {_source_name(step)}" for step in held.steps])
+        for key in dict.fromkeys(keys.tolist()):
+            found[key] = held.take(np.flatnonzero(keys == key))
+    return found
+
+
+def _source_name(step: Measured) -> str:
+    return f"{table_of(step)} {step.record.phase}"
+
+
+def _steps(folder: Path, quick: bool) -> ReferenceSteps:
+    return _kept("steps", quick, lambda: read_reference_steps(folder, print_progress("traces"), quick))
+
+
+def _shortened(settings: tuple[FitSettings, ...], quick: bool) -> tuple[FitSettings, ...]:
+    return tuple(replace(s, num_iterations=150) for s in settings[:1]) if quick else settings
+
+
+def _family_stage(steps: ReferenceSteps, quick: bool) -> HeldOut:
+    tested = [i for i, step in enumerate(steps.steps) if step.record.source == "timm_train"]
+    settings = _shortened(STUDY_SETTINGS, quick)
+    operators = _operators(quick)
+    return _kept(
+        "families",
+        quick,
+        lambda: family_study(steps.steps, tested, settings, _say, operators=operators),
+    )
+
+
+def _device_stage(steps: ReferenceSteps, quick: bool) -> dict[str, HeldOut]:
+    groups = STUDIED_DEVICES[:2] if quick else STUDIED_DEVICES
+    operators = _operators(quick)
+    settings = _shortened(DEVICE_STUDY_SETTINGS, quick)
+    found: dict[str, HeldOut] = {}
+    for group in groups:
+        study = partial(device_study, steps.steps, [group], settings, _say, operators)
+        found |= _kept(f"devices {' '.join(group)}", quick, study)
+    return found
+
+
+def _operators(quick: bool) -> list[StepSample]:
+    return read_operator_samples(require_reference_folder(), 10 if quick else 120)
+
+
+def _say(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
+
+
+def _kept(stage: str, quick: bool, make: Callable[[], _Result]) -> _Result:
+    """The result of a stage, made if it is not in the cache folder yet."""
+    path = _stage_path(stage, quick)
+    if path.exists():
+        # The user's own cache, written by this program: nothing else is ever read by pickle.
+        with path.open("rb") as file:
+            found: _Result = pickle.load(file)
+        return found
+    result = make()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial_path = path.with_suffix(".partial")
+    with partial_path.open("wb") as file:
+        pickle.dump(result, file)
+    partial_path.replace(path)
+    return result
+
+
+def _stage_path(stage: str, quick: bool) -> Path:
+    key = repr((stage, quick, STUDY_VERSION, TRACE_VERSION, STUDY_SETTINGS, DEVICE_STUDY_SETTINGS))
+    name = f"{stage.replace(' ', '-')}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.pickle"
+    return cache_folder() / "studies" / name

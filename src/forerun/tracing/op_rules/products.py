@@ -1,0 +1,147 @@
+"""Rules of matrix products, and of attention and recurrent layers as fused kernels."""
+
+from __future__ import annotations
+
+from math import prod
+
+from forerun.tracing.calls import Call, CostRow, TensorInfo
+from forerun.tracing.op_rules.registry import rule, streaming_row, traffic
+from forerun.workload.graph import OpClass
+
+__all__ = ["NUM_GATES"]
+
+NUM_GATES = {"lstm": 4, "gru": 3, "rnn": 1}
+"""Gates of a recurrent cell."""
+
+
+def _product(
+    op_class: OpClass, groups: float, m: float, n: float, k: float, call: Call, element_bytes: int
+) -> CostRow:
+    read, write, _, _ = traffic(call)
+    return CostRow(
+        op_class=op_class,
+        flops=2.0 * groups * m * n * k,
+        read_bytes=read,
+        write_bytes=write,
+        element_bytes=element_bytes,
+        gemm=(groups, m, n, k),
+        elements=groups * max(m * n, m * k, n * k),
+    )
+
+
+@rule("mm", "addmm", "_addmm_activation", "mv", "addmv")
+def _mm(call: Call) -> list[CostRow]:
+    """(m, k) x (k, n): 2 m n k FLOP."""
+    left, right = call.tensors()[-2:]
+    m, k = left.shape
+    n = right.shape[1] if len(right.shape) > 1 else 1
+    return [_product(OpClass.LINEAR, 1, m, n, k, call, left.element_bytes)]
+
+
+@rule("dot", "vdot")
+def _dot(call: Call) -> list[CostRow]:
+    return [streaming_row(call, OpClass.REDUCE, 2.0)]
+
+
+@rule("bmm", "baddbmm")
+def _bmm(call: Call) -> list[CostRow]:
+    """(g, m, k) x (g, k, n): 2 g m n k FLOP."""
+    left, right = call.tensors()[-2:]
+    groups, m, k = left.shape
+    return [_product(OpClass.BMM, groups, m, right.shape[2], k, call, left.element_bytes)]
+
+
+@rule("_cdist_forward")
+def _cdist(call: Call) -> list[CostRow]:
+    left, right = call.tensors()[:2]
+    *groups, m, k = left.shape
+    return [_product(OpClass.BMM, prod(groups), m, right.shape[-2], k, call, left.element_bytes)]
+
+
+def _attention_row(
+    query: TensorInfo, key: TensorInfo, value: TensorInfo, call: Call, num_products: float
+) -> CostRow:
+    """num_products matrix products of (Lq, Lk) with the head size, for each of B x heads."""
+    *groups, num_queries, head_size = query.shape
+    num_keys, value_size = key.shape[-2], value.shape[-1]
+    read, write, elements, _ = traffic(call)
+    pairs = prod(groups) * num_queries * num_keys
+    return CostRow(
+        op_class=OpClass.ATTENTION,
+        flops=num_products * pairs * (head_size + value_size),
+        read_bytes=read,
+        write_bytes=write,
+        element_bytes=query.element_bytes,
+        gemm=(prod(groups), num_queries, num_keys, head_size),
+        elements=elements,
+        width=num_keys,
+    )
+
+
+@rule(
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+    "_scaled_dot_product_flash_attention_for_cpu",
+)
+def _attention(call: Call) -> list[CostRow]:
+    """Two products: 2 B h Lq Lk (d + dv) FLOP. Causal masks do not halve it: kernels differ."""
+    query, key, value = call.tensors()[:3]
+    return [_attention_row(query, key, value, call, 2.0)]
+
+
+@rule(
+    "_scaled_dot_product_flash_attention_backward",
+    "_scaled_dot_product_efficient_attention_backward",
+    "_scaled_dot_product_cudnn_attention_backward",
+    "_scaled_dot_product_flash_attention_for_cpu_backward",
+)
+def _attention_backward(call: Call) -> list[CostRow]:
+    """Five products, one of them the recomputed scores: 5 B h Lq Lk (d + dv) FLOP."""
+    query, key, value = call.tensors()[1:4]
+    return [_attention_row(query, key, value, call, 5.0)]
+
+
+def _recurrent_row(
+    call: Call,
+    source: TensorInfo,
+    hidden: TensorInfo,
+    weights: list[TensorInfo],
+    passes: float,
+    mode: str,
+    num_chains: int,
+    batch_first: bool,
+) -> CostRow:
+    """Each weight matrix multiplies every token once: 2 tokens x weights FLOP a pass.
+
+    The T steps of each of ``num_chains`` layers and directions depend on each other.
+    """
+    num_steps, batch = (source.shape[1], source.shape[0]) if batch_first else source.shape[:2]
+    num_weights = sum(w.num_elements for w in weights if len(w.shape) == 2)
+    read, write, elements, _ = traffic(call)
+    hidden_size = hidden.shape[-1]
+    return CostRow(
+        op_class=OpClass.RECURRENT,
+        flops=2.0 * passes * num_steps * batch * num_weights,
+        read_bytes=read,
+        write_bytes=write,
+        element_bytes=source.element_bytes,
+        gemm=(1, batch, NUM_GATES[mode] * hidden_size, hidden_size),
+        elements=elements,
+        width=hidden_size,
+        serial_steps=num_steps * num_chains,
+    )
+
+
+@rule("rnn")
+def _rnn(call: Call) -> list[CostRow]:
+    source, hidden, weights, mode, num_layers, num_directions, batch_first, _ = call.args
+    num_chains = num_layers * num_directions
+    return [_recurrent_row(call, source, hidden, weights, 1.0, mode, num_chains, batch_first)]
+
+
+@rule("rnn_backward")
+def _rnn_backward(call: Call) -> list[CostRow]:
+    _, source, hidden, weights, _, mode, num_layers, num_directions, batch_first = call.args
+    num_chains = num_layers * num_directions
+    return [_recurrent_row(call, source, hidden, weights, 2.0, mode, num_chains, batch_first)]

@@ -1,0 +1,77 @@
+"""Small traced models and cost models for the tests of everything above the tracer."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+from forerun.costs.op_weights import OpTimeWeights, load_weights, shipped_weights_path
+from forerun.evaluation.op_time_fit import as_weights
+from forerun.regressors.op_features import DYNAMIC_FEATURES, POINT_FEATURES, STATIC_FEATURES
+from forerun.regressors.op_fit import OpNetwork
+from forerun.regressors.op_rows import distinct_ops
+from forerun.tracing.trace import ModelRequest, trace
+from forerun.workload.setup import Precision, TrainingSetup
+
+torch.set_num_threads(1)
+
+NUM_FEATURES = len(STATIC_FEATURES) + len(POINT_FEATURES) + len(DYNAMIC_FEATURES)
+MODELS = {
+    "cnn": ("cnn:depth=2,base_filters=16", {}),
+    "resnet18": ("torchvision:resnet18", {"image_size": 64}),
+    "mobilenet": ("torchvision:mobilenet_v3_small", {"image_size": 64}),
+    "vit": ("torchvision:vit_b_32", {"image_size": 64}),
+}
+PROVENANCE = {
+    "measured_devices": {"rtx-3090": ["half"], "a100-sxm4-40gb": ["full", "half"]},
+    "intervals": {
+        "interpolated": {"quantile": 1.6, "base": 0.1, "slope": 1.0},
+        "datasheet only": {"quantile": 2.0, "base": 0.2, "slope": 1.0},
+    },
+}
+
+
+@cache
+def graph_named(name, precision="fp32", phase="train"):
+    """The graph of one of ``MODELS``."""
+    model, options = MODELS[name]
+    setup = TrainingSetup(precision=Precision(precision), phase=phase)
+    return trace(ModelRequest(model=model, **options), setup)
+
+
+@cache
+def ops_named(name, precision="fp32", phase="train"):
+    """Its distinct kernels."""
+    return distinct_ops(graph_named(name, precision, phase).ops)
+
+
+def random_networks(num_members=2, num_systems=3, seed=0):
+    """Networks nobody fitted."""
+    torch.manual_seed(seed)
+    networks = []
+    for _ in range(num_members):
+        network = OpNetwork(torch.randn(NUM_FEATURES), 1 + torch.rand(NUM_FEATURES), 16, num_systems)
+        with torch.no_grad():
+            network.latents.normal_(0, 0.3)
+        networks.append(network)
+    return networks
+
+
+def random_weights(num_members=2, systems=("a", "b", "c"), seed=0) -> OpTimeWeights:
+    """A cost model nobody fitted: its equations hold all the same."""
+    return as_weights(random_networks(num_members, len(systems), seed), systems, PROVENANCE)
+
+
+def shipped_weights() -> OpTimeWeights:
+    """The cost model of the package."""
+    if not shipped_weights_path().exists():
+        pytest.skip("the fitted weights costs/weights/op_time.safetensors are not in this checkout")
+    return load_weights(shipped_weights_path())
+
+
+def no_offsets(weights):
+    """Offsets of a system about which nothing is known."""
+    return np.zeros((len(weights.networks), 1, 3))

@@ -1,0 +1,81 @@
+"""Values with intervals, and the estimate as plain JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forerun.prediction.estimate import BreakdownPart, Estimate, Interval, LayerTime, MemoryShare, Provenance
+
+POSITIVE = st.floats(1e-6, 1e6)
+INTERVALS = st.tuples(POSITIVE, POSITIVE, POSITIVE).map(sorted).map(lambda v: Interval(v[1], v[0], v[2]))
+
+
+@pytest.mark.parametrize("values", [(1.0, 2.0, 3.0), (3.0, 1.0, 2.0), (float("nan"), 0.0, 1.0)])
+def test_an_interval_holds_its_value(values):
+    with pytest.raises(AssertionError, match="low <= value <= high"):
+        Interval(*values)
+
+
+@given(INTERVALS, POSITIVE)
+def test_scaling_and_shifting_keep_the_order(interval, number):
+    for made in (interval.scaled(number), interval.shifted(number), interval.inverse(number)):
+        assert made.low <= made.value <= made.high
+    assert interval.scaled(2).value == 2 * interval.value
+    assert interval.shifted(number).low == interval.low + number
+
+
+@given(INTERVALS)
+def test_the_inverse_turns_the_ends_around(interval):
+    inverse = interval.inverse(10.0)
+    assert inverse.low == pytest.approx(10 / interval.high)
+    assert inverse.high == pytest.approx(10 / interval.low)
+    assert inverse.inverse(10.0).value == pytest.approx(interval.value)
+
+
+def some_estimate():
+    interval = Interval(2.0, 1.0, 3.0)
+    given_values = {
+        "breakdown": (BreakdownPart("convolution", 1.5), BreakdownPart("linear", 0.5)),
+        "top_layers": (LayerTime("layer1", 1.0, 0.5),),
+        "memory_parts": (MemoryShare("weights", 10.0),),
+        "provenance": Provenance.DATASHEET_ONLY,
+        "unsupported_ops": ("strange",),
+        "notes": ("a note",),
+        "epoch_time_s": None,
+        "job_time_s": None,
+        "fits": "yes",
+        "num_steps_per_epoch": None,
+    }
+    numbers = ("batch_size_per_device", "num_devices", "num_parameters")
+    values = {
+        field.name: interval
+        if field.name.endswith(("_s", "_bytes", "_usd", "_j", "max_batch_size"))
+        else 1
+        if field.name in numbers
+        else "text"
+        for field in fields(Estimate)
+    }
+    return Estimate(**values | given_values)
+
+
+def test_an_estimate_becomes_plain_json():
+    plain = some_estimate().as_dict()
+    assert json.loads(json.dumps(plain)) == plain
+    assert set(plain) == {field.name for field in fields(Estimate)}
+    assert plain["step_time_s"] == {"value": 2.0, "low": 1.0, "high": 3.0}
+    assert plain["epoch_time_s"] is None
+    assert plain["provenance"] == "datasheet only"
+    assert plain["breakdown"] == [{"name": "convolution", "time_s": 1.5}, {"name": "linear", "time_s": 0.5}]
+    assert plain["top_layers"] == [{"module": "layer1", "time_s": 1.0, "share": 0.5}]
+    assert plain["unsupported_ops"] == ["strange"]
+
+
+def test_the_json_has_the_promised_names():
+    promised = """step_time_s throughput_samples_per_s epoch_time_s job_time_s peak_memory_bytes cost_usd energy_j
+    max_batch_size fits notes breakdown bound_by provenance unsupported_ops"""
+    assert set(promised.split()) <= set(some_estimate().as_dict())

@@ -1,0 +1,148 @@
+"""A predicted step: its parts, what bounds it, its interval and what it rests on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from forerun.hardware import find_device
+from forerun.prediction.estimate import Provenance
+from forerun.prediction.step import (
+    layer_times,
+    missing_format_note,
+    predict_intervals,
+    predict_steps,
+    prepare,
+    provenance_of,
+)
+from forerun.workload.graph import OpClass
+from forerun.workload.setup import Precision, TrainingSetup
+from op_models import MODELS, graph_named, random_weights
+
+WEIGHTS = random_weights()
+DEVICES = ("a100-sxm4-40gb", "rtx-3090", "t4", "gtx-1080-ti", "h100-sxm", "cpu")
+
+
+def setups(*sizes, precision="fp32", **options):
+    return [
+        TrainingSetup(batch_size_per_device=size, precision=Precision(precision), **options) for size in sizes
+    ]
+
+
+def predictions(name="cnn", device="t4", sizes=(1, 32, 512), weights=WEIGHTS):
+    return predict_steps(prepare(graph_named(name)), find_device(device), setups(*sizes), weights)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", MODELS)
+def test_the_parts_add_up_to_the_step(name, device):
+    for step in predictions(name, device):
+        assert sum(part.time_s for part in step.breakdown) == pytest.approx(step.step_s.value, rel=1e-9)
+        assert all(part.time_s > 0 for part in step.breakdown)
+        times = [part.time_s for part in step.breakdown]
+        assert times == sorted(times, reverse=True)
+
+
+def test_every_class_of_operations_has_a_part():
+    names = {part.name for name in MODELS for step in predictions(name) for part in step.breakdown}
+    assert {"convolution", "linear", "normalisation", "optimizer", "element-wise and reductions"} <= names
+
+
+def test_a_step_that_waits_for_the_host_says_so():
+    slow_host = [replace(n, host_constant=n.host_constant + 12) for n in WEIGHTS.networks]
+    waiting = predictions(weights=replace(WEIGHTS, networks=tuple(slow_host)))[0]
+    assert waiting.bound_by == "host"
+    assert waiting.breakdown[0].name == "waiting for the host"
+    fast_host = [replace(n, host_constant=n.host_constant - 30, host=n.host - 30) for n in WEIGHTS.networks]
+    busy = predictions(weights=replace(WEIGHTS, networks=tuple(fast_host)))[-1]
+    assert busy.bound_by in ("compute", "memory bandwidth")
+
+
+def test_the_interval_holds_the_value_and_is_even_in_log():
+    for step in predictions():
+        interval = step.step_s
+        assert interval.low < interval.value < interval.high
+        assert interval.value / interval.low == pytest.approx(interval.high / interval.value)
+
+
+def test_many_points_at_once_equal_one_by_one():
+    model = prepare(graph_named("resnet18"))
+    sizes = (1, 7, 64, 300)
+    devices = [find_device(name) for name in DEVICES for _ in sizes]
+    chosen = setups(*sizes) * len(DEVICES)
+    value, low, high = predict_intervals(model, devices, chosen, WEIGHTS)
+    for index, (device, setup) in enumerate(zip(devices, chosen, strict=True)):
+        alone = predict_steps(model, device, [setup], WEIGHTS)[0].step_s
+        assert (value[index], low[index], high[index]) == pytest.approx(
+            (alone.value, alone.low, alone.high), rel=1e-6
+        )
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "expected"),
+    [
+        ("rtx-3090", "amp", Provenance.INTERPOLATED),
+        ("rtx-3090", "fp32", Provenance.DATASHEET_ONLY),
+        ("a100-sxm4-40gb", "tf32", Provenance.INTERPOLATED),
+        ("h100-sxm", "amp", Provenance.DATASHEET_ONLY),
+        ("cpu", "fp32", Provenance.DATASHEET_ONLY),
+    ],
+)
+def test_provenance_is_by_device_and_kind_of_precision(device, precision, expected):
+    assert provenance_of(find_device(device), setups(1, precision=precision)[0], WEIGHTS) is expected
+
+
+def test_less_known_devices_have_wider_intervals():
+    model = prepare(graph_named("cnn"))
+    known, unknown = (
+        predict_steps(
+            model, replace(find_device("rtx-3090"), name=name), setups(32, precision="amp"), WEIGHTS
+        )[0]
+        for name in ("rtx-3090", "rtx-3091")
+    )
+    assert known.provenance is Provenance.INTERPOLATED
+    assert unknown.step_s.high / unknown.step_s.value > known.step_s.high / known.step_s.value
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_layers_share_the_device_time(name):
+    model = prepare(graph_named(name))
+    step = predict_steps(model, find_device("t4"), setups(64), WEIGHTS)[0]
+    everything = layer_times(model, step, limit=10_000)
+    assert everything[:3] == layer_times(model, step)
+    assert all(layer.module for layer in everything)
+    assert sum(layer.share for layer in everything) <= 1 + 1e-9
+    assert all(layer.share == pytest.approx(layer.time_s / step.step_s.value) for layer in everything)
+    # The rest runs outside of any module: loss, optimizer, sums.
+    assert sum(layer.time_s for layer in everything) < step.step_s.value
+
+
+def test_the_kernels_of_a_step_are_scaled_to_it():
+    model = prepare(graph_named("resnet18"))
+    step = predict_steps(model, find_device("t4"), setups(64), WEIGHTS)[0]
+    waiting = sum(part.time_s for part in step.breakdown if part.name == "waiting for the host")
+    assert step.kernel_s.sum() + waiting == pytest.approx(step.step_s.value)
+    convolution = next(part.time_s for part in step.breakdown if part.name == "convolution")
+    is_convolution = np.isin(model.ops.op_class, (OpClass.CONV, OpClass.DEPTHWISE_CONV, OpClass.GROUPED_CONV))
+    assert step.kernel_s[is_convolution].sum() == pytest.approx(convolution)
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "message"),
+    [
+        ("t4", "tf32", "no TF32; the step runs in fp32 instead"),
+        ("t4", "bf16", "no bf16 arithmetic"),
+        ("gtx-1080-ti", "amp-bf16", "fp16 (amp) would be faster"),
+    ],
+)
+def test_a_missing_format_is_told_with_what_happens_instead(device, precision, message):
+    assert message in missing_format_note(find_device(device), Precision(precision))
+
+
+@pytest.mark.parametrize(
+    ("device", "precision"), [("t4", "fp32"), ("t4", "amp"), ("a100-sxm4-40gb", "tf32"), ("cpu", "bf16")]
+)
+def test_nothing_is_said_of_formats_that_are_there(device, precision):
+    assert missing_format_note(find_device(device), Precision(precision)) is None

@@ -1,0 +1,126 @@
+"""What README.md and docs/ promise: set-up commands, links, and examples that run."""
+
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from forerun.cli.main import app
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+LINEAGE = ROOT / "docs" / "lineage.md"
+PAGES = [README, ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+FENCE = re.compile(r"^```(\w+) ?(\S*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: language, the file it stands for if it names one, and text."""
+
+    language: str
+    file: str
+    text: str
+
+
+def blocks(page: Path) -> list[Block]:
+    return [Block(*found) for found in FENCE.findall(page.read_text(encoding="utf-8"))]
+
+
+def name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def shell_commands(page: Path) -> list[str]:
+    lines = [line for block in blocks(page) if block.language == "sh" for line in block.text.splitlines()]
+    return [line for line in lines if line.startswith("forerun ")]
+
+
+def lineage_rows() -> dict[str, list[str]]:
+    """Cells of the table of systems, by the letter of the system."""
+    lines = re.findall(r"^\| \*\*([A-Z])\*\* (.*) \|$", LINEAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    return {letter: cells.split(" | ") for letter, cells in lines}
+
+
+def lineage_command(letter: str) -> str:
+    found = re.match(r"`(forerun [^`]+)`", lineage_rows()[letter][-1])
+    assert found, f"system {letter} has no command"
+    return found[1]
+
+
+def assert_runs(command: str) -> None:
+    result = CliRunner().invoke(app, shlex.split(command)[1:])
+    assert result.exit_code == 0, f"{command}\n{result.output}\n{result.exception}"
+    assert result.stdout.strip(), f"{command} printed nothing"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """One folder for all pages, so that a model is traced once."""
+    return tmp_path_factory.mktemp("docs")
+
+
+@pytest.fixture(autouse=True)
+def _work_there(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("FORERUN_CACHE", str(folder / "cache"))
+
+
+def test_readme_has_exactly_two_set_up_commands():
+    section = README.read_text(encoding="utf-8").partition("\n## Set up\n")[2].partition("\n## ")[0]
+    commands = [text.strip().splitlines() for _, _, text in FENCE.findall(section)]
+    assert [len(lines) for lines in commands] == [1, 1]
+    assert " predict torchvision:resnet50 --on a100-" in commands[0][0]
+    assert commands[1][0].endswith("-m pytest")
+
+
+def test_readme_has_one_place_for_the_accuracy_table():
+    text = README.read_text(encoding="utf-8")
+    assert text.count("<!-- accuracy:begin -->") == text.count("<!-- accuracy:end -->") == 1
+    assert text.index("<!-- accuracy:begin -->") < text.index("<!-- accuracy:end -->")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_somewhere(page):
+    targets = [t.partition("#")[0] for t in LINK.findall(page.read_text(encoding="utf-8"))]
+    broken = [t for t in targets if t and "://" not in t and not (page.parent / t).exists()]
+    assert broken == []
+
+
+def test_every_page_is_linked_from_another():
+    linked = {
+        (page.parent / target.partition("#")[0]).resolve()
+        for page in PAGES
+        for target in LINK.findall(page.read_text(encoding="utf-8"))
+    }
+    # The folder of decisions is linked as such and opens on its list.
+    alone = [name(p) for p in PAGES if p not in (README, ROOT / "docs/decisions/README.md")]
+    assert [page for page in alone if ROOT / page not in linked] == []
+
+
+def test_lineage_has_a_row_for_each_system():
+    assert sorted(lineage_rows()) == ["A", "B", "C", "D", "E"]
+    assert all(lineage_command(letter) for letter in "ABCDE")
+
+
+@pytest.mark.parametrize("letter", "ABCD")
+def test_commands_of_the_lineage_run(letter):
+    assert_runs(lineage_command(letter))
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=name)
+def test_examples_run(page, folder):
+    for block in blocks(page):
+        if block.file:
+            (folder / block.file).write_text(block.text, encoding="utf-8")
+    values: dict[str, object] = {}
+    for block in blocks(page):
+        if block.language == "python" and not block.file:
+            exec(compile(block.text, name(page), "exec"), values)
+    for command in shell_commands(page):
+        assert_runs(command)

@@ -1,0 +1,217 @@
+"""A graph of two traces answers for every batch size, or says that it cannot."""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from traced_steps import graph_of, setup_of
+
+from forerun.regressors.op_rows import MATRIX_CLASSES
+from forerun.tracing.affine import are_comparable, is_affine, join_traces
+from forerun.tracing.sources import build_model
+from forerun.tracing.step import record_step
+from forerun.tracing.trace import ModelRequest, trace, trace_built
+from forerun.workload.graph import OpClass, StepPart, at_batch
+from forerun.workload.setup import OptimizerImplementation
+
+AFFINE_OPS = ("flops", "read_bytes", "write_bytes", "gemm")
+
+
+class SmallViT(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.patches = nn.Conv2d(3, 64, 8, 8)
+        self.token = nn.Parameter(torch.empty(1, 1, 64))
+        self.position = nn.Parameter(torch.empty(1, 17, 64))
+        layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.1, batch_first=True, activation="gelu")
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x):
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], 1) + self.position
+        return self.head(self.encoder(x)[:, 0])
+
+
+class Tagger(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.LSTM(12, 24, num_layers=2, batch_first=True, bidirectional=True)
+        self.head = nn.Linear(48, 5)
+
+    def forward(self, x):
+        return self.head(self.layers(x)[0][:, -1])
+
+
+class BatchSplitter(nn.Module):
+    """Runs two samples at a time: more operations for a larger batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return torch.cat([self.layer(part) for part in x.split(2)])
+
+
+class AllPairs(nn.Module):
+    """Compares every sample with every other: work grows with the square of the batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x):
+        y = self.layer(x)
+        return y @ y.transpose(0, 1)
+
+
+MODELS = {
+    "resnet18": ("torchvision:resnet18", {"image_size": 64}),
+    "mobilenet_v3_small": ("torchvision:mobilenet_v3_small", {"image_size": 64}),
+    "vit": (SmallViT, {"input_shape": (3, 32, 32)}),
+    "lstm": (Tagger, {"input_shape": (7, 12)}),
+}
+
+
+def built(name):
+    model, options = MODELS[name]
+    return build_model(model if isinstance(model, str) else model(), **options)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "amp"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_third_batch_size_is_foretold_exactly(name, precision):
+    setup = setup_of(precision, "sgd")
+    graph = trace_built(built(name), setup)
+    direct = record_step(built(name), setup, 7)
+    assert graph.only_batch_size is None
+    for column in AFFINE_OPS:
+        measured = np.asarray([getattr(row.cost, column) for row in direct.rows], dtype=float)
+        np.testing.assert_array_equal(at_batch(getattr(graph.ops, column), 7), measured, err_msg=column)
+    # The largest operand of a product may be the weight at one batch size and the activation at another.
+    streams = ~np.isin(graph.ops.op_class, MATRIX_CLASSES)
+    elements = np.asarray([row.cost.elements for row in direct.rows])
+    np.testing.assert_array_equal(at_batch(graph.ops.elements, 7)[streams], elements[streams])
+    sizes = [event.size_bytes for event in direct.events]
+    np.testing.assert_array_equal(at_batch(graph.memory.size_bytes, 7), sizes)
+    np.testing.assert_array_equal(graph.memory.event, [event.event for event in direct.events])
+    np.testing.assert_array_equal(graph.memory.block, [event.block for event in direct.events])
+    for column in ("count", "kernel_area", "stride", "groups", "width", "serial_steps", "element_bytes"):
+        values = [getattr(row.cost, column) for row in direct.rows]
+        np.testing.assert_array_equal(getattr(graph.ops, column), values, err_msg=column)
+
+
+@pytest.mark.parametrize("module", [BatchSplitter, AllPairs])
+def test_a_model_that_is_not_affine_holds_for_its_batch_size_only(module):
+    graph = graph_of(module(), (8,), batch_size_per_device=6)
+    assert graph.only_batch_size == 6
+    assert any("depend on the batch size" in note for note in graph.notes)
+    direct = record_step(build_model(module(), input_shape=(8,)), setup_of(), 6)
+    np.testing.assert_array_equal(graph.ops.flops[:, 0], [row.cost.flops for row in direct.rows])
+    assert not graph.ops.flops[:, 1].any()
+    assert not graph.memory.size_bytes[:, 1].any()
+
+
+def test_pairs_of_samples_are_counted_as_pairs():
+    flops = [
+        graph_of(AllPairs(), (8,), batch_size_per_device=size).total_flops(size) for size in (10, 20, 40)
+    ]
+    # Linear and square parts: f(40) - 4 f(20) + ... leaves a positive curvature.
+    assert flops[2] - flops[1] > 2 * (flops[1] - flops[0])
+
+
+def test_steps_with_other_operations_are_not_comparable():
+    model = build_model(BatchSplitter(), input_shape=(8,))
+    small, large = (record_step(model, setup_of(), size) for size in (2, 4))
+    assert are_comparable(small, small)
+    assert not are_comparable(small, large)
+
+
+def test_growth_faster_than_the_batch_is_noticed():
+    model = build_model(AllPairs(), input_shape=(8,))
+    small, large = (record_step(model, setup_of(), size) for size in (2, 4))
+    assert are_comparable(small, large)
+    assert not is_affine(join_traces(model, small, large, ()))
+
+
+def test_a_graph_keeps_no_tensor_and_counts_parameters():
+    graph = graph_of(Tagger(), (7, 12))
+    assert graph.num_parameters == sum(p.numel() for p in Tagger().parameters())
+    assert graph.input_shape == (7, 12)
+    assert dict(graph.versions)["torch"] == metadata.version("torch")
+
+
+def test_frozen_parameters_are_counted_apart():
+    module = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
+    for parameter in module[0].parameters():
+        parameter.requires_grad_(False)
+    graph = graph_of(module, (8,), optimizer="sgd")
+    assert (graph.num_parameters, graph.num_trainable_parameters) == (72 + 36, 36)
+    # Nothing below the first trainable layer is differentiated.
+    assert (graph.ops.step_part == StepPart.WEIGHT_GRADIENT).sum() == 1
+
+
+def test_a_fused_optimizer_is_one_kernel_that_moves_each_tensor_once():
+    graphs = {
+        kind: graph_of(
+            nn.Linear(100, 50),
+            (100,),
+            optimizer="adam",
+            optimizer_implementation=OptimizerImplementation(kind),
+        )
+        for kind in ("fused", "foreach", "for-loop")
+    }
+    updates = {
+        kind: np.flatnonzero(graph.ops.step_part == StepPart.OPTIMIZER) for kind, graph in graphs.items()
+    }
+    assert len(updates["fused"]) == 1
+    assert 1 < len(updates["foreach"]) < len(updates["for-loop"])
+    row, ops = updates["fused"][0], graphs["fused"].ops
+    weights = 4 * 5050
+    assert ops.read_bytes[row] @ (1, 0) == weights * (1 + 1 + 2)
+    assert ops.write_bytes[row] @ (1, 0) == weights * (1 + 2)
+    others = graphs["fused"].ops.step_part != StepPart.OPTIMIZER
+    same = graphs["foreach"].ops.step_part != StepPart.OPTIMIZER
+    np.testing.assert_array_equal(ops.flops[others], graphs["foreach"].ops.flops[same])
+
+
+# ---------------------------------------------------------------------------------------------------------
+# published values
+
+
+@pytest.mark.parametrize(
+    ("name", "giga_macs", "num_parameters"),
+    [
+        # Operations and parameters as torchvision's weights document them (GFLOPS there are multiply-adds).
+        ("resnet50", 4.089, 25_557_032),
+        ("vgg16", 15.470, 138_357_544),
+        ("mobilenet_v2", 0.301, 3_504_872),
+        ("resnext50_32x4d", 4.230, 25_028_904),
+        ("densenet121", 2.834, 7_978_856),
+    ],
+)
+def test_forward_work_and_parameters_of_published_networks(name, giga_macs, num_parameters):
+    graph = trace(ModelRequest(model=f"torchvision:{name}"), setup_of(phase="forward"), use_cache=False)
+    products = np.isin(
+        graph.ops.op_class, (OpClass.CONV, OpClass.DEPTHWISE_CONV, OpClass.GROUPED_CONV, OpClass.LINEAR)
+    )
+    flops = at_batch(graph.ops.flops, 8)[products] @ graph.ops.count[products]
+    assert flops / 8 / 2e9 == pytest.approx(giga_macs, abs=6e-4)
+    assert graph.num_parameters == num_parameters
+
+
+def test_a_transformer_step_takes_six_flop_per_parameter_and_token():
+    # Kaplan et al. 2020, arXiv 2001.08361, section 2.1: C = 6 N D without embeddings and attention scores.
+    layer = nn.TransformerEncoderLayer(256, 4, 1024, dropout=0.0, batch_first=True)
+    graph = graph_of(nn.TransformerEncoder(layer, 3, enable_nested_tensor=False), (64, 256))
+    linear = graph.ops.op_class == OpClass.LINEAR
+    flops = at_batch(graph.ops.flops, 4)[linear] @ graph.ops.count[linear]
+    weights = 3 * (4 * 256 * 256 + 2 * 256 * 1024)
+    # The input needs no gradient, so the first layer's projection of it saves a third of its work.
+    saved = 2 * 3 * 256 * 256 * 4 * 64
+    assert flops == 6 * weights * 4 * 64 - saved

@@ -1,0 +1,469 @@
+"""Closed-form work and traffic of single operations, on hand-made calls."""
+
+from __future__ import annotations
+
+from math import ceil, prod
+
+import pytest
+import torch
+from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
+
+from forerun.tracing.calls import Call, TensorInfo
+from forerun.tracing.op_rules import RULES, cost_rows, num_multi_tensor_launches
+from forerun.tracing.op_rules.registry import rule
+from forerun.tracing.recorder import StepRecorder
+from forerun.workload.graph import OpClass
+
+torch.set_num_threads(1)
+
+B = 3
+
+
+def dense(*shape, size=4, is_floating=True):
+    return TensorInfo.dense(*shape, element_bytes=size, is_floating=is_floating)
+
+
+def only_row(name, args, *outputs, **options):
+    rows = cost_rows(Call(name, tuple(args), tuple(outputs), **options))
+    assert len(rows) == 1
+    return rows[0]
+
+
+def convolution(source, weight, out, *, stride=(1, 1), groups=1, transposed=False, size=4):
+    nothing = [0] * (len(source) - 2)
+    args = (dense(*source, size=size), dense(*weight, size=size), None, list(stride), nothing, nothing)
+    return only_row("convolution", (*args, transposed, nothing, groups), dense(*out, size=size))
+
+
+def convolution_gradients(source, weight, out, *, groups=1, transposed=False, wanted=(True, True, True)):
+    nothing = [0] * (len(source) - 2)
+    ones = [1] * (len(source) - 2)
+    args = (
+        dense(*out),
+        dense(*source),
+        dense(*weight),
+        [weight[0]],
+        ones,
+        nothing,
+        ones,
+        transposed,
+        nothing,
+    )
+    outputs = (dense(*source), dense(*weight), dense(out[1]))
+    kept = tuple(tensor for tensor, is_wanted in zip(outputs, wanted, strict=True) if is_wanted)
+    return cost_rows(Call("convolution_backward", (*args, groups, list(wanted)), kept))
+
+
+# ---------------------------------------------------------------------------------------------------------
+# convolutions
+
+
+def test_dense_convolution():
+    row = convolution((B, 16, 10, 10), (32, 16, 3, 3), (B, 32, 10, 10))
+    assert row.op_class is OpClass.CONV
+    assert row.flops == 2 * B * 10 * 10 * 32 * 16 * 9
+    assert row.gemm == (1, B * 100, 32, 16 * 9)
+    assert row.read_bytes == 4 * (B * 16 * 100 + 32 * 16 * 9)
+    assert row.write_bytes == 4 * B * 32 * 100
+    assert (row.kernel_area, row.stride, row.groups, row.width) == (9, 1, 1, 10)
+
+
+def test_a_dilated_window_costs_no_more_than_its_elements():
+    # Dilation 2 on 14 pixels leaves 10: the work depends on the output and the 9 taps alone.
+    row = convolution((B, 16, 14, 14), (32, 16, 3, 3), (B, 32, 10, 10))
+    assert row.flops == convolution((B, 16, 10, 10), (32, 16, 3, 3), (B, 32, 10, 10)).flops
+
+
+def test_a_stride_of_two_quarters_the_work():
+    fine = convolution((B, 16, 16, 16), (32, 16, 3, 3), (B, 32, 16, 16))
+    coarse = convolution((B, 16, 16, 16), (32, 16, 3, 3), (B, 32, 8, 8), stride=(2, 1))
+    assert coarse.flops == fine.flops / 4
+    assert coarse.stride == 2
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_depthwise_gradients_cost_one_64th_of_dense_ones(transposed):
+    # PyTorch's own counter ignores the groups of a gradient.
+    shape = (B, 64, 8, 8)
+    by_class = {
+        groups: convolution_gradients(
+            shape, (64, 64 // groups, 3, 3), shape, groups=groups, transposed=transposed
+        )
+        for groups in (1, 64)
+    }
+    forward = convolution(shape, (64, 1, 3, 3), shape, groups=64, transposed=transposed)
+    assert forward.op_class is OpClass.DEPTHWISE_CONV
+    assert forward.flops == 2 * B * 64 * 64 * 9
+    for one, many in zip(by_class[1][:2], by_class[64][:2], strict=True):
+        assert one.flops == 64 * many.flops
+        assert many.flops == forward.flops
+        assert many.gemm[0] == 64
+
+
+def test_grouped_convolution_and_its_gradients():
+    source, weight, out = (B, 32, 9, 9), (64, 8, 3, 3), (B, 64, 9, 9)
+    flops = 2 * B * 81 * 64 * 8 * 9
+    forward = convolution(source, weight, out, groups=4)
+    data, weights, bias = convolution_gradients(source, weight, out, groups=4)
+    assert forward.op_class is data.op_class is weights.op_class is OpClass.GROUPED_CONV
+    assert [row.flops for row in (forward, data, weights)] == [flops] * 3
+    assert forward.gemm == (4, B * 81, 16, 8 * 9)
+    assert data.gemm == (4, B * 81, 8, 16 * 9)
+    assert weights.gemm == (4, 16, 8 * 9, B * 81)
+    assert (data.is_weight_gradient, weights.is_weight_gradient) == (False, True)
+    assert data.read_bytes == 4 * (prod(out) + prod(weight))
+    assert data.write_bytes == 4 * prod(source)
+    assert weights.read_bytes == 4 * (prod(out) + prod(source))
+    assert weights.write_bytes == 4 * prod(weight)
+    assert (bias.op_class, bias.flops, bias.write_bytes) == (OpClass.REDUCE, prod(out), 4 * 64)
+
+
+@pytest.mark.parametrize("wanted", [(True, False, False), (False, True, False), (False, True, True)])
+def test_only_the_gradients_that_are_wanted_cost_anything(wanted):
+    rows = convolution_gradients((B, 8, 6, 6), (8, 8, 3, 3), (B, 8, 6, 6), wanted=wanted)
+    assert len(rows) == sum(wanted)
+
+
+def test_transposed_convolution_is_the_data_gradient_of_the_other_direction():
+    # (B, 16, 5, 5) -> (B, 8, 10, 10), window 2, stride 2: each input pixel writes 8 x 4 numbers.
+    row = convolution((B, 16, 5, 5), (16, 8, 2, 2), (B, 8, 10, 10), stride=(2, 2), transposed=True)
+    assert row.flops == 2 * B * 25 * 16 * 8 * 4
+    assert row.gemm == (1, B * 100, 8, 16 * 4)
+    assert row.write_bytes == 4 * B * 8 * 100
+    data, weights, _ = convolution_gradients((B, 16, 5, 5), (16, 8, 2, 2), (B, 8, 10, 10), transposed=True)
+    assert data.gemm == (1, B * 25, 16, 8 * 4)
+    assert data.write_bytes == 4 * B * 16 * 25
+    assert weights.flops == data.flops == row.flops
+
+
+@pytest.mark.parametrize(
+    ("source", "weight", "out", "flops"),
+    [
+        ((B, 4, 100), (8, 4, 5), (B, 8, 96), 2 * B * 96 * 8 * 4 * 5),
+        ((B, 4, 6, 8, 8), (8, 4, 3, 3, 3), (B, 8, 6, 8, 8), 2 * B * 384 * 8 * 4 * 27),
+    ],
+)
+def test_convolutions_of_one_and_three_dimensions(source, weight, out, flops):
+    row = convolution(source, weight, out, stride=(1,) * (len(source) - 2))
+    assert row.flops == flops
+    assert row.kernel_area == prod(weight[2:])
+    assert convolution_gradients(source, weight, out)[0].flops == flops
+
+
+# ---------------------------------------------------------------------------------------------------------
+# products, attention, recurrent layers
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("mm", ((6, 5), (5, 7))),
+        ("addmm", ((7,), (6, 5), (5, 7))),
+        ("_addmm_activation", ((7,), (6, 5), (5, 7))),
+    ],
+)
+def test_matrix_product(name, args):
+    row = only_row(name, [dense(*shape) for shape in args], dense(6, 7))
+    assert row.op_class is OpClass.LINEAR
+    assert row.gemm == (1, 6, 7, 5)
+    assert row.flops == 2 * 6 * 7 * 5
+    assert row.read_bytes == 4 * sum(prod(shape) for shape in args)
+    assert row.write_bytes == 4 * 42
+
+
+def test_matrix_times_vector():
+    assert only_row("mv", [dense(6, 5), dense(5)], dense(6)).gemm == (1, 6, 1, 5)
+
+
+@pytest.mark.parametrize(("name", "before"), [("bmm", []), ("baddbmm", [dense(4, 6, 7, size=2)])])
+def test_batched_product(name, before):
+    row = only_row(name, [*before, dense(4, 6, 5, size=2), dense(4, 5, 7, size=2)], dense(4, 6, 7, size=2))
+    assert row.op_class is OpClass.BMM
+    assert row.gemm == (4, 6, 7, 5)
+    assert (row.flops, row.element_bytes) == (2 * 4 * 6 * 7 * 5, 2)
+
+
+def test_distances_of_all_pairs():
+    row = only_row("_cdist_forward", [dense(2, 6, 5), dense(2, 7, 5), 2.0, None], dense(2, 6, 7))
+    assert row.gemm == (2, 6, 7, 5)
+
+
+@pytest.mark.parametrize("kind", ["flash", "efficient"])
+def test_fused_attention_does_two_products_forward_and_five_backward(kind):
+    query, key, value = dense(2, 4, 10, 8, size=2), dense(2, 4, 12, 8, size=2), dense(2, 4, 12, 8, size=2)
+    name = f"_scaled_dot_product_{kind}_attention"
+    forward = only_row(name, (query, key, value, 0.0, False), query, dense(2, 4, 10))
+    backward = only_row(f"{name}_backward", (query, query, key, value, query), query, key, value)
+    one_product = 2 * (2 * 4) * 10 * 12 * 8
+    assert forward.op_class is backward.op_class is OpClass.ATTENTION
+    assert (forward.flops, backward.flops) == (2 * one_product, 5 * one_product)
+    # The scores never reach memory.
+    assert forward.read_bytes == 2 * 2 * 4 * 8 * (10 + 12 + 12)
+    assert forward.gemm == (8, 10, 12, 8)
+
+
+@pytest.mark.parametrize(("mode", "num_gates"), [("lstm", 4), ("gru", 3), ("rnn", 1)])
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_recurrent_layer(mode, num_gates, batch_first, has_bias):
+    steps, inputs, hidden = 7, 5, 6
+    source = dense(B, steps, inputs) if batch_first else dense(steps, B, inputs)
+    weights = [dense(num_gates * hidden, inputs), dense(num_gates * hidden, hidden)]
+    weights += [dense(num_gates * hidden)] * 2 * has_bias
+    state, out = dense(1, B, hidden), dense(steps, B, hidden)
+    forward = only_row("rnn", (source, state, weights, mode, 1, 1, batch_first, True), out)
+    backward = only_row(
+        "rnn_backward", (out, source, state, weights, dense(9), mode, 1, 1, batch_first), source, *weights
+    )
+    assert forward.op_class is OpClass.RECURRENT
+    assert forward.flops == 2 * steps * B * num_gates * hidden * (inputs + hidden)
+    assert backward.flops == 2 * forward.flops
+    assert forward.serial_steps == backward.serial_steps == steps
+    assert forward.gemm == (1, B, num_gates * hidden, hidden)
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_layers_and_directions_of_a_recurrent_stack_wait_for_each_other(has_bias):
+    weights = ([dense(24, 6), dense(24, 6)] + [dense(24)] * 2 * has_bias) * 6
+    args = (dense(7, B, 6), dense(6, B, 6), weights, "lstm", 3, 2, False, True)
+    assert only_row("rnn", args, dense(7, B, 12)).serial_steps == 7 * 3 * 2
+
+
+# ---------------------------------------------------------------------------------------------------------
+# streaming operations
+
+
+@pytest.mark.parametrize(
+    ("name", "op_class", "flops"),
+    [
+        ("relu", OpClass.ACTIVATION, 4),
+        ("mul", OpClass.MUL, 1),
+        ("add", OpClass.ADD, 1),
+        ("exp", OpClass.ELEMENTWISE, 1),
+        ("clone", OpClass.COPY, 0),
+        ("native_dropout", OpClass.DROPOUT, 2),
+    ],
+)
+def test_elementwise_operations_move_each_operand_once(name, op_class, flops):
+    row = only_row(name, [dense(4, 8)], dense(4, 8))
+    assert row.op_class is op_class
+    assert (row.flops, row.read_bytes, row.write_bytes, row.elements) == (flops * 32, 128, 128, 32)
+
+
+def test_an_expanded_operand_is_read_once():
+    expanded = TensorInfo((64, 32), 4, 32, True, (0, 1))
+    row = only_row("add", [dense(64, 32), expanded], dense(64, 32))
+    assert row.read_bytes == 4 * (64 * 32 + 32)
+
+
+@pytest.mark.parametrize("name", ["zero_", "zeros_like", "full", "arange", "randn"])
+def test_a_fill_reads_nothing(name):
+    row = only_row(name, [dense(5, 5)] if name.endswith(("_", "like")) else [], dense(5, 5))
+    assert (row.read_bytes, row.write_bytes, row.flops) == (0, 100, 0)
+
+
+@pytest.mark.parametrize(("size", "kind"), [(2, OpClass.CAST), (4, OpClass.COPY)])
+def test_a_copy_to_another_size_is_a_cast(size, kind):
+    row = only_row("_to_copy", [dense(10)], dense(10, size=size))
+    assert (row.op_class, row.read_bytes, row.write_bytes) == (kind, 40, 10 * size)
+
+
+def test_copy_into_reads_its_source_only():
+    row = only_row("copy_", [dense(10), dense(10, size=2)], dense(10), in_place=True)
+    assert (row.read_bytes, row.write_bytes, row.op_class) == (20, 40, OpClass.CAST)
+
+
+def test_gradient_of_a_slice_fills_the_whole_tensor():
+    row = only_row("slice_backward", [dense(4, 2), [4, 16], 1, 0, 2, 1], dense(4, 16))
+    assert (row.op_class, row.read_bytes, row.write_bytes) == (OpClass.COPY, 32, 256 + 32)
+
+
+def test_an_embedding_reads_the_rows_it_gathers_not_the_table():
+    indices = dense(B, 7, size=8, is_floating=False)
+    row = only_row("embedding", [dense(50_000, 16), indices], dense(B, 7, 16))
+    assert row.read_bytes == B * 7 * 16 * 4 + B * 7 * 8
+    assert row.write_bytes == B * 7 * 16 * 4
+
+
+def test_an_embedding_bag_reads_every_row_of_a_bag():
+    indices, offsets = dense(40, size=8, is_floating=False), dense(B, size=8, is_floating=False)
+    row = only_row("_embedding_bag", [dense(1000, 16), indices, offsets], dense(B, 16), dense(0), dense(B))
+    assert row.read_bytes == 40 * 16 * 4 + 40 * 8
+    assert row.write_bytes == B * 16 * 4
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "width"),
+    [
+        ("_softmax", (dense(4, 10, 6), 1, False), 10),
+        ("_log_softmax", (dense(4, 10), -1, False), 10),
+        ("_softmax_backward_data", (dense(4, 10, 6), dense(4, 10, 6), 2, torch.float32), 6),
+        ("_masked_softmax", (dense(4, 10), dense(4, 10), None, None), 10),
+        ("_masked_softmax", (dense(4, 10), dense(4, 10), 0, None), 4),
+    ],
+)
+def test_softmax_knows_its_width(name, args, width):
+    row = only_row(name, args, args[0])
+    assert (row.op_class, row.width) == (OpClass.SOFTMAX, width)
+    assert row.flops == 5 * args[0].num_elements
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "outputs"),
+    [
+        ("nll_loss_forward", (dense(4, 10), dense(4, size=8), None, 1, -100), (dense(), dense())),
+        ("mse_loss", (dense(4, 10), dense(4, 10), 1), (dense(),)),
+        ("sum", (dense(4, 10), [0], True), (dense(1, 10),)),
+    ],
+)
+def test_losses_and_sums_are_reductions(name, args, outputs):
+    row = only_row(name, args, *outputs)
+    assert row.op_class is OpClass.REDUCE
+    assert row.read_bytes == sum(t.touched_bytes for t in args if isinstance(t, TensorInfo))
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "op_class", "width"),
+    [
+        ("native_batch_norm", (dense(B, 8, 5, 5), dense(8)), OpClass.BATCH_NORM, 25),
+        ("native_batch_norm_backward", (dense(B, 8, 5, 5), dense(B, 8, 5, 5)), OpClass.BATCH_NORM, 25),
+        ("native_layer_norm", (dense(B, 7, 12), [12], dense(12)), OpClass.LAYER_NORM, 12),
+        ("native_layer_norm_backward", (dense(B, 7, 12), dense(B, 7, 12)), OpClass.LAYER_NORM, 12),
+        ("native_group_norm", (dense(B, 8, 5, 5), dense(8)), OpClass.GROUP_NORM, 25),
+    ],
+)
+def test_normalisations(name, args, op_class, width):
+    row = only_row(name, args, args[0])
+    assert (row.op_class, row.width) == (op_class, width)
+    assert row.flops == (8 if "backward" in name else 5) * args[0].num_elements
+
+
+def test_max_pool_backward_reads_gradient_and_indices_but_not_its_input():
+    source, out = dense(B, 8, 12, 12), dense(B, 8, 6, 6)
+    indices = dense(B, 8, 6, 6, size=8, is_floating=False)
+    window = ([2, 2], [2, 2], [0, 0], [1, 1], False)
+    forward = only_row("max_pool2d_with_indices", (source, *window), out, indices)
+    backward = only_row("max_pool2d_with_indices_backward", (out, source, *window, indices), source)
+    assert forward.write_bytes == out.touched_bytes + indices.touched_bytes
+    assert forward.flops == 4 * source.num_elements
+    assert backward.read_bytes == out.touched_bytes + indices.touched_bytes
+    assert backward.write_bytes == source.touched_bytes
+
+
+# ---------------------------------------------------------------------------------------------------------
+# multi-tensor kernels
+
+
+def launches_step_by_step(sizes, num_lists):
+    """The loop of MultiTensorApply.cuh: a launch when the tensors or the blocks of one are used up."""
+    max_tensors = {1: 110, 2: 64, 3: 48, 4: 36}.get(num_lists, 30)
+    launches = tensors = blocks = 0
+    for size in sizes:
+        chunks = ceil(size / 65536)
+        tensors += 1
+        for chunk in range(chunks):
+            blocks += 1
+            is_last = chunk == chunks - 1
+            if (tensors == max_tensors and is_last) or blocks == 320:
+                launches, blocks, tensors = launches + 1, 0, 0 if is_last else 1
+    return launches + (blocks > 0)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "num_lists", "expected"),
+    [
+        ([10] * 110, 1, 1),
+        ([10] * 111, 1, 2),
+        ([10] * 64, 2, 1),
+        ([10] * 65, 2, 2),
+        ([10] * 160, 3, 4),
+        ([10] * 160, 4, 5),
+        ([65536 * 320], 3, 1),
+        ([65536 * 320 + 1], 3, 2),
+        ([100_000_000], 2, 5),
+    ],
+)
+def test_launches_of_a_multi_tensor_operation(sizes, num_lists, expected):
+    assert num_multi_tensor_launches(sizes, num_lists) == expected
+    assert launches_step_by_step(sizes, num_lists) == expected
+
+
+@pytest.mark.parametrize("num_lists", [1, 2, 3, 4])
+def test_launches_of_mixed_sizes_are_counted_from_below(num_lists):
+    # The closed form takes the tighter of two limits; where both bind in turn a launch more may run.
+    sizes = ([2_359_296, 512, 512, 1_048_576, 256, 256] * 30) + [2_048_000, 1000]
+    counted = num_multi_tensor_launches(sizes, num_lists)
+    assert counted <= launches_step_by_step(sizes, num_lists) <= 2 * counted
+
+
+def test_a_multi_tensor_row_shares_its_traffic_among_the_launches():
+    weights, gradients = [dense(100, 10)] * 65, [dense(100, 10)] * 65
+    row = only_row("_foreach_add_", (weights, gradients, -0.1), in_place=True)
+    assert row.op_class is OpClass.OPTIMIZER
+    assert row.count == 2
+    assert row.count * row.read_bytes == 2 * 65 * 4000
+    assert row.count * row.write_bytes == 65 * 4000
+    assert row.count * row.flops == 65 * 1000
+
+
+def test_a_multi_tensor_operation_with_new_results_walks_one_more_list():
+    lists = ([dense(10)] * 64, [1.0] * 64)
+    assert only_row("_foreach_mul", lists, *[dense(10)] * 64).count == 1
+    assert only_row("_foreach_mul", ([dense(10)] * 65, [1.0] * 65), *[dense(10)] * 65).count == 2
+
+
+# ---------------------------------------------------------------------------------------------------------
+# the registry
+
+
+def test_an_unknown_operation_is_charged_by_its_traffic_and_reported():
+    row = only_row("brand_new_operation", [dense(4, 8)], dense(4, 2))
+    assert row.op_class is OpClass.UNKNOWN
+    assert not row.is_supported
+    assert (row.read_bytes, row.write_bytes) == (128, 32)
+
+
+def test_two_rules_for_one_operation_are_refused():
+    with pytest.raises(AssertionError, match="two rules for mm"):
+        rule("mm")(lambda call: [])
+    assert "mm" in RULES
+
+
+def counted_by_torch(run):
+    with FlopCounterMode(display=False) as counter:
+        run()
+    return counter.get_total_flops()
+
+
+def counted_by_rules(run):
+    recorder = StepRecorder()
+    recorder.records_ops = True
+    with recorder:
+        run()
+    matrices = (OpClass.CONV, OpClass.LINEAR, OpClass.BMM, OpClass.ATTENTION)
+    return sum(row.cost.flops * row.cost.count for row in recorder.rows if row.cost.op_class in matrices)
+
+
+def meta(*shape, dtype=torch.float32):
+    return torch.empty(shape, device="meta", dtype=dtype, requires_grad=True)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda: functional.conv2d(meta(2, 8, 9, 9), meta(16, 8, 3, 3), stride=2, padding=1).sum().backward(),
+        lambda: functional.conv1d(meta(2, 8, 50), meta(16, 8, 5), dilation=3).sum().backward(),
+        lambda: functional.conv_transpose2d(meta(2, 8, 5, 5), meta(8, 4, 2, 2), stride=2).sum().backward(),
+        lambda: (meta(5, 6) @ meta(6, 7)).sum().backward(),
+        lambda: torch.bmm(meta(3, 5, 6), meta(3, 6, 7)).sum().backward(),
+        lambda: (
+            functional.scaled_dot_product_attention(meta(2, 4, 8, 16), meta(2, 4, 8, 16), meta(2, 4, 8, 16))
+            .sum()
+            .backward()
+        ),
+    ],
+    ids=["conv2d", "conv1d", "conv_transpose2d", "mm", "bmm", "attention"],
+)
+def test_the_rules_agree_with_the_counter_of_pytorch_where_that_is_right(run):
+    assert counted_by_rules(run) == counted_by_torch(run) > 0
