@@ -14,7 +14,7 @@ from forerun.regressors.op_features import DYNAMIC_FEATURES, POINT_FEATURES, STA
 from forerun.regressors.op_fit import OpNetwork
 from forerun.regressors.op_rows import distinct_ops
 from forerun.tracing.trace import ModelRequest, trace
-from forerun.workload.setup import Precision, TrainingSetup
+from forerun.workload.setup import Phase, Precision, TrainingSetup
 
 torch.set_num_threads(1)
 
@@ -38,7 +38,7 @@ PROVENANCE = {
 def graph_named(name, precision="fp32", phase="train"):
     """The graph of one of ``MODELS``."""
     model, options = MODELS[name]
-    setup = TrainingSetup(precision=Precision(precision), phase=phase)
+    setup = TrainingSetup(precision=Precision(precision), phase=Phase(phase))
     return trace(ModelRequest(model=model, **options), setup)
 
 

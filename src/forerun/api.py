@@ -422,9 +422,22 @@ def evaluate_reference(out: Path, quick: bool = False) -> str:
     """
     from forerun.evaluation.reference_run import run_reference
 
-    page = run_reference(quick=quick).as_markdown()
+    results = run_reference(quick=quick)
+    page = results.as_markdown()
     out.write_text(page, encoding="utf-8")
+    readme = out.resolve().parent.parent / "README.md"
+    if not quick and readme.is_file():
+        _fill_readme(readme, results.summary())
     return page
+
+
+def _fill_readme(readme: Path, summary: str) -> None:
+    """Puts the summary between the accuracy markers of a README, if it has them."""
+    begin, end = "<!-- accuracy:begin -->", "<!-- accuracy:end -->"
+    text = readme.read_text(encoding="utf-8")
+    if begin in text and end in text:
+        before, after = text.split(begin)[0], text.split(end)[1]
+        readme.write_text(f"{before}{begin}\n{summary}{end}{after}", encoding="utf-8")
 
 
 def fit_op_model(out: Path, quick: bool = False) -> None:

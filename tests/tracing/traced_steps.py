@@ -13,8 +13,9 @@ from forerun.workload.setup import Phase, Precision, TrainingSetup
 torch.set_num_threads(1)
 
 
-def setup_of(precision="fp32", optimizer="none", **options):
-    return TrainingSetup(precision=Precision(precision), optimizer=optimizer, **options)
+def setup_of(precision="fp32", optimizer="none", phase="train", **options):
+    """A setup without optimizer, unless one is named."""
+    return TrainingSetup(precision=Precision(precision), optimizer=optimizer, phase=Phase(phase), **options)
 
 
 def record(module, input_shape, batch_size=4, **options):

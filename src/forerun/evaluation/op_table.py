@@ -77,7 +77,10 @@ def _one_kernel(row: Mapping[Any, Any]) -> DistinctOps:
         area, width = float(row["conv_kernel"]) ** 2, size
         sizes = (1.0, batch * size * size, channels_out, channels_in * area)
         moved = batch * size * size * (channels_in + channels_out) + area * channels_in * channels_out
-        flops, elements = 2.0 * sizes[1] * sizes[2] * sizes[3], batch * size * size * max(channels_in, channels_out)
+        flops, elements = (
+            2.0 * sizes[1] * sizes[2] * sizes[3],
+            batch * size * size * max(channels_in, channels_out),
+        )
     else:
         op_class = OpClass.BMM if op == "bmm" else OpClass.LINEAR
         m, n, k = float(row["gemm_m"]), float(row["gemm_n"]), float(row["gemm_k"])

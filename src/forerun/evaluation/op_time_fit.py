@@ -6,13 +6,12 @@ import datetime
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from forerun.costs.calibration import PriorScales
-from forerun.costs.op_weights import NetworkWeights, OpTimeWeights, save_weights
+from forerun.costs.op_weights import NetworkWeights, OpTimeWeights
 from forerun.evaluation.corpus import Measured
 from forerun.regressors.op_fit import (
     EncodedSamples,
@@ -30,7 +29,6 @@ __all__ = [
     "as_weights",
     "fit_ensemble",
     "sampling_weights",
-    "save_fitted",
 ]
 
 TABLE_SHARES = {
@@ -42,10 +40,10 @@ TABLE_SHARES = {
 }
 """Share of each kind of table among the samples drawn for a fit."""
 
-OPERATOR_SHARE = 0.12
+OPERATOR_SHARE = 0.06
 """Draws of single operators over draws of steps."""
 
-ENSEMBLE_SETTINGS = tuple(FitSettings(seed=seed, num_iterations=5000) for seed in range(2))
+ENSEMBLE_SETTINGS = tuple(FitSettings(seed=seed, num_iterations=4000) for seed in range(2))
 
 
 OTHER_IMPLEMENTATION = {
@@ -134,10 +132,3 @@ def provenance(
         "intervals": {tier: dict(law) for tier, law in intervals.items()},
         "calibration_scales": asdict(scales),
     }
-
-
-def save_fitted(
-    networks: Sequence[OpNetwork], systems: Sequence[str], notes: Mapping[str, Any], path: Path
-) -> None:
-    """Writes the fitted model."""
-    save_weights(as_weights(networks, systems, notes), path)

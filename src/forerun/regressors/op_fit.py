@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -72,7 +73,7 @@ class FitSettings:
     samples_per_batch: int = 40
     learning_rate: float = 4e-3
     latent_learning_rate: float = 12e-3
-    weight_decay: float = 0.05
+    weight_decay: float = 0.02
     latent_penalty: float = 0.01
     latent_scale: float = 0.15
     host_latent_scale: float = 0.5
@@ -201,7 +202,6 @@ class _Batch:
     system: torch.Tensor
     is_compiled: torch.Tensor
     has_host: torch.Tensor
-    has_host: torch.Tensor
 
 
 def take(encoded: EncodedSamples, chosen: np.ndarray) -> _Batch:
@@ -227,6 +227,20 @@ def _normalisation(features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return features.mean(0), torch.where(deviation < 1e-3, torch.ones_like(deviation), deviation)
 
 
+def _parameter_groups(network: OpNetwork, settings: FitSettings) -> list[dict[str, Any]]:
+    """Weights of the layers decay; log times of launches must not, for zero would mean a second each."""
+    layers, times = [], []
+    for name, parameter in network.named_parameters():
+        if parameter.requires_grad and name != "latents":
+            (layers if name.endswith(("weight", "bias")) else times).append(parameter)
+    rate = settings.learning_rate
+    return [
+        {"params": layers, "lr": rate, "weight_decay": settings.weight_decay},
+        {"params": times, "lr": rate, "weight_decay": 0.0},
+        {"params": [network.latents], "lr": settings.latent_learning_rate, "weight_decay": 0.0},
+    ]
+
+
 def fit_op_network(encoded: EncodedSamples, chosen: np.ndarray, settings: FitSettings) -> OpNetwork:
     """Fits the network to the chosen samples: L1 on log(predicted / measured), AdamW, one cycle.
 
@@ -239,17 +253,10 @@ def fit_op_network(encoded: EncodedSamples, chosen: np.ndarray, settings: FitSet
     random = np.random.default_rng(settings.seed)
     sampled = take(encoded, random.choice(chosen, size=min(400, len(chosen)), replace=False))
     network = OpNetwork(*_normalisation(sampled.features), settings.hidden, len(encoded.systems))
-    latents = [network.latents]
-    others = [p for name, p in network.named_parameters() if p.requires_grad and name != "latents"]
-    optimizer = torch.optim.AdamW(
-        [
-            {"params": others, "lr": settings.learning_rate, "weight_decay": settings.weight_decay},
-            {"params": latents, "lr": settings.latent_learning_rate, "weight_decay": 0.0},
-        ]
-    )
+    optimizer = torch.optim.AdamW(_parameter_groups(network, settings))
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer,
-        max_lr=[settings.learning_rate, settings.latent_learning_rate],
+        max_lr=[settings.learning_rate, settings.learning_rate, settings.latent_learning_rate],
         total_steps=settings.num_iterations,
         pct_start=0.15,
     )

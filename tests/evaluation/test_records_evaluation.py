@@ -1,0 +1,72 @@
+"""Evaluating a user's own table, with real traces."""
+
+import json
+
+import pytest
+
+from forerun import api
+from forerun.errors import InvalidSetupError, RecordError
+from forerun.records.step_record import StepRecord
+from forerun.records.tables import write_records
+from forerun.workload.setup import Phase, Precision
+
+MODELS = ("resnet18", "squeezenet1_1", "mobilenet_v3_small", "shufflenet_v2_x0_5")
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    records = [
+        StepRecord(
+            source="mine",
+            row_id=f"{model} {batch}",
+            model=f"torchvision:{model}",
+            family=model,
+            device="rtx-3090",
+            batch_size_per_device=batch,
+            image_size=64,
+            step_time_s=1e-3 * batch,
+            precision=Precision.FP32,
+            phase=Phase.TRAIN,
+        )
+        for model in MODELS
+        for batch in (16, 32, 64)
+    ]
+    path = tmp_path_factory.mktemp("records") / "mine.csv"
+    write_records(records, path)
+    return path
+
+
+def test_contract_of_the_json(table):
+    found = json.loads(json.dumps(api.evaluate(table, format="forerun").as_dict()))
+    fields = {"n", "mape", "median_ape", "p90_ape", "rmse", "mae", "r2", "coverage_90"}
+    assert fields | {"groups", "baselines"} <= set(found)
+    assert found["n"] == 12
+    assert {"device rtx-3090", "family resnet18", "precision fp32"} <= set(found["groups"])
+    for name in ("roofline", "roofline x constant", "linear on FLOPs", "ann", "gradient boosting"):
+        assert fields <= set(found["baselines"][name])
+
+
+def test_few_rows_leave_fitted_baselines_out_and_say_so(table):
+    import pandas as pd
+
+    short = table.with_name("short.csv")
+    pd.read_csv(table).head(3).to_csv(short, index=False)
+    found = api.evaluate(short, format="forerun")
+    assert found.baselines["ann"] is None
+    assert found.baselines["roofline"] is not None
+    assert any("at least 10 rows" in note for note in found.notes)
+
+
+def test_a_timm_table_needs_its_device(table):
+    with pytest.raises(InvalidSetupError, match="exactly one with --on"):
+        api.evaluate(table, format="timm")
+
+
+def test_unknown_format(table):
+    with pytest.raises(InvalidSetupError, match="timm or forerun"):
+        api.evaluate(table, format="excel")
+
+
+def test_no_row_of_the_wanted_device(table):
+    with pytest.raises(RecordError, match="no row is left"):
+        api.evaluate(table, format="forerun", devices=["t4"])
