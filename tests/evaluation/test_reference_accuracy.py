@@ -40,7 +40,13 @@ def test_shipped_model_describes_the_rows_it_was_fitted_to(sample):
     evaluation = evaluate_records(sample, load_weights(shipped_weights_path()))
     assert evaluation.metrics.median_ape < 0.08
     assert evaluation.metrics.coverage_90 > 0.85
-    assert set(evaluation.baselines) >= {"roofline", "roofline x constant", "linear on FLOPs", "ann", "gradient boosting"}
+    assert set(evaluation.baselines) >= {
+        "roofline",
+        "roofline x constant",
+        "linear on FLOPs",
+        "ann",
+        "gradient boosting",
+    }
     assert any("used to fit" in note for note in evaluation.notes)
 
 

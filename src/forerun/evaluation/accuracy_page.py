@@ -148,8 +148,8 @@ class AccuracyPage:
                 rows.append((*_error_row(name, held), figures))
         return (
             "## Transformers, the row's GPU never seen\n\n"
-            "`neusight_e2e`: fp32, eager attention, one NVIDIA GPU, each GPU left out of the fit in turn, with its "
-            "single operators (`neusight_ops`). Published columns: NeuSight, Habitat, roofline (MAPE). The "
+            "`neusight_e2e`: fp32, eager attention, one NVIDIA GPU, each GPU left out of the fit. "
+            "Published columns: NeuSight, Habitat, roofline (MAPE). The "
             "mixture-of-experts rows route by values and cannot be traced; they are left out.\n\n"
             + _table(("rows of", "rows", "MAPE", "median", "p90", "published MAPE"), rows)
             + self._forward_backward()

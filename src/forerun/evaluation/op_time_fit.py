@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,6 @@ from forerun.regressors.op_fit import (
     EncodedSamples,
     FitSettings,
     OpNetwork,
-    StepSample,
     encode_samples,
     fit_op_network,
 )
@@ -39,9 +38,6 @@ TABLE_SHARES = {
     "neusight_e2e": 0.1,
 }
 """Share of each kind of table among the samples drawn for a fit."""
-
-OPERATOR_SHARE = 0.06
-"""Draws of single operators over draws of steps."""
 
 ENSEMBLE_SETTINGS = tuple(FitSettings(seed=seed, num_iterations=4000) for seed in range(2))
 
@@ -77,11 +73,10 @@ def sampling_weights(steps: Sequence[Measured]) -> np.ndarray:
     return weights
 
 
-def encode(steps: Sequence[Measured], operators: Sequence[StepSample] = ()) -> EncodedSamples:
-    """Encoded samples with their sampling weights: the steps first, then single operators."""
-    samples = [step.sample(weight) for step, weight in zip(steps, sampling_weights(steps), strict=True)]
-    share = OPERATOR_SHARE * sum(sample.weight for sample in samples) / max(1, len(operators))
-    return encode_samples([*samples, *(replace(sample, weight=share) for sample in operators)])
+def encode(steps: Sequence[Measured]) -> EncodedSamples:
+    """Encoded samples with their sampling weights."""
+    weights = sampling_weights(steps)
+    return encode_samples([step.sample(weight) for step, weight in zip(steps, weights, strict=True)])
 
 
 def fit_ensemble(

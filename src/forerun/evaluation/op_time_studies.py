@@ -19,7 +19,7 @@ from forerun.costs.op_weights import OpTimeWeights
 from forerun.evaluation.corpus import Measured
 from forerun.evaluation.op_time_fit import as_weights, encode, fit_ensemble, fittable
 from forerun.regressors.evaluation import family_folds
-from forerun.regressors.op_fit import FitSettings, StepSample
+from forerun.regressors.op_fit import FitSettings
 from forerun.workload.graph import StepPart
 
 __all__ = [
@@ -121,7 +121,6 @@ def family_study(
     settings: Sequence[FitSettings],
     report: Callable[[str], None] = lambda _: None,
     num_folds: int = 5,
-    operators: Sequence[StepSample] = (),
 ) -> HeldOut:
     """Every tested step predicted by a fit without its family, in any table.
 
@@ -131,17 +130,14 @@ def family_study(
         settings: Members of the ensemble.
         report: Told about each finished fold.
         num_folds: Number of folds.
-        operators: Single operators that every fit may use: they belong to no family.
     """
-    encoded = encode(steps, operators)
-    of_operators = np.arange(len(steps), len(steps) + len(operators))
+    encoded = encode(steps)
     families = np.asarray([step.record.family for step in steps])
     rows = np.asarray(tested)
     parts = []
     for number, split in enumerate(family_folds([steps[int(i)].record for i in rows], num_folds)):
         held_out = set(families[rows[split.test]])
-        others = np.flatnonzero(fittable(steps) & [family not in held_out for family in families])
-        chosen = np.concatenate([others, of_operators])
+        chosen = np.flatnonzero(fittable(steps) & [family not in held_out for family in families])
         weights = as_weights(fit_ensemble(encoded, chosen, settings), encoded.systems, {})
         folds = np.full(len(split.test), number)
         parts.append(predict_with(weights, [steps[int(i)] for i in rows[split.test]], folds))
@@ -169,7 +165,6 @@ def device_study(
     groups: Sequence[Sequence[str]],
     settings: Sequence[FitSettings],
     report: Callable[[str], None] = lambda _: None,
-    operators: Sequence[StepSample] = (),
 ) -> dict[str, HeldOut]:
     """Each device's steps predicted by a fit without any row of it.
 
@@ -178,15 +173,14 @@ def device_study(
         groups: Devices that are held out together; unlike ones, so that neither loses its relatives.
         settings: Members of the ensemble.
         report: Told about each finished group.
-        operators: Single operators; those of a held-out device are held out with it.
     """
-    encoded = encode(steps, operators)
+    encoded = encode(steps)
     names = np.asarray([step.device.name for step in steps])
-    all_names = np.concatenate([names, [sample.point.device.name for sample in operators]])
-    may_fit = np.concatenate([fittable(steps), np.ones(len(operators), dtype=bool)])
     results = {}
     for group in groups:
-        networks = fit_ensemble(encoded, np.flatnonzero(may_fit & ~np.isin(all_names, list(group))), settings)
+        networks = fit_ensemble(
+            encoded, np.flatnonzero(fittable(steps) & ~np.isin(names, list(group))), settings
+        )
         weights = as_weights(networks, encoded.systems, {})
         for device in group:
             chosen = np.flatnonzero(names == device)

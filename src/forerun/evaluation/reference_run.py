@@ -25,7 +25,6 @@ from forerun.evaluation.corpus import Measured, print_progress
 from forerun.evaluation.interval_laws import fit_law
 from forerun.evaluation.layer_study import layer_study
 from forerun.evaluation.memory_study import bracket_study, transformer_fit_study
-from forerun.evaluation.op_table import read_operator_samples
 from forerun.evaluation.op_time_fit import (
     ENSEMBLE_SETTINGS,
     as_weights,
@@ -47,7 +46,7 @@ from forerun.evaluation.reference_tables import ReferenceSteps, read_reference_s
 from forerun.prediction.estimate import Provenance
 from forerun.records.reference import read_timm_train
 from forerun.records.reference_transformers import read_neusight_e2e
-from forerun.regressors.op_fit import FitSettings, StepSample
+from forerun.regressors.op_fit import FitSettings
 from forerun.tracing.trace import TRACE_VERSION, cache_folder
 
 __all__ = ["fit_shipped_weights", "run_reference"]
@@ -116,7 +115,7 @@ def fit_shipped_weights(out: Path, quick: bool = False) -> None:
     families, devices = _family_stage(steps, quick), _device_stage(steps, quick)
     settings = _shortened(ENSEMBLE_SETTINGS, quick)
     measured = [step for step, good in zip(steps.steps, fittable(steps.steps), strict=True) if good]
-    weights = _kept("ensemble", quick, partial(_fit_all, measured, settings, quick))
+    weights = _kept("ensemble", quick, partial(_fit_all, measured, settings))
     sources = by_source(devices)
     apart = joined(list(sources.values()))
     groups = [name for name, held in sources.items() for _ in held.steps]
@@ -130,8 +129,8 @@ def fit_shipped_weights(out: Path, quick: bool = False) -> None:
     save_weights(replace(weights, provenance=notes), out)
 
 
-def _fit_all(measured: list[Measured], settings: tuple[FitSettings, ...], quick: bool) -> OpTimeWeights:
-    encoded = encode(measured, _operators(quick))
+def _fit_all(measured: list[Measured], settings: tuple[FitSettings, ...]) -> OpTimeWeights:
+    encoded = encode(measured)
     return as_weights(fit_ensemble(encoded, np.arange(len(encoded)), settings), encoded.systems, {})
 
 
@@ -160,27 +159,21 @@ def _shortened(settings: tuple[FitSettings, ...], quick: bool) -> tuple[FitSetti
 def _family_stage(steps: ReferenceSteps, quick: bool) -> HeldOut:
     tested = [i for i, step in enumerate(steps.steps) if step.record.source == "timm_train"]
     settings = _shortened(STUDY_SETTINGS, quick)
-    operators = _operators(quick)
     return _kept(
         "families",
         quick,
-        lambda: family_study(steps.steps, tested, settings, _say, operators=operators),
+        lambda: family_study(steps.steps, tested, settings, _say),
     )
 
 
 def _device_stage(steps: ReferenceSteps, quick: bool) -> dict[str, HeldOut]:
     groups = STUDIED_DEVICES[:2] if quick else STUDIED_DEVICES
-    operators = _operators(quick)
     settings = _shortened(DEVICE_STUDY_SETTINGS, quick)
     found: dict[str, HeldOut] = {}
     for group in groups:
-        study = partial(device_study, steps.steps, [group], settings, _say, operators)
+        study = partial(device_study, steps.steps, [group], settings, _say)
         found |= _kept(f"devices {' '.join(group)}", quick, study)
     return found
-
-
-def _operators(quick: bool) -> list[StepSample]:
-    return []
 
 
 def _say(message: str) -> None:

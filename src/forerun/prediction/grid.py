@@ -64,7 +64,8 @@ def _nodes(wanted: Ints) -> Ints:
         return distinct
     targets = np.geomspace(distinct[0], distinct[-1], MAX_EXACT_BATCH_SIZES)
     nearest = np.abs(np.log(distinct)[None] - np.log(targets)[:, None]).argmin(axis=1)
-    return distinct[np.unique(nearest)]
+    chosen: Ints = distinct[np.unique(nearest)]
+    return chosen
 
 
 def _at(nodes: Ints, grid: Floats, wanted: Ints) -> Floats:

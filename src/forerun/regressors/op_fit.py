@@ -53,7 +53,6 @@ class StepSample:
         step_time_s: Measured time of the part that ``part_mask`` selects [s].
         system: Key of the measuring system; rows of a system share its offsets.
         weight: Sampling weight.
-        has_host: Whether the time includes the host's; false for kernels timed by the device's own events.
     """
 
     ops: DistinctOps
@@ -61,7 +60,6 @@ class StepSample:
     step_time_s: float
     system: str
     weight: float = 1.0
-    has_host: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +93,6 @@ class EncodedSamples:
     systems: tuple[str, ...]
     weight: np.ndarray
     is_compiled: torch.Tensor
-    has_host: torch.Tensor
 
     def __len__(self) -> int:
         return len(self.log_time)
@@ -136,7 +133,6 @@ def encode_samples(samples: Sequence[StepSample]) -> EncodedSamples:
         systems=systems,
         weight=np.asarray([sample.weight for sample in samples]),
         is_compiled=torch.tensor([sample.point.setup.compile for sample in samples], dtype=torch.float32),
-        has_host=torch.tensor([sample.has_host for sample in samples], dtype=torch.float32),
     )
 
 
@@ -185,7 +181,7 @@ class OpNetwork(nn.Module):
             0, batch.sample, batch.count * self.host[batch.pair].exp() * 1e6
         )
         launches = launches * (batch.is_compiled * self.host_compiled).exp()
-        host = (self.host_constant.exp() * 1e6 + launches * z[:, 2].exp()) * batch.has_host
+        host = self.host_constant.exp() * 1e6 + launches * z[:, 2].exp()
         top = torch.maximum(device, host)
         step = top * ((device / top) ** _SMOOTH_STEP + (host / top) ** _SMOOTH_STEP) ** (1 / _SMOOTH_STEP)
         return torch.log(step * 1e-6)
@@ -201,7 +197,6 @@ class _Batch:
     sample: torch.Tensor
     system: torch.Tensor
     is_compiled: torch.Tensor
-    has_host: torch.Tensor
 
 
 def take(encoded: EncodedSamples, chosen: np.ndarray) -> _Batch:
@@ -218,7 +213,6 @@ def take(encoded: EncodedSamples, chosen: np.ndarray) -> _Batch:
         sample=torch.from_numpy(np.repeat(np.arange(len(chosen)), lengths)),
         system=encoded.system[chosen],
         is_compiled=encoded.is_compiled[chosen],
-        has_host=encoded.has_host[chosen],
     )
 
 
@@ -229,7 +223,8 @@ def _normalisation(features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _parameter_groups(network: OpNetwork, settings: FitSettings) -> list[dict[str, Any]]:
     """Weights of the layers decay; log times of launches must not, for zero would mean a second each."""
-    layers, times = [], []
+    layers: list[nn.Parameter] = []
+    times: list[nn.Parameter] = []
     for name, parameter in network.named_parameters():
         if parameter.requires_grad and name != "latents":
             (layers if name.endswith(("weight", "bias")) else times).append(parameter)

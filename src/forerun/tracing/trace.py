@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TRACE_VERSION", "ModelRequest", "cache_folder", "trace"]
 
-TRACE_VERSION = 1
+TRACE_VERSION = 2
 """Raised whenever the tracer or a rule changes what a graph holds."""
 
 _BATCH_SIZES = (2, 4)
