@@ -87,7 +87,13 @@ def test_ctrl_c_ends_with_130_and_one_line(tmp_path):
     model.write_text("import time\nprint('ready', flush=True)\ntime.sleep(60)\nmake = None\n")
     command = [sys.executable, "-m", "forerun", "predict", f"{model}:make", "--on", "t4", "--json"]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=child_environment()
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=child_environment(),
+        # A background shell starts its children with the interrupt ignored, and they hand that on.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         assert process.stderr is not None
         assert process.stderr.readline() == "ready\n"

@@ -12,7 +12,7 @@ from forerun.errors import InvalidSetupError
 from forerun.tracing.built_model import BatchMaker
 from forerun.tracing.input_options import InputOptions
 from forerun.tracing.timm_models import timm_input_shape
-from forerun.tracing.transformers_inputs import prepare_for_training, transformers_inputs
+from forerun.tracing.transformers_inputs import prepare_for_trace, transformers_inputs
 
 __all__ = ["guess_inputs"]
 
@@ -30,7 +30,7 @@ def guess_inputs(module: nn.Module, options: InputOptions, name: str) -> tuple[t
         InvalidSetupError: If none of it applies.
     """
     if hasattr(module, "config") and hasattr(module, "main_input_name"):
-        prepare_for_training(module)
+        prepare_for_trace(module, options.training)
         return transformers_inputs(module, options, name)
     first = _first_layer(module)
     reads_tokens = isinstance(first, (nn.Embedding, nn.EmbeddingBag))

@@ -13,7 +13,7 @@ from forerun.errors import InvalidSetupError, ModelBuildError
 from forerun.tracing.built_model import BatchMaker
 from forerun.tracing.input_options import InputOptions
 
-__all__ = ["prepare_for_training", "transformers_inputs"]
+__all__ = ["prepare_for_trace", "transformers_inputs"]
 
 _DEFAULT_TOKENS = 512
 _MAX_TOKENS_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
@@ -36,14 +36,15 @@ def transformers_inputs(
     return _text_inputs(module, options, name)
 
 
-def prepare_for_training(module: torch.nn.Module) -> torch.nn.Module:
-    """Makes a Transformers model run on meta as it does in training, in place.
+def prepare_for_trace(module: torch.nn.Module, training: bool) -> torch.nn.Module:
+    """Makes a Transformers model run on meta as it does in a training step or an evaluation, in place.
 
-    The cache of keys and values, which is for generation, is switched off. What the library asks the values
-    of masks is answered while the model runs: nothing is padded, one sequence per sample.
+    The cache of keys and values is switched off for training; an evaluation returns it by default, and it
+    fills memory. What the library asks the values of masks is answered while the model runs: nothing is
+    padded, one sequence per sample.
     """
     config: Any = module.config
-    if getattr(config, "use_cache", False):
+    if training and getattr(config, "use_cache", False):
         config.use_cache = False
     forward = module.forward
 

@@ -30,7 +30,7 @@ from forerun.tracing.failures import first_line
 from forerun.tracing.input_options import InputOptions
 from forerun.tracing.losses import INFERRED_LOSS_NOTE, inferred_loss
 from forerun.tracing.meta_build import build_on_meta, move_to_meta
-from forerun.tracing.transformers_inputs import prepare_for_training, transformers_inputs
+from forerun.tracing.transformers_inputs import prepare_for_trace, transformers_inputs
 
 __all__ = ["build_transformers"]
 
@@ -62,7 +62,7 @@ def build_transformers(path_text: str, options: InputOptions) -> BuiltModel:
             notes = (*notes, INFERRED_LOSS_NOTE)
     return BuiltModel(
         name=f"hf:{path_text}",
-        module=prepare_for_training(move_to_meta(module)).train(options.training),
+        module=prepare_for_trace(move_to_meta(module), options.training).train(options.training),
         input_shape=shape,
         make_batch=make_batch,
         loss=inferred_loss,
