@@ -7,7 +7,7 @@ one row per tested measurement, so that any error figure can be computed, and pr
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -215,11 +215,6 @@ def few_shot(
 def _sample(held: HeldOut, random: np.random.Generator, limit: int) -> npt.NDArray[np.int64]:
     count = len(held.steps)
     return np.sort(random.choice(count, size=min(limit, count), replace=False))
-
-
-def fast(settings: Sequence[FitSettings], num_iterations: int) -> tuple[FitSettings, ...]:
-    """The same settings with fewer iterations."""
-    return tuple(replace(setting, num_iterations=num_iterations) for setting in settings)
 
 
 def overall_scales(held_out: dict[str, HeldOut], num_candidates: int = 60) -> PriorScales:

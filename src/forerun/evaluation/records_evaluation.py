@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from forerun.costs.op_weights import OpTimeWeights
 from forerun.errors import InvalidSetupError, RecordError
-from forerun.evaluation.corpus import Measured, SkippedModel, measured_steps
+from forerun.evaluation.corpus import Measured, SkippedModel, measured_steps, request_of
 from forerun.hardware import find_device
 from forerun.prediction.step import PreparedModel, predict_intervals, provenance_of
 from forerun.records.step_record import StepRecord
@@ -119,7 +119,7 @@ def evaluate_records(records: Sequence[StepRecord], weights: OpTimeWeights) -> E
     for step in steps:
         key = id(step.ops)
         if key not in graphs:
-            graphs[key] = trace(_request(step), step.setup)
+            graphs[key] = trace(request_of(step.record), step.setup)
         cases.append((graphs[key], step.device, step.setup))
     intervals = _predictions(steps, cases, weights)
     actual = np.asarray([step.record.step_time_s for step in steps])
@@ -136,12 +136,6 @@ def evaluate_records(records: Sequence[StepRecord], weights: OpTimeWeights) -> E
         row_groups=tuple(step.device.title for step in steps),
         notes=(*notes, *_provenance_notes(steps, weights), *_skipped_notes(skipped)),
     )
-
-
-def _request(step: Measured) -> Any:
-    from forerun.evaluation.corpus import request_of
-
-    return request_of(step.record)
 
 
 def _predictions(
