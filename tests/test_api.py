@@ -277,3 +277,13 @@ def test_evaluation_is_loaded_on_first_use_and_nothing_else_is_there():
     assert api.Evaluation.__name__ == "Evaluation"
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = api.nothing
+
+
+def test_the_validation_split_of_a_named_dataset_is_evaluated_on_request():
+    asked = {"device": "rtx-3090", "batch_size": 64, "image_size": 32, "epochs": 2}
+    without = api.predict("torchvision:resnet18", dataset="cifar10", **asked)
+    with_split = api.predict("torchvision:resnet18", dataset="cifar10", validate=True, **asked)
+    by_hand = api.predict("torchvision:resnet18", dataset="cifar10", validation_size=10_000, **asked)
+    assert without.epoch_time_s.value < with_split.epoch_time_s.value == by_hand.epoch_time_s.value
+    with pytest.raises(InvalidSetupError, match="--validation-size"):
+        api.predict("torchvision:resnet18", dataset_size=1000, validate=True, **asked)

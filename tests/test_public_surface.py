@@ -23,6 +23,7 @@ HEAVY = (
 )
 
 PUBLIC_NAMES = [
+    "Calibration",
     "Device",
     "Estimate",
     "Evaluation",
@@ -30,14 +31,24 @@ PUBLIC_NAMES = [
     "ForerunError",
     "Host",
     "Interval",
+    "MeasurementRun",
     "Sweep",
     "UsageError",
     "__version__",
+    "calibrate",
     "describe_host",
     "evaluate",
     "find_device",
+    "fit_regressor",
     "load_catalog",
+    "load_trained_model",
+    "measure_grid",
+    "measure_layers",
+    "measure_model",
     "predict",
+    "predict_epoch_time",
+    "predict_time",
+    "save_trained_model",
     "sweep",
 ]
 

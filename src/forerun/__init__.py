@@ -14,12 +14,30 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from forerun.api import Evaluation, Sweep, evaluate, predict, sweep
+    from forerun.api import (
+        Calibration,
+        Evaluation,
+        MeasurementRun,
+        Sweep,
+        calibrate,
+        evaluate,
+        fit_regressor,
+        load_trained_model,
+        measure_grid,
+        measure_layers,
+        measure_model,
+        predict,
+        predict_epoch_time,
+        predict_time,
+        save_trained_model,
+        sweep,
+    )
     from forerun.errors import FailureError, ForerunError, UsageError
     from forerun.hardware import Device, Host, describe_host, find_device, load_catalog
     from forerun.prediction.estimate import Estimate, Interval
 
 __all__ = [
+    "Calibration",
     "Device",
     "Estimate",
     "Evaluation",
@@ -27,20 +45,31 @@ __all__ = [
     "ForerunError",
     "Host",
     "Interval",
+    "MeasurementRun",
     "Sweep",
     "UsageError",
     "__version__",
+    "calibrate",
     "describe_host",
     "evaluate",
     "find_device",
+    "fit_regressor",
     "load_catalog",
+    "load_trained_model",
+    "measure_grid",
+    "measure_layers",
+    "measure_model",
     "predict",
+    "predict_epoch_time",
+    "predict_time",
+    "save_trained_model",
     "sweep",
 ]
 
 __version__ = "0.1.0"
 
 _MODULES = {
+    "Calibration": "forerun.api",
     "Device": "forerun.hardware",
     "Estimate": "forerun.prediction.estimate",
     "Evaluation": "forerun.api",
@@ -48,13 +77,23 @@ _MODULES = {
     "ForerunError": "forerun.errors",
     "Host": "forerun.hardware",
     "Interval": "forerun.prediction.estimate",
+    "MeasurementRun": "forerun.api",
     "Sweep": "forerun.api",
     "UsageError": "forerun.errors",
+    "calibrate": "forerun.api",
     "describe_host": "forerun.hardware",
     "evaluate": "forerun.api",
     "find_device": "forerun.hardware",
+    "fit_regressor": "forerun.api",
     "load_catalog": "forerun.hardware",
+    "load_trained_model": "forerun.api",
+    "measure_grid": "forerun.api",
+    "measure_layers": "forerun.api",
+    "measure_model": "forerun.api",
     "predict": "forerun.api",
+    "predict_epoch_time": "forerun.api",
+    "predict_time": "forerun.api",
+    "save_trained_model": "forerun.api",
     "sweep": "forerun.api",
 }
 

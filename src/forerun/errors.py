@@ -11,7 +11,9 @@
         ├── TraceError             the training step cannot be recorded
         ├── CatalogError           a hardware file is not usable
         ├── CostModelError         fitted weights are missing, damaged or too old
-        └── RecordError            a table of measurements is not usable
+        ├── RecordError            a table of measurements, or a store of them, is not usable
+        └── MeasurementError       a real run could not be made
+            └── DeviceBusyError    another process measures on the device
 
 A message says what was expected, what came, and what to do next.
 """
@@ -24,9 +26,11 @@ from collections.abc import Iterable
 __all__ = [
     "CatalogError",
     "CostModelError",
+    "DeviceBusyError",
     "FailureError",
     "ForerunError",
     "InvalidSetupError",
+    "MeasurementError",
     "MissingExtraError",
     "ModelBuildError",
     "RecordError",
@@ -94,6 +98,14 @@ class CostModelError(FailureError):
 
 class RecordError(FailureError):
     """A table of measurements has missing columns, mixed units or impossible values."""
+
+
+class MeasurementError(FailureError):
+    """A real run could not be made: the device, the dataset, the folder or the child process failed."""
+
+
+class DeviceBusyError(MeasurementError):
+    """Another process holds the device's lock."""
 
 
 def near_matches(word: str, known: Iterable[str], limit: int = 5) -> str:

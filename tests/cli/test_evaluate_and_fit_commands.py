@@ -11,7 +11,11 @@ from command_line import invoke
         (["evaluate", "--reference", "--out", "no/such/folder/page.md"], "does not exist"),
         (["evaluate", "rows.csv", "--plot", "scatter.txt"], ".png"),
         (["fit"], "--out"),
-        (["fit", "--out", "w.safetensors", "--model", "tree"], "expected one of op"),
+        (["fit", "--out", "w.safetensors", "--model", "tree"], "expected one of ann"),
+        (["fit", "--out", "w.safetensors", "--model", "ann"], "is fitted to measurements"),
+        (["fit", "--out", "w.safetensors", "--hidden", "8"], "--hidden need RECORDS"),
+        (["fit", "rows.csv", "--out", "w.safetensors", "--model", "ann", "--hidden", "a"], "with --hidden"),
+        (["fit", "rows.csv", "--out", "w.safetensors", "--plots", "no/such/folder"], "--plots"),
         (["fit", "--out", "no/such/folder/w.safetensors"], "does not exist"),
     ],
 )

@@ -161,10 +161,6 @@ def test_compiling_changes_the_host_time_alone_but_for_features():
 # what was fitted
 
 
-@pytest.mark.xfail(
-    reason="a known fault of the shipped fit: inputs for divisibility by 8 let batch 8 be up to 12 % faster than "
-    "batch 4 on small images; docs/methods/op-time.md, Limits"
-)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("precision", ["fp32", "amp"])
 def test_more_samples_take_more_time(name, precision):

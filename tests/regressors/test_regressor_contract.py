@@ -5,105 +5,13 @@ import dataclasses
 import numpy as np
 import pytest
 from regressor_cases import lawful_times_s, random_features
+from regressor_contract import RegressorContract, StorableContract, one_thread  # noqa: F401 - a fixture
 
-from forerun.errors import CostModelError, RecordError, UsageError
+from forerun.errors import UsageError
 from forerun.regressors import registry
 from forerun.regressors.ann import AnnSettings, NeuralNetwork
 from forerun.regressors.baselines import LinearOnFlops, NonNegativeSums, PytorchRule, Roofline, ScaledRoofline
 from forerun.regressors.boosting import BoostedTrees
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-class RegressorContract:
-    """Laws that hold for any regressor; a subclass says how to make one."""
-
-    needs_fit = True
-
-    def make(self):
-        raise NotImplementedError
-
-    @pytest.fixture(scope="class")
-    def features(self):
-        return random_features(60)
-
-    @pytest.fixture(scope="class")
-    def times(self, features):
-        return lawful_times_s(features)
-
-    @pytest.fixture(scope="class")
-    def fitted(self, features, times):
-        regressor = self.make()
-        regressor.fit(features, times)
-        return regressor
-
-    def test_predictions_are_positive_and_one_per_row(self, fitted, features):
-        predicted = fitted.predict(features)
-        assert predicted.shape == (60,)
-        assert predicted.dtype == np.float64
-        assert np.all(np.isfinite(predicted) & (predicted > 0))
-
-    def test_unseen_and_extreme_rows_get_positive_times(self, fitted):
-        far = random_features(20, seed=9)
-        far = dataclasses.replace(far, flops=far.flops * 1e-6, class_flops=far.class_flops * 1e-6)
-        predicted = fitted.predict(far)
-        assert np.all(np.isfinite(predicted) & (predicted > 0))
-
-    def test_each_row_is_predicted_on_its_own(self, fitted, features):
-        rows = np.array([7, 3, 59, 3])
-        together = fitted.predict(features)[rows]
-        np.testing.assert_allclose(fitted.predict(features.take(rows)), together, rtol=1e-5)
-
-    def test_the_same_fit_gives_the_same_answer(self, fitted, features, times):
-        again = self.make()
-        again.fit(features, times)
-        np.testing.assert_array_equal(again.predict(features), fitted.predict(features))
-
-    def test_fitting_again_forgets_the_first_fit(self, fitted, features, times):
-        twice = self.make()
-        twice.fit(features, 10 * times)
-        twice.fit(features, times)
-        np.testing.assert_array_equal(twice.predict(features), fitted.predict(features))
-
-    def test_few_rows_are_enough(self, features, times):
-        regressor = self.make()
-        first = features.take(np.arange(4))
-        regressor.fit(first, times[:4])
-        assert np.all(regressor.predict(first) > 0)
-
-    def test_slower_measurements_give_slower_predictions(self, fitted, features, times):
-        slower = self.make()
-        slower.fit(features, 3 * times)
-        factor = 3 if self.needs_fit else 1
-        np.testing.assert_allclose(slower.predict(features), factor * fitted.predict(features), rtol=0.02)
-
-    def test_prediction_before_fit_is_an_error(self, features):
-        if not self.needs_fit:
-            assert self.make().predict(features).shape == (60,)
-            return
-        with pytest.raises(CostModelError, match="before it was fitted"):
-            self.make().predict(features)
-
-    @pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), float("inf")])
-    def test_impossible_times_are_refused(self, features, times, bad):
-        with pytest.raises(RecordError, match="row 3"):
-            self.make().fit(features, np.where(np.arange(60) == 2, bad, times))
-
-    def test_times_and_rows_must_match(self, features, times):
-        with pytest.raises(RecordError, match="one step time per row"):
-            self.make().fit(features, times[:-1])
-
-    def test_nothing_to_learn_from_is_an_error(self, features):
-        with pytest.raises(RecordError, match="at least one"):
-            self.make().fit(features.take(np.arange(0)), np.array([]))
 
 
 class TestRoofline(RegressorContract):
@@ -134,7 +42,7 @@ class TestScaledRoofline(RegressorContract):
         np.testing.assert_allclose(regressor.predict(features), 2.5 * Roofline().predict(features))
 
 
-class TestLinearOnFlops(RegressorContract):
+class TestLinearOnFlops(StorableContract):
     def make(self):
         return LinearOnFlops()
 
@@ -160,9 +68,21 @@ class TestNonNegativeSums(RegressorContract):
         assert np.all(fitted.predict(more) >= fitted.predict(features))
 
 
-class TestBoostedTrees(RegressorContract):
+class TestBoostedTrees(StorableContract):
     def make(self):
         return BoostedTrees()
+
+    def test_the_arrays_predict_what_scikit_learn_predicts(self, features, times):
+        from sklearn.ensemble import HistGradientBoostingRegressor
+
+        from forerun.regressors.tree_arrays import arrays_of_histogram_trees
+
+        columns = BoostedTrees._columns(features)
+        model = HistGradientBoostingRegressor(max_iter=50, min_samples_leaf=3, early_stopping=False)
+        model.fit(columns, np.log(times))
+        unseen = BoostedTrees._columns(random_features(300, seed=8))
+        exported = arrays_of_histogram_trees(model, columns)
+        np.testing.assert_allclose(exported(unseen), model.predict(unseen), rtol=1e-9, atol=1e-9)
 
     def test_the_law_is_learned(self):
         seen, unseen = random_features(400, seed=1), random_features(100, seed=2)
@@ -172,7 +92,7 @@ class TestBoostedTrees(RegressorContract):
         assert np.median(relative) < 0.08
 
 
-class TestNeuralNetwork(RegressorContract):
+class TestNeuralNetwork(StorableContract):
     def make(self):
         return NeuralNetwork(AnnSettings(max_epochs=40, seeds=(0, 1)))
 
@@ -183,6 +103,13 @@ class TestNeuralNetwork(RegressorContract):
         regressor = NeuralNetwork(AnnSettings(columns=("num_parameters", "batch_size")))
         regressor.fit(features, times)
         assert np.max(np.abs(regressor.predict(features) / times - 1)) < 0.05
+
+    def test_the_summary_counts_every_parameter(self):
+        text = NeuralNetwork(AnnSettings(columns=("flops", "batch_size"), hidden_sizes=(8, 4))).summary()
+        assert "dense_1 (Dense, relu)" in text
+        assert "(None, 4)" in text
+        assert f"Total params: {(2 + 1) * 8 + (8 + 1) * 4 + 4 + 1}" in text
+        assert "seeds 0, 1, 2" in text
 
     @pytest.mark.parametrize("loss", ["mse", "mae"])
     def test_both_losses_and_three_layers_learn(self, features, times, loss):
@@ -217,6 +144,9 @@ class TestNeuralNetwork(RegressorContract):
             ({"loss": "huber"}, "mse or mae"),
             ({"seeds": ()}, "a seed or more"),
             ({"hidden_sizes": (0,)}, "hidden sizes"),
+            ({"dropout": 1.0}, "dropout"),
+            ({"max_epochs": 0}, "at least one epoch"),
+            ({"learning_rate": float("nan")}, "learning"),
         ],
     )
     def test_settings_that_cannot_be_meant(self, changes, message):

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from traced_steps import graph_of, setup_of
 
-from forerun.regressors.op_rows import MATRIX_CLASSES
 from forerun.tracing.affine import are_comparable, is_affine, join_traces
 from forerun.tracing.sources import build_model
 from forerun.tracing.step import record_step
@@ -18,7 +17,7 @@ from forerun.tracing.trace import ModelRequest, trace, trace_built
 from forerun.workload.graph import OpClass, StepPart, at_batch
 from forerun.workload.setup import OptimizerImplementation
 
-AFFINE_OPS = ("flops", "read_bytes", "write_bytes", "gemm")
+AFFINE_OPS = ("flops", "read_bytes", "write_bytes", "gemm", "elements")
 
 
 class SmallViT(nn.Module):
@@ -93,10 +92,6 @@ def test_a_third_batch_size_is_foretold_exactly(name, precision):
     for column in AFFINE_OPS:
         measured = np.asarray([getattr(row.cost, column) for row in direct.rows], dtype=float)
         np.testing.assert_array_equal(at_batch(getattr(graph.ops, column), 7), measured, err_msg=column)
-    # The largest operand of a product may be the weight at one batch size and the activation at another.
-    streams = ~np.isin(graph.ops.op_class, MATRIX_CLASSES)
-    elements = np.asarray([row.cost.elements for row in direct.rows])
-    np.testing.assert_array_equal(at_batch(graph.ops.elements, 7)[streams], elements[streams])
     sizes = [event.size_bytes for event in direct.events]
     np.testing.assert_array_equal(at_batch(graph.memory.size_bytes, 7), sizes)
     np.testing.assert_array_equal(graph.memory.event, [event.event for event in direct.events])
@@ -154,6 +149,55 @@ def test_frozen_parameters_are_counted_apart():
     assert (graph.num_parameters, graph.num_trainable_parameters) == (72 + 36, 36)
     # Nothing below the first trainable layer is differentiated.
     assert (graph.ops.step_part == StepPart.WEIGHT_GRADIENT).sum() == 1
+
+
+class SplitMLP(BatchSplitter):
+    """As many operations as pairs of samples, and a layer whose gradients are unlike in shape."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Sequential(nn.Linear(8, 24), nn.ReLU(), nn.Linear(24, 12))
+
+
+def test_weight_gradients_are_told_apart_from_one_batch_too():
+    graph = graph_of(SplitMLP(), (8,), batch_size_per_device=6)
+    assert graph.only_batch_size == 6
+    ops = graph.ops
+    sizes = {
+        part: sorted(tuple(row) for row in ops.gemm[(ops.step_part == part) & (ops.gemm[:, 1, 0] > 0), :, 0])
+        for part in (StepPart.WEIGHT_GRADIENT, StepPart.BACKWARD)
+    }
+    # Three pairs of samples; the input needs no gradient.
+    assert sizes[StepPart.WEIGHT_GRADIENT] == [(1, 12, 24, 2)] * 3 + [(1, 24, 8, 2)] * 3
+    assert sizes[StepPart.BACKWARD] == [(1, 2, 24, 12)] * 3
+
+
+def test_a_weight_of_another_layer_does_not_make_a_weight_gradient():
+    # The gradient of the middle layer's input is (6, 24), the shape of the last layer's weight.
+    module = nn.Sequential(nn.Linear(8, 24), nn.Linear(24, 16), nn.Linear(16, 24), nn.Linear(24, 6))
+    model = build_model(module, input_shape=(8,))
+    small, large = (record_step(model, setup_of(), size) for size in (6, 12))
+    alone, joined = join_traces(model, small, None, ()), join_traces(model, small, large, ())
+    middle = alone.ops.module_names.index("1")
+    in_middle = (alone.ops.module == middle) & (alone.ops.gemm[:, 1, 0] > 0)
+    np.testing.assert_array_equal(alone.ops.step_part[in_middle], joined.ops.step_part[in_middle])
+    assert (6, 24) in {tuple(sizes) for sizes in alone.ops.gemm[in_middle, 1:3, 0]}
+
+
+@pytest.mark.parametrize(("precision", "element_bytes"), [("fp32", 4), ("amp", 4), ("bf16", 2), ("fp16", 2)])
+def test_a_fused_optimizer_moves_weights_of_their_own_size(precision, element_bytes):
+    graph = graph_of(
+        nn.Linear(100, 50),
+        (100,),
+        precision=precision,
+        optimizer="adam",
+        optimizer_implementation=OptimizerImplementation.FUSED,
+    )
+    row = np.flatnonzero(graph.ops.step_part == StepPart.OPTIMIZER)[0]
+    weights = element_bytes * 5050
+    # Weights, gradients and two states are read; weights and states are written.
+    assert graph.ops.read_bytes[row, 0] == 4 * weights
+    assert graph.ops.write_bytes[row, 0] == 3 * weights
 
 
 def test_a_fused_optimizer_is_one_kernel_that_moves_each_tensor_once():

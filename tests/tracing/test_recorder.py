@@ -332,10 +332,49 @@ def test_recomputed_rows_belong_to_the_modules_that_are_run_again(use_reentrant)
 
 
 def test_the_order_of_channels_does_not_change_work_or_allocations():
-    module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten())
+    module = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 1), nn.MaxPool2d(6), nn.Flatten()
+    )
     nchw, nhwc = (record(module, (3, 8, 8), layout=layout) for layout in (Layout.NCHW, Layout.NHWC))
     assert sum(r.cost.flops for r in nchw.rows) == sum(r.cost.flops for r in nhwc.rows)
     assert allocated_bytes(nchw) == allocated_bytes(nhwc)
+
+
+def test_channels_last_stays_through_convolutions_and_costs_a_copy_where_images_are_flattened():
+    layers = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=8), nn.ReLU()]
+    network = nn.Sequential(*layers, nn.Conv2d(8, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    raw = record(network, (3, 16, 16), layout=Layout.NHWC)
+    inside = [r for r in raw.rows if r.kernel_name in ("convolution", "native_batch_norm", "relu")]
+    assert len(inside) == 6
+    assert not any(r.permuted for r in inside)
+    flat = record(nn.Sequential(*layers, nn.Flatten()), (3, 16, 16), layout=Layout.NHWC)
+    assert "clone" in {r.kernel_name for r in flat.rows}
+
+
+@pytest.mark.parametrize("num_channels", [1, 4])
+def test_no_row_of_a_stack_of_convolutions_is_permuted_in_channels_last(num_channels):
+    layers = [nn.Conv2d(num_channels, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()]
+    network = nn.Sequential(*layers, nn.Conv2d(4, 4, 3, padding=1, groups=4), nn.Conv2d(4, 4, 1))
+    raw = record(network, (num_channels, 16, 16), layout=Layout.NHWC, phase="forward")
+    assert len(rows_named(raw, "convolution")) == 3
+    assert not any(row.permuted for row in raw.rows)
+
+
+@pytest.mark.parametrize("source_last", [False, True])
+@pytest.mark.parametrize("weight_last", [False, True])
+def test_convolutions_answer_in_channels_last_if_an_operand_is(source_last, weight_last):
+    def operand(is_last, *shape):
+        order = torch.channels_last if is_last else torch.contiguous_format
+        made = torch.empty(shape, device="meta").to(memory_format=order)
+        return made.requires_grad_()
+
+    source, weight = operand(source_last, 2, 8, 6, 6), operand(weight_last, 4, 8, 3, 3)
+    with StepRecorder():
+        out = nn.functional.conv2d(source, weight)
+        gradients = torch.autograd.grad(out, (source, weight), torch.empty_like(out))
+    for tensor in (out, *gradients):
+        assert tensor.is_contiguous(memory_format=torch.channels_last) == (source_last or weight_last)
+        assert tensor.is_contiguous() != (source_last or weight_last)
 
 
 def test_the_stream_ends_with_the_second_step():

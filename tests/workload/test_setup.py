@@ -47,3 +47,22 @@ def test_a_setup_is_frozen_and_hashable():
         setup.compile = True
     assert hash(setup) == hash(TrainingSetup())
     assert {setup, TrainingSetup(layout=Layout.NHWC), TrainingSetup(phase=Phase.FORWARD)} - {setup}
+
+
+def test_choices_may_be_words():
+    setup = TrainingSetup(precision="amp", layout="nhwc", phase="forward", optimizer_implementation="fused")
+    assert setup.precision is Precision.AMP
+    assert setup.layout is Layout.NHWC
+    assert setup.phase is Phase.FORWARD
+    assert setup == TrainingSetup(
+        precision=Precision.AMP, layout=Layout.NHWC, phase=Phase.FORWARD, optimizer_implementation="fused"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "word", "known"),
+    [("precision", "fp12", "fp32, tf32"), ("layout", "NCWH", "nchw, nhwc"), ("phase", 3, "train, forward")],
+)
+def test_unknown_words_are_refused(name, word, known):
+    with pytest.raises(InvalidSetupError, match=known):
+        TrainingSetup(**{name: word})

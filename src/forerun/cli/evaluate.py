@@ -21,7 +21,7 @@ _ACCURACY_PAGE = Path("docs/accuracy.md")
 
 def evaluate(
     records: Annotated[
-        Path | None, typer.Argument(metavar="[RECORDS]", help="Table of measured steps.")
+        str | None, typer.Argument(metavar="[RECORDS]", help="Table or store of measured steps.")
     ] = None,
     file_format: Annotated[
         str,
@@ -67,7 +67,7 @@ def evaluate(
         typer.echo(f"plot written to {plot}", err=True)
 
 
-def _evaluate(records: Path, file_format: str, devices: list[str], plot: Path | None) -> Evaluation:
+def _evaluate(records: str, file_format: str, devices: list[str], plot: Path | None) -> Evaluation:
     from forerun.report.plots import check_plot_path, predicted_versus_actual
 
     if plot is not None:
@@ -78,7 +78,7 @@ def _evaluate(records: Path, file_format: str, devices: list[str], plot: Path | 
     if plot is not None:
         predicted_versus_actual(
             plot,
-            title=f"Step times of {records.name}",
+            title=f"Step times of {Path(records).name}",
             predicted_s=evaluation.predicted_s,
             actual_s=evaluation.actual_s,
             groups=evaluation.row_groups,

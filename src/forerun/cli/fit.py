@@ -2,34 +2,163 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forerun.cli.options import DebugOption
-from forerun.cli.output import quiet_libraries
-from forerun.errors import UsageError
+from forerun.cli.options import DebugOption, JsonOption
+from forerun.cli.output import TABLE_WIDTH_IN_A_PIPE, page_width, print_json, print_page, quiet_libraries
+from forerun.errors import InvalidSetupError, UsageError, near_matches
+
+if TYPE_CHECKING:
+    from forerun.evaluation.regressor_fit import FitResult
 
 __all__ = ["fit"]
 
-_MODELS = ("op",)
+_MODELS = ("ann", "linear", "boosting", "layers", "op")
 
 
 def fit(
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Where the fitted weights go.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Where the fitted model goes.")],
+    records: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RECORDS]...", help="Stores or tables of measurements; none: the public tables."
+        ),
+    ] = None,
     model: Annotated[
-        str, typer.Option(metavar="NAME", help="What to fit: op, the time of single operations.")
+        str,
+        typer.Option(metavar="NAME", help=f"What to fit: {', '.join(_MODELS)}."),
     ] = "op",
+    on: Annotated[
+        str | None,
+        typer.Option(metavar="DEVICE", help="Where RECORDS were measured, instead of what they say."),
+    ] = None,
+    hidden: Annotated[
+        str | None, typer.Option(metavar="SIZES", help="Units of the hidden layers, such as 64,64.")
+    ] = None,
+    loss: Annotated[
+        str | None, typer.Option(metavar="NAME", help="mse or mae, on the logarithm of the time.")
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option(metavar="NUMBERS", help="One network per seed, such as 0,1,2.")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="Most passes of a network over the rows.")] = None,
+    plots: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Write plots of the fit and of RECORDS there.")
+    ] = None,
+    as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Fit a cost model to the public reference tables (hours of work on a small machine)."""
+    """Fit a model to measured steps or layers, or the cost model to the public tables (hours of work)."""
     if model not in _MODELS:
-        raise UsageError(f"unknown cost model '{model}'; expected one of {', '.join(_MODELS)}")
+        raise UsageError(
+            f"unknown model '{model}'{near_matches(model, _MODELS)}; expected one of {', '.join(_MODELS)}"
+        )
     if not out.parent.is_dir():
         raise UsageError(f"the folder of '{out}' does not exist; create it or choose another with --out")
+    if not records:
+        _refuse_without_records(model, {"--on": on, "--hidden": hidden, "--loss": loss, "--seeds": seeds,
+                                        "--epochs": epochs, "--plots": plots, "--json": as_json or None})  # fmt: skip
+        _fit_public_tables(out, debug)
+        return
+    if plots is not None and not plots.is_dir():
+        raise UsageError(f"the folder '{plots}' does not exist; create it or choose another with --plots")
+    with quiet_libraries(debug=debug):
+        result = _fit(records, model, on, _choices(hidden, loss, seeds, epochs))
+        summary = _save(result, out)
+        if plots is not None:
+            _write_plots(result, records, on, plots)
+    if as_json:
+        print_json(result.as_dict())
+    else:
+        from forerun.report.fit_page import fit_page
+
+        print_page(fit_page(result.as_dict(), summary), page_width(TABLE_WIDTH_IN_A_PIPE))
+    typer.echo(f"model written to {out}", err=True)
+
+
+def _refuse_without_records(model: str, options: dict[str, object]) -> None:
+    """Without records only the op-level model can be fitted, as it is."""
+    if model != "op":
+        raise UsageError(
+            f"a model of kind {model} is fitted to measurements; name them, as in: "
+            f"forerun fit RECORDS --model {model} --out FILE"
+        )
+    given = [name for name, value in options.items() if value is not None]
+    if given:
+        raise UsageError(
+            f"{', '.join(given)} need RECORDS; leave them out to fit the cost model to the public tables"
+        )
+
+
+def _fit_public_tables(out: Path, debug: bool) -> None:
     from forerun import api
 
     with quiet_libraries(debug=debug):
         api.fit_op_model(out)
     typer.echo(f"weights written to {out}", err=True)
+
+
+def _choices(
+    hidden: str | None, loss: str | None, seeds: str | None, epochs: int | None
+) -> dict[str, object]:
+    given = {
+        "hidden_sizes": None if hidden is None else _whole_numbers(hidden, "--hidden"),
+        "loss": loss,
+        "seeds": None if seeds is None else _whole_numbers(seeds, "--seeds"),
+        "max_epochs": epochs,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _whole_numbers(text: str, option: str) -> tuple[int, ...]:
+    if re.fullmatch(r"\d+(?:\s*,\s*\d+)*", text.strip()) is None:
+        raise InvalidSetupError(f"expected whole numbers such as 64,64 with {option}, got '{text}'")
+    return tuple(int(number) for number in re.findall(r"\d+", text))
+
+
+def _fit(records: list[str], model: str, device: str | None, choices: dict[str, object]) -> FitResult:
+    from forerun.api.regressors import fit_regressor
+
+    return fit_regressor(records, model, device=device, **choices)  # type: ignore[arg-type]
+
+
+def _save(result: FitResult, out: Path) -> str:
+    """Writes the model; the layers of a network as text, empty for other kinds."""
+    from forerun.api.regressors import model_summary, save_trained_model
+
+    save_trained_model(result.model, out)
+    return model_summary(result.model)
+
+
+def _write_plots(result: FitResult, records: list[str], device: str | None, folder: Path) -> None:
+    from forerun.api.regressors import read_curves, read_throughputs
+    from forerun.report.measured_plots import (
+        accuracy_curves,
+        batch_size_against_throughput,
+        residuals_against_time,
+    )
+    from forerun.report.plots import predicted_versus_actual
+
+    title = f"{result.model.kind} on held-out configurations"
+    times = {"predicted_s": result.predicted_s, "actual_s": result.actual_s, "groups": result.groups}
+    predicted_versus_actual(folder / "predicted-versus-actual.png", title=title, **times)  # type: ignore[arg-type]
+    residuals_against_time(folder / "residuals.png", title=f"Residuals, {title}", **times)  # type: ignore[arg-type]
+    if result.model.kind == "layers":
+        return
+    found = read_throughputs(records, device)
+    batch_size_against_throughput(
+        folder / "throughput.png",
+        title="Measured throughput",
+        batch_sizes=found.batch_sizes,
+        throughput_samples_per_s=found.throughput_samples_per_s,
+        groups=found.models,
+    )
+    accuracy, loss = read_curves(records, device)
+    if accuracy or loss:
+        accuracy_curves(
+            folder / "accuracy.png", title="Accuracy and loss per epoch", accuracy=accuracy, loss=loss
+        )

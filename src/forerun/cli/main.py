@@ -9,12 +9,15 @@ from typing import Annotated
 import typer
 
 from forerun import __version__
+from forerun.cli.calibrate import calibrate
 from forerun.cli.evaluate import evaluate
 from forerun.cli.failures import OneLineErrors
 from forerun.cli.fit import fit
 from forerun.cli.hardware import hardware
+from forerun.cli.measure import measure
 from forerun.cli.options import DebugOption
 from forerun.cli.predict import predict
+from forerun.cli.records import records
 
 __all__ = ["app", "run"]
 
@@ -30,6 +33,9 @@ app = typer.Typer(
 app.command("predict", short_help="Predict time, memory and cost of training.")(predict)
 app.add_typer(hardware, name="hardware")
 app.command("evaluate", short_help="Compare predictions with measured steps.")(evaluate)
+app.add_typer(measure, name="measure")
+app.command("calibrate", short_help="Measure this machine and fit the cost model to it.")(calibrate)
+app.add_typer(records, name="records")
 app.command("fit", short_help="Fit a cost model to reference tables.")(fit)
 
 

@@ -65,6 +65,9 @@ def predict(
     ] = None,
     epochs: Annotated[float | None, typer.Option(help="Epochs of the job.")] = None,
     validation_size: Annotated[int | None, typer.Option(help="Samples evaluated after each epoch.")] = None,
+    validate: Annotated[
+        bool, typer.Option("--validate", help="Evaluate the dataset's validation split after each epoch.")
+    ] = False,
     startup_s: Annotated[float, typer.Option("--startup-s", help="Time before the first step [s].")] = 0.0,
     checkpoint_s: Annotated[
         float, typer.Option("--checkpoint-s", help="Time of the checkpoint after each epoch [s].")
@@ -74,6 +77,12 @@ def predict(
     ] = None,
     torch_version: Annotated[
         str | None, typer.Option(metavar="2.4", help="PyTorch of the run; the newest known if not given.")
+    ] = None,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Calibration of the device; --on here takes this machine's by itself."
+        ),
     ] = None,
     as_json: JsonOption = False,
     plot: PlotOption = None,
@@ -90,6 +99,7 @@ def predict(
         "input_shape": None if input_shape is None else parse_input_shape(input_shape),
         "sequence_length": sequence_length,
         "torch_version": torch_version,
+        "calibration": calibration,
         "use_cache": not no_cache,
     }
     job = {
@@ -97,6 +107,7 @@ def predict(
         "dataset_size": dataset_size,
         "epochs": epochs,
         "validation_size": validation_size,
+        "validate": validate,
         "startup_s": startup_s,
         "checkpoint_s": checkpoint_s,
         "price_usd_per_hour": None if price is None else parse_price_usd_per_hour(price),

@@ -25,14 +25,22 @@ import numpy.typing as npt
 from scipy import optimize
 
 from forerun.costs.op_time import StepTimes
+from forerun.regressors.op_law import SMOOTH_STEP
 from forerun.regressors.op_rows import DistinctOps
 from forerun.workload.graph import OpClass
 
-__all__ = ["Posterior", "PriorScales", "choose_steps", "condition", "fit_scales", "sensitivities"]
+__all__ = [
+    "Posterior",
+    "PriorScales",
+    "choose_steps",
+    "coefficients",
+    "condition",
+    "fit_scales",
+    "sensitivities",
+]
 
 Floats = npt.NDArray[np.float64]
 
-_SMOOTH_STEP = 6.0
 _NUM_SHARED = 4
 
 
@@ -70,7 +78,7 @@ def sensitivities(ops: DistinctOps, times: StepTimes) -> Floats:
     assert times.kernel_s is not None
     assert times.compute_share is not None
     assert times.memory_share is not None
-    ratio = (times.host_s / times.device_s) ** _SMOOTH_STEP
+    ratio = (times.host_s / times.device_s) ** SMOOTH_STEP
     device_share = 1.0 / (1.0 + ratio)
     shares = times.kernel_s / times.kernel_s.sum(axis=1, keepdims=True)
     by_class = shares @ np.eye(len(OpClass))[ops.op_class]
@@ -104,6 +112,14 @@ def condition(rows: Floats, measured: Sequence[int], residuals: Floats, scales: 
     explained = (cross.T * solved).sum(axis=0)
     deviation = np.sqrt(np.maximum(prior - explained, 0) + scales.noise**2)
     return Posterior(cross @ np.linalg.solve(gram, residuals), deviation)
+
+
+def coefficients(rows: Floats, residuals: Floats, scales: PriorScales) -> Floats:
+    """Posterior mean of a, (c,), given the ``sensitivities`` of k measured steps, (k, c), and their residuals, (k,)."""
+    weighted = rows * scales.variances()
+    gram = weighted @ rows.T + scales.noise**2 * np.eye(len(rows))
+    mean: Floats = weighted.T @ np.linalg.solve(gram, residuals)
+    return mean
 
 
 def choose_steps(rows: Floats, candidates: Sequence[int], num_steps: int, scales: PriorScales) -> list[int]:

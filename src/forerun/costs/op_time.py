@@ -7,7 +7,7 @@ points of one model at once. The members of an ensemble are averaged in log spac
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,14 @@ from forerun.regressors.op_features import (
     roofline_terms_s,
     static_features,
 )
+from forerun.regressors.op_law import (
+    CAP_LATENCY_S,
+    MAX_EFFICIENCY,
+    MAX_LATENCY_S,
+    MIN_MEMORY_EFFICIENCY,
+    SMOOTH_STEP,
+    roofline_cap,
+)
 from forerun.regressors.op_rows import DistinctOps
 from forerun.workload.graph import StepPart
 
@@ -29,10 +37,9 @@ __all__ = ["StepTimes", "step_times"]
 Floats = npt.NDArray[np.float64]
 Floats32 = npt.NDArray[np.float32]
 
-MAX_LATENCY_S = 12e-6
-MAX_EFFICIENCY = 1.6
-MIN_MEMORY_EFFICIENCY = 0.1
-_SMOOTH_STEP = 6.0
+_SMALL_LAUNCH_S = 60e-6
+_GROWTH_TO_STOP = 1.3
+_LARGEST_LOOKED_AT = 2**16
 _POINTS_PER_CHUNK = 16
 """Few enough that a chunk's activations stay in the cache."""
 
@@ -72,6 +79,11 @@ def step_times(
 ) -> StepTimes:
     """Predicted times of one model at many points.
 
+    A batch never takes longer than a larger one, for it could be run as that one. The network knows no such law:
+    kernels far smaller than any in its fit may be predicted slower than larger ones. Where launches take less than
+    60 us on average, larger batches (powers of two) are looked at as well, and the point takes the times of the
+    quickest.
+
     Args:
         ops: Distinct kernels of the model.
         points: Devices and configurations, p of them.
@@ -80,8 +92,51 @@ def step_times(
             (members, 1, 3); see ``OpTimeWeights.offsets_of_device``.
         with_kernels: Whether to return the time of each kernel as well.
     """
-    static = static_features(ops).astype(np.float32)
     offsets = np.broadcast_to(offsets, (len(weights.networks), len(points), 3))
+    found = _times_at(ops, points, weights, offsets, with_kernels)
+    num_launches = max(1.0, float(ops.count.sum()))
+    rows = np.flatnonzero(found.device_s < _SMALL_LAUNCH_S * num_launches)
+    sizes = np.asarray([points[int(row)].setup.batch_size_per_device for row in rows], dtype=np.int64)
+    last_s = found.step_s[rows]
+    while rows.size:
+        sizes = 2 ** (np.floor(np.log2(sizes)).astype(np.int64) + 1)
+        larger = [_with_batch(points[int(row)], int(size)) for row, size in zip(rows, sizes, strict=True)]
+        tried = _times_at(ops, larger, weights, offsets[:, rows], with_kernels)
+        found = _with_rows(found, rows, tried, tried.step_s < found.step_s[rows])
+        # A graph that holds for one batch only does not grow at all.
+        goes_on = (tried.step_s < _GROWTH_TO_STOP * found.step_s[rows]) & (tried.step_s != last_s)
+        goes_on &= sizes < _LARGEST_LOOKED_AT
+        rows, sizes, last_s = rows[goes_on], sizes[goes_on], tried.step_s[goes_on]
+    return found
+
+
+def _with_batch(point: Point, batch_size: int) -> Point:
+    return replace(point, setup=replace(point.setup, batch_size_per_device=batch_size))
+
+
+def _with_rows(times: StepTimes, rows: npt.NDArray[np.int64], other: StepTimes, chosen: Any) -> StepTimes:
+    """Times with the chosen ones of some rows replaced."""
+    if not chosen.any():
+        return times
+    values = {}
+    for field in fields(StepTimes):
+        value = getattr(times, field.name)
+        if value is not None:
+            value = value.copy()
+            value[rows[chosen]] = getattr(other, field.name)[chosen]
+        values[field.name] = value
+    return StepTimes(**values)
+
+
+def _times_at(
+    ops: DistinctOps,
+    points: Sequence[Point],
+    weights: OpTimeWeights,
+    offsets: Floats,
+    with_kernels: bool,
+) -> StepTimes:
+    """Times at the points as the network gives them."""
+    static = static_features(ops).astype(np.float32)
     parts = []
     for begin in range(0, len(points), _POINTS_PER_CHUNK):
         chunk = slice(begin, begin + _POINTS_PER_CHUNK)
@@ -112,6 +167,8 @@ def _chunk_times(
             (memory_s * np.exp(offset[:, 1:2])).astype(np.float32),
             is_compiled,
             offset[:, 2],
+            _class_factors(ops, weights),
+            weights.is_refined,
         )
         for network, offset in zip(weights.networks, offsets, strict=True)
     ]
@@ -147,6 +204,14 @@ class _Member:
     memory_share: Floats
 
 
+def _class_factors(ops: DistinctOps, weights: OpTimeWeights) -> Floats | float:
+    """Factor of each kernel's time on a calibrated device, (n,)."""
+    if not weights.class_offsets:
+        return 1.0
+    factors: Floats = np.exp(np.asarray(weights.class_offsets)[ops.op_class])
+    return factors
+
+
 def _memory_bound_s(member: _Member) -> Floats:
     is_bound = member.memory_share > member.compute_share
     total: Floats = (member.kernel_s * is_bound).sum(axis=1)
@@ -161,10 +226,20 @@ def _member_times(
     memory_s: Floats32,
     is_compiled: Floats,
     host_offset: Floats,
+    class_factor: Floats | float,
+    is_refined: bool,
 ) -> _Member:
     pair = ops.op_class * len(StepPart) + ops.step_part
-    kernel_s, compute_share, memory_share = _kernel_times_s(network, *features, compute_s, memory_s, pair)
-    kernel_s *= ops.count
+    caps = np.asarray(
+        [roofline_cap(c, size) for c, size in zip(ops.op_class, ops.attributes[:, 7], strict=True)],
+        dtype=np.float32,
+    )
+    # A network that has seen the smallest kernels of its device needs no bound.
+    most_s = np.float32(np.inf) if is_refined else caps * (compute_s + memory_s) + np.float32(CAP_LATENCY_S)
+    kernel_s, compute_share, memory_share = _kernel_times_s(
+        network, *features, compute_s, memory_s, pair, most_s
+    )
+    kernel_s *= ops.count * class_factor
     launches = float(ops.count @ np.exp(network.host[pair]))
     log_factor = is_compiled * network.host_compiled + host_offset
     host_s = np.exp(network.host_constant) + launches * np.exp(log_factor)
@@ -174,8 +249,8 @@ def _member_times(
 def smooth_maximum(device_s: Floats, host_s: Floats) -> Floats:
     """(T^6 + H^6)^(1/6): the host and the device work at the same time, the slower one decides [s]."""
     top = np.maximum(device_s, host_s)
-    powers = (device_s / top) ** _SMOOTH_STEP + (host_s / top) ** _SMOOTH_STEP
-    scaled: Floats = top * powers ** (1 / _SMOOTH_STEP)
+    powers = (device_s / top) ** SMOOTH_STEP + (host_s / top) ** SMOOTH_STEP
+    scaled: Floats = top * powers ** (1 / SMOOTH_STEP)
     return scaled
 
 
@@ -218,6 +293,7 @@ def _kernel_times_s(
     compute_s: Floats32,
     memory_s: Floats32,
     pair: npt.NDArray[np.int64],
+    most_s: Floats32 | np.float32,
 ) -> tuple[Floats, Floats, Floats]:
     """Time of one launch of each kernel, (p, n) [s], and its elasticities in compute and in traffic time."""
     num_static, num_shared = static.shape[1], shared.shape[1]
@@ -236,7 +312,7 @@ def _kernel_times_s(
     largest = np.maximum(compute, memory) + 1e-15
     compute_power, memory_power = _fourth(compute / largest), _fourth(memory / largest)
     total_power = compute_power + memory_power
-    busy = largest * np.sqrt(np.sqrt(total_power))
+    busy = np.minimum(largest * np.sqrt(np.sqrt(total_power)), most_s)
     latency = MAX_LATENCY_S * _sigmoid(network.latency[pair] + np.clip(u[..., 2], -1.5, 1.5))
     kernel = busy + latency
     part = busy / kernel / (total_power + 1e-30)

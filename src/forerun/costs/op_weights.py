@@ -59,11 +59,24 @@ class OpTimeWeights:
         networks: Members.
         systems: Keys of the measuring systems, in the order of the networks' ``latents`` (see ``system_key``).
         provenance: Tables, rows, date and settings of the fit, error quantiles per tier; see docs/methods.
+        class_offsets: Log offset of the time of each ``OpClass`` on a calibrated device; empty for none.
     """
 
     networks: tuple[NetworkWeights, ...]
     systems: tuple[str, ...]
     provenance: Mapping[str, Any]
+    class_offsets: tuple[float, ...] = ()
+
+    @property
+    def calibrated_device(self) -> str | None:
+        """Title of the one device these weights were calibrated on; None for weights of all devices."""
+        found = self.provenance.get("calibrated_device")
+        return None if found is None else str(found)
+
+    @property
+    def is_refined(self) -> bool:
+        """Whether the networks were refined on layers of one device, down to the smallest kernels."""
+        return self.provenance.get("method") == "refined"
 
     def offsets_of_system(self, system: str) -> Floats64:
         """Log offsets of (compute, memory, host) time of a system, zero if it was not fitted, (members, 3)."""
@@ -114,6 +127,7 @@ def save_weights(weights: OpTimeWeights, path: Path) -> None:
         "features": FEATURES,
         "systems": weights.systems,
         "provenance": dict(weights.provenance),
+        "class_offsets": weights.class_offsets,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     save_file(tensors, path, metadata={"forerun": json.dumps(header)})
@@ -144,7 +158,12 @@ def load_weights(path: Path) -> OpTimeWeights:
         ) from error
     _check_header(header, path)
     networks = _networks(tensors, path)
-    return OpTimeWeights(networks=networks, systems=tuple(header["systems"]), provenance=header["provenance"])
+    return OpTimeWeights(
+        networks=networks,
+        systems=tuple(header["systems"]),
+        provenance=header["provenance"],
+        class_offsets=tuple(header.get("class_offsets", ())),
+    )
 
 
 def _networks(tensors: Mapping[str, Any], path: Path) -> tuple[NetworkWeights, ...]:

@@ -111,7 +111,7 @@ class AccuracyPage:
         ]
         return (
             "## GPUs never seen: datasheet only, then after k measured steps\n\n"
-            "Each GPU is left out of the whole fit with all its rows (two unlike GPUs at a time); the networks are "
+            "Each GPU is left out of the whole fit with all its rows; the networks are "
             "known from other GPUs. MAPE in per cent; for k > 0 the steps to measure are chosen by posterior "
             "variance and left out of the error (earlier trial, mean over eleven GPUs: 18.2, 14.7, 11.4, 10.8, "
             "9.7).\n\n" + _table(("device, table, phase", "rows", *(f"k = {k}" for k in numbers)), rows)
@@ -257,7 +257,9 @@ class AccuracyPage:
         names = ", ".join(f"`{item.model}`" for item in self.skipped) or "none"
         others = "; ".join(f"{family}: {reason}" for family, reason in OTHER_IMPLEMENTATION.items())
         return (
-            "## Left out\n\nModels of the tables that today's libraries cannot build or that cannot be traced: "
+            "## Left out\n\nModels of the tables that today's libraries cannot build, or build as another network than "
+            "the measured one (another number of parameters: renamed, changed, or measured with its layers merged), or "
+            "that cannot be traced: "
             f"{names}.\n\nTested, but not learned from, because the measured network is another one: {others}.\n"
         )
 

@@ -25,12 +25,23 @@ from forerun.workload.setup import TrainingSetup
 __all__ = [
     "Measured",
     "SkippedModel",
+    "is_measured_network",
     "measured_steps",
     "print_progress",
     "request_of",
     "trace_all",
     "transformer_requests",
 ]
+
+
+_OTHER_NAMES = {
+    "timm:ig_resnext101_32x16d": "timm:resnext101_32x16d",
+    "timm:ig_resnext101_32x32d": "timm:resnext101_32x32d",
+}
+"""Networks that timm 1.0 builds under another name; under the old one it builds ``resnext101_32x8d``."""
+
+_PARAMETER_ROUNDING = 5_000  # timm's tables give millions with two decimals
+_FLOAT32_ROUNDING = 2**-24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,11 +96,28 @@ class SkippedModel:
 def request_of(record: StepRecord) -> ModelRequest:
     """The trace a record needs."""
     return ModelRequest(
-        model=record.model,
+        model=_OTHER_NAMES.get(record.model, record.model),
         image_size=record.image_size,
         input_shape=record.input_shape,
         sequence_length=record.sequence_length,
     )
+
+
+def is_measured_network(record: StepRecord, graph: Graph) -> bool:
+    """Whether a graph has as many parameters as the source counted, to the rounding of its table.
+
+    A name may stand for another network in a later version of a library: timm 1.0 builds
+    ``ig_resnext101_32x48d`` (828 million parameters) as ``resnext101_32x8d`` (89 million). A prediction of that
+    network says nothing about the run.
+
+    Args:
+        record: A published run; without a count of parameters nothing speaks against the graph.
+        graph: What its name builds today.
+    """
+    counted = record.num_parameters
+    if counted is None:
+        return True
+    return abs(graph.num_parameters - counted) <= _PARAMETER_ROUNDING + counted * _FLOAT32_ROUNDING
 
 
 def transformer_requests(rows: Sequence[TransformerRow]) -> list[ModelRequest]:
@@ -172,6 +200,14 @@ def measured_steps(
                 graph = trace(request, setup)
             except ForerunError as error:
                 skipped[record.model] = SkippedModel(record.model, str(error))
+                known[key] = None
+                continue
+            if not is_measured_network(record, graph):
+                skipped[record.model] = SkippedModel(
+                    record.model,
+                    f"another network than the measured one: {graph.num_parameters:,} parameters, "
+                    f"the table counts {record.num_parameters:,}",
+                )
                 known[key] = None
                 continue
             kernels = (distinct_ops(graph.ops), graph.uses_layer_norm)

@@ -15,7 +15,7 @@ from forerun.costs.memory_constants import memory_constants, visible_memory
 from forerun.costs.memory_replay import smallest_limit_bytes
 from forerun.costs.memory_stream import live_peak_bytes
 from forerun.errors import ForerunError
-from forerun.evaluation.corpus import request_of, transformer_requests
+from forerun.evaluation.corpus import is_measured_network, request_of, transformer_requests
 from forerun.hardware import find_device
 from forerun.records.reference_transformers import read_neusight_e2e
 from forerun.records.step_record import StepRecord
@@ -25,7 +25,13 @@ from forerun.units import GIB
 from forerun.workload.graph import Graph
 from forerun.workload.setup import TrainingSetup
 
-__all__ = ["Bracket", "VerdictShares", "bracket_shares", "bracket_study", "transformer_fit_study"]
+__all__ = [
+    "Bracket",
+    "VerdictShares",
+    "bracket_shares",
+    "bracket_study",
+    "transformer_fit_study",
+]
 
 Floats = npt.NDArray[np.float64]
 
@@ -63,12 +69,18 @@ class VerdictShares:
 def bracket_study(
     records: Sequence[StepRecord], report: Callable[[int, int], None] | None = None
 ) -> list[Bracket]:
-    """Memory needed at both ends of each bracket, by the replay, by live bytes and by the common rule."""
+    """Memory needed at both ends of each bracket, by the replay, by live bytes and by the common rule.
+
+    Left out are records whose model today's library cannot build, or builds as another network than the one
+    that was measured.
+    """
     found = []
     for index, record in enumerate(records, start=1):
         try:
             graph = trace(request_of(record), record.training_setup())
         except ForerunError:
+            continue
+        if not is_measured_network(record, graph):
             continue
         setup = record.training_setup()
         failed = record.next_larger_batch_failed

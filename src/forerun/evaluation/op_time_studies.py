@@ -162,7 +162,7 @@ class DeviceResult:
 
 def device_study(
     steps: Sequence[Measured],
-    groups: Sequence[Sequence[str]],
+    devices: Sequence[str],
     settings: Sequence[FitSettings],
     report: Callable[[str], None] = lambda _: None,
 ) -> dict[str, HeldOut]:
@@ -170,22 +170,19 @@ def device_study(
 
     Args:
         steps: All measurements.
-        groups: Devices that are held out together; unlike ones, so that neither loses its relatives.
+        devices: Names of those to hold out, one at a time.
         settings: Members of the ensemble.
-        report: Told about each finished group.
+        report: Told about each finished device.
     """
     encoded = encode(steps)
     names = np.asarray([step.device.name for step in steps])
     results = {}
-    for group in groups:
-        networks = fit_ensemble(
-            encoded, np.flatnonzero(fittable(steps) & ~np.isin(names, list(group))), settings
-        )
+    for device in devices:
+        networks = fit_ensemble(encoded, np.flatnonzero(fittable(steps) & (names != device)), settings)
         weights = as_weights(networks, encoded.systems, {})
-        for device in group:
-            chosen = np.flatnonzero(names == device)
-            results[device] = predict_with(weights, [steps[int(i)] for i in chosen])
-        report(f"held out: {', '.join(group)}")
+        chosen = np.flatnonzero(names == device)
+        results[device] = predict_with(weights, [steps[int(i)] for i in chosen])
+        report(f"held out: {device}")
     return results
 
 

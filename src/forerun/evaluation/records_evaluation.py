@@ -15,13 +15,17 @@ from forerun.costs.op_weights import OpTimeWeights
 from forerun.errors import InvalidSetupError, RecordError
 from forerun.evaluation.corpus import Measured, SkippedModel, measured_steps, request_of
 from forerun.hardware import find_device
+from forerun.prediction.calibrated_op import CalibratedOpModel
 from forerun.prediction.step import PreparedModel, predict_intervals, provenance_of
+from forerun.prediction.trained_models import step_rows
 from forerun.records.step_record import StepRecord
-from forerun.records.tables import read_records
+from forerun.records.step_view import read_steps as read_measured_steps
 from forerun.records.timm_csv import read_timm_csv
 from forerun.regressors.evaluation import (
     ErrorMetrics,
     Split,
+    configuration_of,
+    configuration_splits,
     cross_validated_predictions,
     errors,
     family_folds,
@@ -38,6 +42,7 @@ Floats = npt.NDArray[np.float64]
 
 _UNFITTED = ("roofline", "pytorch rule")
 _MIN_FITTED_ROWS = 10
+_CALIBRATED = "forerun, fitted to this table"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,12 +79,12 @@ class Evaluation:
 
 
 def read_steps(
-    path: Path, file_format: str, devices: Sequence[str], options: Mapping[str, Any] | None = None
+    path: str | Path, file_format: str, devices: Sequence[str], options: Mapping[str, Any] | None = None
 ) -> list[StepRecord]:
-    """Records of a file.
+    """Records of a file or store.
 
     Args:
-        path: The table.
+        path: The table; for forerun's own format also a store, a file or a URL.
         file_format: "timm" for the CSV of timm's benchmark script, "forerun" for the own format.
         devices: For timm the device it ran on; for forerun the devices to keep, all if empty.
         options: For timm the precision, layout, compiler and PyTorch version of the run.
@@ -92,12 +97,12 @@ def read_steps(
         return read_timm_csv(path, find_device(devices[0]).name, **(options or {}))
     if file_format != "forerun":
         raise InvalidSetupError(f"unknown format '{file_format}'; expected timm or forerun")
-    records = read_records(path)
+    records = read_measured_steps(path)
     if devices:
         wanted = {find_device(name).name for name in devices}
         records = [record for record in records if find_device(record.device).name in wanted]
     if not records:
-        raise RecordError(f"{path.name}: no row is left after keeping {', '.join(devices) or 'all devices'}")
+        raise RecordError(f"{path}: no row is left after keeping {', '.join(devices) or 'all devices'}")
     return records
 
 
@@ -123,7 +128,10 @@ def evaluate_records(records: Sequence[StepRecord], weights: OpTimeWeights) -> E
         cases.append((graphs[key], step.device, step.setup))
     intervals = _predictions(steps, cases, weights)
     actual = np.asarray([step.record.step_time_s for step in steps])
-    baselines, notes = _baselines(steps, whole_model_features(cases), actual)
+    splits, split_name = _splits(steps)
+    baselines, notes = _baselines(whole_model_features(cases), actual, splits, split_name)
+    if splits is not None:
+        baselines[_CALIBRATED] = _calibrated_errors(steps, cases, actual, splits)
     value, low, high = intervals
     return Evaluation(
         metrics=errors(value, actual, (low, high)),
@@ -168,18 +176,25 @@ def _groups(
     return found
 
 
-def _splits(steps: Sequence[Measured]) -> tuple[Split, ...] | None:
+def _splits(steps: Sequence[Measured]) -> tuple[tuple[Split, ...] | None, str]:
+    """What is left out of fits to the table, and its name: families, or configurations where all are relatives."""
     records = [step.record for step in steps]
     num_families = len({record.family for record in records})
-    if len(records) < _MIN_FITTED_ROWS or num_families < 2:
-        return None
-    return family_folds(records, min(5, num_families))
+    configurations = [configuration_of(record) for record in records]
+    if min(len(records), len(set(configurations))) < _MIN_FITTED_ROWS:
+        return None, ""
+    if num_families > 1:
+        folds = family_folds(records, min(5, num_families))
+        return folds, f"{len(folds)}-fold by model family"
+    splits = configuration_splits(configurations)
+    if len(splits) == len(set(configurations)):
+        return splits, f"leaving out one of {len(splits)} configurations"
+    return splits, f"{len(splits)}-fold by configuration"
 
 
 def _baselines(
-    steps: Sequence[Measured], features: WholeModelFeatures, actual: Floats
+    features: WholeModelFeatures, actual: Floats, splits: Sequence[Split] | None, split_name: str
 ) -> tuple[dict[str, ErrorMetrics | None], list[str]]:
-    splits = _splits(steps)
     found: dict[str, ErrorMetrics | None] = {}
     for name in baseline_names():
         if name in _UNFITTED:
@@ -191,11 +206,25 @@ def _baselines(
             found[name] = errors(predicted, actual)
     if splits is None:
         note = (
-            f"fitted baselines need at least {_MIN_FITTED_ROWS} rows of two families, "
-            f"got {len(steps)} rows; they are left out"
+            f"fitted baselines need at least {_MIN_FITTED_ROWS} rows of as many configurations, "
+            f"got {len(actual)} rows; they are left out"
         )
         return found, [note]
-    return found, [f"fitted baselines: {len(splits)}-fold by model family on this table"]
+    return found, [f"fitted to this table: {split_name}"]
+
+
+def _calibrated_errors(
+    steps: Sequence[Measured],
+    cases: Sequence[tuple[Graph, Any, Any]],
+    actual: Floats,
+    splits: Sequence[Split],
+) -> ErrorMetrics:
+    """Errors of the shipped model with an offset fitted to the other rows of the table."""
+    rows = step_rows(
+        CalibratedOpModel.kind,
+        [(*case, step.record.framework_version) for case, step in zip(cases, steps, strict=True)],
+    )
+    return errors(cross_validated_predictions(CalibratedOpModel, rows, actual, splits), actual)  # type: ignore[arg-type]
 
 
 def _provenance_notes(steps: Sequence[Measured], weights: OpTimeWeights) -> list[str]:

@@ -90,6 +90,8 @@ def provenance_of(device: Device, setup: TrainingSetup, weights: OpTimeWeights) 
     """Whether steps on this device, in this kind of precision, were measured for the fit."""
     measured: Mapping[str, Sequence[str]] = weights.provenance["measured_devices"]
     kind = "half" if setup.precision.is_half else "full"
+    if weights.calibrated_device is not None and kind in measured.get(device.name, ()):
+        return Provenance.CALIBRATED
     return Provenance.INTERPOLATED if kind in measured.get(device.name, ()) else Provenance.DATASHEET_ONLY
 
 

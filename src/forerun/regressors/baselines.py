@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from typing import ClassVar, Protocol, Self
+
 import numpy as np
 from scipy.optimize import nnls
 
 from forerun.regressors.features import WholeModelFeatures
-from forerun.regressors.interface import SHORTEST_STEP_S, Floats, check_fit_input, not_fitted
+from forerun.regressors.interface import (
+    SHORTEST_STEP_S,
+    Floats,
+    RegressorState,
+    Rows,
+    check_fit_input,
+    not_fitted,
+)
 
 __all__ = ["LinearOnFlops", "NonNegativeSums", "PytorchRule", "Roofline", "ScaledRoofline"]
 
@@ -72,30 +81,62 @@ class ScaledRoofline:
         return np.maximum(self._factor * _rooflines_s(features), SHORTEST_STEP_S)
 
 
+class WorkRows(Rows, Protocol):
+    """Features that hold work and peak rates, of whole models or of layers."""
+
+    @property
+    def flops(self) -> Floats:
+        """Work [FLOP], (n,)."""
+        ...
+
+    @property
+    def peak_flops_per_s(self) -> Floats:
+        """Peak rate of the device [FLOP/s], (n,)."""
+        ...
+
+
 class LinearOnFlops:
     """t = a + b * F / P with a, b >= 0, least squares on the relative error.
 
     FLOPs are divided by the peak of the device so that devices and precisions share the two constants; on
-    one device in one precision this is a line in FLOPs.
+    one device in one precision this is a line in FLOPs. Whole models and layers alike.
     """
+
+    kind: ClassVar[str] = "linear"
+    version: ClassVar[int] = 1
 
     def __init__(self) -> None:
         self._coefficients: Floats | None = None
 
     @staticmethod
-    def _columns(features: WholeModelFeatures) -> Floats:
+    def _columns(features: WorkRows) -> Floats:
         return np.column_stack([np.ones(len(features)), features.flops / features.peak_flops_per_s])
 
-    def fit(self, features: WholeModelFeatures, step_time_s: Floats) -> None:
+    def fit(self, features: WorkRows, step_time_s: Floats) -> None:
         """Fit the line."""
         times = check_fit_input(features, step_time_s)
         self._coefficients = _relative_nnls(self._columns(features), times)
 
-    def predict(self, features: WholeModelFeatures) -> Floats:
+    def predict(self, features: WorkRows) -> Floats:
         """Times on the line [s]."""
         if self._coefficients is None:
             raise not_fitted("linear on FLOPs")
         return np.maximum(self._columns(features) @ self._coefficients, SHORTEST_STEP_S)
+
+    def state(self) -> RegressorState:
+        """The two constants."""
+        if self._coefficients is None:
+            raise not_fitted("linear on FLOPs")
+        return RegressorState(features=("one", "compute_s"), arrays={"coefficients": self._coefficients})
+
+    @classmethod
+    def from_state(cls, state: RegressorState) -> Self:
+        """The line that had this state."""
+        found = cls()
+        found._coefficients = np.asarray(state.arrays["coefficients"], dtype=float)
+        if found._coefficients.shape != (2,):
+            raise ValueError(f"expected two coefficients, got shape {found._coefficients.shape}")
+        return found
 
 
 class NonNegativeSums:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,24 +17,29 @@ from forerun.errors import RecordError
 from forerun.records.model_names import canonical_network, model_family
 from forerun.records.step_record import StepRecord
 from forerun.regressors.conformal import coverage
-from forerun.regressors.features import WholeModelFeatures
-from forerun.regressors.interface import Floats, Regressor
+from forerun.regressors.interface import Floats, Regressor, Rows
 
 __all__ = [
     "ErrorMetrics",
     "Split",
     "canonical_network",
+    "configuration_of",
+    "configuration_splits",
     "cross_validated_predictions",
     "errors",
     "family_folds",
     "first_of_each_network",
+    "group_folds",
     "grouped_errors",
+    "hold_out_groups",
     "leave_one_configuration_out",
     "leave_one_device_out",
+    "leave_one_group_out",
     "model_family",
 ]
 
 Ints = npt.NDArray[np.int64]
+RowsT = TypeVar("RowsT", bound=Rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,18 +87,46 @@ def family_folds(records: Sequence[StepRecord], k: int = 5, seed: int = 0) -> tu
 
     Families are shuffled by the seed and then go, largest first, to the fold with the fewest rows.
     """
-    rows_of = _rows_by(records, lambda record: record.family)
+    return group_folds([record.family for record in records], k, seed, what="families")
+
+
+def group_folds(
+    keys: Sequence[Hashable], k: int, seed: int = 0, *, what: str = "groups"
+) -> tuple[Split, ...]:
+    """Splits, k of them, that each hold out whole groups of rows with equal keys, about equally many rows each."""
+    rows_of = _rows_by(keys)
     if not 2 <= k <= len(rows_of):
         raise RecordError(
-            f"k must be between 2 and the number of families ({len(rows_of)}), got {k}; "
-            "measure more families or ask for fewer folds"
+            f"k must be between 2 and the number of {what} ({len(rows_of)}), got {k}; "
+            f"measure more {what} or ask for fewer folds"
         )
-    names = sorted(rows_of)
+    names = sorted(rows_of, key=str)
     np.random.default_rng(seed).shuffle(names)
     folds: list[list[int]] = [[] for _ in range(k)]
-    for name in sorted(names, key=lambda family: -len(rows_of[family])):
+    for name in sorted(names, key=lambda group: -len(rows_of[group])):
         min(folds, key=len).extend(rows_of[name])
-    return tuple(_split(f"fold {i + 1} of {k}", rows, len(records)) for i, rows in enumerate(folds))
+    return tuple(_split(f"fold {i + 1} of {k}", rows, len(keys)) for i, rows in enumerate(folds))
+
+
+def hold_out_groups(keys: Sequence[Hashable], share: float, seed: int = 0) -> Split:
+    """One split that holds out a random share of the groups of rows with equal keys."""
+    rows_of = _rows_by(keys)
+    num_held_out = round(share * len(rows_of))
+    if not 1 <= num_held_out < len(rows_of):
+        raise RecordError(
+            f"cannot hold out {share:.0%} of {len(rows_of)} configurations: that is all or none of them; measure more"
+        )
+    names = sorted(rows_of, key=str)
+    chosen = np.random.default_rng(seed).permutation(len(names))[:num_held_out]
+    return _split(
+        f"{share:.0%} of configurations", [row for i in chosen for row in rows_of[names[i]]], len(keys)
+    )
+
+
+def configuration_splits(keys: Sequence[Hashable], most_left_out: int = 30, k: int = 10) -> tuple[Split, ...]:
+    """Leave one configuration out if there are few, else k folds of configurations."""
+    num_groups = len(set(keys))
+    return leave_one_group_out(keys) if num_groups <= most_left_out else group_folds(keys, k)
 
 
 def leave_one_device_out(records: Sequence[StepRecord]) -> tuple[Split, ...]:
@@ -101,20 +135,23 @@ def leave_one_device_out(records: Sequence[StepRecord]) -> tuple[Split, ...]:
     The networks are known from the other devices, and a near twin of the device may be among them; say so
     beside the figures.
     """
-    return _leave_one_out(records, lambda record: record.device, "device")
+    return leave_one_group_out([record.device for record in records], "device")
 
 
 def leave_one_configuration_out(records: Sequence[StepRecord]) -> tuple[Split, ...]:
     """One split per configuration (network, device and setup), repetitions of it held out together."""
-    return _leave_one_out(records, _configuration, "configuration")
+    return leave_one_group_out([configuration_of(record) for record in records])
 
 
 def first_of_each_network(records: Sequence[StepRecord]) -> Ints:
     """Indices of the rows that are left if variants of a network in one configuration count once."""
-    return np.array([rows[0] for rows in _rows_by(records, _configuration).values()], dtype=np.int64)
+    return np.array(
+        [rows[0] for rows in _rows_by([configuration_of(record) for record in records]).values()],
+        dtype=np.int64,
+    )
 
 
-def _configuration(record: StepRecord) -> str:
+def configuration_of(record: StepRecord) -> str:
     """Everything that distinguishes two steps except who measured them, how often, and the time."""
     return " ".join(
         str(part)
@@ -127,19 +164,18 @@ def _configuration(record: StepRecord) -> str:
     )  # fmt: skip
 
 
-def _leave_one_out(
-    records: Sequence[StepRecord], key: Callable[[StepRecord], str], what: str
-) -> tuple[Split, ...]:
-    rows_of = _rows_by(records, key)
+def leave_one_group_out(keys: Sequence[Hashable], what: str = "configuration") -> tuple[Split, ...]:
+    """One split per group of rows with equal keys."""
+    rows_of = _rows_by(keys)
     if len(rows_of) < 2:
         raise RecordError(f"expected rows of at least two {what}s to leave one out, got {len(rows_of)}")
-    return tuple(_split(name, rows_of[name], len(records)) for name in sorted(rows_of))
+    return tuple(_split(str(key), rows_of[key], len(keys)) for key in sorted(rows_of, key=str))
 
 
-def _rows_by(records: Sequence[StepRecord], key: Callable[[StepRecord], str]) -> dict[str, list[int]]:
-    rows: dict[str, list[int]] = {}
-    for index, record in enumerate(records):
-        rows.setdefault(key(record), []).append(index)
+def _rows_by(keys: Sequence[Hashable]) -> dict[Hashable, list[int]]:
+    rows: dict[Hashable, list[int]] = {}
+    for index, key in enumerate(keys):
+        rows.setdefault(key, []).append(index)
     return rows
 
 
@@ -149,8 +185,8 @@ def _split(name: str, test_rows: Sequence[int], num_rows: int) -> Split:
 
 
 def cross_validated_predictions(
-    regressor_factory: Callable[[], Regressor],
-    features: WholeModelFeatures,
+    regressor_factory: Callable[[], Regressor[RowsT]],
+    features: RowsT,
     step_time_s: Floats,
     splits: Sequence[Split],
 ) -> Floats:

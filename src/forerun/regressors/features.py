@@ -63,6 +63,8 @@ class WholeModelFeatures:
                 )
             if not np.all(np.isfinite(values)):
                 raise RecordError(f"features: '{column.name}' holds NaN or infinity; drop those rows")
+            if np.any(values < 0):
+                raise RecordError(f"features: '{column.name}' holds values below zero; drop those rows")
 
     def __len__(self) -> int:
         return len(self.flops)

@@ -1,16 +1,26 @@
-"""What every whole-model regressor offers, and the checks they share."""
+"""What every regressor offers, what it stores of itself, and the checks they share."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping, Sized
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from forerun.errors import CostModelError, RecordError
-from forerun.regressors.features import WholeModelFeatures
 
-__all__ = ["SHORTEST_STEP_S", "Floats", "Regressor", "check_fit_input", "not_fitted"]
+__all__ = [
+    "SHORTEST_STEP_S",
+    "Floats",
+    "Regressor",
+    "RegressorState",
+    "Rows",
+    "StorableRegressor",
+    "check_fit_input",
+    "not_fitted",
+]
 
 Floats = npt.NDArray[np.float64]
 
@@ -18,23 +28,76 @@ SHORTEST_STEP_S = 1e-6
 """Predictions do not go below one microsecond, about the launch of a single kernel."""
 
 
-class Regressor(Protocol):
-    """Predicts the time of a step from whole-model figures.
+class Rows(Protocol):
+    """Features of n measured things, in whatever columns a regressor reads."""
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        ...
+
+    def take(self, rows: npt.NDArray[np.int64]) -> Self:
+        """The rows with these indices, in their order."""
+        ...
+
+
+RowsT = TypeVar("RowsT", bound=Rows, contravariant=True)
+
+
+class Regressor(Protocol[RowsT]):
+    """Predicts times from features: of steps from whole-model figures, of layers from their sizes.
 
     A regressor starts unfitted; ``predict`` before ``fit`` is an error unless nothing is fitted. Fitting
     again forgets the first fit. The same input gives the same output.
     """
 
-    def fit(self, features: WholeModelFeatures, step_time_s: Floats) -> None:
-        """Learn from n steps; ``step_time_s`` is (n,) and positive."""
+    def fit(self, features: RowsT, step_time_s: Floats) -> None:
+        """Learn from n rows; ``step_time_s`` is (n,) and positive."""
         ...
 
-    def predict(self, features: WholeModelFeatures) -> Floats:
-        """Positive step times [s], (n,)."""
+    def predict(self, features: RowsT) -> Floats:
+        """Positive times [s], (n,)."""
         ...
 
 
-def check_fit_input(features: WholeModelFeatures, step_time_s: Floats) -> Floats:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegressorState:
+    """Everything a fitted regressor needs to predict again, as plain values and arrays.
+
+    Attributes:
+        features: Columns it reads, in their order; a file whose columns are not those of the code is refused.
+        settings: JSON values: sizes, seeds, categories.
+        arrays: Fitted numbers and normalisation by name.
+    """
+
+    features: tuple[str, ...]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    arrays: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+
+
+class StorableRegressor(Regressor[RowsT], Protocol[RowsT]):
+    """A regressor that a model file can hold.
+
+    ``kind`` is its name in files and commands; ``version`` is raised whenever the meaning of its state changes.
+    """
+
+    kind: ClassVar[str]
+    version: ClassVar[int]
+
+    def state(self) -> RegressorState:
+        """What was fitted; before a fit an error."""
+        ...
+
+    @classmethod
+    def from_state(cls, state: RegressorState) -> Self:
+        """The regressor that had this state; predictions are the same to the last bit.
+
+        Raises:
+            KeyError, TypeError, ValueError: The state is incomplete or contradicts itself.
+        """
+        ...
+
+
+def check_fit_input(features: Sized, step_time_s: Floats) -> Floats:
     """The times as a float array, after checking that they can be learned from."""
     times = np.asarray(step_time_s, dtype=float)
     if times.shape != (len(features),):

@@ -20,11 +20,13 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.hardware.device import Device, NumberFormat
+from forerun.hardware.power_share import sustained_clock_share
 from forerun.regressors.op_rows import MATRIX_CLASSES, DistinctOps
 from forerun.workload.graph import OpClass, StepPart
 from forerun.workload.setup import Layout, Phase, Precision, TrainingSetup
 
 __all__ = [
+    "DEVICE_FEATURES",
     "DYNAMIC_FEATURES",
     "NEWEST_ERA",
     "POINT_FEATURES",
@@ -80,6 +82,8 @@ POINT_FEATURES = (
     "has_fused_attention",
     "software_era",
 )
+DEVICE_FEATURES = POINT_FEATURES[:6]
+"""Those that hold figures of the device: a handful of GPUs must not be learned by heart from them."""
 DYNAMIC_FEATURES = (
     "log2_flops",
     "log2_bytes",
@@ -124,7 +128,10 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointArrays:
-    """Figures of p points as columns (p, 1), ready to broadcast against n kernels."""
+    """Figures of p points as columns (p, 1), ready to broadcast against n kernels.
+
+    Peaks are sustained ones: the datasheet's, scaled to the clock that the power limit allows.
+    """
 
     batch_size: Floats
     peak_half: Floats
@@ -174,7 +181,8 @@ def point_arrays(points: Sequence[Point]) -> PointArrays:
 
     rates = [peak_rates(point.device, point.setup.precision) for point in points]
     devices = [point.device for point in points]
-    half, full, vector = (column([rate[i] for rate in rates]) for i in range(3))
+    sustained = column([sustained_clock_share(device) for device in devices])
+    half, full, vector = (column([rate[i] for rate in rates]) * sustained for i in range(3))
     return PointArrays(
         batch_size=column([point.setup.batch_size_per_device for point in points]),
         peak_half=half,
@@ -245,7 +253,7 @@ def static_features(ops: DistinctOps) -> Floats:
 
 
 def roofline_terms_s(ops: DistinctOps, arrays: PointArrays) -> tuple[Floats, Floats]:
-    """Time of the work at peak rate and of the traffic at full bandwidth, each (p, n) [s]."""
+    """Time of the work at the sustained peak and of the traffic at full bandwidth, each (p, n) [s]."""
     flops = _at(ops.flops, arrays)
     moved = _at(ops.moved_bytes, arrays)
     is_matrix = np.isin(ops.op_class, MATRIX_CLASSES) & (ops.op_class != OpClass.DEPTHWISE_CONV)
@@ -288,8 +296,10 @@ def dynamic_features(
     log_flops, log_moved, log_tiles = _log2(1 + flops), _log2(1 + moved), _log2(tiles)
     log_compute, log_memory = _log2(compute_s + 1e-10), _log2(memory_s + 1e-10)
 
-    def divides(size: Floats, by: int) -> Floats:
-        return np.where(is_matrix, np.rint(size) % by == 0, 1.0)
+    def divides(axis: int, size: Floats, by: int) -> Floats:
+        # The axis that holds the batch is never the contiguous one of an operand, so its alignment decides nothing.
+        grows = ops.gemm[:, axis, 1] > 0
+        return np.where(is_matrix & ~grows, np.rint(size) % by == 0, 1.0)
 
     columns = [
         log_flops,
@@ -299,11 +309,11 @@ def dynamic_features(
         log_n,
         _log2(k),
         _log2(groups),
-        divides(m, 8),
-        divides(n, 8),
-        divides(k, 8),
-        divides(n, 64),
-        divides(k, 64),
+        divides(1, m, 8),
+        divides(2, n, 8),
+        divides(3, k, 8),
+        divides(2, n, 64),
+        divides(3, k, 64),
         log_moved - _log2(arrays.l2_bytes),
         log_tiles,
         log_tiles - _log2(arrays.num_units),

@@ -15,7 +15,7 @@ torch is needed here and nowhere else for the cost model; prediction runs on Num
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,22 +25,36 @@ from torch import nn
 
 from forerun.errors import CostModelError
 from forerun.regressors.op_features import (
+    DEVICE_FEATURES,
+    POINT_FEATURES,
+    STATIC_FEATURES,
     Point,
     dynamic_features,
     point_arrays,
     roofline_terms_s,
     static_features,
 )
+from forerun.regressors.op_law import (
+    MAX_EFFICIENCY,
+    MAX_LATENCY_S,
+    MIN_MEMORY_EFFICIENCY,
+    SMOOTH_OP,
+    SMOOTH_STEP,
+)
 from forerun.regressors.op_rows import DistinctOps
 from forerun.workload.graph import OpClass, StepPart
 
-__all__ = ["FitSettings", "OpNetwork", "StepSample", "encode_samples", "fit_op_network", "predict_log_times"]
+__all__ = [
+    "FitSettings",
+    "OpNetwork",
+    "StepSample",
+    "encode_samples",
+    "fit_op_network",
+    "predict_log_times",
+    "refine_op_network",
+]
 
 NUM_PAIRS = len(OpClass) * len(StepPart)
-_SMOOTH_OP, _SMOOTH_STEP = 4.0, 6.0
-MAX_LATENCY_S = 12e-6
-MAX_EFFICIENCY = 1.6
-MIN_MEMORY_EFFICIENCY = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +78,10 @@ class StepSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitSettings:
-    """How the network is fitted; see docs/methods/op-time.md for what was tried."""
+    """How the network is fitted; see docs/methods/op-time.md for what was tried.
+
+    ``device_penalty`` multiplies the squares of the first layer's weights on ``DEVICE_FEATURES``.
+    """
 
     hidden: int = 64
     num_iterations: int = 3000
@@ -72,6 +89,7 @@ class FitSettings:
     learning_rate: float = 4e-3
     latent_learning_rate: float = 12e-3
     weight_decay: float = 0.02
+    device_penalty: float = 0.01
     latent_penalty: float = 0.01
     latent_scale: float = 0.15
     host_latent_scale: float = 0.5
@@ -172,8 +190,8 @@ class OpNetwork(nn.Module):
         memory = batch.memory_s * 1e6 / memory_efficiency * z[batch.sample, 1].exp()
         # The small terms keep the gradient finite for kernels that neither compute nor move anything.
         largest = torch.maximum(compute, memory) + 1e-6
-        powers = (compute / largest) ** _SMOOTH_OP + (memory / largest) ** _SMOOTH_OP + 1e-12
-        busy = largest * powers ** (1 / _SMOOTH_OP)
+        powers = (compute / largest) ** SMOOTH_OP + (memory / largest) ** SMOOTH_OP + 1e-12
+        busy = largest * powers ** (1 / SMOOTH_OP)
         latency = MAX_LATENCY_S * 1e6 * torch.sigmoid(self.latency[batch.pair] + u[:, 2].clamp(-1.5, 1.5))
         num = len(batch.system)
         device = torch.zeros(num).index_add(0, batch.sample, batch.count * (busy + latency))
@@ -183,7 +201,7 @@ class OpNetwork(nn.Module):
         launches = launches * (batch.is_compiled * self.host_compiled).exp()
         host = self.host_constant.exp() * 1e6 + launches * z[:, 2].exp()
         top = torch.maximum(device, host)
-        step = top * ((device / top) ** _SMOOTH_STEP + (host / top) ** _SMOOTH_STEP) ** (1 / _SMOOTH_STEP)
+        step = top * ((device / top) ** SMOOTH_STEP + (host / top) ** SMOOTH_STEP) ** (1 / SMOOTH_STEP)
         return torch.log(step * 1e-6)
 
 
@@ -236,6 +254,11 @@ def _parameter_groups(network: OpNetwork, settings: FitSettings) -> list[dict[st
     ]
 
 
+def _device_columns() -> tuple[int, int]:
+    begin = len(STATIC_FEATURES) + POINT_FEATURES.index(DEVICE_FEATURES[0])
+    return begin, begin + len(DEVICE_FEATURES)
+
+
 def fit_op_network(encoded: EncodedSamples, chosen: np.ndarray, settings: FitSettings) -> OpNetwork:
     """Fits the network to the chosen samples: L1 on log(predicted / measured), AdamW, one cycle.
 
@@ -248,6 +271,63 @@ def fit_op_network(encoded: EncodedSamples, chosen: np.ndarray, settings: FitSet
     random = np.random.default_rng(settings.seed)
     sampled = take(encoded, random.choice(chosen, size=min(400, len(chosen)), replace=False))
     network = OpNetwork(*_normalisation(sampled.features), settings.hidden, len(encoded.systems))
+    of_device = slice(*_device_columns())
+
+    def penalty() -> torch.Tensor:
+        return settings.device_penalty * network.first.weight[:, of_device].square().sum()
+
+    _descend(network, encoded, chosen, settings, random, penalty)
+    return network
+
+
+def refine_op_network(
+    start: Mapping[str, np.ndarray],
+    encoded: EncodedSamples,
+    chosen: np.ndarray,
+    settings: FitSettings,
+    anchor_penalty: float = 1e-3,
+) -> OpNetwork:
+    """A fitted network brought to one device by measurements of it, as near to where it was as they allow.
+
+    The loss is that of ``fit_op_network`` with ``anchor_penalty`` times the squared distance of the layers' weights
+    from the start instead of the penalty on device inputs: within one device these do not vary.
+
+    Args:
+        start: Parameters of the fitted network by name, with underscores for dots (``first_weight``).
+        encoded: All samples, of one device.
+        chosen: Indices of the samples to fit.
+        settings: Schedule and seed; the size is that of ``start``.
+        anchor_penalty: How much a distance of one costs.
+    """
+    torch.manual_seed(settings.seed)
+    hidden = start["first_weight"].shape[0]
+    mean, scale = (torch.from_numpy(np.array(start[name])) for name in ("mean", "scale"))
+    network = OpNetwork(mean, scale, hidden, len(encoded.systems))
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            if name != "latents":
+                parameter.copy_(
+                    torch.from_numpy(np.array(start[name.replace(".", "_")])).reshape(parameter.shape)
+                )
+    layers = [p for name, p in network.named_parameters() if name.endswith(("weight", "bias"))]
+    anchors = [layer.detach().clone() for layer in layers]
+
+    def penalty() -> torch.Tensor:
+        distances = [(layer - anchor).square().sum() for layer, anchor in zip(layers, anchors, strict=True)]
+        return anchor_penalty * torch.stack(distances).sum()
+
+    _descend(network, encoded, chosen, settings, np.random.default_rng(settings.seed), penalty)
+    return network
+
+
+def _descend(
+    network: OpNetwork,
+    encoded: EncodedSamples,
+    chosen: np.ndarray,
+    settings: FitSettings,
+    random: np.random.Generator,
+    penalty: Callable[[], torch.Tensor],
+) -> None:
     optimizer = torch.optim.AdamW(_parameter_groups(network, settings))
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer,
@@ -261,8 +341,8 @@ def fit_op_network(encoded: EncodedSamples, chosen: np.ndarray, settings: FitSet
         drawn = random.choice(chosen, size=settings.samples_per_batch, p=probability)
         batch = take(encoded, drawn)
         error = network(batch) - encoded.log_time[drawn]
-        penalty = ((network.latents[torch.unique(batch.system)] / latent_scale) ** 2).mean()
-        loss = error.abs().mean() + settings.latent_penalty * penalty
+        latents = ((network.latents[torch.unique(batch.system)] / latent_scale) ** 2).mean()
+        loss = error.abs().mean() + settings.latent_penalty * latents + penalty()
         if not torch.isfinite(loss):
             raise CostModelError(
                 "the fit of the op-level model diverged: its loss is not finite; look for kernels or times of zero "
@@ -273,7 +353,6 @@ def fit_op_network(encoded: EncodedSamples, chosen: np.ndarray, settings: FitSet
         torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         optimizer.step()
         schedule.step()
-    return network
 
 
 @torch.no_grad()

@@ -44,7 +44,7 @@ class DistinctOps:
         flops: Work of one kernel [FLOP], (n, 2).
         moved_bytes: Traffic of one kernel [bytes], (n, 2).
         gemm: (groups, m, n, k), (n, 4, 2).
-        elements: Elements of the largest operand, (n, 2).
+        elements: As in ``OpTable``, (n, 2).
         attributes: kernel area, stride, groups, width, serial steps, in place, permuted, element bytes, (n, 8).
     """
 

@@ -1,10 +1,12 @@
-"""The baselines by the names they are printed under."""
+"""Regressors by name: the baselines of accuracy statements, and the kinds that a model file can hold."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from forerun.errors import UsageError, near_matches
+from forerun.regressors.ann import NeuralNetwork
 from forerun.regressors.baselines import (
     LinearOnFlops,
     NonNegativeSums,
@@ -13,11 +15,13 @@ from forerun.regressors.baselines import (
     ScaledRoofline,
 )
 from forerun.regressors.boosting import BoostedTrees
-from forerun.regressors.interface import Regressor
+from forerun.regressors.features import WholeModelFeatures
+from forerun.regressors.interface import Regressor, StorableRegressor
+from forerun.regressors.layer_net import LayerNetwork
 
-__all__ = ["baseline_names", "make_baseline", "register_baseline"]
+__all__ = ["STORABLE_KINDS", "baseline_names", "make_baseline", "register_baseline"]
 
-Factory = Callable[[], Regressor]
+Factory = Callable[[], Regressor[WholeModelFeatures]]
 
 _FACTORIES: dict[str, Factory] = {}
 
@@ -39,7 +43,7 @@ def baseline_names() -> tuple[str, ...]:
     return tuple(_FACTORIES)
 
 
-def make_baseline(name: str) -> Regressor:
+def make_baseline(name: str) -> Regressor[WholeModelFeatures]:
     """A new, unfitted baseline."""
     if name not in _FACTORIES:
         raise UsageError(
@@ -54,13 +58,11 @@ register_baseline("linear on FLOPs")(LinearOnFlops)
 register_baseline("non-negative sums")(NonNegativeSums)
 
 
-@register_baseline("ann")
-def _ann() -> Regressor:
-    # Imported here because it loads torch.
-    from forerun.regressors.ann import NeuralNetwork
-
-    return NeuralNetwork()
-
-
+register_baseline("ann")(NeuralNetwork)
 register_baseline("gradient boosting")(BoostedTrees)
 register_baseline("pytorch rule")(PytorchRule)
+
+STORABLE_KINDS: Mapping[str, type[StorableRegressor[Any]]] = {
+    kind.kind: kind for kind in (NeuralNetwork, LinearOnFlops, BoostedTrees, LayerNetwork)
+}
+"""Regressors of this folder by the kind that model files name them with."""

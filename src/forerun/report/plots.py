@@ -9,36 +9,24 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from forerun.errors import FailureError, UsageError
+from forerun.errors import FailureError
+from forerun.report.figure import (
+    COLOURS,
+    PLOT_SUFFIXES,
+    Floats,
+    check_plot_path,
+    look_of,
+    new_figure,
+    save_figure,
+)
 from forerun.units import GIB
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 __all__ = ["PLOT_SUFFIXES", "check_plot_path", "predicted_versus_actual", "throughput_and_memory"]
 
-PLOT_SUFFIXES = (".png", ".svg", ".pdf")
-
-Floats = npt.NDArray[np.float64]
-
-# Okabe and Ito 2008, "Color universal design": distinct to readers with any colour vision.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8A7A00")
-# With more groups than colours the marker changes too, so that each group keeps a look of its own.
-_MARKERS = ("o", "^", "s", "D", "v", "P", "X", "*")
 _MOST_LEGEND_GROUPS = 24
-
-
-def check_plot_path(path: Path) -> None:
-    """Refuses a file that could not be written, before the work for it is done.
-
-    Raises:
-        UsageError: The suffix is not one of ``PLOT_SUFFIXES``, or the folder does not exist.
-    """
-    if path.suffix.lower() not in PLOT_SUFFIXES:
-        raise UsageError(f"a plot must end in one of {', '.join(PLOT_SUFFIXES)}, got '{path}'")
-    if not path.parent.is_dir():
-        raise UsageError(f"the folder of the plot '{path}' does not exist; create it or choose another")
 
 
 def throughput_and_memory(
@@ -66,7 +54,7 @@ def throughput_and_memory(
         UsageError, FailureError: The file cannot be written.
     """
     check_plot_path(path)
-    figure = _figure(width_in=7.0, height_in=6.4)
+    figure = new_figure(width_in=7.0, height_in=6.4)
     above, below = figure.subplots(2, 1, sharex=True)
     sizes = np.asarray(batch_sizes, dtype=float)
     _draw_throughput(above, sizes, throughput_samples_per_s)
@@ -79,19 +67,19 @@ def throughput_and_memory(
         axes.legend(loc="upper left", fontsize="small", ncols=2)
     below.set_xlabel("batch size")
     figure.suptitle(title)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _draw_throughput(axes: Axes, sizes: Floats, throughput: tuple[Floats, Floats, Floats]) -> None:
     value, low, high = throughput
-    axes.fill_between(sizes, low, high, color=_COLOURS[0], alpha=0.2, label="90 % interval")
-    axes.plot(sizes, value, color=_COLOURS[0], marker="o", markersize=4, label="predicted")
+    axes.fill_between(sizes, low, high, color=COLOURS[0], alpha=0.2, label="90 % interval")
+    axes.plot(sizes, value, color=COLOURS[0], marker="o", markersize=4, label="predicted")
     axes.set_xscale("log", base=2)
     axes.set_ylabel("throughput [samples/s]")
 
 
 def _draw_memory(axes: Axes, sizes: Floats, memory_gib: Floats, limit_gib: float) -> None:
-    axes.plot(sizes, memory_gib, color=_COLOURS[1], marker="o", markersize=4, label="peak memory")
+    axes.plot(sizes, memory_gib, color=COLOURS[1], marker="o", markersize=4, label="peak memory")
     if limit_gib > 0:
         axes.axhline(
             limit_gib, color="black", linestyle="--", label=f"memory of the device, {limit_gib:.1f} GiB"
@@ -126,7 +114,7 @@ def predicted_versus_actual(
     ):
         raise FailureError("a plot of predicted against actual needs at least one row, and times above zero")
     mape = float(np.mean(np.abs(predicted - actual) / actual))
-    figure = _figure(width_in=7.0, height_in=6.6)
+    figure = new_figure(width_in=7.0, height_in=6.6)
     axes = figure.subplots()
     _draw_reference_lines(
         axes, np.asarray([min(predicted.min(), actual.min()), max(predicted.max(), actual.max())])
@@ -139,7 +127,7 @@ def predicted_versus_actual(
     axes.grid(visible=True, which="major", alpha=0.3)
     axes.legend(loc="upper left", fontsize="x-small", ncols=2 if len(set(groups)) > 12 else 1)
     axes.set_title(f"{title}\n{len(actual):,} rows, MAPE {100 * mape:.1f} %")
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _draw_reference_lines(axes: Axes, ends_s: Floats) -> None:
@@ -162,21 +150,6 @@ def _draw_groups(axes: Axes, predicted_ms: Floats, actual_ms: Floats, groups: np
             s=14,
             alpha=0.7,
             linewidths=0,
-            color=_COLOURS[index % len(_COLOURS)],
-            marker=_MARKERS[index // len(_COLOURS) % len(_MARKERS)],
+            **look_of(index),
             label=f"{name} ({rows.sum():,})" if with_names else None,
         )
-
-
-def _figure(*, width_in: float, height_in: float) -> Figure:
-    # Figure without pyplot saves through Agg and needs no display, window or closing.
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width_in, height_in), layout="constrained")
-
-
-def _save(figure: Figure, path: Path) -> None:
-    try:
-        figure.savefig(path, dpi=150)
-    except OSError as error:
-        raise FailureError(f"the plot '{path}' could not be written: {error.strerror or error}") from error

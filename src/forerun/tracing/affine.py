@@ -20,6 +20,8 @@ __all__ = ["are_comparable", "is_affine", "join_traces"]
 
 _MIN_GEMM = (OpClass.LINEAR, OpClass.BMM)
 
+NamedShapes = list[tuple[str, tuple[int, ...]]]
+
 
 def are_comparable(small: RawTrace, large: RawTrace) -> bool:
     """Whether both traces hold the same operations and memory events in the same order."""
@@ -53,9 +55,11 @@ def join_traces(
         large: Trace at the larger batch, comparable with ``small``; None for a graph of one batch size.
         versions: Libraries that made the trace.
     """
-    ops = _op_table(small, large)
-    has_norm = bool(np.any(ops.op_class == OpClass.LAYER_NORM))
     parameters = list(built.module.parameters())
+    ops = _op_table(
+        small, large, [(n, tuple(p.shape)) for n, p in built.module.named_parameters(remove_duplicate=False)]
+    )
+    has_norm = bool(np.any(ops.op_class == OpClass.LAYER_NORM))
     return Graph(
         model=built.name,
         input_shape=built.input_shape,
@@ -84,7 +88,7 @@ def _affine(small: list[float], large: list[float] | None, batch_sizes: tuple[in
     return np.stack([first - slope * low, slope], axis=-1)
 
 
-def _op_table(small: RawTrace, large: RawTrace | None) -> OpTable:
+def _op_table(small: RawTrace, large: RawTrace | None, named_shapes: NamedShapes) -> OpTable:
     rows = small.rows
     batch_sizes = (small.batch_size, large.batch_size if large else small.batch_size + 1)
 
@@ -104,9 +108,10 @@ def _op_table(small: RawTrace, large: RawTrace | None) -> OpTable:
     module_index = {name: i for i, name in enumerate(modules)}
     gemm = affine("gemm")
     part = np.asarray([row.step_part for row in rows], dtype=np.int64)
+    has_weight_shape = None if large else _has_weight_shape(rows, named_shapes)
     return OpTable(
         op_class=column("op_class", np.int64),
-        step_part=_with_weight_gradients(part, column("op_class", np.int64), gemm),
+        step_part=_with_weight_gradients(part, column("op_class", np.int64), gemm, has_weight_shape),
         kernel=np.asarray([kernel_index[row.kernel_name] for row in rows], dtype=np.int64),
         module=np.asarray([module_index[row.module_name] for row in rows], dtype=np.int64),
         count=column("count"),
@@ -128,10 +133,33 @@ def _op_table(small: RawTrace, large: RawTrace | None) -> OpTable:
     )
 
 
-def _with_weight_gradients(part: np.ndarray, op_class: np.ndarray, gemm: np.ndarray) -> np.ndarray:
-    """A backward product whose result does not grow with the batch, but whose sum does, is a weight gradient."""
+def _has_weight_shape(rows: list[RecordedRow], named_shapes: NamedShapes) -> np.ndarray:
+    """Whether the result of each product has the shape of a weight of its module, either way round, (n,)."""
+    shapes = {
+        module: {shape for name, shape in named_shapes if name.startswith(f"{module}." if module else "")}
+        for module in {row.module_name for row in rows}
+    }
+    found = []
+    for row in rows:
+        groups, m, n, _ = row.cost.gemm
+        lead = () if row.cost.op_class is OpClass.LINEAR else (groups,)
+        found.append(not shapes[row.module_name].isdisjoint({(*lead, m, n), (*lead, n, m)}))
+    return np.asarray(found, dtype=bool)
+
+
+def _with_weight_gradients(
+    part: np.ndarray, op_class: np.ndarray, gemm: np.ndarray, has_weight_shape: np.ndarray | None
+) -> np.ndarray:
+    """A backward product whose result does not grow with the batch, but whose sum does, is a weight gradient.
+
+    A single trace does not show what grows: there it is one whose result has the shape of a weight of its
+    module, which the gradient of the input has too where the batch has as many rows as the weight.
+    """
     _, m, n, k = np.moveaxis(gemm, 1, 0)
-    is_weight = (m[:, 1] == 0) & (n[:, 1] == 0) & (k[:, 1] != 0)
+    if has_weight_shape is None:
+        is_weight = (m[:, 1] == 0) & (n[:, 1] == 0) & (k[:, 1] != 0)
+    else:
+        is_weight = has_weight_shape.copy()
     is_weight &= np.isin(op_class, _MIN_GEMM) & (part == StepPart.BACKWARD)
     return np.where(is_weight, int(StepPart.WEIGHT_GRADIENT), part)
 

@@ -16,14 +16,14 @@ LossFunction = Callable[[Any, Mapping[str, Any]], torch.Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltModel:
-    """A module on the meta device with everything needed to run one training step of it.
+    """A module, on the meta device unless it was built to be run, with all that one training step of it needs.
 
     Attributes:
         name: The model as the user named it.
-        module: The network; its parameters and buffers are meta tensors.
+        module: The network; its parameters and buffers are meta tensors unless it was built to be run.
         input_shape: Shape of one sample without the batch axis, for display and cache keys.
         make_batch: From a batch size to the keyword arguments of ``loss`` and, under the key ``"args"`` and
-            ``"kwargs"``, to the call of the module; all tensors on meta.
+            ``"kwargs"``, to the call of the module; tensors are where the module is.
         loss: From the module's output and the batch to a scalar.
         only_batch_size: The one batch size the model can run, if its file fixes it.
         notes: Remarks for the user.

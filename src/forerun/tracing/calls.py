@@ -39,6 +39,11 @@ class TensorInfo:
         """Elements as the operation sees them."""
         return prod(self.shape)
 
+    def memory_order(self) -> tuple[int, ...]:
+        """Axes from the slowest to the fastest in memory; those of one element have no place in it."""
+        axes = [axis for axis, size in enumerate(self.shape) if size > 1]
+        return tuple(sorted(axes, key=lambda axis: -self.strides[axis])) if self.strides else tuple(axes)
+
     @property
     def touched_bytes(self) -> int:
         """Bytes that are in memory."""
@@ -67,7 +72,9 @@ class Call:
             return False
         out = self.outputs[0]
         return any(
-            t.shape == out.shape and t.num_touched == out.num_touched and t.strides != out.strides
+            t.shape == out.shape
+            and t.num_touched == out.num_touched
+            and t.memory_order() != out.memory_order()
             for t in self.tensors()
         )
 

@@ -167,6 +167,8 @@ def _attention(
     enable_gqa: bool = False,
 ) -> Any:
     """scaled_dot_product_attention as CUDA dispatches it: flash without a mask in half precision."""
+    if _region is not None and not _region.fused_attention and not (is_causal or enable_gqa):
+        return _attention_in_pieces(query, key, value, attn_mask, dropout_p, scale)
     with _C._ExcludeDispatchKeyGuard(_KEY_SET):
         if _region is not None and _region.autocast_dtype is not None:
             query, key, value = _cast((query, key, value), _region.autocast_dtype, _region)
@@ -189,6 +191,29 @@ def _attention(
         needs_log_sum = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
         efficient = torch.ops.aten._scaled_dot_product_efficient_attention.default
         return efficient(query, key, value, attn_mask, needs_log_sum, dropout_p, is_causal, scale=scale)[0]
+
+
+def _attention_in_pieces(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None,
+    dropout_p: float,
+    scale: float | None,
+) -> torch.Tensor:
+    """softmax((q scale) k') v as models wrote it before the fused kernels.
+
+    Autocast acts on each piece: the softmax is fp32 and its copy for the second product half precision, six bytes a
+    score, where PyTorch's own unfused attention keeps four.
+    """
+    factor = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = (query * factor) @ key.transpose(-2, -1)
+    if attn_mask is not None:
+        scores = scores + attn_mask
+    shares = scores.softmax(dim=-1)
+    if dropout_p:
+        shares = torch.dropout(shares, dropout_p, True)
+    return shares @ value
 
 
 def _dropout(source: torch.Tensor, p: float, train: bool) -> Any:

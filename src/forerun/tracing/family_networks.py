@@ -23,9 +23,10 @@ _TEN_CLASSES = FamilyKey(default=10, meaning="outputs of the head")
 
 
 def _num_features(features: nn.Module, input_shape: Shape) -> int:
-    """Elements per sample that leave the convolutional part, found by a run on meta."""
+    """Elements per sample that leave the convolutional part, found by a run where it was built."""
     try:
-        output = features.to("meta")(torch.empty((1, *input_shape), device="meta"))
+        with torch.no_grad():
+            output = features(torch.zeros((1, *input_shape), device=next(features.parameters()).device))
     except RuntimeError as error:
         raise InvalidSetupError(
             f"images of {'x'.join(map(str, input_shape))} are too small for this many pooling layers; "

@@ -23,7 +23,7 @@ def fuse_optimizer(graph: Graph) -> Graph:
     chosen = np.flatnonzero(ops.step_part == StepPart.OPTIMIZER)
     if not len(chosen):
         return graph
-    weight_bytes = 4.0 * graph.num_trainable_parameters
+    weight_bytes = float(ops.element_bytes[chosen].max()) * graph.num_trainable_parameters
     state_bytes = _optimizer_state_bytes(graph)
     first = chosen[0]
     columns: dict[str, Any] = {}

@@ -66,12 +66,20 @@ def _tensor_loss(output: torch.Tensor, batch: Mapping[str, Any]) -> torch.Tensor
     elif output.dim() == 3:
         return output.float().mean()
     if output.shape[1] == 1:
-        return functional.binary_cross_entropy_with_logits(output, torch.empty_like(output).detach())
+        return functional.binary_cross_entropy_with_logits(
+            output, _stand_in(output.shape, output.dtype, output)
+        )
     shape = (output.shape[0], *output.shape[2:])
     target = batch.get("target")
     if target is None or tuple(target.shape) != shape:
-        target = torch.empty(shape, dtype=torch.int64, device=output.device)
+        target = _stand_in(shape, torch.int64, output)
     return functional.cross_entropy(output, target)
+
+
+def _stand_in(shape: tuple[int, ...], dtype: torch.dtype, output: torch.Tensor) -> torch.Tensor:
+    """A target for an output that comes without one: zeros, or on meta a shape without a kernel that fills it."""
+    make = torch.empty if output.is_meta else torch.zeros
+    return make(shape, dtype=dtype, device=output.device)
 
 
 def _is_per_token(output: torch.Tensor, batch: Mapping[str, Any]) -> bool:

@@ -1,19 +1,56 @@
-"""Builds modules on the meta device, or copies existing ones there, without holding a weight."""
+"""Builds modules on the meta device, or copies existing ones there, without holding a weight.
+
+Inside ``building_on`` another device takes the place of meta, and weights have the values their library gives them:
+the same sources of models then make networks that run.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["build_on_meta", "meta_copy", "meta_like", "move_to_meta"]
+__all__ = [
+    "build_on_meta",
+    "building_device",
+    "building_on",
+    "is_building_on_meta",
+    "meta_copy",
+    "meta_like",
+    "move_to_meta",
+]
 
 Built = TypeVar("Built")
 
+_META = torch.device("meta")
+_device: ContextVar[torch.device] = ContextVar("forerun_building_device", default=_META)
+
 _OWN_TABLES = frozenset({"_parameters", "_buffers", "_modules"})
+
+
+@contextmanager
+def building_on(device: torch.device) -> Iterator[None]:
+    """Makes the functions of this module build and copy on a device instead of on meta."""
+    token = _device.set(device)
+    try:
+        yield
+    finally:
+        _device.reset(token)
+
+
+def building_device() -> torch.device:
+    """Where tensors are put now."""
+    return _device.get()
+
+
+def is_building_on_meta() -> bool:
+    """Whether what is built now holds shapes only."""
+    return building_device().type == "meta"
 
 
 class _HostLinspace(TorchFunctionMode):
@@ -41,6 +78,9 @@ def build_on_meta(make: Callable[[], Built]) -> Built:
     A constructor that reads values of tensors fails there; it is run again on the CPU. A module still has to
     go through ``move_to_meta`` or ``meta_copy``, which take what was placed on the CPU.
     """
+    if not is_building_on_meta():
+        with building_device():
+            return make()
     try:
         with torch.device("meta"), _HostLinspace():
             return make()
@@ -74,6 +114,8 @@ def move_to_meta(module: torch.nn.Module) -> torch.nn.Module:
     Scalar tensors outside of parameters and buffers stay: they work beside meta tensors, and their values
     may be read.
     """
+    if not is_building_on_meta():
+        return module.to(building_device())
     known: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def moved(tensor: torch.Tensor) -> torch.Tensor:
@@ -121,7 +163,12 @@ class _MetaCopies(TorchFunctionMode):
 
 
 def meta_copy(module: torch.nn.Module) -> torch.nn.Module:
-    """A copy of a module with its tensors on meta; the module itself is not changed and no data is copied."""
+    """A copy of a module with its tensors on meta; the module itself is not changed and no data is copied.
+
+    Inside ``building_on`` it is a copy with its values, on that device.
+    """
+    if not is_building_on_meta():
+        return copy.deepcopy(module).to(building_device())
     memo: dict[int, Any] = {}
     tensors = [*module.parameters(), *module.buffers()]
     memo.update((id(tensor), meta_like(tensor)) for tensor in tensors)

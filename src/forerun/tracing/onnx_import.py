@@ -18,6 +18,7 @@ from forerun.tracing import onnx_elementwise, onnx_layers, onnx_shape_ops
 from forerun.tracing.built_model import BuiltModel
 from forerun.tracing.input_options import InputOptions
 from forerun.tracing.losses import INFERRED_LOSS_NOTE, inferred_loss
+from forerun.tracing.meta_build import building_device, is_building_on_meta
 from forerun.tracing.onnx_graph import OnnxGraph, OnnxInput, check_operators, read_graph_proto
 from forerun.tracing.onnx_module import OnnxModule
 from forerun.tracing.onnx_registry import Runtime
@@ -58,7 +59,9 @@ def build_onnx(path_text: str, options: InputOptions) -> BuiltModel:
         raise InvalidSetupError(
             f"{name} is already built: num_classes cannot change its head; leave the option out"
         )
-    module = load_onnx_module(path, name=name).train(options.training)
+    module = load_onnx_module(path, name=name, with_values=not is_building_on_meta()).train(options.training)
+    if not is_building_on_meta():
+        module.to(building_device())
     inputs = module.graph_inputs
     if not inputs:
         raise ModelBuildError(f"{name} has no inputs; a model that takes a batch was expected")

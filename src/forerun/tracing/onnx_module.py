@@ -126,10 +126,10 @@ def _run_if(node: OnnxNode, values: Values) -> tuple[Any, ...]:
 
 
 def _on_one_device(operator: Operator, arguments: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
-    """Moves real constants beside meta operands to meta, in their floating-point type."""
+    """Moves real constants beside meta operands to meta, in their floating-point type; beside those of a GPU, to it."""
     operands = [x for i, x in enumerate(arguments) if x is not None and i not in operator.host_inputs]
     if not any(x.is_meta for x in operands):
-        return arguments
+        return _beside_gpu_operands(operator, arguments, operands)
     dtype = next((x.dtype for x in operands if x.is_meta and x.is_floating_point()), None)
     moved: list[torch.Tensor | None] = []
     for index, tensor in enumerate(arguments):
@@ -140,3 +140,15 @@ def _on_one_device(operator: Operator, arguments: list[torch.Tensor | None]) -> 
             tensor = torch.empty(tensor.shape, dtype=wanted, device="meta")
         moved.append(tensor)
     return moved
+
+
+def _beside_gpu_operands(
+    operator: Operator, arguments: list[torch.Tensor | None], operands: list[torch.Tensor]
+) -> list[torch.Tensor | None]:
+    gpu = next((x.device for x in operands if x.is_cuda), None)
+    if gpu is None:
+        return arguments
+    return [
+        x if x is None or i in operator.host_inputs else x.to(gpu, non_blocking=True)
+        for i, x in enumerate(arguments)
+    ]

@@ -33,7 +33,7 @@ def make_optimizer(setup: TrainingSetup, parameters: _Parameters) -> torch.optim
     """The optimizer of a setup over meta parameters, or None for ``none`` and for models without weights.
 
     A fused optimizer cannot run on meta tensors; it is traced as multi-tensor kernels and its rows are merged
-    into one (``affine.fuse_optimizer``).
+    into one (``fused_optimizer.fuse_optimizer``).
 
     Raises:
         InvalidSetupError: The optimizer is not known.

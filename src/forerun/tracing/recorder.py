@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -149,15 +148,6 @@ class StepRecorder(TorchDispatchMode):
     def block_of(self, tensor: torch.Tensor) -> int | None:
         """Block of a tensor that is alive and watched."""
         return self._blocks.get(tensor.untyped_storage()._cdata)
-
-    @contextmanager
-    def module(self, name: str) -> Iterator[None]:
-        """Attributes the enclosed operations to a module."""
-        self._modules.append(name)
-        try:
-            yield
-        finally:
-            self._modules.pop()
 
     def enter_module(self, name: str) -> None:
         """Starts attributing operations to a module."""

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-__all__ = ["NUM_GATES", "fused_layers"]
+from forerun.tracing.op_rules.products import NUM_GATES
 
-NUM_GATES = {"lstm": 4, "gru": 3, "rnn": 1}
+__all__ = ["fused_layers"]
 
 torch.library.define(
     "forerun::rnn",

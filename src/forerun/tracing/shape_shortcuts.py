@@ -69,6 +69,28 @@ def _batch_norm_backward(grad: Any, source: Any, weight: Any, *rest: Any, **__: 
     )
 
 
+def _suggests_channels_last(tensor: torch.Tensor) -> bool:
+    # The rule of PyTorch's suggest_memory_format (c10/core/MemoryFormat.h): the strides alone decide, so the
+    # weight of a convolution of one channel can say it although it is contiguous either way.
+    sizes, strides = tensor.shape, tensor.stride()
+    least = 0
+    for axis in (1, 3, 2, 0):
+        if sizes[axis] == 0 or strides[axis] < least or strides[1] == 0:
+            return False
+        if axis == 0 and least == strides[1]:
+            return False
+        least = strides[axis] * sizes[axis]
+    return True
+
+
+def _convolution(source: torch.Tensor, weight: torch.Tensor, *rest: Any, **kwargs: Any) -> Any:
+    # cuDNN answers in channels_last if the input or the weight is; the meta kernel always in NCHW.
+    if source.dim() != 4 or not (_suggests_channels_last(source) or _suggests_channels_last(weight)):
+        return NotImplemented
+    result = torch.ops.aten.convolution.default(source, weight, *rest, **kwargs)
+    return torch.empty_like(result, memory_format=torch.channels_last)
+
+
 def _overloads(names: str, overload: str) -> list[Any]:
     packets = (getattr(torch.ops.aten, name) for name in names.split())
     return [getattr(packet, overload) for packet in packets if overload in packet.overloads()]
@@ -80,6 +102,7 @@ _GRADIENTS = """threshold_backward gelu_backward silu_backward hardswish_backwar
 _IN_PLACE = "relu_ silu_ hardswish_ hardsigmoid_ sigmoid_ tanh_ hardtanh_ elu_ leaky_relu_ mish_ zero_"
 
 SHORTCUTS: dict[Any, Shortcut] = {
+    torch.ops.aten.convolution.default: _convolution,
     torch.ops.aten.native_batch_norm.default: _batch_norm,
     torch.ops.aten.native_batch_norm_backward.default: _batch_norm_backward,
     torch.ops.aten.threshold_backward.default: _like_first,

@@ -25,7 +25,9 @@ from forerun.tracing.built_model import BuiltModel
 from forerun.tracing.failures import explain_failure
 from forerun.tracing.families import FAMILIES, build_family
 from forerun.tracing.input_options import InputOptions
+from forerun.tracing.meta_build import building_on
 from forerun.tracing.onnx_import import build_onnx
+from forerun.tracing.real_batches import with_real_batches
 from forerun.tracing.timm_models import build_timm, timm_names
 from forerun.tracing.torchvision_models import build_torchvision, torchvision_names
 from forerun.tracing.transformers_models import build_transformers
@@ -57,8 +59,9 @@ def build_model(
     num_classes: int | None = None,
     training: bool = True,
     attn_implementation: str = "sdpa",
+    device: str | torch.device = "meta",
 ) -> BuiltModel:
-    """Builds a model on the meta device, with a batch and a loss for one training step.
+    """Builds a model with a batch and a loss for one training step, on the meta device unless another is named.
 
     Nothing is downloaded. A module that is handed over is copied, never changed.
 
@@ -70,6 +73,8 @@ def build_model(
         num_classes: Outputs of the head.
         training: Training mode, or evaluation mode for inference.
         attn_implementation: Attention of Transformers models, ``sdpa`` or ``eager``.
+        device: Where tensors are. On a real device weights have their library's initial values, or those of an
+            ONNX file, and batches are filled at random.
 
     Raises:
         UnknownModelError: No such model, file or family key.
@@ -86,6 +91,13 @@ def build_model(
         training=training,
         attn_implementation=attn_implementation,
     )
+    place = torch.device(device)
+    with building_on(place):
+        built = _build(spec, options)
+    return built if place.type == "meta" else with_real_batches(built, place)
+
+
+def _build(spec: str | torch.nn.Module, options: InputOptions) -> BuiltModel:
     if isinstance(spec, torch.nn.Module):
         return build_from_module(spec, options)
     if not isinstance(spec, str):

@@ -17,9 +17,9 @@ from forerun.tracing.recorder import RecordedEvent, RecordedRow, StepRecorder
 from forerun.workload.graph import AllocationKind, MemoryEvent
 from forerun.workload.setup import Layout, Phase, Precision, TrainingSetup
 
-__all__ = ["RawTrace", "record_step"]
+__all__ = ["AUTOCAST_DTYPE", "RawTrace", "prepared_batch", "record_step"]
 
-_AUTOCAST_DTYPE = {Precision.AMP: torch.float16, Precision.AMP_BF16: torch.bfloat16}
+AUTOCAST_DTYPE = {Precision.AMP: torch.float16, Precision.AMP_BF16: torch.bfloat16}
 _STORAGE_DTYPE = {Precision.FP16: torch.float16, Precision.BF16: torch.bfloat16}
 
 
@@ -42,7 +42,7 @@ def record_step(built: BuiltModel, setup: TrainingSetup, batch_size: int) -> Raw
         batch_size: Samples of the traced batch.
     """
     module = built.module
-    batch = _prepared_batch(built, setup, batch_size)
+    batch = prepared_batch(built, setup, batch_size)
     for parameter in module.parameters():
         parameter.grad = None
     optimizer = make_optimizer(setup, [p for p in module.parameters() if p.requires_grad])
@@ -69,7 +69,8 @@ def record_step(built: BuiltModel, setup: TrainingSetup, batch_size: int) -> Raw
     return RawTrace(batch_size, recorder.rows, events, frozenset(recorder.unsupported))
 
 
-def _prepared_batch(built: BuiltModel, setup: TrainingSetup, batch_size: int) -> dict[str, Any]:
+def prepared_batch(built: BuiltModel, setup: TrainingSetup, batch_size: int) -> dict[str, Any]:
+    """A batch in the setup's precision and layout; the model is converted to them, in place."""
     dtype = _STORAGE_DTYPE.get(setup.precision)
     if dtype is not None:
         built.module.to(dtype)
@@ -158,7 +159,7 @@ def _train_step(
     recorder.default_kind = AllocationKind.ACTIVATION
     with (
         recorder,
-        cuda_semantics(_AUTOCAST_DTYPE.get(setup.precision), fused_attention=setup.fused_attention),
+        cuda_semantics(AUTOCAST_DTYPE.get(setup.precision), fused_attention=setup.fused_attention),
     ):
         recorder.mark(MemoryEvent.FORWARD_BEGINS)
         _zero_gradients(built.module, setup)
@@ -187,7 +188,7 @@ def _forward_step(
     recorder.default_kind = AllocationKind.ACTIVATION
     # Not inference_mode: it hands composite operations over whole, no_grad takes them apart as training does.
     gradients: Callable[[], Any] = torch.no_grad if setup.phase is Phase.INFERENCE else torch.enable_grad
-    dtype = _AUTOCAST_DTYPE.get(setup.precision)
+    dtype = AUTOCAST_DTYPE.get(setup.precision)
     with gradients(), recorder, cuda_semantics(dtype, fused_attention=setup.fused_attention):
         recorder.mark(MemoryEvent.FORWARD_BEGINS)
         output = built.module(*batch.get("args", ()), **batch.get("kwargs", {}))

@@ -32,7 +32,7 @@ from forerun.tracing.built_model import BatchMaker, BuiltModel, LossFunction
 from forerun.tracing.failures import first_line, place_of
 from forerun.tracing.input_options import InputOptions
 from forerun.tracing.losses import INFERRED_LOSS_NOTE, inferred_loss
-from forerun.tracing.meta_build import build_on_meta, meta_copy
+from forerun.tracing.meta_build import build_on_meta, is_building_on_meta, meta_copy
 from forerun.tracing.module_inputs import guess_inputs
 
 __all__ = ["build_from_file", "build_from_module"]
@@ -265,7 +265,10 @@ def _example_inputs(returned: _Returned, name: str) -> tuple[tuple[int, ...], Ba
 
 
 def _resized(value: Any, example_size: int, batch_size: int) -> Any:
-    """The same structure with meta tensors of another batch size."""
+    """The same structure with tensors of another batch size: on meta, or with the example's values repeated."""
+    if isinstance(value, torch.Tensor) and not is_building_on_meta() and not value.is_meta:
+        is_batched = value.dim() > 0 and value.shape[0] == example_size
+        return value[torch.arange(batch_size) % example_size] if is_batched else value
     if isinstance(value, torch.Tensor):
         shape = list(value.shape)
         if shape and shape[0] == example_size:

@@ -114,7 +114,7 @@ class OpTable:
         read_bytes: Traffic read if every operand is read once [bytes], (n, 2).
         write_bytes: Traffic written [bytes], (n, 2).
         gemm: Matrix-product sizes as (groups, m, n, k), each affine; zero where there is none, (n, 4, 2).
-        elements: Elements of the largest operand, (n, 2).
+        elements: Elements of the largest operand; of a product, of its three operands together, (n, 2).
         kernel_area: Filter or window area, 1 if none, (n,).
         stride: Largest stride, (n,).
         groups: Convolution groups, (n,).

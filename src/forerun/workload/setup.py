@@ -61,9 +61,28 @@ class OptimizerImplementation(StrEnum):
     FUSED = "fused"
 
 
+_CHOICES: dict[str, type[StrEnum]] = {
+    "precision": Precision,
+    "layout": Layout,
+    "optimizer_implementation": OptimizerImplementation,
+    "phase": Phase,
+}
+
+
+def _choice(kind: type[StrEnum], value: str, name: str) -> StrEnum:
+    try:
+        return kind(value)
+    except ValueError:
+        raise InvalidSetupError(
+            f"unknown {name.replace('_', ' ')} {value!r}; expected one of {', '.join(kind)}"
+        ) from None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSetup:
     """The training configuration of one device.
+
+    The four choices may be given as words, such as ``precision="amp"``.
 
     Attributes:
         batch_size_per_device: Samples a device works on in one step.
@@ -90,6 +109,8 @@ class TrainingSetup:
     autocast_backward: bool = False
 
     def __post_init__(self) -> None:
+        for name, kind in _CHOICES.items():
+            object.__setattr__(self, name, _choice(kind, getattr(self, name), name))
         if not 1 <= self.batch_size_per_device <= MAX_BATCH_SIZE:
             raise InvalidSetupError(
                 f"batch size must be between 1 and {MAX_BATCH_SIZE:,}, got {self.batch_size_per_device}"

@@ -49,7 +49,7 @@ def _conv_row(
         write_bytes=moved[2].touched_bytes,
         element_bytes=source.element_bytes,
         gemm=(groups, *gemm),
-        elements=max(source.num_elements, out.num_elements, weight.num_elements),
+        elements=source.num_elements + out.num_elements + weight.num_elements,
         kernel_area=area,
         stride=max(stride, default=1),
         groups=groups,

@@ -25,7 +25,7 @@ def _product(
         write_bytes=write,
         element_bytes=element_bytes,
         gemm=(groups, m, n, k),
-        elements=groups * max(m * n, m * k, n * k),
+        elements=groups * (m * n + m * k + n * k),
     )
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from forerun.costs.calibration_files import find_calibration, load_calibration
 from forerun.costs.memory_constants import visible_memory
 from forerun.costs.memory_stream import live_peak_bytes
 from forerun.costs.op_weights import OpTimeWeights, load_weights, shipped_weights_path
@@ -172,6 +173,7 @@ def _job(
     dataset_size: int | None,
     epochs: float | None,
     validation_size: int | None,
+    validate: bool,
     startup_s: float,
     checkpoint_s: float,
 ) -> Job | None:
@@ -181,10 +183,15 @@ def _job(
         if epochs is not None:
             raise InvalidSetupError("epochs need a dataset: give --dataset NAME or --dataset-size N")
         return None
-    size = find_dataset(dataset).num_training_samples if dataset is not None else dataset_size
-    assert size is not None
+    known = find_dataset(dataset) if dataset is not None else None
+    if validate and validation_size is None:
+        if known is None or not known.num_validation_samples:
+            raise InvalidSetupError(
+                f"{dataset or 'a dataset size'} says nothing of a validation split; give --validation-size N"
+            )
+        validation_size = known.num_validation_samples
     return Job(
-        num_samples=_whole("dataset size", size),
+        num_samples=_whole("dataset size", known.num_training_samples if known else dataset_size),
         num_epochs=epochs,
         num_validation_samples=validation_size or 0,
         startup_s=startup_s,
@@ -192,8 +199,12 @@ def _job(
     )
 
 
-def _weights() -> OpTimeWeights:
-    return load_weights(shipped_weights_path())
+def _weights(device: str | Device, found: Device, calibration: str | Path | None = None) -> OpTimeWeights:
+    """The calibration that is named, or that of this machine for ``here``, or else the shipped weights."""
+    if calibration is not None:
+        return load_calibration(Path(calibration), found)
+    own = find_calibration(found) if device == "here" else None
+    return own or load_weights(shipped_weights_path())
 
 
 def _device(device: str | Device) -> Device:
@@ -219,11 +230,13 @@ def predict(
     dataset_size: int | None = None,
     epochs: float | None = None,
     validation_size: int | None = None,
+    validate: bool = False,
     startup_s: float = 0.0,
     checkpoint_s: float = 0.0,
     price_usd_per_hour: float | None = None,
     memory_overhead_bytes: float | None = None,
     torch_version: str | None = None,
+    calibration: str | Path | None = None,
     num_devices: int = 1,
     num_nodes: int = 1,
     use_cache: bool = True,
@@ -248,11 +261,13 @@ def predict(
         dataset_size: Samples of an epoch, instead of ``dataset``.
         epochs: Epochs of the job.
         validation_size: Samples evaluated after each epoch.
+        validate: Whether the validation split of the named dataset is evaluated after each epoch.
         startup_s: Time before the first step [s].
         checkpoint_s: Time of a checkpoint after each epoch [s].
         price_usd_per_hour: Price of the device [USD/h].
         memory_overhead_bytes: Memory of an idle process on the device [bytes].
         torch_version: PyTorch version of the run, such as "2.4".
+        calibration: File of a calibration of the device; that of this machine is taken for ``here`` by itself.
         num_devices: Devices; more than one is not answered yet.
         num_nodes: Nodes; more than one is not answered yet.
         use_cache: Whether to use the cache of traced graphs.
@@ -273,19 +288,20 @@ def predict(
         )
     if price_usd_per_hour is not None and not (price_usd_per_hour >= 0 and isfinite(price_usd_per_hour)):
         raise InvalidSetupError(f"a price must be zero or more US dollars per hour, got {price_usd_per_hour}")
-    job = _job(dataset, dataset_size, epochs, validation_size, startup_s, checkpoint_s)
+    job = _job(dataset, dataset_size, epochs, validation_size, validate, startup_s, checkpoint_s)
     setup = _setup(
         batch_size, precision, layout, compile, optimizer, phase, optimizer_implementation, fused_attention
     )
     request = _request(model, image_size, input_shape, sequence_length)
+    found = _device(device)
     question = Question(
-        device=_device(device),
+        device=found,
         setup=setup,
         job=job,
         price_usd_per_hour=price_usd_per_hour,
         memory_overhead_bytes=memory_overhead_bytes,
         torch_version=torch_version,
-        weights=_weights(),
+        weights=_weights(device, found, calibration),
     )
     prepared = _prepared(model, request, setup, use_cache)
     validation = None
@@ -311,6 +327,7 @@ def sweep(
     input_shape: Sequence[int] | None = None,
     sequence_length: int | None = None,
     torch_version: str | None = None,
+    calibration: str | Path | None = None,
     use_cache: bool = True,
 ) -> Sweep:
     """Step time and memory of one model over every combination of devices, precisions and batch sizes.
@@ -324,7 +341,7 @@ def sweep(
     if not devices or not batch_sizes or not precisions:
         raise InvalidSetupError("a sweep needs at least one device, one batch size and one precision")
     found = [_device(device) for device in devices]
-    weights = _weights()
+    weights = [_weights(*pair, calibration) for pair in zip(devices, found, strict=True)]
     shape = (len(found), len(precisions), len(batch_sizes))
     step, low, high, memory = (np.empty(shape) for _ in range(4))
     request = _request(model, image_size, input_shape, sequence_length)
@@ -337,11 +354,14 @@ def sweep(
         ]
         for prepared, part in _prepared_for_each(model, request, setups, use_cache):
             chosen = setups[part]
-            each_device = [device for device in found for _ in chosen]
-            times = predict_intervals(prepared, each_device, chosen * len(found), weights, torch_version)
-            for target, values in zip((step, low, high), times, strict=True):
-                target[:, j, part] = values.reshape(len(found), len(chosen))
-            memory[:, j, part] = _live_memory(prepared, found, chosen, weights, torch_version)
+            for model_weights, rows in _by_weights(weights):
+                each_device = [found[row] for row in rows for _ in chosen]
+                times = predict_intervals(
+                    prepared, each_device, chosen * len(rows), model_weights, torch_version
+                )
+                for target, values in zip((step, low, high), times, strict=True):
+                    target[rows, j, part] = values.reshape(len(rows), len(chosen))
+            memory[:, j, part] = _live_memory(prepared, found, chosen, weights[0], torch_version)
     return Sweep(
         devices=tuple(device.name for device in found),
         precisions=tuple(precisions),
@@ -352,6 +372,12 @@ def sweep(
         peak_memory_bytes=memory,
         device_memory_bytes=np.asarray([visible_memory(device).value_bytes for device in found]),
     )
+
+
+def _by_weights(weights: Sequence[OpTimeWeights]) -> list[tuple[OpTimeWeights, list[int]]]:
+    """Each cost model with the devices it is for."""
+    distinct = {id(model): model for model in weights}
+    return [(model, [i for i, own in enumerate(weights) if own is model]) for model in distinct.values()]
 
 
 def _live_memory(
@@ -396,8 +422,6 @@ def evaluate(
         RecordError: The table has missing columns, impossible values, or no model that can be traced.
         UsageError: A device, format or option is not known.
     """
-    from pathlib import Path
-
     from forerun.evaluation.records_evaluation import evaluate_records, read_steps
 
     options = {
@@ -406,8 +430,8 @@ def evaluate(
         "compile": compile,
         "framework_version": torch_version,
     }
-    steps = read_steps(Path(records), format, devices, options)
-    return evaluate_records(steps, _weights())
+    steps = read_steps(str(records), format, devices, options)
+    return evaluate_records(steps, load_weights(shipped_weights_path()))
 
 
 def evaluate_reference(out: Path, quick: bool = False) -> str:

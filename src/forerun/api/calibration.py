@@ -1,0 +1,278 @@
+"""``forerun calibrate`` as a function: measures for some minutes, fits, writes the calibration of a device."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from forerun.costs.calibration_files import calibration_path
+from forerun.costs.op_weights import load_weights, save_weights, shipped_weights_path
+from forerun.errors import InvalidSetupError, RecordError, UsageError
+from forerun.evaluation.device_calibration import CalibrationResult
+from forerun.hardware import find_device
+from forerun.hardware.device import Device, DeviceKind
+from forerun.measurement.jobs import Job
+from forerun.measurement.progress import Event
+from forerun.measurement.protocol import Protocol
+from forerun.records.measurement import Measurement, Outcome
+from forerun.records.store import RecordStore
+
+__all__ = ["Calibration", "LeftOutModel", "calibrate"]
+
+_LAYER_SHARE = 0.5
+_JOBS_PER_ROUND = 6
+_LAYER_PROTOCOL = Protocol(
+    min_warm_up=2, max_warm_up=12, window=3, num_repetitions=7, max_seconds=0.8, timeout_s=60, anchor_every=0
+)
+_MODEL_PROTOCOL = Protocol(
+    min_warm_up=2, max_warm_up=8, window=3, num_repetitions=7, max_seconds=5.0, timeout_s=120, anchor_every=0
+)
+_FIT_SHARE = 0.25
+"""Of the minutes, for tracing and fitting."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOutModel:
+    """A measured model, and how it was predicted by calibrations that had not seen its family [s]."""
+
+    model: str
+    batch_size: int
+    measured_s: float
+    relative_noise: float
+    before_s: float
+    after_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """A finished calibration.
+
+    Attributes:
+        device: Title of the device.
+        file: Where the calibration was written.
+        records: Where the measurements are.
+        method: ``refined`` (from layers and models) or ``offset`` (from a few steps).
+        num_layers, num_models: Measurements it rests on.
+        models: The whole models, left out in turn.
+        duration_s: Time it took [s].
+        notes: What could not be used, and why.
+    """
+
+    device: str
+    file: str
+    records: str
+    method: str
+    num_layers: int
+    num_models: int
+    models: tuple[LeftOutModel, ...]
+    duration_s: float
+    notes: tuple[str, ...] = ()
+
+    @property
+    def mape_before(self) -> float | None:
+        """Mean absolute error of the left-out models by the shipped weights, as a fraction; None without models."""
+        return _mape([(model.measured_s, model.before_s) for model in self.models])
+
+    @property
+    def mape_after(self) -> float | None:
+        """The same by calibrations that had not seen the model's family."""
+        return _mape([(model.measured_s, model.after_s) for model in self.models])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        from dataclasses import asdict
+
+        return {**asdict(self), "mape_before": self.mape_before, "mape_after": self.mape_after}
+
+
+def _mape(pairs: Sequence[tuple[float, float]]) -> float | None:
+    return float(np.mean([abs(said / was - 1) for was, said in pairs])) if pairs else None
+
+
+def calibrate(
+    device: str = "cpu",
+    *,
+    minutes: float = 3.0,
+    precision: str = "fp32",
+    records: str | Path | None = None,
+    from_records: str | Path | None = None,
+    out: str | Path | None = None,
+    on_event: Callable[[Event], None] | None = None,
+    report: Callable[[str], None] = lambda _: None,
+) -> Calibration:
+    """Measures a device of this machine, or takes records of another one, and fits the cost model to it.
+
+    Args:
+        device: ``cpu`` or ``cuda:N``; with ``from_records``, the name of the device they were measured on.
+        minutes: Time to take, measuring and fitting together, 0.5 or more.
+        precision: Precision of what is measured.
+        records: Store that keeps the measurements; the default store if None.
+        from_records: A store or file of measurements to fit instead of measuring.
+        out: File of the calibration; if None, where ``predict --on here`` finds it.
+        on_event: Told of every measured job.
+        report: Told what happens.
+
+    Raises:
+        UsageError: An argument cannot be meant.
+        MeasurementError: Nothing could be measured, or another process measures on the device.
+        RecordError: No measurement of the device can be used.
+    """
+    if not minutes >= 0.5:
+        raise InvalidSetupError(f"a calibration needs half a minute or more, got {minutes} minutes")
+    began_s = time.monotonic()
+    if from_records is not None:
+        found = find_device(device)
+        measured, name = _recorded(from_records, found), str(from_records)
+    else:
+        found = _device_of(device)
+        deadline_s = began_s + 60.0 * minutes * (1 - _FIT_SHARE)
+        measured, name = _measured(device, found, precision, records, deadline_s, on_event)
+    report(f"fitting {len(measured)} measurements")
+    result, notes = _fitted(measured, found, report)
+    path = Path(out) if out is not None else calibration_path(found)
+    try:
+        save_weights(result.weights, path)
+    except OSError as error:
+        raise UsageError(
+            f"{path}: the calibration cannot be written ({error.strerror}); choose another --out"
+        ) from error
+    return Calibration(
+        device=found.title,
+        file=str(path),
+        records=name,
+        method=result.method,
+        num_layers=result.num_layers,
+        num_models=result.num_models,
+        models=_left_out(result),
+        duration_s=time.monotonic() - began_s,
+        notes=tuple(notes),
+    )
+
+
+def _device_of(device_index: str) -> Device:
+    from forerun.hardware.here import describe_host
+    from forerun.hardware.host_gpus import visible_gpus
+    from forerun.hardware.this_device import cpu_device, gpu_device
+    from forerun.measurement.device_index import gpu_index
+
+    index = gpu_index(device_index)
+    host = describe_host()
+    if index is None:
+        return cpu_device(host)
+    gpus = visible_gpus(host.gpus)
+    if index >= len(gpus):
+        raise UsageError(f"expected one of this machine's {len(gpus)} GPUs, got {device_index}")
+    return gpu_device(gpus[index])
+
+
+def _recorded(source: str | Path, device: Device) -> list[Measurement]:
+    from forerun.records.store import is_store
+    from forerun.records.store_files import import_measurements
+
+    def of_device(measurements: Iterable[Measurement]) -> list[Measurement]:
+        wanted = {device.name, device.title}
+        return [m for m in measurements if wanted & {m.circumstances.device, m.circumstances.device_title}]
+
+    if is_store(source):
+        with RecordStore.open(source, create=False) as store:
+            found = of_device(store.measurements(outcome=Outcome.DONE))
+    else:
+        found = of_device(import_measurements(source))
+    if not found:
+        raise RecordError(
+            f"{source}: expected measurements on {device.title} ({device.name}), found none; "
+            "name the device they were measured on"
+        )
+    return found
+
+
+def _measured(
+    device_index: str,
+    device: Device,
+    precision: str,
+    records: str | Path | None,
+    deadline_s: float,
+    on_event: Callable[[Event], None] | None,
+) -> tuple[list[Measurement], str]:
+    from forerun.measurement.calibration_jobs import calibration_layers, calibration_models
+
+    is_gpu = device.kind is DeviceKind.GPU
+    layers = calibration_layers(400, is_gpu=is_gpu, precision=precision)
+    models = calibration_models(is_gpu=is_gpu, precision=precision)
+    occasion = f"calibration {datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds')}"
+    middle_s = time.monotonic() + _LAYER_SHARE * (deadline_s - time.monotonic())
+    with RecordStore.open(records) as store:
+        rounds = ((layers, _LAYER_PROTOCOL, middle_s), (models, _MODEL_PROTOCOL, deadline_s))
+        for jobs, protocol, until_s in rounds:
+            _measure_until(jobs, store, device_index, protocol, occasion, until_s, on_event)
+        measured = list(store.measurements(occasion=occasion, outcome=Outcome.DONE))
+        return measured, store.name
+
+
+def _measure_until(
+    jobs: Sequence[Job],
+    store: RecordStore,
+    device_index: str,
+    protocol: Protocol,
+    occasion: str,
+    until_s: float,
+    on_event: Callable[[Event], None] | None,
+) -> None:
+    """Measures jobs in their order until the time is up; at least one round."""
+    from forerun.measurement.session import run_jobs
+
+    waiting = iter(jobs)
+    for size in cycle([_JOBS_PER_ROUND if protocol is _LAYER_PROTOCOL else 1]):
+        chunk = list(islice(waiting, size))
+        if not chunk:
+            return
+        run_jobs(
+            chunk,
+            store,
+            device_index=device_index,
+            protocol=protocol,
+            occasion=occasion,
+            anchor=None,
+            on_event=on_event,
+        )
+        if time.monotonic() >= until_s:
+            return
+
+
+def _fitted(
+    measured: Sequence[Measurement], device: Device, report: Callable[[str], None]
+) -> tuple[CalibrationResult, list[str]]:
+    import torch
+
+    from forerun.evaluation.device_calibration import calibrate as fit
+    from forerun.evaluation.measured_layers import device_samples
+
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the products are small: threads would wait for each other
+    try:
+        samples, reasons = device_samples(measured, device)
+        return fit(samples, device, load_weights(shipped_weights_path()), report), reasons
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+def _left_out(result: CalibrationResult) -> tuple[LeftOutModel, ...]:
+    rows = zip(result.samples, result.log_before, result.log_after, strict=True)
+    return tuple(
+        LeftOutModel(
+            model=sample.measurement.subject,
+            batch_size=sample.point.setup.batch_size_per_device,
+            measured_s=sample.step_time_s,
+            relative_noise=sample.relative_noise,
+            before_s=float(sample.step_time_s * np.exp(-before)),
+            after_s=float(sample.step_time_s * np.exp(-after)),
+        )
+        for sample, before, after in rows
+    )

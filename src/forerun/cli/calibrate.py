@@ -1,0 +1,81 @@
+"""``forerun calibrate``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from forerun.cli.options import DebugOption, JsonOption
+from forerun.cli.output import TABLE_WIDTH_IN_A_PIPE, page_width, print_json, print_page, quiet_libraries
+
+if TYPE_CHECKING:
+    from forerun.api.calibration import Calibration
+
+__all__ = ["calibrate"]
+
+
+def calibrate(
+    device: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", help="cpu or cuda:N; with --from, the device of the records as in predict --on."
+        ),
+    ] = "cpu",
+    minutes: Annotated[float, typer.Option(help="Time to take, measuring and fitting.")] = 3.0,
+    precision: Annotated[str, typer.Option(metavar="NAME", help="Precision of what is measured.")] = "fp32",
+    from_records: Annotated[
+        str | None,
+        typer.Option(
+            "--from", metavar="RECORDS", help="Fit these measurements instead: a store, .csv or .parquet."
+        ),
+    ] = None,
+    records: Annotated[
+        str | None,
+        typer.Option(metavar="STORE", help="Where the measurements are kept, as in forerun records."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The calibration; by default where predict --on here finds it."),
+    ] = None,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Measure this machine for some minutes and fit the cost model to it."""
+    with quiet_libraries(debug=debug):
+        found = _calibrate(device, minutes, precision, from_records, records, out)
+    if as_json:
+        print_json(found.as_dict())
+        return
+    from forerun.report.calibration_page import calibration_page
+
+    print_page(calibration_page(found.as_dict()), page_width(TABLE_WIDTH_IN_A_PIPE))
+
+
+def _calibrate(
+    device: str,
+    minutes: float,
+    precision: str,
+    from_records: str | None,
+    records: str | None,
+    out: Path | None,
+) -> Calibration:
+    from forerun.api.calibration import calibrate as run
+    from forerun.cli.measure_progress import progress_bar
+
+    def say(message: str) -> None:
+        typer.echo(message, err=True)
+
+    if from_records is not None:
+        return run(device, precision=precision, from_records=from_records, out=out, report=say)
+    with progress_bar() as on_event:
+        return run(
+            device,
+            minutes=minutes,
+            precision=precision,
+            records=records,
+            out=out,
+            on_event=on_event,
+            report=say,
+        )

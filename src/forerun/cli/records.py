@@ -1,0 +1,196 @@
+"""``forerun records list | show KEY | import FILE | export FILE``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from forerun.cli.options import DebugOption, JsonOption
+from forerun.cli.output import TABLE_WIDTH_IN_A_PIPE, page_width, print_json, print_page
+from forerun.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from forerun.records.measurement import Measurement
+    from forerun.records.store import RecordStore
+
+__all__ = ["records"]
+
+records = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+StoreOption = Annotated[
+    str | None,
+    typer.Option(
+        "--records",
+        metavar="STORE",
+        help="File or database URL; default: FORERUN_RECORDS or the user's data folder.",
+    ),
+]
+DeviceOption = Annotated[str | None, typer.Option("--device", help="Only those of this device.")]
+FamilyOption = Annotated[str | None, typer.Option("--family", help="Only those of this model family.")]
+
+_COUNTED = ("device", "kind", "family", "occasion", "outcome")
+
+
+@records.callback(invoke_without_command=True)
+def overview(context: typer.Context) -> None:
+    """Measurements in the record store."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@records.command("list")
+def list_records(
+    store: StoreOption = None,
+    device: DeviceOption = None,
+    family: FamilyOption = None,
+    limit: Annotated[int, typer.Option(min=1, help="Most records to list.")] = 100,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """List what has been measured, or how much of each kind without --device or --family."""
+    from forerun.records.store import RecordStore
+
+    with RecordStore.open(store, create=False) as opened:
+        if device is None and family is None:
+            _print_counts(opened, as_json)
+        else:
+            _print_records(opened, device, family, limit, as_json)
+
+
+def _print_counts(store: RecordStore, as_json: bool) -> None:
+    groups = store.counts(*_COUNTED)
+    if as_json:
+        named = [
+            {**dict(zip(_COUNTED, values, strict=True)), "num_records": number} for values, number in groups
+        ]
+        print_json({"store": store.name, "groups": named})
+        return
+    from forerun.report.records_page import counts_table
+
+    print_page(counts_table(store.name, _COUNTED, groups), page_width(TABLE_WIDTH_IN_A_PIPE))
+
+
+def _print_records(
+    store: RecordStore, device: str | None, family: str | None, limit: int, as_json: bool
+) -> None:
+    from itertools import islice
+
+    from forerun.records.documents import measurement_document
+
+    found = list(islice(store.measurements(device=device, family=family), limit))
+    num_found = store.count(device=device, family=family)
+    if as_json:
+        documents = [measurement_document(record) for record in found]
+        print_json({"store": store.name, "num_records": num_found, "records": documents})
+        return
+    from forerun.report.records_page import records_table
+
+    print_page(records_table(found), page_width(TABLE_WIDTH_IN_A_PIPE))
+    if num_found > len(found):
+        typer.echo(f"the first {len(found)} of {num_found}; --limit shows more, export writes all", err=True)
+
+
+@records.command("show")
+def show_record(
+    key: Annotated[str, typer.Argument(metavar="KEY", help="Key of a record, or how it begins.")],
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Show everything about one record: all repetitions, results and circumstances."""
+    from forerun.records.documents import measurement_document
+    from forerun.records.store import RecordStore
+
+    with RecordStore.open(store, create=False) as opened:
+        document = measurement_document(opened.find(key))
+    if as_json:
+        print_json(document)
+        return
+    from forerun.report.records_page import record_page
+
+    print_page(record_page(document), page_width(TABLE_WIDTH_IN_A_PIPE))
+
+
+@records.command("import")
+def import_file(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A .csv or .parquet file of measurements.")],
+    store: StoreOption = None,
+    cnn_grid: Annotated[
+        bool, typer.Option("--cnn-grid", help="FILE has the columns of the CNN grid (CSV); needs --device.")
+    ] = False,
+    device: Annotated[
+        str | None, typer.Option("--device", help="With --cnn-grid: where it was measured.")
+    ] = None,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Add the measurements of a file to the store; those already there are left as they are."""
+    from forerun.records.store import RecordStore
+
+    if cnn_grid != (device is not None):
+        raise UsageError(
+            "--cnn-grid and --device belong together: such a file does not name its device, others do"
+        )
+    with RecordStore.open(store) as opened:
+        counted = _Counted(_measurements_of(file, device))
+        num_written = opened.add_many(counted)
+        if as_json:
+            print_json({"store": opened.name, "num_written": num_written, "num_read": counted.number})
+            return
+        typer.echo(
+            f"{num_written} measurements written to {opened.name}, {counted.number - num_written} were there already"
+        )
+
+
+def _measurements_of(file: Path, device: str | None) -> Iterable[Measurement]:
+    from forerun.hardware import find_device
+    from forerun.records.cnn_csv import read_cnn_csv
+    from forerun.records.store_files import import_measurements
+
+    if device is None:
+        return import_measurements(file)
+    return read_cnn_csv(file, device=find_device(device).name)
+
+
+class _Counted:
+    """Passes measurements on and counts them."""
+
+    def __init__(self, measurements: Iterable[Measurement]) -> None:
+        self._measurements = measurements
+        self.number = 0
+
+    def __iter__(self) -> Iterator[Measurement]:
+        for measurement in self._measurements:
+            self.number += 1
+            yield measurement
+
+
+@records.command("export")
+def export_file(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A .csv or .parquet file to write.")],
+    store: StoreOption = None,
+    device: DeviceOption = None,
+    family: FamilyOption = None,
+    cnn_grid: Annotated[
+        bool,
+        typer.Option("--cnn-grid", help="One row per trained CNN, with the columns of the CNN grid (CSV)."),
+    ] = False,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Write the measurements of the store to a file."""
+    from forerun.records.cnn_csv import write_cnn_csv
+    from forerun.records.store import RecordStore
+    from forerun.records.store_files import export_measurements
+
+    write = write_cnn_csv if cnn_grid else export_measurements
+    with RecordStore.open(store, create=False) as opened:
+        num_written = write(opened.measurements(device=device, family=family), file)
+        if as_json:
+            print_json({"store": opened.name, "file": str(file), "num_written": num_written})
+        else:
+            typer.echo(f"{num_written} measurements from {opened.name} to {file}")

@@ -1,0 +1,55 @@
+"""Where calibrations of single devices are kept, and which one belongs to a device."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from forerun.costs.op_weights import OpTimeWeights, load_weights
+from forerun.errors import UsageError
+from forerun.hardware.device import Device
+
+__all__ = ["CALIBRATIONS_VARIABLE", "calibration_path", "find_calibration", "load_calibration"]
+
+CALIBRATIONS_VARIABLE = "FORERUN_CALIBRATIONS"
+"""Environment variable that names the folder of calibrations."""
+
+
+def calibration_path(device: Device) -> Path:
+    """The file of a device's calibration in the user's data folder, whether it exists or not."""
+    from platformdirs import user_data_path
+
+    named = os.environ.get(CALIBRATIONS_VARIABLE)
+    folder = Path(named) if named else user_data_path("forerun") / "calibrations"
+    return folder / f"{re.sub('[^a-z0-9]+', '-', device.title.lower()).strip('-')}.safetensors"
+
+
+def find_calibration(device: Device) -> OpTimeWeights | None:
+    """The calibration of this machine's device; None if it was never calibrated.
+
+    Raises:
+        CostModelError: The file is damaged, or was made for other features than this version computes.
+    """
+    path = calibration_path(device)
+    return load_weights(path) if path.exists() else None
+
+
+def load_calibration(path: Path, device: Device) -> OpTimeWeights:
+    """A calibration from a file, for a device it was made on.
+
+    Raises:
+        UsageError: There is no such file, it is none of a single device, or it is another device's.
+        CostModelError: The file is damaged, or was made for other features than this version computes.
+    """
+    if not path.is_file():
+        raise UsageError(
+            f"expected a calibration file at {path}, but there is none; make one with: forerun calibrate --out {path}"
+        )
+    weights = load_weights(path)
+    if weights.calibrated_device != device.title:
+        raise UsageError(
+            f"{path.name} is a calibration of '{weights.calibrated_device or 'no single device'}', but the question is "
+            f"about '{device.title}'; name the file of that device, or leave --calibration out"
+        )
+    return weights

@@ -1,0 +1,53 @@
+"""How much of its boost clock a board can sustain under its power limit."""
+
+from __future__ import annotations
+
+from functools import cache
+from statistics import median
+
+from forerun.hardware.catalogue import load_catalog
+from forerun.hardware.device import Device, DeviceKind, NumberFormat
+
+__all__ = ["POWER_EXPONENT", "power_share", "sustained_clock_share"]
+
+POWER_EXPONENT = 0.8
+"""How the clock follows the power that is left: 1 at the lowest voltage (P ~ f), 1/3 far above it (P ~ f V^2, V ~ f).
+
+Products of ``neusight_ops`` (NeuSight, ASPLOS 2025) reach 0.8 to 0.9 of the FP32 peak on boards of share one
+(A100, V100) and 0.44, 0.52 and 0.22 on T4, P4 and L4, with shares of 0.46, 0.60 and 0.41: exponents of 0.8 to 1.3.
+"""
+
+
+def power_share(device: Device) -> float:
+    """Watts per FP32 FLOP/s, relative to the median GPU of the same architecture in the catalogue.
+
+    Boards of one architecture and process need about the same energy for a FLOP at full clock; one with a
+    lower limit per peak FLOP/s, such as a 70 W inference card or a "Max-Q" part, cannot hold the boost clock that its
+    peak is computed from. One for CPUs and for architectures with a single entry.
+    """
+    own = _watts_per_flop(device)
+    if device.kind is not DeviceKind.GPU or own is None:
+        return 1.0
+    usual = _usual_watts_per_flop().get((device.vendor, device.architecture))
+    return 1.0 if usual is None else own / usual
+
+
+def sustained_clock_share(device: Device) -> float:
+    """Share of the boost clock that compute-bound work sustains: min(1, power share)^0.8."""
+    share: float = min(1.0, power_share(device)) ** POWER_EXPONENT
+    return share
+
+
+def _watts_per_flop(device: Device) -> float | None:
+    peak = device.peak_flops_per_s.get(NumberFormat.FP32)
+    return device.power_limit_w / peak if peak and device.power_limit_w else None
+
+
+@cache
+def _usual_watts_per_flop() -> dict[tuple[str, str], float]:
+    found: dict[tuple[str, str], list[float]] = {}
+    for device in load_catalog().values():
+        value = _watts_per_flop(device)
+        if device.kind is DeviceKind.GPU and value is not None:
+            found.setdefault((device.vendor, device.architecture), []).append(value)
+    return {key: median(values) for key, values in found.items()}

@@ -1,0 +1,1 @@
+"""Runs real jobs on a real device and writes what came out, one measurement at a time."""

@@ -1,0 +1,188 @@
+"""Runs one job in a fresh process, so that nothing it does can reach the session or the next job.
+
+The process is forked from a server that has loaded the framework and done nothing else (``forkserver``): a job starts
+in some 50 ms, with no CUDA context, no allocator state and no threads of an earlier job. However the job ends, by a
+result, an exception, a signal, a hang or the end of memory, a report comes back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import time
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from forerun.measurement.child_process import ChildReport, Message, Started, child_main
+from forerun.measurement.circumstances import num_threads_of
+from forerun.measurement.jobs import Job
+from forerun.measurement.protocol import Protocol
+from forerun.records.measurement import Outcome
+
+__all__ = ["DEFAULT_RUN", "ChildReport", "run_in_child"]
+
+DEFAULT_RUN = "forerun.measurement.runners:run_job"
+"""Function that runs a job, ``(job, device_index, protocol) -> RunResult``, as ``module:function``."""
+
+_START_TIMEOUT_S = 300.0  # the first child waits for the server to load the framework, maybe from a slow disk
+_EXIT_TIMEOUT_S = 5.0
+
+
+def run_in_child(
+    job: Job,
+    device_index: str,
+    protocol: Protocol,
+    on_progress: Callable[[float], None] | None = None,
+    *,
+    run: str = DEFAULT_RUN,
+) -> ChildReport:
+    """Runs a job in a process of its own and says how it ended.
+
+    Args:
+        job: What to run.
+        device_index: Such as ``cpu`` or ``cuda:0``.
+        protocol: Settings; ``timeout_s``, ``num_threads`` and ``memory_limit_bytes`` act here.
+        on_progress: Called with what the job gives to ``report_progress``.
+        run: ``module:function`` to run it with.
+    """
+    num_threads = num_threads_of(protocol)
+    protocol = replace(protocol, num_threads=num_threads)
+    context = _context(run, num_threads)
+    reader, writer = context.Pipe(duplex=False)
+    child = context.Process(
+        target=child_main,
+        args=(writer, run, job, device_index, protocol, _environment(num_threads)),
+        name=f"forerun-{job.kind}",
+    )
+    with _without_main():
+        child.start()
+    writer.close()
+    try:
+        return _receive(reader, child, protocol, on_progress)
+    finally:
+        _end(child)
+        reader.close()
+
+
+def _context(run: str, num_threads: int) -> Any:
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    from multiprocessing import forkserver
+
+    context = multiprocessing.get_context("forkserver")
+    # A runner from elsewhere brings its own imports.
+    context.set_forkserver_preload(["forerun.measurement.preloaded"] if run == DEFAULT_RUN else [])
+    # One thread of OpenBLAS, so that the server has none of its own when it forks.
+    with (
+        _patched_environment({**_thread_variables(num_threads), "OPENBLAS_NUM_THREADS": "1"}),
+        _without_main(),
+    ):
+        forkserver.ensure_running()
+    return context
+
+
+def _thread_variables(num_threads: int) -> dict[str, str]:
+    return {"OMP_NUM_THREADS": str(num_threads), "MKL_NUM_THREADS": str(num_threads)}
+
+
+def _environment(num_threads: int) -> dict[str, str]:
+    """The parent's variables of now; the server has those of its start."""
+    return {**os.environ, **_thread_variables(num_threads)}
+
+
+@contextlib.contextmanager
+def _patched_environment(variables: Mapping[str, str]) -> Iterator[None]:
+    saved = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in saved.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _without_main() -> Iterator[None]:
+    """Hides the user's script: ``multiprocessing`` would import it again in every child, for nothing here."""
+    script = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = script
+
+
+def _receive(
+    reader: Connection, child: Any, protocol: Protocol, on_progress: Callable[[float], None] | None
+) -> ChildReport:
+    timeout_s = protocol.timeout_s
+    deadline_s = time.monotonic() + max(_START_TIMEOUT_S, timeout_s)
+    while True:
+        ready = wait([reader, child.sentinel], timeout=max(0.0, deadline_s - time.monotonic()))
+        if not ready:
+            return ChildReport(outcome=Outcome.TIMED_OUT, reason=f"not finished after {timeout_s:g} s")
+        # What was sent before the end is still in the pipe; but a process that the dead child has left behind may
+        # hold the other end open, so that reading an empty pipe would wait for it.
+        message = _next_message(reader) if reader.poll() else None
+        if message is None:
+            child.join(_EXIT_TIMEOUT_S)
+            return _report_of_death(child.exitcode, protocol.memory_limit_bytes is not None)
+        if isinstance(message, ChildReport):
+            child.join(_EXIT_TIMEOUT_S)
+            return message
+        if isinstance(message, Started):
+            deadline_s = time.monotonic() + timeout_s
+        elif on_progress is not None:
+            on_progress(message.fraction)
+
+
+def _next_message(reader: Connection) -> Message | None:
+    """The next message; None when the other end is gone or dies in the middle of one."""
+    try:
+        message: Message = reader.recv()
+    except (EOFError, OSError):
+        return None
+    return message
+
+
+_FAILED_ALLOCATION = ("SIGSEGV", "SIGABRT", "SIGBUS")
+"""How native code ends that does not check for memory it was refused."""
+
+
+def _report_of_death(exit_code: int | None, has_memory_limit: bool) -> ChildReport:
+    if exit_code is None:
+        return ChildReport(outcome=Outcome.FAILED, reason="the job closed its connection without a result")
+    if exit_code >= 0:
+        return ChildReport(
+            outcome=Outcome.FAILED,
+            reason=f"the process ended with exit status {exit_code} before it had a result",
+        )
+    try:
+        name = signal.Signals(-exit_code).name
+    except ValueError:
+        name = f"signal {-exit_code}"
+    if has_memory_limit and name in _FAILED_ALLOCATION:
+        return ChildReport(
+            outcome=Outcome.OUT_OF_MEMORY, reason=f"the process was ended by {name} under its memory limit"
+        )
+    hint = "; the kernel may have run out of memory" if name == "SIGKILL" else ""
+    return ChildReport(outcome=Outcome.KILLED, reason=f"the process was ended by {name}{hint}")
+
+
+def _end(child: Any) -> None:
+    """Ends the child and whatever it started; they are one process group, named by the child."""
+    if hasattr(os, "killpg"):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, signal.SIGKILL)
+    child.kill()
+    child.join()
+    child.close()

@@ -1,0 +1,175 @@
+"""The child's side of a job: made ready, run, reported; ``child`` holds the session's side."""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from forerun.errors import ForerunError, MeasurementError
+from forerun.measurement.jobs import Job, RunResult
+from forerun.measurement.protocol import Protocol
+from forerun.records.measurement import Outcome
+
+__all__ = ["ChildReport", "Message", "Progress", "Started", "child_main", "report_progress"]
+
+_LONGEST_REASON = 1000
+
+_progress_pipe: Connection | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildReport:
+    """How a child ended.
+
+    Attributes:
+        outcome: How the job ended.
+        result: What it brought back; None unless it is done.
+        reason: Why it is not done; empty if it is.
+    """
+
+    outcome: Outcome
+    result: RunResult | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """The child has begun its job; the timeout counts from here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How much of the job is done, 0 to 1."""
+
+    fraction: float
+
+
+Message = Started | Progress | ChildReport
+"""What a child may send, in this order."""
+
+
+def report_progress(fraction: float) -> None:
+    """Tells the session how much of the job is done, 0 to 1; outside a measured child nothing happens.
+
+    Call it between repetitions or epochs, never inside one.
+    """
+    if _progress_pipe is not None:
+        _progress_pipe.send(Progress(fraction=fraction))
+
+
+def child_main(
+    pipe: Connection,
+    run: str,
+    job: Job,
+    device_index: str,
+    protocol: Protocol,
+    environment: Mapping[str, str],
+) -> None:
+    """Runs a job and sends ``Started``, any ``Progress``, and a ``ChildReport`` through the pipe.
+
+    Args:
+        pipe: To the session.
+        run: ``module:function`` that runs the job.
+        job: What to run.
+        device_index: Such as ``cpu``.
+        protocol: Settings.
+        environment: Variables of the session; they replace those of the fork server.
+    """
+    global _progress_pipe
+    _leave_the_parents_terminal()
+    _follow_the_parent_into_death()
+    os.environ.clear()
+    os.environ.update(environment)
+    _set_num_threads(protocol.num_threads)
+    _limit_memory(protocol.memory_limit_bytes)
+    pipe.send(Started())
+    _progress_pipe = pipe
+    pipe.send(_report_of_job(run, job, device_index, protocol))
+
+
+def _leave_the_parents_terminal() -> None:
+    """Own group of processes, so that Ctrl-C reaches the parent alone; stdout belongs to the parent's answer."""
+    if hasattr(os, "setsid"):
+        os.setsid()
+    os.dup2(2, 1)
+
+
+def _follow_the_parent_into_death() -> None:
+    """Ends this group of processes when the session ends, however that ends.
+
+    The kernel's own signal for it (``PR_SET_PDEATHSIG``) tells of the death of the fork server, which lives as long
+    as any of its children; the pipe to the session tells of the session.
+    """
+    parent = multiprocessing.parent_process()
+
+    def watch() -> None:
+        if parent is not None:
+            parent.join()
+        if hasattr(os, "killpg"):
+            os.killpg(0, signal.SIGKILL)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="watchdog", daemon=True).start()
+
+
+def _set_num_threads(num_threads: int | None) -> None:
+    # A framework that is loaded later reads the variables of the environment.
+    if num_threads is not None and (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(num_threads)
+
+
+def _limit_memory(limit_bytes: int | None) -> None:
+    """Limits private memory (``RLIMIT_DATA``), counted from what the loaded framework already has.
+
+    ``RLIMIT_AS`` would count the gigabytes of address space that a framework reserves and never touches.
+    """
+    if limit_bytes is None or sys.platform != "linux":
+        return
+    import resource
+
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    (used_kib,) = (line.split()[1] for line in status.splitlines() if line.startswith("VmData:"))
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    wanted_bytes = int(used_kib) * 1024 + limit_bytes
+    soft = wanted_bytes if hard == resource.RLIM_INFINITY else min(wanted_bytes, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def _report_of_job(run: str, job: Job, device_index: str, protocol: Protocol) -> ChildReport:
+    try:
+        return ChildReport(outcome=Outcome.DONE, result=_function(run)(job, device_index, protocol))
+    except Exception as error:  # whatever a job raises is its report
+        return ChildReport(outcome=_outcome_of(error), reason=_reason_of(error))
+
+
+def _function(run: str) -> Callable[[Job, str, Protocol], RunResult]:
+    module, _, name = run.partition(":")
+    try:
+        function: Callable[[Job, str, Protocol], RunResult] = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise MeasurementError(f"expected a function as module:function, got '{run}': {error}") from error
+    return function
+
+
+def _outcome_of(error: Exception) -> Outcome:
+    # The runners tell a framework's many errors for full memory by one of their own. Another runner may do without
+    # their module, and must not pay for its import.
+    runners = sys.modules.get("forerun.measurement.runners")
+    kinds = (MemoryError, runners.OutOfMemory) if runners else (MemoryError,)
+    return Outcome.OUT_OF_MEMORY if isinstance(error, kinds) else Outcome.FAILED
+
+
+def _reason_of(error: Exception) -> str:
+    text = str(error).strip()
+    if isinstance(error, ForerunError):
+        return text[:_LONGEST_REASON]
+    name = type(error).__name__
+    return (f"{name}: {text}" if text else name)[:_LONGEST_REASON]

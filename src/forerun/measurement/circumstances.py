@@ -1,0 +1,140 @@
+"""Where, when and with what a job runs, without loading a framework."""
+
+from __future__ import annotations
+
+import platform
+import re
+from dataclasses import replace
+from datetime import UTC, datetime
+from importlib import metadata
+
+from forerun.errors import InvalidSetupError, MeasurementError, UnknownDeviceError
+from forerun.hardware.here import Host, describe_host
+from forerun.hardware.host_gpus import HostGpu, visible_gpus
+from forerun.hardware.this_device import gpu_device
+from forerun.measurement.device_index import gpu_index
+from forerun.measurement.protocol import Protocol
+from forerun.records.measurement import Circumstances
+
+__all__ = ["at_job_start", "describe_circumstances", "num_threads_of", "software_version"]
+
+_DISTRIBUTIONS = {"pytorch": ("torch",), "keras": ("keras", "tensorflow")}
+
+
+def describe_circumstances(
+    device_index: str = "cpu",
+    *,
+    protocol: Protocol | None = None,
+    occasion: str = "",
+    framework: str = "pytorch",
+    host_name: str | None = None,
+) -> Circumstances:
+    """What holds for all jobs of a session; ``at_job_start`` adds what belongs to one job.
+
+    Args:
+        device_index: ``cpu``, ``cuda`` or ``cuda:N`` among the visible GPUs.
+        protocol: Settings, for the number of threads.
+        occasion: Label of the session.
+        framework: ``pytorch`` or ``keras``.
+        host_name: Name of the machine as it shall be known; its own if None.
+    """
+    index = gpu_index(device_index)
+    host = describe_host()
+    shared = Circumstances(
+        device="cpu",
+        device_title=host.cpu.model,
+        device_index=device_index,
+        host=platform.node() if host_name is None else host_name,
+        num_cores=max(1, int(host.num_usable_cores)),
+        num_threads=num_threads_of(protocol or Protocol(), host),
+        memory_bytes=float(host.memory_usable_bytes),
+        operating_system=host.operating_system,
+        python_version=host.python_version,
+        framework=framework,
+        framework_version=software_version(framework),
+        forerun_version=_installed_version("forerun") or "",
+        occasion=occasion,
+    )
+    if index is None:
+        return shared
+    gpu = _gpu(index, host)
+    return replace(
+        shared,
+        device=_gpu_name(gpu),
+        device_title=gpu.name,
+        memory_bytes=float(gpu.memory_bytes),
+        accelerator_software=_accelerator_software(gpu),
+    )
+
+
+def at_job_start(circumstances: Circumstances) -> Circumstances:
+    """The circumstances of a job that begins now: the time in UTC and the load of the machine."""
+    return replace(
+        circumstances,
+        started_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        load_before=_load_per_core(),
+    )
+
+
+def num_threads_of(protocol: Protocol, host: Host | None = None) -> int:
+    """Threads the framework is given: those of the protocol, else one per core the job may use."""
+    if protocol.num_threads is not None:
+        return protocol.num_threads
+    return max(1, int((host or describe_host()).num_usable_cores))
+
+
+def software_version(framework: str) -> str:
+    """Version of a framework and of what it runs on, from the packages' own metadata.
+
+    Raises:
+        MeasurementError: The framework is not installed.
+    """
+    if framework not in _DISTRIBUTIONS:
+        raise InvalidSetupError(f"expected framework {' or '.join(_DISTRIBUTIONS)}, got '{framework}'")
+    main, *others = _DISTRIBUTIONS[framework]
+    version = _installed_version(main)
+    if version is None:
+        raise MeasurementError(
+            f"expected {main} to be installed, found none; install it with: pip install {main}"
+        )
+    found = {name: version for name in others if (version := _installed_version(name))}
+    return ", ".join([version, *(f"{name} {version}" for name, version in found.items())])
+
+
+def _installed_version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _load_per_core() -> float | None:
+    import psutil
+
+    try:
+        return psutil.getloadavg()[0] / (psutil.cpu_count() or 1)
+    except OSError:
+        return None
+
+
+def _gpu(index: int, host: Host) -> HostGpu:
+    gpus = visible_gpus(host.gpus)
+    if index >= len(gpus):
+        raise MeasurementError(
+            f"expected an NVIDIA GPU as cuda:{index}, but this process sees {len(gpus)}; "
+            "choose another device, or check the driver and CUDA_VISIBLE_DEVICES"
+        )
+    return gpus[index]
+
+
+def _gpu_name(gpu: HostGpu) -> str:
+    """The catalogue's name; a GPU that is not in it is measured all the same, under its own name."""
+    try:
+        return gpu_device(gpu).name
+    except UnknownDeviceError:
+        return re.sub(r"[^a-z0-9]+", "-", gpu.name.lower()).strip("-")
+
+
+def _accelerator_software(gpu: HostGpu) -> str:
+    known = {"driver": gpu.driver_version, "CUDA": gpu.cuda_version}
+    return ", ".join(f"{name} {version}" for name, version in known.items() if version)

@@ -1,0 +1,180 @@
+"""The images a training run reads: CIFAR-10, or synthetic ones of the same shapes and sizes.
+
+CIFAR-10 is read by torchvision from the folder in ``FORERUN_DATASETS``, or one in the user's cache, and downloaded if
+it is not there. Synthetic images hold a faint pattern of their class under noise: a network can learn them, and no
+accuracy on them says anything about real images.
+
+Source of the sizes: Krizhevsky 2009, Learning Multiple Layers of Features from Tiny Images, chapter 3.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.errors import InvalidSetupError, MeasurementError, near_matches
+
+__all__ = [
+    "DATASETS",
+    "NUM_CLASSES",
+    "NUM_TEST_IMAGES",
+    "NUM_TRAINING_IMAGES",
+    "ImageSet",
+    "check_dataset",
+    "dataset_folder",
+    "load_images",
+    "synthetic_images",
+]
+
+DATASETS = ("cifar10", "synthetic")
+NUM_TRAINING_IMAGES = 50_000
+NUM_TEST_IMAGES = 10_000
+NUM_CLASSES = 10
+_IMAGE_SIZE = 32
+
+_PATTERN_CELLS = 4
+_PATTERN_STRENGTH = 24  # of 255, under noise of standard deviation 67: some hundred steps to learn
+_CHUNK = 4096
+_DOWNLOAD_TIMEOUT_S = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageSet:
+    """Images in memory.
+
+    Attributes:
+        images: (images, channels, height, width), 0 to 255.
+        labels: Class of each image, (images,).
+    """
+
+    images: npt.NDArray[np.uint8]
+    labels: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+def dataset_folder() -> Path:
+    """Where datasets are kept: ``FORERUN_DATASETS``, or the user's cache folder."""
+    if chosen := os.environ.get("FORERUN_DATASETS"):
+        return Path(chosen)
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("forerun")) / "datasets"
+
+
+def check_dataset(name: str, image_size: int = _IMAGE_SIZE) -> None:
+    """Makes sure that a dataset can be read; downloads it if need be.
+
+    Raises:
+        InvalidSetupError: No such dataset, or images of another size are asked of it.
+        MeasurementError: It is not here and cannot be had.
+    """
+    if name not in DATASETS:
+        raise InvalidSetupError(
+            f"unknown dataset '{name}'{near_matches(name, DATASETS)}; expected {' or '.join(DATASETS)}"
+        )
+    if name == "cifar10":
+        if image_size != _IMAGE_SIZE:
+            raise InvalidSetupError(
+                f"cifar10 has images of {_IMAGE_SIZE} pixels, got image size {image_size}; "
+                "use --dataset synthetic for another size"
+            )
+        _cifar10(train=True)
+
+
+def load_images(
+    name: str,
+    *,
+    train: bool,
+    num_images: int | None = None,
+    image_size: int = _IMAGE_SIZE,
+    num_classes: int = NUM_CLASSES,
+    num_channels: int = 3,
+    seed: int = 0,
+) -> ImageSet:
+    """The training or the held-out part of a dataset.
+
+    Args:
+        name: ``cifar10`` or ``synthetic``.
+        train: Which part.
+        num_images: The first so many only; all if None.
+        image_size: Height and width of synthetic images [pixels].
+        num_classes: Classes of synthetic images.
+        num_channels: Channels of synthetic images.
+        seed: Of synthetic images.
+    """
+    full = NUM_TRAINING_IMAGES if train else NUM_TEST_IMAGES
+    wanted = min(full, num_images or full)
+    if name == "synthetic":
+        shape = (num_channels, image_size, image_size)
+        return synthetic_images(
+            wanted, shape=shape, num_classes=num_classes, seed=seed, part=0 if train else 1
+        )
+    check_dataset(name, image_size)
+    found = _cifar10(train=train)
+    images = np.ascontiguousarray(found.data[:wanted].transpose(0, 3, 1, 2))
+    return ImageSet(images=images, labels=np.asarray(found.targets[:wanted], dtype=np.int64))
+
+
+def synthetic_images(
+    num_images: int,
+    *,
+    shape: tuple[int, int, int],
+    num_classes: int = NUM_CLASSES,
+    seed: int = 0,
+    part: int = 0,
+) -> ImageSet:
+    """Noise with a faint pattern of coarse squares that belongs to the class.
+
+    Args:
+        num_images: How many.
+        shape: (channels, height, width).
+        num_classes: Classes, equally likely.
+        seed: Same seed, same patterns and images.
+        part: Other images of the same patterns: 0 to train, 1 to test.
+    """
+    channels, height, width = shape
+    cells = np.random.default_rng(seed).choice(
+        np.asarray([0, _PATTERN_STRENGTH], dtype=np.uint8),
+        size=(num_classes, channels, _PATTERN_CELLS, _PATTERN_CELLS),
+    )
+    rows = np.arange(height) * _PATTERN_CELLS // height
+    columns = np.arange(width) * _PATTERN_CELLS // width
+    patterns = cells[:, :, rows][:, :, :, columns]
+    rng = np.random.default_rng([seed, part])
+    labels = rng.integers(num_classes, size=num_images)
+    images = np.empty((num_images, *shape), dtype=np.uint8)
+    for begin in range(0, num_images, _CHUNK):
+        part_of = slice(begin, begin + _CHUNK)
+        noise = rng.integers(256 - _PATTERN_STRENGTH, size=images[part_of].shape, dtype=np.uint8)
+        np.add(noise, patterns[labels[part_of]], out=images[part_of])
+    return ImageSet(images=images, labels=labels)
+
+
+def _cifar10(*, train: bool) -> Any:
+    from torchvision.datasets import CIFAR10
+
+    folder = dataset_folder()
+    try:
+        return CIFAR10(root=str(folder), train=train, download=False)
+    except RuntimeError:
+        pass  # not here, or damaged
+    before_s = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(_DOWNLOAD_TIMEOUT_S)
+    try:
+        return CIFAR10(root=str(folder), train=train, download=True)
+    except (OSError, RuntimeError) as error:  # no network, no space, a damaged file
+        raise MeasurementError(
+            f"expected CIFAR-10 in {folder}, or a network to download it from, got: {error}; "
+            "use --dataset synthetic (same shapes and sizes), or put the dataset there and name the folder in "
+            "FORERUN_DATASETS"
+        ) from error
+    finally:
+        socket.setdefaulttimeout(before_s)

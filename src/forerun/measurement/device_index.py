@@ -1,0 +1,19 @@
+"""Which device of this process is meant: ``cpu``, ``cuda`` or ``cuda:N``."""
+
+from __future__ import annotations
+
+import re
+
+from forerun.errors import InvalidSetupError
+
+__all__ = ["gpu_index"]
+
+
+def gpu_index(device_index: str) -> int | None:
+    """Number of a GPU among those this process sees, None for the processor; ``cuda`` is ``cuda:0``."""
+    if device_index == "cpu":
+        return None
+    match = re.fullmatch(r"cuda(?::(\d+))?", device_index)
+    if match is None:
+        raise InvalidSetupError(f"expected device cpu or cuda:N, got '{device_index}'; give one of them")
+    return int(match[1] or 0)

@@ -1,0 +1,143 @@
+"""One measurement at a time on a device: a lock between all processes of a machine, whoever owns them.
+
+The lock is ``flock`` on a small file. The kernel lets go of it when the process ends, however it ends, so there is no
+stale lock; the text in the file only tells who holds it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import hashlib
+import json
+import os
+import platform
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from forerun.errors import DeviceBusyError, MeasurementError
+from forerun.measurement.device_index import gpu_index
+
+__all__ = ["device_identity", "lock_device", "lock_path"]
+
+_POLL_S = 0.2
+_EVERYONE = 0o666
+
+
+def device_identity(device_index: str) -> str:
+    """What a device is called by all processes of a machine: ``cpu``, or the identity the driver gives a GPU.
+
+    ``cuda:0`` is another board under another ``CUDA_VISIBLE_DEVICES``; the driver's identity is not. Where the driver
+    cannot be asked, the index itself.
+    """
+    index = gpu_index(device_index)
+    if index is None:
+        return "cpu"
+    from forerun.hardware.host_gpus import list_gpus, visible_gpus
+
+    gpus = visible_gpus(list_gpus())
+    return gpus[index].uuid if index < len(gpus) else f"cuda:{index}"
+
+
+def lock_path(device_index: str, folder: Path | None = None) -> Path:
+    """File of the lock: in the machine's folder for temporary files, named by host and device.
+
+    The host is part of the name because that folder may be shared by machines.
+    """
+    name = f"{platform.node()}-{device_identity(device_index)}"
+    readable = re.sub(r"[^A-Za-z0-9.-]+", "-", name)[:60]
+    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return (folder or Path(tempfile.gettempdir())) / f"forerun-{readable}-{digest}.lock"
+
+
+@contextlib.contextmanager
+def lock_device(device_index: str, *, wait_s: float = 0.0, folder: Path | None = None) -> Iterator[Path]:
+    """Holds the device for as long as the context lasts.
+
+    Args:
+        device_index: Such as ``cpu`` or ``cuda:0``.
+        wait_s: How long to wait for another holder [s].
+        folder: Where the file is; the machine's folder for temporary files if None.
+
+    Raises:
+        DeviceBusyError: Another process holds it; the message names it.
+    """
+    path = lock_path(device_index, folder)
+    descriptor = _open(path)
+    try:
+        _acquire(descriptor, path, device_index, time.monotonic() + wait_s)
+        _write_holder(descriptor)
+        yield path
+    finally:
+        # Closing lets go of the lock. The file stays: removing it would let two processes hold "the same" lock.
+        os.close(descriptor)
+
+
+def _open(path: Path) -> int:
+    if sys.platform == "win32":
+        raise MeasurementError("expected a system with POSIX file locks, got Windows; measure inside WSL")
+    flags = os.O_RDWR | getattr(os, "O_NOFOLLOW", 0)
+    try:
+        try:
+            return os.open(path, flags)
+        except FileNotFoundError:
+            descriptor = os.open(path, flags | os.O_CREAT, _EVERYONE)
+            # The mask of the first user must not keep the others out of the lock. Of two that create it at once
+            # only the owner may set it, and the other need not.
+            with contextlib.suppress(PermissionError):
+                os.fchmod(descriptor, _EVERYONE)
+            return descriptor
+    except OSError as error:
+        raise MeasurementError(
+            f"expected to open the lock of the device at {path}, got: {error.strerror}; "
+            "remove the file, or set TMPDIR to a folder you may write to"
+        ) from error
+
+
+def _acquire(descriptor: int, path: Path, device_index: str, deadline_s: float) -> None:
+    import fcntl
+
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline_s:
+                raise DeviceBusyError(
+                    f"expected device {device_index} to be free, but {_holder(path)} is measuring on it; "
+                    f"wait until it ends, or end it (lock: {path})"
+                ) from None
+            time.sleep(_POLL_S)
+        except OSError as error:
+            raise MeasurementError(
+                f"expected a folder with file locks for {path}, got: {error.strerror}; "
+                "set TMPDIR to a folder on a local disk"
+            ) from error
+        else:
+            return
+
+
+def _write_holder(descriptor: int) -> None:
+    holder = {"pid": os.getpid(), "user": _user(), "since": datetime.now(UTC).isoformat(timespec="seconds")}
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, json.dumps(holder).encode(), 0)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container may run under a number without a name
+        return str(os.getuid())
+
+
+def _holder(path: Path) -> str:
+    """Who holds the lock, for a message; the file may be read between its emptying and its writing."""
+    try:
+        holder = json.loads(path.read_text(encoding="utf-8"))
+        return f"process {holder['pid']} (user {holder['user']}, since {holder['since']})"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another process"

@@ -1,0 +1,123 @@
+"""One layer alone: its forward pass, or a training step of it.
+
+The subject of the job is the kind of layer, the parameters are those of ``layer_figures`` with ``mode`` (``forward`` or
+``train_step``), ``activation``, ``optimizer``, ``precision``, ``layout`` and ``seed``.
+
+A training step is what the layer does inside a network: forward, backward from a gradient of its output to gradients
+of its weights and of its input, update of the weights. Input and target of earlier layer benchmarks (Justus et al.
+2018) were variables that their optimizer updated as well; here the input only gets a gradient, and there is no loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from forerun.errors import InvalidSetupError
+from forerun.measurement.job_parameters import choice_of, text_of, whole_of
+from forerun.measurement.jobs import Job, RunResult
+from forerun.measurement.layer_figures import layer_figures
+from forerun.measurement.protocol import Protocol
+from forerun.measurement.real_step import autocast_region, make_real_optimizer, num_parameters, tensor_bytes
+from forerun.measurement.runners import runner
+from forerun.measurement.step_runner import time_first_and_rest
+from forerun.measurement.torch_device import PeakMemory, open_device, set_numeric_flags, synchroniser
+from forerun.records.measurement import JobKind, Scalar
+from forerun.workload.setup import Layout, Precision, TrainingSetup
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["MODES", "run_layer"]
+
+MODES = ("forward", "train_step")
+
+_LEARNING_RATE = 1e-4
+
+
+@runner(JobKind.LAYER)
+def run_layer(job: Job, device_index: str, protocol: Protocol) -> RunResult:
+    """Times a layer; results are num_parameters, first_step_s and the peak memory."""
+    import torch
+
+    mode = text_of(job.parameters, "mode", "forward")
+    if mode not in MODES:
+        raise InvalidSetupError(f"unknown mode '{mode}' of a layer; expected {' or '.join(MODES)}")
+    device = open_device(device_index)
+    precision = choice_of(job.parameters, "precision", Precision, Precision.FP32)
+    set_numeric_flags(precision)
+    torch.manual_seed(whole_of(job.parameters, "seed", 0))
+    layer, given = _layer_and_input(job.subject, job.parameters, precision, device)
+    memory = PeakMemory(device, tensor_bytes(layer))
+    if mode == "forward":
+        step = _forward_step(layer, given, precision, device)
+    else:
+        name = text_of(job.parameters, "optimizer", "none")
+        optimizer = make_real_optimizer(TrainingSetup(optimizer=name), layer, _LEARNING_RATE)
+        step = _train_step(layer, given.requires_grad_(), precision, device, optimizer)
+    timed, first = time_first_and_rest(step, synchroniser(device), protocol)
+    return RunResult(
+        repetitions_s=timed.repetitions_s,
+        warm_up_s=timed.warm_up_s,
+        is_stationary=timed.is_stationary,
+        results={"num_parameters": num_parameters(layer), **first, **memory.figures()},
+    )
+
+
+def _layer_and_input(
+    kind: str, parameters: dict[str, Scalar], precision: Precision, device: torch.device
+) -> tuple[torch.nn.Module, torch.Tensor]:
+    import torch
+
+    from forerun.measurement.layer_modules import build_layer
+
+    storage = {Precision.FP16: torch.float16, Precision.BF16: torch.bfloat16}
+    placed: dict[str, Any] = {"device": device, "dtype": storage.get(precision, torch.float32)}
+    shape = layer_figures(kind, parameters).input_shape
+    with torch.device(device):
+        layer = build_layer(kind, parameters).to(**placed)
+    given = torch.randn(shape, device=device).to(placed["dtype"])
+    is_nhwc = choice_of(parameters, "layout", Layout, Layout.NCHW) is Layout.NHWC
+    if is_nhwc and given.dim() == 4:
+        layer = layer.to(memory_format=torch.channels_last)
+        given = given.contiguous(memory_format=torch.channels_last)
+    return layer, given
+
+
+def _forward_step(
+    layer: torch.nn.Module, given: torch.Tensor, precision: Precision, device: torch.device
+) -> Callable[[], None]:
+    import torch
+
+    region = autocast_region(precision, device)
+
+    def step() -> None:
+        with torch.no_grad(), region():
+            layer(given)
+
+    return step
+
+
+def _train_step(
+    layer: torch.nn.Module,
+    given: torch.Tensor,
+    precision: Precision,
+    device: torch.device,
+    optimizer: torch.optim.Optimizer | None,
+) -> Callable[[], None]:
+    import torch
+
+    region = autocast_region(precision, device)
+    with torch.no_grad(), region():
+        gradient = torch.randn_like(layer(given))
+
+    def step() -> None:
+        layer.zero_grad(set_to_none=True)
+        given.grad = None
+        with region():
+            output = layer(given)
+        output.backward(gradient)
+        if optimizer is not None:
+            optimizer.step()
+
+    return step

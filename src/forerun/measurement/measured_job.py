@@ -1,0 +1,91 @@
+"""One job from its description to the measurement that is written: child, sensors, summary, circumstances."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from forerun.measurement.child import DEFAULT_RUN, run_in_child
+from forerun.measurement.child_process import ChildReport
+from forerun.measurement.circumstances import at_job_start
+from forerun.measurement.jobs import Job, job_key
+from forerun.measurement.protocol import Protocol
+from forerun.measurement.summary import summarise
+from forerun.measurement.telemetry import record_telemetry
+from forerun.records.measurement import Circumstances, JobKind, Measurement
+
+__all__ = ["NULL_JOB", "as_measurement", "key_of", "measure_job"]
+
+NULL_JOB = Job(kind=JobKind.NULL, subject="null", family="null")
+"""A step that does nothing; its time is what every repetition holds beside its step."""
+
+
+def key_of(job: Job, circumstances: Circumstances) -> str:
+    """Identity of a job under these circumstances.
+
+    Every processor is called ``cpu``; its own name, cores and threads tell them apart. The host does not
+    enter: equal machines may share the jobs of one occasion.
+    """
+    device = circumstances.device
+    if device == "cpu":
+        device = (
+            f"cpu {circumstances.device_title}, {circumstances.num_cores} cores, "
+            f"{circumstances.num_threads} threads"
+        )
+    return job_key(
+        job,
+        device=device,
+        framework_version=circumstances.framework_version,
+        occasion=circumstances.occasion,
+    )
+
+
+def measure_job(
+    job: Job,
+    *,
+    protocol: Protocol,
+    circumstances: Circumstances,
+    null_step_s: float | None = None,
+    on_progress: Callable[[float], None] | None = None,
+    run: str = DEFAULT_RUN,
+) -> Measurement:
+    """Runs a job in a child process on ``circumstances.device_index`` and says what came out, however it ended.
+
+    Args:
+        job: What to run.
+        protocol: Settings.
+        circumstances: What holds for the whole session.
+        null_step_s: Time of a step that does nothing, written beside the results; None if not known [s].
+        on_progress: Called with the fraction that is done.
+        run: ``module:function`` to run it with.
+    """
+    # The key and the record must tell of the threads the child really has.
+    protocol = replace(protocol, num_threads=circumstances.num_threads)
+    began = at_job_start(circumstances)
+    with record_telemetry(circumstances.device_index, protocol.telemetry_every_s) as recorder:
+        report = run_in_child(job, circumstances.device_index, protocol, on_progress, run=run)
+    measurement = as_measurement(job, report, protocol, replace(began, telemetry=recorder.figures))
+    if null_step_s is None:
+        return measurement
+    return replace(measurement, results={**measurement.results, "null_step_s": null_step_s})
+
+
+def as_measurement(
+    job: Job, report: ChildReport, protocol: Protocol, circumstances: Circumstances
+) -> Measurement:
+    """The measurement that a child's report leads to."""
+    result = report.result
+    return Measurement(
+        key=key_of(job, circumstances),
+        kind=job.kind,
+        subject=job.subject,
+        family=job.family,
+        parameters=job.parameters,
+        outcome=report.outcome,
+        reason=report.reason,
+        circumstances=circumstances,
+        repetitions_s=result.repetitions_s if result else (),
+        warm_up_s=result.warm_up_s if result else (),
+        summary=summarise(result, protocol) if result else None,
+        results=dict(result.results) if result else {},
+    )

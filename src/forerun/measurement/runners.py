@@ -1,0 +1,102 @@
+"""The table of runners: which function runs a job of which kind, in the child process.
+
+A runner takes ``(job, device_index, protocol)`` and returns a ``RunResult``. It raises what it likes; only full memory
+is told apart, by ``OutOfMemory``, because frameworks have many errors for it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+
+from forerun.errors import MeasurementError
+from forerun.measurement.jobs import Job, RunResult
+from forerun.measurement.protocol import Protocol
+from forerun.records.measurement import JobKind
+
+__all__ = ["RUNNERS", "OutOfMemory", "Runner", "is_out_of_memory", "run_job", "runner"]
+
+Runner = Callable[[Job, str, Protocol], RunResult]
+
+RUNNERS: dict[JobKind, Runner] = {}
+
+_RUNNER_MODULES = ("kernel_runner", "layer_runner", "null_runner", "step_runner", "training_runner")
+"""Imported for their registrations when the first job runs."""
+
+_MEMORY_PHRASES = (
+    "out of memory",
+    "not enough memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "std::bad_alloc",
+    "status_alloc_failed",
+)
+
+
+class OutOfMemory(MeasurementError):  # noqa: N818 - named after what the session writes
+    """The job needs more memory than the device or the host has."""
+
+
+def runner(kind: JobKind) -> Callable[[Runner], Runner]:
+    """Registers the decorated function for a kind of job; a kind cannot be taken twice."""
+
+    def register(run: Runner) -> Runner:
+        if kind in RUNNERS:
+            raise ValueError(f"the job kind {kind.value!r} has two runners")
+        RUNNERS[kind] = run
+        return run
+
+    return register
+
+
+def run_job(job: Job, device_index: str, protocol: Protocol) -> RunResult:
+    """Runs a job in this process.
+
+    Args:
+        job: What to run.
+        device_index: ``cpu``, ``cuda`` or ``cuda:N``.
+        protocol: How it is timed.
+
+    Raises:
+        OutOfMemory: The job does not fit.
+        Exception: Whatever else the job raises.
+    """
+    for name in _RUNNER_MODULES:
+        importlib.import_module(f"forerun.measurement.{name}")
+    try:
+        return RUNNERS[job.kind](job, device_index, protocol)
+    except Exception as error:
+        if (found := _memory_error(error)) is None:
+            raise
+        raise OutOfMemory(_first_line(found)) from error
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error, or one that led to it, says that memory is full."""
+    return _memory_error(error) is not None
+
+
+def _memory_error(error: BaseException) -> BaseException | None:
+    return next((found for found in _chain(error) if _says_full(found)), None)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error and those that led to it: libraries wrap what their constructors raise."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        current = current.__cause__ or current.__context__
+
+
+def _says_full(error: BaseException) -> bool:
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(phrase in text for phrase in _MEMORY_PHRASES)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else "the host has no memory left"

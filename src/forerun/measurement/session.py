@@ -1,0 +1,247 @@
+"""Runs many jobs on one device, one after the other, and writes each measurement as it comes.
+
+Whatever ends a session (Ctrl-C, kill -9, a full disk) loses at most the job that was running: a second session with
+the same occasion skips what is done and finishes the rest.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from statistics import median
+from typing import Protocol as Interface
+
+from forerun.measurement.child import DEFAULT_RUN
+from forerun.measurement.circumstances import describe_circumstances
+from forerun.measurement.device_lock import lock_device
+from forerun.measurement.jobs import Job
+from forerun.measurement.measured_job import NULL_JOB, key_of, measure_job
+from forerun.measurement.progress import (
+    AnchorMeasured,
+    Event,
+    JobFinished,
+    JobProgressed,
+    JobStarted,
+    SessionFinished,
+    SessionReport,
+    SessionStarted,
+    remaining_time_s,
+)
+from forerun.measurement.protocol import Protocol
+from forerun.records.measurement import Circumstances, JobKind, Measurement, Outcome
+
+__all__ = ["ANCHOR_JOB", "MeasurementSink", "run_jobs"]
+
+ANCHOR_JOB = Job(
+    kind=JobKind.STEP,
+    subject="cnn:depth=2,base_filters=32",
+    family="anchor",
+    parameters={"batch_size": 32, "image_size": 32, "precision": "fp32", "optimizer": "adam"},
+)
+"""A fixed small step, measured again and again to see the machine itself change."""
+
+
+class MeasurementSink(Interface):
+    """Where measurements go; the record store is one."""
+
+    def add(self, measurement: Measurement, /) -> bool:
+        """Writes one measurement durably; False if its key was done already."""
+        ...
+
+    def done_keys(self, keys: Iterable[str], /) -> set[str]:
+        """Which of these keys are done."""
+        ...
+
+    def mark_unstable(self, keys: Iterable[str], reason: str, /) -> object:
+        """Adds a reason to the summaries of these measurements and marks them unstable."""
+        ...
+
+
+def run_jobs(
+    jobs: Iterable[Job],
+    store: MeasurementSink,
+    *,
+    device_index: str = "cpu",
+    protocol: Protocol | None = None,
+    occasion: str = "",
+    circumstances: Circumstances | None = None,
+    on_event: Callable[[Event], None] | None = None,
+    expected_s: Callable[[Job], float] | None = None,
+    anchor: Job | None = ANCHOR_JOB,
+    run: str = DEFAULT_RUN,
+) -> SessionReport:
+    """Measures the jobs that the store does not have yet.
+
+    The device is locked for the whole session. First the null step is measured, which is the overhead in every
+    repetition; before the first job, after every ``anchor_every`` jobs and at the end comes the anchor (A-B-A). Where
+    two neighbouring anchors differ by more than ``anchor_tolerance``, the jobs between are marked unstable.
+
+    Args:
+        jobs: What to measure; equal jobs count once.
+        store: Where to.
+        device_index: ``cpu`` or ``cuda:N``.
+        protocol: Settings; the defaults if None.
+        occasion: Label of the session; the same label resumes it.
+        circumstances: Where and with what; looked up if None. The occasion and device given here win.
+        on_event: Called with each event, in the caller's thread.
+        expected_s: Time a job is expected to take, for the remaining time [s].
+        anchor: The fixed job; None for no anchors.
+        run: ``module:function`` that runs a job.
+
+    Raises:
+        DeviceBusyError: Another process measures on the device.
+        KeyboardInterrupt: The user's; ``SessionFinished`` is told and everything measured is in the store.
+    """
+    protocol = protocol or Protocol()
+    circumstances = circumstances or describe_circumstances(device_index, protocol=protocol)
+    circumstances = replace(circumstances, device_index=device_index, occasion=occasion)
+    session = _Session(store, protocol, circumstances, on_event or _ignore, expected_s, anchor, run)
+    with lock_device(device_index):
+        return session.run(jobs)
+
+
+def _ignore(_: Event) -> None:
+    """Nobody listens."""
+
+
+class _Session:
+    def __init__(
+        self,
+        store: MeasurementSink,
+        protocol: Protocol,
+        circumstances: Circumstances,
+        tell: Callable[[Event], None],
+        expected_s: Callable[[Job], float] | None,
+        anchor: Job | None,
+        run: str,
+    ) -> None:
+        self._store = store
+        self._protocol = protocol
+        self._circumstances = circumstances
+        self._tell = tell
+        # Equal shares, if nothing better is known: the remaining time is then the mean time of the jobs so far.
+        self._expected_s = expected_s or (lambda _: 1.0)
+        self._knows_times = expected_s is not None
+        self._anchor = anchor if protocol.anchor_every else None
+        self._run = run
+        self._null_step_s: float | None = None
+        self._anchor_s: float | None = None
+        self._since_anchor: list[str] = []
+        self._outcomes: Counter[Outcome] = Counter()
+        self._unstable: set[str] = set()
+        self._num_skipped = 0
+        self._is_interrupted = False
+
+    def run(self, jobs: Iterable[Job]) -> SessionReport:
+        wanted = {key_of(job, self._circumstances): job for job in jobs}
+        done = self._store.done_keys(list(wanted))
+        left = [job for key, job in wanted.items() if key not in done]
+        self._num_skipped = len(wanted) - len(left)
+        self._tell(SessionStarted(num_jobs=len(left), num_skipped=self._num_skipped))
+        try:
+            if left:
+                self._measure_all(left)
+        except KeyboardInterrupt:
+            self._is_interrupted = True
+            raise
+        finally:
+            report = self._report()
+            self._tell(SessionFinished(report=report))
+        return report
+
+    def _report(self) -> SessionReport:
+        return SessionReport(
+            outcomes=dict(self._outcomes),
+            num_skipped=self._num_skipped,
+            num_unstable=len(self._unstable),
+            null_step_s=self._null_step_s,
+            is_interrupted=self._is_interrupted,
+        )
+
+    def _measure_all(self, jobs: Sequence[Job]) -> None:
+        self._measure_null_step()
+        self._measure_anchor()
+        expected_s = [self._expected_s(job) for job in jobs]
+        finished: list[tuple[float, float]] = []
+        for index, job in enumerate(jobs):
+            left_s = self._remaining_s(finished, expected_s[index:])
+            self._tell(JobStarted(job=job, index=index, num_jobs=len(jobs), remaining_time_s=left_s))
+            began_s = time.monotonic()
+            measurement = self._measure_and_add(job)
+            self._count(measurement)
+            if len(self._since_anchor) == self._protocol.anchor_every or index == len(jobs) - 1:
+                self._measure_anchor()
+            finished.append((expected_s[index], time.monotonic() - began_s))
+            left_s = self._remaining_s(finished, expected_s[index + 1 :])
+            self._tell(
+                JobFinished(
+                    job=job, index=index, num_jobs=len(jobs), measurement=measurement, remaining_time_s=left_s
+                )
+            )
+
+    def _remaining_s(
+        self, finished: Sequence[tuple[float, float]], expected_left_s: Sequence[float]
+    ) -> float | None:
+        if not finished and not self._knows_times:
+            return None
+        return remaining_time_s(finished, expected_left_s)
+
+    def _measure_and_add(self, job: Job) -> Measurement:
+        measurement = measure_job(
+            job,
+            protocol=self._protocol,
+            circumstances=self._circumstances,
+            null_step_s=self._null_step_s,
+            on_progress=lambda fraction: self._tell(JobProgressed(job=job, fraction=fraction)),
+            run=self._run,
+        )
+        self._store.add(measurement)
+        return measurement
+
+    def _count(self, measurement: Measurement) -> None:
+        self._outcomes[measurement.outcome] += 1
+        self._since_anchor.append(measurement.key)
+        if measurement.summary is not None and not measurement.summary.is_stable:
+            self._unstable.add(measurement.key)
+
+    def _measure_null_step(self) -> None:
+        measurement = self._measure_and_add(NULL_JOB)
+        if measurement.summary is not None:
+            self._null_step_s = measurement.summary.median_s
+
+    def _measure_anchor(self) -> None:
+        """Measures the anchor, and marks the jobs since the last one if the two differ."""
+        if self._anchor is None:
+            return
+        since, self._since_anchor = self._since_anchor, []
+        before_s = self._anchor_s
+        measurement = self._anchor_measurement(before_s)
+        self._anchor_s = median(measurement.repetitions_s) if measurement.repetitions_s else None
+        drift = measurement.results.get("anchor_drift")
+        assert drift is None or isinstance(drift, float)
+        if drift is not None and since and abs(drift) > self._protocol.anchor_tolerance:
+            self._store.mark_unstable(since, f"the anchor changed by {drift:+.1%} meanwhile")
+            self._unstable.update(since)
+        self._tell(AnchorMeasured(measurement=measurement, drift=drift))
+
+    def _anchor_measurement(self, before_s: float | None) -> Measurement:
+        """The anchor now, written with its change since ``before_s``."""
+        assert self._anchor is not None
+        # The time is a parameter of its own, so that each measurement of the anchor has its own key.
+        asked = {**self._anchor.parameters, "anchor_at_s": time.time()}
+        measurement = measure_job(
+            self._anchor,
+            protocol=self._protocol,
+            circumstances=self._circumstances,
+            null_step_s=self._null_step_s,
+            run=self._run,
+        )
+        own_key = key_of(replace(self._anchor, parameters=asked), self._circumstances)
+        results = dict(measurement.results)
+        if before_s and measurement.repetitions_s:
+            results["anchor_drift"] = median(measurement.repetitions_s) / before_s - 1
+        measurement = replace(measurement, key=own_key, parameters=asked, results=results)
+        self._store.add(measurement)
+        return measurement

@@ -1,0 +1,201 @@
+"""What the sensors say before, during and after a job, read by a thread of the parent process.
+
+The measured child has no part in it. A sensor that does not exist here is left out, never written as zero.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from forerun.measurement.device_index import gpu_index
+from forerun.measurement.device_lock import device_identity
+
+__all__ = ["Recorder", "cpu_counters", "cpu_sensors", "gpu_sensors", "record_telemetry", "summarise_samples"]
+
+Reading = Mapping[str, float]
+
+
+def summarise_samples(before: Reading, during: Sequence[Reading], after: Reading) -> dict[str, float]:
+    """Figures per sensor: ``NAME_before``, ``NAME_mean``, ``NAME_lowest``, ``NAME_highest`` (during), ``NAME_after``.
+
+    A sensor that missed some samples is summarised over those it has. A short job may have none during.
+    """
+    figures = {f"{name}_before": value for name, value in before.items()}
+    for name in sorted({name for sample in during for name in sample}):
+        values = [sample[name] for sample in during if name in sample]
+        figures[f"{name}_mean"] = fmean(values)
+        figures[f"{name}_lowest"] = min(values)
+        figures[f"{name}_highest"] = max(values)
+    figures.update({f"{name}_after": value for name, value in after.items()})
+    return figures
+
+
+class Recorder:
+    """Reads sensors at a fixed distance while the context of ``record_telemetry`` lasts."""
+
+    def __init__(
+        self, sensors: Callable[[], Reading], counters: Callable[[], Reading], every_s: float
+    ) -> None:
+        self._sensors = sensors
+        self._counters = counters
+        self._every_s = every_s
+        self._during: list[Reading] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._sample, name="telemetry", daemon=True)
+        self.figures: dict[str, float] = {}
+
+    def start(self) -> None:
+        """Reads everything once, then again and again in a thread."""
+        self._before, self._counters_before = self._sensors(), self._counters()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Reads everything a last time; ``figures`` then holds the summary."""
+        self._stop.set()
+        self._thread.join()
+        self.figures = summarise_samples(self._before, self._during, self._sensors())
+        # A counter is told as what it grew by during the job.
+        after = self._counters()
+        self.figures.update(
+            {name: after[name] - start for name, start in self._counters_before.items() if name in after}
+        )
+
+    def _sample(self) -> None:
+        while not self._stop.wait(self._every_s):
+            self._during.append(self._sensors())
+
+
+@contextlib.contextmanager
+def record_telemetry(device_index: str, every_s: float) -> Iterator[Recorder]:
+    """Records the sensors of the processor, and of the GPU if it is one, while the context lasts."""
+    with contextlib.ExitStack() as stack:
+        read_gpu = stack.enter_context(_open_gpu(device_index))
+        recorder = Recorder(lambda: {**cpu_sensors(), **read_gpu()}, cpu_counters, every_s)
+        recorder.start()
+        stack.callback(recorder.stop)
+        yield recorder
+
+
+def cpu_sensors() -> dict[str, float]:
+    """Clock [Hz], temperature [C] and load per core of the processor, as far as the system shows them."""
+    import psutil
+
+    found: dict[str, float] = {}
+    with contextlib.suppress(OSError, AttributeError, NotImplementedError):
+        if (clock := psutil.cpu_freq()) is not None and clock.current > 0:
+            found["cpu_clock_hz"] = clock.current * 1e6
+    with contextlib.suppress(OSError, AttributeError):
+        groups = psutil.sensors_temperatures()
+        values = [
+            entry.current for name in ("coretemp", "k10temp", "cpu_thermal") for entry in groups.get(name, ())
+        ]
+        if values:
+            found["cpu_temperature_c"] = max(values)
+    with contextlib.suppress(OSError):
+        found["load_per_core"] = psutil.getloadavg()[0] / (psutil.cpu_count() or 1)
+    return found
+
+
+def cpu_counters(
+    membership: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")
+) -> dict[str, float]:
+    """Time taken from this machine by others, so far: ``cpu_throttled_s`` by the quota of the control group,
+    ``cpu_steal_s`` by the host of a virtual machine, summed over cores [s].
+    """  # noqa: D205
+    import psutil
+
+    found: dict[str, float] = {}
+    if (steal_s := getattr(psutil.cpu_times(), "steal", None)) is not None:
+        found["cpu_steal_s"] = steal_s
+    throttled = [
+        value for file in _cpu_stat_files(membership, mount) if (value := _throttled_s(file)) is not None
+    ]
+    if throttled:
+        found["cpu_throttled_s"] = max(throttled)
+    return found
+
+
+def _cpu_stat_files(membership: Path, mount: Path) -> Iterator[Path]:
+    """Files that may hold the throttling of this process: its own group and, as in a container, the root."""
+    try:
+        lines = membership.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, group = line.split(":", 2)
+        if controllers == "" or "cpu" in controllers.split(","):
+            folder = mount / controllers
+            yield from {folder / group.lstrip("/") / "cpu.stat", folder / "cpu.stat"}
+
+
+def _throttled_s(file: Path) -> float | None:
+    """Version 2 writes ``throttled_usec``, version 1 ``throttled_time`` in nanoseconds."""
+    try:
+        lines = [line.split() for line in file.read_text(encoding="utf-8").splitlines()]
+    except OSError:
+        return None
+    values = {words[0]: words[1] for words in lines if len(words) == 2}
+    for name, unit_s in (("throttled_usec", 1e-6), ("throttled_time", 1e-9)):
+        if name in values:
+            return float(values[name]) * unit_s
+    return None
+
+
+@contextlib.contextmanager
+def _open_gpu(device_index: str) -> Iterator[Callable[[], dict[str, float]]]:
+    """A function that reads the sensors of a GPU, empty for a processor or where the driver does not answer."""
+    if gpu_index(device_index) is None:
+        yield dict
+        return
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except (ImportError, OSError):
+        yield dict
+        return
+    except pynvml.NVMLError:
+        yield dict
+        return
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByUUID(device_identity(device_index))
+        yield lambda: gpu_sensors(pynvml, handle)
+    except pynvml.NVMLError:
+        yield dict
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def gpu_sensors(nvml: Any, handle: Any) -> dict[str, float]:
+    """Clocks [Hz], power [W], temperature [C], use and causes of throttling of a GPU, as far as the board tells.
+
+    A cause of throttling is 0 or 1, so that its mean is the share of the samples in which it held.
+    """
+    questions: dict[str, Callable[[], float]] = {
+        "gpu_clock_hz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM) * 1e6,
+        "gpu_memory_clock_hz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM) * 1e6,
+        "gpu_power_w": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1e3,
+        "gpu_temperature_c": lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
+        "gpu_busy_fraction": lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100,
+    }
+    found: dict[str, float] = {}
+    for name, question in questions.items():
+        with contextlib.suppress(nvml.NVMLError):
+            found[name] = float(question())
+    with contextlib.suppress(nvml.NVMLError):
+        found.update(_throttling(nvml, nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)))
+    return found
+
+
+def _throttling(nvml: Any, reasons: int) -> dict[str, float]:
+    heat = nvml.nvmlClocksThrottleReasonSwThermalSlowdown | nvml.nvmlClocksThrottleReasonHwThermalSlowdown
+    power = nvml.nvmlClocksThrottleReasonSwPowerCap | nvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown
+    return {
+        "gpu_throttled_by_heat": float(bool(reasons & heat)),
+        "gpu_throttled_by_power": float(bool(reasons & power)),
+    }

@@ -1,0 +1,86 @@
+"""Times a step: warm-up until the times have settled, then every repetition by a monotonic clock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from forerun.measurement.protocol import Protocol
+from forerun.measurement.stationarity import has_settled
+
+__all__ = ["Timed", "time_repetitions"]
+
+_LEAST_REPETITIONS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timed:
+    """Every time that was taken.
+
+    Attributes:
+        warm_up_s: Repetitions before the times had settled [s].
+        repetitions_s: Repetitions after that, in order [s].
+        is_stationary: Whether the times had settled before the timed repetitions, or during them.
+    """
+
+    warm_up_s: tuple[float, ...]
+    repetitions_s: tuple[float, ...]
+    is_stationary: bool
+
+
+def time_repetitions(
+    step: Callable[[], None],
+    synchronise: Callable[[], None],
+    protocol: Protocol,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Timed:
+    """Repeats a step and times each repetition.
+
+    Each repetition is synchronise, read the clock, step, synchronise, read the clock; the difference therefore
+    holds one synchronisation and one call, which the null step measures. The warm-up ends as soon as the times have
+    settled (``has_settled``) and ``min_warm_up`` repetitions are made, or when ``max_warm_up`` or ``max_seconds`` are
+    used up. Where it is used up the timed repetitions join the question: a step of several seconds leaves time for
+    few repetitions of either kind, and is stationary if the last two windows of all of them agree.
+
+    Args:
+        step: What is timed; it may return before the device has finished.
+        synchronise: Returns when the device has finished.
+        protocol: Settings.
+        clock: Monotonic clock [s].
+    """
+
+    def time_once_s() -> float:
+        synchronise()
+        began_s = clock()
+        step()
+        synchronise()
+        return clock() - began_s
+
+    warm_up_s = _warm_up(time_once_s, protocol, clock)
+    repetitions_s: list[float] = []
+    began_s = clock()
+    while len(repetitions_s) < protocol.num_repetitions:
+        if len(repetitions_s) >= _LEAST_REPETITIONS and clock() - began_s >= protocol.max_seconds:
+            break
+        repetitions_s.append(time_once_s())
+    settled = _has_settled(warm_up_s, protocol) or _has_settled([*warm_up_s, *repetitions_s], protocol)
+    return Timed(warm_up_s=tuple(warm_up_s), repetitions_s=tuple(repetitions_s), is_stationary=settled)
+
+
+def _warm_up(time_once_s: Callable[[], float], protocol: Protocol, clock: Callable[[], float]) -> list[float]:
+    times_s: list[float] = []
+    began_s = clock()
+    while len(times_s) < protocol.max_warm_up:
+        if len(times_s) >= protocol.min_warm_up:
+            is_over_time = clock() - began_s >= protocol.max_seconds
+            if is_over_time or has_settled(times_s, window=protocol.window, tolerance=protocol.tolerance):
+                break
+        times_s.append(time_once_s())
+    return times_s
+
+
+def _has_settled(times_s: Sequence[float], protocol: Protocol) -> bool:
+    """The test with windows of the protocol, or shorter ones where there are too few repetitions for two of them."""
+    window = max(_LEAST_REPETITIONS, min(protocol.window, len(times_s) // 2))
+    return has_settled(times_s, window=window, tolerance=protocol.tolerance)

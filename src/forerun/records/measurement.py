@@ -1,0 +1,147 @@
+"""One measured thing with everything that must be known about it: the schema of the record store.
+
+A *job* is what was to be run; a *measurement* is what came out of it, with its circumstances. ``StepRecord`` is
+the flat view of a measured step that fits and evaluations read; ``as_step_record`` of the store makes it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+__all__ = [
+    "MEASUREMENT_VERSION",
+    "Circumstances",
+    "JobKind",
+    "Measurement",
+    "Outcome",
+    "Scalar",
+    "Summary",
+]
+
+MEASUREMENT_VERSION = 2
+"""Version of the fields below. Version 1 is the flat table of ``StepRecord``; older ones are upgraded on reading."""
+
+Scalar = str | int | float | bool | None
+"""What a job's parameters and a measurement's results may hold."""
+
+
+class JobKind(StrEnum):
+    """What kind of thing was run."""
+
+    STEP = "step"
+    """Steps of a whole model."""
+    TRAINING = "training"
+    """Whole epochs of training a model, with accuracy and loss."""
+    LAYER = "layer"
+    """One layer alone."""
+    KERNEL = "kernel"
+    """One microbenchmark: product, convolution, copy, launch."""
+    NULL = "null"
+    """A step that does nothing: the overhead of measuring."""
+
+
+class Outcome(StrEnum):
+    """How a job ended."""
+
+    DONE = "done"
+    OUT_OF_MEMORY = "out-of-memory"
+    TIMED_OUT = "timed-out"
+    KILLED = "killed"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """What the repetitions say.
+
+    Attributes:
+        median_s: Median repetition [s].
+        low_s: Lower end of the 95 % interval of the median, from order statistics [s].
+        high_s: Its upper end [s].
+        is_stable: Whether the repetitions are stationary and no anchor drifted.
+        reason: Why it is not stable; empty if it is.
+    """
+
+    median_s: float
+    low_s: float
+    high_s: float
+    is_stable: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Circumstances:
+    """Where, when and with what something was measured.
+
+    Attributes:
+        device: Catalogue name of the device, ``cpu`` for a processor nobody catalogued.
+        device_title: The driver's or processor's own name.
+        device_index: Which of several equal devices, such as ``cuda:1``.
+        host: Name of the machine as the user wants it known.
+        num_cores: Processor cores the job could use.
+        num_threads: Threads of the framework.
+        memory_bytes: Memory of the device the job could use [bytes].
+        operating_system: Its name and version.
+        python_version, framework, framework_version, forerun_version: Software; framework ``pytorch`` or ``keras``.
+        accelerator_software: CUDA, ROCm and driver versions; empty on a processor.
+        started_at: Beginning of the job, ISO 8601 in UTC.
+        occasion: Label of the session, so that repeats on another day are told apart.
+        load_before: Load average per core when the job began.
+        telemetry: Figures of the sensors before, during and after: clocks [Hz], power [W], temperature [C],
+            throttling; absent where nothing can be read.
+    """
+
+    device: str
+    device_title: str
+    device_index: str = "cpu"
+    host: str = ""
+    num_cores: int = 1
+    num_threads: int = 1
+    memory_bytes: float | None = None
+    operating_system: str = ""
+    python_version: str = ""
+    framework: str = "pytorch"
+    framework_version: str = ""
+    forerun_version: str = ""
+    accelerator_software: str = ""
+    started_at: str = ""
+    occasion: str = ""
+    load_before: float | None = None
+    telemetry: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """One finished job.
+
+    Attributes:
+        key: Identity of (job, device, framework version, occasion); a rerun skips keys that are done.
+        kind: What kind of thing was run.
+        subject: What was run: a model as ``predict`` names it, or the name of a layer or kernel.
+        family: Group that must not be split between fit and test.
+        parameters: Everything else the job was asked: batch size, precision, layout, optimizer, sizes of the layer.
+        outcome: How it ended.
+        reason: Why it did not end well; empty if it did.
+        repetitions_s: Every timed repetition, in order [s].
+        warm_up_s: Repetitions before the step time was stationary [s].
+        summary: Median, interval and stability; None without repetitions.
+        results: Figures beside time: peak_memory_bytes, compile_time_s, num_parameters, accuracy and loss per
+            epoch (``accuracy_1``, ``loss_1``, ...), null_step_s, anchor_drift.
+        circumstances: Where, when and with what.
+        schema_version: Version this measurement was written with.
+    """
+
+    key: str
+    kind: JobKind
+    subject: str
+    family: str
+    parameters: dict[str, Scalar]
+    outcome: Outcome
+    circumstances: Circumstances
+    reason: str = ""
+    repetitions_s: tuple[float, ...] = ()
+    warm_up_s: tuple[float, ...] = ()
+    summary: Summary | None = None
+    results: dict[str, Scalar] = field(default_factory=dict)
+    schema_version: int = MEASUREMENT_VERSION

@@ -1,0 +1,100 @@
+"""Tables of the record store, and how a database of an older layout is brought up to date.
+
+A measurement is one row: the columns one asks by, and the whole measurement as a JSON document. The columns are
+copies of what the document says; the document is what is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import sqlalchemy as sql
+
+from forerun.errors import RecordError
+from forerun.records.documents import measurement_document, read_document
+from forerun.records.measurement import Measurement
+
+__all__ = ["INDEXED", "LAYOUT_VERSION", "bring_up_to_date", "measurements", "row_of"]
+
+LAYOUT_VERSION = 1
+"""Version of the tables, apart from that of the documents in them."""
+
+INDEXED = ("kind", "subject", "family", "device", "outcome", "occasion")
+"""Columns one can ask by."""
+
+_metadata = sql.MetaData()
+
+about = sql.Table("forerun_store", _metadata, sql.Column("layout_version", sql.Integer, nullable=False))
+
+measurements = sql.Table(
+    "measurements",
+    _metadata,
+    sql.Column("id", sql.Integer, primary_key=True, autoincrement=True),
+    sql.Column("key", sql.String(64), nullable=False, unique=True),
+    *(sql.Column(name, sql.Text, nullable=False, index=True) for name in INDEXED),
+    sql.Column("median_s", sql.Float),
+    sql.Column("document", sql.JSON, nullable=False),
+)
+
+
+def row_of(measurement: Measurement) -> dict[str, object]:
+    """The row of a measurement.
+
+    Raises:
+        RecordError: It holds what could not be read back, such as a time below zero.
+    """
+    document = measurement_document(measurement)
+    read_document(document, f"record {measurement.key}")
+    return {
+        "key": measurement.key,
+        "kind": str(measurement.kind),
+        "subject": measurement.subject,
+        "family": measurement.family,
+        "device": measurement.circumstances.device,
+        "outcome": str(measurement.outcome),
+        "occasion": measurement.circumstances.occasion,
+        "median_s": measurement.summary.median_s if measurement.summary else None,
+        "document": document,
+    }
+
+
+def bring_up_to_date(connection: sql.Connection, name: str) -> None:
+    """Makes the tables, or changes those of an older layout.
+
+    Raises:
+        RecordError: The database is of a newer layout, or holds other things than records.
+    """
+    if _layout_version(connection) == LAYOUT_VERSION:
+        return
+    # Several processes may find the store missing at once: one makes it, the others look again.
+    connection.exec_driver_sql(_LOCKS[connection.dialect.name])
+    found = _layout_version(connection)
+    if found is None:
+        if sql.inspect(connection).has_table(measurements.name):
+            raise RecordError(
+                f"{name}: expected a store of records or an empty database, found a table 'measurements' that is "
+                "not forerun's; name another database"
+            )
+        _metadata.create_all(connection)
+        connection.execute(about.insert().values(layout_version=LAYOUT_VERSION))
+        return
+    if found > LAYOUT_VERSION:
+        raise RecordError(
+            f"{name}: the store has layout version {found}, newer than this program knows ({LAYOUT_VERSION}); "
+            "update forerun to use it"
+        )
+    for version in range(found, LAYOUT_VERSION):
+        _CHANGES[version](connection)
+        connection.execute(about.update().values(layout_version=version + 1))
+
+
+def _layout_version(connection: sql.Connection) -> int | None:
+    if not sql.inspect(connection).has_table(about.name):
+        return None
+    return int(connection.execute(sql.select(about.c.layout_version)).scalar_one())
+
+
+_LOCKS = {"sqlite": "BEGIN IMMEDIATE", "postgresql": "SELECT pg_advisory_xact_lock(20261121)"}
+
+_CHANGES: dict[int, Callable[[sql.Connection], None]] = {}
+"""What leads from each layout to the next; none yet, since this is the first."""

@@ -1,0 +1,82 @@
+"""What all plots share: figures that need no display, colours, markers, and files that can be refused early."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.errors import FailureError, UsageError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = [
+    "COLOURS",
+    "MARKERS",
+    "PLOT_SUFFIXES",
+    "Floats",
+    "check_plot_path",
+    "look_of",
+    "new_figure",
+    "number_labels",
+    "save_figure",
+]
+
+PLOT_SUFFIXES = (".png", ".svg", ".pdf")
+
+Floats = npt.NDArray[np.float64]
+
+# Okabe and Ito 2008, "Color universal design": distinct to readers with any colour vision.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8A7A00")
+# With more groups than colours the marker changes too, so that each group keeps a look of its own.
+MARKERS = ("o", "^", "s", "D", "v", "P", "X", "*")
+
+
+def check_plot_path(path: Path) -> None:
+    """Refuses a file that could not be written, before the work for it is done.
+
+    Raises:
+        UsageError: The suffix is not one of ``PLOT_SUFFIXES``, or the folder does not exist.
+    """
+    if path.suffix.lower() not in PLOT_SUFFIXES:
+        raise UsageError(f"a plot must end in one of {', '.join(PLOT_SUFFIXES)}, got '{path}'")
+    if not path.parent.is_dir():
+        raise UsageError(f"the folder of the plot '{path}' does not exist; create it or choose another")
+
+
+def look_of(index: int) -> dict[str, Any]:
+    """Colour and marker of the group with this number."""
+    return {
+        "color": COLOURS[index % len(COLOURS)],
+        "marker": MARKERS[index // len(COLOURS) % len(MARKERS)],
+    }
+
+
+def new_figure(*, width_in: float, height_in: float) -> Figure:
+    """An empty figure; without pyplot it saves through Agg and needs no display, window or closing."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width_in, height_in), layout="constrained")
+
+
+def number_labels(axes: Axes, values: Floats) -> None:
+    """Labels the x axis at these values, but not at so many that they would be written over each other."""
+    shown = values[:: 1 + len(values) // 13]
+    axes.set_xticks(shown, [f"{value:,.0f}" for value in shown])
+    axes.minorticks_off()
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Writes a figure.
+
+    Raises:
+        FailureError: The file cannot be written.
+    """
+    try:
+        figure.savefig(path, dpi=150)
+    except OSError as error:
+        raise FailureError(f"the plot '{path}' could not be written: {error.strerror or error}") from error

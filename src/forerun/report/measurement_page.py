@@ -1,0 +1,101 @@
+"""What a session of measurements brought."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from forerun.units import format_duration_s
+
+__all__ = ["measurement_page"]
+
+_MOST_ROWS = 60
+_WIDEST_SUBJECT = 26  # of 80 columns; longer ones are folded
+_PLAIN = (None, "fp32", "nchw", "none")  # what is not said is this
+_LAYER_SIZES = ("in_size", "sequence_length", "in_features", "out_features", "kernel", "stride", "mode")
+
+
+def measurement_page(run: Mapping[str, Any]) -> RenderableType:
+    """One line per measurement, then what the session did.
+
+    Args:
+        run: What ``forerun measure --json`` prints.
+    """
+    shown = run["measurements"][:_MOST_ROWS]
+    parts: list[RenderableType] = [_table(shown)]
+    if (num_more := len(run["measurements"]) - len(shown)) > 0:
+        parts.append(Text(f"... and {num_more:,} more"))
+    return Group(*parts, Text(""), *(Text(line) for line in _sentences(run)))
+
+
+def _table(rows: list[Mapping[str, Any]]) -> Table:
+    has_epochs = any("epoch_time_s" in row["results"] for row in rows)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("what", no_wrap=True)
+    table.add_column("setting", overflow="fold")
+    for title in ("step", "95 %", *(("epoch", "accuracy") if has_epochs else ())):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("remark", overflow="fold")
+    for row in rows:
+        cells = [
+            row["subject"],
+            _setting(row),
+            *_times(row),
+            *(_epoch(row) if has_epochs else ()),
+            _remark(row),
+        ]
+        table.add_row(*map(Text, cells))
+    return table
+
+
+def _times(row: Mapping[str, Any]) -> tuple[str, str]:
+    """Median step and half its interval, relative."""
+    summary = row["summary"]
+    if summary is None:
+        return "-", "-"
+    median_s = summary["median_s"]
+    half = 0.5 * (summary["high_s"] - summary["low_s"]) / median_s if median_s else 0.0
+    return format_duration_s(median_s), f"±{100 * half:.0f} %"
+
+
+def _epoch(row: Mapping[str, Any]) -> tuple[str, str]:
+    """Time of an epoch, and the accuracy on held-out images after the last one."""
+    results = row["results"]
+    accuracies = [results[name] for name in results if name.startswith("val_accuracy_")]
+    epoch_s = results.get("epoch_time_s")
+    return (
+        "-" if epoch_s is None else format_duration_s(epoch_s),
+        f"{100 * accuracies[-1]:.1f} %" if accuracies else "-",
+    )
+
+
+def _remark(row: Mapping[str, Any]) -> str:
+    if row["outcome"] != "done":
+        return f"{row['outcome']}: {row['reason']}"
+    summary = row["summary"]
+    return "" if summary is None or summary["is_stable"] else f"unstable: {summary['reason']}"
+
+
+def _setting(row: Mapping[str, Any]) -> str:
+    asked = row["parameters"]
+    words = [f"batch size {asked['batch_size']}"] if "batch_size" in asked else []
+    if row["kind"] == "layer":
+        words += [f"{name} {asked[name]}" for name in _LAYER_SIZES if name in asked]
+    words += [
+        str(asked[name]) for name in ("precision", "layout", "optimizer") if asked.get(name) not in _PLAIN
+    ]
+    return ", ".join([*words, *(["compiled"] if asked.get("compile") else [])])
+
+
+def _sentences(run: Mapping[str, Any]) -> list[str]:
+    counts = ", ".join(f"{count} {outcome}" for outcome, count in run["outcomes"].items()) or "nothing new"
+    lines = [f"This session: {counts}; {run['num_skipped']} were in the records already."]
+    if run["num_unstable"]:
+        lines.append(f"{run['num_unstable']} are marked unstable: measure them again on a quieter machine.")
+    if run.get("num_lost"):
+        lines.append(f"{run['num_lost']} were lost with their node; run the same command again.")
+    return [*lines, f"Records: {run['records']}"]

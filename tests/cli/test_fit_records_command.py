@@ -1,0 +1,56 @@
+"""``forerun fit RECORDS`` from the records to the files."""
+
+import pytest
+from command_line import invoke
+
+from forerun.api.regressors import load_trained_model, predict_time
+from forerun.records.measurement import JobKind
+from forerun.records.store import RecordStore
+from made_measurements import measurement
+
+BATCHES = (16, 32, 64, 128)
+
+
+def trainings():
+    for number, batch in enumerate(BATCHES):
+        step_s = 2e-3 + 1e-4 * batch
+        yield measurement(
+            number,
+            kind=JobKind.TRAINING,
+            parameters={
+                "depth": 2, "base_filters": 32, "batch_size": batch, "dataset_size": 6400, "num_epochs": 2,
+                "optimizer": "adam",
+            },
+            results={
+                "num_parameters": 1000, "step_time_s": step_s, "epoch_time_s": step_s * 6400 / batch,
+                "accuracy_1": 0.3, "accuracy_2": 0.5, "loss_1": 2.0, "loss_2": 1.5, "val_loss_1": 2.1,
+            },
+        )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    path = tmp_path_factory.mktemp("store") / "records.sqlite"
+    with RecordStore.open(path) as opened:
+        opened.add_many(trainings())
+    return path
+
+
+def test_the_command_writes_a_model_plots_and_a_table(store, tmp_path):
+    out = tmp_path / "ann.safetensors"
+    words = ("--model", "ann", "--out", str(out), "--plots", str(tmp_path), "--seeds", "0", "--epochs", "2")
+    result = invoke("fit", str(store), *words)
+    assert result.exit_code == 0, result.stderr
+    assert "Total params:" in result.stdout
+    assert "linear on FLOPs" in result.stdout
+    plots = {"predicted-versus-actual.png", "residuals.png", "throughput.png", "accuracy.png"}
+    assert {path.name for path in tmp_path.iterdir()} == {out.name, *plots}
+    assert predict_time(load_trained_model(out), {"depth": 2, "base_filters": 32, "batch_size": 64}) > 0
+
+
+def test_the_command_reports_a_missing_table_in_one_line(tmp_path):
+    result = invoke(
+        "fit", str(tmp_path / "none.csv"), "--model", "ann", "--out", str(tmp_path / "a.safetensors")
+    )
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "no such file" in result.stderr

@@ -1,0 +1,29 @@
+"""Jobs of the real runners, small enough for tests."""
+
+import torch
+
+from forerun.measurement.jobs import Job, RunResult
+from forerun.measurement.protocol import Protocol
+from forerun.measurement.runners import run_job
+from forerun.records.measurement import JobKind
+
+torch.set_num_threads(1)
+
+QUICK = Protocol(
+    num_repetitions=3,
+    min_warm_up=1,
+    max_warm_up=3,
+    window=3,
+    max_seconds=0.5,
+    anchor_every=0,
+    num_threads=1,
+    timeout_s=120.0,
+)
+
+TINY_CNN = "cnn:depth=2,base_filters=8"
+
+
+def run_here(kind: JobKind, subject: str, **parameters) -> RunResult:
+    """Runs a job in this process."""
+    job = Job(kind=kind, subject=subject, family="test", parameters=parameters)
+    return run_job(job, "cpu", QUICK)

@@ -1,0 +1,99 @@
+"""One holder at a time, a message that names it, and files that cannot be used."""
+
+import os
+import re
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from forerun.errors import DeviceBusyError, MeasurementError
+from forerun.measurement.device_lock import device_identity, lock_device, lock_path
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX file locks")
+
+
+def acquire(folder, wait_s=0.0):
+    with lock_device("cpu", folder=folder, wait_s=wait_s):
+        raise AssertionError("two hold the lock")
+
+
+def test_a_second_holder_is_refused_and_told_who_has_it(tmp_path):
+    with (
+        lock_device("cpu", folder=tmp_path) as path,
+        pytest.raises(DeviceBusyError, match=rf"process {os.getpid()} \(user .+, since 20\d\d-.*{path.name}"),
+    ):
+        acquire(tmp_path)
+    with lock_device("cpu", folder=tmp_path):
+        pass
+
+
+def test_different_devices_do_not_wait_for_each_other(tmp_path):
+    with lock_device("cpu", folder=tmp_path) as first, lock_device("cuda:0", folder=tmp_path) as second:
+        assert first != second
+
+
+def test_waiting_ends_when_the_time_is_up(tmp_path):
+    with lock_device("cpu", folder=tmp_path), pytest.raises(DeviceBusyError):
+        acquire(tmp_path, wait_s=0.3)
+
+
+def test_an_error_inside_lets_go_of_the_lock(tmp_path):
+    with pytest.raises(ZeroDivisionError), lock_device("cpu", folder=tmp_path):
+        raise ZeroDivisionError
+    with lock_device("cpu", folder=tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": 5}', "\xff"])
+def test_a_damaged_note_about_the_holder_does_not_hide_that_the_device_is_busy(tmp_path, text):
+    with lock_device("cpu", folder=tmp_path) as path:
+        path.write_bytes(text.encode("latin-1"))
+        with pytest.raises(DeviceBusyError, match="but another process is measuring on it"):
+            acquire(tmp_path)
+
+
+def test_the_note_of_a_dead_holder_is_no_lock(tmp_path):
+    lock_path("cpu", tmp_path).write_text('{"pid": 1, "user": "gone", "since": "1999"}')
+    with lock_device("cpu", folder=tmp_path) as path:
+        assert f'"pid": {os.getpid()}' in path.read_text()
+
+
+def test_other_users_may_use_the_lock_whatever_the_mask(tmp_path):
+    mask = os.umask(0o077)
+    try:
+        with lock_device("cpu", folder=tmp_path) as path:
+            assert stat.S_IMODE(path.stat().st_mode) == 0o666
+    finally:
+        os.umask(mask)
+
+
+def test_a_folder_that_is_not_there_is_one_clear_error(tmp_path):
+    with (
+        pytest.raises(MeasurementError, match=r"No such file.*set TMPDIR"),
+        lock_device("cpu", folder=tmp_path / "no"),
+    ):
+        pass
+
+
+def test_a_planted_link_is_not_followed(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    lock_path("cpu", tmp_path).symlink_to(victim)
+    with pytest.raises(MeasurementError, match="lock of the device"), lock_device("cpu", folder=tmp_path):
+        pass
+    assert victim.read_text() == "precious"
+
+
+def test_the_name_is_a_plain_file_name_that_tells_the_device():
+    path = lock_path("cuda:0", Path("/somewhere"))
+    assert path.parent == Path("/somewhere")
+    assert re.fullmatch(r"forerun-[A-Za-z0-9.-]+\.lock", path.name)
+    assert lock_path("cuda") == lock_path("cuda:0")
+    assert lock_path("cuda:1") != lock_path("cuda:0")
+
+
+def test_a_gpu_the_driver_does_not_show_keeps_its_index():
+    assert device_identity("cpu") == "cpu"
+    assert device_identity("cuda:999") == "cuda:999"

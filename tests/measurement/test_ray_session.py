@@ -1,0 +1,173 @@
+"""A cluster of a head and two nodes on this machine: every job is recorded once, though a node dies."""
+
+import builtins
+import os
+import shutil
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+from jsonl_sink import JsonlSink
+from tiny_runners import KILL, QUICK, RUN, tiny_job
+
+from forerun.errors import MeasurementError, MissingExtraError
+from forerun.measurement import progress
+from forerun.measurement.device_lock import lock_device
+from forerun.measurement.ray_session import run_jobs_on_ray
+from forerun.records.measurement import Outcome
+
+ray = pytest.importorskip("ray", reason="needs the extra 'ray'")
+STORE_BYTES = 80 * 2**20
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    from ray.cluster_utils import Cluster
+
+    # Ray's sockets lie below it, and the path of a socket is at most 107 characters long.
+    folder = Path(tempfile.mkdtemp(prefix="fr-", dir="/tmp"))
+    # The workers take both from their node: where the device's lock is, and where the runner of these tests is.
+    changed = {
+        "TMPDIR": str(folder),
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in changed.items():
+            patch.setenv(name, value)
+        head = {"num_cpus": 0, "object_store_memory": STORE_BYTES, "include_dashboard": False}
+        cluster = Cluster(initialize_head=True, head_node_args=head)
+        cluster.locks = Path(changed["TMPDIR"])
+        for _ in range(2):
+            cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES)
+        cluster.wait_for_nodes()
+        yield cluster
+        ray.shutdown()
+        cluster.shutdown()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def measure(cluster, jobs, sink, protocol=QUICK, **options):
+    return run_jobs_on_ray(jobs, sink, address=cluster.address, protocol=protocol, run=RUN, **options)
+
+
+def kernels(sink):
+    return [line for line in sink.lines() if line["kind"] == "kernel"]
+
+
+def test_each_job_is_recorded_once_with_its_outcome_and_stdout_stays_clean(cluster, tmp_path, capfd):
+    sink = JsonlSink(tmp_path / "records.jsonl")
+    jobs = [tiny_job("times"), tiny_job("raise"), tiny_job("signal", signal=KILL), tiny_job("tell")]
+    events = []
+    report = measure(cluster, [*jobs, jobs[0]], sink, on_event=events.append, expected_s=lambda job: 1.0)
+    assert report.outcomes == {Outcome.DONE: 2, Outcome.FAILED: 1, Outcome.KILLED: 1}
+    assert report.null_step_s == 0.1
+    assert len(kernels(sink)) == len({line["key"] for line in kernels(sink)}) == 4
+    finished = [event for event in events if isinstance(event, progress.JobFinished)]
+    assert [event.index for event in finished] == [0, 1, 2, 3]
+    assert finished[-1].remaining_time_s == 0.0
+    assert capfd.readouterr().out == ""
+
+    again = measure(cluster, jobs, sink)
+    assert again.num_skipped == 2
+    assert again.outcomes == {Outcome.FAILED: 1, Outcome.KILLED: 1}
+
+
+def test_a_device_that_stays_locked_loses_the_job_and_names_the_holder(cluster, tmp_path):
+    sink = JsonlSink(tmp_path / "records.jsonl")
+    events = []
+    with lock_device("cpu", folder=cluster.locks):
+        report = measure(
+            cluster, [tiny_job("times")], sink, replace(QUICK, timeout_s=0.1), on_event=events.append
+        )
+    assert (report.num_lost, report.outcomes) == (1, {})
+    (lost,) = [event for event in events if isinstance(event, progress.JobLost)]
+    assert f"process {os.getpid()}" in lost.reason
+    assert sink.lines() == []
+
+
+def test_a_custom_resource_nobody_has_is_one_clear_error(cluster, tmp_path):
+    with pytest.raises(
+        MeasurementError, match="a node of the Ray cluster with 1 CPU, 1 a100, found none among 3"
+    ):
+        measure(cluster, [tiny_job("times")], JsonlSink(tmp_path / "x"), resources={"a100": 1})
+
+
+def test_ctrl_c_keeps_what_was_measured_and_the_rerun_finishes(cluster, tmp_path):
+    sink = JsonlSink(tmp_path / "records.jsonl")
+    jobs = [tiny_job("sleep", sleep_s=0.3, size=size) for size in range(3)]
+    reports = []
+
+    def interrupt_at_the_first(event):
+        if isinstance(event, progress.JobFinished):
+            raise KeyboardInterrupt
+        if isinstance(event, progress.SessionFinished):
+            reports.append(event.report)
+
+    with pytest.raises(KeyboardInterrupt):
+        measure(cluster, jobs, sink, on_event=interrupt_at_the_first)
+    assert reports[0].is_interrupted
+    assert len(kernels(sink)) == 1
+    assert measure(cluster, jobs, sink).num_skipped == 1
+    assert len(kernels(sink)) == len({line["key"] for line in kernels(sink)}) == 3
+
+
+def test_a_node_killed_in_the_middle_of_a_job_loses_nothing(cluster, tmp_path):
+    """Last in this file: the cluster has one node less afterwards."""
+    sink = JsonlSink(tmp_path / "records.jsonl")
+    started = tmp_path / "started"
+    jobs = [tiny_job("sleep", sleep_s=0.6, size=size, started=str(started)) for size in range(4)]
+    victims = []
+
+    def kill_the_node_of_the_running_job(event):
+        if isinstance(event, progress.JobFinished) and not victims:
+            victims.append(_running_child(started, event.index + 2))
+            node = next(node for node in cluster.worker_nodes if _raylet_pid(node) == victims[0][1])
+            cluster.remove_node(node, allow_graceful=False)
+
+    report = measure(cluster, jobs, sink, on_event=kill_the_node_of_the_running_job)
+    assert report.outcomes == {Outcome.DONE: 4}
+    assert report.num_lost == 0
+    assert len(kernels(sink)) == len({line["key"] for line in kernels(sink)}) == 4
+    # One job more was begun than recorded: the one that died with its node, and its process with it.
+    assert len(started.read_text().splitlines()) == 5
+    assert not psutil.pid_exists(victims[0][0])
+
+
+def _running_child(started, num_lines):
+    deadline_s = time.monotonic() + 20
+    while time.monotonic() < deadline_s:
+        lines = started.read_text().splitlines()
+        if len(lines) >= num_lines:
+            pid, raylet_pid = lines[num_lines - 1].split()
+            return int(pid), int(raylet_pid)
+        time.sleep(0.02)
+    raise AssertionError("no second job was begun")
+
+
+def _raylet_pid(node):
+    (raylet,) = node.all_processes["raylet"]
+    return raylet.process.pid
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "no-port"])
+def test_an_address_without_a_cluster_is_refused_at_once(address, tmp_path):
+    assert not ray.is_initialized()
+    with pytest.raises(MeasurementError, match=f"a Ray cluster at '{address}'.*ray start"):
+        run_jobs_on_ray([tiny_job("times")], JsonlSink(tmp_path / "x"), address=address)
+
+
+def test_without_ray_the_extra_is_named(monkeypatch, tmp_path):
+    real_import = builtins.__import__
+
+    def refuse_ray(name, *arguments, **options):
+        if name == "ray":
+            raise ImportError(name)
+        return real_import(name, *arguments, **options)
+
+    monkeypatch.setattr(builtins, "__import__", refuse_ray)
+    with pytest.raises(MissingExtraError, match=r"measuring on a Ray cluster.*forerun\[ray\]"):
+        run_jobs_on_ray([tiny_job("times")], JsonlSink(tmp_path / "x"))
