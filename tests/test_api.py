@@ -287,3 +287,14 @@ def test_the_validation_split_of_a_named_dataset_is_evaluated_on_request():
     assert without.epoch_time_s.value < with_split.epoch_time_s.value == by_hand.epoch_time_s.value
     with pytest.raises(InvalidSetupError, match="--validation-size"):
         api.predict("torchvision:resnet18", dataset_size=1000, validate=True, **asked)
+
+
+@pytest.mark.parametrize("model", ["torchvision:resnet18", "cnn:depth=2,base_filters=16"])
+def test_a_long_sweep_is_interpolated_close_to_single_answers(model):
+    sizes = list(range(8, 808, 8))
+    swept = api.sweep(model, devices=["rtx-3090", "t4"], batch_sizes=sizes, precisions=["amp"])
+    assert (np.diff(swept.step_time_s, axis=-1) >= 0).all()
+    for index in (3, 41, 97):
+        for row, device in enumerate(("rtx-3090", "t4")):
+            single = api.predict(model, device=device, batch_size=sizes[index], precision="amp").step_time_s
+            assert swept.step_time_s[row, 0, index] == pytest.approx(single.value, rel=0.04)

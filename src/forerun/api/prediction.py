@@ -19,9 +19,10 @@ from forerun.errors import InvalidSetupError
 from forerun.hardware import find_device
 from forerun.hardware.device import Device
 from forerun.prediction.estimate import Estimate
+from forerun.prediction.grid import predict_grid
 from forerun.prediction.job import Job, find_dataset
 from forerun.prediction.predictor import Question, estimate, memory_constants_of
-from forerun.prediction.step import PreparedModel, predict_intervals, prepare
+from forerun.prediction.step import PreparedModel, prepare
 from forerun.tracing.trace import ModelRequest, trace
 from forerun.workload.setup import Layout, OptimizerImplementation, Phase, Precision, TrainingSetup
 
@@ -355,12 +356,11 @@ def sweep(
         for prepared, part in _prepared_for_each(model, request, setups, use_cache):
             chosen = setups[part]
             for model_weights, rows in _by_weights(weights):
-                each_device = [found[row] for row in rows for _ in chosen]
-                times = predict_intervals(
-                    prepared, each_device, chosen * len(rows), model_weights, torch_version
-                )
-                for target, values in zip((step, low, high), times, strict=True):
-                    target[rows, j, part] = values.reshape(len(rows), len(chosen))
+                sizes = [setup.batch_size_per_device for setup in chosen]
+                asked = [found[row] for row in rows]
+                grids = predict_grid(prepared, asked, sizes, chosen[0], model_weights, torch_version)
+                for target, grid in zip((step, low, high), grids, strict=True):
+                    target[rows, j, part] = grid
             memory[:, j, part] = _live_memory(prepared, found, chosen, weights[0], torch_version)
     return Sweep(
         devices=tuple(device.name for device in found),

@@ -188,10 +188,10 @@ def _notes(model: PreparedModel, question: Question) -> list[str]:
     missing = missing_format_note(question.device, question.setup.precision)
     if missing:
         notes.append(missing)
-    if question.device.kind is not DeviceKind.GPU:
+    if question.device.kind is not DeviceKind.GPU and question.weights.calibrated_device is None:
         notes.append(
             f"no measurement of a {question.device.kind} stands behind the cost model, which was fitted on GPUs: "
-            "take the time as an order of magnitude and measure"
+            "take the time as an order of magnitude, and calibrate: forerun calibrate"
         )
     if question.setup.compile:
         notes.append("memory is that of eager execution; torch.compile usually needs less")
