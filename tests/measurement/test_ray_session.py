@@ -119,7 +119,8 @@ def test_a_node_killed_in_the_middle_of_a_job_loses_nothing(cluster, tmp_path):
     """Last in this file: the cluster has one node less afterwards."""
     sink = JsonlSink(tmp_path / "records.jsonl")
     started = tmp_path / "started"
-    jobs = [tiny_job("sleep", sleep_s=0.6, size=size, started=str(started)) for size in range(4)]
+    # Long enough that a slow machine kills the node before its job is done.
+    jobs = [tiny_job("sleep", sleep_s=4.0, size=size, started=str(started)) for size in range(4)]
     victims = []
 
     def kill_the_node_of_the_running_job(event):
