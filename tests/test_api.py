@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 from math import inf, nan
 
@@ -231,7 +232,9 @@ def test_a_whole_number_of_another_type_is_taken():
         ({"num_devices": 2}, r"predicts one device, got 2 devices on 1 nodes"),
         ({"num_nodes": 3}, r"got 1 devices on 3 nodes"),
         ({"num_devices": 0}, r"got 0 devices"),
-        ({"epochs": 3}, r"epochs need a dataset"),
+        ({"epochs": 3}, r"epochs: expected a dataset"),
+        ({"validate": True, "startup_s": 5.0}, r"validate, start-up time: expected a dataset"),
+        ({"dataset": "digits", "validate": True}, r"digits has no validation split.*--validation-size"),
         ({"dataset": "mnist", "dataset_size": 5}, r"either a dataset or a dataset size, not both"),
         ({"dataset": "cifar11"}, r"unknown dataset 'cifar11'; did you mean cifar10"),
         ({"dataset_size": 0}, r"dataset size must be above zero"),
@@ -298,3 +301,20 @@ def test_a_long_sweep_is_interpolated_close_to_single_answers(model):
         for row, device in enumerate(("rtx-3090", "t4")):
             single = api.predict(model, device=device, batch_size=sizes[index], precision="amp").step_time_s
             assert swept.step_time_s[row, 0, index] == pytest.approx(single.value, rel=0.04)
+
+
+def test_a_sweep_and_the_command_line_share_the_defaults_of_a_prediction():
+    from forerun.cli.predict import predict as command
+
+    def defaults(call):
+        return {name: p.default for name, p in inspect.signature(call).parameters.items()}
+
+    of_predict, of_sweep, of_command = defaults(api.predict), defaults(api.sweep), defaults(command)
+    shared = of_predict.keys() & of_sweep.keys() - {"model"}
+    assert len(shared) >= 10
+    assert {n: of_sweep[n] for n in shared} == {n: of_predict[n] for n in shared}
+    also = of_predict.keys() & of_command.keys() - {"model"}
+    assert len(also) >= 15
+    assert {n: of_command[n] for n in also} == {n: of_predict[n] for n in also}
+    own = {"devices", "batch_sizes", "precisions"}
+    assert of_sweep.keys() - own <= of_predict.keys()

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ from forerun.prediction.job import Job, find_dataset
 from forerun.prediction.predictor import Question, estimate, memory_constants_of
 from forerun.prediction.step import PreparedModel, prepare
 from forerun.tracing.trace import ModelRequest, trace
-from forerun.workload.setup import Layout, OptimizerImplementation, Phase, Precision, TrainingSetup
+from forerun.workload.setup import Layout, OptimizerImplementation, Phase, Precision, TrainingSetup, choice
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,7 +46,6 @@ def __getattr__(name: str) -> Any:
 
 
 Floats = npt.NDArray[np.float64]
-_Choice = TypeVar("_Choice", Precision, Layout, Phase, OptimizerImplementation)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,14 +86,6 @@ class Sweep:
         return np.asarray(self.batch_sizes) / self.step_time_low_s
 
 
-def _choice(kind: type[_Choice], value: str, name: str) -> _Choice:
-    try:
-        return kind(value.lower().replace("_", "-"))
-    except ValueError:
-        known = ", ".join(kind)
-        raise InvalidSetupError(f"unknown {name} '{value}'; expected one of {known}") from None
-
-
 def _setup(
     batch_size: int,
     precision: str,
@@ -105,14 +96,14 @@ def _setup(
     optimizer_implementation: str,
     fused_attention: bool,
 ) -> TrainingSetup:
-    chosen_phase = _choice(Phase, phase, "phase")
+    chosen_phase = choice(Phase, phase, "phase")
     return TrainingSetup(
         batch_size_per_device=_whole("batch size", batch_size),
-        precision=_choice(Precision, precision, "precision"),
-        layout=_choice(Layout, layout, "layout"),
+        precision=choice(Precision, precision, "precision"),
+        layout=choice(Layout, layout, "layout"),
         compile=compile,
         optimizer=optimizer.lower() if chosen_phase is Phase.TRAIN else "none",
-        optimizer_implementation=_choice(
+        optimizer_implementation=choice(
             OptimizerImplementation, optimizer_implementation, "optimizer implementation"
         ),
         phase=chosen_phase,
@@ -181,15 +172,24 @@ def _job(
     if dataset is not None and dataset_size is not None:
         raise InvalidSetupError("give either a dataset or a dataset size, not both")
     if dataset is None and dataset_size is None:
-        if epochs is not None:
-            raise InvalidSetupError("epochs need a dataset: give --dataset NAME or --dataset-size N")
+        needing = {
+            "epochs": epochs,
+            "validation size": validation_size,
+            "validate": validate,
+            "start-up time": startup_s,
+            "checkpoint time": checkpoint_s,
+        }
+        given = [name for name, value in needing.items() if value]
+        if given:
+            raise InvalidSetupError(
+                f"{', '.join(given)}: expected a dataset as well; give --dataset NAME or --dataset-size N"
+            )
         return None
     known = find_dataset(dataset) if dataset is not None else None
     if validate and validation_size is None:
         if known is None or not known.num_validation_samples:
-            raise InvalidSetupError(
-                f"{dataset or 'a dataset size'} says nothing of a validation split; give --validation-size N"
-            )
+            whose = f"the dataset {known.name} has" if known else "a dataset size alone has"
+            raise InvalidSetupError(f"{whose} no validation split to evaluate; give --validation-size N")
         validation_size = known.num_validation_samples
     return Job(
         num_samples=_whole("dataset size", known.num_training_samples if known else dataset_size),
@@ -346,19 +346,25 @@ def sweep(
     shape = (len(found), len(precisions), len(batch_sizes))
     step, low, high, memory = (np.empty(shape) for _ in range(4))
     request = _request(model, image_size, input_shape, sequence_length)
+    first = _setup(
+        batch_sizes[0],
+        precisions[0],
+        layout,
+        compile,
+        optimizer,
+        phase,
+        optimizer_implementation,
+        fused_attention,
+    )
+    sizes = [_whole("batch size", size) for size in batch_sizes]
     for j, precision in enumerate(precisions):
-        setups = [
-            _setup(
-                size, precision, layout, compile, optimizer, phase, optimizer_implementation, fused_attention
-            )
-            for size in batch_sizes
-        ]
+        kind = choice(Precision, precision, "precision")
+        setups = [replace(first, precision=kind, batch_size_per_device=size) for size in sizes]
         for prepared, part in _prepared_for_each(model, request, setups, use_cache):
             chosen = setups[part]
             for model_weights, rows in _by_weights(weights):
-                sizes = [setup.batch_size_per_device for setup in chosen]
                 asked = [found[row] for row in rows]
-                grids = predict_grid(prepared, asked, sizes, chosen[0], model_weights, torch_version)
+                grids = predict_grid(prepared, asked, sizes[part], chosen[0], model_weights, torch_version)
                 for target, grid in zip((step, low, high), grids, strict=True):
                     target[rows, j, part] = grid
             memory[:, j, part] = _live_memory(prepared, found, chosen, weights[0], torch_version)
@@ -425,8 +431,8 @@ def evaluate(
     from forerun.evaluation.records_evaluation import evaluate_records, read_steps
 
     options = {
-        "precision": _choice(Precision, precision, "precision"),
-        "layout": _choice(Layout, layout, "layout"),
+        "precision": choice(Precision, precision, "precision"),
+        "layout": choice(Layout, layout, "layout"),
         "compile": compile,
         "framework_version": torch_version,
     }

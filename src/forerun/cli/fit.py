@@ -49,6 +49,9 @@ def fit(
     plots: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Write plots of the fit and of RECORDS there.")
     ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="With the public tables: a sample of the rows and a short fit.")
+    ] = False,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
@@ -62,8 +65,10 @@ def fit(
     if not records:
         _refuse_without_records(model, {"--on": on, "--hidden": hidden, "--loss": loss, "--seeds": seeds,
                                         "--epochs": epochs, "--plots": plots, "--json": as_json or None})  # fmt: skip
-        _fit_public_tables(out, debug)
+        _fit_public_tables(out, quick, debug)
         return
+    if quick:
+        raise UsageError("--quick shortens the fit to the public tables; leave it out with RECORDS")
     if plots is not None and not plots.is_dir():
         raise UsageError(f"the folder '{plots}' does not exist; create it or choose another with --plots")
     with quiet_libraries(debug=debug):
@@ -94,11 +99,11 @@ def _refuse_without_records(model: str, options: dict[str, object]) -> None:
         )
 
 
-def _fit_public_tables(out: Path, debug: bool) -> None:
+def _fit_public_tables(out: Path, quick: bool, debug: bool) -> None:
     from forerun import api
 
     with quiet_libraries(debug=debug):
-        api.fit_op_model(out)
+        api.fit_op_model(out, quick)
     typer.echo(f"weights written to {out}", err=True)
 
 

@@ -14,6 +14,7 @@ from forerun.evaluation.layer_study import LayerResult
 from forerun.evaluation.memory_study import Bracket, TransformerVerdicts, bracket_shares
 from forerun.evaluation.op_time_fit import OTHER_IMPLEMENTATION
 from forerun.evaluation.op_time_studies import DeviceResult, HeldOut, joined
+from forerun.evaluation.runtime_study import TRACKED_METHODS, RuntimeRow
 from forerun.regressors.evaluation import ErrorMetrics, errors
 from forerun.workload.setup import Phase
 
@@ -40,6 +41,8 @@ class AccuracyPage:
         few_shot: The same after k measured steps, by device, table and phase.
         layers: Convolution layers of a held-out GPU.
         brackets: Memory at the edge of a card.
+        pytorch_times: Steps beside ``RuntimeEstimator`` of PyTorch.
+        pytorch_memory: Some of the brackets, with the peaks of PyTorch's ``MemTracker``.
         transformer_verdicts: Memory verdicts on transformers.
         transformer_parts_s: Measured forward and backward time of the transformer rows, by row.
     """
@@ -54,6 +57,8 @@ class AccuracyPage:
     few_shot: Sequence[DeviceResult]
     layers: LayerResult
     brackets: Sequence[Bracket]
+    pytorch_times: Sequence[RuntimeRow]
+    pytorch_memory: Sequence[Bracket]
     transformer_verdicts: TransformerVerdicts
     transformer_parts_s: Mapping[str, tuple[float, float]]
 
@@ -70,6 +75,7 @@ class AccuracyPage:
             self._devices(),
             self._transformers(),
             self._layers(),
+            self._pytorch_times(),
             self._intervals(),
             self._memory(),
             self._skipped(),
@@ -220,33 +226,58 @@ class AccuracyPage:
             "mean.\n\n" + _table(("tier", "coverage", "worst group", "median upper half-width"), rows)
         )
 
-    def _memory(self) -> str:
-        rows = []
-        for method in ("replay", "live bytes", "16 bytes per parameter"):
-            shares = bracket_shares(self.brackets, method)
-            rows.append(
-                (
-                    {
-                        "replay": "**forerun**, allocator replay",
-                        "live bytes": "forerun, live bytes (sweeps)",
-                    }.get(method, method),
-                    str(shares.num_rows),
-                    *(
-                        f"{100 * value:.1f} %"
-                        for value in (
-                            shares.bracket_hit,
-                            shares.verdicts_right,
-                            shares.false_out_of_memory,
-                            shares.missed_out_of_memory,
-                        )
-                    ),
-                )
+    def _pytorch_times(self) -> str:
+        answered = [row for row in self.pytorch_times if row.pytorch.value is not None]
+        refused = [row for row in self.pytorch_times if row.pytorch.value is None]
+        rows = [
+            (
+                f"`{row.step.record.model}`, {row.step.record.batch_size_per_device}, {row.step.record.layout}",
+                *(
+                    f"{1e3 * value:.0f}"
+                    for value in (row.step.record.step_time_s, row.forerun_s, row.pytorch.value or np.nan)
+                ),
             )
+            for row in answered
+        ]
+        measured = np.asarray([row.step.record.step_time_s for row in answered])
+        ours = errors(np.asarray([row.forerun_s for row in answered]), measured) if answered else None
+        theirs = errors(np.asarray([row.pytorch.value for row in answered]), measured) if answered else None
+        figures = (
+            ""
+            if ours is None or theirs is None
+            else f"\nMAPE: forerun {100 * ours.mape:.1f} %, `RuntimeEstimator` {100 * theirs.mape:.1f} %. Median "
+            "wall time of a question, with building the model: "
+            f"{np.median([row.forerun_wall_s for row in answered]):.1f} s and "
+            f"{np.median([row.pytorch.wall_s for row in answered]):.1f} s.\n"
+        )
+        refusals = "; ".join(f"`{row.step.record.model}`: {row.pytorch.reason}" for row in refused)
+        return (
+            "## Beside PyTorch's RuntimeEstimator\n\nRows of `timm_train` at equal distances, the row's family left "
+            "out of our fit. `torch.distributed._tools.RuntimeEstimator`, mode operator-level-cost-model, does not run "
+            'without a GPU: fake CUDA tensors cannot run backward ("hasPrimaryContext expects a valid device index"), '
+            'and it asserts an accelerator ("Roofline estimation needs to access CUDA capabilities to make '
+            'estimations"). Here it runs on fake CPU tensors under our CUDA autocast rules, with that assertion '
+            "answered and the RTX 3090 of our catalogue registered in its datasheet table. Mode "
+            "operator-level-benchmark times each kernel on a real GPU and cannot be had without one. Step times in "
+            "ms.\n\n"
+            + _table(("model, batch, layout", "measured", "forerun", "RuntimeEstimator"), rows)
+            + figures
+            + (f"\nNot answered: {refusals}.\n" if refusals else "")
+        )
+
+    def _memory(self) -> str:
+        header = ("method", "rows", "bracket hit", "verdicts right", "false OOM", "missed OOM")
+        methods = ("replay", "live bytes", "16 bytes per parameter")
+        tracked = [_memory_row(self.pytorch_memory, name) for name in (*methods[:2], *TRACKED_METHODS)]
         found = self.transformer_verdicts
         return (
             "## Memory\n\n`timm_train`: does the batch that ran fit, and the next larger one not (24 GB card)? One "
             "constant, fitted to the other families (earlier trial: 96.1 % hit, 98.2 % right; noise 1.5 points).\n\n"
-            + _table(("method", "rows", "bracket hit", "verdicts right", "false OOM", "missed OOM"), rows)
+            + _table(header, [_memory_row(self.brackets, name) for name in methods])
+            + "\nThe same beside `torch.distributed._tools.MemTracker`, which takes seconds to minutes a row, on a "
+            "sample at equal distances. Without a GPU it tracks fake CPU tensors, where CUDA's autocast does "
+            "nothing: as it comes it sees a step in fp32.\n\n"
+            + _table(header, tracked)
             + f"\n`neusight_memory_fit` (transformers, nine cards, nothing fitted): {found.num_right} of "
             f"{found.num_verdicts} verdicts right, {found.num_false_out_of_memory} false and "
             f"{found.num_missed_out_of_memory} missed out-of-memory; 16 bytes per parameter: "
@@ -291,6 +322,22 @@ class AccuracyPage:
             ),
         ]
         return f"Made on {self.date}.\n\n" + _table(("question", "forerun", "beside it"), rows)
+
+
+def _memory_row(brackets: Sequence[Bracket], method: str) -> tuple[str, ...]:
+    shares = bracket_shares(brackets, method)
+    titles = {"replay": "**forerun**, allocator replay", "live bytes": "forerun, live bytes (sweeps)"}
+    figures = (
+        shares.bracket_hit,
+        shares.verdicts_right,
+        shares.false_out_of_memory,
+        shares.missed_out_of_memory,
+    )
+    return (titles.get(method, method), str(shares.num_rows), *(_share(value) for value in figures))
+
+
+def _share(value: float) -> str:
+    return f"{100 * value:.1f} %" if np.isfinite(value) else "-"
 
 
 def _mape(residuals: Floats) -> float:

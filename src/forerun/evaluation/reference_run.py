@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from forerun.costs.op_weights import OpTimeWeights, save_weights
+from forerun.costs.op_weights import OpTimeWeights, load_weights, save_weights, shipped_weights_path
 from forerun.evaluation.accuracy_page import AccuracyPage
 from forerun.evaluation.baseline_study import baseline_study
 from forerun.evaluation.corpus import Measured, print_progress
@@ -43,6 +43,7 @@ from forerun.evaluation.op_time_studies import (
     overall_scales,
 )
 from forerun.evaluation.reference_tables import ReferenceSteps, read_reference_steps, require_reference_folder
+from forerun.evaluation.runtime_study import RuntimeRow, runtime_study, tracker_study
 from forerun.prediction.estimate import Provenance
 from forerun.records.reference import read_timm_train
 from forerun.records.reference_transformers import read_neusight_e2e
@@ -96,7 +97,9 @@ def run_reference(quick: bool = False) -> AccuracyPage:
     devices = _device_stage(steps, quick)
     train = read_timm_train(folder)
     if quick:
-        train = train[:40]
+        # Neighbours in the table are the small models, which never ran out of memory.
+        train = train[:: len(train) // 40]
+    brackets = _kept("brackets", quick, lambda: bracket_study(train, print_progress("memory")))
     return AccuracyPage(
         date=datetime.date.today().isoformat(),
         quick=quick,
@@ -107,7 +110,13 @@ def run_reference(quick: bool = False) -> AccuracyPage:
         devices=devices,
         few_shot=few_shot(by_source(devices)),
         layers=_kept("layers", quick, lambda: layer_study(folder, num_iterations=200 if quick else 2500)),
-        brackets=_kept("brackets", quick, lambda: bracket_study(train, print_progress("memory"))),
+        brackets=brackets,
+        pytorch_times=_kept("pytorch times", quick, lambda: _pytorch_times(families, quick)),
+        pytorch_memory=_kept(
+            "pytorch memory",
+            quick,
+            lambda: tracker_study(brackets, 3 if quick else 20, print_progress("MemTracker")),
+        ),
         transformer_verdicts=_kept("transformer memory", quick, lambda: transformer_fit_study(folder)),
         transformer_parts_s={
             row.record.row_id: (row.forward_time_s, row.backward_time_s)
@@ -182,6 +191,11 @@ def _device_stage(steps: ReferenceSteps, quick: bool) -> dict[str, HeldOut]:
         study = partial(device_study, steps.steps, [device], settings, _say)
         found |= _kept(f"device {device}", quick, study)
     return found
+
+
+def _pytorch_times(families: HeldOut, quick: bool) -> list[RuntimeRow]:
+    weights = load_weights(shipped_weights_path())
+    return runtime_study(families, weights, 3 if quick else 12, print_progress("RuntimeEstimator"))
 
 
 def _say(message: str) -> None:

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeVar
 
 from forerun.errors import InvalidSetupError
 
-__all__ = ["MAX_BATCH_SIZE", "Layout", "OptimizerImplementation", "Phase", "Precision", "TrainingSetup"]
+__all__ = [
+    "MAX_BATCH_SIZE",
+    "Layout",
+    "OptimizerImplementation",
+    "Phase",
+    "Precision",
+    "TrainingSetup",
+    "choice",
+]
 
 MAX_BATCH_SIZE = 10_000_000
 
@@ -69,13 +78,19 @@ _CHOICES: dict[str, type[StrEnum]] = {
 }
 
 
-def _choice(kind: type[StrEnum], value: str, name: str) -> StrEnum:
+_Choice = TypeVar("_Choice", bound=StrEnum)
+
+
+def choice(kind: type[_Choice], value: str, name: str) -> _Choice:
+    """A member of a choice by its word, whatever the case and the dashes.
+
+    Raises:
+        InvalidSetupError: There is no such member.
+    """
     try:
-        return kind(value)
+        return kind(str(value).lower().replace("_", "-"))
     except ValueError:
-        raise InvalidSetupError(
-            f"unknown {name.replace('_', ' ')} {value!r}; expected one of {', '.join(kind)}"
-        ) from None
+        raise InvalidSetupError(f"unknown {name} {str(value)!r}; expected one of {', '.join(kind)}") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +125,7 @@ class TrainingSetup:
 
     def __post_init__(self) -> None:
         for name, kind in _CHOICES.items():
-            object.__setattr__(self, name, _choice(kind, getattr(self, name), name))
+            object.__setattr__(self, name, choice(kind, getattr(self, name), name.replace("_", " ")))
         if not 1 <= self.batch_size_per_device <= MAX_BATCH_SIZE:
             raise InvalidSetupError(
                 f"batch size must be between 1 and {MAX_BATCH_SIZE:,}, got {self.batch_size_per_device}"
