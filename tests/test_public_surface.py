@@ -42,6 +42,7 @@ PUBLIC_NAMES = [
     "fit_regressor",
     "load_catalog",
     "load_trained_model",
+    "measure_composition",
     "measure_grid",
     "measure_layers",
     "measure_model",

@@ -175,6 +175,17 @@ def test_a_layer_holds_its_own_kernels_and_no_loss():
     assert setup.batch_size_per_device == 4
 
 
+def test_copies_of_a_layer_hold_each_kernel_as_often():
+    asked = {
+        "batch_size": 4, "in_size": 16, "in_features": 8, "out_features": 8, "kernel": 3, "use_bias": True,
+        "mode": "train_step", "optimizer": "none", "activation": "relu",
+    }  # fmt: skip
+    one, _ = layer_graph("conv2d", asked)
+    three, _ = layer_graph("conv2d", {**asked, "copies": 3})
+    assert len(three.ops.op_class) == 3 * len(one.ops.op_class)
+    assert three.num_parameters == 3 * one.num_parameters
+
+
 def test_noise_is_half_the_interval_of_the_median():
     summary = Summary(median_s=2.0, low_s=1.9, high_s=2.3, is_stable=True)
     (found,), _ = device_samples([measurement(1, summary=summary)], DEVICE)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from forerun.api.calibration import Calibration, calibrate
+    from forerun.api.composition import CompositionRun, measure_composition, recorded_compositions
     from forerun.api.measurement import MeasurementRun, measure_grid, measure_layers, measure_model
     from forerun.api.prediction import (
         Evaluation,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Calibration",
+    "CompositionRun",
     "Evaluation",
     "MeasurementRun",
     "Sweep",
@@ -36,18 +38,21 @@ __all__ = [
     "fit_op_model",
     "fit_regressor",
     "load_trained_model",
+    "measure_composition",
     "measure_grid",
     "measure_layers",
     "measure_model",
     "predict",
     "predict_epoch_time",
     "predict_time",
+    "recorded_compositions",
     "save_trained_model",
     "sweep",
 ]
 
 _MODULES = {
     "Calibration": "calibration",
+    "CompositionRun": "composition",
     "Evaluation": "prediction",
     "MeasurementRun": "measurement",
     "Sweep": "prediction",
@@ -57,12 +62,14 @@ _MODULES = {
     "fit_op_model": "prediction",
     "fit_regressor": "regressors",
     "load_trained_model": "regressors",
+    "measure_composition": "composition",
     "measure_grid": "measurement",
     "measure_layers": "measurement",
     "measure_model": "measurement",
     "predict": "prediction",
     "predict_epoch_time": "regressors",
     "predict_time": "regressors",
+    "recorded_compositions": "composition",
     "save_trained_model": "regressors",
     "sweep": "prediction",
 }

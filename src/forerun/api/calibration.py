@@ -202,13 +202,14 @@ def _measured(
     on_event: Callable[[Event], None] | None,
 ) -> tuple[list[Measurement], str]:
     from forerun.measurement.calibration_jobs import calibration_layers, calibration_models
+    from forerun.measurement.device_lock import lock_device
 
     is_gpu = device.kind is DeviceKind.GPU
     layers = calibration_layers(400, is_gpu=is_gpu, precision=precision)
     models = calibration_models(is_gpu=is_gpu, precision=precision)
     occasion = f"calibration {datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds')}"
     middle_s = time.monotonic() + _LAYER_SHARE * (deadline_s - time.monotonic())
-    with RecordStore.open(records) as store:
+    with RecordStore.open(records) as store, lock_device(device_index):
         rounds = ((layers, _LAYER_PROTOCOL, middle_s), (models, _MODEL_PROTOCOL, deadline_s))
         for jobs, protocol, until_s in rounds:
             _measure_until(jobs, store, device_index, protocol, occasion, until_s, on_event)

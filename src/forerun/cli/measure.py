@@ -1,4 +1,4 @@
-"""``forerun measure grid | layers | model``."""
+"""``forerun measure grid | layers | model | composition``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from forerun.cli.measure_composition import composition
 from forerun.cli.measure_options import (
     CsvOption,
     DeviceOption,
@@ -28,7 +29,7 @@ from forerun.cli.options import DebugOption, JsonOption
 from forerun.cli.output import TABLE_WIDTH_IN_A_PIPE, page_width, print_json, print_page, quiet_libraries
 
 if TYPE_CHECKING:
-    from forerun.api.measurement import MeasurementRun
+    from forerun.api.measuring import MeasurementRun
     from forerun.records.measurement import Measurement
 
 __all__ = ["measure"]
@@ -118,7 +119,10 @@ def layers(
     ] = None,
     num_layers: Annotated[int, typer.Option(help="Layers of all kinds together.")] = 1100,
     ranges: Annotated[
-        str, typer.Option(metavar="NAME", help="justus (the published ones) or wide.")
+        str,
+        typer.Option(
+            metavar="NAME", help="justus (the published ones), wide, or networks (as in image networks)."
+        ),
     ] = "wide",
     mode: Annotated[
         str, typer.Option(metavar="NAME,NAME", help="forward, train_step or both.")
@@ -213,6 +217,9 @@ def model(
         **session,
     )
     _tell(run, as_json, csv, _write_table)
+
+
+measure.command("composition")(composition)
 
 
 def _words(text: str) -> list[str]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from forerun.measurement.jobs import Job
 from forerun.measurement.layer_design import LayerDesign, design_layers
 from forerun.records.measurement import JobKind, Scalar
-from forerun.records.model_names import model_family
+from forerun.records.model_names import subject_family
 
 __all__ = ["CALIBRATION_MODELS", "calibration_layers", "calibration_models"]
 
@@ -34,6 +34,10 @@ CALIBRATION_MODELS: Sequence[tuple[str, int, int]] = (
 )
 """Model, image size [pixels] and batch size, in the order of their use: each next one unlike those before it."""
 
+_COPIES = 4
+"""Equal layers in one step. A layer alone finds its data in the cache and pays for a whole step: it is no part of a
+network (docs/methods/composition.md)."""
+
 _WORK_OF_GPU = 100.0
 """A GPU takes layers of so many times the work for the same time."""
 
@@ -49,6 +53,7 @@ def calibration_layers(num_layers: int, *, is_gpu: bool, precision: str, seed: i
         max_bytes=1.5e8 * factor,
         seed=seed,
         with_null=False,
+        copies=_COPIES,
     )
     return design_layers(design)
 
@@ -64,6 +69,7 @@ def calibration_models(*, is_gpu: bool, precision: str) -> list[Job]:
             "optimizer": "sgd",
             "phase": "train",
         }
-        family = model_family(model) if model.startswith("torchvision:") else model.partition(":")[0]
-        jobs.append(Job(kind=JobKind.STEP, subject=model, family=family, parameters=parameters))
+        jobs.append(
+            Job(kind=JobKind.STEP, subject=model, family=subject_family(model), parameters=parameters)
+        )
     return jobs
