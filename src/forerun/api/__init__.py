@@ -24,11 +24,13 @@ if TYPE_CHECKING:
         predict_time,
         save_trained_model,
     )
+    from forerun.api.suite import SuiteRun, measure_suite
 
 __all__ = [
     "Calibration",
     "Evaluation",
     "MeasurementRun",
+    "SuiteRun",
     "Sweep",
     "calibrate",
     "evaluate",
@@ -39,6 +41,7 @@ __all__ = [
     "measure_grid",
     "measure_layers",
     "measure_model",
+    "measure_suite",
     "predict",
     "predict_epoch_time",
     "predict_time",
@@ -50,6 +53,7 @@ _MODULES = {
     "Calibration": "calibration",
     "Evaluation": "prediction",
     "MeasurementRun": "measurement",
+    "SuiteRun": "suite",
     "Sweep": "prediction",
     "calibrate": "calibration",
     "evaluate": "prediction",
@@ -60,6 +64,7 @@ _MODULES = {
     "measure_grid": "measurement",
     "measure_layers": "measurement",
     "measure_model": "measurement",
+    "measure_suite": "suite",
     "predict": "prediction",
     "predict_epoch_time": "regressors",
     "predict_time": "regressors",
