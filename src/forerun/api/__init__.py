@@ -25,12 +25,14 @@ if TYPE_CHECKING:
         predict_time,
         save_trained_model,
     )
+    from forerun.api.suite import SuiteRun, measure_suite
 
 __all__ = [
     "Calibration",
     "CompositionRun",
     "Evaluation",
     "MeasurementRun",
+    "SuiteRun",
     "Sweep",
     "calibrate",
     "evaluate",
@@ -42,6 +44,7 @@ __all__ = [
     "measure_grid",
     "measure_layers",
     "measure_model",
+    "measure_suite",
     "predict",
     "predict_epoch_time",
     "predict_time",
@@ -55,6 +58,7 @@ _MODULES = {
     "CompositionRun": "composition",
     "Evaluation": "prediction",
     "MeasurementRun": "measurement",
+    "SuiteRun": "suite",
     "Sweep": "prediction",
     "calibrate": "calibration",
     "evaluate": "prediction",
@@ -66,6 +70,7 @@ _MODULES = {
     "measure_grid": "measurement",
     "measure_layers": "measurement",
     "measure_model": "measurement",
+    "measure_suite": "suite",
     "predict": "prediction",
     "predict_epoch_time": "regressors",
     "predict_time": "regressors",

@@ -18,6 +18,8 @@ from forerun.errors import InvalidSetupError, RecordError, UsageError
 from forerun.evaluation.device_calibration import CalibrationResult
 from forerun.hardware import find_device
 from forerun.hardware.device import Device, DeviceKind
+from forerun.hardware.this_device import device_at
+from forerun.measurement.device_index import gpu_index
 from forerun.measurement.jobs import Job
 from forerun.measurement.progress import Event
 from forerun.measurement.protocol import Protocol
@@ -131,7 +133,7 @@ def calibrate(
         found = find_device(device)
         measured, name = _recorded(from_records, found), str(from_records)
     else:
-        found = _device_of(device)
+        found = device_at(gpu_index(device))
         deadline_s = began_s + 60.0 * minutes * (1 - _FIT_SHARE)
         measured, name = _measured(device, found, precision, records, deadline_s, on_event)
     report(f"fitting {len(measured)} measurements")
@@ -154,22 +156,6 @@ def calibrate(
         duration_s=time.monotonic() - began_s,
         notes=tuple(notes),
     )
-
-
-def _device_of(device_index: str) -> Device:
-    from forerun.hardware.here import describe_host
-    from forerun.hardware.host_gpus import visible_gpus
-    from forerun.hardware.this_device import cpu_device, gpu_device
-    from forerun.measurement.device_index import gpu_index
-
-    index = gpu_index(device_index)
-    host = describe_host()
-    if index is None:
-        return cpu_device(host)
-    gpus = visible_gpus(host.gpus)
-    if index >= len(gpus):
-        raise UsageError(f"expected one of this machine's {len(gpus)} GPUs, got {device_index}")
-    return gpu_device(gpus[index])
 
 
 def _recorded(source: str | Path, device: Device) -> list[Measurement]:

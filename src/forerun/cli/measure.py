@@ -1,4 +1,4 @@
-"""``forerun measure grid | layers | model | composition``."""
+"""``forerun measure grid | layers | model | composition | suite``."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from forerun.cli.measure_options import (
     parse_whole_numbers,
     parse_words,
 )
+from forerun.cli.measure_suite import suite
 from forerun.cli.options import DebugOption, JsonOption
 from forerun.cli.output import TABLE_WIDTH_IN_A_PIPE, page_width, print_json, print_page, quiet_libraries
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["measure"]
 
 measure = typer.Typer(rich_markup_mode=None, add_completion=False)
+measure.command("suite")(suite)
 
 
 @measure.callback(invoke_without_command=True)
