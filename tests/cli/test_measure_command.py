@@ -69,7 +69,7 @@ def test_a_model_and_layers_are_measured_and_told(tmp_path):
         (("grid", "--dataset", "mnist"), "cifar10 or synthetic"),
         (("grid", "--dataset", "synthetic", "--device", "tpu"), "cpu or cuda:N"),
         (("layers", "--kinds", "conv3d"), "unknown layer 'conv3d'"),
-        (("layers", "--ranges", "narrow"), "justus or wide"),
+        (("layers", "--ranges", "narrow"), "justus, wide"),
         (("layers", "--repetitions", "2"), "num_repetitions of at least 3"),
         (("model", "torchvision:resnet5"), "did you mean"),
         (("model", "cnn:depth=1", "--phase", "backward"), "unknown phase"),

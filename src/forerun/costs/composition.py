@@ -80,7 +80,7 @@ def host_costs(alone_s: float, num_layers: tuple[int, int], step_times_s: tuple[
 
 
 def marginal_time_s(alone_s: float, together_s: float, num_copies: int) -> float:
-    """m = (T_K - T_1) / (K - 1), the cost of one more equal layer in a step; not below zero [s].
+    """M = (T_K - T_1) / (K - 1), the cost of one more equal layer in a step; not below zero [s].
 
     Args:
         alone_s: T_1, a step of one layer [s].

@@ -26,16 +26,24 @@ from forerun.errors import RecordError
 from forerun.evaluation.composition_study import Composition, measured_compositions
 from forerun.evaluation.device_calibration import fitted_weights, log_predictions
 from forerun.evaluation.layer_table import measured_layer_table
-from forerun.evaluation.measured_layers import device_samples
+from forerun.evaluation.measured_layers import DeviceSample, device_samples
 from forerun.evaluation.regressor_fit import fit_layer_regressor, fit_step_regressor
-from forerun.evaluation.step_table import step_table
+from forerun.evaluation.step_table import StepTable, step_table
 from forerun.hardware.device import Device
 from forerun.hardware.device_file import load_device_file
 from forerun.measurement.composition_jobs import CompositionJobs, composition_jobs
+from forerun.prediction.calibrated_op import CalibratedOpModel
+from forerun.prediction.trained_models import op_rows
 from forerun.records.measurement import JobKind, Measurement
 from forerun.records.step_view import step_records
 from forerun.records.store_files import import_measurements
-from forerun.regressors.evaluation import ErrorMetrics, configuration_of, errors
+from forerun.regressors.evaluation import (
+    ErrorMetrics,
+    configuration_of,
+    configuration_splits,
+    cross_validated_predictions,
+    errors,
+)
 from forerun.tracing.trace import ModelRequest
 
 __all__ = [
@@ -63,12 +71,14 @@ class GridStudy:
         metrics: Errors of step times by regressor [s].
         num_configurations, num_occasions: Size of the grid.
         repeat_noise: Median of |t1 / t2 - 1| over the configurations and pairs of occasions.
+        repeat_r2: R2 of an earlier occasion taken as the prediction of a later one.
     """
 
     metrics: Mapping[str, ErrorMetrics]
     num_configurations: int
     num_occasions: int
     repeat_noise: float
+    repeat_r2: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +89,9 @@ class CalibrationStudy:
         num_measured: Layers and models of the calibration.
         models: Names, one per row.
         batch_sizes: Samples of a step, one per row.
-        measured_s, before_s, after_s: Steps as measured, by the shipped weights, and calibrated [s].
-        noise: Half the 95 % interval of each median over it.
+        measured_s, before_s, after_s: Steps as measured (median of the occasions), by the shipped weights, and
+            calibrated [s].
+        noise: Half the difference of the occasions over their median, or, of one occasion, half its 95 % interval.
     """
 
     num_measured: int
@@ -141,18 +152,35 @@ def grid_study(folder: Path, kinds: Sequence[str] = _GRID_MODELS) -> GridStudy:
     records = list(step_records(measured))
     table = step_table(records, own_device(folder))
     metrics: dict[str, ErrorMetrics] = {}
+    if "op" in kinds:
+        metrics |= _after_calibration(folder, table)
     for kind in kinds:
         metrics |= fit_step_regressor(kind, table, [folder.name]).metrics
     times: dict[str, list[float]] = defaultdict(list)
     for record in records:
         times[configuration_of(record)].append(record.step_time_s)
-    shifts = [abs(a / b - 1) for found in times.values() for a, b in combinations(found, 2)]
+    pairs = np.asarray([pair for found in times.values() for pair in combinations(found, 2)])
     return GridStudy(
         metrics=metrics,
         num_configurations=len(times),
         num_occasions=max(map(len, times.values())),
-        repeat_noise=float(np.median(shifts)) if shifts else float("nan"),
+        repeat_noise=float(np.median(np.abs(pairs[:, 0] / pairs[:, 1] - 1))),
+        repeat_r2=errors(pairs[:, 0], pairs[:, 1]).r2 or 0.0,
     )
+
+
+def _after_calibration(folder: Path, table: StepTable) -> dict[str, ErrorMetrics]:
+    """The op-level model refined on the calibration's records, none of them of the grid's family."""
+    families = {record.family for record in table.records}
+    measured = [m for m in own_measurements(folder, "calibration") if m.family not in families]
+    seen, _ = device_samples(measured, own_device(folder))
+    rows = op_rows(table.cases, fitted_weights(seen, load_weights(shipped_weights_path())))
+    splits = configuration_splits(table.configurations)
+    after = cross_validated_predictions(CalibratedOpModel, rows, table.time_s, splits)
+    return {
+        "op, calibrated and fitted": errors(after, table.time_s),
+        "op, calibrated": errors(np.exp(rows.log_time_s), table.time_s),
+    }
 
 
 def layer_errors(folder: Path) -> Mapping[str, ErrorMetrics]:
@@ -176,16 +204,27 @@ def calibration_study(folder: Path) -> CalibrationStudy:
             f"{folder.name}: expected models that the calibration did not see, got {sorted(both)}"
         )
     fitted = fitted_weights(seen, start)
-    measured = np.asarray([s.step_time_s for s in unseen])
+    times: dict[tuple[str, int], list[DeviceSample]] = defaultdict(list)
+    for sample in unseen:
+        key = (sample.measurement.subject, sample.point.setup.batch_size_per_device)
+        times[key].append(sample)
+    rows = [found[0] for found in times.values()]
     return CalibrationStudy(
         num_measured=len(seen),
-        models=tuple(s.measurement.subject for s in unseen),
-        batch_sizes=tuple(s.point.setup.batch_size_per_device for s in unseen),
-        measured_s=tuple(measured.tolist()),
-        before_s=tuple(np.exp(log_predictions(unseen, start)).tolist()),
-        after_s=tuple(np.exp(log_predictions(unseen, fitted)).tolist()),
-        noise=tuple(s.relative_noise for s in unseen),
+        models=tuple(name for name, _ in times),
+        batch_sizes=tuple(batch_size for _, batch_size in times),
+        measured_s=tuple(float(np.median([s.step_time_s for s in found])) for found in times.values()),
+        before_s=tuple(np.exp(log_predictions(rows, start)).tolist()),
+        after_s=tuple(np.exp(log_predictions(rows, fitted)).tolist()),
+        noise=tuple(map(_noise, times.values())),
     )
+
+
+def _noise(samples: Sequence[DeviceSample]) -> float:
+    if len(samples) == 1:
+        return samples[0].relative_noise
+    found = [sample.step_time_s for sample in samples]
+    return float((max(found) - min(found)) / 2 / np.median(found))
 
 
 def composition_rows(folder: Path) -> list[Composition]:

@@ -24,7 +24,9 @@ from forerun.regressors.evaluation import ErrorMetrics
 __all__ = ["own_records_section"]
 
 _TITLES = {
-    "op": "**op-level model, calibrated on the other configurations**",
+    "op, calibrated and fitted": "**op-level model, calibrated, and offsets from the other configurations**",
+    "op, calibrated": "op-level model, calibrated: no row of the grid",
+    "op": "op-level model, offsets from the other configurations",
     "op, nothing measured": "op-level model, datasheet only",
     "ann": "dense network of system A",
     "linear": "line in FLOPs",
@@ -49,8 +51,8 @@ def own_records_section(published: Sequence[Composition]) -> str:
 def _machine(folder: Path) -> list[str]:
     device = own_device(folder)
     return [
-        f"Records `records/data/{folder.name}`: {device.title}. A virtual machine on a shared host: the noise beside each "
-        "figure is its own.\n",
+        f"Records `records/data/{folder.name}`: {device.title}. A virtual machine on a shared host: the noise beside "
+        "each figure is its own.\n",
         _grid(grid_study(folder)),
         _layers(layer_errors(folder)),
         _calibration(calibration_study(folder)),
@@ -73,7 +75,8 @@ def _grid(study: GridStudy) -> str:
     return (
         f"### System A's grid\n\n{study.num_configurations} configurations of the CNN family on {study.num_occasions} "
         "occasions, steps of real trainings on CIFAR-10-shaped data; each configuration is left out with all its "
-        f"occasions. Median difference of two occasions: {100 * study.repeat_noise:.1f} %. Errors of step times; "
+        f"occasions. Median difference of two occasions: {100 * study.repeat_noise:.1f} %; R2 of one as the prediction "
+        f"of the other: {study.repeat_r2:.4f}, which bounds what a model can reach. Errors of step times; "
         "MAE and RMSE in ms.\n\n"
         + markdown_table(("predictor", "rows", "MAPE", "median", "p90", "R2", "MAE", "RMSE"), rows)
     )
@@ -113,7 +116,8 @@ def _calibration(study: CalibrationStudy) -> str:
         f"### Three minutes of calibration\n\n`forerun calibrate --minutes 3` measured {study.num_measured} layers and "
         f"models; {len(set(study.models))} others were measured afterwards. MAPE "
         f"{100 * study.before.mape:.0f} % from the datasheet, **{100 * study.after.mape:.1f} %** calibrated (median "
-        f"{100 * study.after.median_ape:.1f} %); median interval of the measurements ±{100 * float(np.median(study.noise)):.0f} %."
+        f"{100 * study.after.median_ape:.1f} %); median noise of the measurements "
+        f"±{100 * float(np.median(study.noise)):.0f} %."
         "\n\n" + markdown_table(("model, batch", "ms", "noise", "datasheet", "calibrated"), rows)
     )
 

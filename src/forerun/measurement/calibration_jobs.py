@@ -34,10 +34,6 @@ CALIBRATION_MODELS: Sequence[tuple[str, int, int]] = (
 )
 """Model, image size [pixels] and batch size, in the order of their use: each next one unlike those before it."""
 
-_COPIES = 4
-"""Equal layers in one step. A layer alone finds its data in the cache and pays for a whole step: it is no part of a
-network (docs/methods/composition.md)."""
-
 _WORK_OF_GPU = 100.0
 """A GPU takes layers of so many times the work for the same time."""
 
@@ -53,7 +49,6 @@ def calibration_layers(num_layers: int, *, is_gpu: bool, precision: str, seed: i
         max_bytes=1.5e8 * factor,
         seed=seed,
         with_null=False,
-        copies=_COPIES,
     )
     return design_layers(design)
 
