@@ -21,7 +21,7 @@ from forerun.hardware import find_device
 from forerun.measurement.calibration_jobs import calibration_layers, calibration_models
 from forerun.prediction.estimate import Provenance
 from forerun.prediction.step import provenance_of
-from forerun.records.measurement import JobKind, Outcome, Summary
+from forerun.records.measurement import ANCHOR_FAMILY, JobKind, Outcome, Summary
 from forerun.workload.graph import OpClass, StepPart
 from made_measurements import measurement
 
@@ -191,3 +191,8 @@ def test_noise_is_half_the_interval_of_the_median():
     (found,), _ = device_samples([measurement(1, summary=summary)], DEVICE)
     assert found.step_time_s == 2.0
     assert found.relative_noise == pytest.approx(0.1)
+
+
+def test_anchors_are_no_samples():
+    anchor = measurement(1, family=ANCHOR_FAMILY, device="rtx-4070")
+    assert device_samples([anchor], DEVICE) == ([], [])

@@ -74,7 +74,7 @@ def test_whether_predictions_came_first_is_told(predictions):
 def test_memory_and_energy_are_compared_where_they_were_measured(predictions):
     runs = run_of(
         predictions,
-        peak_memory_bytes=lambda p: p.live_bytes / 1.1,
+        peak_memory_bytes=lambda p: p.live_peak_bytes / 1.1,
         peak_reserved_bytes=lambda p: p.allocator_bytes,
         step_energy_j=lambda p: p.energy_j / 2,
     )
@@ -98,7 +98,7 @@ def test_steps_bound_by_the_host_are_those_that_launching_takes_up(predictions):
 
 def test_verdicts_count_runs_and_searches(predictions):
     (search,) = [p for p in predictions if p.is_search]
-    job, largest = Job.from_json(search.job), int(search.largest_batch)
+    job, largest = Job.from_json(search.job), int(search.max_batch_size)
     sizes = {largest: True, largest + 1: False, 2 * largest: False, largest // 2: False}
     runs = [
         measured(replace(job, parameters={**job.parameters, "batch_size": size}), 0.1, 100 + size,
@@ -126,7 +126,7 @@ def test_the_error_of_a_search_is_that_to_the_middle_of_its_bracket(predictions)
         measured(replace(job, parameters={**job.parameters, "batch_size": size}), 0.1, size, outcome)
         for size, outcome in ends.items()
     ]
-    guess = replace(search, largest_batch=204.0)
+    guess = replace(search, max_batch_size=204.0)
     others = [p for p in predictions if not p.is_search]
     (batch,) = compare([*others, guess], [*run_of(predictions), *runs], SCALES).largest_batches
     assert batch.relative_error == pytest.approx(1.0)

@@ -23,16 +23,16 @@ def test_every_step_has_time_memory_and_what_a_calibration_needs(predictions):
     assert len(steps) == 6
     for p in steps:
         assert p.low_s < p.step_time_s < p.high_s
-        assert p.step_time_s >= 0.99 * max(p.kernels_s, p.host_s)
+        assert p.step_time_s >= 0.99 * max(p.device_s, p.host_s)
         assert p.roofline_s < p.step_time_s
-        assert 0 < p.live_bytes <= p.allocator_bytes < p.allocator_high_bytes
+        assert 0 < p.live_peak_bytes <= p.allocator_bytes < p.allocator_high_bytes
         assert p.fits == "yes"
         assert p.energy_j > 0
         assert len(p.row) == 4 + 20 or len(p.row) > 4
         assert p.device == DEVICE.name
         assert "weights of" in p.predictor
     (search,) = [p for p in predictions if p.is_search]
-    assert search.largest_batch_low <= search.largest_batch <= search.largest_batch_high
+    assert search.max_batch_size_low <= search.max_batch_size <= search.max_batch_size_high
     assert search.step_time_s is None
 
 
@@ -44,7 +44,7 @@ def test_a_search_without_a_limit_is_about_the_card(predictions):
     (found,) = predicted(models=(whole,))
     (limited,) = [p for p in predictions if p.is_search]
     share = DEVICE.memory_bytes / (model.searches[0].limit_gib * 1024**3)
-    assert 0.7 * share < found.largest_batch / limited.largest_batch < share
+    assert 0.7 * share < found.max_batch_size / limited.max_batch_size < share
 
 
 def test_the_order_has_the_core_first_and_the_cheap_before_the_dear(predictions):

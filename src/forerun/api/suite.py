@@ -13,7 +13,7 @@ from typing import Any
 from forerun.api.suite_session import SuiteSession, job_cost_s
 from forerun.costs.calibration import PriorScales
 from forerun.costs.op_weights import load_weights, shipped_weights_path
-from forerun.errors import InvalidSetupError, RecordError
+from forerun.errors import InvalidSetupError, RecordError, UnknownDeviceError
 from forerun.evaluation.suite_prediction import (
     JobPrediction,
     about,
@@ -202,7 +202,11 @@ def _measure(
 
 
 def _device_facts(index: str) -> dict[str, Any]:
-    """The device by the catalogue, the machine by its drivers, and the versions of the software."""
+    """The device by the catalogue if that has it, the machine by its drivers, and the versions of the software."""
+    try:
+        device = device_as_dict(device_at(gpu_index(index)))
+    except UnknownDeviceError:
+        device = None  # measured all the same
     versions = {}
     for name in _LIBRARIES:
         try:
@@ -211,7 +215,7 @@ def _device_facts(index: str) -> dict[str, Any]:
             continue
     return {
         "device_index": index,
-        "device": device_as_dict(device_at(gpu_index(index))),
+        "device": device,
         "host": host_as_dict(describe_host()),
         "software": versions,
     }

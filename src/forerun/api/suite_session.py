@@ -149,7 +149,7 @@ class SuiteSession:
         self._outcomes.update(report.outcomes)
 
     def _search(self, predictions: Sequence[JobPrediction], until_share: float) -> None:
-        first = {p.job: int(p.largest_batch) for p in predictions if p.largest_batch}
+        first = {p.job: int(p.max_batch_size) for p in predictions if p.max_batch_size}
         found = list(self._store.measurements(occasion=_OCCASION))
         with lock_device(self._device_index):
             for search in self._searches:

@@ -71,12 +71,13 @@ def device_samples(
     """Finished, timed steps and layers as samples, and why others could not be used.
 
     Args:
-        measurements: Of any kind; null steps, kernels and jobs that did not end well are passed over.
+        measurements: Of any kind; null steps, anchors, kernels and jobs that did not end well are passed over.
         device: Where they were measured.
     """
     samples, reasons = [], []
     for measurement in measurements:
-        if measurement.outcome is not Outcome.DONE or measurement.kind not in _GRAPHS:
+        is_sample = measurement.outcome is Outcome.DONE and measurement.kind in _GRAPHS
+        if not is_sample or measurement.is_anchor:
             continue
         try:
             graph, setup, family = _GRAPHS[measurement.kind](measurement)

@@ -79,9 +79,9 @@ def largest_batches(
                 subject=job.subject,
                 precision=str(job.parameters["precision"]),
                 limit_bytes=float(str(job.parameters[LIMIT])),
-                predicted=p.largest_batch,
-                predicted_low=p.largest_batch_low,
-                predicted_high=p.largest_batch_high,
+                predicted=p.max_batch_size,
+                predicted_low=p.max_batch_size_low,
+                predicted_high=p.max_batch_size_high,
                 fitted=max((size for size, fits in tried.items() if fits), default=None),
                 failed=min((size for size, fits in tried.items() if not fits), default=None),
                 num_tried=len(tried),
@@ -113,11 +113,11 @@ def verdict_counts(predictions: Sequence[JobPrediction], found: Sequence[Measure
 
 
 def _count_search(prediction: JobPrediction, tried: dict[int, bool], counts: dict[str, int]) -> None:
-    largest = prediction.largest_batch
+    largest = prediction.max_batch_size
     if largest is None:
         return
     for size, fitted in tried.items():
         counts["n"] += 1
         counts["right"] += (size <= largest) == fitted
-        low, high = prediction.largest_batch_low or largest, prediction.largest_batch_high or largest
+        low, high = prediction.max_batch_size_low or largest, prediction.max_batch_size_high or largest
         counts["close"] += low < size <= high

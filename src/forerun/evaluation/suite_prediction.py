@@ -56,15 +56,15 @@ class JobPrediction:
         made_at: When, ISO 8601 in UTC.
         predictor: forerun's version, date and digest of the weights.
         step_time_s, low_s, high_s: Step with its 90 % interval [s].
-        kernels_s, host_s: Time of the kernels, and of launching them [s].
+        device_s, host_s: Time of the kernels, and of launching them [s].
         bound_by: compute, memory bandwidth or host.
         roofline_s: The roofline's answer [s].
-        live_bytes: Bytes of tensors at the peak [bytes].
+        live_peak_bytes: Bytes of tensors at the peak [bytes].
         allocator_bytes: What the allocator needs, with its interval [bytes].
         allocator_low_bytes, allocator_high_bytes: Its interval [bytes].
         fits: yes, no or close.
         energy_j: Energy of the step [J].
-        largest_batch, largest_batch_low, largest_batch_high: Under the job's own limit, of a search.
+        max_batch_size, max_batch_size_low, max_batch_size_high: Under the job's own limit, of a search.
         sensitivities: Row of the calibration's J, as JSON.
         reason: Why there is no prediction; empty if there is.
     """
@@ -79,19 +79,19 @@ class JobPrediction:
     step_time_s: float | None = None
     low_s: float | None = None
     high_s: float | None = None
-    kernels_s: float | None = None
+    device_s: float | None = None
     host_s: float | None = None
     bound_by: str = ""
     roofline_s: float | None = None
-    live_bytes: float | None = None
+    live_peak_bytes: float | None = None
     allocator_bytes: float | None = None
     allocator_low_bytes: float | None = None
     allocator_high_bytes: float | None = None
     fits: str = ""
     energy_j: float | None = None
-    largest_batch: float | None = None
-    largest_batch_low: float | None = None
-    largest_batch_high: float | None = None
+    max_batch_size: float | None = None
+    max_batch_size_low: float | None = None
+    max_batch_size_high: float | None = None
     sensitivities: str = ""
     reason: str = ""
 
@@ -175,7 +175,7 @@ def _times(
         "step_time_s": step.step_s.value,
         "low_s": step.step_s.low,
         "high_s": step.step_s.high,
-        "kernels_s": float(times.device_s[0]),
+        "device_s": float(times.device_s[0]),
         "host_s": float(times.host_s[0]),
         "bound_by": step.bound_by,
         "roofline_s": float(roofline_s[0]),
@@ -192,7 +192,7 @@ def _energy_j(device: Device, step_s: Interval) -> float | None:
 def _memory(model: PreparedModel, setup: TrainingSetup, device: Device) -> dict[str, Any]:
     found = estimate_memory(model.graph, setup, memory_constants(device))
     return {
-        "live_bytes": float(found.live_peak_bytes),
+        "live_peak_bytes": float(found.live_peak_bytes),
         "allocator_bytes": found.limit_bytes,
         "allocator_low_bytes": found.low_bytes - found.overhead_bytes,
         "allocator_high_bytes": found.high_bytes - found.overhead_bytes,
@@ -211,7 +211,11 @@ def _largest_batch(
     if limit_bytes < visible_bytes:
         visible_bytes, constants = limit_bytes, memory_constants(device, overhead_bytes=0.0)
     found = max_batch_size(model.graph, setup, visible_bytes, constants)
-    values = {"largest_batch": found.value, "largest_batch_low": found.low, "largest_batch_high": found.high}
+    values = {
+        "max_batch_size": found.value,
+        "max_batch_size_low": found.low,
+        "max_batch_size_high": found.high,
+    }
     return {name: None if value is None else float(value) for name, value in values.items()}
 
 

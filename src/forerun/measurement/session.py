@@ -30,14 +30,14 @@ from forerun.measurement.progress import (
     remaining_time_s,
 )
 from forerun.measurement.protocol import Protocol
-from forerun.records.measurement import Circumstances, JobKind, Measurement, Outcome
+from forerun.records.measurement import ANCHOR_FAMILY, Circumstances, JobKind, Measurement, Outcome
 
 __all__ = ["ANCHOR_JOB", "MeasurementSink", "run_jobs"]
 
 ANCHOR_JOB = Job(
     kind=JobKind.STEP,
     subject="cnn:depth=2,base_filters=32",
-    family="anchor",
+    family=ANCHOR_FAMILY,
     parameters={"batch_size": 32, "image_size": 32, "precision": "fp32", "optimizer": "adam"},
 )
 """A fixed small step, measured again and again to see the machine itself change."""
