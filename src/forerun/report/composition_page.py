@@ -71,6 +71,8 @@ def plot_compositions(path: Path, panels: Mapping[str, Sequence[Row]]) -> None:
     Raises:
         UsageError, FailureError: The file cannot be written, or has another ending than .png.
     """
+    from matplotlib.ticker import LogFormatter
+
     check_plot_path(path)
     figure = new_figure(width_in=5.2 * len(panels), height_in=4.6)
     grid = figure.subplots(1, len(panels), squeeze=False)[0]
@@ -88,6 +90,9 @@ def plot_compositions(path: Path, panels: Mapping[str, Sequence[Row]]) -> None:
         axes.set(
             xscale="log", yscale="log", xlabel="measured step [ms]", ylabel="from layers [ms]", title=title
         )
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter("{x:g}")
+            axis.set_minor_formatter(LogFormatter(labelOnlyBase=False, minor_thresholds=(1, 0.4)))
         axes.grid(visible=True, which="both", alpha=0.25)
         axes.legend(fontsize=8)
     save_figure(figure, path)
