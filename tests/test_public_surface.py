@@ -32,16 +32,21 @@ PUBLIC_NAMES = [
     "Host",
     "Interval",
     "MeasurementRun",
+    "RunForecast",
     "Sweep",
+    "TradeOff",
     "UsageError",
     "__version__",
+    "backtest",
     "calibrate",
     "describe_host",
     "evaluate",
     "find_device",
     "fit_regressor",
+    "forecast",
     "load_catalog",
     "load_trained_model",
+    "measure_curve",
     "measure_grid",
     "measure_layers",
     "measure_model",
@@ -50,6 +55,7 @@ PUBLIC_NAMES = [
     "predict_time",
     "save_trained_model",
     "sweep",
+    "trade_off",
 ]
 
 
@@ -79,6 +85,8 @@ def test_version_is_that_of_the_package():
         "import forerun; dir(forerun); forerun.__version__; forerun.ForerunError",
         "from forerun.cli.main import app; app(['--help'], standalone_mode=False)",
         "from forerun.cli.main import app; app(['predict', '--help'], standalone_mode=False)",
+        "from forerun.cli.main import app; app(['forecast', '--help'], standalone_mode=False)",
+        "import forerun.callbacks; dir(forerun.callbacks)",
         "from forerun.cli.main import app; app(['hardware', 'list', '--json'], standalone_mode=False)",
     ],
 )

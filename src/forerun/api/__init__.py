@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from forerun.api.calibration import Calibration, calibrate
+    from forerun.api.curves import TrainedCurve, measure_curve
+    from forerun.api.forecasting import Backtest, RunForecast, TradeOff, backtest, forecast, trade_off
     from forerun.api.measurement import MeasurementRun, measure_grid, measure_layers, measure_model
     from forerun.api.prediction import (
         Evaluation,
@@ -26,16 +28,23 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "Backtest",
     "Calibration",
     "Evaluation",
     "MeasurementRun",
+    "RunForecast",
     "Sweep",
+    "TradeOff",
+    "TrainedCurve",
+    "backtest",
     "calibrate",
     "evaluate",
     "evaluate_reference",
     "fit_op_model",
     "fit_regressor",
+    "forecast",
     "load_trained_model",
+    "measure_curve",
     "measure_grid",
     "measure_layers",
     "measure_model",
@@ -44,19 +53,27 @@ __all__ = [
     "predict_time",
     "save_trained_model",
     "sweep",
+    "trade_off",
 ]
 
 _MODULES = {
+    "Backtest": "forecasting",
     "Calibration": "calibration",
     "Evaluation": "prediction",
     "MeasurementRun": "measurement",
+    "RunForecast": "forecasting",
     "Sweep": "prediction",
+    "TradeOff": "forecasting",
+    "TrainedCurve": "curves",
+    "backtest": "forecasting",
     "calibrate": "calibration",
     "evaluate": "prediction",
     "evaluate_reference": "prediction",
     "fit_op_model": "prediction",
     "fit_regressor": "regressors",
+    "forecast": "forecasting",
     "load_trained_model": "regressors",
+    "measure_curve": "curves",
     "measure_grid": "measurement",
     "measure_layers": "measurement",
     "measure_model": "measurement",
@@ -65,6 +82,7 @@ _MODULES = {
     "predict_time": "regressors",
     "save_trained_model": "regressors",
     "sweep": "prediction",
+    "trade_off": "forecasting",
 }
 
 

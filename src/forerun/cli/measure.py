@@ -1,4 +1,4 @@
-"""``forerun measure grid | layers | model``."""
+"""``forerun measure grid | layers | model | curve``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from forerun.cli.measure_curve import curve
 from forerun.cli.measure_options import (
     CsvOption,
     DeviceOption,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["measure"]
 
 measure = typer.Typer(rich_markup_mode=None, add_completion=False)
+measure.command("curve", short_help="Train a network for its learning curve.")(curve)
 
 
 @measure.callback(invoke_without_command=True)
@@ -64,7 +66,7 @@ def grid(
     ] = "no",
     image_size: Annotated[int, typer.Option(help="Height and width of the images [pixels].")] = 32,
     optimizer: Annotated[str, typer.Option(metavar="NAME", help="As in predict.")] = "adam",
-    dataset: Annotated[str, typer.Option(metavar="NAME", help="cifar10 or synthetic.")] = "cifar10",
+    dataset: Annotated[str, typer.Option(metavar="NAME", help="cifar10, synthetic or digits.")] = "cifar10",
     epochs: EpochsOption = 3,
     steps: Annotated[
         int | None, typer.Option(help="Cut each epoch to so many steps and extrapolate to the whole.")
