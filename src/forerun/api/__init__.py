@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from forerun.api.calibration import Calibration, calibrate
     from forerun.api.composition import CompositionRun, measure_composition, recorded_compositions
+    from forerun.api.curves import TrainedCurve, measure_curve
+    from forerun.api.forecasting import Backtest, RunForecast, TradeOff, backtest, forecast, trade_off
     from forerun.api.measurement import MeasurementRun, measure_grid, measure_layers, measure_model
     from forerun.api.prediction import (
         Evaluation,
@@ -28,19 +30,26 @@ if TYPE_CHECKING:
     from forerun.api.suite import SuiteRun, measure_suite
 
 __all__ = [
+    "Backtest",
     "Calibration",
     "CompositionRun",
     "Evaluation",
     "MeasurementRun",
     "SuiteRun",
+    "RunForecast",
     "Sweep",
+    "TradeOff",
+    "TrainedCurve",
+    "backtest",
     "calibrate",
     "evaluate",
     "evaluate_reference",
     "fit_op_model",
     "fit_regressor",
+    "forecast",
     "load_trained_model",
     "measure_composition",
+    "measure_curve",
     "measure_grid",
     "measure_layers",
     "measure_model",
@@ -51,22 +60,30 @@ __all__ = [
     "recorded_compositions",
     "save_trained_model",
     "sweep",
+    "trade_off",
 ]
 
 _MODULES = {
+    "Backtest": "forecasting",
     "Calibration": "calibration",
     "CompositionRun": "composition",
     "Evaluation": "prediction",
     "MeasurementRun": "measurement",
     "SuiteRun": "suite",
+    "RunForecast": "forecasting",
     "Sweep": "prediction",
+    "TradeOff": "forecasting",
+    "TrainedCurve": "curves",
+    "backtest": "forecasting",
     "calibrate": "calibration",
     "evaluate": "prediction",
     "evaluate_reference": "prediction",
     "fit_op_model": "prediction",
     "fit_regressor": "regressors",
+    "forecast": "forecasting",
     "load_trained_model": "regressors",
     "measure_composition": "composition",
+    "measure_curve": "curves",
     "measure_grid": "measurement",
     "measure_layers": "measurement",
     "measure_model": "measurement",
@@ -77,6 +94,7 @@ _MODULES = {
     "recorded_compositions": "composition",
     "save_trained_model": "regressors",
     "sweep": "prediction",
+    "trade_off": "forecasting",
 }
 
 

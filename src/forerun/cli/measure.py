@@ -1,4 +1,5 @@
 """``forerun measure grid | layers | model | composition | suite``."""
+"""``forerun measure grid | layers | model | curve``."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forerun.cli.measure_composition import composition
+from forerun.cli.measure_curve import curve
 from forerun.cli.measure_options import (
     CsvOption,
     DeviceOption,
@@ -37,6 +39,7 @@ __all__ = ["measure"]
 
 measure = typer.Typer(rich_markup_mode=None, add_completion=False)
 measure.command("suite")(suite)
+measure.command("curve", short_help="Train a network for its learning curve.")(curve)
 
 
 @measure.callback(invoke_without_command=True)
@@ -67,7 +70,7 @@ def grid(
     ] = "no",
     image_size: Annotated[int, typer.Option(help="Height and width of the images [pixels].")] = 32,
     optimizer: Annotated[str, typer.Option(metavar="NAME", help="As in predict.")] = "adam",
-    dataset: Annotated[str, typer.Option(metavar="NAME", help="cifar10 or synthetic.")] = "cifar10",
+    dataset: Annotated[str, typer.Option(metavar="NAME", help="cifar10, synthetic or digits.")] = "cifar10",
     epochs: EpochsOption = 3,
     steps: Annotated[
         int | None, typer.Option(help="Cut each epoch to so many steps and extrapolate to the whole.")
