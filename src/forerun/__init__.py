@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         measure_grid,
         measure_layers,
         measure_model,
+        plan,
         predict,
         predict_epoch_time,
         predict_time,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     )
     from forerun.errors import FailureError, ForerunError, UsageError
     from forerun.hardware import Device, Host, describe_host, find_device, load_catalog
+    from forerun.planner.plan import Plan
     from forerun.prediction.estimate import Estimate, Interval
 
 __all__ = [
@@ -46,6 +48,7 @@ __all__ = [
     "Host",
     "Interval",
     "MeasurementRun",
+    "Plan",
     "Sweep",
     "UsageError",
     "__version__",
@@ -59,6 +62,7 @@ __all__ = [
     "measure_grid",
     "measure_layers",
     "measure_model",
+    "plan",
     "predict",
     "predict_epoch_time",
     "predict_time",
@@ -78,6 +82,7 @@ _MODULES = {
     "Host": "forerun.hardware",
     "Interval": "forerun.prediction.estimate",
     "MeasurementRun": "forerun.api",
+    "Plan": "forerun.planner.plan",
     "Sweep": "forerun.api",
     "UsageError": "forerun.errors",
     "calibrate": "forerun.api",
@@ -90,6 +95,7 @@ _MODULES = {
     "measure_grid": "forerun.api",
     "measure_layers": "forerun.api",
     "measure_model": "forerun.api",
+    "plan": "forerun.api",
     "predict": "forerun.api",
     "predict_epoch_time": "forerun.api",
     "predict_time": "forerun.api",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from forerun.api.calibration import Calibration, calibrate
     from forerun.api.measurement import MeasurementRun, measure_grid, measure_layers, measure_model
+    from forerun.api.planning import plan, read_accuracies
     from forerun.api.prediction import (
         Evaluation,
         Sweep,
@@ -39,9 +40,11 @@ __all__ = [
     "measure_grid",
     "measure_layers",
     "measure_model",
+    "plan",
     "predict",
     "predict_epoch_time",
     "predict_time",
+    "read_accuracies",
     "save_trained_model",
     "sweep",
 ]
@@ -60,9 +63,11 @@ _MODULES = {
     "measure_grid": "measurement",
     "measure_layers": "measurement",
     "measure_model": "measurement",
+    "plan": "planning",
     "predict": "prediction",
     "predict_epoch_time": "regressors",
     "predict_time": "regressors",
+    "read_accuracies": "planning",
     "save_trained_model": "regressors",
     "sweep": "prediction",
 }
