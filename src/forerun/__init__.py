@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         measure_layers,
         measure_model,
         measure_suite,
+        plan,
         predict,
         predict_epoch_time,
         predict_time,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     )
     from forerun.errors import FailureError, ForerunError, UsageError
     from forerun.hardware import Device, Host, describe_host, find_device, load_catalog
+    from forerun.planner.plan import Plan
     from forerun.prediction.estimate import Estimate, Interval
 
 __all__ = [
@@ -57,6 +59,7 @@ __all__ = [
     "MeasurementRun",
     "SuiteRun",
     "RunForecast",
+    "Plan",
     "Sweep",
     "TradeOff",
     "UsageError",
@@ -76,6 +79,7 @@ __all__ = [
     "measure_layers",
     "measure_model",
     "measure_suite",
+    "plan",
     "predict",
     "predict_epoch_time",
     "predict_time",
@@ -98,6 +102,7 @@ _MODULES = {
     "MeasurementRun": "forerun.api",
     "SuiteRun": "forerun.api",
     "RunForecast": "forerun.api",
+    "Plan": "forerun.planner.plan",
     "Sweep": "forerun.api",
     "TradeOff": "forerun.api",
     "UsageError": "forerun.errors",
@@ -116,6 +121,7 @@ _MODULES = {
     "measure_layers": "forerun.api",
     "measure_model": "forerun.api",
     "measure_suite": "forerun.api",
+    "plan": "forerun.api",
     "predict": "forerun.api",
     "predict_epoch_time": "forerun.api",
     "predict_time": "forerun.api",

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from forerun.api.curves import TrainedCurve, measure_curve
     from forerun.api.forecasting import Backtest, RunForecast, TradeOff, backtest, forecast, trade_off
     from forerun.api.measurement import MeasurementRun, measure_grid, measure_layers, measure_model
+    from forerun.api.planning import plan, read_accuracies
     from forerun.api.prediction import (
         Evaluation,
         Sweep,
@@ -58,6 +59,11 @@ __all__ = [
     "predict_epoch_time",
     "predict_time",
     "recorded_compositions",
+    "plan",
+    "predict",
+    "predict_epoch_time",
+    "predict_time",
+    "read_accuracies",
     "save_trained_model",
     "sweep",
     "trade_off",
@@ -92,6 +98,11 @@ _MODULES = {
     "predict_epoch_time": "regressors",
     "predict_time": "regressors",
     "recorded_compositions": "composition",
+    "plan": "planning",
+    "predict": "prediction",
+    "predict_epoch_time": "regressors",
+    "predict_time": "regressors",
+    "read_accuracies": "planning",
     "save_trained_model": "regressors",
     "sweep": "prediction",
     "trade_off": "forecasting",
