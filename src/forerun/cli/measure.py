@@ -1,5 +1,4 @@
-"""``forerun measure grid | layers | model | composition | suite``."""
-"""``forerun measure grid | layers | model | curve``."""
+"""``forerun measure grid | layers | model | composition | curve | suite``."""
 
 from __future__ import annotations
 

@@ -26,9 +26,11 @@ from forerun.measurement.job_parameters import input_options_of, setup_of
 from forerun.measurement.jobs import Job
 from forerun.measurement.suite_jobs import LIMIT, BatchSearch, StepJob
 from forerun.prediction.estimate import Interval
+from forerun.prediction.point_times import ideal_times_s
 from forerun.prediction.power import training_energy_j
 from forerun.prediction.step import PreparedModel, points_of, predict_steps, prepare
 from forerun.regressors.features import whole_model_features
+from forerun.regressors.op_features import Point
 from forerun.regressors.registry import make_baseline
 from forerun.tracing.trace import ModelRequest, trace
 from forerun.workload.setup import TrainingSetup
@@ -179,13 +181,19 @@ def _times(
         "host_s": float(times.host_s[0]),
         "bound_by": step.bound_by,
         "roofline_s": float(roofline_s[0]),
-        "energy_j": _energy_j(device, step.step_s),
+        "energy_j": _energy_j(model, points, device, step.step_s),
         "sensitivities": json.dumps([float(f"{x:.6g}") for x in sensitivities(model.ops, times)[0]]),
     }
 
 
-def _energy_j(device: Device, step_s: Interval) -> float | None:
-    energy = training_energy_j(device, step_s)
+def _energy_j(
+    model: PreparedModel, points: Sequence[Point], device: Device, step_s: Interval
+) -> float | None:
+    compute_s, memory_s = (float(part[0]) for part in ideal_times_s(model, points))
+    ideal_s = compute_s + memory_s
+    energy = training_energy_j(
+        device, step_s, ideal_s / step_s.value, compute_s / ideal_s if ideal_s else 0.0
+    )
     return None if energy is None else energy.value
 
 
