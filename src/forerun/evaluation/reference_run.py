@@ -118,7 +118,7 @@ def run_reference(quick: bool = False) -> AccuracyPage:
         pytorch_memory=_kept(
             "pytorch memory",
             quick,
-            lambda: tracker_study(brackets, 3 if quick else 8, print_progress("MemTracker")),
+            lambda: tracker_study(brackets, 2 if quick else 4, print_progress("MemTracker")),
         ),
         transformer_verdicts=_kept("transformer memory", quick, lambda: transformer_fit_study(folder)),
         transformer_parts_s={
