@@ -56,7 +56,10 @@ def test_energy_grows_with_time():
 
 def test_a_busier_device_takes_more_power():
     device, second = find_device("t4"), Interval(1.0, 1.0, 1.0)
-    watts = [training_energy_j(device, second, activity, COMPUTE_FRACTION).value for activity in (0.0, 0.1, 0.3, 0.9)]
+    watts = [
+        training_energy_j(device, second, activity, COMPUTE_FRACTION).value
+        for activity in (0.0, 0.1, 0.3, 0.9)
+    ]
     assert watts == sorted(watts)
     assert watts[0] < watts[-1] <= device.power_limit_w
 
