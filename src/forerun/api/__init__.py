@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from forerun.api.calibration import Calibration, calibrate
     from forerun.api.measurement import MeasurementRun, measure_grid, measure_layers, measure_model
+    from forerun.api.models import model_names, trace_model
     from forerun.api.planning import plan, read_accuracies
     from forerun.api.prediction import (
         Evaluation,
@@ -40,6 +41,7 @@ __all__ = [
     "measure_grid",
     "measure_layers",
     "measure_model",
+    "model_names",
     "plan",
     "predict",
     "predict_epoch_time",
@@ -47,6 +49,7 @@ __all__ = [
     "read_accuracies",
     "save_trained_model",
     "sweep",
+    "trace_model",
 ]
 
 _MODULES = {
@@ -63,6 +66,7 @@ _MODULES = {
     "measure_grid": "measurement",
     "measure_layers": "measurement",
     "measure_model": "measurement",
+    "model_names": "models",
     "plan": "planning",
     "predict": "prediction",
     "predict_epoch_time": "regressors",
@@ -70,6 +74,7 @@ _MODULES = {
     "read_accuracies": "planning",
     "save_trained_model": "regressors",
     "sweep": "prediction",
+    "trace_model": "models",
 }
 
 
