@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from forerun.api.calibration import Calibration, calibrate
+    from forerun.api.composition import CompositionRun, measure_composition, recorded_compositions
+    from forerun.api.curves import TrainedCurve, measure_curve
+    from forerun.api.forecasting import Backtest, RunForecast, TradeOff, backtest, forecast, trade_off
     from forerun.api.measurement import MeasurementRun, measure_grid, measure_layers, measure_model
     from forerun.api.models import model_names, trace_model
     from forerun.api.planning import plan, read_accuracies
@@ -26,55 +29,82 @@ if TYPE_CHECKING:
         predict_time,
         save_trained_model,
     )
+    from forerun.api.suite import SuiteRun, measure_suite
 
 __all__ = [
+    "Backtest",
     "Calibration",
+    "CompositionRun",
     "Evaluation",
     "MeasurementRun",
+    "RunForecast",
+    "SuiteRun",
     "Sweep",
+    "TradeOff",
+    "TrainedCurve",
+    "backtest",
     "calibrate",
     "evaluate",
     "evaluate_reference",
     "fit_op_model",
     "fit_regressor",
+    "forecast",
     "load_trained_model",
+    "measure_composition",
+    "measure_curve",
     "measure_grid",
     "measure_layers",
     "measure_model",
+    "measure_suite",
     "model_names",
     "plan",
     "predict",
     "predict_epoch_time",
     "predict_time",
     "read_accuracies",
+    "recorded_compositions",
     "save_trained_model",
     "sweep",
     "trace_model",
+    "trade_off",
 ]
 
 _MODULES = {
+    "Backtest": "forecasting",
     "Calibration": "calibration",
+    "CompositionRun": "composition",
     "Evaluation": "prediction",
     "MeasurementRun": "measurement",
+    "RunForecast": "forecasting",
+    "SuiteRun": "suite",
     "Sweep": "prediction",
+    "TradeOff": "forecasting",
+    "TrainedCurve": "curves",
+    "backtest": "forecasting",
     "calibrate": "calibration",
     "evaluate": "prediction",
     "evaluate_reference": "prediction",
     "fit_op_model": "prediction",
     "fit_regressor": "regressors",
+    "forecast": "forecasting",
     "load_trained_model": "regressors",
+    "measure_composition": "composition",
+    "measure_curve": "curves",
     "measure_grid": "measurement",
     "measure_layers": "measurement",
     "measure_model": "measurement",
+    "measure_suite": "suite",
     "model_names": "models",
     "plan": "planning",
     "predict": "prediction",
     "predict_epoch_time": "regressors",
     "predict_time": "regressors",
     "read_accuracies": "planning",
+    "recorded_compositions": "composition",
     "save_trained_model": "regressors",
     "sweep": "prediction",
     "trace_model": "models",
+    "trade_off": "forecasting",
 }
 
 
