@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import datetime
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -107,7 +108,7 @@ def plan(
         num_points: Candidates to list.
         max_rejected: Rejected candidates to list with their reasons.
         exact: Whether listed candidates are evaluated once more exactly as ``predict`` does; without, they are those
-            of the grid: memory within 2 %, and times at more than 16 batch sizes interpolated.
+            of the grid: memory within some per cent, and times at more than 16 batch sizes interpolated.
         use_cache: Whether to use the cache of traced graphs.
 
     Raises:
@@ -327,6 +328,8 @@ def _check_answerable(
         )
     if "co2" in asked and co2_g_per_kwh is None:
         raise InvalidSetupError("co2 needs the intensity of the grid: --co2 GRAMS per kWh, such as 400")
+    if co2_g_per_kwh is not None and not 0 <= co2_g_per_kwh < math.inf:
+        raise InvalidSetupError(f"a carbon intensity must be zero or more g/kWh, got {co2_g_per_kwh}")
     if "cost" in asked and all(option.usd_per_hour is None for option in options):
         names = ", ".join(option.label for option in options)
         raise InvalidSetupError(f"no price is known of {names}: give --price 1.89/h or --prices FILE.toml")

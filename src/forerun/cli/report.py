@@ -39,7 +39,7 @@ def report(
         typer.Option(
             "--format",
             metavar="NAME",
-            help="html, markdown, json, job (for a scheduler) or slurm-time (--time with margin); by default from FILE.",
+            help="html, markdown, json, job (for a scheduler) or slurm-time (--time with margin); else as FILE ends.",
         ),
     ] = "",
     debug: DebugOption = False,
@@ -69,7 +69,8 @@ def _format(output: str, out: Path | None) -> str:
     )
     if found not in _FORMATS:
         raise UsageError(
-            f"a report is {', '.join(_FORMATS)}, got '{output or out}'; end FILE in .html, .md or .json, or give --format"
+            f"a report is {', '.join(_FORMATS)}, got '{output or out}'; end FILE in .html, .md or .json, or give "
+            "--format"
         )
     return found
 

@@ -36,8 +36,8 @@ def html_document(answer: Plan | Estimate) -> str:
     body = "\n".join(_html_section(section) for section in _sections(answer))
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n<meta name="viewport" '
-        f'content="width=device-width, initial-scale=1">\n<title>{html.escape(title)}</title>\n<style>{_STYLE}</style></head>'
-        f"\n<body>\n<h1>{html.escape(title)}</h1>\n{body}\n<footer>{html.escape(_made())}</footer>\n</body></html>\n"
+        f'content="width=device-width, initial-scale=1">\n<title>{html.escape(title)}</title>\n'
+        f"<style>{_STYLE}</style></head>\n<body>\n<h1>{html.escape(title)}</h1>\n{body}\n<footer>{html.escape(_made())}</footer>\n</body></html>\n"
     )
 
 
@@ -70,7 +70,8 @@ def _sections(answer: Plan | Estimate) -> list[Section]:
 
 def _plan_sections(plan: Plan) -> list[Section]:
     limits = ", ".join(plan.limits) or "no limits"
-    asked = f"Least {plan.minimize} within {limits}: {plan.num_feasible:,} of {plan.num_candidates:,} candidates keep the limits."
+    kept = f"{plan.num_feasible:,} of {plan.num_candidates:,} candidates keep the limits"
+    asked = f"Least {plan.minimize} within {limits}: {kept}."
     sections = [
         Section("Choice", (asked, *plan_choice_lines(plan)), picture_svg=_plan_picture(plan)),
         _points_section("Best of each device", plan.best_by_device),
@@ -168,6 +169,7 @@ body { font: 16px/1.45 system-ui, sans-serif; max-width: 70rem; margin: 0 auto; 
 h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 1.6rem; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: .3rem .8rem .3rem 0; border-bottom: 1px solid #8884; vertical-align: top; }
-figure { margin: 1rem 0; background: #fff; border-radius: .4rem; padding: .5rem; } svg { max-width: 100%; height: auto; }
+figure { margin: 1rem 0; background: #fff; border-radius: .4rem; padding: .5rem; }
+svg { max-width: 100%; height: auto; }
 footer { margin-top: 2rem; color: #777; }
 """

@@ -32,7 +32,8 @@ def read_answer(text: str, where: str = "the input") -> Plan | Estimate:
         if isinstance(found, dict) and {field.name for field in fields(kind)} <= set(found):
             return _read(kind, found, where)
     raise UsageError(
-        f"{where}: expected the JSON of 'forerun predict --json' or 'forerun plan --json' of this version, got other JSON"
+        f"{where}: expected the JSON of 'forerun predict --json' or 'forerun plan --json' of this version, got "
+        "other JSON"
     )
 
 

@@ -32,7 +32,10 @@ _WORKERS = 2
 """Predictions are arithmetic: more threads than these would only wait for each other."""
 
 # Everything the page needs comes from here; no script may be loaded from elsewhere, no frame may hold the page.
-_POLICY = "default-src 'self'; style-src 'self' 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+_POLICY = (
+    "default-src 'self'; style-src 'self' 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'; "
+    "form-action 'none'"
+)
 _HEADERS = {
     "Content-Security-Policy": _POLICY,
     "X-Content-Type-Options": "nosniff",

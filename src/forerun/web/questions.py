@@ -151,7 +151,7 @@ class PlanBody(_Body):
     exact: bool = Field(
         default=True,
         description="Whether listed candidates are evaluated once more as predict does; without, an answer takes "
-        "a tenth of the time and memory is within 2 %.",
+        "a tenth of the time, and memory is within some per cent.",
     )
 
     def arguments(self) -> dict[str, Any]:
