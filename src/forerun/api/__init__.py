@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from forerun.api.curves import TrainedCurve, measure_curve
     from forerun.api.forecasting import Backtest, RunForecast, TradeOff, backtest, forecast, trade_off
     from forerun.api.measurement import MeasurementRun, measure_grid, measure_layers, measure_model
-    from forerun.api.models import model_names, trace_model
+    from forerun.api.models import kept_model_names, model_names, trace_model
     from forerun.api.planning import plan, read_accuracies
     from forerun.api.prediction import (
         Evaluation,
@@ -49,6 +49,7 @@ __all__ = [
     "fit_op_model",
     "fit_regressor",
     "forecast",
+    "kept_model_names",
     "load_trained_model",
     "measure_composition",
     "measure_curve",
@@ -87,6 +88,7 @@ _MODULES = {
     "fit_op_model": "prediction",
     "fit_regressor": "regressors",
     "forecast": "forecasting",
+    "kept_model_names": "models",
     "load_trained_model": "regressors",
     "measure_composition": "composition",
     "measure_curve": "curves",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import socket
 from typing import Annotated
 
 import typer
 
 from forerun.cli.options import DebugOption
-from forerun.errors import MissingExtraError, UsageError
+from forerun.errors import FailureError, MissingExtraError, UsageError
 
 __all__ = ["serve"]
 
@@ -43,11 +44,22 @@ def serve(
 
     from forerun.web.app import make_app
 
-    typer.echo(f"forerun at http://{'[::1]' if host == '::1' else host}:{port}/ (Ctrl-C ends it)", err=True)
-    uvicorn.run(
-        make_app(limit_s=limit_s),
-        host=host,
-        port=port,
-        log_level="info" if debug else "warning",
-        access_log=debug,
+    listener = _listener(host, port)
+    settings = uvicorn.Config(
+        make_app(limit_s=limit_s), log_level="info" if debug else "warning", access_log=debug
     )
+    found_port = listener.getsockname()[1]
+    typer.echo(
+        f"forerun at http://{'[::1]' if host == '::1' else host}:{found_port}/ (Ctrl-C ends it)", err=True
+    )
+    uvicorn.Server(settings).run(sockets=[listener])
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise FailureError(
+            f"cannot listen on {host}, port {port}: {error.strerror or error}; take another with --port or --host"
+        ) from error

@@ -48,9 +48,9 @@ class Answers:
         return {"devices": [device_as_dict(device) for device in load_catalog().values()]}
 
     def models(self) -> dict[str, Any]:
-        """Names of models; the first call loads their libraries, in the child."""
+        """Names of models; the first call ever loads their libraries, in the child."""
         if self._models is None:
-            self._models = self._tracer.call(api.model_names)
+            self._models = api.kept_model_names() or self._tracer.call(api.model_names)
         return self._models
 
     def datasets(self) -> dict[str, Any]:

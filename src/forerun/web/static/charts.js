@@ -70,20 +70,33 @@ export function devices(points, front, bySecond) {
   }, [x, line, ...columns]);
 }
 
+// Each name goes to the first place beside its point that is free of other names and points, the nearest one if none is.
 function names(plot, points) {
   const { ctx, bbox } = plot;
   const ratio = devicePixelRatio;
   ctx.save();
   ctx.font = `${12 * ratio}px system-ui, sans-serif`;
   ctx.fillStyle = css("--ink");
-  let side = 1;
-  for (const point of points) {
-    const [left, top] = [plot.valToPos(point.x, "x", true), plot.valToPos(point.y, "y", true)];
+  ctx.textAlign = "left";
+  ctx.textBaseline = "middle";
+  const spots = points.map((point) => [plot.valToPos(point.x, "x", true), plot.valToPos(point.y, "y", true)]);
+  const taken = spots.map(([x, y]) => [x - 8 * ratio, y - 8 * ratio, x + 8 * ratio, y + 8 * ratio]);
+  points.forEach((point, i) => {
     const width = ctx.measureText(point.name).width;
-    const flip = left + width + 12 * ratio > bbox.left + bbox.width;
-    ctx.textAlign = flip ? "right" : "left";
-    ctx.fillText(point.name, left + (flip ? -11 : 11) * ratio, top + side * 9 * ratio);
-    side = -side;
-  }
+    const places = around(...spots[i], width, ratio).filter(([left, , right]) => left >= bbox.left && right <= bbox.left + bbox.width + 8 * ratio);
+    const place = places.find((box) => !taken.some((other) => overlap(box, other))) ?? places[0];
+    if (!place) return;
+    taken.push(place);
+    ctx.fillText(point.name, place[0], (place[1] + place[3]) / 2);
+  });
   ctx.restore();
 }
+
+// Boxes for a text beside, above and below a point: left, top, right, bottom.
+function around(x, y, width, ratio) {
+  const [gap, half, lift] = [11 * ratio, 7 * ratio, 17 * ratio];
+  const lefts = [[x + gap, 0], [x - gap - width, 0], [x - width / 2, -lift], [x - width / 2, lift], [x + gap, -lift], [x + gap, lift], [x - gap - width, -lift], [x - gap - width, lift]];
+  return lefts.map(([left, shift]) => [left, y + shift - half, left + width, y + shift + half]);
+}
+
+const overlap = (a, b) => a[0] < b[2] && b[0] < a[2] && a[1] < b[3] && b[1] < a[3];

@@ -18,6 +18,8 @@ let turn = 0;
 let exactTimer = 0;
 let devices = [];
 let last = { key: "", plan: null };
+let aheadTimer = 0;
+let moved = "";
 
 async function ask(path, body) {
   const asked = body === undefined ? {} : { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) };
@@ -41,6 +43,7 @@ function showControls() {
 
 function readControls(event) {
   const name = event.target.name;
+  moved = name;
   if (name === "batch") state.batch = BATCH_SIZES[at("batch").value];
   else if (name === "image") state.image = IMAGE_SIZES[at("image").value];
   else if (name === "epochs") state.epochs = Number(at("epochs").value) > 0 ? Number(at("epochs").value) : 1;
@@ -87,8 +90,20 @@ async function renewExact(mine, plan) {
     if (mine !== turn) return;
     showEstimate(estimate);
     document.body.dataset.exact = String(mine);
+    clearTimeout(aheadTimer);
+    if (moved === "image") aheadTimer = setTimeout(() => lookAhead(mine), 400);
   } catch (error) {
     if (mine === turn) showError(error.message);
+  }
+}
+
+// An image size that nobody asked about yet has to be traced first: once the slider has been moved, the sizes beside it
+// are asked for while nothing happens.
+async function lookAhead(mine) {
+  const here = Number(at("image").value);
+  for (const image of [here + 1, here - 1]) {
+    if (mine !== turn) return;
+    if (IMAGE_SIZES[image]) await ask("/plan", planBody({ ...state, image: IMAGE_SIZES[image] }, false)).catch(() => null);
   }
 }
 
