@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from forerun.api.curves import TrainedCurve, measure_curve
     from forerun.api.forecasting import Backtest, RunForecast, TradeOff, backtest, forecast, trade_off
     from forerun.api.measurement import MeasurementRun, measure_grid, measure_layers, measure_model
+    from forerun.api.models import kept_model_names, model_names, trace_model
     from forerun.api.planning import plan, read_accuracies
     from forerun.api.prediction import (
         Evaluation,
@@ -48,6 +49,7 @@ __all__ = [
     "fit_op_model",
     "fit_regressor",
     "forecast",
+    "kept_model_names",
     "load_trained_model",
     "measure_composition",
     "measure_curve",
@@ -55,6 +57,7 @@ __all__ = [
     "measure_layers",
     "measure_model",
     "measure_suite",
+    "model_names",
     "plan",
     "predict",
     "predict_epoch_time",
@@ -63,6 +66,7 @@ __all__ = [
     "recorded_compositions",
     "save_trained_model",
     "sweep",
+    "trace_model",
     "trade_off",
 ]
 
@@ -84,6 +88,7 @@ _MODULES = {
     "fit_op_model": "prediction",
     "fit_regressor": "regressors",
     "forecast": "forecasting",
+    "kept_model_names": "models",
     "load_trained_model": "regressors",
     "measure_composition": "composition",
     "measure_curve": "curves",
@@ -91,6 +96,7 @@ _MODULES = {
     "measure_layers": "measurement",
     "measure_model": "measurement",
     "measure_suite": "suite",
+    "model_names": "models",
     "plan": "planning",
     "predict": "prediction",
     "predict_epoch_time": "regressors",
@@ -99,6 +105,7 @@ _MODULES = {
     "recorded_compositions": "composition",
     "save_trained_model": "regressors",
     "sweep": "prediction",
+    "trace_model": "models",
     "trade_off": "forecasting",
 }
 

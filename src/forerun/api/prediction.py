@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from forerun.api.models import is_fixed, prepared_model
 from forerun.costs.calibration_files import find_calibration, load_calibration
 from forerun.costs.memory_constants import visible_memory
 from forerun.costs.memory_stream import live_peak_bytes
@@ -125,6 +126,11 @@ def _prepared(
     model: str | torch.nn.Module, request: ModelRequest, setup: TrainingSetup, use_cache: bool
 ) -> PreparedModel:
     module = None if isinstance(model, str) else model
+    if module is None and use_cache and is_fixed(request.model):
+        # A graph that holds for any batch size is kept under one of them.
+        kept = prepared_model(request, replace(setup, batch_size_per_device=32))
+        if kept.graph.only_batch_size is None:
+            return kept
     graph = trace(request, setup, module, use_cache=use_cache)
     if graph.only_batch_size not in (None, setup.batch_size_per_device):
         raise InvalidSetupError(

@@ -20,6 +20,8 @@ from forerun.cli.options import DebugOption
 from forerun.cli.plan import plan
 from forerun.cli.predict import predict
 from forerun.cli.records import records
+from forerun.cli.report import report
+from forerun.cli.serve import serve
 
 __all__ = ["app", "run"]
 
@@ -40,6 +42,8 @@ app.command("evaluate", short_help="Compare predictions with measured steps.")(e
 app.add_typer(measure, name="measure")
 app.command("calibrate", short_help="Measure this machine and fit the cost model to it.")(calibrate)
 app.add_typer(records, name="records")
+app.command("report", short_help="Make one document of a plan or prediction.")(report)
+app.command("serve", short_help="Serve the what-if page and JSON over HTTP.")(serve)
 app.command("fit", short_help="Fit a cost model to reference tables.")(fit)
 
 

@@ -1,4 +1,4 @@
-"""``forerun measure grid | layers | model | composition | curve | suite``."""
+"""``forerun measure grid | layers | model | composition | curve | suite | loader``."""
 
 from __future__ import annotations
 
