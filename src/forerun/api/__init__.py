@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from forerun.api.calibration import Calibration, calibrate
-    from forerun.api.measurement import MeasurementRun, measure_grid, measure_layers, measure_model
+    from forerun.api.measurement import MeasurementRun, measure_grid, measure_layers, measure_link, measure_model
     from forerun.api.prediction import (
         Evaluation,
         Sweep,
@@ -24,25 +24,34 @@ if TYPE_CHECKING:
         predict_time,
         save_trained_model,
     )
+    from forerun.api.scaling import ScaleCurve, scale
+    from forerun.api.speeds import ServerCurve, SpeedFit, fit_speed, scale_servers
 
 __all__ = [
     "Calibration",
     "Evaluation",
     "MeasurementRun",
+    "ScaleCurve",
+    "ServerCurve",
+    "SpeedFit",
     "Sweep",
     "calibrate",
     "evaluate",
     "evaluate_reference",
     "fit_op_model",
     "fit_regressor",
+    "fit_speed",
     "load_trained_model",
     "measure_grid",
     "measure_layers",
+    "measure_link",
     "measure_model",
     "predict",
     "predict_epoch_time",
     "predict_time",
     "save_trained_model",
+    "scale",
+    "scale_servers",
     "sweep",
 ]
 
@@ -50,20 +59,27 @@ _MODULES = {
     "Calibration": "calibration",
     "Evaluation": "prediction",
     "MeasurementRun": "measurement",
+    "ScaleCurve": "scaling",
+    "ServerCurve": "speeds",
+    "SpeedFit": "speeds",
     "Sweep": "prediction",
     "calibrate": "calibration",
     "evaluate": "prediction",
     "evaluate_reference": "prediction",
     "fit_op_model": "prediction",
     "fit_regressor": "regressors",
+    "fit_speed": "speeds",
     "load_trained_model": "regressors",
     "measure_grid": "measurement",
     "measure_layers": "measurement",
+    "measure_link": "measurement",
     "measure_model": "measurement",
     "predict": "prediction",
     "predict_epoch_time": "regressors",
     "predict_time": "regressors",
     "save_trained_model": "regressors",
+    "scale": "scaling",
+    "scale_servers": "speeds",
     "sweep": "prediction",
 }
 

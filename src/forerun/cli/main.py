@@ -18,6 +18,7 @@ from forerun.cli.measure import measure
 from forerun.cli.options import DebugOption
 from forerun.cli.predict import predict
 from forerun.cli.records import records
+from forerun.cli.scale import scale
 
 __all__ = ["app", "run"]
 
@@ -32,6 +33,7 @@ app = typer.Typer(
 )
 app.command("predict", short_help="Predict time, memory and cost of training.")(predict)
 app.add_typer(hardware, name="hardware")
+app.command("scale", short_help="Predict how training scales with devices or servers.")(scale)
 app.command("evaluate", short_help="Compare predictions with measured steps.")(evaluate)
 app.add_typer(measure, name="measure")
 app.command("calibrate", short_help="Measure this machine and fit the cost model to it.")(calibrate)
