@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from forerun.api.calibration import Calibration, calibrate
-    from forerun.api.measurement import MeasurementRun, measure_grid, measure_layers, measure_link, measure_model
+    from forerun.api.composition import CompositionRun, measure_composition, recorded_compositions
+    from forerun.api.curves import TrainedCurve, measure_curve
+    from forerun.api.forecasting import Backtest, RunForecast, TradeOff, backtest, forecast, trade_off
+    from forerun.api.measurement import (
+        MeasurementRun,
+        measure_grid,
+        measure_layers,
+        measure_link,
+        measure_model,
+    )
+    from forerun.api.planning import plan, read_accuracies
     from forerun.api.prediction import (
         Evaluation,
         Sweep,
@@ -26,61 +36,92 @@ if TYPE_CHECKING:
     )
     from forerun.api.scaling import ScaleCurve, scale
     from forerun.api.speeds import ServerCurve, SpeedFit, fit_speed, scale_servers
+    from forerun.api.suite import SuiteRun, measure_suite
 
 __all__ = [
+    "Backtest",
     "Calibration",
+    "CompositionRun",
     "Evaluation",
     "MeasurementRun",
+    "RunForecast",
     "ScaleCurve",
     "ServerCurve",
     "SpeedFit",
+    "SuiteRun",
     "Sweep",
+    "TradeOff",
+    "TrainedCurve",
+    "backtest",
     "calibrate",
     "evaluate",
     "evaluate_reference",
     "fit_op_model",
     "fit_regressor",
     "fit_speed",
+    "forecast",
     "load_trained_model",
+    "measure_composition",
+    "measure_curve",
     "measure_grid",
     "measure_layers",
     "measure_link",
     "measure_model",
+    "measure_suite",
+    "plan",
     "predict",
     "predict_epoch_time",
     "predict_time",
+    "read_accuracies",
+    "recorded_compositions",
     "save_trained_model",
     "scale",
     "scale_servers",
     "sweep",
+    "trade_off",
 ]
 
 _MODULES = {
+    "Backtest": "forecasting",
     "Calibration": "calibration",
+    "CompositionRun": "composition",
     "Evaluation": "prediction",
     "MeasurementRun": "measurement",
+    "RunForecast": "forecasting",
     "ScaleCurve": "scaling",
     "ServerCurve": "speeds",
     "SpeedFit": "speeds",
+    "SuiteRun": "suite",
     "Sweep": "prediction",
+    "TradeOff": "forecasting",
+    "TrainedCurve": "curves",
+    "backtest": "forecasting",
     "calibrate": "calibration",
     "evaluate": "prediction",
     "evaluate_reference": "prediction",
     "fit_op_model": "prediction",
     "fit_regressor": "regressors",
     "fit_speed": "speeds",
+    "forecast": "forecasting",
     "load_trained_model": "regressors",
+    "measure_composition": "composition",
+    "measure_curve": "curves",
     "measure_grid": "measurement",
     "measure_layers": "measurement",
     "measure_link": "measurement",
     "measure_model": "measurement",
+    "measure_suite": "suite",
+    "plan": "planning",
     "predict": "prediction",
     "predict_epoch_time": "regressors",
     "predict_time": "regressors",
+    "read_accuracies": "planning",
+    "recorded_compositions": "composition",
     "save_trained_model": "regressors",
     "scale": "scaling",
     "scale_servers": "speeds",
     "sweep": "prediction",
+    "trade_off": "forecasting",
 }
 
 

@@ -158,7 +158,9 @@ def scale(
         cluster = replace(cluster, num_devices_per_node=max(numbers))
     setup = _setup(batch_size, precision, layout, compile, optimizer, "train", optimizer_implementation, True)
     curve = _Curve(
-        prepared=_prepared(model, _request(model, image_size, input_shape, sequence_length), setup, use_cache),
+        prepared=_prepared(
+            model, _request(model, image_size, input_shape, sequence_length), setup, use_cache
+        ),
         cluster=cluster,
         settings=settings,
         setup=setup,
@@ -176,7 +178,9 @@ def scale(
 def _numbers(num_devices: Sequence[int]) -> list[int]:
     numbers = sorted({_whole("the number of devices", number) for number in num_devices})
     if not numbers:
-        raise InvalidSetupError("expected at least one number of devices, got none; give some, such as 1,2,4,8")
+        raise InvalidSetupError(
+            "expected at least one number of devices, got none; give some, such as 1,2,4,8"
+        )
     for number in numbers:
         check_num_devices(number)
     return numbers
@@ -295,7 +299,9 @@ def _answer(curve: _Curve, points: list[ScalePoint], numbers: Sequence[int]) -> 
 def _notes(curve: _Curve, several_nodes: bool) -> list[str]:
     notes = list(curve.prepared.graph.notes)
     if not several_nodes:
-        notes.append("all devices are taken to be in one node; name several as --on NxMxDEVICE with --inter LINK")
+        notes.append(
+            "all devices are taken to be in one node; name several as --on NxMxDEVICE with --inter LINK"
+        )
     if curve.settings.strategy.stage or curve.settings.strategy is Strategy.MIRRORED:
         notes.append(f"no measured run with strategy {curve.settings.strategy} stands behind the interval")
     if curve.job is None:

@@ -87,7 +87,12 @@ class ServerCurve:
         """Plain values for JSON."""
         found = {name: getattr(self, name) for name in self.__slots__}
         best = {str(servers): workers for servers, workers in self.best_workers.items()}
-        return {**found, "points": [asdict(p) for p in self.points], "best_workers": best, "notes": list(self.notes)}
+        return {
+            **found,
+            "points": [asdict(p) for p in self.points],
+            "best_workers": best,
+            "notes": list(self.notes),
+        }
 
 
 def scale_servers(
@@ -138,7 +143,9 @@ def scale_servers(
     if price_usd_per_hour is not None:
         raise InvalidSetupError("a price of one device says nothing of workers and servers; leave it out")
     if coefficients is not None and coefficients not in COEFFICIENTS:
-        raise InvalidSetupError(f"unknown coefficients '{coefficients}'; expected one of {', '.join(COEFFICIENTS)}")
+        raise InvalidSetupError(
+            f"unknown coefficients '{coefficients}'; expected one of {', '.join(COEFFICIENTS)}"
+        )
     workers, servers = _numbers(num_workers), _numbers(num_servers)
     batch = _whole("batch size", global_batch_size if synchronous and global_batch_size else batch_size)
     job = _job(dataset, dataset_size, epochs, None, False, 0.0, 0.0)
@@ -154,16 +161,24 @@ def scale_servers(
             return sum(t * x for t, x in zip(theta, terms, strict=True))
     else:
         if device is None:
-            raise InvalidSetupError("expected the device of a worker with --on, or --coefficients optimus; give one")
+            raise InvalidSetupError(
+                "expected the device of a worker with --on, or --coefficients optimus; give one"
+            )
         setup = _setup(batch, precision, layout, compile, optimizer, "train", "foreach", True)
-        prepared = _prepared(model, _request(model, image_size, input_shape, sequence_length), setup, use_cache)
+        prepared = _prepared(
+            model, _request(model, image_size, input_shape, sequence_length), setup, use_cache
+        )
         servers_setup, link = _first_principles(prepared, device, setup, inter)
         notes.append(f"from first principles over {link}: compute, push, update and pull, none of it fitted")
 
         def step_s(w: int, p: int) -> float:
             return parameter_server_step_s(servers_setup, w, p, synchronous=synchronous)
 
-    points = [_server_point(w, p, step_s(w, p), step_s(1, p), batch, synchronous, job) for p in servers for w in workers]
+    points = [
+        _server_point(w, p, step_s(w, p), step_s(1, p), batch, synchronous, job)
+        for p in servers
+        for w in workers
+    ]
     return ServerCurve(
         model=model,
         device=None if coefficients else device,
@@ -172,7 +187,9 @@ def scale_servers(
         epochs=epochs,
         points=tuple(points),
         best_workers={
-            p: max((q for q in points if q.num_servers == p), key=lambda q: q.throughput_samples_per_s).num_workers
+            p: max(
+                (q for q in points if q.num_servers == p), key=lambda q: q.throughput_samples_per_s
+            ).num_workers
             for p in servers
         },
         notes=tuple(notes),
@@ -259,7 +276,13 @@ class SpeedFit:
         """Plain values for JSON."""
         found = {name: getattr(self, name) for name in self.__slots__}
         lists = {name: [dict(item) for item in found[name]] for name in ("points", "proposals")}
-        return {**found, **lists, "parameters": dict(self.parameters), "errors": dict(self.errors), "notes": list(self.notes)}
+        return {
+            **found,
+            **lists,
+            "parameters": dict(self.parameters),
+            "errors": dict(self.errors),
+            "notes": list(self.notes),
+        }
 
 
 def fit_speed(
@@ -292,16 +315,22 @@ def fit_speed(
         UsageError: The points do not suffice, a time is not above zero, or a size cannot be meant.
         RecordError: The file cannot be read.
     """
-    measured = () if points is None else read_points(points) if isinstance(points, (str, Path)) else tuple(points)
+    measured = (
+        () if points is None else read_points(points) if isinstance(points, (str, Path)) else tuple(points)
+    )
     if not measured and not num_proposals:
         raise InvalidSetupError("expected measured points, got none; give --fit POINTS.csv")
     proposals: tuple[Mapping[str, int], ...] = ()
     if num_proposals:
-        proposals = _proposals(measured, num_proposals, num_workers, num_servers, global_batch_size, synchronous)
+        proposals = _proposals(
+            measured, num_proposals, num_workers, num_servers, global_batch_size, synchronous
+        )
     if not measured:
         return SpeedFit(model=None, parameters={}, errors={}, points=(), proposals=proposals, notes=())
     chosen = choose_speed_model(measured, speed_model)
-    asked = _asked(measured, num_workers or num_devices, num_servers, num_nodes, batch_size, global_batch_size)
+    asked = _asked(
+        measured, num_workers or num_devices, num_servers, num_nodes, batch_size, global_batch_size
+    )
     return SpeedFit(
         model=chosen.fitted.name,
         parameters=chosen.fitted.parameters,
@@ -324,10 +353,16 @@ def _proposals(
     synchronous: bool,
 ) -> tuple[Mapping[str, int], ...]:
     if num_workers is None or num_servers is None:
-        raise InvalidSetupError("proposals need candidates: give --workers and --servers, such as 1:16 and 1:8")
+        raise InvalidSetupError(
+            "proposals need candidates: give --workers and --servers, such as 1:16 and 1:8"
+        )
     batch = global_batch_size or (measured[0].batch_size_global if measured else 1.0)
     known = {(point.num_devices, point.num_servers) for point in measured}
-    candidates = [p for p in candidate_points(num_workers, num_servers, batch) if (p.num_devices, p.num_servers) not in known]
+    candidates = [
+        p
+        for p in candidate_points(num_workers, num_servers, batch)
+        if (p.num_devices, p.num_servers) not in known
+    ]
     theta = OPTIMUS_SYNCHRONOUS if synchronous else OPTIMUS_ASYNCHRONOUS
     found = propose_points(candidates, number, measured=measured, theta=theta, synchronous=synchronous)
     return tuple({"num_workers": p.num_devices, "num_servers": p.num_servers} for p in found)
@@ -354,9 +389,7 @@ def _asked(
             batch = global_batch_size / n if global_batch_size else batch_size or sizes[len(sizes) // 2]
             nodes = num_nodes or max(1, round(n * nearest.num_nodes / nearest.num_devices))
             found.append(
-                SpeedPoint(
-                    num_devices=n, num_nodes=min(n, nodes), batch_size_per_device=batch, num_servers=p
-                )
+                SpeedPoint(num_devices=n, num_nodes=min(n, nodes), batch_size_per_device=batch, num_servers=p)
             )
     return found
 
@@ -372,7 +405,11 @@ def _row(point: SpeedPoint, value_s: float, low_s: float, high_s: float) -> dict
         **sizes,
         "batch_size_per_device": point.batch_size_per_device,
         "step_time_s": {"value": value_s, "low": low_s, "high": high_s},
-        "throughput_samples_per_s": {"value": samples / value_s, "low": samples / high_s, "high": samples / low_s},
+        "throughput_samples_per_s": {
+            "value": samples / value_s,
+            "low": samples / high_s,
+            "high": samples / low_s,
+        },
         "measured_step_time_s": point.step_time_s,
     }
 
@@ -380,4 +417,8 @@ def _row(point: SpeedPoint, value_s: float, low_s: float, high_s: float) -> dict
 def _notes(measured: Sequence[SpeedPoint], asked: Sequence[SpeedPoint]) -> list[str]:
     largest = max(point.num_devices for point in measured)
     beyond = sum(point.num_devices > largest for point in asked)
-    return [f"{beyond} of {len(asked)} sizes lie beyond the {largest} that were measured: extrapolated"] if beyond else []
+    return (
+        [f"{beyond} of {len(asked)} sizes lie beyond the {largest} that were measured: extrapolated"]
+        if beyond
+        else []
+    )

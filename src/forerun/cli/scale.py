@@ -26,17 +26,22 @@ def scale(
     on: Annotated[
         str | None,
         typer.Option(
-            metavar="DEVICE", help="A device, nodes x devices x name such as 4x8xh100-sxm, or a TOML file of either."
+            metavar="DEVICE",
+            help="A device, nodes x devices x name such as 4x8xh100-sxm, or a TOML file of either.",
         ),
     ] = None,
     devices: Annotated[
-        str | None, typer.Option(metavar="1,2,4,8", help="Numbers of devices; 1:8 is every number from 1 to 8.")
+        str | None,
+        typer.Option(metavar="1,2,4,8", help="Numbers of devices; 1:8 is every number from 1 to 8."),
     ] = None,
     nodes: Annotated[
         int | None, typer.Option(help="Machines the devices are in; as few as hold them if not given.")
     ] = None,
     scaling: Annotated[
-        str, typer.Option(metavar="NAME", help="weak (the batch of a device stays), strong (the global one), both.")
+        str,
+        typer.Option(
+            metavar="NAME", help="weak (the batch of a device stays), strong (the global one), both."
+        ),
     ] = "weak",
     strategy: Annotated[
         str, typer.Option(metavar="NAME", help="ddp, zero1, zero2, fsdp or mirrored.")
@@ -59,7 +64,8 @@ def scale(
         float | None, typer.Option(help="Coefficient of variation of the step between devices.")
     ] = None,
     workers: Annotated[
-        str | None, typer.Option(metavar="1:32", help="Workers of a parameter-server job, instead of --devices.")
+        str | None,
+        typer.Option(metavar="1:32", help="Workers of a parameter-server job, instead of --devices."),
     ] = None,
     servers: Annotated[str | None, typer.Option(metavar="2,4", help="Parameter servers.")] = None,
     asynchronous: Annotated[
@@ -67,13 +73,17 @@ def scale(
     ] = False,
     coefficients: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="optimus: the published speed function instead of first principles."),
+        typer.Option(
+            metavar="NAME", help="optimus: the published speed function instead of first principles."
+        ),
     ] = None,
     fit: Annotated[
-        Path | None, typer.Option(metavar="POINTS.csv", help="Fit a speed model to measured points and extrapolate.")
+        Path | None,
+        typer.Option(metavar="POINTS.csv", help="Fit a speed model to measured points and extrapolate."),
     ] = None,
     speed_model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Model of --fit; the best by cross-validation if not given.")
+        str | None,
+        typer.Option(metavar="NAME", help="Model of --fit; the best by cross-validation if not given."),
     ] = None,
     propose: Annotated[
         int | None, typer.Option(help="Propose so many sizes to measure next, of --workers and --servers.")
@@ -143,7 +153,9 @@ def scale(
     with quiet_libraries(debug=debug):
         answer: ScaleCurve | ServerCurve | SpeedFit
         if fit is not None or propose is not None:
-            answer = _from_points(fit, speed_model, propose, sizes, batch_size, global_batch_size, nodes, asynchronous)
+            answer = _from_points(
+                fit, speed_model, propose, sizes, batch_size, global_batch_size, nodes, asynchronous
+            )
         elif workers is not None or servers is not None:
             answer = _servers(
                 model, on, sizes, setup, job, inter, batch_size, global_batch_size, asynchronous, coefficients
@@ -155,7 +167,9 @@ def scale(
 
 def _required(value: str | None, what: str) -> str:
     if value is None:
-        raise InvalidSetupError(f"expected {what}, got none; give it, or measured points with --fit POINTS.csv")
+        raise InvalidSetupError(
+            f"expected {what}, got none; give it, or measured points with --fit POINTS.csv"
+        )
     return value
 
 

@@ -140,7 +140,9 @@ class PriorForm:
         found: Floats = offset
         return found
 
-    def _fitted(self, scaled: Floats, jacobian: Floats, offset: Floats, times: Floats, at: _Sizes) -> FittedSpeed:
+    def _fitted(
+        self, scaled: Floats, jacobian: Floats, offset: Floats, times: Floats, at: _Sizes
+    ) -> FittedSpeed:
         covariance = np.linalg.pinv(jacobian.T @ jacobian)
         theta = np.exp(scaled + offset)
         form = self.form
@@ -151,7 +153,10 @@ class PriorForm:
         def log_variances(points: Sequence[SpeedPoint]) -> Floats:
             sizes, step = _sizes(points), 1e-4
             base = np.log(_step_s(form, theta, sizes)[0])
-            moved = [np.log(_step_s(form, np.exp(scaled + offset + step * unit), sizes)[0]) for unit in np.eye(len(theta))]
+            moved = [
+                np.log(_step_s(form, np.exp(scaled + offset + step * unit), sizes)[0])
+                for unit in np.eye(len(theta))
+            ]
             gradient = (np.asarray(moved) - base).T / step
             variances: Floats = np.einsum("pi,ij,pj->p", gradient, covariance, gradient)
             return variances
@@ -187,7 +192,15 @@ def pollux_model() -> PriorForm:
     return PriorForm(
         name="pollux",
         form=_pollux,
-        coefficients=("a_grad_s", "b_grad_s", "exponent_less_1", "a_local_s", "b_local_s", "a_node_s", "b_node_s"),
+        coefficients=(
+            "a_grad_s",
+            "b_grad_s",
+            "exponent_less_1",
+            "a_local_s",
+            "b_local_s",
+            "a_node_s",
+            "b_node_s",
+        ),
         centre=(-1.2, -0.7, 0.0, -1.5, -3.5, -0.7, -4.0),
     )
 
@@ -197,7 +210,15 @@ def ring_model() -> PriorForm:
     return PriorForm(
         name="ring",
         form=_ring,
-        coefficients=("a_grad_s", "b_grad_s", "exponent_less_1", "local_s", "sync_scatter", "node_s", "grad_scatter"),
+        coefficients=(
+            "a_grad_s",
+            "b_grad_s",
+            "exponent_less_1",
+            "local_s",
+            "sync_scatter",
+            "node_s",
+            "grad_scatter",
+        ),
         centre=(-1.2, -0.7, 0.0, -2.0, -3.0, -0.9, -3.0),
         is_time=(True, True, False, True, False, True, False),
     )

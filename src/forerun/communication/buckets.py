@@ -7,7 +7,14 @@ from dataclasses import dataclass
 
 from forerun.errors import InvalidSetupError
 
-__all__ = ["DEFAULT_BUCKET_BYTES", "FIRST_BUCKET_BYTES", "Bucket", "Gradient", "gradient_buckets", "uniform_gradients"]
+__all__ = [
+    "DEFAULT_BUCKET_BYTES",
+    "FIRST_BUCKET_BYTES",
+    "Bucket",
+    "Gradient",
+    "gradient_buckets",
+    "uniform_gradients",
+]
 
 FIRST_BUCKET_BYTES = 1024**2
 """PyTorch, torch/csrc/distributed/c10d/reducer.hpp: kDefaultFirstBucketBytes."""
@@ -59,7 +66,9 @@ def gradient_buckets(
         InvalidSetupError: A capacity is not above zero.
     """
     if not (bucket_bytes > 0 and first_bucket_bytes > 0):
-        raise InvalidSetupError(f"a bucket must hold more than zero bytes, got {min(bucket_bytes, first_bucket_bytes)}")
+        raise InvalidSetupError(
+            f"a bucket must hold more than zero bytes, got {min(bucket_bytes, first_bucket_bytes)}"
+        )
     buckets: list[Bucket] = []
     size, ready = 0.0, 0.0
     for gradient in gradients:
@@ -75,5 +84,6 @@ def gradient_buckets(
 def uniform_gradients(total_bytes: float, num_gradients: int = 100) -> tuple[Gradient, ...]:
     """Equal gradients that come at equal distances: what can be said where only the number of parameters is known."""
     return tuple(
-        Gradient(size_bytes=total_bytes / num_gradients, ready_share=(i + 1) / num_gradients) for i in range(num_gradients)
+        Gradient(size_bytes=total_bytes / num_gradients, ready_share=(i + 1) / num_gradients)
+        for i in range(num_gradients)
     )

@@ -23,7 +23,9 @@ __all__ = [
 
 def _check(message_bytes: float, num_devices: int, latency_s: float, bandwidth_bytes_per_s: float) -> None:
     if num_devices < 1:
-        raise InvalidSetupError(f"the number of devices must be at least 1, got {num_devices}; give a positive number")
+        raise InvalidSetupError(
+            f"the number of devices must be at least 1, got {num_devices}; give a positive number"
+        )
     if not message_bytes >= 0:
         raise InvalidSetupError(f"a message must have zero or more bytes, got {message_bytes}")
     if not (latency_s >= 0 and bandwidth_bytes_per_s > 0):

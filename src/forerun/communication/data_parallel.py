@@ -164,11 +164,20 @@ def data_parallel_step(
     compute_s = num_accumulation_steps * (one.forward_s + one.backward_s) + one.optimizer_s
     if num_devices == 1:
         return DataParallelStep(
-            compute_s=compute_s, exposed_s=0.0, contention_s=0.0, straggler_s=0.0, overhead_s=0.0, communication_s=0.0
+            compute_s=compute_s,
+            exposed_s=0.0,
+            contention_s=0.0,
+            straggler_s=0.0,
+            overhead_s=0.0,
+            communication_s=0.0,
         )
     schedule = bucket_schedule(buckets, one.backward_s, all_reduce_s)
     exposed_s = schedule.exposed_s if overlap else schedule.busy_s
-    batch_norm_s = 2 * num_accumulation_steps * num_batch_norms * all_reduce_s(batch_norm_bytes) if num_batch_norms else 0.0
+    batch_norm_s = (
+        2 * num_accumulation_steps * num_batch_norms * all_reduce_s(batch_norm_bytes)
+        if num_batch_norms
+        else 0.0
+    )
     waiting = straggler_factor(num_devices, coefficient_of_variation) - 1
     return DataParallelStep(
         compute_s=compute_s,

@@ -24,7 +24,9 @@ def candidate_points(
 ) -> tuple[SpeedPoint, ...]:
     """Every combination of workers and servers at a fixed global batch."""
     return tuple(
-        SpeedPoint(num_devices=w, num_servers=p, batch_size_per_device=batch_size_global / w) for w in workers for p in servers
+        SpeedPoint(num_devices=w, num_servers=p, batch_size_per_device=batch_size_global / w)
+        for w in workers
+        for p in servers
     )
 
 
@@ -59,11 +61,17 @@ def propose_points(
         )
     batch = float(np.median([point.batch_size_global for point in candidates]))
     rows = _informative(server_columns(candidates, synchronous=synchronous, batch=batch), theta)
-    start = _information(_informative(server_columns(measured, synchronous=synchronous, batch=batch), theta)) if measured else 0.0
+    start = (
+        _information(_informative(server_columns(measured, synchronous=synchronous, batch=batch), theta))
+        if measured
+        else 0.0
+    )
     base = start + _RIDGE * np.eye(rows.shape[1])
     chosen = _grown(rows, base, num_points)
     chosen = _exchanged(rows, base, chosen)
-    if np.linalg.matrix_rank(start + _information(rows[chosen]), tol=1e-7) < min(rows.shape[1], num_points + len(measured)):
+    if np.linalg.matrix_rank(start + _information(rows[chosen]), tol=1e-7) < min(
+        rows.shape[1], num_points + len(measured)
+    ):
         raise InvalidSetupError(
             "the candidates cannot tell the coefficients apart: workers and servers must both vary, and not together; "
             "give at least three numbers of each"

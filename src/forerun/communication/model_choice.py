@@ -46,7 +46,9 @@ def models_for(points: Sequence[SpeedPoint]) -> dict[str, Callable[[], SpeedMode
             "expected parameter servers at every point or at none, got both; split the points into two files"
         )
     forms = SERVER_MODELS if all(with_servers) and points else ALL_REDUCE_MODELS
-    return forms | {f"{name}-smoothed": partial(SmoothedModel, make, f"{name}-smoothed") for name, make in forms.items()}
+    return forms | {
+        f"{name}-smoothed": partial(SmoothedModel, make, f"{name}-smoothed") for name, make in forms.items()
+    }
 
 
 def choose_speed_model(points: Sequence[SpeedPoint], name: str | None = None) -> SpeedChoice:
@@ -64,7 +66,9 @@ def choose_speed_model(points: Sequence[SpeedPoint], name: str | None = None) ->
     if name is not None:
         if name not in models:
             raise InvalidSetupError(f"expected a speed model of {', '.join(models)}, got '{name}'")
-        return SpeedChoice(fitted=models[name]().fit(points), errors={name: left_out_errors(models[name], points)})
+        return SpeedChoice(
+            fitted=models[name]().fit(points), errors={name: left_out_errors(models[name], points)}
+        )
     first: InvalidSetupError | None = None
     errors: dict[str, float] = {}
     fits: dict[str, FittedSpeed] = {}

@@ -58,7 +58,7 @@ def refuse_unidentifiable(columns: Floats, names: Sequence[str]) -> None:
 
 
 def fit_relative(columns: Floats, times_s: Floats, names: Sequence[str]) -> LinearFit:
-    """theta >= 0 with the smallest sum of squared relative errors: rows are divided by their time.
+    """Theta >= 0 with the smallest sum of squared relative errors: rows are divided by their time.
 
     minimise sum_i ((x_i theta - T_i) / T_i)^2
 

@@ -37,7 +37,9 @@ def check_workers_and_servers(num_workers: float, num_servers: float) -> None:
     """Refuses numbers that cannot be meant."""
     for name, value in (("workers", num_workers), ("servers", num_servers)):
         if not (value >= 1 and isfinite(value)):
-            raise InvalidSetupError(f"the number of {name} must be at least 1, got {value}; give a positive number")
+            raise InvalidSetupError(
+                f"the number of {name} must be at least 1, got {value}; give a positive number"
+            )
 
 
 def synchronous_terms(num_workers: float, num_servers: float, batch_share: float = 1.0) -> tuple[float, ...]:

@@ -24,7 +24,13 @@ from forerun.communication.data_parallel import DataParallelStep, data_parallel_
 from forerun.communication.tuner import AllReduce
 from forerun.errors import CostModelError
 
-__all__ = ["ScalingConstants", "ScalingTable", "load_scaling_table", "scale_measured_step", "shipped_table_path"]
+__all__ = [
+    "ScalingConstants",
+    "ScalingTable",
+    "load_scaling_table",
+    "scale_measured_step",
+    "shipped_table_path",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +78,11 @@ class ScalingTable:
     def to_json(self) -> str:
         """The file's text."""
         constants = {key: asdict(value) for key, value in self.constants.items()}
-        whole = {"constants": constants, "log_spread": dict(self.log_spread), "provenance": dict(self.provenance)}
+        whole = {
+            "constants": constants,
+            "log_spread": dict(self.log_spread),
+            "provenance": dict(self.provenance),
+        }
         return json.dumps(whole, indent=1, sort_keys=True) + "\n"
 
 
@@ -95,7 +105,9 @@ def load_scaling_table(path: Path | None = None) -> ScalingTable:
         spread = {key: float(value) for key, value in raw["log_spread"].items()}
         provenance = dict(raw["provenance"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CostModelError(f"expected a table of scaling constants in {file.name}, but {error}; fit it again") from error
+        raise CostModelError(
+            f"expected a table of scaling constants in {file.name}, but {error}; fit it again"
+        ) from error
     if not all(isfinite(x) for value in constants.values() for x in asdict(value).values()):
         raise CostModelError(f"{file.name}: expected finite constants; fit it again")
     return ScalingTable(constants=constants, log_spread=spread, provenance=provenance)

@@ -44,7 +44,9 @@ def communication_bytes(model_bytes: float, num_devices: int, stage: int) -> flo
     """
     check_stage(stage)
     if num_devices < 1:
-        raise InvalidSetupError(f"the number of devices must be at least 1, got {num_devices}; give a positive number")
+        raise InvalidSetupError(
+            f"the number of devices must be at least 1, got {num_devices}; give a positive number"
+        )
     passes = 3 if stage == 3 else 2
     return passes * model_bytes * (num_devices - 1) / num_devices
 
@@ -61,7 +63,9 @@ def sharded_memory(
     """
     check_stage(stage)
     if num_devices < 1:
-        raise InvalidSetupError(f"the number of devices must be at least 1, got {num_devices}; give a positive number")
+        raise InvalidSetupError(
+            f"the number of devices must be at least 1, got {num_devices}; give a positive number"
+        )
     return ShardedMemory(
         weights_bytes=weights_bytes / (num_devices if stage >= 3 else 1),
         gradients_bytes=gradients_bytes / (num_devices if stage >= 2 else 1),

@@ -58,7 +58,9 @@ class FittedSpeed:
         times = self.step_s(points)
         spread = max(self.log_spread, _LEAST_SPREAD)
         quantile = float(student_t.ppf(0.95, max(1, self.num_freedom)))
-        factors = np.exp(np.minimum(quantile * np.sqrt(spread**2 + np.maximum(0.0, self.log_variances(points))), 3.0))
+        factors = np.exp(
+            np.minimum(quantile * np.sqrt(spread**2 + np.maximum(0.0, self.log_variances(points))), 3.0)
+        )
         return [
             StepInterval(value_s=float(time), low_s=float(time / factor), high_s=float(time * factor))
             for time, factor in zip(times, factors, strict=True)

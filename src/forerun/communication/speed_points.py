@@ -49,12 +49,21 @@ class SpeedPoint:
     synchronisation_s: float | None = None
 
     def __post_init__(self) -> None:
-        least: dict[str, float] = {"num_devices": 1, "num_nodes": 1, "num_accumulation_steps": 1, "num_servers": 0}
+        least: dict[str, float] = {
+            "num_devices": 1,
+            "num_nodes": 1,
+            "num_accumulation_steps": 1,
+            "num_servers": 0,
+        }
         for name, bound in least.items():
             if not getattr(self, name) >= bound:
-                raise InvalidSetupError(f"{name} must be at least {bound}, got {getattr(self, name)}; correct the point")
+                raise InvalidSetupError(
+                    f"{name} must be at least {bound}, got {getattr(self, name)}; correct the point"
+                )
         if not (self.batch_size_per_device > 0 and isfinite(self.batch_size_per_device)):
-            raise InvalidSetupError(f"batch_size_per_device must be above zero, got {self.batch_size_per_device}")
+            raise InvalidSetupError(
+                f"batch_size_per_device must be above zero, got {self.batch_size_per_device}"
+            )
         if self.num_nodes > self.num_devices:
             raise InvalidSetupError(
                 f"{self.num_devices} devices cannot be on {self.num_nodes} nodes; give at least one device per node"
@@ -63,7 +72,9 @@ class SpeedPoint:
             raise InvalidSetupError(
                 f"a step time must be above zero seconds and finite, got {self.step_time_s:g}; correct or remove that point"
             )
-        if self.synchronisation_s is not None and not 0 <= self.synchronisation_s <= (self.step_time_s or float("inf")):
+        if self.synchronisation_s is not None and not 0 <= self.synchronisation_s <= (
+            self.step_time_s or float("inf")
+        ):
             raise InvalidSetupError(
                 f"synchronisation must be between zero and the step, got {self.synchronisation_s:g} s; correct the point"
             )
@@ -116,7 +127,9 @@ def read_points(path: str | Path) -> tuple[SpeedPoint, ...]:
         with file.open(newline="", encoding="utf-8-sig") as stream:
             rows = list(csv.DictReader(stream))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise RecordError(f"expected a CSV file of points at '{file}', but {error}; check the path") from error
+        raise RecordError(
+            f"expected a CSV file of points at '{file}', but {error}; check the path"
+        ) from error
     if not rows:
         raise RecordError(f"{file.name}: expected a header and rows of points, got none")
     for column in rows[0]:
@@ -129,7 +142,9 @@ def read_points(path: str | Path) -> tuple[SpeedPoint, ...]:
 
 
 def _point(row: Mapping[str, str | None], where: str) -> SpeedPoint:
-    values = {key: _number(key, text, where) for key, text in row.items() if text is not None and text.strip()}
+    values = {
+        key: _number(key, text, where) for key, text in row.items() if text is not None and text.strip()
+    }
     devices = values.get("num_devices", values.get("num_workers"))
     if devices is None:
         raise RecordError(f"{where}: expected num_devices or num_workers, got neither; add the column")
@@ -138,7 +153,9 @@ def _point(row: Mapping[str, str | None], where: str) -> SpeedPoint:
             num_devices=_whole("num_devices", devices, where),
             num_nodes=_whole("num_nodes", values.get("num_nodes", 1), where),
             batch_size_per_device=values.get("batch_size_per_device", 1.0),
-            num_accumulation_steps=_whole("num_accumulation_steps", values.get("num_accumulation_steps", 1), where),
+            num_accumulation_steps=_whole(
+                "num_accumulation_steps", values.get("num_accumulation_steps", 1), where
+            ),
             num_servers=_whole("num_servers", values.get("num_servers", 0), where),
             step_time_s=values.get("step_time_s"),
             synchronisation_s=values.get("synchronisation_s"),

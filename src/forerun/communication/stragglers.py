@@ -22,7 +22,9 @@ def expected_normal_maximum(num_devices: int) -> float:
     Source: Tippett 1925, Biometrika 17 (the table of these values).
     """
     if num_devices < 1:
-        raise InvalidSetupError(f"the number of devices must be at least 1, got {num_devices}; give a positive number")
+        raise InvalidSetupError(
+            f"the number of devices must be at least 1, got {num_devices}; give a positive number"
+        )
     width = 2 * _REACH / _STEPS
     total = 0.0
     for i in range(_STEPS + 1):

@@ -82,11 +82,16 @@ class AllReduce:
             return 0.0
         if self.algorithm is Algorithm.AUTO:
             return nccl_choice(self, message_bytes).time_s
-        return min(choice.time_s for choice in _choices(self, message_bytes) if choice.algorithm is self.algorithm)
+        return min(
+            choice.time_s for choice in _choices(self, message_bytes) if choice.algorithm is self.algorithm
+        )
 
 
 def all_reduce_of(
-    cluster: Cluster, algorithm: Algorithm = Algorithm.AUTO, intra_share: float = 1.0, inter_share: float = 1.0
+    cluster: Cluster,
+    algorithm: Algorithm = Algorithm.AUTO,
+    intra_share: float = 1.0,
+    inter_share: float = 1.0,
 ) -> AllReduce:
     """The all-reduce over all devices of a cluster.
 

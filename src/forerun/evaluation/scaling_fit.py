@@ -80,11 +80,17 @@ def fit_scaling_constants(rows: Sequence[ScalingRow]) -> dict[str, ScalingConsta
         rows: The pairs to fit.
     """
     found: dict[str, ScalingConstants] = {}
-    groupings: tuple[Callable[[ScalingRow], str], ...] = (key_of_row, lambda row: f"/{row.link_class}", lambda row: "")
+    groupings: tuple[Callable[[ScalingRow], str], ...] = (
+        key_of_row,
+        lambda row: f"/{row.link_class}",
+        lambda row: "",
+    )
     for grouping in groupings:
         names = sorted({grouping(row) for row in rows})
         columns = _columns(rows, np.asarray([names.index(grouping(row)) for row in rows]))
-        found |= {name: _constants(values) for name, values in zip(names, _fit(columns, len(names)), strict=True)}
+        found |= {
+            name: _constants(values) for name, values in zip(names, _fit(columns, len(names)), strict=True)
+        }
     return found
 
 

@@ -89,7 +89,18 @@ def _benchmark_rows(folder: Path, left_out: set[str]) -> Iterable[ScalingRow]:
     table = table[(table["phase"] == "train") & table["throughput"].notna() & (table["n_gpus"] > 0)].copy()
     table["machine"] = table["system"].map(_machine)
     table["batch"] = table["batch_size_per_gpu"].astype(str)
-    keys = ["source", "machine", "model", "input", "gpu", "batch", "dtype", "framework", "input_pipeline", "throughput_unit"]
+    keys = [
+        "source",
+        "machine",
+        "model",
+        "input",
+        "gpu",
+        "batch",
+        "dtype",
+        "framework",
+        "input_pipeline",
+        "throughput_unit",
+    ]
     for pair in _pairs(_with_texts(table, keys), keys):
         if pair["source"].startswith("lambdal/deep") and pair["model"] == "ncf":
             continue

@@ -92,7 +92,8 @@ def fit_scaling_table(folder: Path) -> ScalingTable:
     residual = np.log(study.predicted_s / np.asarray([row.step_s for row in study.rows]))
     classes = sorted({row.link_class for row in study.rows})
     spread = {
-        name: _spread(residual[[i for i, row in enumerate(study.rows) if row.link_class == name]]) for name in classes
+        name: _spread(residual[[i for i, row in enumerate(study.rows) if row.link_class == name]])
+        for name in classes
     }
     return ScalingTable(
         constants=fit_scaling_constants(study.rows),

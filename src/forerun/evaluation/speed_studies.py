@@ -45,7 +45,11 @@ class FewPoints:
 
     def mean(self, method: str, num_points: int) -> float:
         """Mean over the jobs."""
-        found = [value for (name, _, number), value in self.errors.items() if name == method and number == num_points]
+        found = [
+            value
+            for (name, _, number), value in self.errors.items()
+            if name == method and number == num_points
+        ]
         return float(np.mean(found))
 
     def jobs(self) -> list[str]:
@@ -101,14 +105,20 @@ def server_study(folder: Path, num_points: int = 10, num_splits: int = 40) -> Fe
             fit = _smoothed_servers().fit(train)
             measured = np.asarray([point.measured_s for point in test])
             collected.setdefault("forerun", []).append(_error(fit.step_s(test), measured))
-            collected.setdefault("relative", []).append(_error(OptimusModel().fit(train).step_s(test), measured))
+            collected.setdefault("relative", []).append(
+                _error(OptimusModel().fit(train).step_s(test), measured)
+            )
             collected.setdefault("plain", []).append(_error(_plain(train, test), measured))
             collected.setdefault("linear", []).append(_error(_linear(train, test), measured))
-            inside += [low.low_s <= y <= low.high_s for low, y in zip(fit.intervals(test), measured, strict=True)]
+            inside += [
+                low.low_s <= y <= low.high_s for low, y in zip(fit.intervals(test), measured, strict=True)
+            ]
             designed = _designed(points, num_points, rng)
             train, test = _split(points, designed)
             measured = np.asarray([point.measured_s for point in test])
-            collected.setdefault("designed", []).append(_error(_smoothed_servers().fit(train).step_s(test), measured))
+            collected.setdefault("designed", []).append(
+                _error(_smoothed_servers().fit(train).step_s(test), measured)
+            )
         found |= {(method, job, num_points): float(np.mean(values)) for method, values in collected.items()}
     return FewPoints(
         errors=found,
@@ -189,7 +199,9 @@ def placement_study(folder: Path, numbers: Sequence[int] = (8, 16), num_splits: 
                     collected[name].append(_error(fit.step_s(test), measured))
                     if name == "forerun":
                         low_high = fit.intervals(test)
-                        inside += [one.low_s <= y <= one.high_s for one, y in zip(low_high, measured, strict=True)]
+                        inside += [
+                            one.low_s <= y <= one.high_s for one, y in zip(low_high, measured, strict=True)
+                        ]
             found |= {(name, job, number): float(np.mean(values)) for name, values in collected.items()}
         coverage["forerun", number] = float(np.mean(inside))
     return FewPoints(errors=found, num_jobs=len(jobs), num_splits=num_splits, coverage=coverage)

@@ -98,7 +98,9 @@ class Cluster:
 def check_num_devices(num_devices: int) -> None:
     """Refuses a number of devices that cannot be meant."""
     if num_devices < 1:
-        raise InvalidSetupError(f"the number of devices must be at least 1, got {num_devices}; give a positive number")
+        raise InvalidSetupError(
+            f"the number of devices must be at least 1, got {num_devices}; give a positive number"
+        )
 
 
 def parse_cluster(
@@ -122,11 +124,15 @@ def parse_cluster(
     if text.lower().endswith(".toml") and _is_cluster_file(Path(text).expanduser()):
         return _of_file(Path(text).expanduser(), intra, inter)
     if _SIGNED.match(text):
-        raise InvalidSetupError(f"numbers of nodes and devices must be at least 1, got '{spec}'; give NxMxDEVICE")
+        raise InvalidSetupError(
+            f"numbers of nodes and devices must be at least 1, got '{spec}'; give NxMxDEVICE"
+        )
     found = _whole_spec(text)
     nodes, devices, name = found if found else (1, num_devices_per_node or 1, text)
     if nodes < 1 or devices < 1:
-        raise InvalidSetupError(f"numbers of nodes and devices must be at least 1, got '{spec}'; give NxMxDEVICE")
+        raise InvalidSetupError(
+            f"numbers of nodes and devices must be at least 1, got '{spec}'; give NxMxDEVICE"
+        )
     return cluster_of(find_device(name), nodes, devices, intra=intra, inter=inter)
 
 
@@ -136,7 +142,12 @@ def _whole_spec(text: str) -> tuple[int, int, str] | None:
 
 
 def cluster_of(
-    device: Device, num_nodes: int, num_devices_per_node: int, *, intra: str | None = None, inter: str | None = None
+    device: Device,
+    num_nodes: int,
+    num_devices_per_node: int,
+    *,
+    intra: str | None = None,
+    inter: str | None = None,
 ) -> Cluster:
     """A cluster of a device; links not named are those the board's form fixes, or None."""
     rails, inter_link = parse_link(inter) if inter else (1, None)
@@ -186,7 +197,9 @@ def _of_file(path: Path, intra: str | None, inter: str | None) -> Cluster:
         raise CatalogError(f"{path}: expected a [cluster] table with 'device', got {table!r}")
     for key in table:
         if key not in _CLUSTER_KEYS:
-            raise CatalogError(f"{path}: unknown key '{key}'{near_matches(key, _CLUSTER_KEYS)}; remove or rename it")
+            raise CatalogError(
+                f"{path}: unknown key '{key}'{near_matches(key, _CLUSTER_KEYS)}; remove or rename it"
+            )
     sizes = {}
     for key in ("num_nodes", "num_devices_per_node"):
         value = table.get(key, 1)

@@ -97,7 +97,9 @@ def _link(table: Mapping[str, Any], file: str) -> Link:
     where = f"{file}, link '{table.get('name', '?')}'"
     unknown = sorted(set(table) - _KEYS)
     if unknown:
-        raise CatalogError(f"{where}: unknown key '{unknown[0]}'{near_matches(unknown[0], _KEYS)}; remove or rename it")
+        raise CatalogError(
+            f"{where}: unknown key '{unknown[0]}'{near_matches(unknown[0], _KEYS)}; remove or rename it"
+        )
     texts = {key: _text(table, key, where) for key in _TEXTS}
     if texts["kind"] not in set(LinkKind):
         raise CatalogError(f"{where}: kind must be one of {', '.join(LinkKind)}, got '{texts['kind']}'")
@@ -125,14 +127,18 @@ def _figure(table: Mapping[str, Any], key: str, where: str) -> float:
     value = table.get(key)
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number or not math.isfinite(value) or value <= 0:
-        raise CatalogError(f"{where}: '{key}' must be a positive number, got {value!r}; add the figure and its source")
+        raise CatalogError(
+            f"{where}: '{key}' must be a positive number, got {value!r}; add the figure and its source"
+        )
     return float(value)
 
 
 def _sources(table: Mapping[str, Any], where: str) -> dict[str, str]:
     given = table.get("sources")
     if not isinstance(given, dict):
-        raise CatalogError(f"{where}: expected a table 'sources' that says where each figure is from, got {given!r}")
+        raise CatalogError(
+            f"{where}: expected a table 'sources' that says where each figure is from, got {given!r}"
+        )
     for key in _FIGURES:
         if not isinstance(given.get(key), str) or not given[key].strip():
             raise CatalogError(f"{where}: '{key}' has no source; add sources.{key}")

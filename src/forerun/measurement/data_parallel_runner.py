@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from forerun.errors import InvalidSetupError, MeasurementError
 from forerun.measurement.device_index import gpu_index
-from forerun.measurement.job_parameters import flag_of, input_options_of, number_of, setup_of, text_of, whole_of
+from forerun.measurement.job_parameters import (
+    flag_of,
+    input_options_of,
+    number_of,
+    setup_of,
+    text_of,
+    whole_of,
+)
 from forerun.measurement.jobs import Job, RunResult
 from forerun.measurement.process_group import run_in_group
 from forerun.measurement.protocol import Protocol
@@ -48,11 +55,17 @@ def check_strategy(strategy: str, num_devices: int, phase: str) -> None:
         InvalidSetupError: The strategy is not known, there is less than one device, or the phase has no gradients.
     """
     if strategy not in STRATEGIES:
-        raise InvalidSetupError(f"expected a strategy of {', '.join(STRATEGIES)}, got '{strategy}'; choose one that runs here")
+        raise InvalidSetupError(
+            f"expected a strategy of {', '.join(STRATEGIES)}, got '{strategy}'; choose one that runs here"
+        )
     if num_devices < 1:
-        raise InvalidSetupError(f"the number of devices must be at least 1, got {num_devices}; give a positive number")
+        raise InvalidSetupError(
+            f"the number of devices must be at least 1, got {num_devices}; give a positive number"
+        )
     if phase != Phase.TRAIN:
-        raise InvalidSetupError(f"several devices are measured in training only, got phase {phase}; leave --phase out")
+        raise InvalidSetupError(
+            f"several devices are measured in training only, got phase {phase}; leave --phase out"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +168,9 @@ class _Member:
         setup = setup_of(job.parameters)
         set_numeric_flags(setup.precision, cudnn_benchmark=flag_of(job.parameters, "cudnn_benchmark"))
         torch.manual_seed(whole_of(job.parameters, "seed", 0))
-        built = build_model(job.subject, training=True, device=str(device), **input_options_of(job.parameters))
+        built = build_model(
+            job.subject, training=True, device=str(device), **input_options_of(job.parameters)
+        )
         self.module = built.module
         self._built = built
         self._setup = setup

@@ -25,7 +25,9 @@ def write_measured_link(measurement: Measurement, path: Path) -> None:
     results, around = measurement.results, measurement.circumstances
     latency, bandwidth = results.get("latency_s"), results.get("bandwidth_bytes_per_s")
     if not isinstance(latency, float) or not isinstance(bandwidth, float):
-        raise MeasurementError(f"expected a finished probe of a link, got one that {measurement.outcome}: {measurement.reason}")
+        raise MeasurementError(
+            f"expected a finished probe of a link, got one that {measurement.outcome}: {measurement.reason}"
+        )
     kind = LinkKind.HOST if gpu_index(around.device_index) is None else LinkKind.PCIE
     source = f"five all-reduces of {results['world_size']} processes, {around.started_at[:10]}, {around.framework} {around.framework_version}"
     text = f"""# Measured by forerun measure link.
@@ -45,4 +47,6 @@ latency_us = "{source}"
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise MeasurementError(f"the link could not be written to '{path}': {error.strerror or error}") from error
+        raise MeasurementError(
+            f"the link could not be written to '{path}': {error.strerror or error}"
+        ) from error

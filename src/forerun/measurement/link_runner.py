@@ -33,7 +33,9 @@ def run_link_probe(job: Job, device_index: str, protocol: Protocol) -> RunResult
     """Times the five all-reduces; the repetitions of the record are those of the largest."""
     num_devices = whole_of(job.parameters, "num_devices", 2)
     if num_devices < 2:
-        raise MeasurementError(f"a link has two ends or more: expected num_devices of at least 2, got {num_devices}")
+        raise MeasurementError(
+            f"a link has two ends or more: expected num_devices of at least 2, got {num_devices}"
+        )
     times: list[list[float]] = run_in_group(
         _work,
         protocol.num_repetitions,
@@ -43,7 +45,11 @@ def run_link_probe(job: Job, device_index: str, protocol: Protocol) -> RunResult
     )
     medians_s = [median(found) for found in times]
     latency_s, bandwidth = fit_ring(PROBE_SIZES, medians_s, num_devices)
-    results: dict[str, Scalar] = {"latency_s": latency_s, "bandwidth_bytes_per_s": bandwidth, "world_size": num_devices}
+    results: dict[str, Scalar] = {
+        "latency_s": latency_s,
+        "bandwidth_bytes_per_s": bandwidth,
+        "world_size": num_devices,
+    }
     for number, (size, time_s) in enumerate(zip(PROBE_SIZES, medians_s, strict=True), start=1):
         results |= {f"size_{number}_bytes": size, f"time_{number}_s": time_s}
     return RunResult(repetitions_s=tuple(times[-1]), results=results)
@@ -63,7 +69,9 @@ def fit_ring(sizes_bytes: Sequence[float], times_s: Sequence[float], num_devices
     scale = columns.max(axis=0)
     latency_s, per_byte_s = nnls(columns / scale, np.ones(len(sizes)))[0] / scale
     if per_byte_s <= 0:
-        raise MeasurementError("the times of the all-reduces do not grow with their sizes; measure again on a quiet machine")
+        raise MeasurementError(
+            "the times of the all-reduces do not grow with their sizes; measure again on a quiet machine"
+        )
     return float(latency_s), float(1 / per_byte_s)
 
 

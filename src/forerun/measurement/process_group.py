@@ -22,7 +22,9 @@ Work = Callable[[int, int, str, Any], Any]
 """Function of a module: (rank, number of processes, device, argument) -> what rank 0 brings back."""
 
 
-def run_in_group(work: Work, argument: Any, *, num_processes: int, device_index: str, num_threads: int) -> Any:
+def run_in_group(
+    work: Work, argument: Any, *, num_processes: int, device_index: str, num_threads: int
+) -> Any:
     """Runs a function in n processes of a process group, and returns what rank 0 returned.
 
     On a processor the group speaks gloo over the loopback; on GPUs each process takes the GPU of its rank and speaks NCCL.
@@ -120,6 +122,11 @@ def _member(
         dist.barrier()
         dist.destroy_process_group()
     except Exception as error:  # whatever it raises is the report of this process
-        pipe.send((False, f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"))
+        pipe.send(
+            (
+                False,
+                f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}",
+            )
+        )
         return
     pipe.send((True, answer))

@@ -56,7 +56,9 @@ def gradients_of(model: PreparedModel, step: StepPrediction) -> tuple[Gradient, 
     at = np.minimum(np.searchsorted(share_written, share_wanted - 1e-9), len(clock) - 1)
     ready = np.maximum.accumulate(clock[at])
     ready[-1] = 1.0  # the backward pass ends with a gradient
-    return tuple(Gradient(size_bytes=float(size), ready_share=float(r)) for size, r in zip(sizes, ready, strict=True))
+    return tuple(
+        Gradient(size_bytes=float(size), ready_share=float(r)) for size, r in zip(sizes, ready, strict=True)
+    )
 
 
 def _gradient_sizes_bytes(graph: Graph) -> Floats:

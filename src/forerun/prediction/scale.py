@@ -152,7 +152,9 @@ class ScalePoint:
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         found = {name: getattr(self, name) for name in self.__slots__}
-        return {name: value.as_dict() if isinstance(value, Interval) else value for name, value in found.items()}
+        return {
+            name: value.as_dict() if isinstance(value, Interval) else value for name, value in found.items()
+        }
 
 
 def link_class(cluster: Cluster) -> str:
@@ -207,7 +209,9 @@ def _constants(table: ScalingTable, settings: ScaleSettings, kind: str) -> Scali
     drag = settings.coefficient_of_variation
     if drag is None:
         return found
-    return ScalingConstants(share=found.share, slowdown=found.slowdown, drag=drag, overhead_s=found.overhead_s)
+    return ScalingConstants(
+        share=found.share, slowdown=found.slowdown, drag=drag, overhead_s=found.overhead_s
+    )
 
 
 def _replicated(
@@ -263,7 +267,9 @@ def _sharded(
 def _mirrored(one: OneDevice, about: AllReduce, batch_size_per_device: int) -> DataParallelStep:
     device_s = max(one.parts.total_s, 1e-12)
     reduce_s = about.time_s(one.gradient_bytes)
-    split = HostAndDevice(host_s=one.host_s, device_fixed_s=0.0, device_per_sample_s=device_s / batch_size_per_device)
+    split = HostAndDevice(
+        host_s=one.host_s, device_fixed_s=0.0, device_per_sample_s=device_s / batch_size_per_device
+    )
     alone_s = split.step_s(batch_size_per_device)
     step_s = mirrored_step_s(split, batch_size_per_device, about.num_devices, reduce_s)
     exposed_s = min(reduce_s, max(0.0, step_s - alone_s))
@@ -280,7 +286,9 @@ def _mirrored(one: OneDevice, about: AllReduce, batch_size_per_device: int) -> D
 def _widened(step: Interval, log_spread: float, least_s: float) -> Interval:
     own = 0.5 * log(step.high / step.low)
     factor = exp(sqrt(own**2 + (1.645 * log_spread) ** 2))
-    return Interval(step.value, min(step.value, max(step.value / factor, min(step.low, least_s))), step.value * factor)
+    return Interval(
+        step.value, min(step.value, max(step.value / factor, min(step.low, least_s))), step.value * factor
+    )
 
 
 def scaled_memory_bytes(one: OneDevice, settings: ScaleSettings, num_devices: int) -> float:
@@ -331,5 +339,3 @@ def stops_paying_at(points: Sequence[ScalePoint], least_gain: float = 0.5) -> in
 def volume_bytes(one: OneDevice, settings: ScaleSettings, num_devices: int) -> float:
     """What each device sends in a step [bytes]."""
     return communication_bytes(one.gradient_bytes, num_devices, settings.strategy.stage)
-
-

@@ -44,7 +44,12 @@ def _devices(answer: Mapping[str, Any]) -> list[RenderableType]:
     parts: list[RenderableType] = [Text(head + (f", over {links}" if links else ""), style="bold")]
     for kind in dict.fromkeys(point["scaling"] for point in answer["points"]):
         points = [point for point in answer["points"] if point["scaling"] == kind]
-        parts += [Text(""), Text(_heading(kind, points[0])), _device_table(points), Text(_paying(answer, kind))]
+        parts += [
+            Text(""),
+            Text(_heading(kind, points[0])),
+            _device_table(points),
+            Text(_paying(answer, kind)),
+        ]
     return [*parts, Text("")]
 
 
@@ -57,7 +62,18 @@ def _heading(kind: str, first: Mapping[str, Any]) -> str:
 def _device_table(points: Sequence[Mapping[str, Any]]) -> Table:
     has_epochs = points[0]["epoch_time_s"] is not None
     has_cost = points[0]["cost_usd_per_epoch"] is not None
-    titles = ["devices", "nodes", "global batch", "step", "90 %", "samples/s", "speed-up", "efficiency", "exposed", "memory"]
+    titles = [
+        "devices",
+        "nodes",
+        "global batch",
+        "step",
+        "90 %",
+        "samples/s",
+        "speed-up",
+        "efficiency",
+        "exposed",
+        "memory",
+    ]
     titles += ["steps/epoch", "epoch"] if has_epochs else []
     titles += ["$/epoch"] if has_cost else []
     rows = []
@@ -75,7 +91,11 @@ def _device_table(points: Sequence[Mapping[str, Any]]) -> Table:
             format_duration_s(point["exposed_s"]),
             format_bytes(point["peak_memory_bytes"]),
         ]
-        row += [f"{point['num_steps_per_epoch']:,}", format_duration_s(point["epoch_time_s"]["value"])] if has_epochs else []
+        row += (
+            [f"{point['num_steps_per_epoch']:,}", format_duration_s(point["epoch_time_s"]["value"])]
+            if has_epochs
+            else []
+        )
         row += [f"{point['cost_usd_per_epoch']:,.2f}"] if has_cost else []
         rows.append(row)
     return _table(titles, rows)
@@ -105,10 +125,16 @@ def _servers(answer: Mapping[str, Any]) -> list[RenderableType]:
         ]
         for point in answer["points"]
     ]
-    best = ", ".join(f"{workers} workers with {servers} servers" for servers, workers in answer["best_workers"].items())
+    best = ", ".join(
+        f"{workers} workers with {servers} servers" for servers, workers in answer["best_workers"].items()
+    )
     lines = [f"Fastest: {best}."]
     if first["num_steps_per_epoch"] is not None:
-        total = "" if first["num_steps"] is None else f", {first['num_steps']:,} steps in {answer['epochs']:g} epochs"
+        total = (
+            ""
+            if first["num_steps"] is None
+            else f", {first['num_steps']:,} steps in {answer['epochs']:g} epochs"
+        )
         lines.append(
             f"An update has {answer['batch_size_per_step']} samples: {first['num_steps_per_epoch']:,} steps an epoch{total}."
         )
@@ -124,10 +150,15 @@ def _fit(answer: Mapping[str, Any]) -> list[RenderableType]:
             for name, error in answer["errors"].items()
         )
         found = ", ".join(f"{name} {value:.3g}" for name, value in answer["parameters"].items())
-        parts += [Text(f"speed model: {answer['model']}", style="bold"), Text(f"errors of left-out points: {errors}")]
+        parts += [
+            Text(f"speed model: {answer['model']}", style="bold"),
+            Text(f"errors of left-out points: {errors}"),
+        ]
         parts += [Text(f"coefficients: {found}"), Text(""), _fit_table(answer["points"]), Text("")]
     if answer["proposals"]:
-        sizes = ", ".join(f"{p['num_workers']} workers x {p['num_servers']} servers" for p in answer["proposals"])
+        sizes = ", ".join(
+            f"{p['num_workers']} workers x {p['num_servers']} servers" for p in answer["proposals"]
+        )
         parts.append(Text(f"measure next: {sizes}"))
     return parts
 
@@ -135,7 +166,11 @@ def _fit(answer: Mapping[str, Any]) -> list[RenderableType]:
 def _fit_table(points: Sequence[Mapping[str, Any]]) -> Table:
     rows = []
     for point in points:
-        step, rate, measured = point["step_time_s"], point["throughput_samples_per_s"], point["measured_step_time_s"]
+        step, rate, measured = (
+            point["step_time_s"],
+            point["throughput_samples_per_s"],
+            point["measured_step_time_s"],
+        )
         rows.append(
             [
                 str(point.get("num_devices", point.get("num_workers"))),

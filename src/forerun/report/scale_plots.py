@@ -38,14 +38,18 @@ def scale_plot(path: Path, answer: Mapping[str, Any]) -> None:
 
 
 def _values(points: Sequence[Mapping[str, Any]], name: str, end: str = "value") -> np.ndarray:
-    return np.asarray([point[name][end] if isinstance(point[name], Mapping) else point[name] for point in points])
+    return np.asarray(
+        [point[name][end] if isinstance(point[name], Mapping) else point[name] for point in points]
+    )
 
 
 def _band(axes: Axes, points: Sequence[Mapping[str, Any]], x: np.ndarray, index: int, label: str) -> None:
     look = look_of(index)
     rates = "throughput_samples_per_s"
     axes.plot(x, _values(points, rates), label=label, **look)
-    axes.fill_between(x, _values(points, rates, "low"), _values(points, rates, "high"), color=look["color"], alpha=0.15)
+    axes.fill_between(
+        x, _values(points, rates, "low"), _values(points, rates, "high"), color=look["color"], alpha=0.15
+    )
 
 
 def _devices(left: Axes, right: Axes, answer: Mapping[str, Any]) -> None:
@@ -54,11 +58,15 @@ def _devices(left: Axes, right: Axes, answer: Mapping[str, Any]) -> None:
         numbers = _values(points, "num_devices")
         _band(left, points, numbers, index, f"{kind} scaling, 90 % interval")
         alone = points[0]["throughput_samples_per_s"]["value"] / points[0]["speedup"]
-        left.plot(numbers, alone * numbers, color="#888888", linestyle="--", label="linear" if not index else None)
+        left.plot(
+            numbers, alone * numbers, color="#888888", linestyle="--", label="linear" if not index else None
+        )
         right.plot(numbers, 100 * _values(points, "efficiency"), label=f"{kind} scaling", **look_of(index))
         stop = answer["stops_paying_at"][kind]
         if stop is not None:
-            right.axvline(stop, color=look_of(index)["color"], linestyle=":", label=f"{kind}: stops paying at {stop}")
+            right.axvline(
+                stop, color=look_of(index)["color"], linestyle=":", label=f"{kind}: stops paying at {stop}"
+            )
     for axes in (left, right):
         axes.set_xscale("log", base=2)
         number_labels(axes, _values(answer["points"], "num_devices"))
@@ -106,10 +114,19 @@ def _fitted(left: Axes, right: Axes, answer: Mapping[str, Any]) -> None:
         _band(left, chosen, numbers, index, label)
         right.plot(numbers, _values(chosen, "step_time_s"), label=label, **look)
         right.fill_between(
-            numbers, _values(chosen, "step_time_s", "low"), _values(chosen, "step_time_s", "high"), color=look["color"], alpha=0.15
+            numbers,
+            _values(chosen, "step_time_s", "low"),
+            _values(chosen, "step_time_s", "high"),
+            color=look["color"],
+            alpha=0.15,
         )
         seen = [p for p in chosen if p["measured_step_time_s"] is not None]
-        right.plot(_values(seen, name), [p["measured_step_time_s"] for p in seen], "kx", label="measured" if seen else None)
+        right.plot(
+            _values(seen, name),
+            [p["measured_step_time_s"] for p in seen],
+            "kx",
+            label="measured" if seen else None,
+        )
     for axes, label in ((left, "samples per second"), (right, "step [s]")):
         axes.set_xlabel(name.removeprefix("num_"))
         axes.set_ylabel(label)
