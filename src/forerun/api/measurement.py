@@ -108,7 +108,8 @@ def measure_model(
         image_size: Height and width of square images [pixels].
         input_shape: Shape of one sample.
         sequence_length: Tokens of one sample.
-        num_devices: Devices that share the work, each with the batch size; on a processor, processes that share its cores.
+        num_devices: Devices that share the work, each with the batch size; on a processor, processes that share its
+            cores.
         strategy: How they share it: ddp.
         device: ``cpu`` or ``cuda:N``.
         records: Store of the records; the default store if None.

@@ -49,7 +49,8 @@ class ScaleCurve:
         intra_link: Link between devices of a node; None where there is none.
         inter_link: Link between nodes; None where there is none.
         points: The sizes, weak scaling first.
-        stops_paying_at: First number of devices whose added devices each bring less than half of what the first does, by
+        stops_paying_at: First number of devices whose added devices each bring less than half of what the first does,
+            by
             scaling; None where all pay.
         notes: What a reader must know.
     """
@@ -110,7 +111,8 @@ def scale(
 
     Args:
         model: An ``nn.Module`` or a specification such as ``torchvision:resnet50``.
-        device: A device, ``4x8xh100-sxm`` (nodes x devices x name), or a TOML file of either. With a device alone, all devices
+        device: A device, ``4x8xh100-sxm`` (nodes x devices x name), or a TOML file of either. With a device alone,
+            all devices
             are in one node.
         num_devices: Numbers of devices.
         num_nodes: Nodes they are on; None for as few as hold them.
@@ -124,9 +126,17 @@ def scale(
         num_accumulation_steps: Micro-steps of a step.
         sync_batch_norm: Whether statistics of batch norms are synchronised.
         coefficient_of_variation: Scatter of steps between devices; None for what training was seen to have.
-        precision, layout, compile, optimizer, optimizer_implementation: As in ``predict``.
-        image_size, input_shape, sequence_length: As in ``predict``.
-        dataset, dataset_size, epochs: As in ``predict``; steps of an epoch are those of the global batch.
+        precision: As in ``predict``, like the next seven.
+        layout: nchw or nhwc.
+        compile: Whether the step runs under torch.compile.
+        optimizer: sgd, adam, adamw, ... or none.
+        optimizer_implementation: foreach, for-loop or fused.
+        image_size: Height and width of images [pixels].
+        input_shape: Shape of one sample.
+        sequence_length: Tokens of one sample.
+        dataset: Name of a known dataset; steps of an epoch are those of the global batch.
+        dataset_size: Samples of an epoch, instead of ``dataset``.
+        epochs: Epochs to the target.
         price_usd_per_hour: Price of one device [USD/h].
         torch_version: PyTorch version of the run.
         use_cache: Whether to use the cache of traced graphs.

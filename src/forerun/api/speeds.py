@@ -131,8 +131,16 @@ def scale_servers(
         global_batch_size: Samples of a step of all workers (synchronous); ``batch_size`` if None.
         synchronous: Whether workers wait for each other.
         coefficients: ``optimus`` for the published speed function of ResNet-50 instead of first principles.
-        precision, layout, compile, optimizer, image_size, input_shape, sequence_length: As in ``predict``.
-        dataset, dataset_size, epochs: As in ``predict``; an epoch has dataset / samples of an update steps.
+        precision: As in ``predict``, like the next six.
+        layout: nchw or nhwc.
+        compile: Whether the step runs under torch.compile.
+        optimizer: sgd, adam, ...
+        image_size: Height and width of images [pixels].
+        input_shape: Shape of one sample.
+        sequence_length: Tokens of one sample.
+        dataset: Name of a known dataset; an epoch has dataset / samples of an update steps.
+        dataset_size: Samples of an epoch, instead of ``dataset``.
+        epochs: Epochs to the target.
         price_usd_per_hour: Not used by parameter servers, whose machines differ; must be None.
         use_cache: Whether to use the cache of traced graphs.
 
@@ -153,11 +161,12 @@ def scale_servers(
     if coefficients is not None:
         theta = OPTIMUS_SYNCHRONOUS if synchronous else OPTIMUS_ASYNCHRONOUS
         notes.append(
-            f"speed function of Optimus (Peng et al. 2018, table 2: ResNet-50 on its 40 containers), {theta}, times in seconds"
+            f"speed function of Optimus (Peng et al. 2018, table 2: ResNet-50 on its 40 containers), {theta}, times "
+            "in seconds; whatever the model is called, the speed is that of their ResNet-50"
         )
 
         def step_s(w: int, p: int) -> float:
-            terms = synchronous_terms(w, p) if synchronous else asynchronous_terms(w, p)
+            terms = synchronous_terms(w, p, batch) if synchronous else asynchronous_terms(w, p)
             return sum(t * x for t, x in zip(theta, terms, strict=True))
     else:
         if device is None:
@@ -259,7 +268,8 @@ class SpeedFit:
     Attributes:
         model: Name of the speed model; None if nothing was fitted.
         parameters: Its coefficients.
-        errors: Mean error of left-out points by model, as fractions; None where a model could not be fitted without them.
+        errors: Mean error of left-out points by model, as fractions; None where a model could not be fitted without
+            them.
         points: Asked sizes, each with ``step_time_s``, ``throughput_samples_per_s`` and their intervals.
         proposals: Sizes to measure next.
         notes: What a reader must know.
@@ -302,9 +312,11 @@ def fit_speed(
 
     Args:
         points: A CSV file (columns in ``communication.speed_points``), or points; None for proposals only.
-        speed_model: pollux, ring, average, optimus-synchronous or optimus-asynchronous; None for the best by cross-validation.
+        speed_model: pollux, ring, average, optimus-synchronous or optimus-asynchronous; None for the best by
+            cross-validation.
         num_devices: Sizes to ask about; those of the points if None.
-        num_workers, num_servers: The same for parameter servers, and the candidates of proposals.
+        num_workers: The same for parameter servers, and the candidates of proposals.
+        num_servers: Numbers of servers to combine them with.
         num_nodes: Nodes of the asked sizes; as many as the measured point nearest in size had, if None.
         batch_size: Samples of one device of the asked sizes; that of the points' median if None.
         global_batch_size: Samples of all of them instead, as in strong scaling.

@@ -12,10 +12,10 @@ Ours, the ring of ``collectives`` with fitted link and stragglers, seven as well
 
     T_grad = (a_g + b_g m) (1 + c_g E_K)        T_sync = 2 (K-1)/K v (1 + c_s E_K),  v = v_l (one node) | v_n
 
-E_K is the expected maximum of K normal numbers. Few points do not determine seven parameters, so both are fitted as most
-probable values under wide log-normal priors relative to the median point, with a loss that grows linearly for outliers. Where a
-point says how much of its step was synchronisation that nothing hid (as Pollux' agents report too), the rest of it is a second
-observation, of T_grad.
+E_K is the expected maximum of K normal numbers. Few points do not determine seven parameters, so both are fitted as
+most probable values under wide log-normal priors relative to the median point, with a loss that grows linearly for
+outliers. Where a point says how much of its step was synchronisation that nothing hid (as Pollux' agents report too),
+the rest of it is a second observation, of T_grad.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class PriorForm:
             return np.concatenate([_softened(np.log(step / times) / _NOISE), rest, pull])
 
         found = least_squares(residual, np.asarray(self.centre), max_nfev=200)
-        return self._fitted(found.x, found.jac, offset, times, at)
+        return self._fitted(found.x, np.asarray(found.jac, dtype=np.float64), offset, times, at)
 
     def _offset(self, times: Floats, at: _Sizes) -> Floats:
         time, batch = np.log(np.median(times)), np.log(np.median(at.batch_size))
@@ -241,8 +241,8 @@ class AveragedModel:
 
         def log_variances(at: Sequence[SpeedPoint]) -> Floats:
             variances = np.mean([fit.log_variances(at) for fit in fits], axis=0)
-            disagreement: Floats = np.var([fit.log_times(at) for fit in fits], axis=0)
-            return variances + disagreement
+            disagreement = np.var([fit.log_times(at) for fit in fits], axis=0)
+            return np.asarray(variances + disagreement, dtype=np.float64)
 
         return FittedSpeed(
             name=self.name,

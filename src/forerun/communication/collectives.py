@@ -131,8 +131,9 @@ def hierarchical_all_reduce_time_s(
 ) -> float:
     """Time of an all-reduce in three stages [s].
 
-    Reduce-scatter inside each node, ring all-reduce of the m/g bytes of each device between the nodes (the g rings share
-    the node's link), all-gather inside. With one node it is the ring inside it, with one device a node that between.
+    Reduce-scatter inside each node, ring all-reduce of the m/g bytes of each device between the nodes (the g rings
+    share the node's link), all-gather inside. With one node it is the ring inside it, with one device a node that
+    between.
 
     Args:
         message_bytes: Buffer reduced on every device [bytes].

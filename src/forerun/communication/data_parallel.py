@@ -1,7 +1,8 @@
 """The step of synchronous data parallel training: buckets that are reduced while the backward pass goes on.
 
     end_i = max(end_(i-1), ready_i) + all_reduce(bucket_i)
-    step  = straggler * ((k-1) * (forward + backward) + forward + max(backward + slow-down, end_n)) + optimizer + overhead
+    step  = straggler * ((k-1) * (forward + backward) + forward + max(backward + slow-down, end_n)) + optimizer +
+    overhead
 
 The all-reduce of the last bucket is always exposed, because its gradients are the last that the backward pass makes.
 """
@@ -18,7 +19,8 @@ from forerun.errors import InvalidSetupError
 __all__ = ["DataParallelStep", "Pass", "Schedule", "bucket_schedule", "data_parallel_step", "split_step"]
 
 FORWARD_SHARE = 1 / 3
-"""Of forward and backward, where it is not known: the backward pass has two products for each one of the forward pass."""
+"""Of forward and backward, where it is not known: the backward pass has two products for each one of the forward
+pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,8 +140,9 @@ def data_parallel_step(
 ) -> DataParallelStep:
     """The step of n devices that average their gradients; one device pays nothing but its own pass.
 
-    With k accumulation steps, gradients are reduced in the last one (``no_sync`` in the others). Synchronised batch norms
-    gather the statistics of each layer in the forward pass and reduce two sums in the backward pass; nothing hides them.
+    With k accumulation steps, gradients are reduced in the last one (``no_sync`` in the others). Synchronised batch
+    norms gather the statistics of each layer in the forward pass and reduce two sums in the backward pass; nothing
+    hides them.
 
     Args:
         one: Times of one micro-step of one device.

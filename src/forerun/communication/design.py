@@ -1,4 +1,4 @@
-"""Which sizes to measure next, so that the coefficients of a parameter-server job are determined best (D-optimal design)."""
+"""Which sizes to measure next: the points that determine a parameter-server job best (D-optimal design)."""
 
 from __future__ import annotations
 

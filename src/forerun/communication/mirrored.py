@@ -1,14 +1,15 @@
 """TensorFlow's MirroredStrategy: one process that dispatches every replica and then reduces all gradients.
 
-The step of one device is bound either by its host, which needs H seconds to launch it however small the batch, or by the
-device, which needs D(b). With n replicas the same host launches n times, and the device additionally waits for the all-reduce
-of all gradients, which are sent together when the last of them is there:
+The step of one device is bound either by its host, which needs H seconds to launch it however small the batch, or by
+the device, which needs D(b). With n replicas the same host launches n times, and the device additionally waits for the
+all-reduce of all gradients, which are sent together when the last of them is there:
 
     t_1 = max(H, D(b))        t_n = max(n H + (n-1) C, D(b) + R),        R = all-reduce of the gradients
 
-where the maxima are soft: max_k(x, y) = (x^k + y^k)^(1/k). H and D come from steps of one device at several batch sizes alone:
-D(b) = D_0 + s b, and H from the flat part. C is what moving a batch to another replica costs the host; it is contained in H for
-one device and therefore left out (C = 0). Nothing of this is fitted to steps of several devices.
+where the maxima are soft: max_k(x, y) = (x^k + y^k)^(1/k). H and D come from steps of one device at several batch
+    sizes alone:
+D(b) = D_0 + s b, and H from the flat part. C is what moving a batch to another replica costs the host; it is
+contained in H for one device and therefore left out (C = 0). Nothing of this is fitted to steps of several devices.
 """
 
 from __future__ import annotations
@@ -79,8 +80,9 @@ def mirrored_step_s(
 def split_host_and_device(batch_sizes: Sequence[float], steps_s: Sequence[float]) -> HostAndDevice:
     """Host, fixed and per-sample time of a network from its steps on one device.
 
-    Minimises the squared logarithmic error of max(H, D_0 + s b) with all three at least zero. At least three batch sizes are
-    needed; where the step grows with the batch from the smallest on, H is only bounded above, and the fit takes the smallest
+    Minimises the squared logarithmic error of max(H, D_0 + s b) with all three at least zero. At least three batch
+    sizes are needed; where the step grows with the batch from the smallest on, H is only bounded above, and the fit
+    takes the smallest
     that explains the steps as well as any: what is not seen to be the host's is the device's.
 
     Args:
@@ -93,7 +95,8 @@ def split_host_and_device(batch_sizes: Sequence[float], steps_s: Sequence[float]
     batch, steps = np.asarray(batch_sizes, dtype=float), np.asarray(steps_s, dtype=float)
     if len(set(batch.tolist())) < 3:
         raise InvalidSetupError(
-            f"host and device cannot be told apart: expected steps at three batch sizes or more, got {len(set(batch.tolist()))}"
+            "host and device cannot be told apart: expected steps at three batch sizes or more, "
+            f"got {len(set(batch.tolist()))}; measure more"
         )
     refuse_times(steps)
     smallest = float(steps.min())

@@ -79,7 +79,7 @@ def fit_relative(columns: Floats, times_s: Floats, names: Sequence[str]) -> Line
     residual = weighted @ theta - 1
     freedom = max(1, len(times_s) - int((theta > 0).sum()))
     variance = float(residual @ residual) / freedom
-    covariance: Floats = variance * np.linalg.pinv(weighted.T @ weighted)
+    covariance = np.asarray(variance * np.linalg.pinv(weighted.T @ weighted), dtype=np.float64)
     return LinearFit(coefficients=theta, covariance=covariance, log_spread=float(np.sqrt(variance)))
 
 

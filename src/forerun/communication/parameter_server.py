@@ -5,9 +5,10 @@ The step of synchronous and the rate of asynchronous training as Optimus writes 
     synchronous, global batch M    T = t0 M/w + t1 + t2 w/p + t3 w + t4 p          steps of all workers together
     asynchronous                   T = t0 + t1 w/p + t2 w + t3 p                   step of one worker; speed = w / T
 
-Source: Peng et al. 2018, EuroSys, "Optimus", section 3.2 (equations 3 and 4) and table 2 (ResNet-50, 40 containers; time in
-seconds). The same from first principles, for a model of S bytes: compute, push and pull of S/p bytes per server and worker over
-the server's link, and the update.
+Source: Peng et al. 2018, EuroSys, "Optimus", section 3.2 (equations 3 and 4) and table 2 (ResNet-50, 40 containers;
+    time in
+seconds). The same from first principles, for a model of S bytes: compute, push and pull of S/p bytes per server and
+worker over the server's link, and the update.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ __all__ = [
 ]
 
 OPTIMUS_SYNCHRONOUS = (1.02, 2.78, 4.92, 0.00, 0.02)
-"""t0 .. t4 of ResNet-50: Peng et al. 2018, table 2 [s]. t0 is the share of one worker doing the whole batch."""
+"""t0 .. t4 of ResNet-50: Peng et al. 2018, table 2. t0 is in seconds per sample, since M counts samples; the others in
+seconds. The table does not print M; read so, 20 containers are fastest with 8 workers for an M of about 40, which is
+what the paper's figure of them shows."""
 OPTIMUS_ASYNCHRONOUS = (2.83, 3.92, 0.00, 0.11)
 """t0 .. t3 of ResNet-50: Peng et al. 2018, table 2 [s]."""
 
@@ -42,17 +45,17 @@ def check_workers_and_servers(num_workers: float, num_servers: float) -> None:
             )
 
 
-def synchronous_terms(num_workers: float, num_servers: float, batch_share: float = 1.0) -> tuple[float, ...]:
+def synchronous_terms(num_workers: float, num_servers: float, global_batch: float = 1.0) -> tuple[float, ...]:
     """What multiplies t0 .. t4: M/w, 1, w/p, w, p.
 
     Args:
         num_workers: w.
         num_servers: p.
-        batch_share: Global batch M relative to the one the coefficients are for.
+        global_batch: M, in the unit that t0 is for.
     """
     check_workers_and_servers(num_workers, num_servers)
     w, p = num_workers, num_servers
-    return (batch_share / w, 1.0, w / p, w, p)
+    return (global_batch / w, 1.0, w / p, w, p)
 
 
 def asynchronous_terms(num_workers: float, num_servers: float) -> tuple[float, ...]:
@@ -100,9 +103,10 @@ def parameter_server_step_s(
     synchronous:  compute/w + fixed + 2 max(w S / (p B_server), S / B_worker) + update/p + 2 p latency
     asynchronous: compute + fixed + 2 max(w' S / (p B_server), S / B_worker) + update w'/p + 2 p latency
 
-    In a synchronous step all w workers push at once, gradients are added up and the model is updated once. An asynchronous
-    worker computes its own whole batch, and each gradient updates the model. All but the workers that compute at that moment are
-    sending; w' is found by iterating w' = w * (share of the step that is not computing), at least 1.
+    In a synchronous step all w workers push at once, gradients are added up and the model is updated once. An
+    asynchronous worker computes its own whole batch, and each gradient updates the model. All but the workers that
+    compute at that moment are sending; w' is found by iterating w' = w * (share of the step that is not computing),
+    at least 1.
 
     Args:
         setup: Job and hardware.

@@ -4,9 +4,10 @@ From the measured step t1 of one device, n devices take
 
     t_n = t1 (1 + drag E_n) + overhead_s + exposed + slowdown (busy - exposed)
 
-with the all-reduces of the gradient buckets at ``share`` of the link's usable bandwidth, E_n the expected maximum of n normal
-numbers (stragglers, input and host contention grow alike), ``slowdown`` what a hidden second of communication costs the
-backward pass (1: nothing is hidden), and ``overhead_s`` what a step of several devices costs beside.
+with the all-reduces of the gradient buckets at ``share`` of the link's usable bandwidth, E_n the expected maximum of
+n normal numbers (stragglers, input and host contention grow alike), ``slowdown`` what a hidden second of
+communication costs the backward pass (1: nothing is hidden), and ``overhead_s`` what a step of several devices costs
+beside.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Speed models of parameter-server training: Optimus' two forms, fitted on relative error, with identifiability checked."""
+"""Speed models of parameter servers: Optimus' two forms, fitted on relative error, with identifiability checked."""
 
 from __future__ import annotations
 
@@ -53,7 +53,11 @@ class OptimusModel:
 
     def __init__(self, *, synchronous: bool = True) -> None:
         self._synchronous = synchronous
-        self.name = "optimus-synchronous" if synchronous else "optimus-asynchronous"
+
+    @property
+    def name(self) -> str:
+        """Name of the form."""
+        return "optimus-synchronous" if self._synchronous else "optimus-asynchronous"
 
     def fit(self, points: Sequence[SpeedPoint]) -> FittedSpeed:
         """Non-negative least squares on relative error.

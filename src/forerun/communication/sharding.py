@@ -32,7 +32,8 @@ def check_stage(stage: int) -> None:
 def communication_bytes(model_bytes: float, num_devices: int, stage: int) -> float:
     """What each device sends in one step [bytes].
 
-    An all-reduce sends 2 S (n-1)/n; stages 1 and 2 reduce-scatter gradients and all-gather weights, the same amount; stage 3
+    An all-reduce sends 2 S (n-1)/n; stages 1 and 2 reduce-scatter gradients and all-gather weights, the same amount;
+    stage 3
     gathers the weights twice, for forward and backward, and scatters gradients: 3 S (n-1)/n.
 
     Args:
@@ -56,8 +57,8 @@ def sharded_memory(
 ) -> ShardedMemory:
     """What each device holds of weights, gradients and optimizer state.
 
-    Stage 1 divides the optimizer state by n, stage 2 the gradients as well, stage 3 the weights as well. Left out: buffers of
-    the collectives, and in stage 3 the weights of the layer that is running.
+    Stage 1 divides the optimizer state by n, stage 2 the gradients as well, stage 3 the weights as well. Left out:
+    buffers of the collectives, and in stage 3 the weights of the layer that is running.
 
     Source: Rajbhandari et al. 2020, SC20, "ZeRO", figure 1.
     """

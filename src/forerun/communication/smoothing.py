@@ -49,8 +49,8 @@ def _likeness(first: Floats, second: Floats) -> Floats:
 def smoothed(fit: FittedSpeed, points: Sequence[SpeedPoint]) -> FittedSpeed:
     """A fitted model whose residuals at the measured sizes are carried to those near them.
 
-    log T = form + k(x, X) (k(X, X) + noise^2)^-1 residuals, with k a Gaussian of distance: far from every measured point
-    nothing changes, and the noise keeps single points from being followed exactly.
+    log T = form + k(x, X) (k(X, X) + noise^2)^-1 residuals, with k a Gaussian of distance: far from every measured
+    point nothing changes, and the noise keeps single points from being followed exactly.
 
     Args:
         fit: The fitted form.

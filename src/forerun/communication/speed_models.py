@@ -68,13 +68,12 @@ class FittedSpeed:
 
 
 class SpeedModel(Protocol):
-    """A form of the step time as a function of the size of a job.
+    """A form of the step time as a function of the size of a job."""
 
-    Attributes:
-        name: Name of the form.
-    """
-
-    name: str
+    @property
+    def name(self) -> str:
+        """Name of the form."""
+        ...
 
     def fit(self, points: Sequence[SpeedPoint]) -> FittedSpeed:
         """Fits the form to measured points.

@@ -70,13 +70,15 @@ class SpeedPoint:
             )
         if self.step_time_s is not None and not (self.step_time_s > 0 and isfinite(self.step_time_s)):
             raise InvalidSetupError(
-                f"a step time must be above zero seconds and finite, got {self.step_time_s:g}; correct or remove that point"
+                f"a step time must be above zero seconds and finite, got {self.step_time_s:g}; "
+                "correct or remove that point"
             )
         if self.synchronisation_s is not None and not 0 <= self.synchronisation_s <= (
             self.step_time_s or float("inf")
         ):
             raise InvalidSetupError(
-                f"synchronisation must be between zero and the step, got {self.synchronisation_s:g} s; correct the point"
+                f"synchronisation must be between zero and the step, got {self.synchronisation_s:g} s; "
+                "correct the point"
             )
 
     @property
@@ -111,7 +113,8 @@ def refuse_too_few(points: Sequence[SpeedPoint], least: int, name: str) -> None:
     num_distinct = len({point.size for point in points})
     if num_distinct < least:
         raise InvalidSetupError(
-            f"{name} needs at least {least} points of different size, got {num_distinct} ({len(points)} rows); measure more sizes"
+            f"{name} needs at least {least} points of different size, got {num_distinct} "
+            f"({len(points)} rows); measure more sizes"
         )
 
 

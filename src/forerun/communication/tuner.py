@@ -1,8 +1,10 @@
 """Which algorithm and protocol of an all-reduce is fastest, as NCCL's tuner decides.
 
-For every algorithm and protocol the tuner adds a base latency, the latencies of the hops and message / bandwidth, and takes
-the smallest sum. Latencies and factors: NCCL, src/graph/tuning.cc, NVIDIA/nccl commit 01afd20a77b5 (BSD 3-clause). Left out:
-CollNet and NVLS, which need a switch that reduces, and the tuner's static corrections of medium-sized messages.
+For every algorithm and protocol the tuner adds a base latency, the latencies of the hops and message / bandwidth, and
+takes the smallest sum. Latencies and factors: NCCL, src/graph/tuning.cc, NVIDIA/nccl commit 01afd20a77b5 (BSD
+3-clause).
+Left out: CollNet and NVLS, which need a switch that reduces, and the tuner's static corrections of medium-sized
+    messages.
 """
 
 from __future__ import annotations
@@ -140,8 +142,8 @@ class _Protocol:
     kinds: tuple[LinkKind, ...]
 
 
-# Hop latencies of the catalogue are those of LL in a ring; the ratios of the other columns of the table to it for NVLink.
-# LL sends a flag with every four bytes and LL128 with every 120; LL128 is taken over direct links only.
+# Hop latencies of the catalogue are those of LL in a ring; the ratios of the other columns of the table to it for
+# NVLink. LL sends a flag with every four bytes and LL128 with every 120; LL128 is taken over direct links only.
 _PROTOCOLS = (
     _Protocol(
         name="LL", ring_base_s=3.6 * _US, ring_hop=1.0, ring_share=1 / 4,

@@ -279,9 +279,9 @@ class AccuracyPage:
             "## Memory\n\n`timm_train`: does the batch that ran fit, and the next larger one not (24 GB card)? One "
             "constant, fitted to the other families (earlier trial: 96.1 % hit, 98.2 % right; noise 1.5 points).\n\n"
             + markdown_table(header, [_memory_row(self.brackets, name) for name in methods])
-            + "\nThe same beside `torch.distributed._tools.MemTracker`, which takes seconds to minutes a row (left out after two), on a "
-            "sample at equal distances. Without a GPU it tracks fake CPU tensors, where CUDA's autocast does "
-            "nothing: as it comes it sees a step in fp32.\n\n"
+            + "\nThe same beside `torch.distributed._tools.MemTracker`, which takes seconds to minutes a row (left out "
+            "after two), on a sample at equal distances. Without a GPU it tracks fake CPU tensors, where CUDA's "
+            "autocast does nothing: as it comes it sees a step in fp32.\n\n"
             + markdown_table(header, tracked)
             + f"\n`neusight_memory_fit` (transformers, nine cards, nothing fitted): {found.num_right} of "
             f"{found.num_verdicts} verdicts right, {found.num_false_out_of_memory} false and "

@@ -1,7 +1,7 @@
 """Fits what training adds to the bare collectives to pairs of one device and several.
 
-The constants of a stack on a class of links are those of all rows plus an offset; offsets pay a quadratic penalty, so that few
-rows move them little. The loss is the mean absolute error of the logarithm, smoothed at zero.
+The constants of a stack on a class of links are those of all rows plus an offset; offsets pay a quadratic penalty, so
+that few rows move them little. The loss is the mean absolute error of the logarithm, smoothed at zero.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def _fit(rows: _Columns, num_groups: int) -> Floats:
 
 
 def _steps_s(rows: _Columns, at: Floats) -> Floats:
-    """The step of ``scale_measured_step`` in closed form for equal gradients: the schedule ends with its first or last bucket."""
+    """The step of ``scale_measured_step`` for equal gradients: the schedule ends with its first or last bucket."""
     busy_s = rows.latency_s + rows.transfer_s * np.exp(-at[:, 0])
     exposed_s = np.maximum(busy_s * rows.last_share, busy_s - (1 - rows.first_ready) * rows.backward_s)
     slowdown = 1 / (1 + np.exp(-at[:, 1]))

@@ -172,7 +172,8 @@ def _link_of(gpu: str, machine: str, num_devices: int) -> str:
 
 
 # Units of throughput in one sample of a batch, where the unit is not the sample: words of both languages of a pair, the
-# configurations' target lengths, mean frames of an LJSpeech utterance, the samples of one training segment; the Transformer's batch counts words.
+# configurations' target lengths, mean frames of an LJSpeech utterance, the samples of one training segment; the
+# Transformer's batch counts words.
 _UNITS_PER_SAMPLE = {
     "gnmt": 50, "transformerxlbase": 192, "transformerxllarge": 384, "tacotron2": 566, "waveglow": 8000,
     "transformer": 1,
@@ -184,7 +185,7 @@ _LEAST_STEP_S = 0.005
 """No network of these tables trains a batch in less."""
 
 
-def _times(pair: dict[str, Any], model: str) -> dict[str, float]:
+def _times(pair: dict[str, Any], model: str) -> dict[str, Any]:
     """Steps in seconds, from the batch and the unit of the throughput."""
     one, several = float(pair["throughput_one"]), float(pair["throughput"])
     unit = str(pair["throughput_unit"]).lower()

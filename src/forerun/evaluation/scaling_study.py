@@ -99,7 +99,8 @@ def fit_scaling_table(folder: Path) -> ScalingTable:
         constants=fit_scaling_constants(study.rows),
         log_spread=spread,
         provenance={
-            "tables": "dle_training (NVIDIA/DeepLearningExamples, commit 729963dd47e7), gpu_benchmarks (sources in its README)",
+            "tables": "dle_training (NVIDIA/DeepLearningExamples, commit 729963dd47e7), "
+            "gpu_benchmarks (sources in its README)",
             "rows": len(study.rows),
             "date": datetime.date.today().isoformat(),
             "log_spread": "90th percentile of the held-out absolute log error over 1.645",

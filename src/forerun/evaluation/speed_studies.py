@@ -1,4 +1,4 @@
-"""Speed models fitted to few points, on parameter servers and on data parallel placements; splits drawn by a fixed seed."""
+"""Speed models fitted to few points, on parameter servers and data parallel placements; splits by a fixed seed."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class FewPoints:
 
 
 def read_server_points(folder: Path) -> dict[str, list[SpeedPoint]]:
-    """Points of ``optimus_dl2_speed`` by job: workers, servers and the step of the fixed global batch; failed runs left out."""
+    """Points of ``optimus_dl2_speed`` by job: workers, servers, step of the fixed global batch; no failed runs."""
     table = read_table(folder / "optimus_dl2_speed.parquet")
     table = table[~table["failed_run"] & (table["seconds_per_step"] > 0)]
     found: dict[str, list[SpeedPoint]] = {}

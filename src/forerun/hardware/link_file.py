@@ -51,7 +51,8 @@ def find_link(name: str) -> Link:
     if found is None:
         near = near_matches(name, load_links())
         raise UnknownDeviceError(
-            f"expected a link of the catalogue or a TOML file, got '{name}'{near or '; known are ' + ', '.join(load_links())}"
+            f"expected a link of the catalogue or a TOML file, got '{name}'"
+            f"{near or '; known are ' + ', '.join(load_links())}"
         )
     return found
 
@@ -124,7 +125,7 @@ def _text(table: Mapping[str, Any], key: str, where: str) -> str:
 
 
 def _figure(table: Mapping[str, Any], key: str, where: str) -> float:
-    value = table.get(key)
+    value: Any = table.get(key)
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number or not math.isfinite(value) or value <= 0:
         raise CatalogError(

@@ -1,9 +1,10 @@
 """Steps of a model on several devices under DistributedDataParallel: real processes, real all-reduces.
 
 Parameters of the job beside those of ``step_runner``: ``num_devices``, ``strategy`` (``ddp``), ``bucket_cap_mb``,
-``num_accumulation_steps``. The batch size is that of one device. On a processor, n gloo processes share its cores: each has the
-threads of the session divided by n. Results beside the times of a step: ``synchronisation_s``, the median step less that of the
-same step without its all-reduces (``no_sync``) in the same processes; ``gradient_bytes``; ``world_size``.
+``num_accumulation_steps``. The batch size is that of one device. On a processor, n gloo processes share its cores:
+each has the threads of the session divided by n. Results beside the times of a step: ``synchronisation_s``, the
+median step less that of the same step without its all-reduces (``no_sync``) in the same processes;
+``gradient_bytes``; ``world_size``.
 """
 
 from __future__ import annotations
@@ -113,7 +114,8 @@ def _check_devices(device_index: str, num_devices: int) -> None:
 
     if torch.cuda.device_count() < num_devices:
         raise MeasurementError(
-            f"expected {num_devices} GPUs, PyTorch sees {torch.cuda.device_count()}; ask for fewer, or measure on --device cpu"
+            f"expected {num_devices} GPUs, PyTorch sees {torch.cuda.device_count()}; "
+            "ask for fewer, or measure on --device cpu"
         )
 
 

@@ -29,7 +29,10 @@ def write_measured_link(measurement: Measurement, path: Path) -> None:
             f"expected a finished probe of a link, got one that {measurement.outcome}: {measurement.reason}"
         )
     kind = LinkKind.HOST if gpu_index(around.device_index) is None else LinkKind.PCIE
-    source = f"five all-reduces of {results['world_size']} processes, {around.started_at[:10]}, {around.framework} {around.framework_version}"
+    source = (
+        f"five all-reduces of {results['world_size']} processes, {around.started_at[:10]}, "
+        f"{around.framework} {around.framework_version}"
+    )
     text = f"""# Measured by forerun measure link.
 [link]
 name = "measured"

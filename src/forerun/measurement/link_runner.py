@@ -1,6 +1,7 @@
 """All-reduces of five sizes between the devices at hand: latency and bandwidth of their link.
 
-Parameters of the job: ``num_devices``. Results: ``latency_s`` (alpha, of one hop) and ``bandwidth_bytes_per_s`` (beta, of one direction) of
+Parameters of the job: ``num_devices``. Results: ``latency_s`` (alpha, of one hop) and ``bandwidth_bytes_per_s``
+    (beta, of one direction) of
 a ring, fitted on relative error to the medians ``size_N_bytes`` / ``time_N_s``.
 """
 
@@ -58,7 +59,8 @@ def run_link_probe(job: Job, device_index: str, protocol: Protocol) -> RunResult
 def fit_ring(sizes_bytes: Sequence[float], times_s: Sequence[float], num_devices: int) -> tuple[float, float]:
     """Latency of a hop [s] and bandwidth [bytes/s] of a ring from the times of its all-reduces.
 
-    t = 2(n-1) a + 2(n-1)/n m / B, non-negative, with the smallest squared *relative* error, so that small messages count.
+    t = 2(n-1) a + 2(n-1)/n m / B, non-negative, with the smallest squared *relative* error, so that small messages
+    count.
 
     Raises:
         MeasurementError: The times do not grow with the size, so that there is no bandwidth.

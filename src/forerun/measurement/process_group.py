@@ -27,7 +27,8 @@ def run_in_group(
 ) -> Any:
     """Runs a function in n processes of a process group, and returns what rank 0 returned.
 
-    On a processor the group speaks gloo over the loopback; on GPUs each process takes the GPU of its rank and speaks NCCL.
+    On a processor the group speaks gloo over the loopback; on GPUs each process takes the GPU of its rank and speaks
+    NCCL.
 
     Args:
         work: Function of a module; called in every process after the group has met.

@@ -38,10 +38,10 @@ def pass_of(model: PreparedModel, step: StepPrediction) -> Pass:
 
 
 def gradients_of(model: PreparedModel, step: StepPrediction) -> tuple[Gradient, ...]:
-    """Gradients in the order in which the backward pass allocates them, with the share of the pass that is over by then.
+    """Gradients in the order in which the backward pass allocates them, and how much of the pass is over by then.
 
-    What is written in the backward pass and does not grow with the batch are gradients and the casts of them. Gradient i is
-    ready when the written share of all such bytes reaches its own share of all gradients.
+    What is written in the backward pass and does not grow with the batch are gradients and the casts of them.
+    Gradient i is ready when the written share of all such bytes reaches its own share of all gradients.
     """
     sizes = _gradient_sizes_bytes(model.graph)
     ops = model.graph.ops

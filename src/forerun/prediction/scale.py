@@ -1,10 +1,11 @@
-"""From the step of one device to that of many: strategies, points of a scaling curve, and where adding devices stops paying."""
+"""From the step of one device to that of many: strategies, points of a curve, where adding devices stops paying."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 from math import ceil, exp, log, sqrt
 from typing import Any
 
@@ -13,7 +14,7 @@ from forerun.communication.collectives import all_gather_time_s, reduce_scatter_
 from forerun.communication.data_parallel import DataParallelStep, Pass, data_parallel_step
 from forerun.communication.mirrored import HostAndDevice, mirrored_step_s
 from forerun.communication.scaling_constants import ScalingConstants, ScalingTable
-from forerun.communication.sharding import communication_bytes, sharded_memory
+from forerun.communication.sharding import ShardedMemory, communication_bytes, sharded_memory
 from forerun.communication.stragglers import straggler_factor
 from forerun.communication.tuner import Algorithm, AllReduce, all_reduce_of
 from forerun.errors import InvalidSetupError
@@ -26,10 +27,13 @@ __all__ = [
     "ScalePoint",
     "ScaleSettings",
     "Strategy",
+    "held_state",
     "link_class",
     "scaled_memory_bytes",
     "scaled_step",
+    "steps_per_epoch",
     "stops_paying_at",
+    "volume_bytes",
 ]
 
 
@@ -234,9 +238,10 @@ def _replicated(
 def _sharded(
     one: OneDevice, about: AllReduce, constants: ScalingConstants, settings: ScaleSettings
 ) -> DataParallelStep:
-    """ZeRO: gradients are scattered during the backward pass, weights gathered after the update (1, 2) or before use (3).
+    """ZeRO: gradients are scattered in the backward pass, weights gathered after the update (1, 2) or before use (3).
 
-    Gathering in forward and backward overlaps with computing the layer before; the first gather and the last scatter do not.
+    Gathering in forward and backward overlaps with computing the layer before; the first gather and the last scatter
+    do not.
     """
     devices, stage = about.num_devices, settings.strategy.stage
     rate = about.slowest_bytes_per_s * constants.share
@@ -291,17 +296,25 @@ def _widened(step: Interval, log_spread: float, least_s: float) -> Interval:
     )
 
 
+def held_state(one: OneDevice, settings: ScaleSettings, num_devices: int) -> ShardedMemory:
+    """Weights, gradients and optimizer state that each of n devices holds."""
+    return sharded_memory(
+        one.weight_bytes, one.gradient_bytes, one.state_bytes, num_devices, settings.strategy.stage
+    )
+
+
 def scaled_memory_bytes(one: OneDevice, settings: ScaleSettings, num_devices: int) -> float:
     """Memory of each of n devices [bytes].
 
-    Replicas hold the buckets beside the gradients; sharding divides gradients, optimizer state and weights by its stage.
+    Replicas hold the buckets beside the gradients; sharding divides gradients, optimizer state and weights by its
+    stage.
     """
     if num_devices == 1:
         return one.peak_memory_bytes
     if settings.strategy is Strategy.MIRRORED:
         return one.peak_memory_bytes
     stage = settings.strategy.stage
-    held = sharded_memory(one.weight_bytes, one.gradient_bytes, one.state_bytes, num_devices, stage)
+    held = held_state(one, settings, num_devices)
     whole = one.weight_bytes + one.gradient_bytes + one.state_bytes
     buckets = one.gradient_bytes if stage == 0 else min(2 * settings.bucket_bytes, one.gradient_bytes)
     return one.peak_memory_bytes - whole + held.total_bytes + buckets
@@ -330,7 +343,7 @@ def stops_paying_at(points: Sequence[ScalePoint], least_gain: float = 0.5) -> in
     if len(numbers) < 2:
         return None
     alone = next(p.throughput_samples_per_s.value / p.speedup for p in points)
-    for before, now in zip(numbers, numbers[1:], strict=False):
+    for before, now in pairwise(numbers):
         if (rates[now] - rates[before]) / (now - before) / alone < least_gain:
             return now
     return None

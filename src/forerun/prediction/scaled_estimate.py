@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from forerun.communication.data_parallel import DataParallelStep
 from forerun.hardware.cluster import Cluster
-from forerun.prediction.estimate import BreakdownPart, Estimate, Interval
+from forerun.prediction.estimate import BreakdownPart, Estimate, Interval, MemoryShare
 from forerun.prediction.job import Job, JobTimes, job_times
-from forerun.prediction.scale import OneDevice, ScaleSettings, scaled_memory_bytes
+from forerun.prediction.scale import OneDevice, ScaleSettings, held_state, scaled_memory_bytes
 
 __all__ = ["scaled_estimate"]
 
@@ -28,11 +28,13 @@ def scaled_estimate(
     cluster: Cluster,
     settings: ScaleSettings,
     job: Job | None,
+    *,
+    validation_step_s: Interval | None = None,
 ) -> Estimate:
     """The estimate of all devices of a cluster.
 
-    Time of a step, throughput, epoch, job, money, energy and memory are those of all devices together, memory that of each.
-    Steps per epoch are those of the global batch. The validation pass is shared by the devices as well.
+    Time of a step, throughput, epoch, job, money, energy and memory are those of all devices together, memory that of
+    each. Steps per epoch are those of the global batch. The validation pass is shared by the devices as well.
 
     Args:
         alone: The estimate of one device with the same batch.
@@ -42,9 +44,10 @@ def scaled_estimate(
         cluster: The devices.
         settings: How the work is shared.
         job: Dataset and epochs of the question.
+        validation_step_s: Forward time of a validation batch of one device, None without validation.
     """
     number, ratio = cluster.num_devices, step_s.value / alone.step_time_s.value
-    times = _times(alone, job, step_s, number)
+    times = _times(alone, job, step_s, number, validation_step_s)
     duration = (times.job_time_s or times.epoch_time_s) if times else None
     alone_duration = alone.job_time_s or alone.epoch_time_s
     # A device that waits draws less, but is paid for: both are counted as if it worked.
@@ -59,20 +62,53 @@ def scaled_estimate(
         epoch_time_s=times.epoch_time_s if times else None,
         job_time_s=times.job_time_s if times else None,
         num_steps_per_epoch=times.num_steps_per_epoch if times else None,
-        cost_usd=alone.cost_usd.scaled(stretch) if alone.cost_usd else None,
-        energy_j=alone.energy_j.scaled(stretch) if alone.energy_j else None,
+        cost_usd=_stretched(alone.cost_usd, stretch, step_s, alone.step_time_s),
+        energy_j=_stretched(alone.energy_j, stretch, step_s, alone.step_time_s),
         peak_memory_bytes=memory.shifted(grown) if memory else None,
+        memory_parts=_memory_parts(alone, one, settings, number, grown),
         fits=_fits(memory, grown, alone),
         breakdown=_breakdown(alone, parts),
         notes=(*alone.notes, *_notes(cluster, settings)),
     )
 
 
-def _times(alone: Estimate, job: Job | None, step_s: Interval, num_devices: int) -> JobTimes | None:
+def _stretched(own: Interval | None, stretch: float, step_s: Interval, alone_s: Interval) -> Interval | None:
+    """A quantity that goes with time, on all devices: its interval grows as that of the step does."""
+    if own is None:
+        return None
+    low = min(1.0, step_s.low / step_s.value * alone_s.value / alone_s.low)
+    high = max(1.0, step_s.high / step_s.value * alone_s.value / alone_s.high)
+    return Interval(own.value * stretch, own.low * stretch * low, own.high * stretch * high)
+
+
+def _times(
+    alone: Estimate,
+    job: Job | None,
+    step_s: Interval,
+    num_devices: int,
+    validation_step_s: Interval | None,
+) -> JobTimes | None:
     if job is None or alone.epoch_time_s is None:
         return None
     # The last partial batch takes a whole step: its time is not known better.
-    return job_times(job, num_devices * alone.batch_size_per_device, step_s, step_s, None)
+    return job_times(job, num_devices * alone.batch_size_per_device, step_s, step_s, validation_step_s)
+
+
+def _memory_parts(
+    alone: Estimate, one: OneDevice, settings: ScaleSettings, num_devices: int, grown: float
+) -> tuple[MemoryShare, ...]:
+    """What the memory of a device holds; the parts add up to its peak."""
+    if not alone.memory_parts:
+        return ()
+    held = held_state(one, settings, num_devices)
+    saved = {
+        "weights": one.weight_bytes - held.weights_bytes,
+        "gradients": one.gradient_bytes - held.gradients_bytes,
+        "optimizer state": one.state_bytes - held.optimizer_bytes,
+    }
+    parts = [MemoryShare(p.name, p.size_bytes - saved.get(p.name, 0.0)) for p in alone.memory_parts]
+    buffers = grown + sum(saved.get(p.name, 0.0) for p in alone.memory_parts)
+    return (*parts, MemoryShare("gradient buckets", buffers)) if buffers > 0 else tuple(parts)
 
 
 def _fits(memory: Interval | None, grown: float, alone: Estimate) -> str | None:
@@ -94,6 +130,7 @@ def _notes(cluster: Cluster, settings: ScaleSettings) -> list[str]:
     links = [link.title for link in (cluster.intra_link, cluster.inter_link) if link is not None]
     where = f"{cluster.num_nodes} x {cluster.num_devices_per_node} devices over {' and '.join(links)}"
     return [
-        f"{where}, strategy {settings.strategy}: the batch size is that of one device; cost, energy and steps are those of all",
+        f"{where}, strategy {settings.strategy}: the batch size is that of one device; "
+        "cost, energy and steps are those of all",
         "the largest batch is that of one device alone",
     ]

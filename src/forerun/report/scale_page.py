@@ -136,7 +136,8 @@ def _servers(answer: Mapping[str, Any]) -> list[RenderableType]:
             else f", {first['num_steps']:,} steps in {answer['epochs']:g} epochs"
         )
         lines.append(
-            f"An update has {answer['batch_size_per_step']} samples: {first['num_steps_per_epoch']:,} steps an epoch{total}."
+            f"An update has {answer['batch_size_per_step']} samples: "
+            f"{first['num_steps_per_epoch']:,} steps an epoch{total}."
         )
     head = Text(f"{answer['model']}, {answer['mode']} parameter servers", style="bold")
     return [head, Text(""), _table(titles, rows), *map(Text, lines), Text("")]
