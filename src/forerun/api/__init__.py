@@ -10,7 +10,13 @@ if TYPE_CHECKING:
     from forerun.api.composition import CompositionRun, measure_composition, recorded_compositions
     from forerun.api.curves import TrainedCurve, measure_curve
     from forerun.api.forecasting import Backtest, RunForecast, TradeOff, backtest, forecast, trade_off
-    from forerun.api.measurement import MeasurementRun, measure_grid, measure_layers, measure_model
+    from forerun.api.measurement import (
+        MeasurementRun,
+        measure_grid,
+        measure_layers,
+        measure_link,
+        measure_model,
+    )
     from forerun.api.models import kept_model_names, model_names, trace_model
     from forerun.api.planning import plan, read_accuracies
     from forerun.api.prediction import (
@@ -29,6 +35,8 @@ if TYPE_CHECKING:
         predict_time,
         save_trained_model,
     )
+    from forerun.api.scaling import ScaleCurve, scale
+    from forerun.api.speeds import ServerCurve, SpeedFit, fit_speed, scale_servers
     from forerun.api.suite import SuiteRun, measure_suite
 
 __all__ = [
@@ -38,6 +46,9 @@ __all__ = [
     "Evaluation",
     "MeasurementRun",
     "RunForecast",
+    "ScaleCurve",
+    "ServerCurve",
+    "SpeedFit",
     "SuiteRun",
     "Sweep",
     "TradeOff",
@@ -48,6 +59,7 @@ __all__ = [
     "evaluate_reference",
     "fit_op_model",
     "fit_regressor",
+    "fit_speed",
     "forecast",
     "kept_model_names",
     "load_trained_model",
@@ -55,6 +67,7 @@ __all__ = [
     "measure_curve",
     "measure_grid",
     "measure_layers",
+    "measure_link",
     "measure_model",
     "measure_suite",
     "model_names",
@@ -65,6 +78,8 @@ __all__ = [
     "read_accuracies",
     "recorded_compositions",
     "save_trained_model",
+    "scale",
+    "scale_servers",
     "sweep",
     "trace_model",
     "trade_off",
@@ -77,6 +92,9 @@ _MODULES = {
     "Evaluation": "prediction",
     "MeasurementRun": "measurement",
     "RunForecast": "forecasting",
+    "ScaleCurve": "scaling",
+    "ServerCurve": "speeds",
+    "SpeedFit": "speeds",
     "SuiteRun": "suite",
     "Sweep": "prediction",
     "TradeOff": "forecasting",
@@ -87,6 +105,7 @@ _MODULES = {
     "evaluate_reference": "prediction",
     "fit_op_model": "prediction",
     "fit_regressor": "regressors",
+    "fit_speed": "speeds",
     "forecast": "forecasting",
     "kept_model_names": "models",
     "load_trained_model": "regressors",
@@ -94,6 +113,7 @@ _MODULES = {
     "measure_curve": "curves",
     "measure_grid": "measurement",
     "measure_layers": "measurement",
+    "measure_link": "measurement",
     "measure_model": "measurement",
     "measure_suite": "suite",
     "model_names": "models",
@@ -104,6 +124,8 @@ _MODULES = {
     "read_accuracies": "planning",
     "recorded_compositions": "composition",
     "save_trained_model": "regressors",
+    "scale": "scaling",
+    "scale_servers": "speeds",
     "sweep": "prediction",
     "trace_model": "models",
     "trade_off": "forecasting",

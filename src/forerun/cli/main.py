@@ -21,6 +21,7 @@ from forerun.cli.plan import plan
 from forerun.cli.predict import predict
 from forerun.cli.records import records
 from forerun.cli.report import report
+from forerun.cli.scale import scale
 from forerun.cli.serve import serve
 
 __all__ = ["app", "run"]
@@ -37,6 +38,7 @@ app = typer.Typer(
 app.command("predict", short_help="Predict time, memory and cost of training.")(predict)
 app.command("plan", short_help="Find the best configuration within limits.")(plan)
 app.add_typer(hardware, name="hardware")
+app.command("scale", short_help="Predict how training scales with devices or servers.")(scale)
 app.command("forecast", short_help="Forecast when a run reaches an accuracy.")(forecast)
 app.command("evaluate", short_help="Compare predictions with measured steps.")(evaluate)
 app.add_typer(measure, name="measure")
