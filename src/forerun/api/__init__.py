@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from forerun.api.calibration import Calibration, calibrate
     from forerun.api.curves import TrainedCurve, measure_curve
-    from forerun.api.forecasting import Backtest, RunForecast, TradeOff, backtest, forecast, trade_off
+    from forerun.api.forecasting import (
+        Backtest,
+        RunForecast,
+        TradeOff,
+        backtest,
+        backtest_reference,
+        forecast,
+        trade_off,
+    )
     from forerun.api.measurement import MeasurementRun, measure_grid, measure_layers, measure_model
     from forerun.api.prediction import (
         Evaluation,
@@ -37,6 +45,7 @@ __all__ = [
     "TradeOff",
     "TrainedCurve",
     "backtest",
+    "backtest_reference",
     "calibrate",
     "evaluate",
     "evaluate_reference",
@@ -66,6 +75,7 @@ _MODULES = {
     "TradeOff": "forecasting",
     "TrainedCurve": "curves",
     "backtest": "forecasting",
+    "backtest_reference": "forecasting",
     "calibrate": "calibration",
     "evaluate": "prediction",
     "evaluate_reference": "prediction",

@@ -26,7 +26,7 @@ from forerun.prediction.estimate import Interval
 from forerun.prediction.forecast_answer import Clock, RunForecast, time_to_target
 from forerun.prediction.trade_off import TradeOffPoint, pareto_front
 
-__all__ = ["Backtest", "RunForecast", "TradeOff", "backtest", "forecast", "trade_off"]
+__all__ = ["Backtest", "RunForecast", "TradeOff", "backtest", "backtest_reference", "forecast", "trade_off"]
 
 _UNKNOWN = "unknown"
 _COLUMNS = ("name", "run", "model", "device")
@@ -230,6 +230,26 @@ def _stored_runs(folder: Path, metric: str | None, schedule: Schedule | None) ->
             )
         )
     return found
+
+
+def backtest_reference(save: str | Path | None = None) -> str:
+    """Tests all forecasters on the public learning curves; returns the section of the accuracy page.
+
+    Args:
+        save: File for the figures that come with the package.
+
+    Raises:
+        RecordError: The public tables were not found.
+    """
+    from forerun.evaluation.forecast_section import forecast_section
+    from forerun.evaluation.forecast_study import save_shipped_table
+    from forerun.evaluation.reference_run import forecast_figures
+    from forerun.evaluation.reference_tables import require_reference_folder
+
+    folder = require_reference_folder()
+    if save is not None:
+        save_shipped_table(folder, Path(save))
+    return forecast_section(forecast_figures(folder))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["forecast"]
 
 _PAGE_WIDTH = 110
+_REFERENCE = "reference"
 _TARGET_HELP = "What is to be reached, such as 'accuracy>=0.92' or 'loss<=1.5'."
 _SCHEDULE_HELP = (
     "constant, step:30,60,80x0.1, cosine:epochs=90, linear:, poly:, exponential:, onecycle: or unknown."
@@ -74,7 +75,10 @@ def forecast(
     ] = 3600.0,
     evaluate: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Test all forecasters on finished runs; a sub-folder is a job."),
+        typer.Option(
+            metavar="DIR",
+            help="Test forecasters on finished runs, a sub-folder being a job; 'reference': the public tables.",
+        ),
     ] = None,
     save: Annotated[
         Path | None, typer.Option(metavar="FILE", help="With --evaluate: keep the figures for --backtest.")
@@ -212,6 +216,13 @@ def _evaluate(
 ) -> None:
     from forerun import api
 
+    if str(folder) == _REFERENCE:
+        if as_json:
+            raise UsageError("--evaluate reference prints a section of the accuracy page; leave out --json")
+        with quiet_libraries(debug=debug):
+            page = api.backtest_reference(save)
+        typer.echo(page)
+        return
     with quiet_libraries(debug=debug):
         found = api.backtest(folder, metric=metric, schedule=schedule, save=save).as_dict()
     if as_json:

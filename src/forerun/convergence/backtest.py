@@ -289,6 +289,7 @@ class HeldOutForecast:
         forecast: Final error forecast.
         low_90, high_90, low_80, high_80: Its intervals.
         mix: The mixture.
+        median_path: Its errors moved to the middle of the calibrated futures, (n,).
     """
 
     result: CutResult
@@ -299,6 +300,7 @@ class HeldOutForecast:
     low_80: float
     high_80: float
     mix: Mixture
+    median_path: Floats
 
     @property
     def actual(self) -> float:
@@ -339,4 +341,15 @@ def _held_out(result: CutResult, tier: Tier, table: BacktestTable) -> HeldOutFor
         low_80=low_80,
         high_80=high_80,
         mix=mix,
+        median_path=_median_path(result, mix, table.quantiles(tier, result.cut) if table.has(tier) else None),
     )
+
+
+def _median_path(result: CutResult, mix: Mixture, quantiles: Floats | None) -> Floats:
+    if quantiles is None:
+        return mix.errors
+    epochs, seen = result.prefix.epochs, result.prefix.num_seen
+    middle = np.asarray([np.interp(0.5, LEVELS, row) for row in quantiles])
+    share = (epochs - epochs[seen - 1]) / (epochs[-1] - epochs[seen - 1])
+    moved = np.interp(share, (0.0, *HORIZONS), (0.5 * middle[0], *middle))
+    return np.asarray(np.where(share > 0, mix.errors + mix.scale * moved, mix.errors), dtype=float)

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.evaluation.corpus import SkippedModel
+from forerun.evaluation.forecast_section import ForecastFigures, forecast_section
 from forerun.evaluation.interval_laws import IntervalCheck, check_law
 from forerun.evaluation.layer_study import LayerResult
 from forerun.evaluation.memory_study import Bracket, TransformerVerdicts, bracket_shares
@@ -45,6 +46,7 @@ class AccuracyPage:
         pytorch_memory: Some of the brackets, with the peaks of PyTorch's ``MemTracker``.
         transformer_verdicts: Memory verdicts on transformers.
         transformer_parts_s: Measured forward and backward time of the transformer rows, by row.
+        forecasts: Studies of learning curves.
     """
 
     date: str
@@ -61,6 +63,7 @@ class AccuracyPage:
     pytorch_memory: Sequence[Bracket]
     transformer_verdicts: TransformerVerdicts
     transformer_parts_s: Mapping[str, tuple[float, float]]
+    forecasts: ForecastFigures
 
     def as_markdown(self) -> str:
         """The page."""
@@ -78,6 +81,7 @@ class AccuracyPage:
             self._pytorch_times(),
             self._intervals(),
             self._memory(),
+            forecast_section(self.forecasts),
             self._skipped(),
         ]
         return "\n".join(sections)
