@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from forerun.api.calibration import Calibration, calibrate
+    from forerun.api.composition import CompositionRun, measure_composition, recorded_compositions
     from forerun.api.curves import TrainedCurve, measure_curve
     from forerun.api.forecasting import (
         Backtest,
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
         trade_off,
     )
     from forerun.api.measurement import MeasurementRun, measure_grid, measure_layers, measure_model
+    from forerun.api.planning import plan, read_accuracies
     from forerun.api.prediction import (
         Evaluation,
         Sweep,
@@ -34,13 +36,16 @@ if TYPE_CHECKING:
         predict_time,
         save_trained_model,
     )
+    from forerun.api.suite import SuiteRun, measure_suite
 
 __all__ = [
     "Backtest",
     "Calibration",
+    "CompositionRun",
     "Evaluation",
     "MeasurementRun",
     "RunForecast",
+    "SuiteRun",
     "Sweep",
     "TradeOff",
     "TrainedCurve",
@@ -53,13 +58,18 @@ __all__ = [
     "fit_regressor",
     "forecast",
     "load_trained_model",
+    "measure_composition",
     "measure_curve",
     "measure_grid",
     "measure_layers",
     "measure_model",
+    "measure_suite",
+    "plan",
     "predict",
     "predict_epoch_time",
     "predict_time",
+    "read_accuracies",
+    "recorded_compositions",
     "save_trained_model",
     "sweep",
     "trade_off",
@@ -68,9 +78,11 @@ __all__ = [
 _MODULES = {
     "Backtest": "forecasting",
     "Calibration": "calibration",
+    "CompositionRun": "composition",
     "Evaluation": "prediction",
     "MeasurementRun": "measurement",
     "RunForecast": "forecasting",
+    "SuiteRun": "suite",
     "Sweep": "prediction",
     "TradeOff": "forecasting",
     "TrainedCurve": "curves",
@@ -83,13 +95,18 @@ _MODULES = {
     "fit_regressor": "regressors",
     "forecast": "forecasting",
     "load_trained_model": "regressors",
+    "measure_composition": "composition",
     "measure_curve": "curves",
     "measure_grid": "measurement",
     "measure_layers": "measurement",
     "measure_model": "measurement",
+    "measure_suite": "suite",
+    "plan": "planning",
     "predict": "prediction",
     "predict_epoch_time": "regressors",
     "predict_time": "regressors",
+    "read_accuracies": "planning",
+    "recorded_compositions": "composition",
     "save_trained_model": "regressors",
     "sweep": "prediction",
     "trade_off": "forecasting",

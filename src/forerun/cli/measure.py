@@ -1,4 +1,4 @@
-"""``forerun measure grid | layers | model | curve``."""
+"""``forerun measure grid | layers | model | composition | curve | suite | loader``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from forerun.cli.measure_composition import composition
 from forerun.cli.measure_curve import curve
 from forerun.cli.measure_options import (
     CsvOption,
@@ -25,16 +26,18 @@ from forerun.cli.measure_options import (
     parse_whole_numbers,
     parse_words,
 )
+from forerun.cli.measure_suite import suite
 from forerun.cli.options import DebugOption, JsonOption
 from forerun.cli.output import TABLE_WIDTH_IN_A_PIPE, page_width, print_json, print_page, quiet_libraries
 
 if TYPE_CHECKING:
-    from forerun.api.measurement import MeasurementRun
+    from forerun.api.measuring import MeasurementRun
     from forerun.records.measurement import Measurement
 
 __all__ = ["measure"]
 
 measure = typer.Typer(rich_markup_mode=None, add_completion=False)
+measure.command("suite")(suite)
 measure.command("curve", short_help="Train a network for its learning curve.")(curve)
 
 
@@ -120,7 +123,10 @@ def layers(
     ] = None,
     num_layers: Annotated[int, typer.Option(help="Layers of all kinds together.")] = 1100,
     ranges: Annotated[
-        str, typer.Option(metavar="NAME", help="justus (the published ones) or wide.")
+        str,
+        typer.Option(
+            metavar="NAME", help="justus (the published ones), wide, or networks (as in image networks)."
+        ),
     ] = "wide",
     mode: Annotated[
         str, typer.Option(metavar="NAME,NAME", help="forward, train_step or both.")
@@ -215,6 +221,9 @@ def model(
         **session,
     )
     _tell(run, as_json, csv, _write_table)
+
+
+measure.command("composition")(composition)
 
 
 def _words(text: str) -> list[str]:

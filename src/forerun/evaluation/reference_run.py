@@ -22,6 +22,7 @@ from forerun.costs.op_weights import OpTimeWeights, load_weights, save_weights, 
 from forerun.evaluation.accuracy_page import AccuracyPage
 from forerun.evaluation.baseline_study import baseline_study
 from forerun.evaluation.batch_study import batch_study, system_c_study
+from forerun.evaluation.composition_study import published_compositions
 from forerun.evaluation.corpus import Measured, print_progress
 from forerun.evaluation.forecast_section import ForecastFigures
 from forerun.evaluation.forecast_study import forecast_study
@@ -45,6 +46,8 @@ from forerun.evaluation.op_time_studies import (
     joined,
     overall_scales,
 )
+from forerun.evaluation.own_records import own_records_digest
+from forerun.evaluation.own_records_page import own_records_section
 from forerun.evaluation.reference_tables import ReferenceSteps, read_reference_steps, require_reference_folder
 from forerun.evaluation.runtime_study import RuntimeRow, runtime_study, tracker_study
 from forerun.prediction.estimate import Provenance
@@ -118,7 +121,7 @@ def run_reference(quick: bool = False) -> AccuracyPage:
         pytorch_memory=_kept(
             "pytorch memory",
             quick,
-            lambda: tracker_study(brackets, 3 if quick else 20, print_progress("MemTracker")),
+            lambda: tracker_study(brackets, 2 if quick else 4, print_progress("MemTracker")),
         ),
         transformer_verdicts=_kept("transformer memory", quick, lambda: transformer_fit_study(folder)),
         transformer_parts_s={
@@ -127,6 +130,11 @@ def run_reference(quick: bool = False) -> AccuracyPage:
             if row.backward_time_s is not None
         },
         forecasts=forecast_figures(folder),
+        own_records=_kept(
+            f"own records {own_records_digest()}",
+            quick,
+            lambda: own_records_section(published_compositions(folder)),
+        ),
     )
 
 
