@@ -6,18 +6,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from forerun.api.backtests import Backtest, backtest, backtest_reference
     from forerun.api.calibration import Calibration, calibrate
     from forerun.api.composition import CompositionRun, measure_composition, recorded_compositions
-    from forerun.api.curves import TrainedCurve, measure_curve
-    from forerun.api.forecasting import (
-        Backtest,
-        RunForecast,
-        TradeOff,
-        backtest,
-        backtest_reference,
-        forecast,
-        trade_off,
+    from forerun.api.convergence_tables import (
+        BatchForecast,
+        NetworkForecast,
+        forecast_batches,
+        forecast_networks,
     )
+    from forerun.api.curves import TrainedCurve, measure_curve
+    from forerun.api.forecasting import RunForecast, forecast
     from forerun.api.measurement import MeasurementRun, measure_grid, measure_layers, measure_model
     from forerun.api.planning import plan, read_accuracies
     from forerun.api.prediction import (
@@ -37,13 +36,16 @@ if TYPE_CHECKING:
         save_trained_model,
     )
     from forerun.api.suite import SuiteRun, measure_suite
+    from forerun.api.trade_off import TradeOff, trade_off
 
 __all__ = [
     "Backtest",
+    "BatchForecast",
     "Calibration",
     "CompositionRun",
     "Evaluation",
     "MeasurementRun",
+    "NetworkForecast",
     "RunForecast",
     "SuiteRun",
     "Sweep",
@@ -57,6 +59,8 @@ __all__ = [
     "fit_op_model",
     "fit_regressor",
     "forecast",
+    "forecast_batches",
+    "forecast_networks",
     "load_trained_model",
     "measure_composition",
     "measure_curve",
@@ -76,24 +80,28 @@ __all__ = [
 ]
 
 _MODULES = {
-    "Backtest": "forecasting",
+    "Backtest": "backtests",
+    "BatchForecast": "convergence_tables",
     "Calibration": "calibration",
     "CompositionRun": "composition",
     "Evaluation": "prediction",
     "MeasurementRun": "measurement",
+    "NetworkForecast": "convergence_tables",
     "RunForecast": "forecasting",
     "SuiteRun": "suite",
     "Sweep": "prediction",
-    "TradeOff": "forecasting",
+    "TradeOff": "trade_off",
     "TrainedCurve": "curves",
-    "backtest": "forecasting",
-    "backtest_reference": "forecasting",
+    "backtest": "backtests",
+    "backtest_reference": "backtests",
     "calibrate": "calibration",
     "evaluate": "prediction",
     "evaluate_reference": "prediction",
     "fit_op_model": "prediction",
     "fit_regressor": "regressors",
     "forecast": "forecasting",
+    "forecast_batches": "convergence_tables",
+    "forecast_networks": "convergence_tables",
     "load_trained_model": "regressors",
     "measure_composition": "composition",
     "measure_curve": "curves",
@@ -109,7 +117,7 @@ _MODULES = {
     "recorded_compositions": "composition",
     "save_trained_model": "regressors",
     "sweep": "prediction",
-    "trade_off": "forecasting",
+    "trade_off": "trade_off",
 }
 
 

@@ -1,9 +1,9 @@
 """Forecasters tested on whole runs: cut at a share of the run, forecast, compared with what came.
 
 Results of single cuts are summarised to a table of what the package needs later: the error of each forecaster, and
-the quantiles of (actual - forecast) / scale, per tier and share of the run. Every job weighs alike, whatever its
-number of runs, because runs of one job are hardly more than one draw. Leaving a job out means leaving out all its runs,
-from errors, quantiles and the regression on stored falls alike.
+the quantiles of (actual - forecast) / scale, per tier and share of the run. In errors every job weighs alike, in
+quantiles as the root of its number of runs: runs of one job are not as many draws. Leaving a job out means leaving out
+all its runs, from errors, quantiles and the regression on stored falls alike.
 """
 
 from __future__ import annotations
@@ -268,7 +268,7 @@ def _quantiles(
     """Quantiles of a tier at a cut; with few jobs, together with the scores of the tier that every run has.
 
     Each tier's scores are in units of its own scale, so that those of a less informed tier are no worse a guess than a
-    handful of jobs: all that is borrowed weighs as much as the tier's own.
+    handful of jobs: all that is borrowed weighs about as much as the tier's own.
     """
     own = scores[tier, cut]
     own_jobs = {job for job, _ in own}

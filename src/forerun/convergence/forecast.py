@@ -1,9 +1,9 @@
 """From a curve so far to an answer: the value at the end, when a target is reached, and how sure that is.
 
 The mixture gives the most likely path m(e), back-tests give the quantiles Q_q of (actual - forecast) / scale at some
-shares of the rest of the run. A future of rank q is the path m(e) + scale(e) Q_q(share of the rest). A target is reached
-by the best single evaluation, so the path less one standard deviation of single evaluations is what must cross it. Over
-all ranks this gives the probability of having reached it by each epoch.
+shares of the rest of the run. A future of rank q is the path m(e) + scale(e) Q_q(share of the rest). A target is
+reached by the best single evaluation, so the path less one standard deviation of single evaluations is what must cross
+it. Over all ranks this gives the probability of having reached it by each epoch.
 """
 
 from __future__ import annotations

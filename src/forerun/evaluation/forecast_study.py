@@ -29,9 +29,12 @@ from forerun.convergence.curve import Floats, final_error
 from forerun.convergence.mixture import Tier
 from forerun.evaluation.curve_tables import CURVE_TABLES, read_all_curves
 
-__all__ = ["ForecastStudy", "TargetErrors", "forecast_study", "save_shipped_table"]
+__all__ = ["FORECAST_STUDY_VERSION", "ForecastStudy", "TargetErrors", "forecast_study", "save_shipped_table"]
 
 SCHEDULED_TABLE = CURVE_TABLES[0]
+
+FORECAST_STUDY_VERSION = 2
+"""Raised whenever forecasters, weights or intervals change; a kept study of another version is not used."""
 
 _DROP_SHARE = 0.98
 

@@ -25,7 +25,7 @@ from forerun.evaluation.batch_study import batch_study, system_c_study
 from forerun.evaluation.composition_study import published_compositions
 from forerun.evaluation.corpus import Measured, print_progress
 from forerun.evaluation.forecast_section import ForecastFigures
-from forerun.evaluation.forecast_study import forecast_study
+from forerun.evaluation.forecast_study import FORECAST_STUDY_VERSION, forecast_study
 from forerun.evaluation.interval_laws import fit_law
 from forerun.evaluation.layer_study import layer_study
 from forerun.evaluation.memory_study import bracket_study, transformer_fit_study
@@ -141,7 +141,11 @@ def run_reference(quick: bool = False) -> AccuracyPage:
 def forecast_figures(folder: Path) -> ForecastFigures:
     """Studies of learning curves; a minute, so that they need no quick form."""
     return ForecastFigures(
-        curves=_kept("forecasts", False, lambda: forecast_study(folder, print_progress("curves"))),
+        curves=_kept(
+            f"forecasts {FORECAST_STUDY_VERSION}",
+            False,
+            lambda: forecast_study(folder, print_progress("curves")),
+        ),
         batches=batch_study(folder),
         system_c=system_c_study(),
     )
