@@ -6,10 +6,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from forerun.api.backtests import Backtest, backtest, backtest_reference
     from forerun.api.calibration import Calibration, calibrate
     from forerun.api.composition import CompositionRun, measure_composition, recorded_compositions
+    from forerun.api.convergence_tables import (
+        BatchForecast,
+        NetworkForecast,
+        forecast_batches,
+        forecast_networks,
+    )
     from forerun.api.curves import TrainedCurve, measure_curve
-    from forerun.api.forecasting import Backtest, RunForecast, TradeOff, backtest, forecast, trade_off
+    from forerun.api.forecasting import RunForecast, forecast
     from forerun.api.measurement import (
         MeasurementRun,
         measure_grid,
@@ -38,13 +45,16 @@ if TYPE_CHECKING:
     from forerun.api.scaling import ScaleCurve, scale
     from forerun.api.speeds import ServerCurve, SpeedFit, fit_speed, scale_servers
     from forerun.api.suite import SuiteRun, measure_suite
+    from forerun.api.trade_off import TradeOff, trade_off
 
 __all__ = [
     "Backtest",
+    "BatchForecast",
     "Calibration",
     "CompositionRun",
     "Evaluation",
     "MeasurementRun",
+    "NetworkForecast",
     "RunForecast",
     "ScaleCurve",
     "ServerCurve",
@@ -54,6 +64,7 @@ __all__ = [
     "TradeOff",
     "TrainedCurve",
     "backtest",
+    "backtest_reference",
     "calibrate",
     "evaluate",
     "evaluate_reference",
@@ -61,6 +72,8 @@ __all__ = [
     "fit_regressor",
     "fit_speed",
     "forecast",
+    "forecast_batches",
+    "forecast_networks",
     "kept_model_names",
     "load_trained_model",
     "measure_composition",
@@ -86,20 +99,23 @@ __all__ = [
 ]
 
 _MODULES = {
-    "Backtest": "forecasting",
+    "Backtest": "backtests",
+    "BatchForecast": "convergence_tables",
     "Calibration": "calibration",
     "CompositionRun": "composition",
     "Evaluation": "prediction",
     "MeasurementRun": "measurement",
+    "NetworkForecast": "convergence_tables",
     "RunForecast": "forecasting",
     "ScaleCurve": "scaling",
     "ServerCurve": "speeds",
     "SpeedFit": "speeds",
     "SuiteRun": "suite",
     "Sweep": "prediction",
-    "TradeOff": "forecasting",
+    "TradeOff": "trade_off",
     "TrainedCurve": "curves",
-    "backtest": "forecasting",
+    "backtest": "backtests",
+    "backtest_reference": "backtests",
     "calibrate": "calibration",
     "evaluate": "prediction",
     "evaluate_reference": "prediction",
@@ -107,6 +123,8 @@ _MODULES = {
     "fit_regressor": "regressors",
     "fit_speed": "speeds",
     "forecast": "forecasting",
+    "forecast_batches": "convergence_tables",
+    "forecast_networks": "convergence_tables",
     "kept_model_names": "models",
     "load_trained_model": "regressors",
     "measure_composition": "composition",
@@ -128,7 +146,7 @@ _MODULES = {
     "scale_servers": "speeds",
     "sweep": "prediction",
     "trace_model": "models",
-    "trade_off": "forecasting",
+    "trade_off": "trade_off",
 }
 
 

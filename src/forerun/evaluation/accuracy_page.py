@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.evaluation.corpus import SkippedModel
+from forerun.evaluation.forecast_section import ForecastFigures, forecast_section
 from forerun.evaluation.interval_laws import IntervalCheck, check_law
 from forerun.evaluation.layer_study import LayerResult
 from forerun.evaluation.markdown import error_cells, markdown_table
@@ -47,6 +48,7 @@ class AccuracyPage:
         transformer_verdicts: Memory verdicts on transformers.
         own_records: The section about forerun's own measurements.
         transformer_parts_s: Measured forward and backward time of the transformer rows, by row.
+        forecasts: Studies of learning curves.
     """
 
     date: str
@@ -63,6 +65,7 @@ class AccuracyPage:
     pytorch_memory: Sequence[Bracket]
     transformer_verdicts: TransformerVerdicts
     transformer_parts_s: Mapping[str, tuple[float, float]]
+    forecasts: ForecastFigures
     own_records: str
 
     def as_markdown(self) -> str:
@@ -81,6 +84,7 @@ class AccuracyPage:
             self._pytorch_times(),
             self._intervals(),
             self._memory(),
+            forecast_section(self.forecasts),
             self.own_records,
             self._skipped(),
         ]
