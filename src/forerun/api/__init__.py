@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from forerun.api.composition import CompositionRun, measure_composition, recorded_compositions
     from forerun.api.curves import TrainedCurve, measure_curve
     from forerun.api.forecasting import Backtest, RunForecast, TradeOff, backtest, forecast, trade_off
+    from forerun.api.loading import LoaderRun, measure_loader
     from forerun.api.measurement import MeasurementRun, measure_grid, measure_layers, measure_model
     from forerun.api.models import kept_model_names, model_names, trace_model
     from forerun.api.planning import plan, read_accuracies
@@ -36,6 +37,7 @@ __all__ = [
     "Calibration",
     "CompositionRun",
     "Evaluation",
+    "LoaderRun",
     "MeasurementRun",
     "RunForecast",
     "SuiteRun",
@@ -55,6 +57,7 @@ __all__ = [
     "measure_curve",
     "measure_grid",
     "measure_layers",
+    "measure_loader",
     "measure_model",
     "measure_suite",
     "model_names",
@@ -75,6 +78,7 @@ _MODULES = {
     "Calibration": "calibration",
     "CompositionRun": "composition",
     "Evaluation": "prediction",
+    "LoaderRun": "loading",
     "MeasurementRun": "measurement",
     "RunForecast": "forecasting",
     "SuiteRun": "suite",
@@ -94,6 +98,7 @@ _MODULES = {
     "measure_curve": "curves",
     "measure_grid": "measurement",
     "measure_layers": "measurement",
+    "measure_loader": "loading",
     "measure_model": "measurement",
     "measure_suite": "suite",
     "model_names": "models",

@@ -10,6 +10,7 @@ import typer
 
 from forerun.cli.measure_composition import composition
 from forerun.cli.measure_curve import curve
+from forerun.cli.measure_loader import loader
 from forerun.cli.measure_options import (
     CsvOption,
     DeviceOption,
@@ -224,6 +225,7 @@ def model(
 
 
 measure.command("composition")(composition)
+measure.command("loader", short_help="Measure what loading images costs.")(loader)
 
 
 def _words(text: str) -> list[str]:
