@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     )
     from forerun.api.curves import TrainedCurve, measure_curve
     from forerun.api.forecasting import RunForecast, forecast
+    from forerun.api.loading import LoaderRun, measure_loader
     from forerun.api.measurement import (
         MeasurementRun,
         measure_grid,
@@ -53,6 +54,7 @@ __all__ = [
     "Calibration",
     "CompositionRun",
     "Evaluation",
+    "LoaderRun",
     "MeasurementRun",
     "NetworkForecast",
     "RunForecast",
@@ -81,6 +83,7 @@ __all__ = [
     "measure_grid",
     "measure_layers",
     "measure_link",
+    "measure_loader",
     "measure_model",
     "measure_suite",
     "model_names",
@@ -104,6 +107,7 @@ _MODULES = {
     "Calibration": "calibration",
     "CompositionRun": "composition",
     "Evaluation": "prediction",
+    "LoaderRun": "loading",
     "MeasurementRun": "measurement",
     "NetworkForecast": "convergence_tables",
     "RunForecast": "forecasting",
@@ -132,6 +136,7 @@ _MODULES = {
     "measure_grid": "measurement",
     "measure_layers": "measurement",
     "measure_link": "measurement",
+    "measure_loader": "loading",
     "measure_model": "measurement",
     "measure_suite": "suite",
     "model_names": "models",

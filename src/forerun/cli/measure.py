@@ -10,6 +10,7 @@ import typer
 
 from forerun.cli.measure_composition import composition
 from forerun.cli.measure_curve import curve
+from forerun.cli.measure_loader import loader
 from forerun.cli.measure_options import (
     CsvOption,
     DeviceOption,
@@ -266,6 +267,7 @@ def link(
 
 
 measure.command("composition")(composition)
+measure.command("loader", short_help="Measure what loading images costs.")(loader)
 
 
 def _words(text: str) -> list[str]:
