@@ -32,6 +32,7 @@ PUBLIC_NAMES = [
     "Host",
     "Interval",
     "MeasurementRun",
+    "Schedule",
     "Sweep",
     "UsageError",
     "__version__",
@@ -49,6 +50,8 @@ PUBLIC_NAMES = [
     "predict_epoch_time",
     "predict_time",
     "save_trained_model",
+    "schedule",
+    "schedule_trace",
     "sweep",
 ]
 
@@ -79,6 +82,7 @@ def test_version_is_that_of_the_package():
         "import forerun; dir(forerun); forerun.__version__; forerun.ForerunError",
         "from forerun.cli.main import app; app(['--help'], standalone_mode=False)",
         "from forerun.cli.main import app; app(['predict', '--help'], standalone_mode=False)",
+        "from forerun.cli.main import app; app(['schedule', '--help'], standalone_mode=False)",
         "from forerun.cli.main import app; app(['hardware', 'list', '--json'], standalone_mode=False)",
     ],
 )

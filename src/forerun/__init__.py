@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         Calibration,
         Evaluation,
         MeasurementRun,
+        Schedule,
         Sweep,
         calibrate,
         evaluate,
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
         predict_epoch_time,
         predict_time,
         save_trained_model,
+        schedule,
+        schedule_trace,
         sweep,
     )
     from forerun.errors import FailureError, ForerunError, UsageError
@@ -46,6 +49,7 @@ __all__ = [
     "Host",
     "Interval",
     "MeasurementRun",
+    "Schedule",
     "Sweep",
     "UsageError",
     "__version__",
@@ -63,6 +67,8 @@ __all__ = [
     "predict_epoch_time",
     "predict_time",
     "save_trained_model",
+    "schedule",
+    "schedule_trace",
     "sweep",
 ]
 
@@ -78,6 +84,7 @@ _MODULES = {
     "Host": "forerun.hardware",
     "Interval": "forerun.prediction.estimate",
     "MeasurementRun": "forerun.api",
+    "Schedule": "forerun.api",
     "Sweep": "forerun.api",
     "UsageError": "forerun.errors",
     "calibrate": "forerun.api",
@@ -94,6 +101,8 @@ _MODULES = {
     "predict_epoch_time": "forerun.api",
     "predict_time": "forerun.api",
     "save_trained_model": "forerun.api",
+    "schedule": "forerun.api",
+    "schedule_trace": "forerun.api",
     "sweep": "forerun.api",
 }
 

@@ -24,11 +24,13 @@ if TYPE_CHECKING:
         predict_time,
         save_trained_model,
     )
+    from forerun.api.scheduling import Schedule, schedule, schedule_trace
 
 __all__ = [
     "Calibration",
     "Evaluation",
     "MeasurementRun",
+    "Schedule",
     "Sweep",
     "calibrate",
     "evaluate",
@@ -43,6 +45,8 @@ __all__ = [
     "predict_epoch_time",
     "predict_time",
     "save_trained_model",
+    "schedule",
+    "schedule_trace",
     "sweep",
 ]
 
@@ -50,6 +54,7 @@ _MODULES = {
     "Calibration": "calibration",
     "Evaluation": "prediction",
     "MeasurementRun": "measurement",
+    "Schedule": "scheduling",
     "Sweep": "prediction",
     "calibrate": "calibration",
     "evaluate": "prediction",
@@ -64,6 +69,8 @@ _MODULES = {
     "predict_epoch_time": "regressors",
     "predict_time": "regressors",
     "save_trained_model": "regressors",
+    "schedule": "scheduling",
+    "schedule_trace": "scheduling",
     "sweep": "prediction",
 }
 

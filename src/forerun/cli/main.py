@@ -18,6 +18,7 @@ from forerun.cli.measure import measure
 from forerun.cli.options import DebugOption
 from forerun.cli.predict import predict
 from forerun.cli.records import records
+from forerun.cli.schedule import schedule
 
 __all__ = ["app", "run"]
 
@@ -37,6 +38,9 @@ app.add_typer(measure, name="measure")
 app.command("calibrate", short_help="Measure this machine and fit the cost model to it.")(calibrate)
 app.add_typer(records, name="records")
 app.command("fit", short_help="Fit a cost model to reference tables.")(fit)
+app.command("schedule", short_help="Share a cluster among jobs: who gets what, and when is each done.")(
+    schedule
+)
 
 
 def _print_version(value: bool) -> None:

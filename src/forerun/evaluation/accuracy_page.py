@@ -15,6 +15,8 @@ from forerun.evaluation.memory_study import Bracket, TransformerVerdicts, bracke
 from forerun.evaluation.op_time_fit import OTHER_IMPLEMENTATION
 from forerun.evaluation.op_time_studies import DeviceResult, HeldOut, joined
 from forerun.evaluation.runtime_study import TRACKED_METHODS, RuntimeRow
+from forerun.evaluation.schedule_page import schedule_section
+from forerun.evaluation.schedule_study import ScheduleResults
 from forerun.regressors.evaluation import ErrorMetrics, errors
 from forerun.workload.setup import Phase
 
@@ -45,6 +47,7 @@ class AccuracyPage:
         pytorch_memory: Some of the brackets, with the peaks of PyTorch's ``MemTracker``.
         transformer_verdicts: Memory verdicts on transformers.
         transformer_parts_s: Measured forward and backward time of the transformer rows, by row.
+        schedule: Policies, placement and times of the scheduler.
     """
 
     date: str
@@ -61,6 +64,7 @@ class AccuracyPage:
     pytorch_memory: Sequence[Bracket]
     transformer_verdicts: TransformerVerdicts
     transformer_parts_s: Mapping[str, tuple[float, float]]
+    schedule: ScheduleResults
 
     def as_markdown(self) -> str:
         """The page."""
@@ -78,6 +82,7 @@ class AccuracyPage:
             self._pytorch_times(),
             self._intervals(),
             self._memory(),
+            schedule_section(self.schedule),
             self._skipped(),
         ]
         return "\n".join(sections)

@@ -44,6 +44,7 @@ from forerun.evaluation.op_time_studies import (
 )
 from forerun.evaluation.reference_tables import ReferenceSteps, read_reference_steps, require_reference_folder
 from forerun.evaluation.runtime_study import RuntimeRow, runtime_study, tracker_study
+from forerun.evaluation.schedule_study import schedule_study
 from forerun.prediction.estimate import Provenance
 from forerun.records.reference import read_timm_train
 from forerun.records.reference_transformers import read_neusight_e2e
@@ -123,6 +124,7 @@ def run_reference(quick: bool = False) -> AccuracyPage:
             for row in read_neusight_e2e(folder)
             if row.backward_time_s is not None
         },
+        schedule=_kept("schedule", quick, lambda: schedule_study(folder, _say, quick)),
     )
 
 
