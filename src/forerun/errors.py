@@ -12,6 +12,7 @@
         ├── CatalogError           a hardware file is not usable
         ├── CostModelError         fitted weights are missing, damaged or too old
         ├── RecordError            a table of measurements, or a store of them, is not usable
+        ├── ForecastError          a curve from which nothing can be forecast
         └── MeasurementError       a real run could not be made
             └── DeviceBusyError    another process measures on the device
 
@@ -28,6 +29,7 @@ __all__ = [
     "CostModelError",
     "DeviceBusyError",
     "FailureError",
+    "ForecastError",
     "ForerunError",
     "InvalidSetupError",
     "MeasurementError",
@@ -98,6 +100,10 @@ class CostModelError(FailureError):
 
 class RecordError(FailureError):
     """A table of measurements has missing columns, mixed units or impossible values."""
+
+
+class ForecastError(FailureError):
+    """The curve has too few points, diverged, does not move, or will change for a reason that is not known."""
 
 
 class MeasurementError(FailureError):

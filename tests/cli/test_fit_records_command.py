@@ -23,6 +23,7 @@ def trainings():
             },
             results={
                 "num_parameters": 1000, "step_time_s": step_s, "epoch_time_s": step_s * 6400 / batch,
+                "epoch_time_1_s": 2.0, "epoch_time_2_s": 1.0,
                 "accuracy_1": 0.3, "accuracy_2": 0.5, "loss_1": 2.0, "loss_2": 1.5, "val_loss_1": 2.1,
             },
         )  # fmt: skip
@@ -43,7 +44,9 @@ def test_the_command_writes_a_model_plots_and_a_table(store, tmp_path):
     assert result.exit_code == 0, result.stderr
     assert "Total params:" in result.stdout
     assert "linear on FLOPs" in result.stdout
-    plots = {"predicted-versus-actual.png", "residuals.png", "throughput.png", "accuracy.png"}
+    plots = {
+        "predicted-versus-actual.png", "residuals.png", "throughput.png", "accuracy.png", "accuracy-against-time.png",
+    }  # fmt: skip
     assert {path.name for path in tmp_path.iterdir()} == {out.name, *plots}
     assert predict_time(load_trained_model(out), {"depth": 2, "base_filters": 32, "batch_size": 64}) > 0
 

@@ -69,7 +69,7 @@ def test_a_model_and_layers_are_measured_and_told(tmp_path):
         (("grid", "--dataset", "mnist"), "cifar10 or synthetic"),
         (("grid", "--dataset", "synthetic", "--device", "tpu"), "cpu or cuda:N"),
         (("layers", "--kinds", "conv3d"), "unknown layer 'conv3d'"),
-        (("layers", "--ranges", "narrow"), "justus or wide"),
+        (("layers", "--ranges", "narrow"), "justus, wide"),
         (("layers", "--repetitions", "2"), "num_repetitions of at least 3"),
         (("model", "torchvision:resnet5"), "did you mean"),
         (("model", "cnn:depth=1", "--phase", "backward"), "unknown phase"),
@@ -118,3 +118,22 @@ def test_the_bar_is_silent_without_a_terminal_and_tells_times_in_words(capsys):
         "about 10 min left",
         "about 2.5 h left",
     ]
+
+
+def test_a_network_is_told_beside_its_layers(tmp_path):
+    picture = tmp_path / "sums.png"
+    asked = ("measure", "composition", "mnist-cnn", "--batch-sizes", "2", *QUICK)
+    done = invoke(*asked, "--plot", str(picture))
+    assert done.exit_code == 0, done.stderr
+    assert "Mean overshoot: sum of layers" in done.stdout
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    told = json.loads(invoke(*asked, "--json").stdout)
+    [row] = told["compositions"]
+    assert row["overshoot_before"] == pytest.approx(row["sum_of_layers_s"] / row["measured_s"] - 1)
+    assert told["num_skipped"] == 17
+
+
+def test_a_picture_that_cannot_be_written_is_told_before_anything_is_measured(tmp_path):
+    done = invoke("measure", "composition", "mnist-cnn", "--plot", str(tmp_path / "no" / "sums.png"))
+    assert done.exit_code == 2
+    assert "does not exist" in done.stderr

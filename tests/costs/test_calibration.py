@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forerun.costs.calibration import PriorScales, choose_steps, condition, fit_scales, sensitivities
+from forerun.costs.calibration import (
+    PriorScales,
+    choose_steps,
+    condition,
+    fit_scales,
+    information_order,
+    sensitivities,
+)
 from forerun.costs.op_time import step_times
 from forerun.hardware import find_device
 from forerun.regressors.op_features import Point
@@ -162,3 +169,25 @@ def test_a_sensitivity_is_the_derivative_of_the_log_step():
     slope = (log_step(0.01) - log_step(-0.01)) / 0.02
     # The host's constant does not scale with its launches, so the share is an upper bound.
     assert 0 < slope <= row[3] * 1.01
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_order_of_information_is_that_of_the_greedy_choice(seed):
+    rows = random_rows(15, seed)
+    order = information_order(rows, np.ones(15), SCALES)
+    assert order[:8] == choose_steps(rows, range(15), 8, SCALES)
+    assert sorted(order) == list(range(15))
+
+
+def test_what_takes_little_time_is_measured_earlier():
+    rows = random_rows(12)
+    last = information_order(rows, np.ones(12), SCALES)[-1]
+    cost_s = np.where(np.arange(12) == last, 1e-6, 1.0)
+    assert information_order(rows, cost_s, SCALES)[0] == last
+
+
+def test_a_step_that_repeats_another_comes_last():
+    rows = random_rows(6)
+    rows = np.vstack([rows, rows[:1]])
+    order = information_order(rows, np.ones(7), replace(SCALES, noise=1e-3))
+    assert order.index(6) == 6 or order.index(0) == 6

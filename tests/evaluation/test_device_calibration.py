@@ -21,7 +21,7 @@ from forerun.hardware import find_device
 from forerun.measurement.calibration_jobs import calibration_layers, calibration_models
 from forerun.prediction.estimate import Provenance
 from forerun.prediction.step import provenance_of
-from forerun.records.measurement import JobKind, Outcome, Summary
+from forerun.records.measurement import ANCHOR_FAMILY, JobKind, Outcome, Summary
 from forerun.workload.graph import OpClass, StepPart
 from made_measurements import measurement
 
@@ -175,8 +175,24 @@ def test_a_layer_holds_its_own_kernels_and_no_loss():
     assert setup.batch_size_per_device == 4
 
 
+def test_copies_of_a_layer_hold_each_kernel_as_often():
+    asked = {
+        "batch_size": 4, "in_size": 16, "in_features": 8, "out_features": 8, "kernel": 3, "use_bias": True,
+        "mode": "train_step", "optimizer": "none", "activation": "relu",
+    }  # fmt: skip
+    one, _ = layer_graph("conv2d", asked)
+    three, _ = layer_graph("conv2d", {**asked, "copies": 3})
+    assert len(three.ops.op_class) == 3 * len(one.ops.op_class)
+    assert three.num_parameters == 3 * one.num_parameters
+
+
 def test_noise_is_half_the_interval_of_the_median():
     summary = Summary(median_s=2.0, low_s=1.9, high_s=2.3, is_stable=True)
     (found,), _ = device_samples([measurement(1, summary=summary)], DEVICE)
     assert found.step_time_s == 2.0
     assert found.relative_noise == pytest.approx(0.1)
+
+
+def test_anchors_are_no_samples():
+    anchor = measurement(1, family=ANCHOR_FAMILY, device="rtx-4070")
+    assert device_samples([anchor], DEVICE) == ([], [])

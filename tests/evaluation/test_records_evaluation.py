@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+import forerun
 from forerun import api
 from forerun.errors import InvalidSetupError, RecordError
 from forerun.records.step_record import StepRecord
@@ -70,3 +71,69 @@ def test_unknown_format(table):
 def test_no_row_of_the_wanted_device(table):
     with pytest.raises(RecordError, match="no row is left"):
         api.evaluate(table, format="forerun", devices=["t4"])
+
+
+def test_the_format_is_told_by_the_columns(table, tmp_path):
+    timm = tmp_path / "timm.csv"
+    timm.write_text(
+        "model,train_samples_per_sec,train_step_time,train_batch_size,train_img_size,param_count\n"
+        "resnet18,400.0,160.0,64,64,11.69\n"
+    )
+    assert api.evaluate(table).metrics.n == 12
+    assert api.evaluate(timm, devices=["rtx-3090"]).metrics.n == 1
+
+
+def test_here_means_the_figures_of_this_machine(tmp_path):
+    steps = [
+        StepRecord(
+            source="mine",
+            row_id=str(batch),
+            model="torchvision:resnet18",
+            family="resnet",
+            device="cpu",
+            batch_size_per_device=batch,
+            image_size=64,
+            step_time_s=1e-2 * batch,
+            precision=Precision.FP32,
+            phase=Phase.TRAIN,
+        )
+        for batch in (16, 32)
+    ]
+    path = tmp_path / "cpu.csv"
+    write_records(steps, path)
+    cores = forerun.find_device("cpu").num_compute_units
+    generic, here = api.evaluate(path), api.evaluate(path, devices=[str(small_cpu(tmp_path, cores // 8))])
+    assert (here.predicted_s > 2 * generic.predicted_s).all()
+
+
+def small_cpu(folder, num_cores):
+    """A device file of a processor that is a part of the generic one."""
+    path = folder / "small.toml"
+    path.write_text(
+        f"""[device]
+name = "cpu"
+title = "Small"
+vendor = "any"
+kind = "cpu"
+architecture = "avx512"
+segment = "cpu"
+release = "2023-01"
+num_compute_units = {num_cores}
+boost_clock_mhz = 2600
+l2_cache_mb = 8
+memory_gb = 32
+memory_bandwidth_gb_s = 38.4
+memory_type = "DDR5"
+bus = "socket"
+power_limit_w = 34
+[device.peak_tflops]
+fp64 = {2.662 * num_cores / 32}
+fp32 = {5.325 * num_cores / 32}
+[device.sources]
+compute = "a part of a socket"
+memory = "a part of a socket"
+board = "a part of a socket"
+peak_tflops = "a part of a socket"
+"""
+    )
+    return path

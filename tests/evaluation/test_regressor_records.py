@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from forerun.api.regressors import fit_regressor, read_curves
+from forerun.api.regressors import fit_regressor, read_accuracy_over_time, read_curves
 from forerun.errors import UsageError
 from forerun.evaluation.regressor_records import read_measured_steps, throughputs
 from forerun.records.cnn_csv import write_cnn_csv
@@ -26,6 +26,7 @@ def trainings():
             },
             results={
                 "num_parameters": 1000, "step_time_s": step_s, "epoch_time_s": step_s * 6400 / batch,
+                "epoch_time_1_s": 2.0, "epoch_time_2_s": 1.0,
                 "accuracy_1": 0.3, "accuracy_2": 0.5, "loss_1": 2.0, "loss_2": 1.5, "val_loss_1": 2.1,
             },
         )  # fmt: skip
@@ -72,3 +73,14 @@ def test_throughput_and_curves(store):
     name = "cnn:depth=2,base_filters=32, batch 16"
     assert accuracy[name].tolist() == [0.3, 0.5]
     assert loss[name].tolist() == [2.1]
+    time_s, reached = read_accuracy_over_time([store])[name]
+    assert time_s.tolist() == [2.0, 3.0]
+    assert reached.tolist() == [0.3, 0.5]
+
+
+def test_runs_without_accuracy_or_times_have_no_trade_off(tmp_path):
+    path = tmp_path / "records.sqlite"
+    with RecordStore.open(path) as opened:
+        opened.add(measurement(1, kind=JobKind.TRAINING, results={"accuracy_1": 0.3}))
+        opened.add(measurement(2))
+    assert read_accuracy_over_time([path]) == {}

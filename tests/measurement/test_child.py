@@ -120,6 +120,12 @@ def test_memory_beyond_the_limit_is_out_of_memory_and_below_it_is_not():
     assert report_of("fill memory", size_bytes=128 * MIB).outcome is Outcome.DONE
 
 
+def test_scratch_memory_that_a_library_was_refused_is_out_of_memory_under_a_limit_only():
+    limited = replace(QUICK, memory_limit_bytes=1 << 30)
+    assert report_of("refused scratch", limited).outcome is Outcome.OUT_OF_MEMORY
+    assert report_of("refused scratch").outcome is Outcome.FAILED
+
+
 def test_the_runners_own_error_for_full_memory_is_out_of_memory():
     pytest.importorskip("forerun.measurement.runners")
     report = report_of("fill device memory")

@@ -4,6 +4,7 @@ import os
 import re
 import stat
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,24 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX fil
 
 
 def acquire(folder, wait_s=0.0):
-    with lock_device("cpu", folder=folder, wait_s=wait_s):
-        raise AssertionError("two hold the lock")
+    """Asks for the lock from another thread, which does not hold what this one holds."""
+
+    def ask():
+        with lock_device("cpu", folder=folder, wait_s=wait_s):
+            raise AssertionError("two hold the lock")
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(ask).result()
+
+
+def test_the_holder_may_ask_again_and_lets_go_once(tmp_path):
+    with lock_device("cpu", folder=tmp_path) as path:
+        with lock_device("cpu", folder=tmp_path) as again:
+            assert again == path
+        with pytest.raises(DeviceBusyError):
+            acquire(tmp_path)
+    with pytest.raises(AssertionError, match="two hold"):
+        acquire(tmp_path)  # nobody holds it any more
 
 
 def test_a_second_holder_is_refused_and_told_who_has_it(tmp_path):

@@ -9,7 +9,8 @@ from scipy.stats import qmc
 
 from forerun.errors import InvalidSetupError
 from forerun.measurement import layer_design
-from forerun.measurement.layer_design import Axis, LayerDesign, axes_of, design_layers, unit_points
+from forerun.measurement.layer_axes import Axis, axes_of
+from forerun.measurement.layer_design import LayerDesign, design_layers, unit_points
 from forerun.measurement.layer_figures import LAYER_KINDS, layer_figures
 from forerun.measurement.layer_modules import build_layer
 from forerun.records.measurement import JobKind
@@ -93,7 +94,11 @@ def test_the_ranges_of_justus_hold_his_limits():
             assert asked["stride"] <= 4
         else:
             assert max(asked["in_features"], asked["out_features"]) <= 4096
-    widest = next(a for a in axes_of("dense", LayerDesign()) if a.name == "in_features")
+    widest = next(
+        a
+        for a in axes_of("dense", "wide", modes=("forward",), optimizers=("none",))
+        if a.name == "in_features"
+    )
     assert widest.high == 8192
 
 
@@ -110,7 +115,7 @@ def test_whatever_is_designed_can_be_built_and_has_the_shapes_it_is_said_to_have
     ("changed", "message"),
     [
         ({"kinds": ("conv3d",)}, "unknown layer 'conv3d'; did you mean"),
-        ({"ranges": "narrow"}, "justus or wide"),
+        ({"ranges": "narrow"}, "justus, wide"),
         ({"num_layers": 0}, "at least one layer"),
     ],
 )
@@ -123,3 +128,18 @@ def test_limits_that_leave_too_few_layers_say_so(monkeypatch):
     monkeypatch.setattr(layer_design, "_LAST_EXPONENT", 10)  # all 131,072 points take seconds
     with pytest.raises(InvalidSetupError, match="allow more of both"):
         design_layers(LayerDesign(kinds=("batch_norm",), num_layers=50, max_flops=20, max_bytes=40))
+
+
+def test_layers_as_in_networks_have_their_sizes():
+    design = LayerDesign(num_layers=220, ranges="networks", max_flops=1e9, max_bytes=1e8, with_null=False)
+    jobs = design_layers(design)
+    convolutions = [job.parameters for job in jobs if job.subject == "conv2d"]
+    assert {asked["kernel"] for asked in convolutions} == {1, 3, 5, 7}
+    assert {asked["stride"] for asked in convolutions} == {1, 2}
+    assert all(asked["in_features"] % 8 == 0 and asked["out_features"] % 8 == 0 for asked in convolutions)
+    assert {job.parameters["padding"] for job in jobs if "padding" in job.parameters} == {"same"}
+
+
+def test_unknown_ranges_are_refused():
+    with pytest.raises(InvalidSetupError, match="justus, wide, networks"):
+        LayerDesign(ranges="narrow")

@@ -88,8 +88,9 @@ def test_a_training_step_moves_the_weights_and_not_the_input(monkeypatch):
     seen = {}
     original = layer_runner._train_step
 
-    def watched(layer, given, *rest):
-        step = original(layer, given, *rest)
+    def watched(layers, inputs, *rest):
+        step = original(layers, inputs, *rest)
+        [layer], [given] = layers, inputs
         seen.update(layer=layer, given=given, weight=layer[0].weight.clone(), input=given.detach().clone())
         return step
 
@@ -98,6 +99,26 @@ def test_a_training_step_moves_the_weights_and_not_the_input(monkeypatch):
     assert not torch.equal(seen["layer"][0].weight, seen["weight"])
     assert torch.equal(seen["given"].detach(), seen["input"])
     assert seen["given"].grad.abs().sum() > 0
+
+
+def test_the_first_layer_of_a_network_needs_no_gradient_of_its_input(monkeypatch):
+    seen = []
+    original = layer_runner._train_step
+    monkeypatch.setattr(
+        layer_runner,
+        "_train_step",
+        lambda layers, inputs, *rest: [seen.extend(inputs), original(layers, inputs, *rest)][1],
+    )
+    run_here(JobKind.LAYER, "dense", **SIZES["dense"], mode="train_step", input_gradient=False)
+    assert [given.grad for given in seen] == [None]
+
+
+def test_copies_have_weights_and_inputs_of_their_own(monkeypatch):
+    result = run_here(
+        JobKind.LAYER, "conv2d", **SIZES["conv2d"], mode="train_step", optimizer="adam", copies=3
+    )
+    figures = layer_figures("conv2d", SIZES["conv2d"])
+    assert result.results["num_parameters"] == 3 * figures.num_parameters
 
 
 @pytest.mark.parametrize(
@@ -132,6 +153,8 @@ def test_output_sizes(size, kernel, stride, padding, expected):
         ("conv2d", {"in_size": 2.5}, "whole number as in_size"),
         ("grouped_conv2d", {"groups": 5}, "5 groups divide"),
         ("group_norm", {"groups": 3}, "3 groups divide"),
+        ("batch_norm", {"batch_size": 1, "in_size": 1}, "more than one value"),
+        ("group_norm", {"batch_size": 1, "in_size": 1, "groups": 8}, "more than one value"),
         ("attention", {"num_heads": 3}, "3 heads divide"),
         ("dense", {"activation": "swish"}, "unknown activation"),
         ("dense", {"mode": "backward"}, "forward or train_step"),

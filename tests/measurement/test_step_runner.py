@@ -14,7 +14,7 @@ from forerun.measurement.child import run_in_child
 from forerun.measurement.job_parameters import setup_of
 from forerun.measurement.jobs import Job
 from forerun.measurement.session import run_jobs
-from forerun.measurement.step_runner import time_first_and_rest
+from forerun.measurement.step_runner import step_energy, time_first_and_rest
 from forerun.measurement.torch_device import PeakMemory, set_numeric_flags
 from forerun.records.measurement import Circumstances, JobKind, Outcome
 from forerun.tracing.sources import build_model
@@ -227,3 +227,20 @@ def test_a_step_on_a_gpu(precision):
     report = run_in_child(job, "cuda:0", QUICK)
     assert report.outcome is Outcome.DONE, report.reason
     assert report.result.results["peak_memory_bytes"] > 0
+
+
+def test_the_energy_of_a_step_is_what_the_counter_grew_by():
+    assert step_energy([100.0, 400.0], [0.2, 0.2, 0.2]) == {"step_energy_j": pytest.approx(100.0)}
+
+
+@pytest.mark.parametrize(
+    ("readings", "times"), [([None, None], [1.0]), ([5.0, None], [1.0]), ([5.0, 9.0], [0.1, 0.1])]
+)
+def test_no_energy_is_told_without_a_counter_or_over_less_than_its_steps(readings, times):
+    assert step_energy(readings, times) == {}
+
+
+def test_a_processor_has_no_energy_and_no_launching_and_takes_its_limit_from_outside():
+    result = run_here(JobKind.STEP, TINY_CNN, batch_size=2, memory_limit_bytes=1)
+    assert not {"step_energy_j", "launched_s"} & set(result.results)
+    assert len(result.repetitions_s) == 3

@@ -8,7 +8,9 @@ from forerun.measurement.telemetry import (
     Recorder,
     cpu_counters,
     cpu_sensors,
+    gpu_energy,
     gpu_sensors,
+    open_energy_counter,
     record_telemetry,
     summarise_samples,
 )
@@ -134,3 +136,15 @@ def test_a_gpu_tells_what_it_knows_and_nothing_else():
         "gpu_throttled_by_heat": 1.0,
         "gpu_throttled_by_power": 0.0,
     }
+
+
+class MeteredDriver(PartialDriver):
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle):  # noqa: N802
+        return 2500
+
+
+def test_the_energy_counter_is_in_joules_and_absent_where_there_is_none():
+    assert gpu_energy(MeteredDriver(), object()) == {"gpu_energy_j": 2.5}
+    assert gpu_energy(PartialDriver(), object()) == {}
+    with open_energy_counter("cpu") as read_j:
+        assert read_j() is None

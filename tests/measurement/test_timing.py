@@ -99,3 +99,24 @@ def test_the_real_clock_sees_a_real_wait():
 def test_an_error_of_the_step_goes_through():
     with pytest.raises(ZeroDivisionError):
         time_repetitions(lambda: 1 / 0, lambda: None, Protocol())
+
+
+def test_when_the_call_returned_is_told_apart_from_when_the_device_was_done():
+    machine = Machine(lambda i: 1.0)
+    timed = timed_on(machine, num_repetitions=4, window=3)
+    assert timed.returned_s == (0.0,) * 4  # a step only queues
+    assert timed.repetitions_s == pytest.approx((1.0,) * 4)
+
+
+def test_both_ends_of_the_timed_repetitions_are_told():
+    machine = Machine(lambda i: 1.0)
+    seen = []
+    timed = time_repetitions(
+        machine.step,
+        machine.synchronise,
+        Protocol(num_repetitions=5, window=3),
+        clock=machine.clock,
+        at_both_ends=lambda: seen.append(machine.now_s),
+    )
+    assert seen[1] - seen[0] == pytest.approx(sum(timed.repetitions_s))
+    assert seen[0] == pytest.approx(100.0 + sum(timed.warm_up_s))

@@ -84,6 +84,10 @@ def _raise(job: Job, protocol: Protocol) -> RunResult:
     raise ValueError("7 is not a batch size")
 
 
+def _refused_scratch(job: Job, protocol: Protocol) -> RunResult:
+    raise RuntimeError("could not create a primitive")
+
+
 def _fill_memory(job: Job, protocol: Protocol) -> RunResult:
     block = bytearray(job.parameters["size_bytes"])
     return RunResult(repetitions_s=(0.1,) * 6, results={"size_bytes": len(block)})
@@ -119,6 +123,7 @@ _DEEDS = {
     "progress": _progress,
     "tell": _tell,
     "raise": _raise,
+    "refused scratch": _refused_scratch,
     "fill memory": _fill_memory,
     "fill device memory": _fill_device_memory,
     "exit": lambda job, protocol: os._exit(3),

@@ -4,8 +4,11 @@ import pytest
 from record_cases import record
 
 from forerun.errors import RecordError
+from forerun.records.measurement import ANCHOR_FAMILY
 from forerun.records.step_record import default_optimizer_implementation, framework_release, is_pytorch_2
+from forerun.records.step_view import as_step_record
 from forerun.workload.setup import OptimizerImplementation
+from made_measurements import measurement
 
 
 @pytest.mark.parametrize(
@@ -75,3 +78,8 @@ def test_setup_repeats_the_circumstances():
 
 def test_setup_leaves_out_an_update_that_was_not_timed():
     assert record(optimizer="adam", includes_optimizer=False).training_setup().optimizer == "none"
+
+
+def test_anchors_are_no_steps_of_a_model():
+    assert as_step_record(measurement(1)) is not None
+    assert as_step_record(measurement(1, family=ANCHOR_FAMILY)) is None

@@ -5,8 +5,10 @@ import pytest
 
 from forerun.errors import FailureError, UsageError
 from forerun.report.measured_plots import (
+    accuracy_against_time,
     accuracy_curves,
     batch_size_against_throughput,
+    best_so_far,
     residuals_against_time,
 )
 
@@ -34,6 +36,22 @@ def test_curves_have_an_axis_for_accuracy_and_one_for_loss(tmp_path):
         loss={"a": np.array([2.0, 1.5])},
     )
     assert {"accuracy [%]", "loss", "epoch", "a", "1", "2"} <= texts_of(tmp_path / "a.svg")
+
+
+def test_the_front_holds_what_nothing_beats_sooner():
+    time_s = np.array([4.0, 1.0, 2.0, 3.0, 2.0])
+    accuracy = np.array([0.9, 0.5, 0.4, 0.9, 0.7])
+    front_s, front = best_so_far(time_s, accuracy)
+    assert front_s.tolist() == [1.0, 2.0, 3.0]
+    assert front.tolist() == [0.5, 0.7, 0.9]
+
+
+def test_accuracy_against_time_shows_runs_and_their_front(tmp_path):
+    runs = {"a": (np.array([1.0, 2.0]), np.array([0.3, 0.5])), "b": (np.array([3.0]), np.array([0.4]))}
+    accuracy_against_time(tmp_path / "a.svg", title="trade-off", runs=runs)
+    assert {"time in training [s]", "accuracy [%]", "a", "b", "best so far"} <= texts_of(tmp_path / "a.svg")
+    with pytest.raises(FailureError, match="at least one run"):
+        accuracy_against_time(tmp_path / "b.svg", title="", runs={})
 
 
 def test_residuals_name_their_median(tmp_path):

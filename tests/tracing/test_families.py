@@ -128,3 +128,44 @@ def test_every_family_documents_its_keys():
         text = describe_family(name)
         assert all(key in text and rule.meaning in text for key, rule in found.keys.items())
         assert all(isinstance(rule, FamilyKey) for rule in found.keys.values())
+
+
+def test_gpt_has_the_published_size():
+    # The released weights of GPT-2 small hold 124,439,808 values (Radford et al. 2019; "117M" there is a misprint).
+    assert num_parameters("gpt") == 124_439_808
+
+
+def test_gpt_reads_tokens_and_predicts_the_next():
+    built = build_model("gpt:depth=2,width=64,vocabulary=50", sequence_length=16)
+    assert run_step(built).shape == (2, 16, 50)
+    real = build_model("gpt:depth=2,width=64,vocabulary=50", sequence_length=16, device="cpu")
+    batch = real.make_batch(3)
+    assert batch["args"][0].max() < 50
+    assert real.loss(real.module(*batch["args"]), batch).isfinite()
+
+
+def test_gpt_does_not_look_ahead():
+    torch.manual_seed(0)
+    network = build_model("gpt:depth=1,width=64,vocabulary=20", device="cpu").module.eval()
+    tokens = torch.randint(20, (1, 8))
+    changed = tokens.clone()
+    changed[0, 5] = (changed[0, 5] + 1) % 20
+    with torch.no_grad():
+        before, after = network(tokens), network(changed)
+    torch.testing.assert_close(before[:, :5], after[:, :5])
+    assert not torch.allclose(before[:, 5:], after[:, 5:])
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"image_size": 32}, "reads tokens, not images"),
+        ({"num_classes": 3}, "predicts tokens, not classes"),
+        ({"sequence_length": 2048}, "up to 1024 tokens"),
+    ],
+)
+def test_gpt_refuses_what_it_cannot_read(options, told):
+    with pytest.raises(InvalidSetupError, match=told):
+        build_model("gpt", **options)
+    with pytest.raises(InvalidSetupError, match="64, 128, 192"):
+        build_model("gpt:width=100")

@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from forerun.api.calibration import Calibration, calibrate
+    from forerun.api.composition import CompositionRun, measure_composition, recorded_compositions
+    from forerun.api.curves import TrainedCurve, measure_curve
+    from forerun.api.forecasting import Backtest, RunForecast, TradeOff, backtest, forecast, trade_off
     from forerun.api.measurement import MeasurementRun, measure_grid, measure_layers, measure_model
+    from forerun.api.planning import plan, read_accuracies
     from forerun.api.prediction import (
         Evaluation,
         Sweep,
@@ -25,53 +29,84 @@ if TYPE_CHECKING:
         save_trained_model,
     )
     from forerun.api.scheduling import Schedule, schedule, schedule_trace
+    from forerun.api.suite import SuiteRun, measure_suite
 
 __all__ = [
+    "Backtest",
     "Calibration",
+    "CompositionRun",
     "Evaluation",
     "MeasurementRun",
+    "RunForecast",
     "Schedule",
+    "SuiteRun",
     "Sweep",
+    "TradeOff",
+    "TrainedCurve",
+    "backtest",
     "calibrate",
     "evaluate",
     "evaluate_reference",
     "fit_op_model",
     "fit_regressor",
+    "forecast",
     "load_trained_model",
+    "measure_composition",
+    "measure_curve",
     "measure_grid",
     "measure_layers",
     "measure_model",
+    "measure_suite",
+    "plan",
     "predict",
     "predict_epoch_time",
     "predict_time",
+    "read_accuracies",
+    "recorded_compositions",
     "save_trained_model",
     "schedule",
     "schedule_trace",
     "sweep",
+    "trade_off",
 ]
 
 _MODULES = {
+    "Backtest": "forecasting",
     "Calibration": "calibration",
+    "CompositionRun": "composition",
     "Evaluation": "prediction",
     "MeasurementRun": "measurement",
+    "RunForecast": "forecasting",
     "Schedule": "scheduling",
+    "SuiteRun": "suite",
     "Sweep": "prediction",
+    "TradeOff": "forecasting",
+    "TrainedCurve": "curves",
+    "backtest": "forecasting",
     "calibrate": "calibration",
     "evaluate": "prediction",
     "evaluate_reference": "prediction",
     "fit_op_model": "prediction",
     "fit_regressor": "regressors",
+    "forecast": "forecasting",
     "load_trained_model": "regressors",
+    "measure_composition": "composition",
+    "measure_curve": "curves",
     "measure_grid": "measurement",
     "measure_layers": "measurement",
     "measure_model": "measurement",
+    "measure_suite": "suite",
+    "plan": "planning",
     "predict": "prediction",
     "predict_epoch_time": "regressors",
     "predict_time": "regressors",
+    "read_accuracies": "planning",
+    "recorded_compositions": "composition",
     "save_trained_model": "regressors",
     "schedule": "scheduling",
     "schedule_trace": "scheduling",
     "sweep": "prediction",
+    "trade_off": "forecasting",
 }
 
 

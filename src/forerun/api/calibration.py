@@ -18,6 +18,8 @@ from forerun.errors import InvalidSetupError, RecordError, UsageError
 from forerun.evaluation.device_calibration import CalibrationResult
 from forerun.hardware import find_device
 from forerun.hardware.device import Device, DeviceKind
+from forerun.hardware.this_device import device_at
+from forerun.measurement.device_index import gpu_index
 from forerun.measurement.jobs import Job
 from forerun.measurement.progress import Event
 from forerun.measurement.protocol import Protocol
@@ -131,7 +133,7 @@ def calibrate(
         found = find_device(device)
         measured, name = _recorded(from_records, found), str(from_records)
     else:
-        found = _device_of(device)
+        found = device_at(gpu_index(device))
         deadline_s = began_s + 60.0 * minutes * (1 - _FIT_SHARE)
         measured, name = _measured(device, found, precision, records, deadline_s, on_event)
     report(f"fitting {len(measured)} measurements")
@@ -154,22 +156,6 @@ def calibrate(
         duration_s=time.monotonic() - began_s,
         notes=tuple(notes),
     )
-
-
-def _device_of(device_index: str) -> Device:
-    from forerun.hardware.here import describe_host
-    from forerun.hardware.host_gpus import visible_gpus
-    from forerun.hardware.this_device import cpu_device, gpu_device
-    from forerun.measurement.device_index import gpu_index
-
-    index = gpu_index(device_index)
-    host = describe_host()
-    if index is None:
-        return cpu_device(host)
-    gpus = visible_gpus(host.gpus)
-    if index >= len(gpus):
-        raise UsageError(f"expected one of this machine's {len(gpus)} GPUs, got {device_index}")
-    return gpu_device(gpus[index])
 
 
 def _recorded(source: str | Path, device: Device) -> list[Measurement]:
@@ -202,13 +188,14 @@ def _measured(
     on_event: Callable[[Event], None] | None,
 ) -> tuple[list[Measurement], str]:
     from forerun.measurement.calibration_jobs import calibration_layers, calibration_models
+    from forerun.measurement.device_lock import lock_device
 
     is_gpu = device.kind is DeviceKind.GPU
     layers = calibration_layers(400, is_gpu=is_gpu, precision=precision)
     models = calibration_models(is_gpu=is_gpu, precision=precision)
     occasion = f"calibration {datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds')}"
     middle_s = time.monotonic() + _LAYER_SHARE * (deadline_s - time.monotonic())
-    with RecordStore.open(records) as store:
+    with RecordStore.open(records) as store, lock_device(device_index):
         rounds = ((layers, _LAYER_PROTOCOL, middle_s), (models, _MODEL_PROTOCOL, deadline_s))
         for jobs, protocol, until_s in rounds:
             _measure_until(jobs, store, device_index, protocol, occasion, until_s, on_event)

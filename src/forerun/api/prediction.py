@@ -406,7 +406,7 @@ def _live_memory(
 def evaluate(
     records: str | Path,
     *,
-    format: str = "timm",
+    format: str = "auto",
     devices: Sequence[str] = (),
     precision: str = "amp",
     layout: str = "nchw",
@@ -417,8 +417,10 @@ def evaluate(
 
     Args:
         records: A table of measured steps.
-        format: "timm" for the CSV of timm's benchmark script, "forerun" for the own format.
-        devices: The device of a timm table; for the own format the devices to keep.
+        format: "timm" for the CSV of timm's benchmark script, "forerun" for the own format, "auto" for what the columns
+            say.
+        devices: The device of a timm table; for the own format the devices to keep. ``here`` keeps what was measured on
+            this kind of device and takes the figures of this machine: records call every processor ``cpu``.
         precision: Precision of a timm table; the file does not say.
         layout: Its layout.
         compile: Whether it ran under torch.compile.
@@ -437,7 +439,8 @@ def evaluate(
         "framework_version": torch_version,
     }
     steps = read_steps(str(records), format, devices, options)
-    return evaluate_records(steps, load_weights(shipped_weights_path()))
+    named = {device.name: device for device in map(find_device, devices)}
+    return evaluate_records(steps, load_weights(shipped_weights_path()), named)
 
 
 def evaluate_reference(out: Path, quick: bool = False) -> str:

@@ -26,6 +26,7 @@ __all__ = [
     "model_summary",
     "predict_epoch_time",
     "predict_time",
+    "read_accuracy_over_time",
     "read_curves",
     "read_throughputs",
     "save_trained_model",
@@ -139,6 +140,15 @@ def read_curves(
     from forerun.evaluation.regressor_records import curves, read_all
 
     return curves(read_all(records, None if device is None else find_device(device)))
+
+
+def read_accuracy_over_time(
+    records: Sequence[str | Path], device: str | None = None
+) -> dict[str, tuple[Any, Any]]:
+    """Time in training [s] and accuracy after each epoch by run; empty where nothing was trained."""
+    from forerun.evaluation.regressor_records import accuracy_over_time, read_all
+
+    return accuracy_over_time(read_all(records, None if device is None else find_device(device)))
 
 
 def predict_time(

@@ -26,12 +26,16 @@ def evaluate(
     file_format: Annotated[
         str,
         typer.Option(
-            "--format", metavar="NAME", help="timm (the CSV of timm's benchmark script) or forerun."
+            "--format",
+            metavar="NAME",
+            help="timm (the CSV of timm's benchmark script), forerun, or auto: what the columns say.",
         ),
-    ] = "timm",
+    ] = "auto",
     on: Annotated[
         list[str] | None,
-        typer.Option(metavar="DEVICE", help="Device of the records, or the ones to keep; may be repeated."),
+        typer.Option(
+            metavar="DEVICE", help="Device of the records, or the ones to keep; here: of this machine."
+        ),
     ] = None,
     reference: Annotated[
         bool, typer.Option("--reference", help="Evaluate on the public reference tables and write a page.")
@@ -97,3 +101,16 @@ def _evaluate_reference(out: Path, quick: bool, debug: bool) -> None:
         page = api.evaluate_reference(out, quick)
     typer.echo(page)
     typer.echo(f"page written to {out}", err=True)
+    _draw_pictures(out.parent / "methods")
+
+
+def _draw_pictures(folder: Path) -> None:
+    """Renews the pictures of the methods that stand beside the page."""
+    if not folder.is_dir():
+        return
+    from forerun import api
+    from forerun.report.composition_page import plot_compositions
+
+    picture = folder / "composition.png"
+    plot_compositions(picture, api.recorded_compositions())
+    typer.echo(f"picture written to {picture}", err=True)

@@ -140,8 +140,9 @@ def _save(result: FitResult, out: Path) -> str:
 
 
 def _write_plots(result: FitResult, records: list[str], device: str | None, folder: Path) -> None:
-    from forerun.api.regressors import read_curves, read_throughputs
+    from forerun.api.regressors import read_accuracy_over_time, read_curves, read_throughputs
     from forerun.report.measured_plots import (
+        accuracy_against_time,
         accuracy_curves,
         batch_size_against_throughput,
         residuals_against_time,
@@ -167,3 +168,5 @@ def _write_plots(result: FitResult, records: list[str], device: str | None, fold
         accuracy_curves(
             folder / "accuracy.png", title="Accuracy and loss per epoch", accuracy=accuracy, loss=loss
         )
+    if runs := read_accuracy_over_time(records, device):
+        accuracy_against_time(folder / "accuracy-against-time.png", title="Accuracy against time", runs=runs)

@@ -13,9 +13,11 @@ from forerun.cli.calibrate import calibrate
 from forerun.cli.evaluate import evaluate
 from forerun.cli.failures import OneLineErrors
 from forerun.cli.fit import fit
+from forerun.cli.forecast import forecast
 from forerun.cli.hardware import hardware
 from forerun.cli.measure import measure
 from forerun.cli.options import DebugOption
+from forerun.cli.plan import plan
 from forerun.cli.predict import predict
 from forerun.cli.records import records
 from forerun.cli.schedule import schedule
@@ -32,7 +34,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("predict", short_help="Predict time, memory and cost of training.")(predict)
+app.command("plan", short_help="Find the best configuration within limits.")(plan)
 app.add_typer(hardware, name="hardware")
+app.command("forecast", short_help="Forecast when a run reaches an accuracy.")(forecast)
 app.command("evaluate", short_help="Compare predictions with measured steps.")(evaluate)
 app.add_typer(measure, name="measure")
 app.command("calibrate", short_help="Measure this machine and fit the cost model to it.")(calibrate)

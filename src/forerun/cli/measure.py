@@ -1,4 +1,4 @@
-"""``forerun measure grid | layers | model``."""
+"""``forerun measure grid | layers | model | composition | curve | suite | loader``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from forerun.cli.measure_composition import composition
+from forerun.cli.measure_curve import curve
 from forerun.cli.measure_options import (
     CsvOption,
     DeviceOption,
@@ -24,16 +26,19 @@ from forerun.cli.measure_options import (
     parse_whole_numbers,
     parse_words,
 )
+from forerun.cli.measure_suite import suite
 from forerun.cli.options import DebugOption, JsonOption
 from forerun.cli.output import TABLE_WIDTH_IN_A_PIPE, page_width, print_json, print_page, quiet_libraries
 
 if TYPE_CHECKING:
-    from forerun.api.measurement import MeasurementRun
+    from forerun.api.measuring import MeasurementRun
     from forerun.records.measurement import Measurement
 
 __all__ = ["measure"]
 
 measure = typer.Typer(rich_markup_mode=None, add_completion=False)
+measure.command("suite")(suite)
+measure.command("curve", short_help="Train a network for its learning curve.")(curve)
 
 
 @measure.callback(invoke_without_command=True)
@@ -64,7 +69,7 @@ def grid(
     ] = "no",
     image_size: Annotated[int, typer.Option(help="Height and width of the images [pixels].")] = 32,
     optimizer: Annotated[str, typer.Option(metavar="NAME", help="As in predict.")] = "adam",
-    dataset: Annotated[str, typer.Option(metavar="NAME", help="cifar10 or synthetic.")] = "cifar10",
+    dataset: Annotated[str, typer.Option(metavar="NAME", help="cifar10, synthetic or digits.")] = "cifar10",
     epochs: EpochsOption = 3,
     steps: Annotated[
         int | None, typer.Option(help="Cut each epoch to so many steps and extrapolate to the whole.")
@@ -118,7 +123,10 @@ def layers(
     ] = None,
     num_layers: Annotated[int, typer.Option(help="Layers of all kinds together.")] = 1100,
     ranges: Annotated[
-        str, typer.Option(metavar="NAME", help="justus (the published ones) or wide.")
+        str,
+        typer.Option(
+            metavar="NAME", help="justus (the published ones), wide, or networks (as in image networks)."
+        ),
     ] = "wide",
     mode: Annotated[
         str, typer.Option(metavar="NAME,NAME", help="forward, train_step or both.")
@@ -213,6 +221,9 @@ def model(
         **session,
     )
     _tell(run, as_json, csv, _write_table)
+
+
+measure.command("composition")(composition)
 
 
 def _words(text: str) -> list[str]:

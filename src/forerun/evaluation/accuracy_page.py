@@ -11,6 +11,7 @@ import numpy.typing as npt
 from forerun.evaluation.corpus import SkippedModel
 from forerun.evaluation.interval_laws import IntervalCheck, check_law
 from forerun.evaluation.layer_study import LayerResult
+from forerun.evaluation.markdown import error_cells, markdown_table
 from forerun.evaluation.memory_study import Bracket, TransformerVerdicts, bracket_shares
 from forerun.evaluation.op_time_fit import OTHER_IMPLEMENTATION
 from forerun.evaluation.op_time_studies import DeviceResult, HeldOut, joined
@@ -46,6 +47,7 @@ class AccuracyPage:
         pytorch_times: Steps beside ``RuntimeEstimator`` of PyTorch.
         pytorch_memory: Some of the brackets, with the peaks of PyTorch's ``MemTracker``.
         transformer_verdicts: Memory verdicts on transformers.
+        own_records: The section about forerun's own measurements.
         transformer_parts_s: Measured forward and backward time of the transformer rows, by row.
         schedule: Policies, placement and times of the scheduler.
     """
@@ -65,6 +67,7 @@ class AccuracyPage:
     transformer_verdicts: TransformerVerdicts
     transformer_parts_s: Mapping[str, tuple[float, float]]
     schedule: ScheduleResults
+    own_records: str
 
     def as_markdown(self) -> str:
         """The page."""
@@ -83,6 +86,7 @@ class AccuracyPage:
             self._intervals(),
             self._memory(),
             schedule_section(self.schedule),
+            self.own_records,
             self._skipped(),
         ]
         return "\n".join(sections)
@@ -106,7 +110,7 @@ class AccuracyPage:
             "## Families never seen, on a GPU that was\n\n"
             "`timm_train`: AMP training steps on an RTX 3090, PyTorch 1.12, five folds by model family; the held-out "
             f"families are left out of every table of the fit. Repeat noise of the source is 1.6 %; {_TRIAL}.\n\n"
-            + _table(("predictor", "rows", "MAPE", "median", "p90"), rows)
+            + markdown_table(("predictor", "rows", "MAPE", "median", "p90"), rows)
             + f"\nWhere we lose: {worst}.\n"
         )
 
@@ -125,7 +129,8 @@ class AccuracyPage:
             "Each GPU is left out of the whole fit with all its rows; the networks are "
             "known from other GPUs. MAPE in per cent; for k > 0 the steps to measure are chosen by posterior "
             "variance and left out of the error (earlier trial, mean over eleven GPUs: 18.2, 14.7, 11.4, 10.8, "
-            "9.7).\n\n" + _table(("device, table, phase", "rows", *(f"k = {k}" for k in numbers)), rows)
+            "9.7).\n\n"
+            + markdown_table(("device, table, phase", "rows", *(f"k = {k}" for k in numbers)), rows)
         )
 
     def _device_means(self, numbers: Sequence[int]) -> dict[str, list[float]]:
@@ -162,7 +167,7 @@ class AccuracyPage:
             "`neusight_e2e`: fp32, eager attention, one NVIDIA GPU, each GPU left out of the fit. "
             "Published columns: NeuSight, Habitat, roofline (MAPE). The "
             "mixture-of-experts rows route by values and cannot be traced; they are left out.\n\n"
-            + _table(("rows of", "rows", "MAPE", "median", "p90", "published MAPE"), rows)
+            + markdown_table(("rows of", "rows", "MAPE", "median", "p90", "published MAPE"), rows)
             + self._forward_backward()
         )
 
@@ -228,7 +233,7 @@ class AccuracyPage:
         return (
             "## 90 % intervals\n\nCoverage of groups (folds of families, devices) that neither the fit nor the "
             "interval has seen; errors within one device are one draw, so the worst device matters as much as the "
-            "mean.\n\n" + _table(("tier", "coverage", "worst group", "median upper half-width"), rows)
+            "mean.\n\n" + markdown_table(("tier", "coverage", "worst group", "median upper half-width"), rows)
         )
 
     def _pytorch_times(self) -> str:
@@ -265,7 +270,7 @@ class AccuracyPage:
             "answered and the RTX 3090 of our catalogue registered in its datasheet table. Mode "
             "operator-level-benchmark times each kernel on a real GPU and cannot be had without one. Step times in "
             "ms.\n\n"
-            + _table(("model, batch, layout", "measured", "forerun", "RuntimeEstimator"), rows)
+            + markdown_table(("model, batch, layout", "measured", "forerun", "RuntimeEstimator"), rows)
             + figures
             + (f"\nNot answered: {refusals}.\n" if refusals else "")
         )
@@ -278,11 +283,11 @@ class AccuracyPage:
         return (
             "## Memory\n\n`timm_train`: does the batch that ran fit, and the next larger one not (24 GB card)? One "
             "constant, fitted to the other families (earlier trial: 96.1 % hit, 98.2 % right; noise 1.5 points).\n\n"
-            + _table(header, [_memory_row(self.brackets, name) for name in methods])
-            + "\nThe same beside `torch.distributed._tools.MemTracker`, which takes seconds to minutes a row, on a "
+            + markdown_table(header, [_memory_row(self.brackets, name) for name in methods])
+            + "\nThe same beside `torch.distributed._tools.MemTracker`, which takes seconds to minutes a row (left out after two), on a "
             "sample at equal distances. Without a GPU it tracks fake CPU tensors, where CUDA's autocast does "
             "nothing: as it comes it sees a step in fp32.\n\n"
-            + _table(header, tracked)
+            + markdown_table(header, tracked)
             + f"\n`neusight_memory_fit` (transformers, nine cards, nothing fitted): {found.num_right} of "
             f"{found.num_verdicts} verdicts right, {found.num_false_out_of_memory} false and "
             f"{found.num_missed_out_of_memory} missed out-of-memory; 16 bytes per parameter: "
@@ -326,7 +331,7 @@ class AccuracyPage:
                 f"16 bytes per parameter {100 * rule.verdicts_right:.0f} %",
             ),
         ]
-        return f"Made on {self.date}.\n\n" + _table(("question", "forerun", "beside it"), rows)
+        return f"Made on {self.date}.\n\n" + markdown_table(("question", "forerun", "beside it"), rows)
 
 
 def _memory_row(brackets: Sequence[Bracket], method: str) -> tuple[str, ...]:
@@ -358,8 +363,7 @@ def _error_row(name: str, held: HeldOut) -> tuple[str, ...]:
 
 
 def _metrics_row(name: str, found: ErrorMetrics) -> tuple[str, ...]:
-    figures = (found.mape, found.median_ape, found.p90_ape)
-    return (name, f"{found.n:,}", *(f"{100 * value:.1f} %" for value in figures))
+    return (name, *error_cells(found))
 
 
 def _worst_families(held: HeldOut, limit: int = 6) -> str:
@@ -374,8 +378,3 @@ def _worst_families(held: HeldOut, limit: int = 6) -> str:
         f"{name} ({100 * error[names == name].mean():.0f} % over {int((names == name).sum())} rows)"
         for name in worst
     )
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [" | ".join(header), " | ".join(["---"] * len(header)), *(" | ".join(row) for row in rows)]
-    return "".join(f"| {line} |\n" for line in lines)

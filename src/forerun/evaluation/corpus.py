@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
@@ -181,6 +181,7 @@ def measured_steps(
     records: Sequence[StepRecord],
     requests: Sequence[ModelRequest] | None = None,
     on_graph: Callable[[StepRecord, Graph], None] | None = None,
+    devices: Mapping[str, Device] | None = None,
 ) -> tuple[list[Measured], list[SkippedModel]]:
     """Records with the distinct kernels of their models; models that cannot be traced are listed.
 
@@ -188,6 +189,7 @@ def measured_steps(
         records: Measured steps.
         requests: The traces they need, if not the ones their names say.
         on_graph: Called with each record and its full graph, for studies that need more than the kernels.
+        devices: Figures of devices by name, instead of the catalogue's.
     """
     found: list[Measured] = []
     skipped: dict[str, SkippedModel] = {}
@@ -219,7 +221,7 @@ def measured_steps(
             kernels = stored
         else:
             continue
-        device = find_device(record.device)
+        device = (devices or {}).get(record.device) or find_device(record.device)
         found.append(
             Measured(record=record, device=device, setup=setup, ops=kernels[0], uses_layer_norm=kernels[1])
         )

@@ -32,7 +32,7 @@ from forerun.hardware.device import Device
 from forerun.prediction.estimate import Provenance
 from forerun.regressors.op_fit import FitSettings, encode_samples, refine_op_network
 
-__all__ = ["REFINE_SETTINGS", "CalibrationResult", "calibrate", "log_predictions"]
+__all__ = ["REFINE_SETTINGS", "CalibrationResult", "calibrate", "fitted_weights", "log_predictions"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -102,7 +102,7 @@ def calibrate(
             "measure some with: forerun measure model MODEL"
         )
     refines = len(samples) >= LEAST_TO_REFINE
-    fit = partial(_refined, settings) if refines else _offset
+    fit = partial(fitted_weights, settings=settings, refines=refines)
     whole = [sample for sample in samples if sample.is_whole_model]
     before, after = np.zeros(len(whole)), np.zeros(len(whole))
     if whole:
@@ -125,6 +125,26 @@ def calibrate(
         log_after=after,
         samples=tuple(whole),
     )
+
+
+def fitted_weights(
+    samples: Sequence[DeviceSample],
+    start: OpTimeWeights,
+    *,
+    settings: FitSettings = REFINE_SETTINGS,
+    refines: bool | None = None,
+) -> OpTimeWeights:
+    """The cost model of a device, without intervals or provenance of its own.
+
+    Args:
+        samples: Steps and layers measured on the device.
+        start: Weights of all devices.
+        settings: How networks are refined.
+        refines: Whether they are refined, or offsets fitted; None goes by the number of samples.
+    """
+    if refines is None:
+        refines = len(samples) >= LEAST_TO_REFINE
+    return _refined(settings, samples, start) if refines else _offset(samples, start)
 
 
 def log_predictions(samples: Sequence[DeviceSample], weights: OpTimeWeights) -> Floats:

@@ -12,7 +12,7 @@ from forerun.costs.op_weights import system_key
 from forerun.errors import ForerunError
 from forerun.evaluation.corpus import request_of
 from forerun.hardware.device import Device
-from forerun.measurement.job_parameters import setup_of, text_of
+from forerun.measurement.job_parameters import flag_of, setup_of, text_of, whole_of
 from forerun.measurement.layer_figures import layer_figures
 from forerun.records.measurement import JobKind, Measurement, Outcome
 from forerun.records.step_view import as_step_record
@@ -71,12 +71,13 @@ def device_samples(
     """Finished, timed steps and layers as samples, and why others could not be used.
 
     Args:
-        measurements: Of any kind; null steps, kernels and jobs that did not end well are passed over.
+        measurements: Of any kind; null steps, anchors, kernels and jobs that did not end well are passed over.
         device: Where they were measured.
     """
     samples, reasons = [], []
     for measurement in measurements:
-        if measurement.outcome is not Outcome.DONE or measurement.kind not in _GRAPHS:
+        is_sample = measurement.outcome is Outcome.DONE and measurement.kind in _GRAPHS
+        if not is_sample or measurement.is_anchor:
             continue
         try:
             graph, setup, family = _GRAPHS[measurement.kind](measurement)
@@ -126,28 +127,35 @@ _GRAPHS: dict[JobKind, Any] = {JobKind.STEP: _step_graph, JobKind.LAYER: _layer_
 
 
 def layer_graph(kind: str, parameters: dict[str, Any]) -> tuple[Graph, TrainingSetup]:
-    """Graph of one layer alone as ``measurement.layer_runner`` runs it, and its setup.
+    """Graph of a layer, or of its copies, as ``measurement.layer_runner`` runs it, and its setup.
 
     A gradient of the output is handed over there; the trace gets it from a product with a constant, whose own
     operations are left out again.
     """
     import torch
 
-    from forerun.measurement.layer_modules import build_layer
+    from forerun.measurement.layer_modules import build_layer, copies_of
     from forerun.tracing.built_model import BuiltModel
 
     trains = text_of(parameters, "mode", "forward") == "train_step"
     asked = {**parameters, "phase": str(Phase.TRAIN if trains else Phase.INFERENCE)}
     setup = setup_of(asked)
     shape = layer_figures(kind, parameters).input_shape[1:]
+    num_copies = whole_of(parameters, "copies", 1)
     with torch.device("meta"):
-        module = build_layer(kind, parameters)
+        module = copies_of(lambda: build_layer(kind, parameters), num_copies)
+    needs_gradient = trains and flag_of(parameters, "input_gradient", True)
 
     def make_batch(batch_size: int) -> dict[str, Any]:
-        return {"args": (torch.empty(batch_size, *shape, device="meta", requires_grad=trains),)}
+        sizes = (batch_size, *shape)
+        return {
+            "args": tuple(
+                torch.empty(sizes, device="meta", requires_grad=needs_gradient) for _ in range(num_copies)
+            )
+        }
 
-    def loss(output: torch.Tensor, _: Any) -> torch.Tensor:
-        return (output * torch.empty_like(output)).sum()
+    def loss(outputs: list[torch.Tensor], _: Any) -> torch.Tensor:
+        return torch.stack([(output * torch.empty_like(output)).sum() for output in outputs]).sum()
 
     built = BuiltModel(
         name=f"layer:{kind}", module=module, input_shape=shape, make_batch=make_batch, loss=loss

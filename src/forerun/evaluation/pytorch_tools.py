@@ -16,9 +16,11 @@ from __future__ import annotations
 
 import contextlib
 import io
+import multiprocessing
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -55,18 +57,28 @@ class ToolAnswer:
 
 
 class ToolProcess:
-    """Runs the tools in a child process, which is replaced if one of them kills it."""
+    """Runs the tools in a child process, which is replaced if one of them kills it or takes too long.
 
-    def __init__(self) -> None:
+    Args:
+        limit_s: Longest time of an answer [s].
+    """
+
+    def __init__(self, limit_s: float = 120.0) -> None:
+        self._limit_s = limit_s
         self._pool = _new_pool()
 
     def ask(self, tool: Callable[..., float], *args: Any, **kwargs: Any) -> ToolAnswer:
         """The answer of ``tool(*args, **kwargs)``, which must be a function of a module."""
         try:
-            return self._pool.submit(_answer, tool, args, kwargs).result()
+            return self._pool.submit(_answer, tool, args, kwargs).result(self._limit_s)
         except BrokenProcessPool:
             self._pool = _new_pool()
             return ToolAnswer(value=None, wall_s=0.0, reason="the tool ended its process")
+        except FutureTimeoutError:
+            for child in multiprocessing.active_children():
+                child.kill()
+            self._pool = _new_pool()
+            return ToolAnswer(value=None, wall_s=self._limit_s, reason=f"no answer in {self._limit_s:.0f} s")
 
     def __enter__(self) -> Self:
         return self

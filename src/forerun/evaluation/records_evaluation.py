@@ -15,6 +15,7 @@ from forerun.costs.op_weights import OpTimeWeights
 from forerun.errors import InvalidSetupError, RecordError
 from forerun.evaluation.corpus import Measured, SkippedModel, measured_steps, request_of
 from forerun.hardware import find_device
+from forerun.hardware.device import Device
 from forerun.prediction.calibrated_op import CalibratedOpModel
 from forerun.prediction.step import PreparedModel, predict_intervals, provenance_of
 from forerun.prediction.trained_models import step_rows
@@ -85,10 +86,13 @@ def read_steps(
 
     Args:
         path: The table; for forerun's own format also a store, a file or a URL.
-        file_format: "timm" for the CSV of timm's benchmark script, "forerun" for the own format.
+        file_format: "timm" for the CSV of timm's benchmark script, "forerun" for the own format, "auto" for what its
+            columns say.
         devices: For timm the device it ran on; for forerun the devices to keep, all if empty.
         options: For timm the precision, layout, compiler and PyTorch version of the run.
     """
+    if file_format == "auto":
+        file_format = "timm" if _has_timm_columns(path) else "forerun"
     if file_format == "timm":
         if len(devices) != 1:
             raise InvalidSetupError(
@@ -96,7 +100,7 @@ def read_steps(
             )
         return read_timm_csv(path, find_device(devices[0]).name, **(options or {}))
     if file_format != "forerun":
-        raise InvalidSetupError(f"unknown format '{file_format}'; expected timm or forerun")
+        raise InvalidSetupError(f"unknown format '{file_format}'; expected auto, timm or forerun")
     records = read_measured_steps(path)
     if devices:
         wanted = {find_device(name).name for name in devices}
@@ -106,17 +110,33 @@ def read_steps(
     return records
 
 
-def evaluate_records(records: Sequence[StepRecord], weights: OpTimeWeights) -> Evaluation:
+def _has_timm_columns(path: str | Path) -> bool:
+    """Whether a file is a CSV with a column of timm's benchmark script."""
+    if Path(path).suffix != ".csv" or not Path(path).is_file():
+        return False
+    with Path(path).open(encoding="utf-8", errors="replace") as file:
+        columns = file.readline().strip().split(",")
+    return any(name.endswith(("_samples_per_sec", "_step_time")) for name in columns)
+
+
+def evaluate_records(
+    records: Sequence[StepRecord], weights: OpTimeWeights, devices: Mapping[str, Device] | None = None
+) -> Evaluation:
     """Errors of forerun and of the baselines on measured steps.
 
     Baselines that must be fitted are fitted to the table itself, with the families of the tested rows left
     out; forerun's model has seen none of the table unless it is one of its reference tables.
 
+    Args:
+        records: The steps.
+        weights: The cost model.
+        devices: Figures of devices by name, instead of the catalogue's: of ``cpu``, say, those of this machine.
+
     Raises:
         RecordError: No model of the table could be traced.
     """
     graphs: dict[int, Graph] = {}
-    steps, skipped = measured_steps(records)
+    steps, skipped = measured_steps(records, devices=devices)
     if not steps:
         reasons = "; ".join(f"{s.model}: {s.reason}" for s in skipped[:3])
         raise RecordError(f"no model of the table could be traced: {reasons}")

@@ -21,6 +21,7 @@ import numpy as np
 from forerun.costs.op_weights import OpTimeWeights, load_weights, save_weights, shipped_weights_path
 from forerun.evaluation.accuracy_page import AccuracyPage
 from forerun.evaluation.baseline_study import baseline_study
+from forerun.evaluation.composition_study import published_compositions
 from forerun.evaluation.corpus import Measured, print_progress
 from forerun.evaluation.interval_laws import fit_law
 from forerun.evaluation.layer_study import layer_study
@@ -42,6 +43,8 @@ from forerun.evaluation.op_time_studies import (
     joined,
     overall_scales,
 )
+from forerun.evaluation.own_records import own_records_digest
+from forerun.evaluation.own_records_page import own_records_section
 from forerun.evaluation.reference_tables import ReferenceSteps, read_reference_steps, require_reference_folder
 from forerun.evaluation.runtime_study import RuntimeRow, runtime_study, tracker_study
 from forerun.evaluation.schedule_study import schedule_study
@@ -116,7 +119,7 @@ def run_reference(quick: bool = False) -> AccuracyPage:
         pytorch_memory=_kept(
             "pytorch memory",
             quick,
-            lambda: tracker_study(brackets, 3 if quick else 20, print_progress("MemTracker")),
+            lambda: tracker_study(brackets, 2 if quick else 4, print_progress("MemTracker")),
         ),
         transformer_verdicts=_kept("transformer memory", quick, lambda: transformer_fit_study(folder)),
         transformer_parts_s={
@@ -125,6 +128,11 @@ def run_reference(quick: bool = False) -> AccuracyPage:
             if row.backward_time_s is not None
         },
         schedule=_kept("schedule", quick, lambda: schedule_study(folder, _say, quick)),
+        own_records=_kept(
+            f"own records {own_records_digest()}",
+            quick,
+            lambda: own_records_section(published_compositions(folder)),
+        ),
     )
 
 

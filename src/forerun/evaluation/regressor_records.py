@@ -27,6 +27,7 @@ from forerun.regressors.interface import Floats
 __all__ = [
     "MOST_PUBLIC_LAYERS",
     "Throughputs",
+    "accuracy_over_time",
     "curves",
     "read_all",
     "read_layers",
@@ -141,12 +142,31 @@ def curves(measurements: Iterable[Measurement]) -> tuple[dict[str, Floats], dict
     for m in measurements:
         if m.kind is not JobKind.TRAINING:
             continue
-        name = f"{m.subject}, batch {m.parameters.get('batch_size')}"
+        name = _run_name(m)
         for found, stem in ((accuracy, "accuracy"), (loss, "loss")):
             values = _curve(m, f"val_{stem}") or _curve(m, stem)
             if values:
                 found[name] = np.array(values)
     return accuracy, loss
+
+
+def accuracy_over_time(measurements: Iterable[Measurement]) -> dict[str, tuple[Floats, Floats]]:
+    """Time spent in training [s] and accuracy at the end of each epoch, by run; evaluation takes no time here.
+
+    An epoch cut to some steps counts with the time those took. Of several runs of a configuration the last counts.
+    """
+    found: dict[str, tuple[Floats, Floats]] = {}
+    for m in measurements:
+        accuracy = _curve(m, "val_accuracy") or _curve(m, "accuracy")
+        epochs_s = [m.results.get(f"epoch_time_{number}_s") for number in range(1, len(accuracy) + 1)]
+        times_s = [float(value) for value in epochs_s if isinstance(value, (int, float))]
+        if m.kind is JobKind.TRAINING and accuracy and len(times_s) == len(accuracy):
+            found[_run_name(m)] = (np.cumsum(times_s), np.array(accuracy))
+    return found
+
+
+def _run_name(measurement: Measurement) -> str:
+    return f"{measurement.subject}, batch {measurement.parameters.get('batch_size')}"
 
 
 def _curve(measurement: Measurement, stem: str) -> list[float]:

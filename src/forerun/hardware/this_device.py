@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from forerun.errors import UnknownDeviceError
+from forerun.errors import UnknownDeviceError, UsageError
 from forerun.hardware.catalogue import load_catalog, matching_devices
 from forerun.hardware.device import Device, NumberFormat
 from forerun.hardware.here import Host, describe_host
 from forerun.hardware.host_cpu import HostCpu
 from forerun.hardware.host_gpus import HostGpu, visible_gpus
 
-__all__ = ["cpu_device", "cpu_flops_per_clock", "gpu_device", "this_device"]
+__all__ = ["cpu_device", "cpu_flops_per_clock", "device_at", "gpu_device", "this_device"]
 
 _GENERIC_CPU = "cpu"
 # Error correction takes up to 1/16 of the memory, reserved areas a little more; beyond, it is another board.
@@ -26,6 +26,25 @@ def this_device() -> Device:
     host = describe_host()
     gpus = visible_gpus(host.gpus)
     return gpu_device(gpus[0]) if gpus else cpu_device(host)
+
+
+def device_at(gpu_index: int | None) -> Device:
+    """One of this machine's devices.
+
+    Args:
+        gpu_index: Number among the GPUs a CUDA program would see; None for the processor.
+
+    Raises:
+        UsageError: There is no such GPU.
+        UnknownDeviceError: The catalogue does not know it.
+    """
+    host = describe_host()
+    if gpu_index is None:
+        return cpu_device(host)
+    gpus = visible_gpus(host.gpus)
+    if gpu_index >= len(gpus):
+        raise UsageError(f"expected one of this machine's {len(gpus)} GPUs, got cuda:{gpu_index}")
+    return gpu_device(gpus[gpu_index])
 
 
 def gpu_device(gpu: HostGpu) -> Device:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from forerun.measurement.jobs import Job
 from forerun.measurement.layer_design import LayerDesign, design_layers
 from forerun.records.measurement import JobKind, Scalar
-from forerun.records.model_names import model_family
+from forerun.records.model_names import subject_family
 
 __all__ = ["CALIBRATION_MODELS", "calibration_layers", "calibration_models"]
 
@@ -64,6 +64,7 @@ def calibration_models(*, is_gpu: bool, precision: str) -> list[Job]:
             "optimizer": "sgd",
             "phase": "train",
         }
-        family = model_family(model) if model.startswith("torchvision:") else model.partition(":")[0]
-        jobs.append(Job(kind=JobKind.STEP, subject=model, family=family, parameters=parameters))
+        jobs.append(
+            Job(kind=JobKind.STEP, subject=model, family=subject_family(model), parameters=parameters)
+        )
     return jobs

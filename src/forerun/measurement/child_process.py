@@ -147,7 +147,8 @@ def _report_of_job(run: str, job: Job, device_index: str, protocol: Protocol) ->
     try:
         return ChildReport(outcome=Outcome.DONE, result=_function(run)(job, device_index, protocol))
     except Exception as error:  # whatever a job raises is its report
-        return ChildReport(outcome=_outcome_of(error), reason=_reason_of(error))
+        is_limited = protocol.memory_limit_bytes is not None
+        return ChildReport(outcome=_outcome_of(error, is_limited), reason=_reason_of(error))
 
 
 def _function(run: str) -> Callable[[Job, str, Protocol], RunResult]:
@@ -159,12 +160,17 @@ def _function(run: str) -> Callable[[Job, str, Protocol], RunResult]:
     return function
 
 
-def _outcome_of(error: Exception) -> Outcome:
+_REFUSED_SCRATCH = ("could not create a primitive", "could not execute a primitive")
+"""All that oneDNN says where it was refused memory; without a limit it may mean other things."""
+
+
+def _outcome_of(error: Exception, is_limited: bool) -> Outcome:
     # The runners tell a framework's many errors for full memory by one of their own. Another runner may do without
     # their module, and must not pay for its import.
     runners = sys.modules.get("forerun.measurement.runners")
     kinds = (MemoryError, runners.OutOfMemory) if runners else (MemoryError,)
-    return Outcome.OUT_OF_MEMORY if isinstance(error, kinds) else Outcome.FAILED
+    is_refused = is_limited and any(phrase in str(error) for phrase in _REFUSED_SCRATCH)
+    return Outcome.OUT_OF_MEMORY if is_refused or isinstance(error, kinds) else Outcome.FAILED
 
 
 def _reason_of(error: Exception) -> str:

@@ -1,8 +1,9 @@
-"""The images a training run reads: CIFAR-10, or synthetic ones of the same shapes and sizes.
+"""The images a training run reads: CIFAR-10, synthetic ones of the same shapes and sizes, or scikit-learn's digits.
 
 CIFAR-10 is read by torchvision from the folder in ``FORERUN_DATASETS``, or one in the user's cache, and downloaded if
 it is not there. Synthetic images hold a faint pattern of their class under noise: a network can learn them, and no
-accuracy on them says anything about real images.
+accuracy on them says anything about real images. The digits are 1,797 real scans of 8x8 pixels that come with
+scikit-learn; they are enlarged by repeating pixels, every fifth is held out, and they need no network.
 
 Source of the sizes: Krizhevsky 2009, Learning Multiple Layers of Features from Tiny Images, chapter 3.
 """
@@ -28,15 +29,21 @@ __all__ = [
     "ImageSet",
     "check_dataset",
     "dataset_folder",
+    "dataset_size",
     "load_images",
     "synthetic_images",
 ]
 
-DATASETS = ("cifar10", "synthetic")
+DATASETS = ("cifar10", "synthetic", "digits")
 NUM_TRAINING_IMAGES = 50_000
 NUM_TEST_IMAGES = 10_000
 NUM_CLASSES = 10
 _IMAGE_SIZE = 32
+
+_NUM_DIGITS = 1797
+_DIGIT_SIZE = 8
+_DIGIT_TOP = 16
+_HELD_OUT_DIGITS = 5  # every fifth
 
 _PATTERN_CELLS = 4
 _PATTERN_STRENGTH = 24  # of 255, under noise of standard deviation 67: some hundred steps to learn
@@ -69,6 +76,14 @@ def dataset_folder() -> Path:
     return Path(platformdirs.user_cache_dir("forerun")) / "datasets"
 
 
+def dataset_size(name: str, *, train: bool) -> int:
+    """Images of a part of a dataset."""
+    if name == "digits":
+        num_held_out = -(-_NUM_DIGITS // _HELD_OUT_DIGITS)
+        return _NUM_DIGITS - num_held_out if train else num_held_out
+    return NUM_TRAINING_IMAGES if train else NUM_TEST_IMAGES
+
+
 def check_dataset(name: str, image_size: int = _IMAGE_SIZE) -> None:
     """Makes sure that a dataset can be read; downloads it if need be.
 
@@ -78,7 +93,11 @@ def check_dataset(name: str, image_size: int = _IMAGE_SIZE) -> None:
     """
     if name not in DATASETS:
         raise InvalidSetupError(
-            f"unknown dataset '{name}'{near_matches(name, DATASETS)}; expected {' or '.join(DATASETS)}"
+            f"unknown dataset '{name}'{near_matches(name, DATASETS)}; expected {', '.join(DATASETS)}"
+        )
+    if name == "digits" and image_size % _DIGIT_SIZE:
+        raise InvalidSetupError(
+            f"digits can be enlarged to multiples of {_DIGIT_SIZE} pixels, got image size {image_size}; use 32"
         )
     if name == "cifar10":
         if image_size != _IMAGE_SIZE:
@@ -102,7 +121,7 @@ def load_images(
     """The training or the held-out part of a dataset.
 
     Args:
-        name: ``cifar10`` or ``synthetic``.
+        name: ``cifar10``, ``synthetic`` or ``digits``.
         train: Which part.
         num_images: The first so many only; all if None.
         image_size: Height and width of synthetic images [pixels].
@@ -110,7 +129,7 @@ def load_images(
         num_channels: Channels of synthetic images.
         seed: Of synthetic images.
     """
-    full = NUM_TRAINING_IMAGES if train else NUM_TEST_IMAGES
+    full = dataset_size(name, train=train)
     wanted = min(full, num_images or full)
     if name == "synthetic":
         shape = (num_channels, image_size, image_size)
@@ -118,6 +137,8 @@ def load_images(
             wanted, shape=shape, num_classes=num_classes, seed=seed, part=0 if train else 1
         )
     check_dataset(name, image_size)
+    if name == "digits":
+        return _digits(train=train, wanted=wanted, image_size=image_size, num_channels=num_channels)
     found = _cifar10(train=train)
     images = np.ascontiguousarray(found.data[:wanted].transpose(0, 3, 1, 2))
     return ImageSet(images=images, labels=np.asarray(found.targets[:wanted], dtype=np.int64))
@@ -156,6 +177,21 @@ def synthetic_images(
         noise = rng.integers(256 - _PATTERN_STRENGTH, size=images[part_of].shape, dtype=np.uint8)
         np.add(noise, patterns[labels[part_of]], out=images[part_of])
     return ImageSet(images=images, labels=labels)
+
+
+def _digits(*, train: bool, wanted: int, image_size: int, num_channels: int) -> ImageSet:
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    is_held_out = np.arange(_NUM_DIGITS) % _HELD_OUT_DIGITS == 0
+    chosen = np.flatnonzero(~is_held_out if train else is_held_out)[:wanted]
+    grey = np.round(found.images[chosen] * (255 / _DIGIT_TOP)).astype(np.uint8)
+    factor = image_size // _DIGIT_SIZE
+    enlarged = grey.repeat(factor, axis=1).repeat(factor, axis=2)[:, None]
+    images = np.ascontiguousarray(
+        np.broadcast_to(enlarged, (len(chosen), num_channels, image_size, image_size))
+    )
+    return ImageSet(images=images, labels=found.target[chosen].astype(np.int64))
 
 
 def _cifar10(*, train: bool) -> Any:

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -55,9 +56,13 @@ def lock_path(device_index: str, folder: Path | None = None) -> Path:
     return (folder or Path(tempfile.gettempdir())) / f"forerun-{readable}-{digest}.lock"
 
 
+_held: ContextVar[frozenset[Path]] = ContextVar("forerun_held_devices", default=frozenset())
+"""Locks of this thread: a calibration of many sessions holds its device between them."""
+
+
 @contextlib.contextmanager
 def lock_device(device_index: str, *, wait_s: float = 0.0, folder: Path | None = None) -> Iterator[Path]:
-    """Holds the device for as long as the context lasts.
+    """Holds the device for as long as the context lasts; inside, the same thread may ask for it again.
 
     Args:
         device_index: Such as ``cpu`` or ``cuda:0``.
@@ -68,12 +73,18 @@ def lock_device(device_index: str, *, wait_s: float = 0.0, folder: Path | None =
         DeviceBusyError: Another process holds it; the message names it.
     """
     path = lock_path(device_index, folder)
+    held = _held.get()
+    if path in held:
+        yield path
+        return
     descriptor = _open(path)
+    token = _held.set(held | {path})
     try:
         _acquire(descriptor, path, device_index, time.monotonic() + wait_s)
         _write_holder(descriptor)
         yield path
     finally:
+        _held.reset(token)
         # Closing lets go of the lock. The file stays: removing it would let two processes hold "the same" lock.
         os.close(descriptor)
 

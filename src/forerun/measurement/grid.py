@@ -11,7 +11,7 @@ from itertools import product
 from typing import Any, TypeVar
 
 from forerun.errors import InvalidSetupError
-from forerun.measurement.datasets import NUM_TRAINING_IMAGES
+from forerun.measurement.datasets import dataset_size
 from forerun.measurement.jobs import Job
 from forerun.records.measurement import JobKind, Scalar
 from forerun.workload.setup import Layout, Precision
@@ -96,7 +96,7 @@ def _job(grid: Grid, row: tuple[Any, ...]) -> Job:
         "compile": compile,
         "optimizer": grid.optimizer,
         "dataset": grid.dataset,
-        "dataset_size": NUM_TRAINING_IMAGES,
+        "dataset_size": dataset_size(grid.dataset, train=True),
         "num_epochs": grid.num_epochs,
         "num_steps": grid.num_steps,
         "num_workers": grid.num_workers,

@@ -122,11 +122,22 @@ def _dense(parameters: Parameters) -> LayerFigures:
     )
 
 
-def _image_norm(parameters: Parameters) -> LayerFigures:
+def _batch_norm(parameters: Parameters) -> LayerFigures:
+    return _image_norm(parameters, num_groups=_image(parameters)[1])
+
+
+def _group_norm(parameters: Parameters) -> LayerFigures:
+    return _image_norm(parameters, num_groups=whole_of(parameters, "groups", 1))
+
+
+def _image_norm(parameters: Parameters, num_groups: int) -> LayerFigures:
     batch, channels, size = _image(parameters)
-    if channels % whole_of(parameters, "groups", 1):
+    if channels % num_groups:
+        raise InvalidSetupError(f"expected in_features that {num_groups} groups divide, got {channels}")
+    if batch * channels // num_groups * size**2 < 2:
         raise InvalidSetupError(
-            f"expected in_features that {parameters['groups']} groups divide, got {channels}"
+            "expected more than one value to normalise over, got one pixel of one sample; give a larger batch_size "
+            "or in_size"
         )
     shape = (batch, channels, size, size)
     return LayerFigures(
@@ -201,8 +212,8 @@ _RULES: dict[str, Callable[[Parameters], LayerFigures]] = {
     "grouped_conv2d": _grouped,
     "depthwise_conv2d": _depthwise,
     "dense": _dense,
-    "batch_norm": _image_norm,
-    "group_norm": _image_norm,
+    "batch_norm": _batch_norm,
+    "group_norm": _group_norm,
     "layer_norm": _layer_norm,
     "max_pool": _pool,
     "avg_pool": _pool,

@@ -12,7 +12,7 @@ from forerun.errors import InvalidSetupError
 from forerun.measurement.job_parameters import flag_of, text_of, whole_of
 from forerun.records.measurement import Scalar
 
-__all__ = ["ACTIVATIONS", "build_layer"]
+__all__ = ["ACTIVATIONS", "build_layer", "copies_of"]
 
 Parameters = Mapping[str, Scalar]
 
@@ -68,6 +68,27 @@ def build_layer(kind: str, parameters: Parameters) -> nn.Module:
     if activation != "none":
         layers.append(ACTIVATIONS[activation]())
     return nn.Sequential(*layers)
+
+
+class _Copies(nn.Module):
+    """Equal layers side by side: as many inputs to as many outputs."""
+
+    def __init__(self, layers: list[nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
+        return [layer(given) for layer, given in zip(self.layers, inputs, strict=True)]
+
+
+def copies_of(make: Callable[[], nn.Module], num_copies: int) -> nn.Module:
+    """A module of equal layers, each with weights of its own, that takes one input for each.
+
+    Args:
+        make: Makes one layer.
+        num_copies: How many.
+    """
+    return _Copies([make() for _ in range(num_copies)])
 
 
 def _convolution(parameters: Parameters, *, is_depthwise: bool = False) -> nn.Module:

@@ -1,20 +1,22 @@
 """One layer alone: its forward pass, or a training step of it.
 
 The subject of the job is the kind of layer, the parameters are those of ``layer_figures`` with ``mode`` (``forward`` or
-``train_step``), ``activation``, ``optimizer``, ``precision``, ``layout`` and ``seed``.
+``train_step``), ``activation``, ``optimizer``, ``precision``, ``layout``, ``seed``, ``input_gradient`` and ``copies``.
 
 A training step is what the layer does inside a network: forward, backward from a gradient of its output to gradients
 of its weights and of its input, update of the weights. Input and target of earlier layer benchmarks (Justus et al.
 2018) were variables that their optimizer updated as well; here the input only gets a gradient, and there is no loss.
+Without ``input_gradient`` it gets none, as the first layer of a network. With ``copies`` the step holds so many equal
+layers, each with weights and an input of its own: first all forward, then all backward, then one update.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from forerun.errors import InvalidSetupError
-from forerun.measurement.job_parameters import choice_of, text_of, whole_of
+from forerun.measurement.job_parameters import choice_of, flag_of, text_of, whole_of
 from forerun.measurement.jobs import Job, RunResult
 from forerun.measurement.layer_figures import layer_figures
 from forerun.measurement.protocol import Protocol
@@ -47,20 +49,27 @@ def run_layer(job: Job, device_index: str, protocol: Protocol) -> RunResult:
     precision = choice_of(job.parameters, "precision", Precision, Precision.FP32)
     set_numeric_flags(precision)
     torch.manual_seed(whole_of(job.parameters, "seed", 0))
-    layer, given = _layer_and_input(job.subject, job.parameters, precision, device)
-    memory = PeakMemory(device, tensor_bytes(layer))
+    pairs = [
+        _layer_and_input(job.subject, job.parameters, precision, device)
+        for _ in range(whole_of(job.parameters, "copies", 1))
+    ]
+    layers = torch.nn.ModuleList([layer for layer, _ in pairs])
+    inputs = [given for _, given in pairs]
+    memory = PeakMemory(device, tensor_bytes(layers))
     if mode == "forward":
-        step = _forward_step(layer, given, precision, device)
+        step = _forward_step(layers, inputs, precision, device)
     else:
         name = text_of(job.parameters, "optimizer", "none")
-        optimizer = make_real_optimizer(TrainingSetup(optimizer=name), layer, _LEARNING_RATE)
-        step = _train_step(layer, given.requires_grad_(), precision, device, optimizer)
+        optimizer = make_real_optimizer(TrainingSetup(optimizer=name), layers, _LEARNING_RATE)
+        for given in inputs:
+            given.requires_grad_(flag_of(job.parameters, "input_gradient", True))
+        step = _train_step(layers, inputs, precision, device, optimizer)
     timed, first = time_first_and_rest(step, synchroniser(device), protocol)
     return RunResult(
         repetitions_s=timed.repetitions_s,
         warm_up_s=timed.warm_up_s,
         is_stationary=timed.is_stationary,
-        results={"num_parameters": num_parameters(layer), **first, **memory.figures()},
+        results={"num_parameters": num_parameters(layers), **first, **memory.figures()},
     )
 
 
@@ -85,7 +94,7 @@ def _layer_and_input(
 
 
 def _forward_step(
-    layer: torch.nn.Module, given: torch.Tensor, precision: Precision, device: torch.device
+    layers: torch.nn.ModuleList, inputs: Sequence[torch.Tensor], precision: Precision, device: torch.device
 ) -> Callable[[], None]:
     import torch
 
@@ -93,14 +102,15 @@ def _forward_step(
 
     def step() -> None:
         with torch.no_grad(), region():
-            layer(given)
+            for layer, given in zip(layers, inputs, strict=True):
+                layer(given)
 
     return step
 
 
 def _train_step(
-    layer: torch.nn.Module,
-    given: torch.Tensor,
+    layers: torch.nn.ModuleList,
+    inputs: Sequence[torch.Tensor],
     precision: Precision,
     device: torch.device,
     optimizer: torch.optim.Optimizer | None,
@@ -108,15 +118,19 @@ def _train_step(
     import torch
 
     region = autocast_region(precision, device)
-    with torch.no_grad(), region():
-        gradient = torch.randn_like(layer(given))
+
+    def forward() -> list[torch.Tensor]:
+        with region():
+            return [layer(given) for layer, given in zip(layers, inputs, strict=True)]
+
+    with torch.no_grad():
+        gradients = [torch.randn_like(output) for output in forward()]
 
     def step() -> None:
-        layer.zero_grad(set_to_none=True)
-        given.grad = None
-        with region():
-            output = layer(given)
-        output.backward(gradient)
+        layers.zero_grad(set_to_none=True)
+        for given in inputs:
+            given.grad = None
+        torch.autograd.backward(forward(), gradients)
         if optimizer is not None:
             optimizer.step()
 

@@ -14,10 +14,20 @@ from forerun.measurement.summary import summarise
 from forerun.measurement.telemetry import record_telemetry
 from forerun.records.measurement import Circumstances, JobKind, Measurement
 
-__all__ = ["NULL_JOB", "as_measurement", "key_of", "measure_job"]
+__all__ = ["NULL_JOB", "as_measurement", "job_of", "key_of", "measure_job"]
 
 NULL_JOB = Job(kind=JobKind.NULL, subject="null", family="null")
 """A step that does nothing; its time is what every repetition holds beside its step."""
+
+
+def job_of(measurement: Measurement) -> Job:
+    """The job that a measurement is of."""
+    return Job(
+        kind=measurement.kind,
+        subject=measurement.subject,
+        family=measurement.family,
+        parameters=measurement.parameters,
+    )
 
 
 def key_of(job: Job, circumstances: Circumstances) -> str:

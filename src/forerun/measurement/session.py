@@ -30,14 +30,14 @@ from forerun.measurement.progress import (
     remaining_time_s,
 )
 from forerun.measurement.protocol import Protocol
-from forerun.records.measurement import Circumstances, JobKind, Measurement, Outcome
+from forerun.records.measurement import ANCHOR_FAMILY, Circumstances, JobKind, Measurement, Outcome
 
 __all__ = ["ANCHOR_JOB", "MeasurementSink", "run_jobs"]
 
 ANCHOR_JOB = Job(
     kind=JobKind.STEP,
     subject="cnn:depth=2,base_filters=32",
-    family="anchor",
+    family=ANCHOR_FAMILY,
     parameters={"batch_size": 32, "image_size": 32, "precision": "fp32", "optimizer": "adam"},
 )
 """A fixed small step, measured again and again to see the machine itself change."""
@@ -70,6 +70,7 @@ def run_jobs(
     on_event: Callable[[Event], None] | None = None,
     expected_s: Callable[[Job], float] | None = None,
     anchor: Job | None = ANCHOR_JOB,
+    is_time_up: Callable[[], bool] | None = None,
     run: str = DEFAULT_RUN,
 ) -> SessionReport:
     """Measures the jobs that the store does not have yet.
@@ -88,6 +89,7 @@ def run_jobs(
         on_event: Called with each event, in the caller's thread.
         expected_s: Time a job is expected to take, for the remaining time [s].
         anchor: The fixed job; None for no anchors.
+        is_time_up: Asked before each job; where it says so, the session ends and leaves the rest to another.
         run: ``module:function`` that runs a job.
 
     Raises:
@@ -97,13 +99,20 @@ def run_jobs(
     protocol = protocol or Protocol()
     circumstances = circumstances or describe_circumstances(device_index, protocol=protocol)
     circumstances = replace(circumstances, device_index=device_index, occasion=occasion)
-    session = _Session(store, protocol, circumstances, on_event or _ignore, expected_s, anchor, run)
+    session = _Session(
+        store, protocol, circumstances, on_event or _ignore, expected_s, anchor, is_time_up or _never, run
+    )
     with lock_device(device_index):
         return session.run(jobs)
 
 
 def _ignore(_: Event) -> None:
     """Nobody listens."""
+
+
+def _never() -> bool:
+    """There is time for every job."""
+    return False
 
 
 class _Session:
@@ -115,6 +124,7 @@ class _Session:
         tell: Callable[[Event], None],
         expected_s: Callable[[Job], float] | None,
         anchor: Job | None,
+        is_time_up: Callable[[], bool],
         run: str,
     ) -> None:
         self._store = store
@@ -125,6 +135,7 @@ class _Session:
         self._expected_s = expected_s or (lambda _: 1.0)
         self._knows_times = expected_s is not None
         self._anchor = anchor if protocol.anchor_every else None
+        self._is_time_up = is_time_up
         self._run = run
         self._null_step_s: float | None = None
         self._anchor_s: float | None = None
@@ -166,12 +177,14 @@ class _Session:
         expected_s = [self._expected_s(job) for job in jobs]
         finished: list[tuple[float, float]] = []
         for index, job in enumerate(jobs):
+            if self._is_time_up():
+                break
             left_s = self._remaining_s(finished, expected_s[index:])
             self._tell(JobStarted(job=job, index=index, num_jobs=len(jobs), remaining_time_s=left_s))
             began_s = time.monotonic()
             measurement = self._measure_and_add(job)
             self._count(measurement)
-            if len(self._since_anchor) == self._protocol.anchor_every or index == len(jobs) - 1:
+            if len(self._since_anchor) == self._protocol.anchor_every:
                 self._measure_anchor()
             finished.append((expected_s[index], time.monotonic() - began_s))
             left_s = self._remaining_s(finished, expected_s[index + 1 :])
@@ -180,6 +193,8 @@ class _Session:
                     job=job, index=index, num_jobs=len(jobs), measurement=measurement, remaining_time_s=left_s
                 )
             )
+        if self._since_anchor:
+            self._measure_anchor()
 
     def _remaining_s(
         self, finished: Sequence[tuple[float, float]], expected_left_s: Sequence[float]

@@ -15,7 +15,16 @@ from typing import Any
 from forerun.measurement.device_index import gpu_index
 from forerun.measurement.device_lock import device_identity
 
-__all__ = ["Recorder", "cpu_counters", "cpu_sensors", "gpu_sensors", "record_telemetry", "summarise_samples"]
+__all__ = [
+    "Recorder",
+    "cpu_counters",
+    "cpu_sensors",
+    "gpu_energy",
+    "gpu_sensors",
+    "open_energy_counter",
+    "record_telemetry",
+    "summarise_samples",
+]
 
 Reading = Mapping[str, float]
 
@@ -74,8 +83,10 @@ class Recorder:
 def record_telemetry(device_index: str, every_s: float) -> Iterator[Recorder]:
     """Records the sensors of the processor, and of the GPU if it is one, while the context lasts."""
     with contextlib.ExitStack() as stack:
-        read_gpu = stack.enter_context(_open_gpu(device_index))
-        recorder = Recorder(lambda: {**cpu_sensors(), **read_gpu()}, cpu_counters, every_s)
+        read_gpu, count_gpu = stack.enter_context(_open_gpu(device_index))
+        recorder = Recorder(
+            lambda: {**cpu_sensors(), **read_gpu()}, lambda: {**cpu_counters(), **count_gpu()}, every_s
+        )
         recorder.start()
         stack.callback(recorder.stop)
         yield recorder
@@ -147,26 +158,38 @@ def _throttled_s(file: Path) -> float | None:
 
 
 @contextlib.contextmanager
-def _open_gpu(device_index: str) -> Iterator[Callable[[], dict[str, float]]]:
-    """A function that reads the sensors of a GPU, empty for a processor or where the driver does not answer."""
+def open_energy_counter(device_index: str) -> Iterator[Callable[[], float | None]]:
+    """A function that reads the energy a GPU has used so far [J]; it gives None where nothing counts it."""
+    with _open_gpu(device_index) as (_, count):
+        yield lambda: count().get("gpu_energy_j")
+
+
+@contextlib.contextmanager
+def _open_gpu(
+    device_index: str,
+) -> Iterator[tuple[Callable[[], dict[str, float]], Callable[[], dict[str, float]]]]:
+    """Functions that read the sensors and the counters of a GPU.
+
+    Both give nothing for a processor, or where the driver does not answer.
+    """
     if gpu_index(device_index) is None:
-        yield dict
+        yield dict, dict
         return
     try:
         import pynvml
 
         pynvml.nvmlInit()
     except (ImportError, OSError):
-        yield dict
+        yield dict, dict
         return
     except pynvml.NVMLError:
-        yield dict
+        yield dict, dict
         return
     try:
         handle = pynvml.nvmlDeviceGetHandleByUUID(device_identity(device_index))
-        yield lambda: gpu_sensors(pynvml, handle)
+        yield lambda: gpu_sensors(pynvml, handle), lambda: gpu_energy(pynvml, handle)
     except pynvml.NVMLError:
-        yield dict
+        yield dict, dict
     finally:
         pynvml.nvmlShutdown()
 
@@ -190,6 +213,13 @@ def gpu_sensors(nvml: Any, handle: Any) -> dict[str, float]:
     with contextlib.suppress(nvml.NVMLError):
         found.update(_throttling(nvml, nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)))
     return found
+
+
+def gpu_energy(nvml: Any, handle: Any) -> dict[str, float]:
+    """``gpu_energy_j``: what the board has used since its driver was loaded, in steps of some 100 ms [J]."""
+    with contextlib.suppress(nvml.NVMLError):
+        return {"gpu_energy_j": nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3}
+    return {}
 
 
 def _throttling(nvml: Any, reasons: int) -> dict[str, float]:

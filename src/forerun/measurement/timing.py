@@ -21,11 +21,13 @@ class Timed:
     Attributes:
         warm_up_s: Repetitions before the times had settled [s].
         repetitions_s: Repetitions after that, in order [s].
+        returned_s: For each timed repetition, when the call of the step returned; the device may still be at work [s].
         is_stationary: Whether the times had settled before the timed repetitions, or during them.
     """
 
     warm_up_s: tuple[float, ...]
     repetitions_s: tuple[float, ...]
+    returned_s: tuple[float, ...]
     is_stationary: bool
 
 
@@ -34,6 +36,7 @@ def time_repetitions(
     synchronise: Callable[[], None],
     protocol: Protocol,
     clock: Callable[[], float] = time.perf_counter,
+    at_both_ends: Callable[[], None] | None = None,
 ) -> Timed:
     """Repeats a step and times each repetition.
 
@@ -48,24 +51,37 @@ def time_repetitions(
         synchronise: Returns when the device has finished.
         protocol: Settings.
         clock: Monotonic clock [s].
+        at_both_ends: Called before the first and after the last timed repetition, such as to read a counter.
     """
+    returned_s: list[float] = []
 
     def time_once_s() -> float:
         synchronise()
         began_s = clock()
         step()
+        returned_s.append(clock() - began_s)
         synchronise()
         return clock() - began_s
 
     warm_up_s = _warm_up(time_once_s, protocol, clock)
+    returned_s.clear()
     repetitions_s: list[float] = []
+    if at_both_ends is not None:
+        at_both_ends()
     began_s = clock()
     while len(repetitions_s) < protocol.num_repetitions:
         if len(repetitions_s) >= _LEAST_REPETITIONS and clock() - began_s >= protocol.max_seconds:
             break
         repetitions_s.append(time_once_s())
+    if at_both_ends is not None:
+        at_both_ends()
     settled = _has_settled(warm_up_s, protocol) or _has_settled([*warm_up_s, *repetitions_s], protocol)
-    return Timed(warm_up_s=tuple(warm_up_s), repetitions_s=tuple(repetitions_s), is_stationary=settled)
+    return Timed(
+        warm_up_s=tuple(warm_up_s),
+        repetitions_s=tuple(repetitions_s),
+        returned_s=tuple(returned_s),
+        is_stationary=settled,
+    )
 
 
 def _warm_up(time_once_s: Callable[[], float], protocol: Protocol, clock: Callable[[], float]) -> list[float]:

@@ -15,7 +15,7 @@ from forerun.workload.setup import Precision
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["PeakMemory", "open_device", "set_numeric_flags", "synchroniser"]
+__all__ = ["PeakMemory", "limit_device_memory", "open_device", "set_numeric_flags", "synchroniser"]
 
 _PROCESS = Path("/proc/self")
 
@@ -64,6 +64,19 @@ def set_numeric_flags(precision: Precision, *, cudnn_benchmark: bool = False) ->
     torch.backends.cuda.matmul.allow_tf32 = is_tf32
     torch.backends.cudnn.allow_tf32 = is_tf32
     torch.backends.cudnn.benchmark = cudnn_benchmark
+
+
+def limit_device_memory(device: torch.device, limit_bytes: int) -> None:
+    """Makes a GPU's allocator refuse what would take it over a limit, as a smaller card would.
+
+    A processor's memory is limited from outside, by the protocol of the session.
+    """
+    if device.type != "cuda":
+        return
+    import torch
+
+    total_bytes = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total_bytes), device)
 
 
 class PeakMemory:

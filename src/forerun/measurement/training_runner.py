@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from forerun.errors import InvalidSetupError
 from forerun.measurement.child_process import report_progress
-from forerun.measurement.datasets import NUM_TEST_IMAGES, NUM_TRAINING_IMAGES, load_images
+from forerun.measurement.datasets import dataset_size, load_images
 from forerun.measurement.image_batches import image_batches
 from forerun.measurement.job_parameters import (
     flag_of,
@@ -85,7 +85,7 @@ def run_training(job: Job, device_index: str, protocol: Protocol) -> RunResult:
         epochs,
         median_step_s=median(timed.repetitions_s),
         batch_size=training.setup.batch_size_per_device,
-        num_images=NUM_TRAINING_IMAGES,
+        num_images=dataset_size(text_of(job.parameters, "dataset", "cifar10"), train=True),
     )
     if training.setup.compile:
         results["compile_time_s"] = max(0.0, training.first_step_s - median(timed.repetitions_s))
@@ -173,7 +173,7 @@ class _Training:
         limit = None if not self.num_steps else self.num_steps * batch_size
         shared: dict[str, Any] = {"num_channels": shape[0], "image_size": shape[1], "seed": seed}
         shared["num_classes"] = whole_of(parameters, "num_classes", 10)
-        num_held_out = None if limit is None else min(limit, NUM_TEST_IMAGES)
+        num_held_out = None if limit is None else min(limit, dataset_size(dataset, train=False))
         pipeline: dict[str, Any] = {
             "num_workers": whole_of(parameters, "num_workers", 0),
             "pin_memory": self.device.type == "cuda",

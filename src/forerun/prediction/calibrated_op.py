@@ -110,9 +110,14 @@ def _shipped_weights() -> OpTimeWeights:
     return load_weights(shipped_weights_path())
 
 
-def op_level_rows(cases: Sequence[OpCase]) -> OpLevelRows:
-    """Op-level figures of steps; those of one model are evaluated together."""
-    weights = _shipped_weights()
+def op_level_rows(cases: Sequence[OpCase], weights: OpTimeWeights | None = None) -> OpLevelRows:
+    """Op-level figures of steps; those of one model are evaluated together.
+
+    Args:
+        cases: The steps.
+        weights: The cost model, such as one refined for the device; the shipped one if None.
+    """
+    weights = weights or _shipped_weights()
     logs, rows = np.empty(len(cases)), np.empty((len(cases), _NUM_FACTORS))
     indices_of: dict[tuple[int, str], list[int]] = {}
     for index, case in enumerate(cases):

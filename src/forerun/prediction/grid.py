@@ -15,7 +15,7 @@ from forerun.hardware.device import Device
 from forerun.prediction.step import PreparedModel, predict_intervals
 from forerun.workload.setup import TrainingSetup
 
-__all__ = ["MAX_EXACT_BATCH_SIZES", "predict_grid"]
+__all__ = ["MAX_EXACT_BATCH_SIZES", "between_nodes", "grid_nodes", "predict_grid"]
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -47,17 +47,17 @@ def predict_grid(
         torch_version: PyTorch version of the run, None for the newest known.
     """
     wanted = np.asarray(batch_sizes, dtype=np.int64)
-    nodes = _nodes(wanted)
+    nodes = grid_nodes(wanted)
     setups = [replace(setup, batch_size_per_device=int(size)) for size in nodes]
     each_device = [device for device in devices for _ in setups]
     with threadpool_limits(1):  # the products are small: threads would wait for each other
         times = predict_intervals(model, each_device, setups * len(devices), weights, torch_version)
     grids = [values.reshape(len(devices), len(nodes)) for values in times]
-    value, low, high = (_at(nodes, grid, wanted) for grid in grids)
+    value, low, high = (between_nodes(nodes, grid, wanted) for grid in grids)
     return value, low, high
 
 
-def _nodes(wanted: Ints) -> Ints:
+def grid_nodes(wanted: Ints) -> Ints:
     """The batch sizes to evaluate, ascending: all, or the wanted ones nearest to equal logarithmic distances."""
     distinct = np.unique(wanted)
     if len(distinct) <= MAX_EXACT_BATCH_SIZES:
@@ -68,7 +68,8 @@ def _nodes(wanted: Ints) -> Ints:
     return chosen
 
 
-def _at(nodes: Ints, grid: Floats, wanted: Ints) -> Floats:
+def between_nodes(nodes: Ints, grid: Floats, wanted: Ints) -> Floats:
+    """Positive values at the wanted batch sizes, (devices, wanted), from those at the nodes, (devices, nodes)."""
     if len(nodes) == len(np.unique(wanted)):
         return grid[:, np.searchsorted(nodes, wanted)]
     curves = PchipInterpolator(np.log(nodes), np.log(grid), axis=1)

@@ -12,18 +12,20 @@ from forerun.errors import InvalidSetupError
 from forerun.hardware.device import Device, DeviceKind
 from forerun.prediction.estimate import Estimate, Interval, MemoryShare
 from forerun.prediction.job import Job, JobTimes, job_times
+from forerun.prediction.point_times import ideal_times_s
 from forerun.prediction.power import training_energy_j
 from forerun.prediction.step import (
     PreparedModel,
     StepPrediction,
     layer_times,
     missing_format_note,
+    points_of,
     predict_steps,
 )
 from forerun.records.step_record import framework_release
 from forerun.workload.setup import Phase, TrainingSetup
 
-__all__ = ["Question", "estimate"]
+__all__ = ["Question", "estimate", "memory_constants_of", "release_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +85,7 @@ def estimate(model: PreparedModel, validation: PreparedModel | None, question: Q
         job_time_s=times.job_time_s if times else None,
         peak_memory_bytes=memory.peak,
         cost_usd=_cost(question, duration),
-        energy_j=training_energy_j(device, duration or step.step_s),
+        energy_j=_energy(model, question, step, duration),
         max_batch_size=memory.max_batch,
         fits=memory.verdict,
         breakdown=step.breakdown,
@@ -137,6 +139,16 @@ def _cost(question: Question, duration: Interval | None) -> Interval | None:
     return duration.scaled(question.price_usd_per_hour / 3600.0)
 
 
+def _energy(
+    model: PreparedModel, question: Question, step: StepPrediction, duration: Interval | None
+) -> Interval | None:
+    points = points_of(model, [question.device], [question.setup], question.torch_version)
+    compute_s, memory_s = (float(part[0]) for part in ideal_times_s(model, points))
+    ideal_s = compute_s + memory_s
+    fraction = compute_s / ideal_s if ideal_s else 0.0
+    return training_energy_j(question.device, duration or step.step_s, ideal_s / step.step_s.value, fraction)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Memory:
     peak: Interval
@@ -147,7 +159,12 @@ class _Memory:
     device_bytes: float
 
 
-def _release(torch_version: str | None) -> tuple[int, int] | None:
+def release_of(torch_version: str | None) -> tuple[int, int] | None:
+    """Major and minor version of a PyTorch version, None for none.
+
+    Raises:
+        InvalidSetupError: It is no version.
+    """
     if torch_version is None:
         return None
     release = framework_release(torch_version)
@@ -160,7 +177,7 @@ def memory_constants_of(question: Question) -> MemoryConstants:
     """Overhead and factors of the question's device and software."""
     return memory_constants(
         question.device,
-        torch_version=_release(question.torch_version),
+        torch_version=release_of(question.torch_version),
         overhead_bytes=question.memory_overhead_bytes,
     )
 

@@ -21,8 +21,12 @@ from forerun.workload.setup import Precision, TrainingSetup
 __all__ = [
     "PreparedModel",
     "StepPrediction",
+    "device_offsets",
+    "half_widths",
     "layer_times",
     "missing_format_note",
+    "points_of",
+    "predict_intervals",
     "predict_steps",
     "prepare",
     "provenance_of",
@@ -116,7 +120,9 @@ def points_of(
     ]
 
 
-def _offsets(devices: Sequence[Device], setups: Sequence[TrainingSetup], weights: OpTimeWeights) -> Floats:
+def device_offsets(
+    devices: Sequence[Device], setups: Sequence[TrainingSetup], weights: OpTimeWeights
+) -> Floats:
     """What is known of each device's systems, (members, p, 3); computed once per distinct configuration."""
     known: dict[tuple[str, ...], Floats] = {}
     columns = []
@@ -137,7 +143,7 @@ def predict_intervals(
 ) -> tuple[Floats, Floats, Floats]:
     """Value, low and high of the step time at many points, (p,) each [s]; no breakdown, for sweeps."""
     points = points_of(model, devices, setups, torch_version)
-    times = step_times(model.ops, points, weights, _offsets(devices, setups, weights))
+    times = step_times(model.ops, points, weights, device_offsets(devices, setups, weights))
     tiers = [provenance_of(device, setup, weights) for device, setup in zip(devices, setups, strict=True)]
     width = np.empty(len(tiers))
     for tier in set(tiers):
@@ -155,7 +161,7 @@ def predict_steps(
 ) -> list[StepPrediction]:
     """Predicted steps of one model on one device, with breakdown."""
     points = points_of(model, [device] * len(setups), setups, torch_version)
-    offsets = _offsets([device] * len(setups), setups, weights)
+    offsets = device_offsets([device] * len(setups), setups, weights)
     times = step_times(model.ops, points, weights, offsets, with_kernels=True)
     return [_prediction(model, device, setup, times, i, weights) for i, setup in enumerate(setups)]
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from forerun.costs.op_weights import OpTimeWeights
 from forerun.hardware.device import Device
-from forerun.prediction.calibrated_op import CalibratedOpModel, OpCase, op_level_rows
+from forerun.prediction.calibrated_op import CalibratedOpModel, OpCase, OpLevelRows, op_level_rows
 from forerun.prediction.step import PreparedModel, prepare
 from forerun.regressors.features import whole_model_features
 from forerun.regressors.interface import Rows, StorableRegressor
@@ -17,7 +18,7 @@ from forerun.regressors.registry import STORABLE_KINDS
 from forerun.workload.graph import Graph
 from forerun.workload.setup import TrainingSetup
 
-__all__ = ["MODEL_KINDS", "StepCase", "load_trained", "step_rows"]
+__all__ = ["MODEL_KINDS", "StepCase", "load_trained", "op_rows", "step_rows"]
 
 StepCase = tuple[Graph, Device, TrainingSetup, str]
 """Graph, device, setup and version of the framework ("" if unknown) of one step."""
@@ -43,10 +44,16 @@ def step_rows(kind: str, cases: Sequence[StepCase]) -> Rows:
     assert kind != LayerNetwork.kind
     if kind != CalibratedOpModel.kind:
         return whole_model_features([(graph, device, setup) for graph, device, setup, _ in cases])
+    return op_rows(cases)
+
+
+def op_rows(cases: Sequence[StepCase], weights: OpTimeWeights | None = None) -> OpLevelRows:
+    """The rows of the op-level model, by the shipped weights or by others."""
     prepared: dict[int, PreparedModel] = {}
     for graph, *_ in cases:
         if id(graph) not in prepared:
             prepared[id(graph)] = prepare(graph)
     return op_level_rows(
-        [OpCase(prepared[id(graph)], device, setup, version) for graph, device, setup, version in cases]
+        [OpCase(prepared[id(graph)], device, setup, version) for graph, device, setup, version in cases],
+        weights,
     )

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 __all__ = [
+    "ANCHOR_FAMILY",
     "MEASUREMENT_VERSION",
     "Circumstances",
     "JobKind",
@@ -21,6 +22,9 @@ __all__ = [
 
 MEASUREMENT_VERSION = 2
 """Version of the fields below. Version 1 is the flat table of ``StepRecord``; older ones are upgraded on reading."""
+
+ANCHOR_FAMILY = "anchor"
+"""Family of the fixed small step that is measured again and again to see the machine itself change."""
 
 Scalar = str | int | float | bool | None
 """What a job's parameters and a measurement's results may hold."""
@@ -145,3 +149,8 @@ class Measurement:
     summary: Summary | None = None
     results: dict[str, Scalar] = field(default_factory=dict)
     schema_version: int = MEASUREMENT_VERSION
+
+    @property
+    def is_anchor(self) -> bool:
+        """Whether it tells of the machine, not of a model: no fit or evaluation may count it."""
+        return self.family == ANCHOR_FAMILY

@@ -7,8 +7,9 @@ a new model, and a ResNet-101 tells almost everything about a ResNet-152.
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
-__all__ = ["canonical_network", "model_family"]
+__all__ = ["canonical_network", "model_family", "subject_family"]
 
 # Who ported or trained the weights; the rest of the name is the architecture. ``ens_adv_`` is both at once.
 _PORTING_TAGS = re.compile(r"^(?:(?:tf|gluon|jx|ssl|swsl|legacy|tv|dm|ig|adv|ens)_)+")
@@ -25,6 +26,9 @@ _DISTILLED = re.compile(r"_distilled(?=_|$)")
 
 # The network names that gluon's letters stand for elsewhere: v1b is the plain ResNet.
 _GLUON_LETTER = re.compile(r"_v1([bcdes])$")
+
+_COLLECTIONS = ("torchvision", "timm")
+_FILES = ("hf", "onnx")
 
 _SAME_NETWORK = {
     "mnasnet_b1": "mnasnet_100",
@@ -46,6 +50,18 @@ def model_family(name: str) -> str:
     """
     bare = _bare(name)
     return re.split(r"[_\d]", _PORTING_TAGS.sub("", bare), maxsplit=1)[0] or bare
+
+
+def subject_family(model: str) -> str:
+    """Family of anything ``predict`` takes as a model: of a file its stem, of a sized network its kind.
+
+    >>> subject_family("torchvision:resnet50"), subject_family("cnn:depth=2"), subject_family("hf:bert/config.json")
+    ('resnet', 'cnn', 'config')
+    """
+    prefix, _, rest = model.partition(":")
+    if prefix in _COLLECTIONS:
+        return model_family(model)
+    return Path(rest if prefix in _FILES else prefix).stem or model
 
 
 def canonical_network(name: str) -> str:

@@ -28,7 +28,7 @@ _STEP_TIME = "step_time_s"
 
 
 def as_step_record(measurement: Measurement) -> StepRecord | None:
-    """The flat record of a measured step; None for anything that is no finished step of a whole model.
+    """The flat record of a measured step; None for anchors and anything that is no finished step of a whole model.
 
     The step time is the median repetition; of a measured training, the step time among its results.
 
@@ -78,7 +78,8 @@ def _flat(measurement: Measurement, step_time_s: float) -> StepRecord:
 
 
 def _step_time_s(measurement: Measurement) -> float | None:
-    if measurement.outcome is not Outcome.DONE or "batch_size" not in measurement.parameters:
+    is_step = measurement.outcome is Outcome.DONE and "batch_size" in measurement.parameters
+    if not is_step or measurement.is_anchor:
         return None
     if measurement.kind is JobKind.TRAINING:
         value = measurement.results.get(_STEP_TIME)

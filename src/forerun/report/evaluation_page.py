@@ -12,7 +12,7 @@ from rich.text import Text
 from forerun.report.wording import format_percent
 from forerun.units import format_duration_s
 
-__all__ = ["evaluation_page"]
+__all__ = ["error_table", "evaluation_page"]
 
 _COLUMNS = (
     ("rows", "n"),
@@ -37,16 +37,22 @@ def evaluation_page(evaluation: Mapping[str, Any]) -> RenderableType:
     parts: list[RenderableType] = [
         Text("Absolute percentage errors of the step time: mean (MAPE), median and 90th percentile"),
         Text(""),
-        _error_table("predictor", predictors),
+        error_table("predictor", predictors),
     ]
     if evaluation.get("groups"):
-        parts += [Text(""), _error_table("forerun by group", evaluation["groups"])]
+        parts += [Text(""), error_table("forerun by group", evaluation["groups"])]
     if evaluation.get("notes"):
         parts += [Text(""), *(Text(f"- {note}") for note in evaluation["notes"])]
     return Group(*parts)
 
 
-def _error_table(heading: str, rows: Mapping[str, Mapping[str, Any] | None]) -> Table:
+def error_table(heading: str, rows: Mapping[str, Mapping[str, Any] | None]) -> Table:
+    """Errors by name, a line each; what could not be had is a dash.
+
+    Args:
+        heading: Title of the names.
+        rows: Errors as ``ErrorMetrics`` has them, by name.
+    """
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column(heading, overflow="fold")
     for title, _ in _COLUMNS:

@@ -23,9 +23,16 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["accuracy_curves", "batch_size_against_throughput", "residuals_against_time"]
+__all__ = [
+    "accuracy_against_time",
+    "accuracy_curves",
+    "batch_size_against_throughput",
+    "best_so_far",
+    "residuals_against_time",
+]
 
 _MOST_LEGEND_LINES = 24
+_SHORT_AXIS = 10.0
 
 
 def batch_size_against_throughput(
@@ -102,6 +109,50 @@ def accuracy_curves(
     save_figure(figure, path)
 
 
+def best_so_far(time_s: Floats, accuracy: Floats) -> tuple[Floats, Floats]:
+    """The points that no other reaches sooner, by time: the front of the trade-off, (k,) each.
+
+    Args:
+        time_s: When each accuracy was reached [s], (n,).
+        accuracy: The accuracies, (n,).
+    """
+    order = np.lexsort((-accuracy, time_s))
+    ordered = accuracy[order]
+    is_better = ordered > np.concatenate([[-np.inf], np.maximum.accumulate(ordered)[:-1]])
+    chosen = order[is_better]
+    return time_s[chosen], accuracy[chosen]
+
+
+def accuracy_against_time(path: Path, *, title: str, runs: Mapping[str, tuple[Floats, Floats]]) -> None:
+    """Accuracy against the time spent in training, a line per run, and the best that any run has at each time.
+
+    Args:
+        path: File to write.
+        title: What was trained.
+        runs: Time [s] and share of right answers after each epoch, by run.
+
+    Raises:
+        UsageError, FailureError: There is nothing to plot, or the file cannot be written.
+    """
+    check_plot_path(path)
+    if not runs:
+        raise FailureError("a plot of accuracy against time needs at least one run, got none")
+    figure = new_figure(width_in=7.4, height_in=5.4)
+    axes = figure.subplots()
+    for index, name in enumerate(_in_natural_order([*runs])):
+        time_s, accuracy = runs[name]
+        axes.plot(time_s, 100 * accuracy, label=name, markersize=4, linewidth=1, **look_of(index))
+    all_s, all_accuracies = (np.concatenate([run[part] for run in runs.values()]) for part in (0, 1))
+    front_s, front = best_so_far(all_s, all_accuracies)
+    ends_s, ends = np.append(front_s, all_s.max()), np.append(front, front[-1])
+    axes.step(ends_s, 100 * ends, where="post", color="black", linewidth=1.5, label="best so far")
+    axes.set(xscale="log", xlabel="time in training [s]", ylabel="accuracy [%]", title=title)
+    _number_log_axis(axes, all_s)
+    axes.grid(visible=True, alpha=0.3)
+    _legend_below(figure, axes)
+    save_figure(figure, path)
+
+
 def residuals_against_time(
     path: Path, *, title: str, predicted_s: Floats, actual_s: Floats, groups: Sequence[str]
 ) -> None:
@@ -139,10 +190,16 @@ def residuals_against_time(
     median = float(np.median(error_percent))
     axes.axhline(median, color=COLOURS[6], linewidth=0.9, linestyle="--", label=f"median {median:+.1f} %")
     axes.set(xscale="log", xlabel="actual step time [ms]", ylabel="predicted / actual - 1 [%]", title=title)
-    axes.xaxis.set_major_formatter("{x:g}")
+    _number_log_axis(axes, actual)
     axes.grid(visible=True, alpha=0.3)
     _legend_below(figure, axes)
     save_figure(figure, path)
+
+
+def _number_log_axis(axes: Axes, values: Floats) -> None:
+    """Plain numbers along the x axis; powers of ten alone would leave a short one without any."""
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter("{x:g}" if values.max() < _SHORT_AXIS * values.min() else "")
 
 
 def _legend_below(figure: Figure, axes: Axes) -> None:

@@ -1,7 +1,7 @@
 """Small network families that are named with their sizes: ``cnn:depth=4,base_filters=64``.
 
 A specification is ``FAMILY``, ``FAMILY:VALUE`` for the family's first key, or ``FAMILY:KEY=VALUE,...``.
-The networks themselves are in ``family_networks``.
+The networks themselves are in ``family_networks`` and ``text_networks``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from forerun.errors import InvalidSetupError, UnknownModelError, near_matches
 from forerun.tracing.built_model import BuiltModel
 from forerun.tracing.input_options import InputOptions
-from forerun.tracing.losses import classification_loss, image_batch
+from forerun.tracing.losses import classification_loss, image_batch, next_token_loss, token_batch
 from forerun.tracing.meta_build import build_on_meta, move_to_meta
 
 __all__ = ["FAMILIES", "Family", "FamilyKey", "build_family", "describe_family", "family"]
@@ -66,21 +66,27 @@ class Family:
     Attributes:
         name: Name before the colon.
         make: From an input shape and the keys as keywords to the module.
-        input_shape: Shape of one sample unless the user says otherwise, (channels, height, width).
+        input_shape: Shape of one sample unless the user says otherwise: (channels, height, width) of an image, or
+            (tokens,) of a text.
         keys: The keys, the first of which may be given without its name.
     """
 
     name: str
     make: NetworkMaker
-    input_shape: tuple[int, int, int]
+    input_shape: tuple[int, ...]
     keys: Mapping[str, FamilyKey]
+
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether a sample is a text, not an image."""
+        return len(self.input_shape) == 1
 
 
 FAMILIES: dict[str, Family] = {}
 
 
 def family(
-    name: str, *, input_shape: tuple[int, int, int], **keys: FamilyKey
+    name: str, *, input_shape: tuple[int, ...], **keys: FamilyKey
 ) -> Callable[[NetworkMaker], NetworkMaker]:
     """Registers the decorated maker of networks under a name; a name cannot be taken twice."""
 
@@ -112,17 +118,25 @@ def build_family(spec: str, options: InputOptions) -> BuiltModel:
     name, _, text = spec.partition(":")
     chosen = FAMILIES[name]
     values = _values(chosen, text, options)
-    options.refuse_sequence(spec)
-    shape = options.image_shape(chosen.input_shape)
+    shape = _sample_shape(chosen, spec, options)
     module = move_to_meta(build_on_meta(lambda: chosen.make(shape, **values))).train(options.training)
+    make_batch = token_batch if chosen.reads_tokens else image_batch
     return BuiltModel(
         name=spec,
         module=module,
         input_shape=shape,
-        make_batch=lambda batch_size: image_batch(batch_size, shape),
-        loss=classification_loss,
+        make_batch=lambda batch_size: make_batch(batch_size, shape),
+        loss=next_token_loss if chosen.reads_tokens else classification_loss,
         cache_key=f"family {name} {sorted(values.items())} {options.key()}",
     )
+
+
+def _sample_shape(chosen: Family, spec: str, options: InputOptions) -> tuple[int, ...]:
+    if chosen.reads_tokens:
+        options.refuse_image(spec)
+        return (options.sequence_length or chosen.input_shape[0],)
+    options.refuse_sequence(spec)
+    return options.image_shape(chosen.input_shape)
 
 
 def _values(chosen: Family, text: str, options: InputOptions) -> dict[str, int]:
@@ -131,6 +145,10 @@ def _values(chosen: Family, text: str, options: InputOptions) -> dict[str, int]:
     for key, value in given.items():
         values[key] = chosen.keys[key].check(chosen.name, key, value)
     if options.num_classes is not None:
+        if "num_classes" not in chosen.keys:
+            raise InvalidSetupError(
+                f"{chosen.name} predicts tokens, not classes; leave num_classes out, got {options.num_classes}"
+            )
         if "num_classes" in given and values["num_classes"] != options.num_classes:
             raise InvalidSetupError(
                 f"num_classes is given twice: {values['num_classes']} in the name, "

@@ -26,7 +26,8 @@ def _num_features(features: nn.Module, input_shape: Shape) -> int:
     """Elements per sample that leave the convolutional part, found by a run where it was built."""
     try:
         with torch.no_grad():
-            output = features(torch.zeros((1, *input_shape), device=next(features.parameters()).device))
+            device = next(features.parameters(), torch.empty(0)).device
+            output = features(torch.zeros((1, *input_shape), device=device))
     except RuntimeError as error:
         raise InvalidSetupError(
             f"images of {'x'.join(map(str, input_shape))} are too small for this many pooling layers; "
@@ -67,6 +68,18 @@ def _cnn(shape: Shape, *, depth: int, base_filters: int, dense_units: int, num_c
             channels = filters
         layers.append(nn.MaxPool2d(2))
     return _classifier(nn.Sequential(*layers), shape, [dense_units], num_classes)
+
+
+@family(
+    "mlp",
+    input_shape=(1, 28, 28),
+    depth=FamilyKey(default=3, meaning="hidden dense layers", high=1000),
+    width=FamilyKey(default=1024, meaning="outputs of each hidden layer"),
+    num_classes=_TEN_CLASSES,
+)
+def _mlp(shape: Shape, *, depth: int, width: int, num_classes: int) -> nn.Module:
+    """Flatten, Dense-ReLU of equal width, Dense; of width 1 it is a chain of calls with next to no work."""
+    return _classifier(nn.Identity(), shape, [width] * depth, num_classes)
 
 
 def _pooled_convolutions(channels: int, filters: Sequence[int], padding: str) -> nn.Module:

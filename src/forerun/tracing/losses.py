@@ -8,7 +8,15 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-__all__ = ["INFERRED_LOSS_NOTE", "classification_loss", "image_batch", "inferred_loss", "sum_of_means"]
+__all__ = [
+    "INFERRED_LOSS_NOTE",
+    "classification_loss",
+    "image_batch",
+    "inferred_loss",
+    "next_token_loss",
+    "sum_of_means",
+    "token_batch",
+]
 
 INFERRED_LOSS_NOTE = (
     "no loss was given: cross entropy is taken for outputs (batch, classes), (batch, classes, height, width) "
@@ -23,6 +31,19 @@ def image_batch(batch_size: int, shape: tuple[int, ...]) -> dict[str, Any]:
         "args": (torch.empty((batch_size, *shape), device="meta"),),
         "target": torch.empty(batch_size, dtype=torch.int64, device="meta"),
     }
+
+
+def token_batch(batch_size: int, shape: tuple[int, ...]) -> dict[str, Any]:
+    """A batch of texts with the token after each token, on meta."""
+    return {
+        "args": (torch.empty((batch_size, *shape), dtype=torch.int64, device="meta"),),
+        "target": torch.empty((batch_size, *shape), dtype=torch.int64, device="meta"),
+    }
+
+
+def next_token_loss(output: Any, batch: Mapping[str, Any]) -> torch.Tensor:
+    """Cross entropy of logits (batch, tokens, vocabulary) with the tokens that follow."""
+    return functional.cross_entropy(output.flatten(0, 1), batch["target"].flatten())
 
 
 def classification_loss(output: Any, batch: Mapping[str, Any]) -> torch.Tensor:

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from forerun.errors import UnknownModelError, UsageError, near_matches
-from forerun.tracing import family_networks
+from forerun.tracing import family_networks, text_networks
 from forerun.tracing.built_model import BuiltModel
 from forerun.tracing.failures import explain_failure
 from forerun.tracing.families import FAMILIES, build_family
@@ -35,7 +35,7 @@ from forerun.tracing.user_code import build_from_file, build_from_module
 
 __all__ = ["build_model", "explain_failure"]
 
-_REGISTERED = family_networks.__name__  # imported for its registrations
+_REGISTERED = (family_networks.__name__, text_networks.__name__)  # imported for its registrations
 
 _PREFIXES: dict[str, Callable[[str, InputOptions], BuiltModel]] = {
     "torchvision": build_torchvision,

@@ -1,0 +1,141 @@
+"""``forerun measure curve`` as a function: trains a network and writes its learning curve."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from forerun.callbacks.curve_log import CurveLog
+from forerun.convergence.gradient_noise import NoiseScale, gradient_noise_scale
+from forerun.convergence.schedule import schedule_of
+from forerun.convergence.target import parse_target
+from forerun.errors import InvalidSetupError
+from forerun.measurement.curve_training import CurveRow, CurveSetup, train_for_curve
+
+__all__ = ["TrainedCurve", "measure_curve"]
+
+_METRICS = ("loss", "accuracy", "val_loss", "val_accuracy")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedCurve:
+    """A finished training.
+
+    Attributes:
+        file: The curve.
+        setup: What was trained.
+        rows: Its epochs.
+        noise: The gradient noise scale, None unless asked for.
+        reached_epoch: First epoch at which the target was reached, or None.
+    """
+
+    file: str
+    setup: CurveSetup
+    rows: tuple[CurveRow, ...]
+    noise: NoiseScale | None
+    reached_epoch: int | None
+
+    def sentence(self) -> str:
+        """What happened, in a sentence or two."""
+        last = self.rows[-1]
+        words = (
+            f"{self.setup.model} on {self.setup.dataset}: {last.epoch} epochs, {last.step} steps, "
+            f"{last.elapsed_s:.1f} s, held-out accuracy {last.val_accuracy:.4f}; written to {self.file}"
+        )
+        if self.reached_epoch is not None:
+            words += f"; target reached at epoch {self.reached_epoch}"
+        if self.noise is not None:
+            words += f"; gradient noise scale {self.noise.batch_size:,.0f} images"
+        return words
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        noise = None
+        if self.noise is not None:
+            noise = {k: v if math.isfinite(v) else None for k, v in asdict(self.noise).items()}
+        return {
+            "file": self.file,
+            **asdict(self.setup),
+            "num_steps": self.rows[-1].step,
+            "elapsed_s": self.rows[-1].elapsed_s,
+            **{name: _finite(getattr(self.rows[-1], name)) for name in _METRICS},
+            "reached_epoch": self.reached_epoch,
+            "gradient_noise": noise,
+        }
+
+
+def measure_curve(
+    model: str,
+    out: str | Path,
+    *,
+    schedule: Any = None,
+    target: str | None = None,
+    num_epochs: int = 30,
+    on_row: Callable[[str], None] | None = None,
+    **setup: Any,
+) -> TrainedCurve:
+    """Trains a network and writes its curve, an epoch a row, each on disk before the next begins.
+
+    Args:
+        model: As ``predict`` names it.
+        out: The CSV.
+        schedule: See ``convergence.schedule``; a cosine over all epochs if None.
+        target: Ends the run when it is reached, such as ``val_accuracy>=0.92``.
+        num_epochs: Epochs at most.
+        on_row: Told of each epoch, a line.
+        setup: The other attributes of ``CurveSetup``.
+
+    Raises:
+        UsageError: The setup, the schedule or the target is not possible.
+        MeasurementError: The dataset cannot be had, or the run diverged.
+    """
+    wanted = None if target is None else parse_target(target)
+    if wanted is not None and wanted.metric not in _METRICS:
+        raise InvalidSetupError(
+            f"a curve has the metrics {', '.join(_METRICS)}, got a target of '{wanted.metric}'"
+        )
+    chosen = CurveSetup(model=model, num_epochs=num_epochs, **setup)
+    plan = schedule_of(schedule if schedule is not None else f"cosine:epochs={num_epochs}", num_epochs)
+    log = CurveLog(out)
+    rows: list[CurveRow] = []
+
+    def on_epoch(row: CurveRow) -> bool:
+        rows.append(row)
+        figures = {name: getattr(row, name) for name in _METRICS}
+        log.append(
+            epoch=row.epoch,
+            step=row.step,
+            **figures,
+            learning_rate=row.learning_rate,
+            elapsed_s=row.elapsed_s,
+        )
+        if on_row is not None:
+            on_row(
+                f"epoch {row.epoch}/{num_epochs}: loss {row.loss:.4f}, accuracy {row.accuracy:.4f}, held out "
+                f"{row.val_accuracy:.4f}, {row.elapsed_s:.0f} s"
+            )
+        return wanted is not None and wanted.is_reached_by(getattr(row, wanted.metric))
+
+    train_for_curve(chosen, plan.rate, on_epoch)
+    reached = None
+    if wanted is not None and wanted.is_reached_by(getattr(rows[-1], wanted.metric)):
+        reached = rows[-1].epoch
+    return TrainedCurve(
+        file=str(out), setup=chosen, rows=tuple(rows), noise=_noise(rows, chosen), reached_epoch=reached
+    )
+
+
+def _noise(rows: list[CurveRow], setup: CurveSetup) -> NoiseScale | None:
+    norms = [row.norms for row in rows if row.norms is not None]
+    if not norms:
+        return None
+    small = [value for n in norms for value in n.small]
+    large = [value for n in norms for value in n.large]
+    return gradient_noise_scale(small, large, setup.batch_size // 2, setup.batch_size)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,40 @@
+"""A curve written, and a forecast asked, from inside a training loop: plain PyTorch, Lightning, Keras, Optuna.
+
+    from forerun.callbacks import CurveCallback
+
+    curve = CurveCallback("run.csv", target="val_accuracy>=0.92", schedule="cosine:epochs=90")
+    for epoch in range(1, 91):
+        ...
+        if curve.log(epoch, val_accuracy=accuracy, learning_rate=rate):
+            break  # reached, or out of reach
+
+Frameworks are imported when a callback of theirs is made, never before.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from forerun.callbacks.curve_callback import CurveCallback
+    from forerun.callbacks.curve_log import CurveLog
+    from forerun.callbacks.keras_callback import keras_callback
+    from forerun.callbacks.lightning_callback import lightning_callback
+    from forerun.callbacks.pruner import ForecastPruner
+
+__all__ = ["CurveCallback", "CurveLog", "ForecastPruner", "keras_callback", "lightning_callback"]
+
+_MODULES = {
+    "CurveCallback": "curve_callback",
+    "CurveLog": "curve_log",
+    "ForecastPruner": "pruner",
+    "keras_callback": "keras_callback",
+    "lightning_callback": "lightning_callback",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

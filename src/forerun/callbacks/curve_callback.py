@@ -1,0 +1,125 @@
+"""For a plain training loop: writes the curve, forecasts it, says when to stop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from forerun.callbacks.curve_log import CurveLog
+from forerun.convergence.backtest_table import load_table, shipped_table_path
+from forerun.convergence.curve import Curve
+from forerun.convergence.curve_files import find_curve_files, read_curve
+from forerun.convergence.forecast import CurveForecast, forecast_curve
+from forerun.convergence.schedule import Schedule, schedule_of
+from forerun.convergence.stopping import HOPELESS
+from forerun.convergence.target import Target, parse_target
+from forerun.errors import ForecastError, InvalidSetupError
+
+__all__ = ["CurveCallback"]
+
+
+class CurveCallback:
+    """Writes the curve of a run and stops it when its target is reached, or out of reach.
+
+    Args:
+        path: The CSV.
+        target: Such as ``val_accuracy>=0.92``; without one the run is never stopped.
+        schedule: Words, a PyTorch scheduler, a Keras schedule or a function, see ``convergence.schedule``.
+        num_epochs: Length of the run; that of the schedule if None.
+        history: Folder of finished runs of the same job.
+        stop_when_reached: Whether a reached target ends the run.
+        stop_when_hopeless: Whether a probability of reaching it of at most ``hopeless`` ends it.
+        hopeless: That probability.
+        patience: Forecasts in a row that must say so.
+
+    Attributes:
+        forecast: The latest one; None while there is none.
+        reason: Why the run was stopped; empty while it was not.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        target: str | Target | None = None,
+        schedule: Any = None,
+        num_epochs: float | None = None,
+        history: str | Path | None = None,
+        stop_when_reached: bool = True,
+        stop_when_hopeless: bool = True,
+        hopeless: float = HOPELESS,
+        patience: int = 2,
+    ) -> None:
+        self.log_file = CurveLog(path)
+        self.target = parse_target(target) if isinstance(target, str) else target
+        self._num_epochs = num_epochs
+        self._schedule = _schedule(schedule, num_epochs)
+        self._history = _siblings(history, self.target)
+        self._stops = (stop_when_reached, stop_when_hopeless)
+        self._hopeless, self._patience = hopeless, patience
+        self._num_hopeless = 0
+        self._table = load_table(shipped_table_path())
+        self.forecast: CurveForecast | None = None
+        self.reason = ""
+
+    def log(self, epoch: float, **metrics: float | None) -> bool:
+        """Writes a row and answers whether to stop.
+
+        Args:
+            epoch: Epochs done.
+            metrics: The metrics, and ``learning_rate`` and ``step`` if known.
+        """
+        self.log_file.append(epoch=epoch, **metrics)
+        if self.target is None:
+            return False
+        self.forecast = self._forecast(self.target)
+        if self.forecast is None:
+            return False
+        self.reason = self._verdict(self.forecast)
+        return bool(self.reason)
+
+    def _forecast(self, target: Target) -> CurveForecast | None:
+        """A forecast, or none while nothing can be forecast."""
+        curve = read_curve(self.log_file.path, target.metric, target.is_rising)
+        try:
+            return forecast_curve(
+                curve,
+                self._table,
+                target=target,
+                end_epoch=self._num_epochs,
+                schedule=self._schedule,
+                is_schedule_unknown=self._schedule is None,
+                siblings=self._history,
+            )
+        except ForecastError:
+            return None  # too few points yet, or no trend: the run goes on
+
+    def _verdict(self, forecast: CurveForecast) -> str:
+        when_reached, when_hopeless = self._stops
+        if forecast.reached_epoch is not None:
+            return f"{self.target} was reached at epoch {forecast.reached_epoch:g}" if when_reached else ""
+        is_hopeless = when_hopeless and forecast.probability_at_end <= self._hopeless
+        self._num_hopeless = self._num_hopeless + 1 if is_hopeless else 0
+        if self._num_hopeless >= self._patience:
+            return (
+                f"{self.target} is reached with a probability of {forecast.probability_at_end:.0%}; the likely end is "
+                f"{forecast.final.value:.4g}"
+            )
+        return ""
+
+
+def _schedule(schedule: Any, num_epochs: float | None) -> Schedule | None:
+    if schedule is None or isinstance(schedule, (str, Schedule)):
+        return None if schedule is None else schedule_of(schedule, num_epochs or 1.0)
+    if num_epochs is None:
+        raise InvalidSetupError(
+            "a schedule that is an object needs num_epochs as well, to know how far to follow it"
+        )
+    return schedule_of(schedule, num_epochs)
+
+
+def _siblings(history: str | Path | None, target: Target | None) -> Sequence[Curve]:
+    if history is None or target is None:
+        return ()
+    return [read_curve(path, target.metric, target.is_rising) for path in find_curve_files(history)]

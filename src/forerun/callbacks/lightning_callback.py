@@ -1,0 +1,63 @@
+"""For Lightning: after each validation the metrics go to the curve, and the trainer is told to stop."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from forerun.callbacks.curve_callback import CurveCallback
+from forerun.errors import MissingExtraError
+
+__all__ = ["lightning_callback"]
+
+_PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+
+
+def lightning_callback(path: str | Path, **options: Any) -> Any:
+    """A ``lightning.pytorch.Callback`` around a ``CurveCallback``; its attribute ``curve`` is that.
+
+    Args:
+        path: The CSV.
+        options: Those of ``CurveCallback``.
+
+    Raises:
+        MissingExtraError: Lightning is not installed.
+    """
+    curve = CurveCallback(path, **options)
+    return _callback_class(_base())(curve)
+
+
+def _base() -> type[Any]:
+    for package in _PACKAGES:
+        try:
+            found: type[Any] = import_module(package).Callback
+        except ModuleNotFoundError:
+            continue
+        return found
+    raise MissingExtraError("the callback for Lightning", "lightning")
+
+
+def _callback_class(base: type[Any]) -> type[Any]:
+    class ForecastCallback(base):  # type: ignore[misc]  # the base is known at run time only
+        """Writes the curve of a run and stops it, see ``CurveCallback``."""
+
+        def __init__(self, curve: CurveCallback) -> None:
+            super().__init__()
+            self.curve = curve
+
+        def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+            """Called by the trainer after each validation."""
+            if getattr(trainer, "sanity_checking", False) or not getattr(trainer, "is_global_zero", True):
+                return
+            metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+            optimizers = getattr(trainer, "optimizers", None) or []
+            if optimizers:
+                metrics["learning_rate"] = float(optimizers[0].param_groups[0]["lr"])
+            names = self.curve.log_file.columns
+            kept = {k: v for k, v in metrics.items() if not names or k in names}
+            done = int(trainer.current_epoch) + 1
+            if self.curve.log(done, step=int(trainer.global_step), **kept):
+                trainer.should_stop = True
+
+    return ForecastCallback

@@ -1,0 +1,101 @@
+"""For Optuna: a trial is pruned when its forecast cannot beat the best so far.
+
+Optuna's own pruners compare trials at the same step; this one compares where a trial will end, so that a run with a
+late drop of the learning rate is not lost for being behind before it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from forerun.callbacks.optional import optuna_pruner_base
+from forerun.convergence.backtest_table import load_table, shipped_table_path
+from forerun.convergence.curve import Curve
+from forerun.convergence.forecast import CurveForecast, forecast_curve
+from forerun.convergence.schedule import schedule_of
+from forerun.errors import ForecastError, InvalidSetupError
+
+if TYPE_CHECKING:
+    import optuna
+
+__all__ = ["ForecastPruner"]
+
+_FEWEST_POINTS = 4
+
+
+class ForecastPruner(optuna_pruner_base()):  # type: ignore[misc]  # known at run time only
+    """Prunes trials whose end is forecast to be no better than the best finished trial.
+
+    Args:
+        num_steps: Steps that a trial reports at its end; ``trial.report`` counts them from 0 or 1.
+        schedule: The learning rate of all trials, see ``convergence.schedule``; None if not known.
+        num_startup_trials: Finished trials before anything is pruned.
+        num_warm_up_steps: Steps of a trial before it is pruned.
+        with_history: Whether finished trials count as runs of the same job.
+    """
+
+    def __init__(
+        self,
+        num_steps: int,
+        *,
+        schedule: Any = None,
+        num_startup_trials: int = 4,
+        num_warm_up_steps: int = 4,
+        with_history: bool = True,
+    ) -> None:
+        if num_steps < 2:
+            raise InvalidSetupError(f"a pruner needs trials of two or more steps, got {num_steps}")
+        self._num_steps = num_steps
+        self._schedule = None if schedule is None else schedule_of(schedule, num_steps)
+        self._num_startup_trials = num_startup_trials
+        self._num_warm_up_steps = max(_FEWEST_POINTS, num_warm_up_steps)
+        self._with_history = with_history
+        self._table = load_table(shipped_table_path())
+
+    def prune(self, study: optuna.Study, trial: optuna.trial.FrozenTrial) -> bool:
+        """Whether the trial should be pruned now."""
+        if len(trial.intermediate_values) < self._num_warm_up_steps:
+            return False
+        is_rising = study.direction.name == "MAXIMIZE"
+        finished = [t for t in study.get_trials(deepcopy=False) if t.state.name == "COMPLETE"]
+        if len(finished) < self._num_startup_trials:
+            return False
+        forecast = self._forecast(trial, finished, is_rising)
+        if forecast is None:
+            return False
+        return not self.can_win(forecast, study.best_value)
+
+    @staticmethod
+    def can_win(forecast: CurveForecast, best: float) -> bool:
+        """Whether the favourable end of the 90 % interval is better than the best."""
+        if forecast.curve.is_rising:
+            return forecast.final.high_90 > best
+        return forecast.final.low_90 < best
+
+    def _forecast(self, trial: Any, finished: list[Any], is_rising: bool) -> CurveForecast | None:
+        siblings = [_curve(t, is_rising) for t in finished if len(t.intermediate_values) >= _FEWEST_POINTS]
+        try:
+            return forecast_curve(
+                _curve(trial, is_rising),
+                self._table,
+                end_epoch=max(self._num_steps, len(trial.intermediate_values)),
+                schedule=self._schedule,
+                is_schedule_unknown=True,
+                siblings=siblings if self._with_history else (),
+            )
+        except ForecastError:
+            return None  # too short, or diverged: the trial's own code deals with that
+
+
+def _curve(trial: Any, is_rising: bool) -> Curve:
+    steps = np.asarray(sorted(trial.intermediate_values), dtype=float)
+    values = np.asarray([trial.intermediate_values[int(step)] for step in steps])
+    return Curve(
+        name=f"trial {trial.number}",
+        metric="objective",
+        epochs=steps + 1 if steps[0] == 0 else steps,
+        values=values,
+        is_rising=is_rising,
+    )

@@ -1,0 +1,121 @@
+"""What is done to a curve before anything is forecast from it, and what is said about it.
+
+Outliers: as Optimus does, a point outside [min of the next points, max of the points before] is replaced by the mean of
+its neighbours, but only if it also stands out from the running median by more than ``OUTLIER_SPREADS`` times the
+spread of the others: a plain drop of the learning rate is no outlier.
+
+Source of the rule: Peng et al. 2018, EuroSys, section 3.1; of the spread: median absolute deviation, Hampel 1974.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.convergence.curve import Curve, Floats
+
+__all__ = ["OUTLIER_SPREADS", "CleanCurve", "clean", "running_median", "without_outliers"]
+
+OUTLIER_SPREADS = 5.0
+"""Distance from the running median, in robust standard deviations, from which a lonely point is replaced."""
+
+_WINDOW = 5
+_DIVERGED_FACTOR = 2.0
+"""A falling metric twice as bad as its best half of the run before, at the end, has run away."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CleanCurve:
+    """A curve whose values are all numbers.
+
+    Attributes:
+        curve: The rows that hold numbers, outliers replaced.
+        num_missing: Rows without a number that were dropped.
+        num_outliers: Values that were replaced.
+        has_diverged: Whether the run ran away: it ends in NaN or far above where it was.
+        notes: What a reader should know, sentences.
+    """
+
+    curve: Curve
+    num_missing: int
+    num_outliers: int
+    has_diverged: bool
+    notes: tuple[str, ...]
+
+
+def clean(curve: Curve) -> CleanCurve | None:
+    """Drops rows without numbers, replaces outliers and looks for divergence; None if no number is left."""
+    finite = np.isfinite(curve.values)
+    if not finite.any():
+        return None
+    kept = _rows(curve, finite)
+    ends_missing = not finite[-1] and len(curve) - 1 - int(np.flatnonzero(finite)[-1]) >= 2
+    values, num_outliers = without_outliers(kept.values)
+    errors = -values if curve.is_rising else values
+    has_diverged = bool(ends_missing or _ran_away(errors, curve.is_rising))
+    notes = []
+    if not finite.all():
+        notes.append(f"{int((~finite).sum())} rows without a number were left out")
+    if num_outliers:
+        notes.append(f"{num_outliers} lonely outliers were replaced by the mean of their neighbours")
+    return CleanCurve(
+        curve=replace(kept, values=values),
+        num_missing=int((~finite).sum()),
+        num_outliers=num_outliers,
+        has_diverged=has_diverged,
+        notes=tuple(notes),
+    )
+
+
+def _rows(curve: Curve, keep: npt.NDArray[np.bool_]) -> Curve:
+    def cut(column: Floats | None) -> Floats | None:
+        return None if column is None else column[keep]
+
+    return replace(
+        curve,
+        epochs=curve.epochs[keep],
+        values=curve.values[keep],
+        steps=cut(curve.steps),
+        learning_rates=cut(curve.learning_rates),
+        elapsed_s=cut(curve.elapsed_s),
+    )
+
+
+def running_median(values: Floats, window: int = _WINDOW) -> Floats:
+    """Median over a centred window that shrinks at the ends, (n,)."""
+    half = window // 2
+    return np.asarray(
+        [np.median(values[max(0, i - half) : i + half + 1]) for i in range(len(values))], dtype=float
+    )
+
+
+def without_outliers(values: Floats) -> tuple[Floats, int]:
+    """Values with lonely outliers replaced by the mean of their neighbours, and how many there were."""
+    if len(values) < 2 * _WINDOW - 1:
+        return values, 0
+    distance = np.abs(values - running_median(values))
+    spread = 1.4826 * float(np.median(np.abs(np.diff(values)))) / np.sqrt(2)
+    if spread <= 0:
+        return values, 0
+    found = values.copy()
+    num = 0
+    for i in range(1, len(values) - 1):
+        near = values[[i - 1, i + 1]]
+        alone = abs(values[i] - near.mean()) > 2 * abs(near[1] - near[0])
+        if distance[i] > OUTLIER_SPREADS * spread and alone:
+            found[i] = near.mean()
+            num += 1
+    return found, num
+
+
+def _ran_away(errors: Floats, is_rising: bool) -> bool:
+    """Whether the last points are far worse than the best stretch before them."""
+    if len(errors) < 4:
+        return False
+    smooth = running_median(errors)
+    best, last, first = float(smooth.min()), float(smooth[-1]), float(smooth[0])
+    if is_rising:  # errors are minus the metric: worse than half the way back to the start
+        return last > best + 0.5 * max(first - best, 0.0) and first - best > 0 and last >= smooth[-2]
+    return last > _DIVERGED_FACTOR * max(best, 1e-12) and last > 0.9 * first

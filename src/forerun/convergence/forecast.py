@@ -1,0 +1,401 @@
+"""From a curve so far to an answer: the value at the end, when a target is reached, and how sure that is.
+
+The mixture gives the most likely path m(e), back-tests give the quantiles Q_q of (actual - forecast) / scale at some
+shares of the rest of the run. A future of rank q is the path m(e) + scale(e) Q_q(share of the rest); its best so far
+reaches the target at some epoch or not. Over all ranks this gives the probability of having reached it by each epoch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from forerun.convergence.backtest import MOST_SIBLINGS
+from forerun.convergence.backtest_table import FEWEST_RUNS, HORIZONS, LEVELS, BacktestTable
+from forerun.convergence.cleaning import CleanCurve, clean
+from forerun.convergence.curve import FINAL_SHARE, Curve, ErrorScale, Floats, error_scale
+from forerun.convergence.forecaster import Prefix
+from forerun.convergence.mixture import Mixture, Tier, mixture, tier_of
+from forerun.convergence.schedule import Schedule
+from forerun.convergence.target import Target
+from forerun.errors import ForecastError, InvalidSetupError
+
+__all__ = ["FEWEST_POINTS", "Band", "CurveForecast", "forecast_curve"]
+
+FEWEST_POINTS = 4
+_MOST_POINTS = 4000
+_RANKS = np.linspace(0.025, 0.975, 191)
+_RATE_CHANGE = 0.02
+_STILL = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Band:
+    """A value with its 80 and 90 % intervals."""
+
+    value: float
+    low_80: float
+    high_80: float
+    low_90: float
+    high_90: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurveForecast:
+    """What will become of a curve, in units of its metric and its epochs.
+
+    Attributes:
+        curve: The cleaned curve.
+        epochs: Points to come, (m,); empty if the run is at its end.
+        values: Forecast at each, (m,).
+        low_90, low_80, high_80, high_90: Ends of the intervals, (m,) each.
+        final: The value at the end, a mean over the last 5 % of the run.
+        end_epoch: End of the run.
+        progress: Share of it that is done.
+        tier: What the forecast rests on beside the curve.
+        weights: Weight of each forecaster.
+        finals: Value at the end by each of them.
+        num_runs: Runs behind the interval.
+        target: What is to be reached, or None.
+        reached_epoch: First epoch at which it was reached already, or None.
+        probability: That it will have been reached at each point to come, (m,).
+        epochs_to_target: Epoch by which it is reached with probability 0.1, 0.5 and 0.9; infinite if not by the end.
+        notes: What a reader must know.
+    """
+
+    curve: Curve
+    epochs: Floats
+    values: Floats
+    low_90: Floats
+    low_80: Floats
+    high_80: Floats
+    high_90: Floats
+    final: Band
+    end_epoch: float
+    progress: float
+    tier: Tier
+    weights: dict[str, float]
+    finals: dict[str, float]
+    num_runs: int
+    target: Target | None
+    reached_epoch: float | None
+    probability: Floats
+    epochs_to_target: tuple[float, float, float]
+    notes: tuple[str, ...]
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether enough runs stand behind the interval."""
+        return self.num_runs >= FEWEST_RUNS
+
+    @property
+    def probability_at_end(self) -> float:
+        """Probability of having reached the target at the end of the run."""
+        if self.reached_epoch is not None:
+            return 1.0
+        return float(self.probability[-1]) if len(self.probability) else 0.0
+
+
+def forecast_curve(
+    curve: Curve,
+    table: BacktestTable,
+    *,
+    target: Target | None = None,
+    end_epoch: float | None = None,
+    schedule: Schedule | None = None,
+    is_schedule_unknown: bool = False,
+    siblings: Sequence[Curve] = (),
+) -> CurveForecast:
+    """Forecasts a curve.
+
+    Args:
+        curve: The run so far.
+        table: Errors and quantiles of back-tests.
+        target: A value to reach.
+        end_epoch: Length of the run; that of the schedule, else of the longest sibling, else twice what was seen.
+        schedule: The learning rate from first to last epoch.
+        is_schedule_unknown: Whether the reader knows that the rate will change and accepts the wider interval.
+        siblings: Finished runs of the same job.
+
+    Raises:
+        ForecastError: Fewer than four points, a run that diverged or does not move, or a changing rate whose
+            schedule is not given.
+        InvalidSetupError: The end lies behind the curve.
+    """
+    cleaned = _usable(curve)
+    seen = cleaned.curve
+    scale = error_scale(seen.values, seen.is_rising)
+    reached = _reached(seen, target)
+    finished = [c.curve for c in (clean(s) for s in siblings) if c is not None]
+    end, end_note = _end(seen, end_epoch, schedule, finished)
+    if reached is None:
+        _refuse(seen, scale, schedule, is_schedule_unknown or bool(finished))
+    epochs = np.concatenate([seen.epochs, _points_to_come(seen.epochs, end)])
+    prefix = _prefix(seen, scale, epochs, schedule, finished, table)
+    tier = tier_of(prefix)
+    mix = mixture(prefix, tier, table.errors(tier, prefix.progress))
+    notes = [*cleaned.notes, *([end_note] if end_note else []), *_notes(tier, table, prefix)]
+    return _answer(seen, scale, prefix, tier, mix, table, target, reached, notes)
+
+
+def _usable(curve: Curve) -> CleanCurve:
+    cleaned = clean(curve)
+    if cleaned is None:
+        raise ForecastError(f"{curve.name}: every value is NaN; the run has nothing to forecast from")
+    if cleaned.has_diverged:
+        raise ForecastError(
+            f"{curve.name}: the run has diverged: {curve.metric} ends at {curve.values[-1]:g} after a best of "
+            f"{_best(cleaned.curve):g}; lower the learning rate or go back to a checkpoint"
+        )
+    if len(cleaned.curve) < FEWEST_POINTS:
+        raise ForecastError(
+            f"{curve.name}: a forecast needs at least {FEWEST_POINTS} points of {curve.metric}, got "
+            f"{len(cleaned.curve)}; let the run go on, or evaluate more often"
+        )
+    return cleaned
+
+
+def _best(curve: Curve) -> float:
+    return float(np.max(curve.values) if curve.is_rising else np.min(curve.values))
+
+
+def _reached(curve: Curve, target: Target | None) -> float | None:
+    if target is None:
+        return None
+    if target.is_rising != curve.is_rising:
+        raise InvalidSetupError(
+            f"the target '{target}' and the curve of {curve.metric} disagree about whether larger is better"
+        )
+    hits = np.asarray([target.is_reached_by(float(value)) for value in curve.values])
+    return float(curve.epochs[np.argmax(hits)]) if hits.any() else None
+
+
+def _refuse(curve: Curve, scale: ErrorScale, schedule: Schedule | None, accepts_unknown: bool) -> None:
+    errors = scale.errors(curve.values)
+    if float(np.ptp(errors)) <= _STILL * max(1.0, float(np.max(np.abs(errors)))):
+        raise ForecastError(
+            f"{curve.name}: {curve.metric} does not move: all {len(curve)} values are {curve.values[0]:g}; check "
+            "that the run learns before asking where it ends"
+        )
+    if _is_not_learning(errors):
+        raise ForecastError(
+            f"{curve.name}: {curve.metric} has not improved since its first point ({curve.values[0]:g} at first, "
+            f"{curve.values[-1]:g} now); there is no trend to forecast"
+        )
+    rates = curve.learning_rates
+    moves = rates is not None and float(np.ptp(rates)) > _RATE_CHANGE * float(np.max(rates))
+    if moves and schedule is None and not accepts_unknown:
+        raise ForecastError(
+            f"{curve.name}: the learning rate changes in the course of the run and what it will do is not known; "
+            "give --schedule, such as cosine:epochs=90 or step:30,60,80x0.1, or --schedule unknown to accept an "
+            f"interval without it (best so far: {_best(curve):g})"
+        )
+
+
+def _is_not_learning(errors: Floats) -> bool:
+    """Whether the better half of the run is no better than its first point."""
+    return float(np.median(np.sort(errors[1:])[: max(1, len(errors) // 2)])) >= float(errors[0])
+
+
+def _end(
+    curve: Curve, end_epoch: float | None, schedule: Schedule | None, siblings: Sequence[Curve]
+) -> tuple[float, str]:
+    last = float(curve.epochs[-1])
+    fixed = end_epoch if end_epoch is not None else (schedule.num_epochs if schedule else None)
+    if fixed is not None:
+        if not math.isfinite(fixed) or fixed < last * (1 - 1e-9):
+            raise InvalidSetupError(
+                f"{curve.name}: the run is to end at {curve.unit} {fixed:g} and the curve goes to {last:g}; give its "
+                "whole length with --epochs"
+            )
+        return max(fixed, last), ""
+    if siblings:
+        return max(last, max(float(s.epochs[-1]) for s in siblings)), ""
+    return 2 * last, (
+        f"the length of the run was not given: taken as {2 * last:g} {curve.unit}s, twice what was seen (--epochs)"
+    )
+
+
+def _points_to_come(seen: Floats, end: float) -> Floats:
+    spacing = max(float(np.median(np.diff(seen))), (end - float(seen[-1])) / _MOST_POINTS)
+    num = math.floor((end - float(seen[-1])) / spacing + 1e-6)
+    points = float(seen[-1]) + spacing * np.arange(1, num + 1)
+    if end - float(points[-1] if num else seen[-1]) > 1e-6 * spacing:
+        points = np.append(points, end)
+    return np.asarray(points, dtype=float)
+
+
+def _prefix(
+    curve: Curve,
+    scale: ErrorScale,
+    epochs: Floats,
+    schedule: Schedule | None,
+    siblings: Sequence[Curve],
+    table: BacktestTable,
+) -> Prefix:
+    share = epochs / epochs[-1]
+    found = [
+        np.interp(share, s.epochs / s.epochs[-1], _sibling_errors(s, curve, scale))
+        for s in siblings[:MOST_SIBLINGS]
+    ]
+    return Prefix(
+        epochs=epochs,
+        errors=np.maximum(scale.errors(curve.values), 1e-9),
+        rates=None if schedule is None else schedule.rates(epochs),
+        siblings=np.asarray(found) if found else None,
+        is_bounded=curve.is_rising,
+        fall_coefficients=table.fall_coefficients,
+    )
+
+
+def _sibling_errors(sibling: Curve, curve: Curve, scale: ErrorScale) -> Floats:
+    if sibling.is_rising != curve.is_rising:
+        raise InvalidSetupError(
+            f"{sibling.name}: its metric falls where that of {curve.name} rises, or the reverse"
+        )
+    return scale.errors(sibling.values)
+
+
+def _notes(tier: Tier, table: BacktestTable, prefix: Prefix) -> list[str]:
+    notes = []
+    num_runs = table.num_runs(tier, prefix.progress)
+    if num_runs < FEWEST_RUNS:
+        notes.append(
+            f"uncalibrated: {num_runs} back-tests stand behind the interval of this tier, {FEWEST_RUNS} are needed"
+        )
+    if tier is Tier.CURVE:
+        notes.append(
+            "the schedule of the learning rate is not known (--schedule): the interval is that of runs whose schedule "
+            "was not known either"
+        )
+    if prefix.num_seen < len(prefix.epochs) and prefix.progress < 0.1:
+        notes.append("less than a tenth of the run is done: errors are those of a tenth, or larger")
+    return notes
+
+
+def _quantile_curves(tier: Tier, table: BacktestTable, prefix: Prefix, ranks: Floats) -> Floats:
+    """Scaled residual of each rank at each point to come, (ranks, m)."""
+    to_come = prefix.epochs[prefix.num_seen :]
+    if not table.has(tier):
+        # Without back-tests, a normal spread as wide as the scale says.
+        normal = np.asarray(
+            [-1.96, -1.645, -1.28, -0.84, -0.52, -0.25, 0, 0.25, 0.52, 0.84, 1.28, 1.645, 1.96]
+        )
+        stored = np.tile(normal, (len(HORIZONS), 1))
+    else:
+        stored = table.quantiles(tier, prefix.progress)
+    now = float(prefix.epochs[prefix.num_seen - 1])
+    share = (to_come - now) / max(float(prefix.epochs[-1]) - now, 1e-12)
+    at_levels = np.stack(
+        [np.interp(share, (0.0, *HORIZONS), np.concatenate([[0.5 * c[0]], c])) for c in stored.T]
+    )
+    return np.asarray([[np.interp(r, LEVELS, column) for column in at_levels.T] for r in ranks]).reshape(
+        len(ranks), len(to_come)
+    )
+
+
+def _answer(
+    curve: Curve,
+    scale: ErrorScale,
+    prefix: Prefix,
+    tier: Tier,
+    mix: Mixture,
+    table: BacktestTable,
+    target: Target | None,
+    reached: float | None,
+    notes: list[str],
+) -> CurveForecast:
+    seen = prefix.num_seen
+    to_come = prefix.epochs[seen:]
+    futures = np.maximum(
+        mix.errors[seen:] + mix.scale[seen:] * _quantile_curves(tier, table, prefix, _RANKS), 0.0
+    )
+    order = slice(None, None, -1) if curve.is_rising else slice(None)
+    ranked = scale.values(futures)[order]  # ascending in the metric
+
+    def at(level: float) -> Floats:
+        return np.asarray([np.interp(level, _RANKS, column) for column in ranked.T])
+
+    ends = {level: at(level) for level in (0.05, 0.1, 0.9, 0.95)}
+    values = scale.values(mix.errors[seen:])
+    width = max(1, round(FINAL_SHARE * len(prefix.epochs)))
+    probability = np.zeros(len(to_come))
+    times = (float("inf"),) * 3
+    if target is not None and reached is None:
+        probability, times = _target_times(futures, to_come, scale, target, curve)
+    elif reached is not None:
+        probability, times = np.ones(len(to_come)), (reached,) * 3
+    return CurveForecast(
+        curve=curve,
+        epochs=to_come,
+        values=values,
+        low_90=np.minimum(ends[0.05], values),
+        low_80=np.minimum(ends[0.1], values),
+        high_80=np.maximum(ends[0.9], values),
+        high_90=np.maximum(ends[0.95], values),
+        final=_final(values, ends, width, curve),
+        end_epoch=float(prefix.epochs[-1]),
+        progress=prefix.progress,
+        tier=tier,
+        weights=dict(mix.weights),
+        finals={
+            name: float(np.mean(scale.values(path)[seen:][-width:]))
+            if len(to_come)
+            else float(curve.values[-1])
+            for name, path in mix.members.items()
+        },
+        num_runs=table.num_runs(tier, prefix.progress),
+        target=target,
+        reached_epoch=reached,
+        probability=probability,
+        epochs_to_target=times,
+        notes=tuple(notes),
+    )
+
+
+def _final(values: Floats, ends: dict[float, Floats], width: int, curve: Curve) -> Band:
+    if not len(values):
+        value = float(np.mean(curve.values[-width:]))
+        return Band(value=value, low_80=value, high_80=value, low_90=value, high_90=value)
+    value = float(np.mean(values[-width:]))
+
+    def end(level: float) -> float:
+        found = float(np.mean(ends[level][-width:]))
+        return min(found, value) if level < 0.5 else max(found, value)
+
+    return Band(value=value, low_80=end(0.1), high_80=end(0.9), low_90=end(0.05), high_90=end(0.95))
+
+
+def _target_times(
+    futures: Floats, to_come: Floats, scale: ErrorScale, target: Target, curve: Curve
+) -> tuple[Floats, tuple[float, float, float]]:
+    """Probability of having reached the target by each point, and the epochs at 0.1, 0.5 and 0.9 of it."""
+    wanted = float(scale.errors(target.value))
+    last = float(curve.epochs[-1])
+    if not len(to_come):
+        return np.zeros(0), (float("inf"),) * 3
+    best = np.minimum.accumulate(futures, axis=1)
+    reached = np.asarray(
+        [_crossing(row, to_come, wanted, last, float(scale.errors(_best(curve)))) for row in best]
+    )
+    probability = np.asarray([np.mean(reached <= epoch) for epoch in to_come])
+    # The ranks end at 2.5 and 97.5 %: what lies outside is said to be neither certain nor impossible.
+    probability = 0.025 + 0.95 * probability
+    order = np.sort(reached)
+    levels = (np.arange(len(order)) + 0.5) / len(order)
+    times = tuple(float(order[min(len(order) - 1, int(np.searchsorted(levels, q)))]) for q in (0.1, 0.5, 0.9))
+    return probability, (times[0], times[1], times[2])
+
+
+def _crossing(best: Floats, epochs: Floats, wanted: float, last: float, best_seen: float) -> float:
+    """First epoch at which a falling path is at or below the wanted error; infinite if never."""
+    hits = np.flatnonzero(best <= wanted)
+    if not len(hits):
+        return float("inf")
+    i = int(hits[0])
+    before_epoch, before = (last, best_seen) if i == 0 else (float(epochs[i - 1]), float(best[i - 1]))
+    share = (before - wanted) / max(before - float(best[i]), 1e-12)
+    return before_epoch + min(1.0, max(0.0, share)) * (float(epochs[i]) - before_epoch)

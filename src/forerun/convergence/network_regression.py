@@ -1,0 +1,162 @@
+"""Convergence of a network that was never trained, from others on the same data: system C's regression, done right.
+
+Epochs to a target (or Optimus' b0, b1, b2) of some networks are regressed on what a network is: depth, parameters,
+operations. Not on the device: the steps that training needs do not depend on it, only the clock does; runs of one
+network on several devices are repetitions, and their mean is what is fitted.
+
+Forms, for a feature x such as the number of parameters:
+
+    power       log y = a + b log x
+    saturating  y = a + b / x,  a, b >= 0        capacity helps until there is enough of it
+    constant    y = mean
+
+Every form with every feature is a candidate. Each is judged by predicting every given network from the others, a
+network counting more the nearer it is to the one asked about, because laws that agree in between part ways beyond:
+
+    error = sum of |predicted / y - 1| exp(-|log x - log x_asked|) / sum of exp(...)
+
+and the answer is their geometric mean with weights error^-2. Nothing is chosen on the network that is asked about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from forerun.convergence.curve import Floats
+from forerun.convergence.nonnegative import nonnegative_fit
+from forerun.errors import InvalidSetupError
+
+__all__ = ["Candidate", "NetworkPrediction", "NetworkRuns", "predict_network"]
+
+_HEAVY = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkRuns:
+    """A network and what its runs needed.
+
+    Attributes:
+        name: The network.
+        features: Depth, parameters, operations and the like, above zero, by name.
+        values: What each run needed, such as epochs to a target, (runs,).
+    """
+
+    name: str
+    features: Mapping[str, float]
+    values: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """Mean over the runs."""
+        return float(np.mean(self.values))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One form with one feature.
+
+    Attributes:
+        name: Form and feature.
+        value: What it predicts.
+        left_out_error: Its error on the networks given, near ones first.
+        weight: Its weight in the answer.
+    """
+
+    name: str
+    value: float
+    left_out_error: float
+    weight: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkPrediction:
+    """What a network will need.
+
+    Attributes:
+        value: The weighted geometric mean of the candidates.
+        low, high: Smallest and largest candidate with at least a tenth of the largest weight.
+        candidates: All candidates.
+    """
+
+    value: float
+    low: float
+    high: float
+    candidates: tuple[Candidate, ...]
+
+
+def _fit_power(x: Floats, y: Floats) -> tuple[float, float]:
+    columns = np.stack([np.ones_like(x), np.log(x)], axis=1)
+    a, b = np.linalg.lstsq(columns, np.log(y), rcond=None)[0]
+    return float(a), float(b)
+
+
+def _fit_saturating(x: Floats, y: Floats) -> tuple[float, float]:
+    columns = np.stack([np.ones_like(x), 1.0 / x], axis=1) / y[:, None]
+    a, b = nonnegative_fit(columns[None], np.ones(len(y)))[0][0]
+    return float(a), float(b)
+
+
+def _fit_constant(x: Floats, y: Floats) -> tuple[float, float]:
+    return float(np.exp(np.mean(np.log(y)))), 0.0
+
+
+_Fit = Callable[[Floats, Floats], tuple[float, float]]
+_Predict = Callable[[Floats, tuple[float, float]], Floats]
+_FORMS: dict[str, tuple[_Fit, _Predict]] = {
+    "power": (_fit_power, lambda x, c: np.exp(c[0] + c[1] * np.log(x))),
+    "saturating": (_fit_saturating, lambda x, c: c[0] + c[1] / x),
+    "constant": (_fit_constant, lambda x, c: np.full(len(x), c[0])),
+}
+
+
+def predict_network(networks: Sequence[NetworkRuns], features: Mapping[str, float]) -> NetworkPrediction:
+    """Predicts what a network with these features needs.
+
+    Raises:
+        InvalidSetupError: Fewer than three networks, or numbers that are not above zero.
+    """
+    values = np.asarray([network.mean for network in networks])
+    _check(networks, values, features)
+    judged: list[tuple[str, float, float]] = []
+    for feature, asked in features.items():
+        x = np.asarray([network.features[feature] for network in networks])
+        nearness = np.exp(-np.abs(np.log(x / asked)))
+        for form, (fit, predict) in _FORMS.items():
+            error = float(np.average(_left_out(form, x, values), weights=nearness))
+            value = float(predict(np.asarray([asked]), fit(x, values))[0])
+            judged.append(
+                (f"{form} {feature}" if form != "constant" else f"constant ({feature})", value, error)
+            )
+    weights = np.asarray([max(error, 0.01) ** -2 for _, _, error in judged])
+    weights = weights / weights.sum()
+    candidates = tuple(
+        Candidate(name=name, value=value, left_out_error=error, weight=float(weight))
+        for (name, value, error), weight in zip(judged, weights, strict=True)
+    )
+    heavy = [c.value for c in candidates if c.weight >= _HEAVY * max(weights)]
+    mean = float(np.exp(np.sum(weights * np.log([max(c.value, 1e-12) for c in candidates]))))
+    return NetworkPrediction(value=mean, low=min(mean, *heavy), high=max(mean, *heavy), candidates=candidates)
+
+
+def _check(networks: Sequence[NetworkRuns], values: Floats, features: Mapping[str, float]) -> None:
+    known = [f for network in networks for f in network.features.values()] + list(features.values())
+    numbers = np.asarray([*values.tolist(), *known])
+    if len(networks) < 3 or not features or np.any(numbers <= 0) or not np.all(np.isfinite(numbers)):
+        raise InvalidSetupError(
+            "a regression over networks needs three or more of them, and features and values above zero, got "
+            f"{len(networks)} networks with {values.tolist()} for {dict(features)}"
+        )
+
+
+def _left_out(form: str, x: Floats, y: Floats) -> Floats:
+    """Relative error of each network by the others, (n,)."""
+    fit, predict = _FORMS[form]
+    misses = []
+    for index in range(len(y)):
+        others = np.arange(len(y)) != index
+        predicted = predict(x[index : index + 1], fit(x[others], y[others]))[0]
+        misses.append(abs(float(predicted) - y[index]) / y[index])
+    return np.asarray(misses)

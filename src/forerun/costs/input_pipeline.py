@@ -1,0 +1,111 @@
+"""Samples a data loader delivers, and the step when they come too late.
+
+A worker needs a fixed time per sample to decode and augment it; storage and network carry so many bytes a second:
+
+    rate = min(workers used / cost per sample, storage / bytes per sample, network / bytes per sample)
+    workers used = min(workers, cores)
+
+With workers the loader runs beside the device and hides behind it as long as it is faster, given that batches are
+prefetched: step = max(device, batch / rate). Without workers the training process loads itself, and nothing overlaps:
+step = device + batch / rate. Start-up of the workers at each epoch, and the copy to the device, are left out.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.errors import InvalidSetupError
+
+__all__ = ["InputPipeline", "fed_step_s", "loader_rate_samples_per_s", "workers_needed"]
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputPipeline:
+    """A data loader of one training process.
+
+    Attributes:
+        sample_cost_s: Time of one core to decode and augment a sample [s].
+        num_workers: Worker processes; 0 loads in the training process.
+        num_cores: Cores the workers share, None for as many as there are workers.
+        sample_bytes: Size of a sample as it is stored [bytes].
+        storage_bytes_per_s: Reading bandwidth of the storage, None for no limit [bytes/s].
+        network_bytes_per_s: Bandwidth of the network to the storage, None for no limit [bytes/s].
+    """
+
+    sample_cost_s: float
+    num_workers: int
+    num_cores: float | None = None
+    sample_bytes: float = 0.0
+    storage_bytes_per_s: float | None = None
+    network_bytes_per_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.sample_cost_s < math.inf:
+            raise InvalidSetupError(
+                f"cost of a sample must be zero or more seconds, got {self.sample_cost_s}"
+            )
+        if self.num_workers < 0:
+            raise InvalidSetupError(f"number of workers must be zero or more, got {self.num_workers}")
+        if not 0 <= self.sample_bytes < math.inf:
+            raise InvalidSetupError(f"size of a sample must be zero or more bytes, got {self.sample_bytes}")
+        limits = {
+            "number of cores": self.num_cores,
+            "storage bandwidth": self.storage_bytes_per_s,
+            "network bandwidth": self.network_bytes_per_s,
+        }
+        for name, value in limits.items():
+            if value is not None and not value > 0:
+                raise InvalidSetupError(f"{name} must be above zero, got {value}")
+
+
+def loader_rate_samples_per_s(pipeline: InputPipeline) -> float:
+    """Samples a second that the loader can deliver; infinite where nothing limits it.
+
+    >>> loader_rate_samples_per_s(InputPipeline(sample_cost_s=0.01, num_workers=8, num_cores=4))
+    400.0
+    """
+    used: float = max(1, pipeline.num_workers)
+    if pipeline.num_cores is not None:
+        used = min(used, pipeline.num_cores)
+    rates = [used / pipeline.sample_cost_s if pipeline.sample_cost_s else math.inf]
+    bandwidths = (pipeline.storage_bytes_per_s, pipeline.network_bytes_per_s)
+    if pipeline.sample_bytes:
+        rates += [bandwidth / pipeline.sample_bytes for bandwidth in bandwidths if bandwidth is not None]
+    return min(rates)
+
+
+def fed_step_s(step_s: Floats, num_samples: Floats, pipeline: InputPipeline) -> Floats:
+    """Time of a step with its loader [s].
+
+    Args:
+        step_s: Time of the device, (..., n) [s].
+        num_samples: Samples of the step on one device, (n,).
+        pipeline: The loader.
+    """
+    loading_s = num_samples / loader_rate_samples_per_s(pipeline)
+    fed: Floats = np.maximum(step_s, loading_s) if pipeline.num_workers else step_s + loading_s
+    return fed
+
+
+def workers_needed(pipeline: InputPipeline, device_samples_per_s: float) -> int | None:
+    """Fewest workers that keep a device busy; None where cores, storage or network forbid it.
+
+    >>> workers_needed(InputPipeline(sample_cost_s=0.01, num_workers=1), 250.0)
+    3
+    """
+    needed = max(1, math.ceil(device_samples_per_s * pipeline.sample_cost_s - 1e-9))
+    with_them = InputPipeline(
+        sample_cost_s=pipeline.sample_cost_s,
+        num_workers=needed,
+        num_cores=pipeline.num_cores,
+        sample_bytes=pipeline.sample_bytes,
+        storage_bytes_per_s=pipeline.storage_bytes_per_s,
+        network_bytes_per_s=pipeline.network_bytes_per_s,
+    )
+    return needed if loader_rate_samples_per_s(with_them) >= device_samples_per_s * (1 - 1e-9) else None

@@ -1,0 +1,179 @@
+"""Power of a GPU at work, and what a power limit does to its clock.
+
+A training step keeps a share of the device's peak rates busy. With work c at the peak rates and traffic m at the full
+bandwidth [s], and a step that takes t [s]:
+
+    activity   a = (c + m) / t
+    demand     P = idle + (full - idle) (1 - exp(-(k a)^q))
+    limited    P' = min(P, L)
+    slowdown   s = ((P' - idle) / (P - idle))^(-g),  g = g0 (1 + g1 (c / (c + m) - 1/2))
+
+Powers are shares of the board's power limit as shipped; L is the limit that is set. ``idle`` is the power of a
+device whose clocks are up and that waits, above that of an idle desktop. Dynamic power falls with a power of the
+clock, and the time of what is bound by arithmetic falls with the clock, so g is below one and larger for arithmetic.
+Power of the host, cooling and network is left out.
+
+Fitted by ``forerun evaluate --reference`` on ``zeus_epoch_time_power`` (You, Chung and Chowdhury, NSDI 2023): A40,
+P100, Quadro RTX 6000 and V100, power limits from 100 W.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.errors import InvalidSetupError
+from forerun.hardware.device import Device, DeviceKind
+
+__all__ = [
+    "POWER_LAW",
+    "Power",
+    "PowerLaw",
+    "check_power_limit_w",
+    "demand_share",
+    "device_power",
+    "limited_share",
+    "power_slowdown",
+]
+
+Floats = npt.NDArray[np.float64]
+
+_LEAST_DYNAMIC_SHARE = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PowerLaw:
+    """Constants of the power model; powers are shares of the board's limit as shipped.
+
+    Attributes:
+        idle_share: Power of a device that waits with its clocks up.
+        full_share: Power at full activity.
+        activity_factor: k.
+        activity_exponent: q.
+        slowdown_exponent: g0.
+        compute_weight: g1.
+        log_width: Half-width of the 90 % interval of log power.
+        source: What they were fitted on.
+    """
+
+    idle_share: float
+    full_share: float
+    activity_factor: float
+    activity_exponent: float
+    slowdown_exponent: float
+    compute_weight: float
+    log_width: float
+    source: str
+
+
+POWER_LAW = PowerLaw(
+    idle_share=0.20,
+    full_share=0.78,
+    activity_factor=4.1,
+    activity_exponent=1.38,
+    slowdown_exponent=0.44,
+    compute_weight=0.63,
+    log_width=0.45,
+    source="zeus_epoch_time_power",
+)
+"""Mean of four GPUs; the width is that of a GPU that took no part."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Power:
+    """Power of a device and the factor a power limit puts on its time; arrays of one shape.
+
+    Attributes:
+        value_w, low_w, high_w: Average power with its 90 % interval [W].
+        slowdown: Time under the limit over time without, at least 1.
+    """
+
+    value_w: Floats
+    low_w: Floats
+    high_w: Floats
+    slowdown: Floats
+
+
+def demand_share(activity: Floats, law: PowerLaw = POWER_LAW) -> Floats:
+    """Power that the work would draw without a limit, as a share of the board's limit as shipped.
+
+    Args:
+        activity: Ideal time of the work over the time it takes.
+        law: Constants.
+    """
+    drive = (law.activity_factor * np.maximum(activity, 0.0)) ** law.activity_exponent
+    share: Floats = law.idle_share + (law.full_share - law.idle_share) * -np.expm1(-drive)
+    return share
+
+
+def limited_share(demand: Floats, limit_share: Floats | float) -> Floats:
+    """Power under a limit, both as shares of the limit as shipped."""
+    return np.asarray(np.minimum(demand, limit_share), dtype=np.float64)
+
+
+def power_slowdown(
+    demand: Floats, limit_share: Floats | float, compute_fraction: Floats, law: PowerLaw = POWER_LAW
+) -> Floats:
+    """Time under a power limit over time without; 1 where the limit does not bind.
+
+    Args:
+        demand: Power without the limit, share of the limit as shipped.
+        limit_share: The limit that is set, as such a share.
+        compute_fraction: Share of arithmetic in the ideal time, 0 to 1.
+        law: Constants.
+    """
+    demand = np.asarray(demand, dtype=np.float64)
+    dynamic = np.maximum(demand - law.idle_share, 1e-9)
+    left = np.maximum(limited_share(demand, limit_share) - law.idle_share, _LEAST_DYNAMIC_SHARE * dynamic)
+    exponent = law.slowdown_exponent * (1 + law.compute_weight * (compute_fraction - 0.5))
+    factor: Floats = np.where(demand > limit_share, np.maximum(1.0, (left / dynamic) ** -exponent), 1.0)
+    return factor
+
+
+def check_power_limit_w(limit_w: float, device: Device) -> float:
+    """The limit, if a board of this device can be set to it.
+
+    Raises:
+        InvalidSetupError: It is not above zero, or beyond the board's own limit.
+    """
+    if not 0 < limit_w < np.inf:
+        raise InvalidSetupError(f"a power limit must be above zero watts, got {limit_w}")
+    if device.power_limit_w and limit_w > device.power_limit_w:
+        raise InvalidSetupError(
+            f"the power limit of {device.title} is {device.power_limit_w:g} W, got {limit_w:g} W; give at most that"
+        )
+    return limit_w
+
+
+def device_power(
+    device: Device,
+    activity: Floats,
+    compute_fraction: Floats,
+    limit_w: float | None = None,
+    law: PowerLaw = POWER_LAW,
+) -> Power | None:
+    """Average power of a device at work; None where no power figures stand behind the model.
+
+    Args:
+        device: The device; only GPUs were measured.
+        activity: Ideal time of the work over the time it takes without a limit.
+        compute_fraction: Share of arithmetic in the ideal time.
+        limit_w: Power limit that is set, None for that of the board [W].
+        law: Constants.
+    """
+    if device.kind is not DeviceKind.GPU or device.power_limit_w <= 0:
+        return None
+    limit = 1.0 if limit_w is None else check_power_limit_w(limit_w, device) / device.power_limit_w
+    demand = demand_share(activity, law)
+    share = limited_share(demand, limit)
+    value_w = share * device.power_limit_w
+    # No board draws more than its limit on average, nor less than nothing.
+    high_w = np.minimum(value_w * np.exp(law.log_width), limit * device.power_limit_w)
+    return Power(
+        value_w=value_w,
+        low_w=value_w * np.exp(-law.log_width),
+        high_w=np.maximum(high_w, value_w),
+        slowdown=power_slowdown(demand, limit, compute_fraction, law),
+    )

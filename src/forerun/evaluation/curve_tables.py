@@ -1,0 +1,160 @@
+"""The public tables of learning curves as whole runs.
+
+Four tables, see the method page for their sources. Jobs are networks on a dataset by one team: batch sizes, seeds and
+machines of one job are its runs. Schedules are known for ``adaptdl_validation_curves`` only, from the scripts of the
+same repository (petuum/adaptdl, benchmark/models): cifar10 x0.0133 over 100 epochs, imagenet x0.1 every 30,
+deepspeech2 /1.1 each epoch, yolov3 a cosine to 1 % after two epochs of warm-up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from forerun.convergence.backtest import StoredRun
+from forerun.convergence.curve import Floats, error_scale
+from forerun.convergence.schedule import parse_schedule
+from forerun.errors import RecordError
+
+__all__ = ["CURVE_TABLES", "read_adaptdl_curves", "read_all_curves"]
+
+CURVE_TABLES = ("adaptdl_validation_curves", "dawnbench", "learning_curves", "mlperf_eval_curves")
+
+_SCHEDULES = {
+    "cifar10": "exponential:0.95772",  # 0.0133 ** (1 / 100)
+    "imagenet": "step:30,60x0.1",
+    "deepspeech2": "exponential:0.90909",
+    "yolov3": "cosine:epochs=50,min=0.01,warmup=2",
+}
+_FEWEST_POINTS = 9
+_RUNS_OF_MLPERF = 40
+_ONE_TEAM = "dawn_"  # entries of the benchmark's own authors: one job per network
+
+
+def read_all_curves(folder: Path) -> list[StoredRun]:
+    """Runs of all four tables."""
+    readers: tuple[Callable[[Path], list[StoredRun]], ...] = (
+        read_adaptdl_curves,
+        _dawnbench,
+        _learning_curves,
+        _mlperf,
+    )
+    return [run for read in readers for run in read(folder)]
+
+
+def _read(folder: Path, name: str) -> pd.DataFrame:
+    path = folder / f"{name}.parquet"
+    if not path.is_file():
+        raise RecordError(f"the table of learning curves '{path}' was not found; name its folder rightly")
+    return pd.read_parquet(path)
+
+
+def _run(
+    table: str,
+    job: str,
+    name: str,
+    epochs: Floats,
+    values: Floats,
+    is_rising: bool,
+    rates: Floats | None = None,
+) -> StoredRun:
+    return StoredRun(
+        table=table,
+        job=f"{table}: {job}",
+        name=name,
+        epochs=epochs,
+        errors=error_scale(values, is_rising).errors(values),
+        rates=rates,
+        is_bounded=is_rising,
+    )
+
+
+def read_adaptdl_curves(folder: Path) -> list[StoredRun]:
+    """Validation curves of the Pollux artifact: four jobs with 26 runs; those of 2 and 10 epochs are too short."""
+    table = _read(folder, "adaptdl_validation_curves")
+    found = []
+    for (job, batch), rows in table.groupby(["application", "global_batch_size"]):
+        if job not in _SCHEDULES:
+            continue
+        rows = rows.sort_values("epoch")
+        epochs = np.arange(1.0, len(rows) + 1)
+        values = rows["validation_metric"].to_numpy(float)
+        is_rising = job in ("cifar10", "imagenet")
+        run = _run(
+            "adaptdl_validation_curves",
+            str(job),
+            f"{job}, batch {batch}",
+            epochs,
+            values,
+            is_rising,
+            parse_schedule(_SCHEDULES[str(job)]).rates(epochs),
+        )
+        found.append(_as_fraction(run, values) if job == "deepspeech2" else run)
+    return found
+
+
+def _as_fraction(run: StoredRun, percent: Floats) -> StoredRun:
+    """Word errors are fractions of the words, whatever the first epoch was."""
+    from dataclasses import replace
+
+    return replace(run, errors=percent / 100, is_bounded=True)
+
+
+def _dawnbench(folder: Path) -> list[StoredRun]:
+    table = _read(folder, "dawnbench")
+    metrics = {"CIFAR10": "top1_accuracy_pct", "ImageNet": "top5_accuracy_pct", "SQuAD": "f1"}
+    found = []
+    for (task, entry), rows in table.groupby(["task", "entry"]):
+        rows = rows.sort_values("epoch")
+        values = rows[metrics[str(task)]].to_numpy(float) / (1 if task == "SQuAD" else 100)
+        team = str(entry).split("_")[0]
+        if str(entry).startswith(_ONE_TEAM):
+            team = "_".join(str(entry).split("_")[:2])
+        if len(rows) >= _FEWEST_POINTS:
+            epochs = np.arange(1.0, len(rows) + 1)
+            found.append(_run("dawnbench", f"{task} {team}", str(entry), epochs, values, True))
+    return found
+
+
+def _learning_curves(folder: Path) -> list[StoredRun]:
+    table = _read(folder, "learning_curves")
+    found = []
+    for (source, name), rows in table.groupby(["source", "run"]):
+        if str(source).startswith("tornadomeet"):
+            rows = rows.sort_values("epoch")
+            epochs = np.arange(1.0, len(rows) + 1)
+            job = f"tornadomeet {rows['dataset'].iloc[0]}"
+            found.append(
+                _run("learning_curves", job, str(name), epochs, rows["val_top1"].to_numpy(float), True)
+            )
+            continue
+        rows = rows[rows["val_loss"].notna() & (rows["step"] > 0)].drop_duplicates("step").sort_values("step")
+        if len(rows) >= _FEWEST_POINTS:
+            steps = rows["step"].to_numpy(float)
+            losses = rows["val_loss"].to_numpy(float)
+            found.append(_run("learning_curves", "modded-nanogpt", str(name), steps, losses, False))
+    return found
+
+
+def _mlperf(folder: Path) -> list[StoredRun]:
+    """ResNet-50 on ImageNet: one job; forty of its 1,800 runs, drawn once with a fixed seed."""
+    table = _read(folder, "mlperf_eval_curves")
+    rows = table[(table["benchmark"] == "resnet") & table["accuracy"].notna()]
+    groups = [group for _, group in rows.groupby(["mlperf_round", "submitter", "system", "run_file"])]
+    long_enough = [group for group in groups if group["epoch"].nunique() >= _FEWEST_POINTS]
+    drawn = np.random.default_rng(0).choice(
+        len(long_enough), min(_RUNS_OF_MLPERF, len(long_enough)), replace=False
+    )
+    found = []
+    for index in sorted(drawn.tolist()):
+        group = long_enough[index].drop_duplicates("epoch").sort_values("epoch")
+        epochs = group["epoch"].to_numpy(float)
+        epochs = epochs - epochs[0] + (epochs[1] - epochs[0])
+        name = " ".join(str(group[c].iloc[0]) for c in ("mlperf_round", "submitter", "system", "run_file"))
+        found.append(
+            _run("mlperf_eval_curves", "ResNet-50", name, epochs, group["accuracy"].to_numpy(float), True)
+        )
+    return found

@@ -1,0 +1,144 @@
+"""Reading price files: TOML tables of instances, each with its date and source, and of hardware of one's own."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from forerun.errors import CatalogError, ForerunError, near_matches
+from forerun.hardware.catalogue import find_device
+from forerun.hardware.prices import InstancePrice, PriceKind, owned_price_usd_per_hour
+
+__all__ = ["read_price_file"]
+
+_TEXTS = ("provider", "instance", "device", "link", "region", "source")
+_PRICE_KEYS = (*_TEXTS, "num_devices", "most_devices", "usd_per_hour", "date")
+_OWNED_FIGURES = ("purchase_usd", "years", "usd_per_kwh")
+_OWNED_KEYS = ("device", "num_devices", "utilisation", "power_w", *_OWNED_FIGURES)
+_RENTED = tuple(kind for kind in PriceKind if kind is not PriceKind.OWNED)
+
+
+def read_price_file(path: Path) -> tuple[InstancePrice, ...]:
+    """All prices of a TOML file with tables ``[[price]]`` and ``[[owned]]``.
+
+    Raises:
+        CatalogError: The file cannot be read, or an entry lacks a figure, its date or its source.
+        UnknownDeviceError: A device is not in the catalogue.
+    """
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CatalogError(
+            f"{path}: expected a readable price file, got {error.strerror or error}"
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise CatalogError(f"{path}: expected a TOML file, but {error}; correct the file") from error
+    _refuse_unknown(document, ("price", "owned"), str(path))
+    rented = [price for table in _tables(document, "price", path) for price in _rented(table, path)]
+    owned = [_owned(table, path) for table in _tables(document, "owned", path)]
+    if not rented and not owned:
+        raise CatalogError(f"{path}: expected at least one [[price]] or [[owned]] table, got none")
+    return (*rented, *owned)
+
+
+def _tables(document: Mapping[str, Any], key: str, path: Path) -> list[Mapping[str, Any]]:
+    tables = document.get(key, [])
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise CatalogError(f"{path}: '{key}' must be tables, written [[{key}]]")
+    return tables
+
+
+def _rented(table: Mapping[str, Any], path: Path) -> Iterable[InstancePrice]:
+    where = f"{path}, instance '{table.get('instance', '?')}'"
+    _refuse_unknown(table, _PRICE_KEYS, where)
+    texts = {key: _text(table, key, where) for key in _TEXTS}
+    prices = table.get("usd_per_hour")
+    if not isinstance(prices, dict) or not prices:
+        raise CatalogError(
+            f"{where}: 'usd_per_hour' must be a table such as {{ on-demand = 1.2 }}, got {prices!r}"
+        )
+    _refuse_unknown(prices, _RENTED, f"{where}, usd_per_hour")
+    for kind in prices:
+        yield InstancePrice(
+            provider=texts["provider"].lower(),
+            instance=texts["instance"],
+            device=find_device(texts["device"]).name,
+            num_devices=_count(table, where),
+            most_devices=_count({"num_devices": table.get("most_devices", table["num_devices"])}, where),
+            link=texts["link"],
+            region=texts["region"],
+            kind=PriceKind(kind),
+            usd_per_hour=_amount(prices, kind, f"{where}, usd_per_hour"),
+            date=_date(table, where),
+            source=texts["source"],
+        )
+
+
+def _owned(table: Mapping[str, Any], path: Path) -> InstancePrice:
+    where = f"{path}, owned device '{table.get('device', '?')}'"
+    _refuse_unknown(table, _OWNED_KEYS, where)
+    device = find_device(_text(table, "device", where))
+    figures = {key: _amount(table, key, where) for key in _OWNED_FIGURES}
+    power_w = _amount(table, "power_w", where) if "power_w" in table else device.power_limit_w
+    utilisation = _amount(table, "utilisation", where) if "utilisation" in table else 1.0
+    try:
+        hourly_usd = owned_price_usd_per_hour(**figures, utilisation=utilisation, power_w=power_w)
+    except ForerunError as error:
+        raise CatalogError(f"{where}: {error}") from error
+    count = _count(table, where) if "num_devices" in table else 1
+    return InstancePrice(
+        provider="own",
+        instance=f"{count} x {device.name}",
+        device=device.name,
+        num_devices=count,
+        most_devices=count,
+        link="none",
+        region="any",
+        kind=PriceKind.OWNED,
+        usd_per_hour=count * hourly_usd,
+        date=datetime.date.today(),
+        source=f"{path.name}: purchase, years of use and energy",
+    )
+
+
+def _refuse_unknown(table: Mapping[str, Any], known: Iterable[str], where: str) -> None:
+    known = tuple(known)
+    for key in table:
+        if key not in known:
+            raise CatalogError(f"{where}: unknown key '{key}'{near_matches(key, known)}; remove or rename it")
+
+
+def _text(table: Mapping[str, Any], key: str, where: str) -> str:
+    value = table.get(key)
+    if not isinstance(value, str) or not value.strip():
+        raise CatalogError(f"{where}: '{key}' must be a text that is not empty, got {value!r}; add it")
+    return value
+
+
+def _amount(table: Mapping[str, Any], key: str, where: str) -> float:
+    value = table.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise CatalogError(
+            f"{where}: '{key}' must be a number, zero or more, got {value!r}; add or correct it"
+        )
+    return float(value)
+
+
+def _count(table: Mapping[str, Any], where: str) -> int:
+    value = table.get("num_devices")
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise CatalogError(f"{where}: 'num_devices' must be a whole number above zero, got {value!r}")
+    return value
+
+
+def _date(table: Mapping[str, Any], where: str) -> datetime.date:
+    value = table.get("date")
+    if not isinstance(value, datetime.date) or isinstance(value, datetime.datetime):
+        raise CatalogError(
+            f"{where}: 'date' must be the day the price was read, such as 2026-05-31, got {value!r}"
+        )
+    return value

@@ -1,0 +1,182 @@
+"""Candidates as columns: every quantity of every candidate, with its interval, by arithmetic on arrays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.costs.power import device_power
+from forerun.planner.devices import DeviceOption
+from forerun.prediction.estimate import Interval
+from forerun.prediction.job import Job
+from forerun.workload.setup import Layout, Precision
+
+__all__ = ["HIGH", "LOW", "VALUE", "CandidateTable", "Configuration", "JobArrays", "joined", "quantities"]
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+VALUE, LOW, HIGH = 0, 1, 2
+"""Rows of an array of intervals."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """What a graph is traced for: everything of a candidate but its device and batch size.
+
+    Attributes:
+        model: The model as it is named.
+        precision, layout: As in the training setup.
+        image_size: Height and width of images, None for the model's own [pixels].
+    """
+
+    model: str
+    precision: Precision
+    layout: Layout
+    image_size: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CandidateTable:
+    """Candidates, n of them.
+
+    Attributes:
+        configurations: The distinct configurations.
+        options: The distinct devices.
+        configuration: Index into ``configurations``, (n,).
+        option: Index into ``options``, (n,).
+        batch_size: Samples of one step on one device, (n,).
+        values: Quantity -> value, low and high, (3, n); NaN where it is not known.
+        device_memory_bytes: Memory that a process finds on a device, (n,) [bytes].
+        provenance: What the step rests on, (n,).
+    """
+
+    configurations: tuple[Configuration, ...]
+    options: tuple[DeviceOption, ...]
+    configuration: Ints
+    option: Ints
+    batch_size: Ints
+    values: Mapping[str, Floats]
+    device_memory_bytes: Floats
+    provenance: npt.NDArray[np.str_]
+
+    def __len__(self) -> int:
+        return len(self.batch_size)
+
+    def interval(self, quantity: str, row: int) -> Interval | None:
+        """A quantity of one candidate, None where it is not known."""
+        value, low, high = (float(part) for part in self.values[quantity][:, row])
+        return None if math.isnan(value) else Interval(value, min(low, value), max(high, value))
+
+    def key(self, row: int) -> tuple[int, int, int]:
+        """What tells a candidate from the others."""
+        return int(self.configuration[row]), int(self.option[row]), int(self.batch_size[row])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobArrays:
+    """Steps of candidates and of what else an epoch has; arrays of intervals are (3, n) [s].
+
+    Attributes:
+        step_s: A full step over all devices.
+        last_s: The step with the samples left over, 0 where none are.
+        validation_s: A forward step of the validation, 0 without.
+        num_epochs: Epochs, (3, n).
+    """
+
+    step_s: Floats
+    last_s: Floats
+    validation_s: Floats
+    num_epochs: Floats
+
+
+def epoch_s(job: Job, arrays: JobArrays, global_batch: Ints) -> Floats:
+    """Time of an epoch, (3, n) [s]; the equation of ``prediction.job.job_times`` for arrays."""
+    num_full = job.num_samples // global_batch
+    has_last = (job.num_samples % global_batch > 0) & (not job.drop_last)
+    num_validation = np.ceil(job.num_validation_samples / global_batch)
+    return np.asarray(
+        num_full * arrays.step_s
+        + has_last * arrays.last_s
+        + num_validation * arrays.validation_s
+        + job.checkpoint_s
+    )
+
+
+def quantities(
+    job: Job,
+    arrays: JobArrays,
+    option: DeviceOption,
+    batch_size: Ints,
+    activity: Floats,
+    compute_fraction: Floats,
+    *,
+    power_limit_w: float | None,
+    co2_g_per_kwh: float | None,
+) -> dict[str, Floats]:
+    """Every quantity but memory and accuracy of n candidates on one device option, (3, n) each.
+
+    cost = hours of the job * price; energy = devices * power * time; CO2 = energy * intensity of the grid.
+    The intervals of time and power are taken as independent: relative half-widths add in squares.
+    """
+    power = device_power(option.device, activity, compute_fraction, power_limit_w)
+    slowdown = 1.0 if power is None else power.slowdown
+    slowed = JobArrays(
+        step_s=arrays.step_s * slowdown,
+        last_s=arrays.last_s * slowdown,
+        validation_s=arrays.validation_s * slowdown,
+        num_epochs=arrays.num_epochs,
+    )
+    global_batch = batch_size * option.num_devices
+    epoch = epoch_s(job, slowed, global_batch)
+    whole = job.startup_s + slowed.num_epochs * epoch
+    unknown = np.full_like(whole, np.nan)
+    hourly_usd = option.usd_per_hour
+    energy = unknown
+    if power is not None:
+        watts = np.stack([power.value_w, power.low_w, power.high_w]) * option.num_devices
+        energy = product(watts, whole)
+    return {
+        "step_time_s": slowed.step_s,
+        "throughput_samples_per_s": global_batch / slowed.step_s[[VALUE, HIGH, LOW]],
+        "epoch_time_s": epoch,
+        "job_time_s": whole,
+        "cost_usd": whole * hourly_usd / 3600 if hourly_usd is not None else unknown,
+        "energy_j": energy,
+        "co2_g": energy / 3.6e6 * co2_g_per_kwh if co2_g_per_kwh is not None else unknown,
+    }
+
+
+def product(first: Floats, second: Floats) -> Floats:
+    """Product of two independent quantities, (3, n) each."""
+    value = first[VALUE] * second[VALUE]
+    safe = [np.where(part[VALUE] > 0, part[VALUE], 1.0) for part in (first, second)]
+
+    def width(end: int) -> Floats:
+        squares = [
+            ((part[end] - part[VALUE]) / own) ** 2 for part, own in zip((first, second), safe, strict=True)
+        ]
+        return np.asarray(np.sqrt(sum(squares)))
+
+    return np.stack([value, value * np.maximum(0.0, 1 - width(LOW)), value * (1 + width(HIGH))])
+
+
+def joined(tables: Sequence[CandidateTable]) -> CandidateTable:
+    """Tables with the same configurations and options, one after the other."""
+    first = tables[0]
+    return CandidateTable(
+        configurations=first.configurations,
+        options=first.options,
+        configuration=np.concatenate([table.configuration for table in tables]),
+        option=np.concatenate([table.option for table in tables]),
+        batch_size=np.concatenate([table.batch_size for table in tables]),
+        values={
+            name: np.concatenate([table.values[name] for table in tables], axis=1) for name in first.values
+        },
+        device_memory_bytes=np.concatenate([table.device_memory_bytes for table in tables]),
+        provenance=np.concatenate([table.provenance for table in tables]),
+    )

@@ -1,0 +1,154 @@
+"""The devices of a plan: catalogue names, how many of each, and what an hour costs."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from forerun.errors import InvalidSetupError
+from forerun.hardware.catalogue import find_device, matching_devices
+from forerun.hardware.device import Device
+from forerun.hardware.prices import InstancePrice, PriceKind, Rental, cheapest_rental
+from forerun.planner.space import split_list
+
+__all__ = ["DeviceOption", "parse_devices", "parse_prices", "with_prices"]
+
+_WITH_COUNT = re.compile(r"(?P<name>.+?)\s*[x*×]\s*(?P<count>\d+)", re.I)
+_PRICE = re.compile(
+    r"(?P<sign>-?)\s*\$?\s*(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?:\$|usd)?\s*(?:/\s*(?:h|hr|hour))?", re.I
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceOption:
+    """A device that a plan may use.
+
+    Attributes:
+        device: The device.
+        name: The name that was given; ``here`` takes this machine's calibration.
+        num_devices: How many of it.
+        usd_per_hour: Price of all of them [USD/h], None if no price is known.
+        rental: The instances behind the price, None for a price that was given.
+    """
+
+    device: Device
+    name: str
+    num_devices: int = 1
+    usd_per_hour: float | None = None
+    rental: Rental | None = None
+
+    @property
+    def label(self) -> str:
+        """Its name in tables: ``t4`` or ``t4 x4``."""
+        return self.device.name if self.num_devices == 1 else f"{self.device.name} x{self.num_devices}"
+
+
+def parse_devices(text: str) -> tuple[DeviceOption, ...]:
+    """Devices of a list, each with a number behind an x if it is more than one: ``l4,t4x4``.
+
+    A name that fits several devices, such as ``a100-80gb``, stands for all of them.
+
+    Raises:
+        InvalidSetupError: The list is empty or a number is zero.
+        UnknownDeviceError: A name fits no device.
+    """
+    options = [option for word in split_list(text, "device") for option in _options(word)]
+    distinct = {(option.device.name, option.num_devices): option for option in reversed(options)}
+    return tuple(reversed(distinct.values()))
+
+
+def _options(word: str) -> Sequence[DeviceOption]:
+    found = matching_devices(word)
+    if found:
+        return [DeviceOption(device=device, name=device.name) for device in found]
+    counted = _WITH_COUNT.fullmatch(word)
+    if counted is None:
+        return [DeviceOption(device=find_device(word), name=word)]
+    count = int(counted["count"])
+    if count < 1:
+        raise InvalidSetupError(f"a number of devices must be at least 1, got '{word}'")
+    name = counted["name"]
+    devices = matching_devices(name) or (find_device(name),)
+    return [DeviceOption(device=device, name=name, num_devices=count) for device in devices]
+
+
+def parse_prices(text: str) -> float | dict[str, float]:
+    """A price for every device, ``1.89/h``, or one for each, ``t4=0.35/h,l4=0.80/h`` [USD/h of one device].
+
+    Raises:
+        InvalidSetupError: It is no price, or below zero.
+        UnknownDeviceError: A name fits no device.
+    """
+    if "=" not in text:
+        return _price(text)
+    prices = {}
+    for part in split_list(text, "price"):
+        name, equals, amount = part.partition("=")
+        if not equals:
+            raise InvalidSetupError(
+                f"prices of several devices are written t4=0.35/h,l4=0.80/h, got '{part}'"
+            )
+        for device in matching_devices(name.strip()) or (find_device(name.strip()),):
+            prices[device.name] = _price(amount)
+    return prices
+
+
+def _price(text: str) -> float:
+    found = _PRICE.fullmatch(text.strip())
+    if found is None:
+        raise InvalidSetupError(f"a price must be US dollars per hour, such as 1.89/h, got '{text.strip()}'")
+    if found["sign"]:
+        raise InvalidSetupError(f"a price must be zero or more, got '{text.strip()}'")
+    return float(found["number"])
+
+
+def with_prices(
+    options: Sequence[DeviceOption],
+    prices: Sequence[InstancePrice],
+    given: float | Mapping[str, float] | None,
+    *,
+    kinds: Sequence[PriceKind],
+    providers: Sequence[str] = (),
+) -> tuple[DeviceOption, ...]:
+    """The options with what an hour of each costs: the given price, or else the cheapest in the table.
+
+    Args:
+        options: Devices.
+        prices: Table of prices.
+        given: Price of one device [USD/h], for all or by catalogue name; goes before the table.
+        kinds: Ways of paying to choose from.
+        providers: Providers to choose from, all if empty.
+
+    Raises:
+        InvalidSetupError: A given price is negative or not finite.
+    """
+    return tuple(_priced(option, prices, given, kinds, providers) for option in options)
+
+
+def _priced(
+    option: DeviceOption,
+    prices: Sequence[InstancePrice],
+    given: float | Mapping[str, float] | None,
+    kinds: Sequence[PriceKind],
+    providers: Sequence[str],
+) -> DeviceOption:
+    own = given.get(option.device.name) if isinstance(given, Mapping) else given
+    rental = None
+    if own is not None:
+        if not 0 <= own < math.inf:
+            raise InvalidSetupError(f"a price must be zero or more US dollars per hour, got {own}")
+        hourly_usd: float | None = own * option.num_devices
+    else:
+        rental = cheapest_rental(
+            prices, option.device.name, option.num_devices, kinds=kinds, providers=providers
+        )
+        hourly_usd = rental.usd_per_hour if rental is not None else None
+    return DeviceOption(
+        device=option.device,
+        name=option.name,
+        num_devices=option.num_devices,
+        usd_per_hour=hourly_usd,
+        rental=rental,
+    )

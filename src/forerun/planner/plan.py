@@ -1,0 +1,208 @@
+"""A plan: the chosen candidate, the front, the others with the limits they broke, and how sure the choice is."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any
+
+from forerun.prediction.estimate import Interval
+
+__all__ = [
+    "BrokenLimit",
+    "Plan",
+    "PlanCandidate",
+    "PlanPoint",
+    "PlanRelaxation",
+    "PlanSensitivity",
+    "Rejection",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanPoint:
+    """One candidate with everything that is known of it.
+
+    A quantity that is not known is None. Names and units are those of ``Estimate``.
+
+    Attributes:
+        model, device, num_devices, batch_size_per_device, precision, layout, image_size: The candidate.
+        step_time_s, throughput_samples_per_s, epoch_time_s, job_time_s: Times, over all devices.
+        peak_memory_bytes: Memory of a device.
+        cost_usd, energy_j, co2_g: What the job takes.
+        accuracy: Known accuracy of the model, None if it was not given.
+        fits: "yes", "no" or "close".
+        price_usd_per_hour: Price of all devices.
+        price_source: Provider, instance, way of paying and date; "given" for a price of the user's own.
+        provenance: What the step time rests on.
+        workers_needed: Loader workers that keep a device busy, None without a loader or where none would do.
+    """
+
+    model: str
+    device: str
+    num_devices: int
+    batch_size_per_device: int
+    precision: str
+    layout: str
+    image_size: int | None
+    step_time_s: Interval
+    throughput_samples_per_s: Interval
+    epoch_time_s: Interval
+    job_time_s: Interval
+    peak_memory_bytes: Interval
+    cost_usd: Interval | None
+    energy_j: Interval | None
+    co2_g: Interval | None
+    accuracy: float | None
+    fits: str
+    price_usd_per_hour: float | None
+    price_source: str | None
+    provenance: str
+    workers_needed: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanCandidate:
+    """A candidate as one line of figures, for pictures; a quantity that is not known is None."""
+
+    model: str
+    device: str
+    num_devices: int
+    batch_size_per_device: int
+    precision: str
+    layout: str
+    image_size: int | None
+    step_time_s: float
+    throughput_samples_per_s: float
+    job_time_s: float
+    cost_usd: float | None
+    energy_j: float | None
+    peak_memory_bytes: float
+    keeps_limits: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokenLimit:
+    """A limit that a candidate breaks; ``excess`` is the share by which, value None where it is not known."""
+
+    limit: str
+    value: float | None
+    bound: float
+    excess: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejection:
+    """A candidate that was left out, with every limit it breaks, the worst first."""
+
+    model: str
+    device: str
+    num_devices: int
+    batch_size_per_device: int
+    precision: str
+    layout: str
+    image_size: int | None
+    broken: tuple[BrokenLimit, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRelaxation:
+    """The smallest change of one limit that admits a better candidate.
+
+    Attributes:
+        limit: The limit as it was written.
+        bound: What it would have to be, in the unit used inside.
+        factor: That over what it is.
+        gain: Share by which the objective falls, None if nothing kept the limits before.
+        point: The candidate it admits.
+    """
+
+    limit: str
+    bound: float
+    factor: float
+    gain: float | None
+    point: PlanPoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanSensitivity:
+    """Whether the choice holds if its estimate is off by its interval.
+
+    Attributes:
+        keeps_limits: Whether it keeps all limits at the bad end of its intervals.
+        broken: Limits that it would break there.
+        stays_best: Whether it would still be the best, the others being as predicted.
+        rivals: Candidates that would be better then, best first.
+        regret: Share by which it would be worse than the first of them.
+    """
+
+    keeps_limits: bool
+    broken: tuple[str, ...]
+    stays_best: bool
+    rivals: tuple[PlanPoint, ...]
+    regret: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Answer of ``forerun.plan``.
+
+    Attributes:
+        minimize: The objective: time, cost, energy or co2.
+        limits: The limits as they were written.
+        num_candidates: Candidates that were compared.
+        num_feasible: Those that keep all limits.
+        chosen: The best of them, None if there is none.
+        points: The best candidates by the objective; the nearest misses if nothing keeps the limits.
+        pareto: The front of time and cost (or energy, without prices; and accuracy, where known), fastest first.
+        best_by_device: The best candidate of each device that has one.
+        candidates: All candidates, thinned out evenly where there are more than can be drawn.
+        nearest_miss: The candidate that misses by least, None if one keeps the limits.
+        rejected: Candidates left out, nearest misses first; at most as many as were asked for.
+        num_rejected_by_limit: Candidates that break each limit, and how many break nothing else.
+        binding: The limit whose loss would better the objective most, None if none would.
+        relaxations: The smallest change of each limit that would help, smallest first.
+        sensitivity: How sure the choice is, None without a choice.
+        job: Dataset and epochs in words.
+        notes: What a reader must know.
+    """
+
+    minimize: str
+    limits: tuple[str, ...]
+    num_candidates: int
+    num_feasible: int
+    chosen: PlanPoint | None
+    points: tuple[PlanPoint, ...]
+    pareto: tuple[PlanPoint, ...]
+    best_by_device: tuple[PlanPoint, ...]
+    candidates: tuple[PlanCandidate, ...]
+    nearest_miss: Rejection | None
+    rejected: tuple[Rejection, ...]
+    num_rejected_by_limit: tuple[tuple[str, int, int], ...]
+    binding: str | None
+    relaxations: tuple[PlanRelaxation, ...]
+    sensitivity: PlanSensitivity | None
+    job: str
+    notes: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The plan as plain JSON values; names are the attributes'."""
+        found: dict[str, Any] = {field.name: plain(getattr(self, field.name)) for field in fields(self)}
+        found["num_rejected_by_limit"] = [
+            {"limit": limit, "num_rejected": rejected, "num_rejected_by_it_alone": alone}
+            for limit, rejected, alone in self.num_rejected_by_limit
+        ]
+        return found
+
+
+def plain(value: Any) -> Any:
+    """A value of a plan as JSON knows it."""
+    if isinstance(value, Interval):
+        return value.as_dict()
+    if isinstance(value, tuple):
+        return [plain(item) for item in value]
+    if hasattr(value, "__dataclass_fields__"):
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

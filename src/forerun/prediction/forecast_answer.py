@@ -1,0 +1,229 @@
+"""A forecast of a curve, with the clock and the price of each device it might go on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from forerun.convergence.forecast import CurveForecast
+from forerun.convergence.stopping import Advice
+from forerun.prediction.estimate import Interval
+
+__all__ = ["Clock", "RunForecast", "TimeToTarget", "time_to_target"]
+
+_RANK_90 = 1.2816 / 1.6449
+"""Distance of the 90 % rank from the middle over that of the 95 % rank, where a 90 % interval ends; normal."""
+
+_RANKS = ("p10", "p50", "p90")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clock:
+    """What an epoch takes somewhere.
+
+    Attributes:
+        device: Name of the device, or of the log.
+        source: "predicted" or "logged".
+        epoch_time_s: Time of an epoch [s].
+        price_usd_per_hour: Price of the whole system, or None.
+    """
+
+    device: str
+    source: str
+    epoch_time_s: Interval
+    price_usd_per_hour: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeToTarget:
+    """Time and money until a target, at probabilities 0.1, 0.5 and 0.9; infinite if not by the end.
+
+    Attributes:
+        clock: The clock it goes by.
+        total_s: From the start of training [s].
+        left_s: From now [s].
+        cost_usd: Price of the whole, or None.
+        end_s: Time of the whole run [s].
+    """
+
+    clock: Clock
+    total_s: tuple[float, float, float]
+    left_s: tuple[float, float, float]
+    cost_usd: tuple[float, float, float] | None
+    end_s: Interval
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values; None where the target is not reached with that probability."""
+        return {
+            "device": self.clock.device,
+            "source": self.clock.source,
+            "epoch_time_s": self.clock.epoch_time_s.as_dict(),
+            "time_to_target_s": _ranked(self.total_s),
+            "time_left_s": _ranked(self.left_s),
+            "cost_to_target_usd": None if self.cost_usd is None else _ranked(self.cost_usd),
+            "time_to_end_s": self.end_s.as_dict(),
+        }
+
+
+def time_to_target(forecast: CurveForecast, clock: Clock) -> TimeToTarget:
+    """Time to target on a clock.
+
+    Epochs and time of an epoch are independent: away from the middle their logarithmic distances add in squares.
+
+        t_q = e_50 t exp(+-sqrt(log(e_q / e_50)^2 + (0.78 log(t_end / t))^2))
+
+    Where the target is not reached with a probability of one half, the likely time of an epoch is taken throughout.
+    """
+    now = float(forecast.curve.epochs[-1])
+    epochs = forecast.epochs_to_target
+    total = _times(epochs, clock.epoch_time_s)
+    left = _times(tuple(max(0.0, e - now) for e in epochs), clock.epoch_time_s)
+    price = clock.price_usd_per_hour
+    return TimeToTarget(
+        clock=clock,
+        total_s=total,
+        left_s=left,
+        cost_usd=None if price is None else (*(t / 3600 * price for t in total),),  # type: ignore[arg-type]
+        end_s=clock.epoch_time_s.scaled(forecast.end_epoch),
+    )
+
+
+def _times(epochs: tuple[float, ...], epoch_s: Interval) -> tuple[float, float, float]:
+    p10, p50, p90 = epochs
+    if not math.isfinite(p50) or p50 <= 0:
+        return p10 * epoch_s.value, p50 * epoch_s.value, p90 * epoch_s.value
+    below = math.hypot(_log(p50, max(p10, 1e-9 * p50)), _RANK_90 * _log(epoch_s.value, epoch_s.low))
+    middle = p50 * epoch_s.value
+    if not math.isfinite(p90):
+        return middle * math.exp(-below), middle, math.inf
+    above = math.hypot(_log(p90, p50), _RANK_90 * _log(epoch_s.high, epoch_s.value))
+    return middle * math.exp(-below), middle, middle * math.exp(above)
+
+
+def _log(larger: float, smaller: float) -> float:
+    return math.log(larger / smaller) if smaller > 0 else 0.0
+
+
+def _ranked(values: Sequence[float]) -> dict[str, float | None]:
+    return {name: value if math.isfinite(value) else None for name, value in zip(_RANKS, values, strict=True)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunForecast:
+    """Answer of ``forerun.forecast``.
+
+    Attributes:
+        run: Name of the file.
+        curve_forecast: The forecast.
+        times: Time and money to the target, one entry per clock.
+        steps_per_epoch: Steps of an epoch, or None.
+        advice: Whether to go on.
+        coverage: Empirical coverage of 90 % intervals of this tier, jobs left out in turn, or None.
+        notes: What a reader must know.
+    """
+
+    run: str
+    curve_forecast: CurveForecast
+    times: tuple[TimeToTarget, ...]
+    steps_per_epoch: float | None
+    advice: Advice
+    coverage: float | None
+    notes: tuple[str, ...]
+
+    @property
+    def probability_of_target(self) -> float | None:
+        """Probability of reaching the target by the end of the run."""
+        return None if self.curve_forecast.target is None else self.curve_forecast.probability_at_end
+
+    @property
+    def final_value(self) -> Interval:
+        """The value at the end with its 90 % interval."""
+        final = self.curve_forecast.final
+        return Interval(final.value, final.low_90, final.high_90)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; None for what is not reached, not asked for or not known."""
+        found = self.curve_forecast
+        final = found.final
+        return {
+            "run": self.run,
+            "metric": found.curve.metric,
+            "unit": found.curve.unit,
+            "num_points": len(found.curve),
+            "last_epoch": float(found.curve.epochs[-1]),
+            "end_epoch": found.end_epoch,
+            "progress": found.progress,
+            "final_value": {
+                "value": final.value,
+                "low": final.low_90,
+                "high": final.high_90,
+                "low_80": final.low_80,
+                "high_80": final.high_80,
+            },
+            **self._target_dict(),
+            "advice": {
+                "stop": self.advice.should_stop,
+                "reason": self.advice.reason,
+                "gain_next": self.advice.gain_next,
+                "gain_unit": self.advice.gain_unit,
+                "gain_rest": self.advice.gain_rest,
+            },
+            "tier": str(found.tier),
+            "forecasters": [
+                {"name": name, "weight": weight, "final_value": found.finals[name]}
+                for name, weight in found.weights.items()
+            ],
+            "calibration": {
+                "is_calibrated": found.is_calibrated,
+                "num_runs": found.num_runs,
+                "coverage_90": self.coverage,
+            },
+            "points": _points(found),
+            "notes": list(self.notes),
+        }
+
+    def _target_dict(self) -> dict[str, Any]:
+        found = self.curve_forecast
+        if found.target is None:
+            return {
+                "target": None,
+                "probability_of_target": None,
+                "epochs_to_target": None,
+                "on": _dicts(self.times),
+            }
+        steps = self.steps_per_epoch
+        first: Mapping[str, Any] = self.times[0].as_dict() if self.times else {}
+        return {
+            "target": {"metric": found.target.metric, "value": found.target.value},
+            "reached_epoch": found.reached_epoch,
+            "probability_of_target": found.probability_at_end,
+            "epochs_to_target": _ranked(found.epochs_to_target),
+            "steps_to_target": None
+            if steps is None
+            else _ranked([epoch * steps for epoch in found.epochs_to_target]),
+            "time_to_target_s": first.get("time_to_target_s"),
+            "cost_to_target_usd": first.get("cost_to_target_usd"),
+            "on": _dicts(self.times),
+        }
+
+
+def _dicts(times: Sequence[TimeToTarget]) -> list[dict[str, Any]]:
+    return [entry.as_dict() for entry in times]
+
+
+def _points(found: CurveForecast) -> list[dict[str, float | None]]:
+    has_target = found.target is not None
+    return [
+        {
+            "epoch": float(found.epochs[i]),
+            "value": float(found.values[i]),
+            "low_90": float(found.low_90[i]),
+            "low_80": float(found.low_80[i]),
+            "high_80": float(found.high_80[i]),
+            "high_90": float(found.high_90[i]),
+            "probability_of_target": float(found.probability[i]) if has_target else None,
+        }
+        for i in range(len(found.epochs))
+    ]

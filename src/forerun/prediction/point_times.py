@@ -1,0 +1,119 @@
+"""Step times of many points with how active the device is, for plans: no breakdown, arrays in and out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+from threadpoolctl import threadpool_limits
+
+from forerun.costs.memory_stream import live_peak_bytes
+from forerun.costs.op_time import step_times
+from forerun.costs.op_weights import OpTimeWeights
+from forerun.hardware.device import Device
+from forerun.prediction.grid import between_nodes, grid_nodes
+from forerun.prediction.step import (
+    PreparedModel,
+    device_offsets,
+    half_widths,
+    points_of,
+    provenance_of,
+)
+from forerun.regressors.op_features import Point, point_arrays, roofline_terms_s
+from forerun.workload.graph import Graph
+from forerun.workload.setup import TrainingSetup
+
+__all__ = ["PointTimes", "grid_live_bytes", "grid_times", "ideal_times_s", "point_times"]
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointTimes:
+    """Steps of many points; all arrays have the shape of the points.
+
+    Attributes:
+        step_s: Time of a step [s].
+        log_width: Half-width of its 90 % interval in log time.
+        activity: Time of the work at peak rates plus that of the traffic at full bandwidth, over the step.
+        compute_fraction: Share of the former in the two together, 0 to 1.
+    """
+
+    step_s: Floats
+    log_width: Floats
+    activity: Floats
+    compute_fraction: Floats
+
+
+def point_times(
+    model: PreparedModel,
+    devices: Sequence[Device],
+    setups: Sequence[TrainingSetup],
+    weights: OpTimeWeights,
+    torch_version: str | None = None,
+) -> PointTimes:
+    """Steps of one model at p pairs of device and setup; arrays are (p,)."""
+    points = points_of(model, devices, setups, torch_version)
+    with threadpool_limits(1):  # the products are small: threads would wait for each other
+        compute_s, memory_s = ideal_times_s(model, points)
+        times = step_times(model.ops, points, weights, device_offsets(devices, setups, weights))
+    tiers = [provenance_of(device, setup, weights) for device, setup in zip(devices, setups, strict=True)]
+    width = np.empty(len(tiers))
+    for tier in set(tiers):
+        chosen = np.asarray([t is tier for t in tiers])
+        width[chosen] = half_widths(weights, tier, times.spread[chosen])
+    return PointTimes(
+        step_s=times.step_s,
+        log_width=width,
+        activity=(compute_s + memory_s) / times.step_s,
+        compute_fraction=compute_s / np.maximum(compute_s + memory_s, 1e-30),
+    )
+
+
+def ideal_times_s(model: PreparedModel, points: Sequence[Point]) -> tuple[Floats, Floats]:
+    """Time of a step's work at the peak rates, and of its traffic at full bandwidth, (p,) each [s]."""
+    compute_s, memory_s = roofline_terms_s(model.ops, point_arrays(points))
+    return compute_s @ model.ops.count, memory_s @ model.ops.count
+
+
+def grid_times(
+    model: PreparedModel,
+    devices: Sequence[Device],
+    batch_sizes: Ints,
+    setup: TrainingSetup,
+    weights: OpTimeWeights,
+    torch_version: str | None = None,
+) -> PointTimes:
+    """Steps over a grid; arrays are (devices, batch sizes).
+
+    More than 16 batch sizes are interpolated between as many, as in ``predict_grid``.
+    """
+    nodes = grid_nodes(batch_sizes)
+    setups = [replace(setup, batch_size_per_device=int(size)) for size in nodes]
+    each_device = [device for device in devices for _ in setups]
+    found = point_times(model, each_device, setups * len(devices), weights, torch_version)
+
+    def at_wanted(values: Floats) -> Floats:
+        # A fraction may be zero, and the interpolation is of logarithms.
+        return between_nodes(nodes, np.maximum(values, 1e-9).reshape(len(devices), len(nodes)), batch_sizes)
+
+    return PointTimes(
+        step_s=at_wanted(found.step_s),
+        log_width=at_wanted(found.log_width),
+        activity=at_wanted(found.activity),
+        compute_fraction=at_wanted(found.compute_fraction),
+    )
+
+
+def grid_live_bytes(graph: Graph, batch_sizes: Ints) -> Floats:
+    """Peak of live bytes at each batch size, (batch sizes,) [bytes].
+
+    Between the nodes of the grid it is interpolated linearly. The peak is the largest of many lines in the batch, so a
+    straight line between two of its points is never below it.
+    """
+    nodes = grid_nodes(batch_sizes)
+    peaks = np.asarray([live_peak_bytes(graph.memory, int(size)) for size in nodes], dtype=np.float64)
+    return np.interp(batch_sizes, nodes, peaks)

@@ -1,0 +1,98 @@
+"""Networks beside the sums of their layers: a table and a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from forerun.report.figure import check_plot_path, look_of, new_figure, save_figure
+from forerun.units import format_duration_s
+
+__all__ = ["composition_page", "plot_compositions"]
+
+Row = Mapping[str, Any]
+
+
+def composition_page(found: Row) -> RenderableType:
+    """One line per network and batch size, then the mean overshoot before and after.
+
+    Args:
+        found: What ``forerun measure composition --json`` prints.
+    """
+    rows: Sequence[Row] = found["compositions"]
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("network", overflow="fold")
+    for title in ("batch", "layers", "step", "95 %", "sum of layers", "composed"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(Text, _cells(row)))
+    left_out = sorted({name for row in rows for name in row["left_out"]})
+    lines = [
+        f"Mean overshoot: sum of layers {_mean(rows, 'overshoot_before'):+.1%}, "
+        f"composed {_mean(rows, 'overshoot_after'):+.1%}; mean error of the composed step "
+        f"{sum(abs(row['overshoot_after']) for row in rows) / len(rows):.1%}."
+    ]
+    if left_out:
+        lines.append(f"In the steps but in no sum: {', '.join(left_out)}.")
+    if num_unstable := found["num_unstable"]:
+        lines.append(f"{num_unstable} measurements are marked unstable.")
+    return Group(table, Text(""), *(Text(line) for line in [*lines, f"Records: {found['records']}"]))
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    noise = row["relative_noise"]
+    return (
+        row["network"],
+        str(row["batch_size"]),
+        str(row["num_layers"]),
+        format_duration_s(row["measured_s"]),
+        "-" if noise is None else f"±{100 * noise:.0f} %",
+        f"{format_duration_s(row['sum_of_layers_s'])} ({row['overshoot_before']:+.0%})",
+        f"{format_duration_s(row['composed_s'])} ({row['overshoot_after']:+.0%})",
+    )
+
+
+def _mean(rows: Sequence[Row], name: str) -> float:
+    return float(sum(row[name] for row in rows) / len(rows))
+
+
+def plot_compositions(path: Path, panels: Mapping[str, Sequence[Row]]) -> None:
+    """Sum of layers and composed step over the measured step, one panel per machine.
+
+    Args:
+        path: File to write.
+        panels: Rows by title.
+
+    Raises:
+        UsageError, FailureError: The file cannot be written, or has another ending than .png.
+    """
+    from matplotlib.ticker import LogFormatter
+
+    check_plot_path(path)
+    figure = new_figure(width_in=5.2 * len(panels), height_in=4.6)
+    grid = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axes, (title, rows) in zip(grid, panels.items(), strict=True):
+        measured_ms = [1e3 * row["measured_s"] for row in rows]
+        series = {"sum of layers alone": "sum_of_layers_s", "composed": "composed_s"}
+        for index, (label, name) in enumerate(series.items()):
+            look = look_of(index)
+            values_ms = [1e3 * row[name] for row in rows]
+            axes.scatter(
+                measured_ms, values_ms, label=label, color=look["color"], marker=look["marker"], s=26
+            )
+        ends = (0.8 * min(measured_ms), 1.25 * max(measured_ms))
+        axes.plot(ends, ends, color="0.5", linewidth=1, label="equal to the step")
+        axes.set(
+            xscale="log", yscale="log", xlabel="measured step [ms]", ylabel="from layers [ms]", title=title
+        )
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter("{x:g}")
+            axis.set_minor_formatter(LogFormatter(labelOnlyBase=False, minor_thresholds=(1, 0.4)))
+        axes.grid(visible=True, which="both", alpha=0.25)
+        axes.legend(fontsize=8)
+    save_figure(figure, path)
