@@ -64,7 +64,7 @@ def test_no_jobs_and_names_that_occur_twice(tmp_path):
         check_entries([GOOD, GOOD])
     empty = tmp_path / "jobs.csv"
     empty.write_text("name,points\n", encoding="utf-8")
-    with pytest.raises(InvalidSetupError, match="jobs.csv: expected at least one job, got none"):
+    with pytest.raises(InvalidSetupError, match=r"jobs\.csv: expected at least one job, got none"):
         read_jobs(empty)
 
 

@@ -100,7 +100,8 @@ def _known(entry: JobEntry, cluster: Cluster, network: Network) -> KnownJob:
         work_samples=work,
         num_workers=entry.num_devices,
         is_elastic=entry.elastic,
-        max_workers=entry.max_devices or max(group.num_devices for group in cluster.groups),
+        # A job that asks for more than there is has its own message.
+        max_workers=entry.max_devices or max(entry.num_devices, *(g.num_devices for g in cluster.groups)),
         arrival_s=entry.arrival,
         deadline_s=inf if entry.deadline is None else entry.deadline,
         weight=entry.weight,
