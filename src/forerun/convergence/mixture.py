@@ -41,7 +41,7 @@ class Tier(StrEnum):
 PRIORS: dict[Tier, dict[str, float]] = {
     Tier.HISTORY: {"siblings": 4.0, "best so far": 0.5},
     Tier.SCHEDULE: {"annealing": 3.0, "best so far": 1.0, "stored falls": 1.0},
-    Tier.CURVE: {"stored falls": 2.0, "optimus": 1.0},
+    Tier.CURVE: {"stored falls": 2.0, "optimus": 1.0, "best so far": 1.0},
 }
 """Members of each tier and their weight before any back-test; without back-tests, these weights."""
 

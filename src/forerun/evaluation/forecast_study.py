@@ -24,13 +24,17 @@ from forerun.convergence.backtest import (
 )
 from forerun.convergence.backtest_summary import Backtest, summary_of
 from forerun.convergence.backtest_table import save_table
+from forerun.convergence.cleaning import evaluation_noise
 from forerun.convergence.curve import Floats, final_error
 from forerun.convergence.mixture import Tier
 from forerun.evaluation.curve_tables import CURVE_TABLES, read_all_curves
 
-__all__ = ["ForecastStudy", "TargetErrors", "forecast_study", "save_shipped_table"]
+__all__ = ["FORECAST_STUDY_VERSION", "ForecastStudy", "TargetErrors", "forecast_study", "save_shipped_table"]
 
 SCHEDULED_TABLE = CURVE_TABLES[0]
+
+FORECAST_STUDY_VERSION = 2
+"""Raised whenever forecasters, weights or intervals change; a kept study of another version is not used."""
 
 _DROP_SHARE = 0.98
 
@@ -110,7 +114,11 @@ def _target_study(results: Sequence[CutResult], held: Sequence[HeldOutForecast])
     names = ("optimus", "pow3", "annealing", "scaled siblings", "siblings", "best so far")
     found = {name: _target_errors([(r, r.paths[name]) for r in results if name in r.paths]) for name in names}
     for tier in (Tier.SCHEDULE, Tier.HISTORY):
-        pairs = [(h.result, h.mix.errors) for h in held if h.tier is tier]
+        pairs = [
+            (h.result, h.median_path - evaluation_noise(h.result.prefix.errors))
+            for h in held
+            if h.tier is tier
+        ]
         found[f"mixture, {tier}"] = _target_errors(pairs)
     return found
 

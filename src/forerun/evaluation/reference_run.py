@@ -21,8 +21,11 @@ import numpy as np
 from forerun.costs.op_weights import OpTimeWeights, load_weights, save_weights, shipped_weights_path
 from forerun.evaluation.accuracy_page import AccuracyPage
 from forerun.evaluation.baseline_study import baseline_study
+from forerun.evaluation.batch_study import batch_study, system_c_study
 from forerun.evaluation.composition_study import published_compositions
 from forerun.evaluation.corpus import Measured, print_progress
+from forerun.evaluation.forecast_section import ForecastFigures
+from forerun.evaluation.forecast_study import FORECAST_STUDY_VERSION, forecast_study
 from forerun.evaluation.interval_laws import fit_law
 from forerun.evaluation.layer_study import layer_study
 from forerun.evaluation.memory_study import bracket_study, transformer_fit_study
@@ -54,7 +57,7 @@ from forerun.records.reference_transformers import read_neusight_e2e
 from forerun.regressors.op_fit import FitSettings
 from forerun.tracing.trace import TRACE_VERSION, cache_folder
 
-__all__ = ["fit_shipped_weights", "run_reference"]
+__all__ = ["fit_shipped_weights", "forecast_figures", "run_reference"]
 
 STUDY_VERSION = 6
 """Raised whenever a study changes what it computes; kept stages of other versions are not used."""
@@ -127,12 +130,26 @@ def run_reference(quick: bool = False) -> AccuracyPage:
             for row in read_neusight_e2e(folder)
             if row.backward_time_s is not None
         },
+        forecasts=forecast_figures(folder),
         schedule=_kept("schedule", quick, lambda: schedule_study(folder, _say, quick)),
         own_records=_kept(
             f"own records {own_records_digest()}",
             quick,
             lambda: own_records_section(published_compositions(folder)),
         ),
+    )
+
+
+def forecast_figures(folder: Path) -> ForecastFigures:
+    """Studies of learning curves; a minute, so that they need no quick form."""
+    return ForecastFigures(
+        curves=_kept(
+            f"forecasts {FORECAST_STUDY_VERSION}",
+            False,
+            lambda: forecast_study(folder, print_progress("curves")),
+        ),
+        batches=batch_study(folder),
+        system_c=system_c_study(),
     )
 
 
