@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         save_trained_model,
     )
     from forerun.api.scaling import ScaleCurve, scale
+    from forerun.api.scheduling import Schedule, schedule, schedule_trace
     from forerun.api.speeds import ServerCurve, SpeedFit, fit_speed, scale_servers
     from forerun.api.suite import SuiteRun, measure_suite
     from forerun.api.trade_off import TradeOff, trade_off
@@ -59,6 +60,7 @@ __all__ = [
     "NetworkForecast",
     "RunForecast",
     "ScaleCurve",
+    "Schedule",
     "ServerCurve",
     "SpeedFit",
     "SuiteRun",
@@ -96,6 +98,8 @@ __all__ = [
     "save_trained_model",
     "scale",
     "scale_servers",
+    "schedule",
+    "schedule_trace",
     "sweep",
     "trace_model",
     "trade_off",
@@ -112,6 +116,7 @@ _MODULES = {
     "NetworkForecast": "convergence_tables",
     "RunForecast": "forecasting",
     "ScaleCurve": "scaling",
+    "Schedule": "scheduling",
     "ServerCurve": "speeds",
     "SpeedFit": "speeds",
     "SuiteRun": "suite",
@@ -149,6 +154,8 @@ _MODULES = {
     "save_trained_model": "regressors",
     "scale": "scaling",
     "scale_servers": "speeds",
+    "schedule": "scheduling",
+    "schedule_trace": "scheduling",
     "sweep": "prediction",
     "trace_model": "models",
     "trade_off": "trade_off",

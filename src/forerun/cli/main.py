@@ -22,6 +22,7 @@ from forerun.cli.predict import predict
 from forerun.cli.records import records
 from forerun.cli.report import report
 from forerun.cli.scale import scale
+from forerun.cli.schedule import schedule
 from forerun.cli.serve import serve
 
 __all__ = ["app", "run"]
@@ -47,6 +48,9 @@ app.add_typer(records, name="records")
 app.command("report", short_help="Make one document of a plan or prediction.")(report)
 app.command("serve", short_help="Serve the what-if page and JSON over HTTP.")(serve)
 app.command("fit", short_help="Fit a cost model to reference tables.")(fit)
+app.command("schedule", short_help="Share a cluster among jobs: who gets what, and when is each done.")(
+    schedule
+)
 
 
 def _print_version(value: bool) -> None:
