@@ -60,6 +60,7 @@ PUBLIC_NAMES = [
     "predict_time",
     "save_trained_model",
     "sweep",
+    "time_estimator",
     "trade_off",
 ]
 
@@ -92,6 +93,8 @@ def test_version_is_that_of_the_package():
         "from forerun.cli.main import app; app(['predict', '--help'], standalone_mode=False)",
         "from forerun.cli.main import app; app(['forecast', '--help'], standalone_mode=False)",
         "import forerun.callbacks; dir(forerun.callbacks)",
+        "from forerun.cli.main import app; app(['plan', '--help'], standalone_mode=False)",
+        "from forerun.cli.main import app; app(['serve', '--help'], standalone_mode=False)",
         "from forerun.cli.main import app; app(['hardware', 'list', '--json'], standalone_mode=False)",
     ],
 )

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         predict_time,
         save_trained_model,
         sweep,
+        time_estimator,
         trade_off,
     )
     from forerun.errors import FailureError, ForerunError, UsageError
@@ -85,6 +86,7 @@ __all__ = [
     "predict_time",
     "save_trained_model",
     "sweep",
+    "time_estimator",
     "trade_off",
 ]
 
@@ -127,6 +129,7 @@ _MODULES = {
     "predict_time": "forerun.api",
     "save_trained_model": "forerun.api",
     "sweep": "forerun.api",
+    "time_estimator": "forerun.api",
     "trade_off": "forerun.api",
 }
 

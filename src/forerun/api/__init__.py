@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         save_trained_model,
     )
     from forerun.api.suite import SuiteRun, measure_suite
+    from forerun.api.time_estimator import time_estimator
 
 __all__ = [
     "Backtest",
@@ -69,6 +70,7 @@ __all__ = [
     "recorded_compositions",
     "save_trained_model",
     "sweep",
+    "time_estimator",
     "trace_model",
     "trade_off",
 ]
@@ -110,6 +112,7 @@ _MODULES = {
     "recorded_compositions": "composition",
     "save_trained_model": "regressors",
     "sweep": "prediction",
+    "time_estimator": "time_estimator",
     "trace_model": "models",
     "trade_off": "forecasting",
 }
