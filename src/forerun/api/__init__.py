@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from forerun.api.scheduling import Schedule, schedule, schedule_trace
     from forerun.api.speeds import ServerCurve, SpeedFit, fit_speed, scale_servers
     from forerun.api.suite import SuiteRun, measure_suite
+    from forerun.api.time_estimator import time_estimator
     from forerun.api.trade_off import TradeOff, trade_off
 
 __all__ = [
@@ -101,6 +102,7 @@ __all__ = [
     "schedule",
     "schedule_trace",
     "sweep",
+    "time_estimator",
     "trace_model",
     "trade_off",
 ]
@@ -157,6 +159,7 @@ _MODULES = {
     "schedule": "scheduling",
     "schedule_trace": "scheduling",
     "sweep": "prediction",
+    "time_estimator": "time_estimator",
     "trace_model": "models",
     "trade_off": "trade_off",
 }
