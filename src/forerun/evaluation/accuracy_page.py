@@ -46,6 +46,7 @@ class AccuracyPage:
         pytorch_memory: Some of the brackets, with the peaks of PyTorch's ``MemTracker``.
         transformer_verdicts: Memory verdicts on transformers.
         own_records: The section about forerun's own measurements.
+        scaling: The section about several devices.
         transformer_parts_s: Measured forward and backward time of the transformer rows, by row.
     """
 
@@ -64,6 +65,7 @@ class AccuracyPage:
     transformer_verdicts: TransformerVerdicts
     transformer_parts_s: Mapping[str, tuple[float, float]]
     own_records: str
+    scaling: str
 
     def as_markdown(self) -> str:
         """The page."""
@@ -81,6 +83,7 @@ class AccuracyPage:
             self._pytorch_times(),
             self._intervals(),
             self._memory(),
+            self.scaling,
             self.own_records,
             self._skipped(),
         ]
