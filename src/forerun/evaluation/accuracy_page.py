@@ -51,6 +51,7 @@ class AccuracyPage:
         own_records: The section about forerun's own measurements.
         choices: The section about choosing a device.
         energy: The section about energy under power limits.
+        scaling: The section about several devices.
         transformer_parts_s: Measured forward and backward time of the transformer rows, by row.
         forecasts: Studies of learning curves.
         schedule: Policies, placement and times of the scheduler.
@@ -75,6 +76,7 @@ class AccuracyPage:
     own_records: str
     choices: str
     energy: str
+    scaling: str
 
     def as_markdown(self) -> str:
         """The page."""
@@ -96,6 +98,7 @@ class AccuracyPage:
             schedule_section(self.schedule),
             self.choices,
             self.energy,
+            self.scaling,
             self.own_records,
             self._skipped(),
         ]
