@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from forerun.api.backtests import Backtest, backtest, backtest_reference
     from forerun.api.calibration import Calibration, calibrate
     from forerun.api.composition import CompositionRun, measure_composition, recorded_compositions
+    from forerun.api.configurations import TradeOff, trade_off
     from forerun.api.convergence_tables import (
         BatchForecast,
         NetworkForecast,
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
         save_trained_model,
     )
     from forerun.api.suite import SuiteRun, measure_suite
-    from forerun.api.trade_off import TradeOff, trade_off
 
 __all__ = [
     "Backtest",
@@ -90,7 +90,7 @@ _MODULES = {
     "RunForecast": "forecasting",
     "SuiteRun": "suite",
     "Sweep": "prediction",
-    "TradeOff": "trade_off",
+    "TradeOff": "configurations",
     "TrainedCurve": "curves",
     "backtest": "backtests",
     "backtest_reference": "backtests",
@@ -117,7 +117,7 @@ _MODULES = {
     "recorded_compositions": "composition",
     "save_trained_model": "regressors",
     "sweep": "prediction",
-    "trade_off": "trade_off",
+    "trade_off": "configurations",
 }
 
 
