@@ -18,7 +18,15 @@ if TYPE_CHECKING:
     )
     from forerun.api.curves import TrainedCurve, measure_curve
     from forerun.api.forecasting import RunForecast, forecast
-    from forerun.api.measurement import MeasurementRun, measure_grid, measure_layers, measure_model
+    from forerun.api.loading import LoaderRun, measure_loader
+    from forerun.api.measurement import (
+        MeasurementRun,
+        measure_grid,
+        measure_layers,
+        measure_link,
+        measure_model,
+    )
+    from forerun.api.models import kept_model_names, model_names, trace_model
     from forerun.api.planning import plan, read_accuracies
     from forerun.api.prediction import (
         Evaluation,
@@ -36,6 +44,9 @@ if TYPE_CHECKING:
         predict_time,
         save_trained_model,
     )
+    from forerun.api.scaling import ScaleCurve, scale
+    from forerun.api.scheduling import Schedule, schedule, schedule_trace
+    from forerun.api.speeds import ServerCurve, SpeedFit, fit_speed, scale_servers
     from forerun.api.suite import SuiteRun, measure_suite
 
 __all__ = [
@@ -44,9 +55,14 @@ __all__ = [
     "Calibration",
     "CompositionRun",
     "Evaluation",
+    "LoaderRun",
     "MeasurementRun",
     "NetworkForecast",
     "RunForecast",
+    "ScaleCurve",
+    "Schedule",
+    "ServerCurve",
+    "SpeedFit",
     "SuiteRun",
     "Sweep",
     "TradeOff",
@@ -58,16 +74,21 @@ __all__ = [
     "evaluate_reference",
     "fit_op_model",
     "fit_regressor",
+    "fit_speed",
     "forecast",
     "forecast_batches",
     "forecast_networks",
+    "kept_model_names",
     "load_trained_model",
     "measure_composition",
     "measure_curve",
     "measure_grid",
     "measure_layers",
+    "measure_link",
+    "measure_loader",
     "measure_model",
     "measure_suite",
+    "model_names",
     "plan",
     "predict",
     "predict_epoch_time",
@@ -75,7 +96,12 @@ __all__ = [
     "read_accuracies",
     "recorded_compositions",
     "save_trained_model",
+    "scale",
+    "scale_servers",
+    "schedule",
+    "schedule_trace",
     "sweep",
+    "trace_model",
     "trade_off",
 ]
 
@@ -85,9 +111,14 @@ _MODULES = {
     "Calibration": "calibration",
     "CompositionRun": "composition",
     "Evaluation": "prediction",
+    "LoaderRun": "loading",
     "MeasurementRun": "measurement",
     "NetworkForecast": "convergence_tables",
     "RunForecast": "forecasting",
+    "ScaleCurve": "scaling",
+    "Schedule": "scheduling",
+    "ServerCurve": "speeds",
+    "SpeedFit": "speeds",
     "SuiteRun": "suite",
     "Sweep": "prediction",
     "TradeOff": "configurations",
@@ -99,16 +130,21 @@ _MODULES = {
     "evaluate_reference": "prediction",
     "fit_op_model": "prediction",
     "fit_regressor": "regressors",
+    "fit_speed": "speeds",
     "forecast": "forecasting",
     "forecast_batches": "convergence_tables",
     "forecast_networks": "convergence_tables",
+    "kept_model_names": "models",
     "load_trained_model": "regressors",
     "measure_composition": "composition",
     "measure_curve": "curves",
     "measure_grid": "measurement",
     "measure_layers": "measurement",
+    "measure_link": "measurement",
+    "measure_loader": "loading",
     "measure_model": "measurement",
     "measure_suite": "suite",
+    "model_names": "models",
     "plan": "planning",
     "predict": "prediction",
     "predict_epoch_time": "regressors",
@@ -116,8 +152,13 @@ _MODULES = {
     "read_accuracies": "planning",
     "recorded_compositions": "composition",
     "save_trained_model": "regressors",
+    "scale": "scaling",
+    "scale_servers": "speeds",
+    "schedule": "scheduling",
+    "schedule_trace": "scheduling",
     "sweep": "prediction",
     "trade_off": "configurations",
+    "trace_model": "models",
 }
 
 

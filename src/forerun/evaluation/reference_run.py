@@ -51,6 +51,7 @@ from forerun.evaluation.own_records import own_records_digest
 from forerun.evaluation.own_records_page import own_records_section
 from forerun.evaluation.reference_tables import ReferenceSteps, read_reference_steps, require_reference_folder
 from forerun.evaluation.runtime_study import RuntimeRow, runtime_study, tracker_study
+from forerun.evaluation.schedule_study import schedule_study
 from forerun.prediction.estimate import Provenance
 from forerun.records.reference import read_timm_train
 from forerun.records.reference_transformers import read_neusight_e2e
@@ -131,6 +132,7 @@ def run_reference(quick: bool = False) -> AccuracyPage:
             if row.backward_time_s is not None
         },
         forecasts=forecast_figures(folder),
+        schedule=_kept("schedule", quick, lambda: schedule_study(folder, _say, quick)),
         own_records=_kept(
             f"own records {own_records_digest()}",
             quick,

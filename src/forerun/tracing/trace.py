@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from forerun.tracing.built_model import BuiltModel
 
-__all__ = ["TRACE_VERSION", "ModelRequest", "cache_folder", "trace"]
+__all__ = ["TRACE_VERSION", "ModelRequest", "cache_folder", "is_traced", "trace"]
 
 TRACE_VERSION = 2
 """Raised whenever the tracer or a rule changes what a graph holds."""
@@ -107,6 +107,12 @@ def trace(
         with contextlib.suppress(OSError):
             write_graph(graph, path)
     return graph
+
+
+def is_traced(request: ModelRequest, setup: TrainingSetup) -> bool:
+    """Whether the cache holds a graph of a model, so that tracing it needs no framework."""
+    path = _cache_path(request, setup)
+    return path is not None and path.exists()
 
 
 def trace_built(built: BuiltModel, setup: TrainingSetup) -> Graph:
