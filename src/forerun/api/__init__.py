@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from forerun.api.backtests import Backtest, backtest, backtest_reference
     from forerun.api.calibration import Calibration, calibrate
     from forerun.api.composition import CompositionRun, measure_composition, recorded_compositions
+    from forerun.api.configurations import TradeOff, trade_off
     from forerun.api.convergence_tables import (
         BatchForecast,
         NetworkForecast,
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from forerun.api.speeds import ServerCurve, SpeedFit, fit_speed, scale_servers
     from forerun.api.suite import SuiteRun, measure_suite
     from forerun.api.time_estimator import time_estimator
-    from forerun.api.trade_off import TradeOff, trade_off
 
 __all__ = [
     "Backtest",
@@ -123,7 +123,7 @@ _MODULES = {
     "SpeedFit": "speeds",
     "SuiteRun": "suite",
     "Sweep": "prediction",
-    "TradeOff": "trade_off",
+    "TradeOff": "configurations",
     "TrainedCurve": "curves",
     "backtest": "backtests",
     "backtest_reference": "backtests",
@@ -161,7 +161,7 @@ _MODULES = {
     "sweep": "prediction",
     "time_estimator": "time_estimator",
     "trace_model": "models",
-    "trade_off": "trade_off",
+    "trade_off": "configurations",
 }
 
 

@@ -50,6 +50,7 @@ from forerun.evaluation.op_time_studies import (
     joined,
     overall_scales,
 )
+from forerun.evaluation.own_curves import own_curves
 from forerun.evaluation.own_records import own_records_digest
 from forerun.evaluation.own_records_page import own_records_section
 from forerun.evaluation.reference_tables import ReferenceSteps, read_reference_steps, require_reference_folder
@@ -148,16 +149,21 @@ def run_reference(quick: bool = False) -> AccuracyPage:
     )
 
 
-def forecast_figures(folder: Path) -> ForecastFigures:
-    """Studies of learning curves; a minute, so that they need no quick form."""
+def forecast_figures(folder: Path, save: Path | None = None) -> ForecastFigures:
+    """Studies of learning curves; a minute, so that they need no quick form.
+
+    Args:
+        folder: Where the public tables are.
+        save: File for the figures that come with the package; the study is then made anew.
+    """
+    stage = f"forecasts {FORECAST_STUDY_VERSION}"
+    if save is not None:
+        _stage_path(stage, False).unlink(missing_ok=True)
     return ForecastFigures(
-        curves=_kept(
-            f"forecasts {FORECAST_STUDY_VERSION}",
-            False,
-            lambda: forecast_study(folder, print_progress("curves")),
-        ),
+        curves=_kept(stage, False, lambda: forecast_study(folder, print_progress("curves"), save)),
         batches=batch_study(folder),
         system_c=system_c_study(),
+        own=own_curves(),
     )
 
 
