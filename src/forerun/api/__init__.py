@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from forerun.api.composition import CompositionRun, measure_composition, recorded_compositions
     from forerun.api.curves import TrainedCurve, measure_curve
     from forerun.api.forecasting import Backtest, RunForecast, TradeOff, backtest, forecast, trade_off
+    from forerun.api.frameworks import keras_parity
     from forerun.api.measurement import MeasurementRun, measure_grid, measure_layers, measure_model
     from forerun.api.planning import plan, read_accuracies
     from forerun.api.prediction import (
@@ -48,6 +49,7 @@ __all__ = [
     "fit_op_model",
     "fit_regressor",
     "forecast",
+    "keras_parity",
     "load_trained_model",
     "measure_composition",
     "measure_curve",
@@ -84,6 +86,7 @@ _MODULES = {
     "fit_op_model": "prediction",
     "fit_regressor": "regressors",
     "forecast": "forecasting",
+    "keras_parity": "frameworks",
     "load_trained_model": "regressors",
     "measure_composition": "composition",
     "measure_curve": "curves",
