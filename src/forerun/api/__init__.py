@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     )
     from forerun.api.curves import TrainedCurve, measure_curve
     from forerun.api.forecasting import RunForecast, forecast
+    from forerun.api.frameworks import keras_parity
     from forerun.api.loading import LoaderRun, measure_loader
     from forerun.api.measurement import (
         MeasurementRun,
@@ -80,6 +81,7 @@ __all__ = [
     "forecast_batches",
     "forecast_networks",
     "kept_model_names",
+    "keras_parity",
     "load_trained_model",
     "measure_composition",
     "measure_curve",
@@ -137,6 +139,7 @@ _MODULES = {
     "forecast_batches": "convergence_tables",
     "forecast_networks": "convergence_tables",
     "kept_model_names": "models",
+    "keras_parity": "frameworks",
     "load_trained_model": "regressors",
     "measure_composition": "composition",
     "measure_curve": "curves",
