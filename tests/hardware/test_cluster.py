@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from forerun.errors import CatalogError, InvalidSetupError, UnknownDeviceError
 from forerun.hardware.cluster import link_of_board, parse_cluster, parse_link
-from forerun.hardware.device_file import load_catalog
+from forerun.hardware.catalogue import load_catalog
 from forerun.hardware.link import LinkKind
 from forerun.hardware.link_file import find_link, load_links, parse_links
 

@@ -162,8 +162,8 @@ def energy_section(result: EnergyResult) -> str:
     return (
         "## Energy under power limits\n\n`zeus_epoch_time_power`: epochs of four networks on A40, P100, Quadro RTX "
         "6000 and V100 under power limits from 100 W. Given is the time of the epoch at the largest limit; power and "
-        "the slowdown under the limit are predicted. The baselines are given the measured time under the limit itself. "
-        "Left out is the speech network, whose samples have no one length.\n\n"
+        "the slowdown under the limit are predicted. The baselines are given the measured time under the limit "
+        "itself. Left out is the speech network, whose samples have no one length.\n\n"
         + markdown_table(("predictor", "rows", "MAPE", "median", "p90"), table)
         + "\nBy network, network and power limit held out:\n\n"
         + markdown_table(("network", "rows", "MAPE", "median", "p90"), by_network)
