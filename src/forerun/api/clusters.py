@@ -45,11 +45,10 @@ class ClusterRequest:
         Raises:
             UsageError: The numbers cannot be meant, or a device or link is not known.
         """
-        links = {"intra": self.intra, "inter": self.inter}
         if isinstance(self.device, Device):
-            found = cluster_of(self.device, 1, 1, **links)
+            found = cluster_of(self.device, 1, 1, intra=self.intra, inter=self.inter)
         else:
-            found = parse_cluster(self.device, **links)
+            found = parse_cluster(self.device, intra=self.intra, inter=self.inter)
         if self.num_devices is None and self.num_nodes is None:
             return found
         number = self.num_devices if self.num_devices is not None else found.num_devices
