@@ -34,7 +34,7 @@ ON_A_PROCESSOR = ScalingConstants(slowdown=1.0)
 
 def probed(folder: Path, number: int) -> Measurement:
     """A probe of the link."""
-    protocol = Protocol(num_repetitions=10, num_threads=2)
+    protocol = Protocol(num_repetitions=30, num_threads=2)
     run = measure_link(
         num_devices=2, records=folder / "two.sqlite", occasion=f"link {number}", protocol=protocol
     )

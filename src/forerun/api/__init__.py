@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         evaluate,
         evaluate_reference,
         fit_op_model,
+        fit_scaling_model,
         predict,
         sweep,
     )
@@ -58,6 +59,7 @@ __all__ = [
     "evaluate_reference",
     "fit_op_model",
     "fit_regressor",
+    "fit_scaling_model",
     "fit_speed",
     "forecast",
     "load_trained_model",
@@ -100,6 +102,7 @@ _MODULES = {
     "evaluate": "prediction",
     "evaluate_reference": "prediction",
     "fit_op_model": "prediction",
+    "fit_scaling_model": "prediction",
     "fit_regressor": "regressors",
     "fit_speed": "speeds",
     "forecast": "forecasting",
