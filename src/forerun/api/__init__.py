@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         evaluate,
         evaluate_reference,
         fit_op_model,
+        fit_scaling_model,
         predict,
         sweep,
     )
@@ -76,6 +77,7 @@ __all__ = [
     "evaluate_reference",
     "fit_op_model",
     "fit_regressor",
+    "fit_scaling_model",
     "fit_speed",
     "forecast",
     "forecast_batches",
@@ -134,6 +136,7 @@ _MODULES = {
     "evaluate_reference": "prediction",
     "fit_op_model": "prediction",
     "fit_regressor": "regressors",
+    "fit_scaling_model": "prediction",
     "fit_speed": "speeds",
     "forecast": "forecasting",
     "forecast_batches": "convergence_tables",
