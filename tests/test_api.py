@@ -235,8 +235,6 @@ def test_a_whole_number_of_another_type_is_taken():
         ({"num_devices": -2}, r"devices must be at least 1, got -2"),
         ({"num_devices": 2, "strategy": "dpp"}, r"unknown strategy 'dpp'; expected one of ddp, zero1"),
         ({"num_devices": 2, "phase": "inference"}, r"several devices are predicted in training only"),
-        ({"num_devices": 2, "intra": "nvlink-99"}, r"expected a link of the catalogue.*'nvlink-99'"),
-        ({"num_devices": 4, "num_nodes": 2}, r"expected the link between the nodes.*--inter"),
         ({"epochs": 3}, r"epochs: expected a dataset"),
         ({"validate": True, "startup_s": 5.0}, r"validate, start-up time: expected a dataset"),
         ({"dataset": "digits", "validate": True}, r"digits has no validation split.*--validation-size"),

@@ -8,7 +8,7 @@ import pytest
 
 from forerun.callbacks import CurveCallback, CurveLog, keras_callback, lightning_callback
 from forerun.convergence.curve_files import read_curve
-from forerun.errors import InvalidSetupError, MissingExtraError, RecordError
+from forerun.errors import InvalidSetupError, RecordError, UsageError
 
 
 def accuracies(num, floor=0.05, seed=0):
@@ -28,7 +28,7 @@ def test_a_curve_is_on_disk_after_each_row_and_can_be_read(tmp_path):
     for epoch in (1, 2, 3):
         log.append(epoch=epoch, loss=1 / epoch, val_accuracy=None if epoch == 2 else 0.1 * epoch)
         assert len((tmp_path / "run.csv").read_text().splitlines()) == epoch + 1
-    np.testing.assert_allclose(read_curve(tmp_path / "run.csv", "val_accuracy").values, [0.1, 0.3])
+    np.testing.assert_allclose(read_curve(tmp_path / "run.csv", "val_accuracy").values, [0.1, np.nan, 0.3])
     assert read_curve(tmp_path / "run.csv", "loss").elapsed_s is not None
 
 
@@ -113,7 +113,7 @@ def test_callbacks_of_frameworks_name_what_is_missing(tmp_path):
         try:
             __import__(package)
         except ModuleNotFoundError:
-            with pytest.raises(MissingExtraError, match=package):
+            with pytest.raises(UsageError, match=package):
                 make(tmp_path / "run.csv")
 
 

@@ -87,7 +87,7 @@ def test_a_finished_run_cut_early_stands_beside_what_came(tmp_path):
     assert plot.stat().st_size > 10_000
     page = invoke("forecast", str(path), *TARGET, "--cut", "0.3").stdout
     assert "accuracy as it came" in page
-    assert "epoch of the target as it came" in page
+    assert "target as it came" in page
 
 
 def test_what_comes_after_the_cut_is_not_seen(tmp_path):
@@ -208,8 +208,9 @@ def test_a_back_test_prints_errors_and_coverage_and_its_figures_can_be_used(stor
 
 
 def test_folders_and_figures_that_are_none(tmp_path, run_file):
+    (tmp_path / "empty").mkdir()
     assert "which is none" in refused("--evaluate", tmp_path / "none", status=1)
-    assert "holds no CSV" in refused("--evaluate", tmp_path / "", status=1)
+    assert "holds no CSV" in refused("--evaluate", tmp_path / "empty", status=1)
     assert "back-test figures" in refused(run_file, "--backtest", run_file, status=1)
 
 

@@ -157,8 +157,8 @@ def test_the_unknown_next_run_widens_both_tails():
 
 def test_weights_add_up_and_follow_the_errors():
     names = list(PRIORS[Tier.SCHEDULE])
-    good = member_weights(names, Tier.SCHEDULE, {"annealing": 0.01, "best so far": 0.1, "stored falls": 0.1})
-    bad = member_weights(names, Tier.SCHEDULE, {"annealing": 0.2, "best so far": 0.1, "stored falls": 0.1})
+    good = member_weights(names, Tier.SCHEDULE, {"annealing": 0.01, "plateau": 0.1, "stored falls": 0.1})
+    bad = member_weights(names, Tier.SCHEDULE, {"annealing": 0.2, "plateau": 0.1, "stored falls": 0.1})
     assert sum(good.values()) == pytest.approx(1)
     assert good["annealing"] > bad["annealing"]
     unknown = member_weights(names, Tier.SCHEDULE, {})

@@ -34,6 +34,7 @@ TestSiblings = contract("siblings", scale_tolerance=0.2)  # its smallest spread 
 TestScaledSiblings = contract("scaled siblings", scale_tolerance=0.2)  # the ridge is to a scale of one
 TestStoredFalls = contract("stored falls")
 TestBestSoFar = contract("best so far")
+TestPlateau = contract("plateau")
 TestLastValue = contract("last value")
 
 
@@ -133,7 +134,7 @@ def test_stored_falls_promise_no_rise_and_end_where_the_run_ends():
     question = prefix(30)
     path = path_of("stored falls", question)
     assert np.all(np.diff(path[30:]) <= 1e-12)
-    assert path[-1] <= question.best
+    assert path[-1] <= question.plateau
 
 
 @settings(max_examples=40, deadline=None)

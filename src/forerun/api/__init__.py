@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from forerun.api.backtests import Backtest, backtest, backtest_reference
     from forerun.api.calibration import Calibration, calibrate
     from forerun.api.composition import CompositionRun, measure_composition, recorded_compositions
+    from forerun.api.configurations import TradeOff, trade_off
     from forerun.api.convergence_tables import (
         BatchForecast,
         NetworkForecast,
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     )
     from forerun.api.curves import TrainedCurve, measure_curve
     from forerun.api.forecasting import RunForecast, forecast
+    from forerun.api.frameworks import keras_parity
+    from forerun.api.loading import LoaderRun, measure_loader
     from forerun.api.measurement import (
         MeasurementRun,
         measure_grid,
@@ -46,7 +49,7 @@ if TYPE_CHECKING:
     from forerun.api.scheduling import Schedule, schedule, schedule_trace
     from forerun.api.speeds import ServerCurve, SpeedFit, fit_speed, scale_servers
     from forerun.api.suite import SuiteRun, measure_suite
-    from forerun.api.trade_off import TradeOff, trade_off
+    from forerun.api.time_estimator import time_estimator
 
 __all__ = [
     "Backtest",
@@ -54,6 +57,7 @@ __all__ = [
     "Calibration",
     "CompositionRun",
     "Evaluation",
+    "LoaderRun",
     "MeasurementRun",
     "NetworkForecast",
     "RunForecast",
@@ -77,12 +81,14 @@ __all__ = [
     "forecast_batches",
     "forecast_networks",
     "kept_model_names",
+    "keras_parity",
     "load_trained_model",
     "measure_composition",
     "measure_curve",
     "measure_grid",
     "measure_layers",
     "measure_link",
+    "measure_loader",
     "measure_model",
     "measure_suite",
     "model_names",
@@ -98,6 +104,7 @@ __all__ = [
     "schedule",
     "schedule_trace",
     "sweep",
+    "time_estimator",
     "trace_model",
     "trade_off",
 ]
@@ -108,6 +115,7 @@ _MODULES = {
     "Calibration": "calibration",
     "CompositionRun": "composition",
     "Evaluation": "prediction",
+    "LoaderRun": "loading",
     "MeasurementRun": "measurement",
     "NetworkForecast": "convergence_tables",
     "RunForecast": "forecasting",
@@ -117,7 +125,7 @@ _MODULES = {
     "SpeedFit": "speeds",
     "SuiteRun": "suite",
     "Sweep": "prediction",
-    "TradeOff": "trade_off",
+    "TradeOff": "configurations",
     "TrainedCurve": "curves",
     "backtest": "backtests",
     "backtest_reference": "backtests",
@@ -131,12 +139,14 @@ _MODULES = {
     "forecast_batches": "convergence_tables",
     "forecast_networks": "convergence_tables",
     "kept_model_names": "models",
+    "keras_parity": "frameworks",
     "load_trained_model": "regressors",
     "measure_composition": "composition",
     "measure_curve": "curves",
     "measure_grid": "measurement",
     "measure_layers": "measurement",
     "measure_link": "measurement",
+    "measure_loader": "loading",
     "measure_model": "measurement",
     "measure_suite": "suite",
     "model_names": "models",
@@ -152,8 +162,9 @@ _MODULES = {
     "schedule": "scheduling",
     "schedule_trace": "scheduling",
     "sweep": "prediction",
+    "time_estimator": "time_estimator",
     "trace_model": "models",
-    "trade_off": "trade_off",
+    "trade_off": "configurations",
 }
 
 

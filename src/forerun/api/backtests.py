@@ -82,11 +82,8 @@ def backtest_reference(save: str | Path | None = None) -> str:
         RecordError: The public tables were not found.
     """
     from forerun.evaluation.forecast_section import forecast_section
-    from forerun.evaluation.forecast_study import save_shipped_table
     from forerun.evaluation.reference_run import forecast_figures
     from forerun.evaluation.reference_tables import require_reference_folder
 
     folder = require_reference_folder()
-    if save is not None:
-        save_shipped_table(folder, Path(save))
-    return forecast_section(forecast_figures(folder))
+    return forecast_section(forecast_figures(folder, None if save is None else Path(save)))

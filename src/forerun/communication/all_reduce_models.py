@@ -225,11 +225,16 @@ def ring_model() -> PriorForm:
 
 
 class AveragedModel:
-    """Geometric mean of several models: their errors on unseen sizes differ, so that the mean errs less than each."""
+    """Geometric mean of several models: their errors on unseen sizes differ, so that the mean errs less than each.
 
-    def __init__(self, models: Sequence[SpeedModel] | None = None) -> None:
+    Args:
+        models: The models; Pollux' form and ours if None.
+        name: Name of the mean.
+    """
+
+    def __init__(self, models: Sequence[SpeedModel] | None = None, name: str = "average") -> None:
         self._models = tuple(models) if models is not None else (pollux_model(), ring_model())
-        self.name = "average"
+        self.name = name
 
     def fit(self, points: Sequence[SpeedPoint]) -> FittedSpeed:
         """Fits each; the interval is the mean of theirs, widened by how much they disagree."""

@@ -25,6 +25,8 @@ from forerun.errors import InvalidSetupError
 
 __all__ = ["HostAndDevice", "mirrored_step_s", "split_host_and_device"]
 
+_USUAL_SCATTER = 0.05
+"""Logarithmic errors beyond this pull linearly: a run that was disturbed says little."""
 SHARPNESS = 4.0
 """Exponent of the soft maximum: at equal times the step is 19 % longer than either."""
 
@@ -80,10 +82,10 @@ def mirrored_step_s(
 def split_host_and_device(batch_sizes: Sequence[float], steps_s: Sequence[float]) -> HostAndDevice:
     """Host, fixed and per-sample time of a network from its steps on one device.
 
-    Minimises the squared logarithmic error of max(H, D_0 + s b) with all three at least zero. At least three batch
-    sizes are needed; where the step grows with the batch from the smallest on, H is only bounded above, and the fit
-    takes the smallest
-    that explains the steps as well as any: what is not seen to be the host's is the device's.
+    Minimises the logarithmic error, squared where it is small, of max(H, D_0 + s b) with all three at least zero. At
+    least three batch sizes are needed. Where the step grows with the batch from the smallest on, H is only bounded
+    above, and the fit takes the smallest that explains the steps as well as any: what is not seen to be the host's is
+    the device's.
 
     Args:
         batch_sizes: Samples of one device.
@@ -109,7 +111,9 @@ def split_host_and_device(batch_sizes: Sequence[float], steps_s: Sequence[float]
         return np.append(np.log(found / steps), 1e-3 * at[0])
 
     starts = [(h * smallest, f * smallest, slope) for h in (0.1, 0.9) for f in (0.05, 0.9)]
-    fits = [least_squares(residual, np.log(start)) for start in starts]
+    fits = [
+        least_squares(residual, np.log(start), loss="soft_l1", f_scale=_USUAL_SCATTER) for start in starts
+    ]
     best = min(fits, key=lambda fit: fit.cost)
     host_s, fixed_s, per_sample_s = (float(value) for value in np.exp(best.x))
     return HostAndDevice(host_s=host_s, device_fixed_s=fixed_s, device_per_sample_s=per_sample_s)

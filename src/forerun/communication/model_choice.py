@@ -8,14 +8,23 @@ from functools import partial
 
 import numpy as np
 
-from forerun.communication.all_reduce_models import ALL_REDUCE_MODELS
-from forerun.communication.server_models import SERVER_MODELS
+from forerun.communication.all_reduce_models import ALL_REDUCE_MODELS, AveragedModel
+from forerun.communication.log_quadratic import LogQuadraticModel
+from forerun.communication.server_models import OptimusModel
 from forerun.communication.smoothing import SmoothedModel
 from forerun.communication.speed_models import FittedSpeed, SpeedModel
 from forerun.communication.speed_points import SpeedPoint, refuse_too_few
 from forerun.errors import InvalidSetupError
 
-__all__ = ["SpeedChoice", "choose_speed_model", "left_out_errors", "models_for"]
+__all__ = ["SERVER_MODELS", "SpeedChoice", "choose_speed_model", "left_out_errors", "models_for"]
+
+SERVER_MODELS: dict[str, Callable[[], SpeedModel]] = {
+    "optimus-synchronous": OptimusModel,
+    "optimus-asynchronous": partial(OptimusModel, synchronous=False),
+    "log-quadratic": LogQuadraticModel,
+    "server-average": lambda: AveragedModel((OptimusModel(), LogQuadraticModel()), "server-average"),
+}
+"""Models of parameter-server training by name."""
 
 _MOST_FOLDS = 10
 _LEAST_POINTS = 2

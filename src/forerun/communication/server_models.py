@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from forerun.communication.nonnegative import fit_relative
 from forerun.communication.parameter_server import asynchronous_terms, synchronous_terms
-from forerun.communication.speed_models import FittedSpeed, SpeedModel
+from forerun.communication.speed_models import FittedSpeed
 from forerun.communication.speed_points import SpeedPoint, refuse_too_few
 from forerun.errors import InvalidSetupError
 
-__all__ = ["SERVER_MODELS", "OptimusModel", "server_columns"]
+__all__ = ["OptimusModel", "server_columns"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -92,10 +92,3 @@ class OptimusModel:
             log_spread=fit.log_spread,
             num_freedom=max(1, len(points) - len(names)),
         )
-
-
-SERVER_MODELS: dict[str, Callable[[], SpeedModel]] = {
-    "optimus-synchronous": lambda: OptimusModel(synchronous=True),
-    "optimus-asynchronous": lambda: OptimusModel(synchronous=False),
-}
-"""Models of parameter-server training by name."""

@@ -125,6 +125,8 @@ def all_reduce_of(
     )
 
 
+_SINGLE = (Algorithm.RING, Algorithm.TREE, Algorithm.HIERARCHICAL)
+"""In one machine gloo knows its ring only, whatever is asked for."""
 _US = 1e-6
 
 
@@ -174,6 +176,12 @@ def nccl_choice(about: AllReduce, message_bytes: float) -> Choice:
 
 
 def _choices(about: AllReduce, message_bytes: float) -> list[Choice]:
+    if about.intra is LinkKind.HOST and about.num_nodes == 1:
+        # Processes of one machine speak gloo, whose ring is what a probe of their link measures.
+        time_s = ring_all_reduce_time_s(
+            message_bytes, about.num_devices, about.intra_latency_s, about.intra_bytes_per_s
+        )
+        return [Choice(algorithm=kind, protocol="gloo", time_s=time_s) for kind in _SINGLE]
     found = []
     for protocol in _PROTOCOLS:
         if about.intra not in protocol.kinds:

@@ -2,8 +2,8 @@
 
 The mixture gives the most likely path m(e), back-tests give the quantiles Q_q of (actual - forecast) / scale at some
 shares of the rest of the run. A future of rank q is the path m(e) + scale(e) Q_q(share of the rest). A target is
-reached by the best single evaluation, so the path less one standard deviation of single evaluations is what must cross
-it. Over all ranks this gives the probability of having reached it by each epoch.
+reached by the best single evaluation, so the path less the relative spread of single evaluations must cross it. Over
+all ranks this gives the probability of having reached it by each epoch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from forerun.convergence.backtest import MOST_SIBLINGS
 from forerun.convergence.backtest_table import FEWEST_RUNS, HORIZONS, LEVELS, BacktestTable
-from forerun.convergence.cleaning import CleanCurve, clean, evaluation_noise
+from forerun.convergence.cleaning import CleanCurve, clean
 from forerun.convergence.curve import FINAL_SHARE, Curve, ErrorScale, Floats, error_scale
 from forerun.convergence.forecaster import Prefix
 from forerun.convergence.mixture import Mixture, Tier, mixture, tier_of
@@ -331,8 +331,8 @@ def _answer(
     probability = np.zeros(len(to_come))
     times = (float("inf"),) * 3
     if target is not None and reached is None:
-        noise = evaluation_noise(prefix.errors)
-        probability, times = _target_times(futures - noise, to_come, scale, target, curve)
+        lucky = futures * (1 - prefix.noise)
+        probability, times = _target_times(lucky, to_come, scale, target, curve)
     elif reached is not None:
         probability, times = np.ones(len(to_come)), (reached,) * 3
     return CurveForecast(

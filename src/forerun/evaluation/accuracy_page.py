@@ -49,6 +49,9 @@ class AccuracyPage:
         pytorch_memory: Some of the brackets, with the peaks of PyTorch's ``MemTracker``.
         transformer_verdicts: Memory verdicts on transformers.
         own_records: The section about forerun's own measurements.
+        choices: The section about choosing a device.
+        energy: The section about energy under power limits.
+        scaling: The section about several devices.
         transformer_parts_s: Measured forward and backward time of the transformer rows, by row.
         forecasts: Studies of learning curves.
         schedule: Policies, placement and times of the scheduler.
@@ -71,6 +74,9 @@ class AccuracyPage:
     forecasts: ForecastFigures
     schedule: ScheduleResults
     own_records: str
+    choices: str
+    energy: str
+    scaling: str
 
     def as_markdown(self) -> str:
         """The page."""
@@ -90,6 +96,9 @@ class AccuracyPage:
             self._memory(),
             forecast_section(self.forecasts),
             schedule_section(self.schedule),
+            self.choices,
+            self.energy,
+            self.scaling,
             self.own_records,
             self._skipped(),
         ]

@@ -11,6 +11,7 @@ from forerun.convergence.backtest_summary import Backtest
 from forerun.convergence.mixture import Tier
 from forerun.evaluation.batch_study import BatchRow, BatchStudy, SystemCStudy
 from forerun.evaluation.forecast_study import ForecastStudy
+from forerun.evaluation.own_curves import BATCH_TARGET, CUT, TARGET, OwnBatches, OwnCurves
 
 __all__ = ["ForecastFigures", "forecast_section"]
 
@@ -34,6 +35,7 @@ class ForecastFigures:
     curves: ForecastStudy
     batches: BatchStudy
     system_c: SystemCStudy
+    own: OwnCurves
 
 
 def forecast_section(figures: ForecastFigures) -> str:
@@ -47,6 +49,7 @@ def forecast_section(figures: ForecastFigures) -> str:
         _targets(study),
         _batches(figures.batches),
         _system_c(figures.system_c),
+        _own(figures.own),
     ]
     return "\n".join(parts)
 
@@ -192,6 +195,49 @@ def _system_c(study: SystemCStudy) -> str:
         f"device does not matter: F = {f_value:.2f} in a two-way analysis of variance of log epochs, with {limit:.2f} "
         "as the 5 % limit.\n"
     )
+
+
+def _own(own: OwnCurves) -> str:
+    rows = []
+    for row in own.rows:
+        final, (p10, p50, p90) = row.forecast.final, row.forecast.epochs_to_target
+        reached = row.outcome.reached_epoch
+        rows.append(
+            (
+                row.name,
+                row.tier,
+                f"{final.value:.3f} ({final.low_90:.3f} to {final.high_90:.3f})",
+                f"{row.outcome.final_value:.3f}",
+                "already"
+                if row.forecast.reached_epoch
+                else f"{_epoch(p50)} ({_epoch(p10)} to {_epoch(p90)})",
+                "never" if reached is None else f"{reached:.0f}",
+            )
+        )
+    header = ("run", "known", "end, forecast (90 %)", "end, came", "epoch of the target (p10 to p90)", "came")
+    return (
+        f"### Own runs\n\nA small ResNet trained here (`{own.command}`), forecast after {CUT:.0%} of its 60 epochs "
+        f"with nothing fitted to it; target {TARGET}. History: the three other runs.\n\n"
+        + _table(header, rows)
+        + _own_batches(own.batches)
+        + f"\nOne forecast of a curve of 100 points with all members, intervals, schedule and five sibling runs, and "
+        f"one more without the siblings: {1000 * own.forecast_time_s:.0f} ms together, warm.\n"
+    )
+
+
+def _own_batches(batches: OwnBatches) -> str:
+    noise = ", ".join(f"{size:.0f}" for size in batches.noise_batch_sizes)
+    error = abs(batches.predicted_steps / batches.actual_steps - 1)
+    return (
+        f"\nSteps to {BATCH_TARGET} at batch {batches.batch_size} from those at smaller batches: "
+        f"{batches.predicted_steps:.0f} predicted, {batches.actual_steps:.0f} taken ({_percent(error)} off). The "
+        f"critical batch size of that law is {batches.critical_batch_size:.0f} images; the gradient noise scale of "
+        f"single runs says {noise}.\n"
+    )
+
+
+def _epoch(value: float) -> str:
+    return f"{value:.0f}" if np.isfinite(value) else "not by the end"
 
 
 def _mean_of_others(actual: Mapping[str, float], name: str) -> float:

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from scipy.optimize import nnls
 
 from forerun.communication.all_reduce_models import ALL_REDUCE_MODELS, AveragedModel
 from forerun.communication.design import propose_points
+from forerun.communication.model_choice import SERVER_MODELS
 from forerun.communication.nonnegative import fit_relative
 from forerun.communication.server_models import OptimusModel, server_columns
 from forerun.communication.smoothing import SmoothedModel
@@ -92,7 +94,12 @@ def read_placements(folder: Path) -> dict[str, list[SpeedPoint]]:
 
 
 def server_study(folder: Path, num_points: int = 10, num_splits: int = 40) -> FewPoints:
-    """Held-out errors on parameter servers: our fit, plain least squares, linear scaling, and designed points."""
+    """Held-out errors on parameter servers.
+
+    Methods: "forerun" (mean of Optimus' form and a surface, residuals carried on), "form" (Optimus' form alone with
+    its residuals), "relative" and "plain" (least squares on relative and on absolute error), "linear" (speed in
+    proportion to workers), and "designed": "form" at points that were proposed instead of drawn.
+    """
     jobs = read_server_points(folder)
     found: dict[tuple[str, str, int], float] = {}
     inside: list[float] = []
@@ -105,6 +112,8 @@ def server_study(folder: Path, num_points: int = 10, num_splits: int = 40) -> Fe
             fit = _smoothed_servers().fit(train)
             measured = np.asarray([point.measured_s for point in test])
             collected.setdefault("forerun", []).append(_error(fit.step_s(test), measured))
+            form = _smoothed_form().fit(train).step_s(test)
+            collected.setdefault("form", []).append(_error(form, measured))
             collected.setdefault("relative", []).append(
                 _error(OptimusModel().fit(train).step_s(test), measured)
             )
@@ -117,7 +126,7 @@ def server_study(folder: Path, num_points: int = 10, num_splits: int = 40) -> Fe
             train, test = _split(points, designed)
             measured = np.asarray([point.measured_s for point in test])
             collected.setdefault("designed", []).append(
-                _error(_smoothed_servers().fit(train).step_s(test), measured)
+                _error(_smoothed_form().fit(train).step_s(test), measured)
             )
         found |= {(method, job, num_points): float(np.mean(values)) for method, values in collected.items()}
     return FewPoints(
@@ -129,6 +138,11 @@ def server_study(folder: Path, num_points: int = 10, num_splits: int = 40) -> Fe
 
 
 def _smoothed_servers() -> SpeedModel:
+    return SmoothedModel(SERVER_MODELS["server-average"], "server-average-smoothed")
+
+
+def _smoothed_form() -> SpeedModel:
+    """The form the design is made for."""
     return SmoothedModel(OptimusModel, "optimus-synchronous-smoothed")
 
 
@@ -146,8 +160,6 @@ def _plain(train: Sequence[SpeedPoint], test: Sequence[SpeedPoint]) -> Floats:
     batch = train[0].batch_size_global
     columns = server_columns(train, synchronous=True, batch=batch)
     times = np.asarray([point.measured_s for point in train])
-    from scipy.optimize import nnls
-
     theta, _ = nnls(columns, times)
     predicted: Floats = server_columns(test, synchronous=True, batch=batch) @ theta
     return np.maximum(predicted, 1e-9)

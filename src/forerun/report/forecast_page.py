@@ -70,8 +70,8 @@ def _add_outcome(table: Table, answer: Mapping[str, Any]) -> None:
     table.add_row(f"{answer['metric']} as it came", f"{came['final_value']:.4g}", "", inside)
     if answer["target"] is not None:
         reached = came["reached_epoch"]
-        words = "never" if reached is None else f"{reached:,.1f}"
-        table.add_row(f"{answer['unit']} of the target as it came", words, "", "")
+        words = "never" if reached is None else f"{answer['unit']} {reached:g}"
+        table.add_row("target as it came", words, "", "")
 
 
 def _add_target(table: Table, answer: Mapping[str, Any]) -> None:
