@@ -17,7 +17,7 @@ from forerun.evaluation.memory_study import Bracket, TransformerVerdicts, bracke
 from forerun.evaluation.op_time_fit import OTHER_IMPLEMENTATION
 from forerun.evaluation.op_time_studies import DeviceResult, HeldOut, joined
 from forerun.evaluation.runtime_study import TRACKED_METHODS, RuntimeRow
-from forerun.evaluation.schedule_page import schedule_section
+from forerun.evaluation.schedule_page import schedule_section, schedule_summary
 from forerun.evaluation.schedule_study import ScheduleResults
 from forerun.regressors.evaluation import ErrorMetrics, errors
 from forerun.workload.setup import Phase
@@ -343,6 +343,7 @@ class AccuracyPage:
                 f"{100 * replay.verdicts_right:.1f} % of verdicts right",
                 f"16 bytes per parameter {100 * rule.verdicts_right:.0f} %",
             ),
+            schedule_summary(self.schedule),
         ]
         return f"Made on {self.date}.\n\n" + markdown_table(("question", "forerun", "beside it"), rows)
 
