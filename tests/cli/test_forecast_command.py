@@ -159,6 +159,7 @@ def test_questions_that_must_be_changed(run_file, tmp_path):
     assert "both the model and the device" in refused(run_file, "--model", "cifar-resnet:8")
     assert "needs its dataset" in refused(run_file, "--model", "cifar-resnet:8", "--on", "t4")
     assert "a plot must end in" in refused(run_file, "--plot", tmp_path / "plot.txt")
+    assert "--plot draws" in refused("--batches", run_file, "--plot", tmp_path / "plot.png")
     assert "above zero" in refused(run_file, "--watch", "--every-s", "0")
     assert "cannot be read" in refused(tmp_path / "none.csv", status=1)
 
@@ -195,7 +196,9 @@ def stored_runs(tmp_path):
 
 def test_a_back_test_prints_errors_and_coverage_and_its_figures_can_be_used(stored_runs, run_file, tmp_path):
     figures = tmp_path / "figures.json"
-    told = asked("--evaluate", stored_runs, "--save", figures)
+    plot = tmp_path / "errors.png"
+    told = asked("--evaluate", stored_runs, "--save", figures, "--plot", plot)
+    assert plot.stat().st_size > 10_000
     assert told["num_runs"] == 9
     assert told["num_jobs"] == 3
     assert told["errors"]["siblings"]["0.3"] < told["errors"]["best so far"]["0.3"]
