@@ -71,6 +71,15 @@ def test_schedule_and_history_are_used(run_file, tmp_path):
     assert told["end_epoch"] == 100
 
 
+def test_a_run_is_not_its_own_history(tmp_path):
+    folder = tmp_path / "history"
+    folder.mkdir()
+    made_run(folder / "other.csv", 100, seed=1)
+    alone = asked(made_run(tmp_path / "run.csv", 100), "--cut", "0.3", "--history", folder)
+    inside = asked(made_run(folder / "run.csv", 100), "--cut", "0.3", "--history", folder)
+    assert alone["points"] == inside["points"]
+
+
 def test_a_finished_run_cut_early_stands_beside_what_came(tmp_path):
     path = made_run(tmp_path / "whole.csv", 100)
     plot = tmp_path / "plot.png"
@@ -233,7 +242,7 @@ def test_configurations_are_compared_by_time_and_value(tmp_path):
     assert rows[0]["end_time_s"]["value"] == pytest.approx(100 * rows[0]["epoch_time_s"]["value"])
     assert rows[0]["cost_usd"] == pytest.approx(rows[0]["end_time_s"]["value"] / 3600)
     assert plot.stat().st_size > 10_000
-    assert "Pareto" in invoke("forecast", "--trade-off", str(table)).stdout
+    assert "beats those with a star" in invoke("forecast", "--trade-off", str(table)).stdout
     table.write_text("name,run\nx,y\n")
     assert "model, device missing" in refused("--trade-off", table, status=1)
 
