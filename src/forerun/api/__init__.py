@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from forerun.api.backtests import Backtest, backtest, backtest_reference
+    from forerun.api.backtests import Backtest, ReferenceBacktest, backtest, backtest_reference
     from forerun.api.calibration import Calibration, calibrate
     from forerun.api.composition import CompositionRun, measure_composition, recorded_compositions
     from forerun.api.configurations import TradeOff, trade_off
@@ -61,6 +61,7 @@ __all__ = [
     "LoaderRun",
     "MeasurementRun",
     "NetworkForecast",
+    "ReferenceBacktest",
     "RunForecast",
     "ScaleCurve",
     "Schedule",
@@ -120,6 +121,7 @@ _MODULES = {
     "LoaderRun": "loading",
     "MeasurementRun": "measurement",
     "NetworkForecast": "convergence_tables",
+    "ReferenceBacktest": "backtests",
     "RunForecast": "forecasting",
     "ScaleCurve": "scaling",
     "Schedule": "scheduling",

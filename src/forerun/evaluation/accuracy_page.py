@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.evaluation.corpus import SkippedModel
-from forerun.evaluation.forecast_section import ForecastFigures, forecast_section
+from forerun.evaluation.forecast_section import ForecastFigures, forecast_section, forecast_summary_row
 from forerun.evaluation.interval_laws import IntervalCheck, check_law
 from forerun.evaluation.layer_study import LayerResult
 from forerun.evaluation.markdown import error_cells, markdown_table
@@ -344,6 +344,7 @@ class AccuracyPage:
                 f"16 bytes per parameter {100 * rule.verdicts_right:.0f} %",
             ),
             schedule_summary(self.schedule),
+            forecast_summary_row(self.forecasts),
         ]
         return f"Made on {self.date}.\n\n" + markdown_table(("question", "forerun", "beside it"), rows)
 

@@ -16,15 +16,14 @@ import numpy as np
 
 from forerun.convergence.backtest import (
     CutResult,
-    HeldOutForecast,
     cut_results,
-    leave_jobs_out,
     mean_errors,
     summarise,
 )
 from forerun.convergence.backtest_summary import Backtest, summary_of
 from forerun.convergence.backtest_table import save_table
 from forerun.convergence.curve import Floats, final_error
+from forerun.convergence.held_out import HeldOutForecast, leave_jobs_out
 from forerun.convergence.mixture import Tier
 from forerun.evaluation.curve_tables import CURVE_TABLES, read_all_curves
 
