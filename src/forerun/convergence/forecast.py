@@ -19,7 +19,14 @@ from forerun.convergence.backtest_table import FEWEST_RUNS, BacktestTable
 from forerun.convergence.cleaning import CleanCurve, clean
 from forerun.convergence.curve import FINAL_SHARE, Curve, ErrorScale, Floats, error_scale
 from forerun.convergence.forecaster import Prefix
-from forerun.convergence.futures import RANKS, between_rows, quantile_curves, target_times
+from forerun.convergence.futures import (
+    RANKS,
+    TargetTimes,
+    between_rows,
+    futures_of,
+    stored_quantiles,
+    target_times,
+)
 from forerun.convergence.mixture import Mixture, Tier, mixture, tier_of
 from forerun.convergence.schedule import Schedule
 from forerun.convergence.target import Target
@@ -64,6 +71,7 @@ class CurveForecast:
         reached_epoch: First epoch at which it was reached already, or None.
         probability: That it will have been reached at each point to come, (m,).
         epochs_to_target: Epoch by which it is reached with probability 0.1, 0.5 and 0.9; infinite if not by the end.
+        likely_epoch: The epoch to the target whose expected relative error is least; infinite if not by the end.
         notes: What a reader must know.
     """
 
@@ -85,6 +93,7 @@ class CurveForecast:
     reached_epoch: float | None
     probability: Floats
     epochs_to_target: tuple[float, float, float]
+    likely_epoch: float
     notes: tuple[str, ...]
 
     @property
@@ -290,7 +299,7 @@ def _answer(
 ) -> CurveForecast:
     seen = prefix.num_seen
     to_come = prefix.epochs[seen:]
-    futures = np.maximum(mix.errors[seen:] + mix.scale[seen:] * quantile_curves(tier, table, prefix), 0.0)
+    futures = futures_of(mix, prefix, stored_quantiles(tier, table, prefix.progress))
     order = slice(None, None, -1) if curve.is_rising else slice(None)
     ranked = scale.values(futures)[order]  # ascending in the metric
 
@@ -299,14 +308,14 @@ def _answer(
     ends = dict(zip(levels, rows, strict=True))
     values = scale.values(mix.errors[seen:])
     width = max(1, round(FINAL_SHARE * len(prefix.epochs)))
-    probability = np.zeros(len(to_come))
-    times = (float("inf"),) * 3
+    never = float("inf")
+    times = TargetTimes(probability=np.zeros(len(to_come)), epochs=(never,) * 3, likely_epoch=never)
     if target is not None and reached is None:
         now = (float(curve.epochs[-1]), float(scale.errors(_best(curve))))
         lucky = futures * (1 - prefix.noise)
-        probability, times = target_times(lucky, to_come, float(scale.errors(target.value)), now)
+        times = target_times(lucky, to_come, float(scale.errors(target.value)), now)
     elif reached is not None:
-        probability, times = np.ones(len(to_come)), (reached,) * 3
+        times = TargetTimes(probability=np.ones(len(to_come)), epochs=(reached,) * 3, likely_epoch=reached)
     return CurveForecast(
         curve=curve,
         epochs=to_come,
@@ -329,8 +338,9 @@ def _answer(
         num_runs=table.num_runs(tier, prefix.progress),
         target=target,
         reached_epoch=reached,
-        probability=probability,
-        epochs_to_target=times,
+        probability=times.probability,
+        epochs_to_target=times.epochs,
+        likely_epoch=times.likely_epoch,
         notes=tuple(notes),
     )
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from forerun.convergence.backtest import CutResult, mean_errors, mixed, summarise, tiers_of
-from forerun.convergence.backtest_table import HORIZONS, LEVELS, BacktestTable
+from forerun.convergence.backtest_table import LEVELS, BacktestTable
 from forerun.convergence.curve import Floats
+from forerun.convergence.futures import stored_quantiles
 from forerun.convergence.mixture import Mixture, Tier
 
 __all__ = ["HeldOutForecast", "leave_jobs_out"]
@@ -25,7 +26,7 @@ class HeldOutForecast:
         forecast: Final error forecast.
         low_90, high_90, low_80, high_80: Its intervals.
         mix: The mixture.
-        median_path: Its errors moved to the middle of the calibrated futures, (n,).
+        quantiles: Of the scaled residual, (horizons, levels).
     """
 
     result: CutResult
@@ -36,7 +37,7 @@ class HeldOutForecast:
     low_80: float
     high_80: float
     mix: Mixture
-    median_path: Floats
+    quantiles: Floats
 
     @property
     def actual(self) -> float:
@@ -77,15 +78,5 @@ def _held_out(result: CutResult, tier: Tier, table: BacktestTable) -> HeldOutFor
         low_80=low_80,
         high_80=high_80,
         mix=mix,
-        median_path=_median_path(result, mix, table.quantiles(tier, result.cut) if table.has(tier) else None),
+        quantiles=stored_quantiles(tier, table, result.cut),
     )
-
-
-def _median_path(result: CutResult, mix: Mixture, quantiles: Floats | None) -> Floats:
-    if quantiles is None:
-        return mix.errors
-    epochs, seen = result.prefix.epochs, result.prefix.num_seen
-    middle = np.asarray([np.interp(0.5, LEVELS, row) for row in quantiles])
-    share = (epochs - epochs[seen - 1]) / (epochs[-1] - epochs[seen - 1])
-    moved = np.interp(share, (0.0, *HORIZONS), (0.5 * middle[0], *middle))
-    return np.asarray(np.where(share > 0, mix.errors + mix.scale * moved, mix.errors), dtype=float)

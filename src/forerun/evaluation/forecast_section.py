@@ -144,7 +144,8 @@ def _targets(study: ForecastStudy) -> str:
     )
     return (
         "### Epochs to a target\n\nEpochs to 98 % of the whole fall, `adaptdl_validation_curves`: |predicted / actual "
-        "- 1| where the target still lies ahead. Hard for everyone: the answer always comes as a range.\n\n"
+        "- 1| where the target still lies ahead; ours is the likely epoch of the "
+        "answer. Hard for everyone: the answer always comes as a range.\n\n"
         + _table(header, [*rows, earlier])
     )
 
@@ -212,7 +213,7 @@ def _system_c(study: SystemCStudy) -> str:
 def _own(own: OwnCurves) -> str:
     rows = []
     for row in own.rows:
-        final, (p10, p50, p90) = row.forecast.final, row.forecast.epochs_to_target
+        final, (p10, _, p90) = row.forecast.final, row.forecast.epochs_to_target
         reached = row.outcome.reached_epoch
         rows.append(
             (
@@ -222,7 +223,7 @@ def _own(own: OwnCurves) -> str:
                 f"{row.outcome.final_value:.3f}",
                 "already"
                 if row.forecast.reached_epoch
-                else f"{_epoch(p50)} ({_epoch(p10)} to {_epoch(p90)})",
+                else f"{_epoch(row.forecast.likely_epoch)} ({_epoch(p10)} to {_epoch(p90)})",
                 "never" if reached is None else f"{reached:.0f}",
             )
         )
