@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from forerun.api.composition import CompositionRun, measure_composition, recorded_compositions
     from forerun.api.curves import TrainedCurve, measure_curve
     from forerun.api.forecasting import Backtest, RunForecast, TradeOff, backtest, forecast, trade_off
-    from forerun.api.frameworks import keras_parity
+    from forerun.api.frameworks import keras_parity, stack_study
     from forerun.api.measurement import MeasurementRun, measure_grid, measure_layers, measure_model
     from forerun.api.planning import plan, read_accuracies
     from forerun.api.prediction import (
@@ -64,6 +64,7 @@ __all__ = [
     "read_accuracies",
     "recorded_compositions",
     "save_trained_model",
+    "stack_study",
     "sweep",
     "trade_off",
 ]
@@ -101,6 +102,7 @@ _MODULES = {
     "read_accuracies": "planning",
     "recorded_compositions": "composition",
     "save_trained_model": "regressors",
+    "stack_study": "frameworks",
     "sweep": "prediction",
     "trade_off": "forecasting",
 }

@@ -46,6 +46,7 @@ class AccuracyPage:
         pytorch_memory: Some of the brackets, with the peaks of PyTorch's ``MemTracker``.
         transformer_verdicts: Memory verdicts on transformers.
         own_records: The section about forerun's own measurements.
+        stack: The section about Keras and TensorFlow.
         transformer_parts_s: Measured forward and backward time of the transformer rows, by row.
     """
 
@@ -64,6 +65,7 @@ class AccuracyPage:
     transformer_verdicts: TransformerVerdicts
     transformer_parts_s: Mapping[str, tuple[float, float]]
     own_records: str
+    stack: str
 
     def as_markdown(self) -> str:
         """The page."""
@@ -82,6 +84,7 @@ class AccuracyPage:
             self._intervals(),
             self._memory(),
             self.own_records,
+            self.stack,
             self._skipped(),
         ]
         return "\n".join(sections)
