@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     )
     from forerun.api.curves import TrainedCurve, measure_curve
     from forerun.api.forecasting import RunForecast, forecast
-    from forerun.api.frameworks import keras_parity
+    from forerun.api.frameworks import keras_parity, stack_study
     from forerun.api.loading import LoaderRun, measure_loader
     from forerun.api.measurement import (
         MeasurementRun,
@@ -106,6 +106,7 @@ __all__ = [
     "scale_servers",
     "schedule",
     "schedule_trace",
+    "stack_study",
     "sweep",
     "time_estimator",
     "trace_model",
@@ -166,6 +167,7 @@ _MODULES = {
     "scale_servers": "speeds",
     "schedule": "scheduling",
     "schedule_trace": "scheduling",
+    "stack_study": "frameworks",
     "sweep": "prediction",
     "time_estimator": "time_estimator",
     "trace_model": "models",

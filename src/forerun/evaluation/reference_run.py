@@ -57,6 +57,7 @@ from forerun.evaluation.reference_tables import ReferenceSteps, read_reference_s
 from forerun.evaluation.runtime_study import RuntimeRow, runtime_study, tracker_study
 from forerun.evaluation.scaling_page import scaling_digest, scaling_section
 from forerun.evaluation.schedule_study import schedule_study
+from forerun.evaluation.stack_study import stack_markdown, stack_study
 from forerun.prediction.estimate import Provenance
 from forerun.records.reference import read_timm_train
 from forerun.records.reference_transformers import read_neusight_e2e
@@ -144,6 +145,7 @@ def run_reference(quick: bool = False) -> AccuracyPage:
             lambda: own_records_section(published_compositions(folder)),
         ),
         scaling=_kept(f"scaling {scaling_digest()}", quick, lambda: scaling_section(folder, quick)),
+        stack=_kept("software stack", quick, lambda: stack_markdown(stack_study(folder))),
         choices=_choices(folder, steps, devices, quick),
         energy=energy_section(_kept("energy", quick, lambda: _energy(folder))),
     )
