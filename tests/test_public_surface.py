@@ -37,10 +37,13 @@ PUBLIC_NAMES = [
     "Plan",
     "Sweep",
     "TradeOff",
+    "TuneResult",
     "UsageError",
     "__version__",
+    "apply",
     "backtest",
     "calibrate",
+    "compare",
     "describe_host",
     "evaluate",
     "find_device",
@@ -58,9 +61,12 @@ PUBLIC_NAMES = [
     "predict",
     "predict_epoch_time",
     "predict_time",
+    "profile",
     "save_trained_model",
     "sweep",
     "trade_off",
+    "tune",
+    "tune_scenarios",
 ]
 
 

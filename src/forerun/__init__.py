@@ -22,8 +22,11 @@ if TYPE_CHECKING:
         SuiteRun,
         Sweep,
         TradeOff,
+        TuneResult,
+        apply,
         backtest,
         calibrate,
+        compare,
         evaluate,
         fit_regressor,
         forecast,
@@ -38,9 +41,12 @@ if TYPE_CHECKING:
         predict,
         predict_epoch_time,
         predict_time,
+        profile,
         save_trained_model,
         sweep,
         trade_off,
+        tune,
+        tune_scenarios,
     )
     from forerun.errors import FailureError, ForerunError, UsageError
     from forerun.hardware import Device, Host, describe_host, find_device, load_catalog
@@ -62,10 +68,13 @@ __all__ = [
     "SuiteRun",
     "Sweep",
     "TradeOff",
+    "TuneResult",
     "UsageError",
     "__version__",
+    "apply",
     "backtest",
     "calibrate",
+    "compare",
     "describe_host",
     "evaluate",
     "find_device",
@@ -83,9 +92,12 @@ __all__ = [
     "predict",
     "predict_epoch_time",
     "predict_time",
+    "profile",
     "save_trained_model",
     "sweep",
     "trade_off",
+    "tune",
+    "tune_scenarios",
 ]
 
 __version__ = "0.1.0"
@@ -105,9 +117,12 @@ _MODULES = {
     "SuiteRun": "forerun.api",
     "Sweep": "forerun.api",
     "TradeOff": "forerun.api",
+    "TuneResult": "forerun.api",
     "UsageError": "forerun.errors",
+    "apply": "forerun.api",
     "backtest": "forerun.api",
     "calibrate": "forerun.api",
+    "compare": "forerun.api",
     "describe_host": "forerun.hardware",
     "evaluate": "forerun.api",
     "find_device": "forerun.hardware",
@@ -125,9 +140,12 @@ _MODULES = {
     "predict": "forerun.api",
     "predict_epoch_time": "forerun.api",
     "predict_time": "forerun.api",
+    "profile": "forerun.api",
     "save_trained_model": "forerun.api",
     "sweep": "forerun.api",
     "trade_off": "forerun.api",
+    "tune": "forerun.api",
+    "tune_scenarios": "forerun.api",
 }
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         predict,
         sweep,
     )
+    from forerun.api.profiling import profile
     from forerun.api.regressors import (
         fit_regressor,
         load_trained_model,
@@ -28,11 +29,14 @@ if TYPE_CHECKING:
         predict_time,
         save_trained_model,
     )
+    from forerun.api.scenarios import tune_scenarios
     from forerun.api.suite import SuiteRun, measure_suite
+    from forerun.api.tuning import Comparison, TuneResult, apply, compare, tune
 
 __all__ = [
     "Backtest",
     "Calibration",
+    "Comparison",
     "CompositionRun",
     "Evaluation",
     "MeasurementRun",
@@ -41,8 +45,11 @@ __all__ = [
     "Sweep",
     "TradeOff",
     "TrainedCurve",
+    "TuneResult",
+    "apply",
     "backtest",
     "calibrate",
+    "compare",
     "evaluate",
     "evaluate_reference",
     "fit_op_model",
@@ -59,16 +66,20 @@ __all__ = [
     "predict",
     "predict_epoch_time",
     "predict_time",
+    "profile",
     "read_accuracies",
     "recorded_compositions",
     "save_trained_model",
     "sweep",
     "trade_off",
+    "tune",
+    "tune_scenarios",
 ]
 
 _MODULES = {
     "Backtest": "forecasting",
     "Calibration": "calibration",
+    "Comparison": "tuning",
     "CompositionRun": "composition",
     "Evaluation": "prediction",
     "MeasurementRun": "measurement",
@@ -77,8 +88,11 @@ _MODULES = {
     "Sweep": "prediction",
     "TradeOff": "forecasting",
     "TrainedCurve": "curves",
+    "TuneResult": "tuning",
+    "apply": "tuning",
     "backtest": "forecasting",
     "calibrate": "calibration",
+    "compare": "tuning",
     "evaluate": "prediction",
     "evaluate_reference": "prediction",
     "fit_op_model": "prediction",
@@ -95,11 +109,14 @@ _MODULES = {
     "predict": "prediction",
     "predict_epoch_time": "regressors",
     "predict_time": "regressors",
+    "profile": "profiling",
     "read_accuracies": "planning",
     "recorded_compositions": "composition",
     "save_trained_model": "regressors",
     "sweep": "prediction",
     "trade_off": "forecasting",
+    "tune": "tuning",
+    "tune_scenarios": "scenarios",
 }
 
 
