@@ -163,6 +163,7 @@ def main() -> None:
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = asked.folder or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
         store = asked.store or str(folder / "records.sqlite")
         for part in PARTS:
             process = multiprocessing.get_context("spawn").Process(

@@ -66,7 +66,7 @@ def test_a_model_and_layers_are_measured_and_told(tmp_path):
         (("grid", "--batch-sizes", "0"), "above zero"),
         (("grid", "--precision", "fp31"), "unknown precision 'fp31'"),
         (("grid", "--compile", "maybe"), "no, yes or no,yes"),
-        (("grid", "--dataset", "mnist"), "cifar10 or synthetic"),
+        (("grid", "--dataset", "mnist"), "cifar10, synthetic, digits"),
         (("grid", "--dataset", "synthetic", "--device", "tpu"), "cpu or cuda:N"),
         (("layers", "--kinds", "conv3d"), "unknown layer 'conv3d'"),
         (("layers", "--ranges", "narrow"), "justus, wide"),

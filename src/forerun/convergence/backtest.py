@@ -1,9 +1,9 @@
 """Forecasters tested on whole runs: cut at a share of the run, forecast, compared with what came.
 
 Results of single cuts are summarised to a table of what the package needs later: the error of each forecaster, and
-the quantiles of (actual - forecast) / scale, per tier and share of the run. Every job weighs alike, whatever its
-number of runs, because runs of one job are hardly more than one draw. Leaving a job out means leaving out all its runs,
-from errors, quantiles and the regression on stored falls alike.
+the quantiles of (actual - forecast) / scale, per tier and share of the run. In errors every job weighs alike, in
+quantiles as the root of its number of runs: runs of one job are not as many draws. Leaving a job out means leaving out
+all its runs, from errors, quantiles and the regression on stored falls alike.
 """
 
 from __future__ import annotations
@@ -268,7 +268,7 @@ def _quantiles(
     """Quantiles of a tier at a cut; with few jobs, together with the scores of the tier that every run has.
 
     Each tier's scores are in units of its own scale, so that those of a less informed tier are no worse a guess than a
-    handful of jobs: all that is borrowed weighs as much as the tier's own.
+    handful of jobs: all that is borrowed weighs about as much as the tier's own.
     """
     own = scores[tier, cut]
     own_jobs = {job for job, _ in own}
@@ -289,6 +289,7 @@ class HeldOutForecast:
         forecast: Final error forecast.
         low_90, high_90, low_80, high_80: Its intervals.
         mix: The mixture.
+        median_path: Its errors moved to the middle of the calibrated futures, (n,).
     """
 
     result: CutResult
@@ -299,6 +300,7 @@ class HeldOutForecast:
     low_80: float
     high_80: float
     mix: Mixture
+    median_path: Floats
 
     @property
     def actual(self) -> float:
@@ -339,4 +341,15 @@ def _held_out(result: CutResult, tier: Tier, table: BacktestTable) -> HeldOutFor
         low_80=low_80,
         high_80=high_80,
         mix=mix,
+        median_path=_median_path(result, mix, table.quantiles(tier, result.cut) if table.has(tier) else None),
     )
+
+
+def _median_path(result: CutResult, mix: Mixture, quantiles: Floats | None) -> Floats:
+    if quantiles is None:
+        return mix.errors
+    epochs, seen = result.prefix.epochs, result.prefix.num_seen
+    middle = np.asarray([np.interp(0.5, LEVELS, row) for row in quantiles])
+    share = (epochs - epochs[seen - 1]) / (epochs[-1] - epochs[seen - 1])
+    moved = np.interp(share, (0.0, *HORIZONS), (0.5 * middle[0], *middle))
+    return np.asarray(np.where(share > 0, mix.errors + mix.scale * moved, mix.errors), dtype=float)

@@ -1,8 +1,9 @@
 """From a curve so far to an answer: the value at the end, when a target is reached, and how sure that is.
 
 The mixture gives the most likely path m(e), back-tests give the quantiles Q_q of (actual - forecast) / scale at some
-shares of the rest of the run. A future of rank q is the path m(e) + scale(e) Q_q(share of the rest); its best so far
-reaches the target at some epoch or not. Over all ranks this gives the probability of having reached it by each epoch.
+shares of the rest of the run. A future of rank q is the path m(e) + scale(e) Q_q(share of the rest). A target is
+reached by the best single evaluation, so the path less the relative spread of single evaluations must cross it. Over
+all ranks this gives the probability of having reached it by each epoch.
 """
 
 from __future__ import annotations
@@ -292,9 +293,15 @@ def _quantile_curves(tier: Tier, table: BacktestTable, prefix: Prefix, ranks: Fl
     at_levels = np.stack(
         [np.interp(share, (0.0, *HORIZONS), np.concatenate([[0.5 * c[0]], c])) for c in stored.T]
     )
-    return np.asarray([[np.interp(r, LEVELS, column) for column in at_levels.T] for r in ranks]).reshape(
-        len(ranks), len(to_come)
-    )
+    where = np.interp(ranks, LEVELS, np.arange(len(LEVELS)))
+    return _between_rows(at_levels, where)
+
+
+def _between_rows(rows: Floats, where: Floats) -> Floats:
+    """Rows at fractional row numbers, (len(where), columns)."""
+    low = np.minimum(np.floor(where).astype(int), len(rows) - 2)
+    share = (where - low)[:, None]
+    return np.asarray((1 - share) * rows[low] + share * rows[low + 1], dtype=float)
 
 
 def _answer(
@@ -316,16 +323,16 @@ def _answer(
     order = slice(None, None, -1) if curve.is_rising else slice(None)
     ranked = scale.values(futures)[order]  # ascending in the metric
 
-    def at(level: float) -> Floats:
-        return np.asarray([np.interp(level, _RANKS, column) for column in ranked.T])
-
-    ends = {level: at(level) for level in (0.05, 0.1, 0.9, 0.95)}
+    levels = (0.05, 0.1, 0.9, 0.95)
+    rows = _between_rows(ranked, np.interp(levels, _RANKS, np.arange(len(_RANKS))))
+    ends = dict(zip(levels, rows, strict=True))
     values = scale.values(mix.errors[seen:])
     width = max(1, round(FINAL_SHARE * len(prefix.epochs)))
     probability = np.zeros(len(to_come))
     times = (float("inf"),) * 3
     if target is not None and reached is None:
-        probability, times = _target_times(futures, to_come, scale, target, curve)
+        lucky = futures * (1 - prefix.noise)
+        probability, times = _target_times(lucky, to_come, scale, target, curve)
     elif reached is not None:
         probability, times = np.ones(len(to_come)), (reached,) * 3
     return CurveForecast(

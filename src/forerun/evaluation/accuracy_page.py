@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.evaluation.corpus import SkippedModel
+from forerun.evaluation.forecast_section import ForecastFigures, forecast_section
 from forerun.evaluation.interval_laws import IntervalCheck, check_law
 from forerun.evaluation.layer_study import LayerResult
 from forerun.evaluation.markdown import error_cells, markdown_table
@@ -16,6 +17,8 @@ from forerun.evaluation.memory_study import Bracket, TransformerVerdicts, bracke
 from forerun.evaluation.op_time_fit import OTHER_IMPLEMENTATION
 from forerun.evaluation.op_time_studies import DeviceResult, HeldOut, joined
 from forerun.evaluation.runtime_study import TRACKED_METHODS, RuntimeRow
+from forerun.evaluation.schedule_page import schedule_section
+from forerun.evaluation.schedule_study import ScheduleResults
 from forerun.regressors.evaluation import ErrorMetrics, errors
 from forerun.workload.setup import Phase
 
@@ -46,7 +49,12 @@ class AccuracyPage:
         pytorch_memory: Some of the brackets, with the peaks of PyTorch's ``MemTracker``.
         transformer_verdicts: Memory verdicts on transformers.
         own_records: The section about forerun's own measurements.
+        choices: The section about choosing a device.
+        energy: The section about energy under power limits.
+        scaling: The section about several devices.
         transformer_parts_s: Measured forward and backward time of the transformer rows, by row.
+        forecasts: Studies of learning curves.
+        schedule: Policies, placement and times of the scheduler.
     """
 
     date: str
@@ -63,7 +71,12 @@ class AccuracyPage:
     pytorch_memory: Sequence[Bracket]
     transformer_verdicts: TransformerVerdicts
     transformer_parts_s: Mapping[str, tuple[float, float]]
+    forecasts: ForecastFigures
+    schedule: ScheduleResults
     own_records: str
+    choices: str
+    energy: str
+    scaling: str
 
     def as_markdown(self) -> str:
         """The page."""
@@ -81,6 +94,11 @@ class AccuracyPage:
             self._pytorch_times(),
             self._intervals(),
             self._memory(),
+            forecast_section(self.forecasts),
+            schedule_section(self.schedule),
+            self.choices,
+            self.energy,
+            self.scaling,
             self.own_records,
             self._skipped(),
         ]
@@ -279,9 +297,9 @@ class AccuracyPage:
             "## Memory\n\n`timm_train`: does the batch that ran fit, and the next larger one not (24 GB card)? One "
             "constant, fitted to the other families (earlier trial: 96.1 % hit, 98.2 % right; noise 1.5 points).\n\n"
             + markdown_table(header, [_memory_row(self.brackets, name) for name in methods])
-            + "\nThe same beside `torch.distributed._tools.MemTracker`, which takes seconds to minutes a row (left out after two), on a "
-            "sample at equal distances. Without a GPU it tracks fake CPU tensors, where CUDA's autocast does "
-            "nothing: as it comes it sees a step in fp32.\n\n"
+            + "\nThe same beside `torch.distributed._tools.MemTracker`, which takes seconds to minutes a row (left out "
+            "after two), on a sample at equal distances. Without a GPU it tracks fake CPU tensors, where CUDA's "
+            "autocast does nothing: as it comes it sees a step in fp32.\n\n"
             + markdown_table(header, tracked)
             + f"\n`neusight_memory_fit` (transformers, nine cards, nothing fitted): {found.num_right} of "
             f"{found.num_verdicts} verdicts right, {found.num_false_out_of_memory} false and "

@@ -28,9 +28,12 @@ from forerun.convergence.curve import Floats, final_error
 from forerun.convergence.mixture import Tier
 from forerun.evaluation.curve_tables import CURVE_TABLES, read_all_curves
 
-__all__ = ["ForecastStudy", "TargetErrors", "forecast_study", "save_shipped_table"]
+__all__ = ["FORECAST_STUDY_VERSION", "ForecastStudy", "TargetErrors", "forecast_study"]
 
 SCHEDULED_TABLE = CURVE_TABLES[0]
+
+FORECAST_STUDY_VERSION = 3
+"""Raised whenever forecasters, weights or intervals change; a kept study of another version is not used."""
 
 _DROP_SHARE = 0.98
 
@@ -62,16 +65,21 @@ class ForecastStudy:
     num_runs: Mapping[str, int]
 
 
-def forecast_study(folder: Path, report: Callable[[int, int], None] | None = None) -> ForecastStudy:
+def forecast_study(
+    folder: Path, report: Callable[[int, int], None] | None = None, save: Path | None = None
+) -> ForecastStudy:
     """Runs the study.
 
     Args:
         folder: Where the public tables are.
         report: Told how many runs are done.
+        save: File for the figures that come with the package.
     """
     runs = read_all_curves(folder)
     results = cut_results(runs, report=report)
     held = leave_jobs_out(results)
+    if save is not None:
+        _save_shipped_table(results, held, save)
     scheduled = [r for r in results if r.run.table == SCHEDULED_TABLE]
     of_scheduled = [h for h in held if h.result.run.table == SCHEDULED_TABLE]
     return ForecastStudy(
@@ -110,7 +118,7 @@ def _target_study(results: Sequence[CutResult], held: Sequence[HeldOutForecast])
     names = ("optimus", "pow3", "annealing", "scaled siblings", "siblings", "best so far")
     found = {name: _target_errors([(r, r.paths[name]) for r in results if name in r.paths]) for name in names}
     for tier in (Tier.SCHEDULE, Tier.HISTORY):
-        pairs = [(h.result, h.mix.errors) for h in held if h.tier is tier]
+        pairs = [(h.result, h.median_path * (1 - h.result.prefix.noise)) for h in held if h.tier is tier]
         found[f"mixture, {tier}"] = _target_errors(pairs)
     return found
 
@@ -148,16 +156,14 @@ def _first_at(errors: Floats, epochs: Floats, wanted: float) -> float | None:
     return float(epochs[hits[0]]) if len(hits) else None
 
 
-def save_shipped_table(folder: Path, out: Path) -> None:
+def _save_shipped_table(results: Sequence[CutResult], held: Sequence[HeldOutForecast], out: Path) -> None:
     """Writes the figures that come with the package: all jobs, with the coverage that jobs left out showed."""
-    runs = read_all_curves(folder)
-    results = cut_results(runs)
-    coverage = summary_of(results).rounded_coverage()
+    runs = {id(r.run): r.run for r in results}.values()
     provenance = {
         "source": "public learning curves: " + ", ".join(CURVE_TABLES),
         "num_runs": len(runs),
         "num_jobs": len({run.job for run in runs}),
         "date": datetime.date.today().isoformat(),
-        "coverage_90": coverage,
+        "coverage_90": summary_of(results, held).rounded_coverage(),
     }
     save_table(summarise(results, mean_errors(results), provenance), out)
