@@ -159,6 +159,13 @@ def test_curves_that_cannot_be_asked(options, error, message):
         curve(**options)
 
 
+def test_a_device_object_and_nodes_are_taken():
+    device = forerun.find_device("a100-sxm4-80gb")
+    found = forerun.predict(MODEL, device=device, num_devices=16, num_nodes=2, inter="8xinfiniband-hdr")
+    assert found.num_devices == 16
+    assert any("2 x 8 devices" in note for note in found.notes)
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [

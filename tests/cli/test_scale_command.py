@@ -108,3 +108,15 @@ def test_points_with_a_negative_time_are_named(tmp_path):
     result = invoke("scale", "--fit", str(tmp_path / "points.csv"))
     assert result.exit_code == 2
     assert "row 2: a step time must be above zero" in result.stderr
+
+
+def test_predict_takes_a_cluster_and_draws_one_device_only(tmp_path):
+    words = ("predict", MODEL, "--on", "2x8xa100-sxm4-80gb", "--inter", "8xinfiniband-hdr")
+    result = invoke(*words, "--json")
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert found["num_devices"] == 16
+    assert sum(part["time_s"] for part in found["breakdown"]) == pytest.approx(found["step_time_s"]["value"])
+    refused = invoke(*words, "--plot", str(tmp_path / "plot.png"))
+    assert refused.exit_code == 2
+    assert "forerun scale with --plot" in refused.stderr

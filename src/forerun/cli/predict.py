@@ -10,6 +10,7 @@ import typer
 from forerun.cli.options import DebugOption, JsonOption, PlotOption
 from forerun.cli.output import page_width, print_json, print_page, quiet_libraries
 from forerun.cli.parsing import parse_input_shape, parse_price_usd_per_hour, plot_batch_sizes
+from forerun.errors import UsageError
 
 if TYPE_CHECKING:
     from forerun.prediction.estimate import Estimate
@@ -158,6 +159,8 @@ def _estimate(
     from forerun import api
 
     estimate = api.predict(model, device=on, batch_size=batch_size, precision=precision, **setup, **job)
+    if plot is not None and estimate.num_devices > 1:
+        raise UsageError("--plot draws one device; for several use forerun scale with --plot")
     if plot is not None:
         _write_plot(plot, estimate, on, precision, setup)
     return estimate
