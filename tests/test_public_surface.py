@@ -70,6 +70,7 @@ PUBLIC_NAMES = [
     "schedule",
     "schedule_trace",
     "sweep",
+    "time_estimator",
     "trade_off",
 ]
 
@@ -104,6 +105,8 @@ def test_version_is_that_of_the_package():
         "from forerun.cli.main import app; app(['schedule', '--help'], standalone_mode=False)",
         "from forerun.cli.main import app; app(['forecast', '--help'], standalone_mode=False)",
         "import forerun.callbacks; dir(forerun.callbacks)",
+        "from forerun.cli.main import app; app(['plan', '--help'], standalone_mode=False)",
+        "from forerun.cli.main import app; app(['serve', '--help'], standalone_mode=False)",
         "from forerun.cli.main import app; app(['hardware', 'list', '--json'], standalone_mode=False)",
     ],
 )

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         schedule,
         schedule_trace,
         sweep,
+        time_estimator,
         trade_off,
     )
     from forerun.errors import FailureError, ForerunError, UsageError
@@ -105,6 +106,7 @@ __all__ = [
     "schedule",
     "schedule_trace",
     "sweep",
+    "time_estimator",
     "trade_off",
 ]
 
@@ -157,6 +159,7 @@ _MODULES = {
     "schedule": "forerun.api",
     "schedule_trace": "forerun.api",
     "sweep": "forerun.api",
+    "time_estimator": "forerun.api",
     "trade_off": "forerun.api",
 }
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     )
     from forerun.api.curves import TrainedCurve, measure_curve
     from forerun.api.forecasting import RunForecast, forecast
+    from forerun.api.frameworks import keras_parity
     from forerun.api.loading import LoaderRun, measure_loader
     from forerun.api.measurement import (
         MeasurementRun,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
         evaluate,
         evaluate_reference,
         fit_op_model,
+        fit_scaling_model,
         predict,
         sweep,
     )
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from forerun.api.scheduling import Schedule, schedule, schedule_trace
     from forerun.api.speeds import ServerCurve, SpeedFit, fit_speed, scale_servers
     from forerun.api.suite import SuiteRun, measure_suite
+    from forerun.api.time_estimator import time_estimator
 
 __all__ = [
     "Backtest",
@@ -75,11 +78,13 @@ __all__ = [
     "evaluate_reference",
     "fit_op_model",
     "fit_regressor",
+    "fit_scaling_model",
     "fit_speed",
     "forecast",
     "forecast_batches",
     "forecast_networks",
     "kept_model_names",
+    "keras_parity",
     "load_trained_model",
     "measure_composition",
     "measure_curve",
@@ -102,6 +107,7 @@ __all__ = [
     "schedule",
     "schedule_trace",
     "sweep",
+    "time_estimator",
     "trace_model",
     "trade_off",
 ]
@@ -132,11 +138,13 @@ _MODULES = {
     "evaluate_reference": "prediction",
     "fit_op_model": "prediction",
     "fit_regressor": "regressors",
+    "fit_scaling_model": "prediction",
     "fit_speed": "speeds",
     "forecast": "forecasting",
     "forecast_batches": "convergence_tables",
     "forecast_networks": "convergence_tables",
     "kept_model_names": "models",
+    "keras_parity": "frameworks",
     "load_trained_model": "regressors",
     "measure_composition": "composition",
     "measure_curve": "curves",
@@ -159,8 +167,9 @@ _MODULES = {
     "schedule": "scheduling",
     "schedule_trace": "scheduling",
     "sweep": "prediction",
-    "trade_off": "configurations",
+    "time_estimator": "time_estimator",
     "trace_model": "models",
+    "trade_off": "configurations",
 }
 
 

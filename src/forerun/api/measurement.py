@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 
 from forerun.api.measuring import MeasurementRun, measure_jobs
-from forerun.errors import InvalidSetupError, TraceError
+from forerun.errors import InvalidSetupError, MissingExtraError, TraceError
 from forerun.measurement.data_parallel_runner import check_strategy
 from forerun.measurement.datasets import check_dataset
 from forerun.measurement.grid import Grid, grid_jobs, spread_order
 from forerun.measurement.jobs import Job
+from forerun.measurement.keras_runner import KERAS_OPTIMIZERS
 from forerun.measurement.layer_design import LayerDesign, design_layers
 from forerun.measurement.progress import Event
 from forerun.measurement.protocol import Protocol
 from forerun.records.measurement import JobKind, Scalar
 from forerun.records.model_names import subject_family
+from forerun.tracing.keras_networks import KERAS_FAMILIES
 from forerun.tracing.trace import ModelRequest, trace
 from forerun.workload.setup import Phase
 
@@ -50,13 +53,30 @@ def measure_grid(
         RecordError: The store cannot be used.
     """
     grid = grid or Grid()
+    if grid.framework == "keras":
+        _check_keras(grid, ray)
     jobs = grid_jobs(grid)
     first, *others = {job.subject: job for job in jobs}.values()
     _check_model(first)  # a mistyped name is told before anything is downloaded
     check_dataset(grid.dataset, grid.image_size)
     for job in others:
         _check_model(job)
-    return measure_jobs(jobs, device, records, occasion, protocol, ray, on_event)
+    return measure_jobs(jobs, device, records, occasion, protocol, ray, on_event, grid.framework)
+
+
+def _check_keras(grid: Grid, ray: str | None) -> None:
+    if find_spec("keras") is None or find_spec("tensorflow") is None:
+        raise MissingExtraError("measuring with Keras", "keras")
+    if ray is not None:
+        raise InvalidSetupError("grids of Keras run on this machine only; leave --ray out")
+    if grid.network not in KERAS_FAMILIES:
+        raise InvalidSetupError(
+            f"expected one of the networks {', '.join(KERAS_FAMILIES)} for Keras, got {grid.network!r}"
+        )
+    if grid.optimizer not in KERAS_OPTIMIZERS:
+        raise InvalidSetupError(
+            f"expected an optimizer of {', '.join(KERAS_OPTIMIZERS)} for Keras, got {grid.optimizer!r}"
+        )
 
 
 def measure_layers(

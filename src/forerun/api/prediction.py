@@ -25,6 +25,7 @@ from forerun.prediction.grid import predict_grid
 from forerun.prediction.job import Job, find_dataset
 from forerun.prediction.predictor import Question, estimate, memory_constants_of
 from forerun.prediction.step import PreparedModel, prepare
+from forerun.tracing.keras_source import own_layout
 from forerun.tracing.trace import ModelRequest, trace
 from forerun.workload.setup import Layout, OptimizerImplementation, Phase, Precision, TrainingSetup, choice
 
@@ -35,7 +36,16 @@ if TYPE_CHECKING:
 
     from forerun.evaluation.records_evaluation import Evaluation
 
-__all__ = ["Evaluation", "Sweep", "evaluate", "evaluate_reference", "fit_op_model", "predict", "sweep"]
+__all__ = [
+    "Evaluation",
+    "Sweep",
+    "evaluate",
+    "evaluate_reference",
+    "fit_op_model",
+    "fit_scaling_model",
+    "predict",
+    "sweep",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -225,7 +235,7 @@ def predict(
     device: str | Device,
     batch_size: int = 32,
     precision: str = "fp32",
-    layout: str = "nchw",
+    layout: str | None = None,
     compile: bool = False,
     optimizer: str = "sgd",
     optimizer_implementation: str = "foreach",
@@ -260,7 +270,7 @@ def predict(
             name.
         batch_size: Samples per step of one device.
         precision: fp32, tf32, amp, amp-bf16, bf16 or fp16.
-        layout: nchw or nhwc.
+        layout: nchw or nhwc; the framework's own if None, which is nhwc for Keras.
         compile: Whether the step runs under torch.compile.
         optimizer: sgd, adam, adamw, ... or none.
         optimizer_implementation: foreach, for-loop or fused.
@@ -300,7 +310,14 @@ def predict(
         raise InvalidSetupError(f"a price must be zero or more US dollars per hour, got {price_usd_per_hour}")
     job = _job(dataset, dataset_size, epochs, validation_size, validate, startup_s, checkpoint_s)
     setup = _setup(
-        batch_size, precision, layout, compile, optimizer, phase, optimizer_implementation, fused_attention
+        batch_size,
+        precision,
+        layout or own_layout(model),
+        compile,
+        optimizer,
+        phase,
+        optimizer_implementation,
+        fused_attention,
     )
     request = _request(model, image_size, input_shape, sequence_length)
     asked = ClusterRequest(
@@ -340,7 +357,7 @@ def sweep(
     devices: Sequence[str | Device],
     batch_sizes: Sequence[int],
     precisions: Sequence[str] = ("fp32",),
-    layout: str = "nchw",
+    layout: str | None = None,
     compile: bool = False,
     optimizer: str = "sgd",
     optimizer_implementation: str = "foreach",
@@ -371,7 +388,7 @@ def sweep(
     first = _setup(
         batch_sizes[0],
         precisions[0],
-        layout,
+        layout or own_layout(model),
         compile,
         optimizer,
         phase,
@@ -508,3 +525,18 @@ def fit_op_model(out: Path, quick: bool = False) -> None:
     from forerun.evaluation.reference_run import fit_shipped_weights
 
     fit_shipped_weights(out, quick=quick)
+
+
+def fit_scaling_model(out: Path) -> None:
+    """Fits what training adds to bare collectives to the public tables and writes the constants, JSON.
+
+    Args:
+        out: Where they go.
+
+    Raises:
+        RecordError: The public tables were not found.
+    """
+    from forerun.evaluation.reference_tables import require_reference_folder
+    from forerun.evaluation.scaling_study import fit_scaling_table
+
+    out.write_text(fit_scaling_table(require_reference_folder()).to_json(), encoding="utf-8")

@@ -64,7 +64,9 @@ def grid(
     ] = None,
     batch_sizes: Annotated[str, typer.Option(metavar="32,64", help="Images of one step.")] = "32,64,128",
     precision: Annotated[str, typer.Option(metavar="NAME,NAME", help="Precisions, as in predict.")] = "fp32",
-    layout: Annotated[str, typer.Option(metavar="NAME,NAME", help="nchw, nhwc or both.")] = "nchw",
+    layout: Annotated[
+        str | None, typer.Option(metavar="NAME,NAME", help="nchw, nhwc or both; nchw, and nhwc for keras.")
+    ] = None,
     compile: Annotated[
         str, typer.Option(metavar="no,yes", help="Without torch.compile, with it, or both.")
     ] = "no",
@@ -77,6 +79,12 @@ def grid(
     ] = None,
     workers: Annotated[int, typer.Option(help="Processes that prepare batches.")] = 0,
     seed: Annotated[int, typer.Option(help="Seed of weights, order and synthetic images.")] = 0,
+    framework: Annotated[
+        str, typer.Option(metavar="NAME", help="pytorch, or keras on TensorFlow.")
+    ] = "pytorch",
+    replicas: Annotated[
+        int, typer.Option(help="With keras: replicas of a MirroredStrategy, each with a batch of its own.")
+    ] = 1,
     device: DeviceOption = "cpu",
     records: RecordsOption = None,
     occasion: OccasionOption = "",
@@ -101,7 +109,7 @@ def grid(
         sizes=chosen_sizes,
         batch_sizes=parse_whole_numbers("batch sizes", batch_sizes),
         precisions=parse_words("precision", precision, Precision),
-        layouts=parse_words("layout", layout, Layout),
+        layouts=parse_words("layout", layout or ("nhwc" if framework == "keras" else "nchw"), Layout),
         compiles=parse_flags(compile),
         image_size=image_size,
         optimizer=optimizer,
@@ -110,6 +118,8 @@ def grid(
         num_steps=steps,
         num_workers=workers,
         seed=seed,
+        framework=framework,
+        num_replicas=replicas,
     )
     session = _session(device, records, occasion, ray)
     timing = _timing(repetitions, max_seconds, timeout_s, threads)

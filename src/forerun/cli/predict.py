@@ -22,8 +22,8 @@ def predict(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="torchvision:NAME, timm:NAME, hf:CONFIG.json, onnx:FILE.onnx, cnn:depth=4,base_filters=64 "
-            "and other families, or path/to/file.py:factory.",
+            help="torchvision:NAME, timm:NAME, hf:CONFIG.json, keras:NAME, keras:FILE.keras, onnx:FILE.onnx, "
+            "cnn:depth=4,base_filters=64 and other families, or path/to/file.py:factory.",
         ),
     ],
     on: Annotated[
@@ -59,8 +59,9 @@ def predict(
         str, typer.Option(metavar="NAME", help="fp32, tf32, amp (fp16), amp-bf16, bf16 or fp16.")
     ] = "fp32",
     layout: Annotated[
-        str, typer.Option(metavar="NAME", help="Memory order of images: nchw or nhwc.")
-    ] = "nchw",
+        str | None,
+        typer.Option(metavar="NAME", help="Memory order of images: nchw, or nhwc, which is Keras' own."),
+    ] = None,
     compile: Annotated[bool, typer.Option("--compile", help="The step runs under torch.compile.")] = False,
     optimizer: Annotated[
         str,

@@ -17,7 +17,7 @@ from forerun.evaluation.memory_study import Bracket, TransformerVerdicts, bracke
 from forerun.evaluation.op_time_fit import OTHER_IMPLEMENTATION
 from forerun.evaluation.op_time_studies import DeviceResult, HeldOut, joined
 from forerun.evaluation.runtime_study import TRACKED_METHODS, RuntimeRow
-from forerun.evaluation.schedule_page import schedule_section
+from forerun.evaluation.schedule_page import schedule_section, schedule_summary
 from forerun.evaluation.schedule_study import ScheduleResults
 from forerun.regressors.evaluation import ErrorMetrics, errors
 from forerun.workload.setup import Phase
@@ -49,6 +49,9 @@ class AccuracyPage:
         pytorch_memory: Some of the brackets, with the peaks of PyTorch's ``MemTracker``.
         transformer_verdicts: Memory verdicts on transformers.
         own_records: The section about forerun's own measurements.
+        choices: The section about choosing a device.
+        energy: The section about energy under power limits.
+        scaling: The section about several devices.
         transformer_parts_s: Measured forward and backward time of the transformer rows, by row.
         forecasts: Studies of learning curves.
         schedule: Policies, placement and times of the scheduler.
@@ -71,6 +74,9 @@ class AccuracyPage:
     forecasts: ForecastFigures
     schedule: ScheduleResults
     own_records: str
+    choices: str
+    energy: str
+    scaling: str
 
     def as_markdown(self) -> str:
         """The page."""
@@ -90,6 +96,9 @@ class AccuracyPage:
             self._memory(),
             forecast_section(self.forecasts),
             schedule_section(self.schedule),
+            self.choices,
+            self.energy,
+            self.scaling,
             self.own_records,
             self._skipped(),
         ]
@@ -334,6 +343,7 @@ class AccuracyPage:
                 f"{100 * replay.verdicts_right:.1f} % of verdicts right",
                 f"16 bytes per parameter {100 * rule.verdicts_right:.0f} %",
             ),
+            schedule_summary(self.schedule),
             forecast_summary_row(self.forecasts),
         ]
         return f"Made on {self.date}.\n\n" + markdown_table(("question", "forerun", "beside it"), rows)

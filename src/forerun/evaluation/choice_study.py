@@ -26,6 +26,7 @@ from forerun.workload.setup import Phase, Precision
 __all__ = [
     "ChoiceResult",
     "SetResult",
+    "all_choices",
     "choice_results",
     "choice_section",
     "held_out_rates",
@@ -194,6 +195,28 @@ def _price(device: str) -> float | None:
     return None if rental is None else rental.usd_per_hour
 
 
+def all_choices(
+    networks: HeldOut, devices: Iterable[HeldOut], outside: Sequence[MeasuredRate]
+) -> list[ChoiceResult]:
+    """Results of all kinds of sets.
+
+    Args:
+        networks: Rows predicted without their network's family.
+        devices: Rows predicted without their device.
+        outside: Rows of tables that no fit has read.
+    """
+    by_network = held_out_rates([networks])
+    full = [rate for rate in by_network if kind_of(rate.precision) == "full"]
+    half = [rate for rate in by_network if kind_of(rate.precision) == "half"]
+    return [
+        *choice_results("network held out", by_network),
+        *choice_results("- full precision", full),
+        *choice_results("- half precision", half),
+        *choice_results("device held out", held_out_rates(devices)),
+        *choice_results("not in the fit", outside),
+    ]
+
+
 def choice_section(results: Sequence[ChoiceResult]) -> str:
     """The section of the accuracy page."""
     lines = [
@@ -210,8 +233,10 @@ def choice_section(results: Sequence[ChoiceResult]) -> str:
     return (
         "## Choosing a device\n\nEvery network of `gpu_benchmarks` that was measured on at least four single GPUs: "
         "devices ranked by predicted throughput against measured throughput (median of a device's runs), and whether "
-        "the device that comes first is truly within 5 % of the best. `Held out`: each device's figures come from a "
-        "fit without any row of that device. `Not in the fit`: tables that no fit has read (PyTorch 0.3, Torch7, "
-        "TensorFlow, BERT), by the shipped model. Ranking by price takes the devices that the price table has. "
-        "`dle_training` has no network on four devices.\n\n" + "".join(lines)
+        "the device that comes first is truly within 5 % of the best. `Network held out`: figures of a network come "
+        "from a fit without its family on any device. `Device held out`: figures of a device come from a fit without "
+        "any row of it, so every device of a set is one that no measurement stands behind. `Not in the fit`: tables "
+        "that no fit has read (PyTorch 0.3, Torch7, TensorFlow, BERT), by the shipped model. Price ranks the devices "
+        "of the price table. `dle_training` has no network on four devices of the catalogue.\n\n"
+        + "".join(lines)
     )

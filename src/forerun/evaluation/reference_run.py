@@ -22,8 +22,12 @@ from forerun.costs.op_weights import OpTimeWeights, load_weights, save_weights, 
 from forerun.evaluation.accuracy_page import AccuracyPage
 from forerun.evaluation.baseline_study import baseline_study
 from forerun.evaluation.batch_study import batch_study, system_c_study
+from forerun.evaluation.choice_sets import outside_rates
+from forerun.evaluation.choice_study import all_choices, choice_section, lambda_study, torchvision_study
 from forerun.evaluation.composition_study import published_compositions
 from forerun.evaluation.corpus import Measured, print_progress
+from forerun.evaluation.energy_study import EnergyResult, energy_section, energy_study
+from forerun.evaluation.energy_table import energy_rows
 from forerun.evaluation.forecast_section import ForecastFigures
 from forerun.evaluation.forecast_study import FORECAST_STUDY_VERSION, forecast_study
 from forerun.evaluation.interval_laws import fit_law
@@ -51,6 +55,7 @@ from forerun.evaluation.own_records import own_records_digest
 from forerun.evaluation.own_records_page import own_records_section
 from forerun.evaluation.reference_tables import ReferenceSteps, read_reference_steps, require_reference_folder
 from forerun.evaluation.runtime_study import RuntimeRow, runtime_study, tracker_study
+from forerun.evaluation.scaling_page import scaling_section
 from forerun.evaluation.schedule_study import schedule_study
 from forerun.prediction.estimate import Provenance
 from forerun.records.reference import read_timm_train
@@ -138,6 +143,9 @@ def run_reference(quick: bool = False) -> AccuracyPage:
             quick,
             lambda: own_records_section(published_compositions(folder)),
         ),
+        scaling=_kept("scaling", quick, lambda: scaling_section(folder, quick)),
+        choices=_choices(folder, steps, devices, quick),
+        energy=energy_section(_kept("energy", quick, lambda: _energy(folder))),
     )
 
 
@@ -229,6 +237,22 @@ def _device_stage(steps: ReferenceSteps, quick: bool) -> dict[str, HeldOut]:
 def _pytorch_times(families: HeldOut, quick: bool) -> list[RuntimeRow]:
     weights = load_weights(shipped_weights_path())
     return runtime_study(families, weights, 3 if quick else 12, print_progress("RuntimeEstimator"))
+
+
+def _choices(folder: Path, steps: ReferenceSteps, devices: dict[str, HeldOut], quick: bool) -> str:
+    settings = _shortened(DEVICE_STUDY_SETTINGS, quick)
+    networks = _kept(
+        "choice torchvision families", quick, lambda: torchvision_study(steps.steps, settings, _say)
+    )
+    others = _kept("choice lambda", quick, lambda: lambda_study(steps.steps, settings, _say))
+    outside = _kept(
+        "choice outside", quick, lambda: outside_rates(folder, load_weights(shipped_weights_path()))
+    )
+    return choice_section(all_choices(networks, [*devices.values(), others], outside))
+
+
+def _energy(folder: Path) -> EnergyResult:
+    return energy_study(energy_rows(folder, load_weights(shipped_weights_path())))
 
 
 def _say(message: str) -> None:

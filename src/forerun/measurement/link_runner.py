@@ -1,14 +1,15 @@
 """All-reduces of five sizes between the devices at hand: latency and bandwidth of their link.
 
-Parameters of the job: ``num_devices``. Results: ``latency_s`` (alpha, of one hop) and ``bandwidth_bytes_per_s``
-    (beta, of one direction) of
-a ring, fitted on relative error to the medians ``size_N_bytes`` / ``time_N_s``.
+Parameters of the job: ``num_devices``. Results: ``latency_s`` (alpha, of one hop) and ``bandwidth_bytes_per_s`` (beta,
+of one direction) of a ring, fitted on relative error to the medians ``size_N_bytes`` / ``time_N_s``;
+``sharing_slowdown``, on a processor what a step takes longer while the other processes make one as well, 1 on GPUs.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
@@ -37,23 +38,24 @@ def run_link_probe(job: Job, device_index: str, protocol: Protocol) -> RunResult
         raise MeasurementError(
             f"a link has two ends or more: expected num_devices of at least 2, got {num_devices}"
         )
-    times: list[list[float]] = run_in_group(
+    found: _Probe = run_in_group(
         _work,
         protocol.num_repetitions,
         num_processes=num_devices,
         device_index=device_index,
         num_threads=max(1, (protocol.num_threads or 1) // num_devices),
     )
-    medians_s = [median(found) for found in times]
+    medians_s = [median(times_s) for times_s in found.times_s]
     latency_s, bandwidth = fit_ring(PROBE_SIZES, medians_s, num_devices)
     results: dict[str, Scalar] = {
         "latency_s": latency_s,
         "bandwidth_bytes_per_s": bandwidth,
         "world_size": num_devices,
+        "sharing_slowdown": found.sharing_slowdown,
     }
     for number, (size, time_s) in enumerate(zip(PROBE_SIZES, medians_s, strict=True), start=1):
         results |= {f"size_{number}_bytes": size, f"time_{number}_s": time_s}
-    return RunResult(repetitions_s=tuple(times[-1]), results=results)
+    return RunResult(repetitions_s=tuple(found.times_s[-1]), results=results)
 
 
 def fit_ring(sizes_bytes: Sequence[float], times_s: Sequence[float], num_devices: int) -> tuple[float, float]:
@@ -77,7 +79,49 @@ def fit_ring(sizes_bytes: Sequence[float], times_s: Sequence[float], num_devices
     return float(latency_s), float(1 / per_byte_s)
 
 
-def _work(rank: int, num_processes: int, device: str, num_repetitions: int) -> list[list[float]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Probe:
+    """What rank 0 measured: times of each size [s], and what the others' work does to its own."""
+
+    times_s: list[list[float]]
+    sharing_slowdown: float
+
+
+def _work(rank: int, num_processes: int, device: str, num_repetitions: int) -> _Probe:
+    """The probe of one process."""
+    slowdown = 1.0 if device.startswith("cuda") else _sharing_slowdown(rank, num_repetitions)
+    return _Probe(times_s=_all_reduce_times_s(device, num_repetitions), sharing_slowdown=slowdown)
+
+
+def _sharing_slowdown(rank: int, num_repetitions: int) -> float:
+    """Time of a layer's step while all processes make it, over that while one does: they share caches and memory."""
+    import torch
+    import torch.distributed as dist
+
+    images = torch.randn(8, 32, 32, 32, requires_grad=True)
+    kernel = torch.randn(32, 32, 3, 3, requires_grad=True)
+
+    def step_s() -> float:
+        began_s = time.perf_counter()
+        torch.nn.functional.conv2d(images, kernel, padding=1).relu().sum().backward()
+        return time.perf_counter() - began_s
+
+    alone_s, together_s = [], []
+    for _ in range(3 + num_repetitions):
+        dist.barrier()
+        if rank == 0:
+            alone_s.append(step_s())
+        dist.barrier()
+        together_s.append(step_s())
+    return _undisturbed(together_s[3:]) / _undisturbed(alone_s[3:]) if rank == 0 else 1.0
+
+
+def _undisturbed(times_s: list[float]) -> float:
+    """Tenth percentile [s]: what else the machine does only adds, and would hide how little sharing costs."""
+    return sorted(times_s)[len(times_s) // 10]
+
+
+def _all_reduce_times_s(device: str, num_repetitions: int) -> list[list[float]]:
     """Times of each size [s]."""
     import torch
     import torch.distributed as dist

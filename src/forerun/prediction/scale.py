@@ -93,6 +93,7 @@ class OneDevice:
         parts: Forward, backward, optimizer.
         host_s: Time the host needs to launch it [s].
         gradient_bytes: All gradients [bytes].
+        held_gradient_bytes: What of them is there when memory peaks, often little: activations fill it before [bytes].
         weight_bytes: All weights [bytes].
         state_bytes: State of the optimizer [bytes].
         buckets: Gradients in the order they are sent.
@@ -105,6 +106,7 @@ class OneDevice:
     parts: Pass
     host_s: float
     gradient_bytes: float
+    held_gradient_bytes: float
     weight_bytes: float
     state_bytes: float
     buckets: tuple[Bucket, ...]
@@ -297,9 +299,9 @@ def _widened(step: Interval, log_spread: float, least_s: float) -> Interval:
 
 
 def held_state(one: OneDevice, settings: ScaleSettings, num_devices: int) -> ShardedMemory:
-    """Weights, gradients and optimizer state that each of n devices holds."""
+    """Weights, gradients and optimizer state that each of n devices holds when its memory peaks."""
     return sharded_memory(
-        one.weight_bytes, one.gradient_bytes, one.state_bytes, num_devices, settings.strategy.stage
+        one.weight_bytes, one.held_gradient_bytes, one.state_bytes, num_devices, settings.strategy.stage
     )
 
 
@@ -315,7 +317,7 @@ def scaled_memory_bytes(one: OneDevice, settings: ScaleSettings, num_devices: in
         return one.peak_memory_bytes
     stage = settings.strategy.stage
     held = held_state(one, settings, num_devices)
-    whole = one.weight_bytes + one.gradient_bytes + one.state_bytes
+    whole = one.weight_bytes + one.held_gradient_bytes + one.state_bytes
     buckets = one.gradient_bytes if stage == 0 else min(2 * settings.bucket_bytes, one.gradient_bytes)
     return one.peak_memory_bytes - whole + held.total_bytes + buckets
 
