@@ -41,10 +41,13 @@ PUBLIC_NAMES = [
     "SuiteRun",
     "Sweep",
     "TradeOff",
+    "TuneResult",
     "UsageError",
     "__version__",
+    "apply",
     "backtest",
     "calibrate",
+    "compare",
     "describe_host",
     "evaluate",
     "find_device",
@@ -64,6 +67,7 @@ PUBLIC_NAMES = [
     "predict",
     "predict_epoch_time",
     "predict_time",
+    "profile",
     "save_trained_model",
     "scale",
     "scale_servers",
@@ -72,6 +76,8 @@ PUBLIC_NAMES = [
     "sweep",
     "time_estimator",
     "trade_off",
+    "tune",
+    "tune_scenarios",
 ]
 
 

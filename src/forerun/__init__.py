@@ -26,8 +26,11 @@ if TYPE_CHECKING:
         SuiteRun,
         Sweep,
         TradeOff,
+        TuneResult,
+        apply,
         backtest,
         calibrate,
+        compare,
         evaluate,
         fit_regressor,
         fit_speed,
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
         predict,
         predict_epoch_time,
         predict_time,
+        profile,
         save_trained_model,
         scale,
         scale_servers,
@@ -52,6 +56,8 @@ if TYPE_CHECKING:
         sweep,
         time_estimator,
         trade_off,
+        tune,
+        tune_scenarios,
     )
     from forerun.errors import FailureError, ForerunError, UsageError
     from forerun.hardware import Device, Host, describe_host, find_device, load_catalog
@@ -77,10 +83,13 @@ __all__ = [
     "SuiteRun",
     "Sweep",
     "TradeOff",
+    "TuneResult",
     "UsageError",
     "__version__",
+    "apply",
     "backtest",
     "calibrate",
+    "compare",
     "describe_host",
     "evaluate",
     "find_device",
@@ -100,6 +109,7 @@ __all__ = [
     "predict",
     "predict_epoch_time",
     "predict_time",
+    "profile",
     "save_trained_model",
     "scale",
     "scale_servers",
@@ -108,6 +118,8 @@ __all__ = [
     "sweep",
     "time_estimator",
     "trade_off",
+    "tune",
+    "tune_scenarios",
 ]
 
 __version__ = "0.1.0"
@@ -131,9 +143,12 @@ _MODULES = {
     "SuiteRun": "forerun.api",
     "Sweep": "forerun.api",
     "TradeOff": "forerun.api",
+    "TuneResult": "forerun.api",
     "UsageError": "forerun.errors",
+    "apply": "forerun.api",
     "backtest": "forerun.api",
     "calibrate": "forerun.api",
+    "compare": "forerun.api",
     "describe_host": "forerun.hardware",
     "evaluate": "forerun.api",
     "find_device": "forerun.hardware",
@@ -153,6 +168,7 @@ _MODULES = {
     "predict": "forerun.api",
     "predict_epoch_time": "forerun.api",
     "predict_time": "forerun.api",
+    "profile": "forerun.api",
     "save_trained_model": "forerun.api",
     "scale": "forerun.api",
     "scale_servers": "forerun.api",
@@ -161,6 +177,8 @@ _MODULES = {
     "sweep": "forerun.api",
     "time_estimator": "forerun.api",
     "trade_off": "forerun.api",
+    "tune": "forerun.api",
+    "tune_scenarios": "forerun.api",
 }
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     )
     from forerun.api.curves import TrainedCurve, measure_curve
     from forerun.api.forecasting import RunForecast, forecast
-    from forerun.api.frameworks import keras_parity
+    from forerun.api.frameworks import keras_parity, stack_study
     from forerun.api.loading import LoaderRun, measure_loader
     from forerun.api.measurement import (
         MeasurementRun,
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         predict,
         sweep,
     )
+    from forerun.api.profiling import profile
     from forerun.api.regressors import (
         fit_regressor,
         load_trained_model,
@@ -47,15 +48,18 @@ if TYPE_CHECKING:
         save_trained_model,
     )
     from forerun.api.scaling import ScaleCurve, scale
+    from forerun.api.scenarios import tune_scenarios
     from forerun.api.scheduling import Schedule, schedule, schedule_trace
     from forerun.api.speeds import ServerCurve, SpeedFit, fit_speed, scale_servers
     from forerun.api.suite import SuiteRun, measure_suite
     from forerun.api.time_estimator import time_estimator
+    from forerun.api.tuning import Comparison, TuneResult, apply, compare, tune
 
 __all__ = [
     "Backtest",
     "BatchForecast",
     "Calibration",
+    "Comparison",
     "CompositionRun",
     "Evaluation",
     "LoaderRun",
@@ -71,9 +75,12 @@ __all__ = [
     "Sweep",
     "TradeOff",
     "TrainedCurve",
+    "TuneResult",
+    "apply",
     "backtest",
     "backtest_reference",
     "calibrate",
+    "compare",
     "evaluate",
     "evaluate_reference",
     "fit_op_model",
@@ -99,6 +106,7 @@ __all__ = [
     "predict",
     "predict_epoch_time",
     "predict_time",
+    "profile",
     "read_accuracies",
     "recorded_compositions",
     "save_trained_model",
@@ -106,16 +114,20 @@ __all__ = [
     "scale_servers",
     "schedule",
     "schedule_trace",
+    "stack_study",
     "sweep",
     "time_estimator",
     "trace_model",
     "trade_off",
+    "tune",
+    "tune_scenarios",
 ]
 
 _MODULES = {
     "Backtest": "backtests",
     "BatchForecast": "convergence_tables",
     "Calibration": "calibration",
+    "Comparison": "tuning",
     "CompositionRun": "composition",
     "Evaluation": "prediction",
     "LoaderRun": "loading",
@@ -131,9 +143,12 @@ _MODULES = {
     "Sweep": "prediction",
     "TradeOff": "configurations",
     "TrainedCurve": "curves",
+    "TuneResult": "tuning",
+    "apply": "tuning",
     "backtest": "backtests",
     "backtest_reference": "backtests",
     "calibrate": "calibration",
+    "compare": "tuning",
     "evaluate": "prediction",
     "evaluate_reference": "prediction",
     "fit_op_model": "prediction",
@@ -159,6 +174,7 @@ _MODULES = {
     "predict": "prediction",
     "predict_epoch_time": "regressors",
     "predict_time": "regressors",
+    "profile": "profiling",
     "read_accuracies": "planning",
     "recorded_compositions": "composition",
     "save_trained_model": "regressors",
@@ -166,10 +182,13 @@ _MODULES = {
     "scale_servers": "speeds",
     "schedule": "scheduling",
     "schedule_trace": "scheduling",
+    "stack_study": "frameworks",
     "sweep": "prediction",
     "time_estimator": "time_estimator",
     "trace_model": "models",
     "trade_off": "configurations",
+    "tune": "tuning",
+    "tune_scenarios": "scenarios",
 }
 
 

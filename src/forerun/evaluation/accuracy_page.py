@@ -52,6 +52,7 @@ class AccuracyPage:
         choices: The section about choosing a device.
         energy: The section about energy under power limits.
         scaling: The section about several devices.
+        stack: The section about Keras and TensorFlow.
         transformer_parts_s: Measured forward and backward time of the transformer rows, by row.
         forecasts: Studies of learning curves.
         schedule: Policies, placement and times of the scheduler.
@@ -77,6 +78,7 @@ class AccuracyPage:
     choices: str
     energy: str
     scaling: str
+    stack: str
 
     def as_markdown(self) -> str:
         """The page."""
@@ -100,6 +102,7 @@ class AccuracyPage:
             self.energy,
             self.scaling,
             self.own_records,
+            self.stack,
             self._skipped(),
         ]
         return "\n".join(sections)

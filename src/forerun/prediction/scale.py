@@ -164,14 +164,12 @@ class ScalePoint:
 
 
 def link_class(cluster: Cluster) -> str:
-    """What limits a cluster: "network" over several nodes, else the kind of link inside."""
+    """What limits a cluster: "network" over several nodes, else the kind of link inside, such as "nvlink" or "host"."""
     if cluster.num_nodes > 1:
         return "network"
     if cluster.intra_link is None:
         return "pcie"
-    return {LinkKind.NVLINK: "nvlink", LinkKind.PCIE: "pcie", LinkKind.NETWORK: "network"}.get(
-        cluster.intra_link.kind, "pcie"
-    )
+    return str(cluster.intra_link.kind)
 
 
 def scaled_step(
@@ -211,7 +209,8 @@ def scaled_step(
 
 def _constants(table: ScalingTable, settings: ScaleSettings, kind: str) -> ScalingConstants:
     stack = "tensorflow" if settings.strategy is Strategy.MIRRORED else "pytorch"
-    found = table.of(stack, kind)
+    # Processes on a processor hide nothing: the cores that send are those that compute. Their link is a measured one.
+    found = ScalingConstants(slowdown=1.0) if kind == LinkKind.HOST else table.of(stack, kind)
     drag = settings.coefficient_of_variation
     if drag is None:
         return found
