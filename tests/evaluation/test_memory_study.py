@@ -97,3 +97,8 @@ def test_a_bracket_without_the_method_is_no_row():
 def test_limit_is_the_middle_of_those_with_most_right_verdicts():
     limit = best_limit(np.array([21.0, 22.0]) * GIB, np.array([23.0, np.inf]) * GIB)
     assert limit == pytest.approx(22.5 * GIB, rel=2e-3)
+
+
+def test_a_sample_of_few_families_has_one_fold_each():
+    """MemTracker answers for a handful of rows only."""
+    assert bracket_shares([_bracket(family, 21, 23.3) for family in _FAMILIES[:3]], "replay").num_rows == 3

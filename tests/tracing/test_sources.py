@@ -594,7 +594,7 @@ def test_our_own_errors_pass_through():
         ("cifar-resnt:20", UnknownModelError, "did you mean cifar-resnet"),
         ("torchvision:fasterrcnn_resnet50_fpn", TraceError, "depends on the boxes"),
         ("torchvision:quantized_resnet18", UnknownModelError, "use torchvision:resnet18"),
-        ("keras:ResNet50", UsageError, "extra 'keras'"),
+        ("keras:ResNet50", UsageError, "is a Keras model"),
         ("", UnknownModelError, "no model was named"),
         ("net.py", UnknownModelError, "net.py:factory"),
         ("net.onnx", UnknownModelError, "onnx:net.onnx"),

@@ -6,12 +6,27 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from forerun.api.backtests import Backtest, ReferenceBacktest, backtest, backtest_reference
     from forerun.api.calibration import Calibration, calibrate
     from forerun.api.composition import CompositionRun, measure_composition, recorded_compositions
+    from forerun.api.configurations import TradeOff, trade_off
+    from forerun.api.convergence_tables import (
+        BatchForecast,
+        NetworkForecast,
+        forecast_batches,
+        forecast_networks,
+    )
     from forerun.api.curves import TrainedCurve, measure_curve
-    from forerun.api.forecasting import Backtest, RunForecast, TradeOff, backtest, forecast, trade_off
+    from forerun.api.forecasting import RunForecast, forecast
+    from forerun.api.frameworks import keras_parity, stack_study
     from forerun.api.loading import LoaderRun, measure_loader
-    from forerun.api.measurement import MeasurementRun, measure_grid, measure_layers, measure_model
+    from forerun.api.measurement import (
+        MeasurementRun,
+        measure_grid,
+        measure_layers,
+        measure_link,
+        measure_model,
+    )
     from forerun.api.models import kept_model_names, model_names, trace_model
     from forerun.api.planning import plan, read_accuracies
     from forerun.api.prediction import (
@@ -20,6 +35,7 @@ if TYPE_CHECKING:
         evaluate,
         evaluate_reference,
         fit_op_model,
+        fit_scaling_model,
         predict,
         sweep,
     )
@@ -30,34 +46,51 @@ if TYPE_CHECKING:
         predict_time,
         save_trained_model,
     )
+    from forerun.api.scaling import ScaleCurve, scale
+    from forerun.api.scheduling import Schedule, schedule, schedule_trace
+    from forerun.api.speeds import ServerCurve, SpeedFit, fit_speed, scale_servers
     from forerun.api.suite import SuiteRun, measure_suite
     from forerun.api.time_estimator import time_estimator
 
 __all__ = [
     "Backtest",
+    "BatchForecast",
     "Calibration",
     "CompositionRun",
     "Evaluation",
     "LoaderRun",
     "MeasurementRun",
+    "NetworkForecast",
+    "ReferenceBacktest",
     "RunForecast",
+    "ScaleCurve",
+    "Schedule",
+    "ServerCurve",
+    "SpeedFit",
     "SuiteRun",
     "Sweep",
     "TradeOff",
     "TrainedCurve",
     "backtest",
+    "backtest_reference",
     "calibrate",
     "evaluate",
     "evaluate_reference",
     "fit_op_model",
     "fit_regressor",
+    "fit_scaling_model",
+    "fit_speed",
     "forecast",
+    "forecast_batches",
+    "forecast_networks",
     "kept_model_names",
+    "keras_parity",
     "load_trained_model",
     "measure_composition",
     "measure_curve",
     "measure_grid",
     "measure_layers",
+    "measure_link",
     "measure_loader",
     "measure_model",
     "measure_suite",
@@ -69,6 +102,11 @@ __all__ = [
     "read_accuracies",
     "recorded_compositions",
     "save_trained_model",
+    "scale",
+    "scale_servers",
+    "schedule",
+    "schedule_trace",
+    "stack_study",
     "sweep",
     "time_estimator",
     "trace_model",
@@ -76,30 +114,44 @@ __all__ = [
 ]
 
 _MODULES = {
-    "Backtest": "forecasting",
+    "Backtest": "backtests",
+    "BatchForecast": "convergence_tables",
     "Calibration": "calibration",
     "CompositionRun": "composition",
     "Evaluation": "prediction",
     "LoaderRun": "loading",
     "MeasurementRun": "measurement",
+    "NetworkForecast": "convergence_tables",
+    "ReferenceBacktest": "backtests",
     "RunForecast": "forecasting",
+    "ScaleCurve": "scaling",
+    "Schedule": "scheduling",
+    "ServerCurve": "speeds",
+    "SpeedFit": "speeds",
     "SuiteRun": "suite",
     "Sweep": "prediction",
-    "TradeOff": "forecasting",
+    "TradeOff": "configurations",
     "TrainedCurve": "curves",
-    "backtest": "forecasting",
+    "backtest": "backtests",
+    "backtest_reference": "backtests",
     "calibrate": "calibration",
     "evaluate": "prediction",
     "evaluate_reference": "prediction",
     "fit_op_model": "prediction",
     "fit_regressor": "regressors",
+    "fit_scaling_model": "prediction",
+    "fit_speed": "speeds",
     "forecast": "forecasting",
+    "forecast_batches": "convergence_tables",
+    "forecast_networks": "convergence_tables",
     "kept_model_names": "models",
+    "keras_parity": "frameworks",
     "load_trained_model": "regressors",
     "measure_composition": "composition",
     "measure_curve": "curves",
     "measure_grid": "measurement",
     "measure_layers": "measurement",
+    "measure_link": "measurement",
     "measure_loader": "loading",
     "measure_model": "measurement",
     "measure_suite": "suite",
@@ -111,10 +163,15 @@ _MODULES = {
     "read_accuracies": "planning",
     "recorded_compositions": "composition",
     "save_trained_model": "regressors",
+    "scale": "scaling",
+    "scale_servers": "speeds",
+    "schedule": "scheduling",
+    "schedule_trace": "scheduling",
+    "stack_study": "frameworks",
     "sweep": "prediction",
     "time_estimator": "time_estimator",
     "trace_model": "models",
-    "trade_off": "forecasting",
+    "trade_off": "configurations",
 }
 
 

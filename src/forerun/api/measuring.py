@@ -12,6 +12,7 @@ from forerun.errors import ForerunError, MeasurementError
 from forerun.measurement.circumstances import describe_circumstances
 from forerun.measurement.device_index import gpu_index
 from forerun.measurement.jobs import Job
+from forerun.measurement.keras_run import KERAS_RUN
 from forerun.measurement.measured_job import key_of
 from forerun.measurement.progress import Event, JobFinished, SessionReport
 from forerun.measurement.protocol import Protocol
@@ -67,6 +68,7 @@ def measure_jobs(
     protocol: Protocol | None,
     ray: str | None,
     on_event: Callable[[Event], None] | None,
+    framework: str = "pytorch",
 ) -> MeasurementRun:
     """Measures the jobs the store does not have yet.
 
@@ -88,18 +90,22 @@ def measure_jobs(
         if ray is not None:
             report = _on_ray(jobs, store, ray, device, shared)
         else:
-            report, finished = _here(jobs, store, device, shared)
+            report, finished = _here(jobs, store, device, shared, framework)
         run = MeasurementRun(report=report, measurements=tuple(finished), records=store.name)
     _refuse_nothing(run)
     return run
 
 
 def _here(
-    jobs: Sequence[Job], store: RecordStore, device: str, shared: dict[str, Any]
+    jobs: Sequence[Job], store: RecordStore, device: str, shared: dict[str, Any], framework: str
 ) -> tuple[SessionReport, list[Measurement]]:
     from forerun.measurement.session import run_jobs
 
-    around = describe_circumstances(device, protocol=shared["protocol"], occasion=shared["occasion"])
+    around = describe_circumstances(
+        device, protocol=shared["protocol"], occasion=shared["occasion"], framework=framework
+    )
+    if framework == "keras":
+        shared = {**shared, "run": KERAS_RUN, "anchor": None}  # the anchor is a step of PyTorch
     name = around.device if gpu_index(device) is not None else "here"
     report = run_jobs(
         jobs,

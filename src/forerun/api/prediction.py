@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from forerun.api.clusters import ClusterRequest, estimate_of_cluster
 from forerun.api.models import is_fixed, prepared_model
 from forerun.costs.calibration_files import find_calibration, load_calibration
 from forerun.costs.memory_constants import visible_memory
@@ -24,6 +25,7 @@ from forerun.prediction.grid import predict_grid
 from forerun.prediction.job import Job, find_dataset
 from forerun.prediction.predictor import Question, estimate, memory_constants_of
 from forerun.prediction.step import PreparedModel, prepare
+from forerun.tracing.keras_source import own_layout
 from forerun.tracing.trace import ModelRequest, trace
 from forerun.workload.setup import Layout, OptimizerImplementation, Phase, Precision, TrainingSetup, choice
 
@@ -34,7 +36,16 @@ if TYPE_CHECKING:
 
     from forerun.evaluation.records_evaluation import Evaluation
 
-__all__ = ["Evaluation", "Sweep", "evaluate", "evaluate_reference", "fit_op_model", "predict", "sweep"]
+__all__ = [
+    "Evaluation",
+    "Sweep",
+    "evaluate",
+    "evaluate_reference",
+    "fit_op_model",
+    "fit_scaling_model",
+    "predict",
+    "sweep",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -224,7 +235,7 @@ def predict(
     device: str | Device,
     batch_size: int = 32,
     precision: str = "fp32",
-    layout: str = "nchw",
+    layout: str | None = None,
     compile: bool = False,
     optimizer: str = "sgd",
     optimizer_implementation: str = "foreach",
@@ -244,18 +255,22 @@ def predict(
     memory_overhead_bytes: float | None = None,
     torch_version: str | None = None,
     calibration: str | Path | None = None,
-    num_devices: int = 1,
-    num_nodes: int = 1,
+    num_devices: int | None = None,
+    num_nodes: int | None = None,
+    strategy: str = "ddp",
+    intra: str | None = None,
+    inter: str | None = None,
     use_cache: bool = True,
 ) -> Estimate:
-    """Time, memory, energy and cost of training a model on a device, without the device.
+    """Time, memory, energy and cost of training a model on one device or several, without them.
 
     Args:
         model: An ``nn.Module`` or a specification such as ``torchvision:resnet50``; see docs/models.md.
-        device: Catalogue name, driver name, TOML file, ``here``, or a ``Device``.
-        batch_size: Samples per step.
+        device: Catalogue name, driver name, TOML file, ``here``, a ``Device``, or ``4x8xh100-sxm``: nodes x devices x
+            name.
+        batch_size: Samples per step of one device.
         precision: fp32, tf32, amp, amp-bf16, bf16 or fp16.
-        layout: nchw or nhwc.
+        layout: nchw or nhwc; the framework's own if None, which is nhwc for Keras.
         compile: Whether the step runs under torch.compile.
         optimizer: sgd, adam, adamw, ... or none.
         optimizer_implementation: foreach, for-loop or fused.
@@ -275,8 +290,11 @@ def predict(
         memory_overhead_bytes: Memory of an idle process on the device [bytes].
         torch_version: PyTorch version of the run, such as "2.4".
         calibration: File of a calibration of the device; that of this machine is taken for ``here`` by itself.
-        num_devices: Devices; more than one is not answered yet.
-        num_nodes: Nodes; more than one is not answered yet.
+        num_devices: Devices, where the name of the device does not say; time, money and energy are those of all.
+        num_nodes: Machines they are in; one if None.
+        strategy: How several devices share the work: ddp, zero1, zero2, fsdp or mirrored.
+        intra: Link between devices of a node, where the board's form does not say it.
+        inter: Link between nodes, such as ``infiniband-hdr`` or ``8xinfiniband-hdr``.
         use_cache: Whether to use the cache of traced graphs.
 
     Raises:
@@ -288,19 +306,31 @@ def predict(
         >>> forerun.predict("torchvision:resnet18", device="a100-sxm4-40gb").fits
         'yes'
     """
-    if num_devices != 1 or num_nodes != 1:
-        raise InvalidSetupError(
-            f"this version predicts one device, got {num_devices} devices on {num_nodes} nodes; "
-            "ask for one device and its share of the batch"
-        )
     if price_usd_per_hour is not None and not (price_usd_per_hour >= 0 and isfinite(price_usd_per_hour)):
         raise InvalidSetupError(f"a price must be zero or more US dollars per hour, got {price_usd_per_hour}")
     job = _job(dataset, dataset_size, epochs, validation_size, validate, startup_s, checkpoint_s)
     setup = _setup(
-        batch_size, precision, layout, compile, optimizer, phase, optimizer_implementation, fused_attention
+        batch_size,
+        precision,
+        layout or own_layout(model),
+        compile,
+        optimizer,
+        phase,
+        optimizer_implementation,
+        fused_attention,
     )
     request = _request(model, image_size, input_shape, sequence_length)
-    found = _device(device)
+    asked = ClusterRequest(
+        device=device,
+        num_devices=None if num_devices is None else _whole("the number of devices", num_devices),
+        num_nodes=None if num_nodes is None else _whole("the number of nodes", num_nodes),
+        strategy=strategy,
+        intra=intra,
+        inter=inter,
+    )
+    cluster = asked.cluster()
+    found = cluster.device
+    settings = asked.settings(setup.phase) if cluster.num_devices > 1 else None
     question = Question(
         device=found,
         setup=setup,
@@ -315,7 +345,10 @@ def predict(
     if job is not None and job.num_validation_samples:
         inference = replace(setup, phase=Phase.INFERENCE, optimizer="none")
         validation = _prepared(model, request, inference, use_cache)
-    return estimate(prepared, validation, question)
+    alone = estimate(prepared, validation, question)
+    if settings is None:
+        return alone
+    return estimate_of_cluster(alone, prepared, validation, question, cluster, settings)
 
 
 def sweep(
@@ -324,7 +357,7 @@ def sweep(
     devices: Sequence[str | Device],
     batch_sizes: Sequence[int],
     precisions: Sequence[str] = ("fp32",),
-    layout: str = "nchw",
+    layout: str | None = None,
     compile: bool = False,
     optimizer: str = "sgd",
     optimizer_implementation: str = "foreach",
@@ -355,7 +388,7 @@ def sweep(
     first = _setup(
         batch_sizes[0],
         precisions[0],
-        layout,
+        layout or own_layout(model),
         compile,
         optimizer,
         phase,
@@ -492,3 +525,18 @@ def fit_op_model(out: Path, quick: bool = False) -> None:
     from forerun.evaluation.reference_run import fit_shipped_weights
 
     fit_shipped_weights(out, quick=quick)
+
+
+def fit_scaling_model(out: Path) -> None:
+    """Fits what training adds to bare collectives to the public tables and writes the constants, JSON.
+
+    Args:
+        out: Where they go.
+
+    Raises:
+        RecordError: The public tables were not found.
+    """
+    from forerun.evaluation.reference_tables import require_reference_folder
+    from forerun.evaluation.scaling_study import fit_scaling_table
+
+    out.write_text(fit_scaling_table(require_reference_folder()).to_json(), encoding="utf-8")

@@ -44,11 +44,32 @@ def evaluate(
     out: Annotated[
         Path, typer.Option(metavar="FILE.md", help="With --reference: the page.")
     ] = _ACCURACY_PAGE,
+    parity: Annotated[
+        bool, typer.Option("--parity", help="Compare networks in PyTorch with the same in Keras instead.")
+    ] = False,
+    stack: Annotated[
+        bool,
+        typer.Option("--stack", help="Study steps of Keras and TensorFlow in the public tables instead."),
+    ] = False,
     as_json: JsonOption = False,
     plot: PlotOption = None,
     debug: DebugOption = False,
 ) -> None:
     """Compare predictions with measured steps, beside simple baselines."""
+    if stack:
+        if records is not None or reference or parity or as_json or plot is not None:
+            raise UsageError("--stack takes no RECORDS and no other option but --debug; leave them out")
+        from forerun import api
+
+        with quiet_libraries(debug=debug):
+            page = api.stack_study()
+        typer.echo(page)
+        return
+    if parity:
+        if records is not None or reference or plot is not None:
+            raise UsageError("--parity takes no RECORDS, --reference or --plot; leave them out")
+        _print_parity(as_json, debug)
+        return
     if reference:
         if records is not None or as_json or plot is not None:
             raise UsageError("--reference takes no RECORDS, --json or --plot; leave them out")
@@ -69,6 +90,19 @@ def evaluate(
     print_page(evaluation_page(evaluation.as_dict()), page_width(PAGE_WIDTH))
     if plot is not None:
         typer.echo(f"plot written to {plot}", err=True)
+
+
+def _print_parity(as_json: bool, debug: bool) -> None:
+    from forerun import api
+
+    with quiet_libraries(debug=debug):
+        rows = api.keras_parity()
+    if as_json:
+        print_json({"pairs": [row.as_dict() for row in rows]})
+        return
+    from forerun.evaluation.keras_parity import parity_markdown
+
+    typer.echo(parity_markdown(rows))
 
 
 def _evaluate(records: str, file_format: str, devices: list[str], plot: Path | None) -> Evaluation:

@@ -21,6 +21,8 @@ from forerun.cli.plan import plan
 from forerun.cli.predict import predict
 from forerun.cli.records import records
 from forerun.cli.report import report
+from forerun.cli.scale import scale
+from forerun.cli.schedule import schedule
 from forerun.cli.serve import serve
 
 __all__ = ["app", "run"]
@@ -37,6 +39,7 @@ app = typer.Typer(
 app.command("predict", short_help="Predict time, memory and cost of training.")(predict)
 app.command("plan", short_help="Find the best configuration within limits.")(plan)
 app.add_typer(hardware, name="hardware")
+app.command("scale", short_help="Predict how training scales with devices or servers.")(scale)
 app.command("forecast", short_help="Forecast when a run reaches an accuracy.")(forecast)
 app.command("evaluate", short_help="Compare predictions with measured steps.")(evaluate)
 app.add_typer(measure, name="measure")
@@ -45,6 +48,9 @@ app.add_typer(records, name="records")
 app.command("report", short_help="Make one document of a plan or prediction.")(report)
 app.command("serve", short_help="Serve the what-if page and JSON over HTTP.")(serve)
 app.command("fit", short_help="Fit a cost model to reference tables.")(fit)
+app.command("schedule", short_help="Share a cluster among jobs: who gets what, and when is each done.")(
+    schedule
+)
 
 
 def _print_version(value: bool) -> None:

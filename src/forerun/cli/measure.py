@@ -1,4 +1,4 @@
-"""``forerun measure grid | layers | model | composition | curve | suite | loader``."""
+"""``forerun measure grid | layers | model | composition | curve | link | suite | loader``."""
 
 from __future__ import annotations
 
@@ -64,7 +64,9 @@ def grid(
     ] = None,
     batch_sizes: Annotated[str, typer.Option(metavar="32,64", help="Images of one step.")] = "32,64,128",
     precision: Annotated[str, typer.Option(metavar="NAME,NAME", help="Precisions, as in predict.")] = "fp32",
-    layout: Annotated[str, typer.Option(metavar="NAME,NAME", help="nchw, nhwc or both.")] = "nchw",
+    layout: Annotated[
+        str | None, typer.Option(metavar="NAME,NAME", help="nchw, nhwc or both; nchw, and nhwc for keras.")
+    ] = None,
     compile: Annotated[
         str, typer.Option(metavar="no,yes", help="Without torch.compile, with it, or both.")
     ] = "no",
@@ -77,6 +79,12 @@ def grid(
     ] = None,
     workers: Annotated[int, typer.Option(help="Processes that prepare batches.")] = 0,
     seed: Annotated[int, typer.Option(help="Seed of weights, order and synthetic images.")] = 0,
+    framework: Annotated[
+        str, typer.Option(metavar="NAME", help="pytorch, or keras on TensorFlow.")
+    ] = "pytorch",
+    replicas: Annotated[
+        int, typer.Option(help="With keras: replicas of a MirroredStrategy, each with a batch of its own.")
+    ] = 1,
     device: DeviceOption = "cpu",
     records: RecordsOption = None,
     occasion: OccasionOption = "",
@@ -101,7 +109,7 @@ def grid(
         sizes=chosen_sizes,
         batch_sizes=parse_whole_numbers("batch sizes", batch_sizes),
         precisions=parse_words("precision", precision, Precision),
-        layouts=parse_words("layout", layout, Layout),
+        layouts=parse_words("layout", layout or ("nhwc" if framework == "keras" else "nchw"), Layout),
         compiles=parse_flags(compile),
         image_size=image_size,
         optimizer=optimizer,
@@ -110,6 +118,8 @@ def grid(
         num_steps=steps,
         num_workers=workers,
         seed=seed,
+        framework=framework,
+        num_replicas=replicas,
     )
     session = _session(device, records, occasion, ray)
     timing = _timing(repetitions, max_seconds, timeout_s, threads)
@@ -187,6 +197,11 @@ def model(
         str | None, typer.Option(metavar="3,224,224", help="Shape of one sample, without the batch.")
     ] = None,
     sequence_length: Annotated[int | None, typer.Option(help="Tokens of one sample.")] = None,
+    num_devices: Annotated[
+        int,
+        typer.Option(help="Devices that share the work, each with the batch size; processes on a processor."),
+    ] = 1,
+    strategy: Annotated[str, typer.Option(metavar="NAME", help="How several devices share it: ddp.")] = "ddp",
     device: DeviceOption = "cpu",
     records: RecordsOption = None,
     occasion: OccasionOption = "",
@@ -219,9 +234,46 @@ def model(
         image_size=image_size,
         input_shape=None if input_shape is None else parse_input_shape(input_shape),
         sequence_length=sequence_length,
+        num_devices=num_devices,
+        strategy=strategy,
         **session,
     )
     _tell(run, as_json, csv, _write_table)
+
+
+@measure.command("link")
+def link(
+    num_devices: Annotated[int, typer.Option(help="Devices, or processes on a processor; at least 2.")] = 2,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.toml", help="Write the link, for --intra or --inter of scale."),
+    ] = None,
+    device: DeviceOption = "cpu",
+    records: RecordsOption = None,
+    occasion: OccasionOption = "",
+    repetitions: RepetitionsOption = 20,
+    timeout_s: TimeoutOption = 300.0,
+    threads: ThreadsOption = None,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Measure latency and bandwidth between devices by all-reduces of five sizes."""
+    timing = _timing(repetitions, 30.0, timeout_s, threads)
+    run = _run(
+        "measure_link",
+        debug,
+        timing,
+        num_devices=num_devices,
+        device=device,
+        records=records,
+        occasion=occasion,
+    )
+    if out is not None:
+        from forerun.measurement.link_file import write_measured_link
+
+        write_measured_link(run.measurements[-1], out)
+        typer.echo(f"link written to {out}", err=True)
+    _tell(run, as_json, None, _write_table)
 
 
 measure.command("composition")(composition)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -85,7 +86,9 @@ def energy_study(rows: EnergyRows) -> EnergyResult:
 
 def mean_law(laws: Sequence[PowerLaw]) -> PowerLaw:
     """The law of a GPU that nobody measured: the mean of the others."""
-    means = {name: float(np.mean([getattr(law, name) for law in laws])) for name in (*_PER_GPU, *_SHARED)}
+    means: dict[str, Any] = {
+        name: float(np.mean([getattr(law, name) for law in laws])) for name in (*_PER_GPU, *_SHARED)
+    }
     return replace(laws[0], **means)
 
 

@@ -110,14 +110,18 @@ def _needed_bytes(graph: Graph, setup: TrainingSetup, batch_size: int) -> dict[s
 
 
 def bracket_shares(brackets: Sequence[Bracket], method: str, num_folds: int = 5) -> VerdictShares:
-    """Shares of right verdicts, the one constant (the card's usable memory) fitted to the other families."""
+    """Shares of right verdicts, the one constant (the card's usable memory) fitted to the other families.
+
+    With fewer families than folds each family is a fold.
+    """
     usable = [
         b for b in brackets if method in b.ran_bytes and (b.failed_bytes is None or method in b.failed_bytes)
     ]
     ran = np.asarray([b.ran_bytes[method] for b in usable])
     failed = np.asarray([np.inf if b.failed_bytes is None else b.failed_bytes[method] for b in usable])
     says_ran, says_failed = np.empty(len(usable), dtype=bool), np.empty(len(usable), dtype=bool)
-    for split in family_folds([b.record for b in usable], num_folds):
+    records = [b.record for b in usable]
+    for split in family_folds(records, min(num_folds, len({record.family for record in records}))):
         limit = (
             _RTX_3090_VISIBLE_BYTES
             if method.startswith("16 ")

@@ -18,7 +18,7 @@ from forerun.records.measurement import Circumstances
 
 __all__ = ["at_job_start", "describe_circumstances", "num_threads_of", "software_version"]
 
-_DISTRIBUTIONS = {"pytorch": ("torch",), "keras": ("keras", "tensorflow")}
+_DISTRIBUTIONS = {"pytorch": ("torch",), "keras": ("keras", "tensorflow", "tensorflow-cpu")}
 
 
 def describe_circumstances(

@@ -38,6 +38,8 @@ class Grid:
         num_steps: Steps to which an epoch is cut; None for whole epochs.
         num_workers: Processes that prepare batches.
         seed: Of weights, order and synthetic images.
+        framework: ``pytorch``, or ``keras`` on TensorFlow.
+        num_replicas: With Keras, replicas of a MirroredStrategy, each with a batch of its own; 1 for none.
     """
 
     network: str = "cnn"
@@ -53,6 +55,8 @@ class Grid:
     num_steps: int | None = None
     num_workers: int = 0
     seed: int = 0
+    framework: str = "pytorch"
+    num_replicas: int = 1
 
     def __post_init__(self) -> None:
         axes = {**self.sizes, "batch size": self.batch_sizes, "precision": self.precisions}
@@ -64,6 +68,12 @@ class Grid:
                     f"expected different values of {name} in the grid, got {list(values)}; leave repeats out: "
                     "a repeat on another day has an occasion of its own"
                 )
+        if self.framework not in ("pytorch", "keras"):
+            raise InvalidSetupError(f"expected framework pytorch or keras, got {self.framework!r}")
+        if self.num_replicas < 1 or (self.num_replicas > 1 and self.framework != "keras"):
+            raise InvalidSetupError(
+                f"expected one replica, or more with framework keras, got {self.num_replicas} with {self.framework}"
+            )
         if self.num_epochs < 0 or (self.num_steps is not None and self.num_steps < 1):
             raise InvalidSetupError(
                 f"expected epochs of at least 0 and steps of at least 1, got {self.num_epochs} and {self.num_steps}"
@@ -102,9 +112,15 @@ def _job(grid: Grid, row: tuple[Any, ...]) -> Job:
         "num_workers": grid.num_workers,
         "seed": grid.seed,
     }
+    subject = f"{grid.network}:{text}" if text else grid.network
+    if grid.framework == "keras":
+        # Jobs of PyTorch keep the identity they had before there were others.
+        subject = f"keras:{subject}"
+        if grid.num_replicas > 1:
+            parameters |= {"strategy": "mirrored", "num_replicas": grid.num_replicas}
     return Job(
         kind=JobKind.TRAINING,
-        subject=f"{grid.network}:{text}" if text else grid.network,
+        subject=subject,
         family=grid.network,
         parameters=parameters,
     )

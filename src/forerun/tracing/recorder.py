@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -105,10 +105,20 @@ class StepRecorder(TorchDispatchMode):
 
     Rows are collected while ``records_ops`` is true, memory events always. A row of the backward pass belongs
     to the module whose forward created the autograd node it runs for.
+
+    Args:
+        is_traced: Whether a tensor stands for one on the device; meta tensors do.
+        shortcuts: What to run instead of an operation, by operation; ``NotImplemented`` runs the operation itself.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        is_traced: Callable[[torch.Tensor], bool] = lambda tensor: tensor.is_meta,
+        shortcuts: Mapping[Any, Callable[..., Any]] = SHORTCUTS,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.is_traced = is_traced
+        self._shortcuts = shortcuts
         self.rows: list[RecordedRow] = []
         self.events: list[RecordedEvent] = []
         self.records_ops = False
@@ -164,15 +174,15 @@ class StepRecorder(TorchDispatchMode):
             schema = self._schemas[func] = _read_schema(func)
         kwargs = kwargs or {}
         operands = list(_tensors(args))
-        is_on_device = any(t.is_meta for t in operands)
+        is_on_device = any(self.is_traced(t) for t in operands)
         if operands and not is_on_device:
             return func(*args, **kwargs)  # the host's own arithmetic, such as an optimizer's step counter
         inputs = {t.untyped_storage()._cdata for t in operands}
-        shortcut = SHORTCUTS.get(func) if is_on_device else None
+        shortcut = self._shortcuts.get(func) if is_on_device else None
         result = NotImplemented if shortcut is None else shortcut(*args, **kwargs)
         if result is NotImplemented:
             result = func(*args, **kwargs)
-        outputs = [t for t in _tensors(result) if t.is_meta]
+        outputs = [t for t in _tensors(result) if self.is_traced(t)]
         if not operands and not outputs:
             return result  # made on the host
         for tensor in outputs:

@@ -6,6 +6,7 @@
 ``timm:NAME``                 a model of timm
 ``hf:CONFIG.json``            a Transformers configuration
 ``onnx:FILE.onnx``            an ONNX file
+``keras:...``                 never comes here, see ``keras_source``
 ``path/to/file.py:factory``   the user's own code, see ``user_code``
 ``nn.Module``                 a module, copied to the meta device
 ============================  ==========================================================================
@@ -44,8 +45,8 @@ _PREFIXES: dict[str, Callable[[str, InputOptions], BuiltModel]] = {
     "onnx": build_onnx,
 }
 _FORMS = (
-    "a family such as cnn:depth=4, torchvision:NAME, timm:NAME, hf:CONFIG.json, onnx:FILE.onnx, "
-    "path/to/file.py:factory, or a torch.nn.Module"
+    "a family such as cnn:depth=4, torchvision:NAME, timm:NAME, hf:CONFIG.json, keras:NAME, "
+    "keras:FILE.keras, onnx:FILE.onnx, path/to/file.py:factory, or a torch.nn.Module"
 )
 _FILE_AND_NAME = re.compile(r"(?P<path>.+\.py):(?P<name>[^:/\\]*)")
 
@@ -115,8 +116,8 @@ def _build_named(spec: str, options: InputOptions) -> BuiltModel:
         return _PREFIXES[prefix](rest, options)
     if prefix == "keras":
         raise UsageError(
-            f"Keras models ({spec}) come with the extra 'keras', which this version does not have yet; "
-            "export the model to ONNX and use onnx:FILE.onnx, or give a PyTorch model"
+            f"{spec} is a Keras model: it is predicted, and measured with 'forerun measure grid --framework keras', "
+            "but not built as a PyTorch module"
         )
     raise _unknown(spec)
 

@@ -33,20 +33,23 @@ class RawTrace:
     unsupported: frozenset[str]
 
 
-def record_step(built: BuiltModel, setup: TrainingSetup, batch_size: int) -> RawTrace:
+def record_step(
+    built: BuiltModel, setup: TrainingSetup, batch_size: int, recorder: StepRecorder | None = None
+) -> RawTrace:
     """Records the steady-state step of a model and the memory stream of two steps.
 
     Args:
         built: The model on the meta device; it is converted in place to the setup's precision and layout.
         setup: Training configuration; its batch size is not used.
         batch_size: Samples of the traced batch.
+        recorder: A new recorder, for tensors other than those of the meta device.
     """
     module = built.module
     batch = prepared_batch(built, setup, batch_size)
     for parameter in module.parameters():
         parameter.grad = None
     optimizer = make_optimizer(setup, [p for p in module.parameters() if p.requires_grad])
-    recorder = StepRecorder()
+    recorder = recorder or StepRecorder()
     _watch_static(recorder, module, batch, optimizer)
     was_collecting = gc.isenabled()
     gc.disable()  # blocks are freed by their last reference, as on a GPU, not when the collector happens to run
@@ -116,14 +119,14 @@ def _watch_static(
         recorder.watch(buffer, AllocationKind.BUFFER)
     for tensor in _tensors_in(batch):
         recorder.watch(tensor, AllocationKind.INPUT)
-    for tensor in _state_of(optimizer):  # Adagrad makes its state before the first step
+    for tensor in _state_of(optimizer, recorder):  # Adagrad makes its state before the first step
         recorder.watch(tensor, AllocationKind.OPTIMIZER_STATE)
 
 
-def _state_of(optimizer: torch.optim.Optimizer | None) -> Iterator[torch.Tensor]:
+def _state_of(optimizer: torch.optim.Optimizer | None, recorder: StepRecorder) -> Iterator[torch.Tensor]:
     if optimizer is not None:
         tensors = _tensors_in([list(state.values()) for state in optimizer.state.values()])
-        yield from (tensor for tensor in tensors if tensor.is_meta)
+        yield from (tensor for tensor in tensors if recorder.is_traced(tensor))
 
 
 @contextmanager
@@ -213,7 +216,7 @@ def _name_kinds(
     for parameter in module.parameters():
         if parameter.grad is not None and (block := recorder.block_of(parameter.grad)) is not None:
             kinds[block] = AllocationKind.GRADIENT
-    for tensor in _state_of(optimizer):
+    for tensor in _state_of(optimizer, recorder):
         if (block := recorder.block_of(tensor)) is not None:
             kinds[block] = AllocationKind.OPTIMIZER_STATE
     _name_short_lived(recorder.events, kinds)

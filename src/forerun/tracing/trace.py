@@ -9,16 +9,15 @@ import os
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forerun.errors import ForerunError
+from forerun.tracing.keras_source import is_keras, trace_keras
 from forerun.workload.graph import Graph
 from forerun.workload.graph_file import GRAPH_FORMAT_VERSION, read_graph, write_graph
 from forerun.workload.setup import OptimizerImplementation, Phase, Precision, TrainingSetup
 
 if TYPE_CHECKING:
-    import torch
-
     from forerun.tracing.built_model import BuiltModel
 
 __all__ = ["TRACE_VERSION", "ModelRequest", "cache_folder", "is_traced", "trace"]
@@ -29,7 +28,13 @@ TRACE_VERSION = 2
 _BATCH_SIZES = (2, 4)
 """Two, not one: batch normalisation after global pooling refuses a single value per channel."""
 
-_LIBRARY_OF_PREFIX = {"torchvision": "torchvision", "timm": "timm", "hf": "transformers", "onnx": "onnx"}
+_LIBRARY_OF_PREFIX = {
+    "torchvision": "torchvision",
+    "timm": "timm",
+    "hf": "transformers",
+    "onnx": "onnx",
+    "keras": "keras",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +69,7 @@ def cache_folder() -> Path:
 def trace(
     request: ModelRequest,
     setup: TrainingSetup,
-    module: torch.nn.Module | None = None,
+    module: Any = None,
     *,
     use_cache: bool = True,
 ) -> Graph:
@@ -77,7 +82,7 @@ def trace(
     Args:
         request: The model and its inputs.
         setup: Training configuration; the batch size matters only for models that are not affine in it.
-        module: A module to trace instead of the one the request names.
+        module: A module or ``keras.Model`` to trace instead of the one the request names.
         use_cache: Whether to read and write the cache.
 
     Raises:
@@ -89,6 +94,11 @@ def trace(
     known = read_graph(path) if path is not None else None
     if known is not None and known.only_batch_size in (None, setup.batch_size_per_device):
         return known
+    if is_keras(request.model if module is None else module):
+        graph = trace_keras(request, setup, module)
+        if path is not None and graph.only_batch_size is None:
+            _keep(graph, path)
+        return graph
     from forerun.tracing.sources import build_model
 
     built = build_model(
@@ -103,9 +113,7 @@ def trace(
     # The key holds no batch size, so a graph that is good for one only must not be found under it.
     is_general = graph.only_batch_size == built.only_batch_size
     if path is not None and built.cache_key is not None and is_general:
-        # A full or read-only disk costs the next question its speed, not this one its answer.
-        with contextlib.suppress(OSError):
-            write_graph(graph, path)
+        _keep(graph, path)
     return graph
 
 
@@ -113,6 +121,12 @@ def is_traced(request: ModelRequest, setup: TrainingSetup) -> bool:
     """Whether the cache holds a graph of a model, so that tracing it needs no framework."""
     path = _cache_path(request, setup)
     return path is not None and path.exists()
+
+
+def _keep(graph: Graph, path: Path) -> None:
+    # A full or read-only disk costs the next question its speed, not this one its answer.
+    with contextlib.suppress(OSError):
+        write_graph(graph, path)
 
 
 def trace_built(built: BuiltModel, setup: TrainingSetup) -> Graph:
@@ -173,7 +187,7 @@ def _cache_path(request: ModelRequest, setup: TrainingSetup) -> Path | None:
     key = {
         "request": asdict(request),
         "definition": definition,
-        "setup": _traced_settings(setup),
+        "setup": _traced_settings(setup) | ({"compile": setup.compile} if is_keras(request.model) else {}),
         "versions": library_versions(request.model),
         "format": (GRAPH_FORMAT_VERSION, TRACE_VERSION),
     }
@@ -184,12 +198,15 @@ def _cache_path(request: ModelRequest, setup: TrainingSetup) -> Path | None:
 def _definition(model: str) -> str | None:
     """What defines a model besides its name: the content of its file; None if that cannot be known."""
     prefix, _, rest = model.partition(":")
-    if prefix in ("hf", "onnx"):
+    is_keras_file = model.endswith((".keras", ".h5", ".hdf5"))
+    if prefix in ("hf", "onnx") or is_keras_file:
         try:
-            return hashlib.sha256(Path(rest).read_bytes()).hexdigest()
+            return hashlib.sha256(
+                Path(model.removeprefix("keras:") if is_keras_file else rest).read_bytes()
+            ).hexdigest()
         except OSError:
             return None
-    return None if ".py:" in model or prefix == "keras" else ""
+    return None if ".py:" in model else ""
 
 
 def _traced_settings(setup: TrainingSetup) -> dict[str, object]:

@@ -35,7 +35,7 @@ from forerun.tracing.losses import INFERRED_LOSS_NOTE, inferred_loss
 from forerun.tracing.meta_build import build_on_meta, is_building_on_meta, meta_copy
 from forerun.tracing.module_inputs import guess_inputs
 
-__all__ = ["build_from_file", "build_from_module"]
+__all__ = ["build_from_file", "build_from_module", "factory_of"]
 
 _RETURNS = (
     "an nn.Module, (module, example_batch), or a dict with 'module' and 'input_shape' or 'example_batch'"
@@ -81,15 +81,25 @@ def build_from_file(path_text: str, factory_name: str, options: InputOptions) ->
         UnknownModelError: No such file, or no such name in it.
         ModelBuildError: The file or the factory raised, or returned something else.
     """
+    spec = f"{path_text}:{factory_name}"
+    with factory_of(path_text, factory_name) as factory:
+        returned = _sorted(_call(factory, options, spec), spec)
+        return _build(returned, options, spec)
+
+
+@contextmanager
+def factory_of(path_text: str, factory_name: str) -> Iterator[Any]:
+    """Runs a Python file and gives what has a name in it; inside, the file's neighbours can be imported.
+
+    Raises:
+        UnknownModelError: No such file, or no such name in it.
+        ModelBuildError: The file raised.
+    """
     path = Path(path_text).expanduser().resolve()
     if not path.is_file():
         raise UnknownModelError(f"there is no file {path_text!r}; give path/to/file.py:factory")
-    spec = f"{path_text}:{factory_name}"
     with _importable(path.parent):
-        namespace = _run_file(path, path_text)
-        factory = _look_up(namespace, factory_name, path_text)
-        returned = _sorted(_call(factory, options, spec), spec)
-        return _build(returned, options, spec)
+        yield _look_up(_run_file(path, path_text), factory_name, path_text)
 
 
 @contextmanager

@@ -1,0 +1,208 @@
+"""``StepTimer``: times any ``model.fit`` of Keras step by step and writes a record of it.
+
+    from forerun.keras import StepTimer
+
+    model.fit(data, epochs=3, callbacks=[StepTimer("runs.sqlite", dataset_size=50_000)])
+
+Importing this module imports Keras.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from forerun.errors import MissingExtraError
+from forerun.measurement.circumstances import at_job_start, describe_circumstances
+from forerun.measurement.jobs import Job, RunResult
+from forerun.measurement.measured_job import key_of
+from forerun.measurement.protocol import Protocol
+from forerun.measurement.summary import summarise
+from forerun.records.measurement import JobKind, Measurement, Outcome, Scalar
+from forerun.records.store import RecordStore
+from forerun.workload.setup import Layout, Precision
+
+try:
+    import keras
+except ModuleNotFoundError as error:
+    raise MissingExtraError("the callback StepTimer", "keras") from error
+
+__all__ = ["StepTimer"]
+
+_PRECISIONS = {
+    "mixed_float16": Precision.AMP,
+    "mixed_bfloat16": Precision.AMP_BF16,
+    "float16": Precision.FP16,
+    "bfloat16": Precision.BF16,
+}
+_LAYOUTS = {"channels_last": Layout.NHWC, "channels_first": Layout.NCHW}
+
+
+class StepTimer(keras.callbacks.Callback):  # type: ignore[misc]  # Keras is not typed
+    """Times the steps and epochs of ``fit`` and writes one measurement when training ends.
+
+    A step's time is that between the ends of two batches, so it holds what the step waits for its data. The first step
+    of ``fit``, which traces and compiles, and the first of each epoch, which follows validation, are kept apart. Keras
+    hands the logs of each batch to its callbacks as numbers, so a step has ended on the device when it is counted;
+    with ``steps_per_execution`` above 1 the time of an execution is divided by its steps.
+
+    Args:
+        records: Store of the record, as ``forerun records`` takes it; None for the default one.
+        subject: Model as ``forerun.predict`` names it; ``keras:`` and the model's name if None.
+        family: Group that must not be split between fit and test; the subject if None.
+        dataset_size: Samples of an epoch; steps times batch size if None.
+        batch_size: Samples of a step; what ``fit`` was given, or the first batch of its data, if None.
+        optimizer: Name of the optimizer as ``forerun.predict`` knows it; Keras' own in small letters if None.
+        device: ``cpu`` or ``cuda:N``.
+        occasion: Label of the session.
+
+    Attributes:
+        measurement: What was written; None before the end of training.
+        step_times_s, epoch_times_s: All times so far [s].
+
+    Raises:
+        MissingExtraError: Keras is not installed (when the module is imported).
+        RecordError: The store cannot be used (at the end of training).
+    """
+
+    def __init__(
+        self,
+        records: str | Path | None = None,
+        *,
+        subject: str | None = None,
+        family: str | None = None,
+        dataset_size: int | None = None,
+        batch_size: int | None = None,
+        optimizer: str | None = None,
+        device: str = "cpu",
+        occasion: str = "",
+    ) -> None:
+        super().__init__()
+        self._records = records
+        self._subject, self._family = subject, family
+        self._dataset_size, self._batch_size = dataset_size, batch_size
+        self._optimizer = optimizer
+        self._device, self._occasion = device, occasion
+        self.measurement: Measurement | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self.step_times_s: list[float] = []
+        self.warm_up_s: list[float] = []
+        self.epoch_times_s: list[float] = []
+        self._logs: list[Mapping[str, Any]] = []
+        self._num_steps = 0
+        self._began_s = self._last_s = 0.0
+        self._last_step = -1
+
+    def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
+        """Called by ``fit``."""
+        self._forget()
+        around = describe_circumstances(self._device, occasion=self._occasion, framework="keras")
+        self._circumstances = at_job_start(around)
+
+    def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Called by ``fit``."""
+        self._began_s = self._last_s = time.perf_counter()
+        self._last_step = -1
+
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Called by ``fit`` after a step, or after all steps of an execution, with the number of the last."""
+        now_s = time.perf_counter()
+        num_steps = batch - self._last_step
+        is_first = self._last_step < 0
+        times = self.warm_up_s if is_first else self.step_times_s
+        times.extend([(now_s - self._last_s) / num_steps] * num_steps)
+        self._last_s, self._last_step = now_s, batch
+        self._num_steps = batch + 1
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Called by ``fit`` after the epoch and its validation; the epoch's time ends with its last step."""
+        self.epoch_times_s.append(self._last_s - self._began_s)
+        self._logs.append(dict(logs or {}))
+
+    def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
+        """Writes the measurement."""
+        if not self.step_times_s:
+            return  # epochs of one step leave nothing to time
+        self.measurement = self._measured()
+        with RecordStore.open(self._records) as store:
+            store.add(self.measurement)
+
+    def _measured(self) -> Measurement:
+        result = RunResult(
+            repetitions_s=tuple(self.step_times_s), warm_up_s=tuple(self.warm_up_s), results=self._results()
+        )
+        subject = self._subject or f"keras:{self.model.name}"
+        job = Job(
+            kind=JobKind.TRAINING,
+            subject=subject,
+            family=self._family or subject,
+            parameters=self._parameters(),
+        )
+        begun = hashlib.sha256(self._circumstances.started_at.encode()).hexdigest()[:8]
+        around = replace(self._circumstances, occasion=self._occasion or f"fit {begun}")
+        return Measurement(
+            key=key_of(job, around),
+            kind=job.kind,
+            subject=job.subject,
+            family=job.family,
+            parameters=job.parameters,
+            outcome=Outcome.DONE,
+            circumstances=around,
+            repetitions_s=result.repetitions_s,
+            warm_up_s=result.warm_up_s,
+            summary=summarise(result, Protocol()),
+            results=result.results,
+        )
+
+    def _parameters(self) -> dict[str, Scalar]:
+        model = self.model
+        policy = getattr(model.dtype_policy, "name", "float32")
+        shape = tuple(model.input_shape[1:]) if isinstance(getattr(model, "input_shape", None), tuple) else ()
+        known = all(isinstance(n, int) for n in shape) and shape
+        return {
+            "batch_size": self._samples_of_a_step(),
+            "input_shape": "x".join(map(str, shape)) if known else None,
+            "precision": str(_PRECISIONS.get(policy, Precision.FP32)),
+            "layout": str(_LAYOUTS[keras.config.image_data_format()]),
+            "compile": bool(model.jit_compile),
+            "optimizer": self._optimizer or type(model.optimizer).__name__.lower(),
+            "phase": "train",
+            "num_epochs": len(self.epoch_times_s),
+            "dataset_size": self._dataset_size or self._num_steps * self._samples_of_a_step(),
+        }
+
+    def _samples_of_a_step(self) -> int:
+        if self._batch_size is not None:
+            return self._batch_size
+        if self._dataset_size is not None:
+            return math.ceil(self._dataset_size / self._num_steps)
+        return int((self.params or {}).get("batch_size") or 32)
+
+    def _results(self) -> dict[str, Scalar]:
+        step_s = median(self.step_times_s)
+        whole = self.epoch_times_s[1:] or [step_s * self._num_steps]  # the first epoch holds tracing
+        size = self._dataset_size or self._num_steps * self._samples_of_a_step()
+        results: dict[str, Scalar] = {
+            "step_time_s": step_s,
+            "steps_per_epoch": self._num_steps,
+            "epoch_time_s": median(whole),
+            "images_per_second": size / median(whole),
+            "num_parameters": int(self.model.count_params()),
+            "first_step_s": self.warm_up_s[0],
+            "dataset_size": size,
+        }
+        for number, (time_s, logs) in enumerate(zip(self.epoch_times_s, self._logs, strict=True), start=1):
+            results[f"epoch_time_{number}_s"] = time_s
+            for name in ("loss", "accuracy", "val_loss", "val_accuracy"):
+                value = logs.get(name)
+                if isinstance(value, (int, float)) and math.isfinite(value):
+                    results[f"{name}_{number}"] = float(value)
+        return results

@@ -1,0 +1,7 @@
+"""For scripts of Keras: ``from forerun.keras import StepTimer``. Nothing else of forerun imports this module."""
+
+from __future__ import annotations
+
+from forerun.callbacks.step_timer import StepTimer
+
+__all__ = ["StepTimer"]
