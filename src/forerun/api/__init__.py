@@ -48,9 +48,9 @@ if TYPE_CHECKING:
     )
     from forerun.api.scaling import ScaleCurve, scale
     from forerun.api.scheduling import Schedule, schedule, schedule_trace
+    from forerun.api.skypilot import time_estimator
     from forerun.api.speeds import ServerCurve, SpeedFit, fit_speed, scale_servers
     from forerun.api.suite import SuiteRun, measure_suite
-    from forerun.api.time_estimator import time_estimator
 
 __all__ = [
     "Backtest",
@@ -169,7 +169,7 @@ _MODULES = {
     "schedule_trace": "scheduling",
     "stack_study": "frameworks",
     "sweep": "prediction",
-    "time_estimator": "time_estimator",
+    "time_estimator": "skypilot",
     "trace_model": "models",
     "trade_off": "configurations",
 }
