@@ -31,12 +31,17 @@ def test_the_time_is_that_of_the_prediction():
     assert estimate(on(A100=1)) == own.job_time_s.value == estimate(on(a100=1.0))
 
 
+def test_several_accelerators_share_the_job():
+    estimate = time_estimator(MODEL, **JOB)
+    assert estimate(on(A100=1)) / 4 <= estimate(on(A100=4)) < estimate(on(A100=1))
+
+
 @pytest.mark.parametrize(
     ("resources", "error", "words"),
     [
         (SimpleNamespace(accelerators=None), InvalidSetupError, "one kind of accelerator, got None"),
         (on(A100=1, T4=1), InvalidSetupError, "one kind of accelerator"),
-        (on(A100=8), InvalidSetupError, "one device per job, got 8 x A100"),
+        (on(A100=0.5), InvalidSetupError, "whole devices, got 0.5 x A100"),
         (on(A1000=1), UnknownDeviceError, "no device of the catalogue for the accelerator 'A1000'"),
     ],
 )

@@ -24,6 +24,7 @@ from forerun.planner.devices import DeviceOption, parse_devices, with_prices
 from forerun.planner.engine import Engine, PlanQuestion
 from forerun.planner.limits import Limit, parse_limits
 from forerun.planner.plan import Plan
+from forerun.planner.scaling import DataParallelScaling
 from forerun.planner.space import check_count, expand_models, parse_batch_sizes
 from forerun.prediction.job import DATASETS, Dataset, Job, find_dataset
 from forerun.prediction.step import PreparedModel, prepare
@@ -161,6 +162,7 @@ def plan(
         co2_g_per_kwh=co2_g_per_kwh,
         loader=loader,
         accuracies=known,
+        scaling=DataParallelScaling(source.weights, torch_version),
     )
     return make_plan(
         Engine(question, source),

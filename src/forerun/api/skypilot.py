@@ -44,7 +44,7 @@ def time_estimator(model: str, **question: Any) -> Callable[[Any], float]:
 
     Raises:
         InvalidSetupError: The question has a device of its own, or no job; and, when asked, resources without
-            exactly one kind of accelerator, or with several of it.
+            exactly one kind of accelerator, or with a part of one.
         UnknownDeviceError: When asked, an accelerator that the catalogue does not have.
 
     Example:
@@ -59,24 +59,25 @@ def time_estimator(model: str, **question: Any) -> Callable[[Any], float]:
         raise InvalidSetupError("the time of a job needs a dataset and the number of epochs")
 
     def estimate(resources: Any) -> float:
-        found = predict(model, device=_device(resources), **question)
+        device, num_devices = _device(resources)
+        found = predict(model, device=device, num_devices=num_devices, **question)
         assert found.job_time_s is not None
         return found.job_time_s.value
 
     return estimate
 
 
-def _device(resources: Any) -> str:
+def _device(resources: Any) -> tuple[str, int]:
     accelerators = getattr(resources, "accelerators", None)
     if not isinstance(accelerators, Mapping) or len(accelerators) != 1:
         raise InvalidSetupError(f"expected resources with one kind of accelerator, got {accelerators!r}")
     ((name, count),) = accelerators.items()
-    if count != 1:
-        raise InvalidSetupError(f"this version predicts one device per job, got {count:g} x {name}")
+    if count < 1 or count != int(count):
+        raise InvalidSetupError(f"a job has whole devices, got {count:g} x {name}")
     known = {key.lower(): device for key, device in SKYPILOT_ACCELERATORS.items()}
     if name.lower() not in known:
         raise UnknownDeviceError(
             f"no device of the catalogue for the accelerator '{name}'{near_matches(name, SKYPILOT_ACCELERATORS)}; "
             f"known are {', '.join(SKYPILOT_ACCELERATORS)}"
         )
-    return known[name.lower()]
+    return known[name.lower()], int(count)

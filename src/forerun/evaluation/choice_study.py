@@ -237,6 +237,6 @@ def choice_section(results: Sequence[ChoiceResult]) -> str:
         "from a fit without its family on any device. `Device held out`: figures of a device come from a fit without "
         "any row of it, so every device of a set is one that no measurement stands behind. `Not in the fit`: tables "
         "that no fit has read (PyTorch 0.3, Torch7, TensorFlow, BERT), by the shipped model. Price ranks the devices "
-        "of the price table. `dle_training` has no network on four devices of the catalogue.\n\n"
+        "of the price table. In `dle_training` no framework measured a network on four single devices.\n\n"
         + "".join(lines)
     )

@@ -16,6 +16,7 @@ from forerun.costs.op_weights import OpTimeWeights
 from forerun.errors import InvalidSetupError
 from forerun.planner.candidates import CandidateTable, Configuration, JobArrays, joined, quantities
 from forerun.planner.devices import DeviceOption
+from forerun.planner.scaling import ScaledSteps
 from forerun.prediction.job import Job
 from forerun.prediction.point_times import PointTimes, grid_live_bytes, grid_times, point_times
 from forerun.prediction.predictor import release_of
@@ -50,8 +51,10 @@ class Scaling(Protocol):
         setup: TrainingSetup,
         batch_sizes: Ints,
         step_s: Floats,
-    ) -> Floats:
-        """Time of a step over all devices of the option, (3, n) [s], from that of one device, (3, n) [s]."""
+        *,
+        exact: bool,
+    ) -> ScaledSteps:
+        """Steps over all devices of the option from those of one device, (3, n) [s]."""
         ...
 
 
@@ -180,10 +183,14 @@ class Engine:
             own = _device_row(times, row)
             # One step of many: here its time is taken as proportional to its samples.
             global_batch = sizes * question.options[number].num_devices
-            last = own.step_s * (question.job.num_samples % global_batch) / global_batch
+            # Of several devices the last step is a whole one, as in ``predict``.
+            is_one = question.options[number].num_devices == 1
+            last = own.step_s * ((question.job.num_samples % global_batch) / global_batch if is_one else 1.0)
             arrays = (own, last, None if validation is None else _device_row(validation, row))
             parts.append(
-                self._table(index, number, sizes, setup, model, arrays, self._live_memory(number, live))
+                self._table(
+                    index, number, sizes, setup, model, arrays, self._live_memory(number, live), exact=False
+                )
             )
         return parts
 
@@ -195,8 +202,8 @@ class Engine:
         option, configuration = question.options[number], question.configurations[index]
         model = self._source.prepared(configuration, setup)
         own = self._points(model, option, setup, sizes)
-        rest = -(-(question.job.num_samples % (sizes * option.num_devices)) // option.num_devices)
-        if model.graph.only_batch_size is None and rest.any():
+        rest = question.job.num_samples % sizes
+        if option.num_devices == 1 and model.graph.only_batch_size is None and rest.any():
             last = self._points(model, option, setup, np.where(rest > 0, rest, sizes)).step_s
         else:
             last = own.step_s
@@ -206,7 +213,8 @@ class Engine:
             forward = self._source.prepared(configuration, inference)
             validation = self._points(forward, option, inference, sizes)
         memory = np.asarray([self._replayed(index, number, model, int(size)) for size in sizes]).T
-        return self._table(index, number, sizes, setup, model, (own, last, validation), memory)
+        times = (own, last, validation)
+        return self._table(index, number, sizes, setup, model, times, memory, exact=True)
 
     def _points(
         self, model: PreparedModel, option: DeviceOption, setup: TrainingSetup, sizes: Ints
@@ -224,6 +232,8 @@ class Engine:
         model: PreparedModel,
         times: tuple[PointTimes, Floats, PointTimes | None],
         memory_bytes: Floats,
+        *,
+        exact: bool,
     ) -> CandidateTable:
         question = self._question
         option, configuration = question.options[number], question.configurations[index]
@@ -232,7 +242,8 @@ class Engine:
         scaled = step
         if option.num_devices > 1:
             assert question.scaling is not None
-            scaled = question.scaling(model, option, setup, sizes, step)
+            found = question.scaling(model, option, setup, sizes, step, exact=exact)
+            scaled, memory_bytes = found.step_s, memory_bytes + found.grown_bytes
         arrays = JobArrays(
             step_s=self._fed(scaled, sizes),
             last_s=self._fed(scaled * (last / own.step_s), sizes * last / own.step_s),
@@ -244,7 +255,8 @@ class Engine:
             arrays,
             option,
             sizes,
-            own.activity * step[0] / arrays.step_s[0],
+            # A device that waits for the loader draws less; one that waits for others is counted as if it worked.
+            own.activity * scaled[0] / arrays.step_s[0],
             own.compute_fraction,
             power_limit_w=question.power_limit_w,
             co2_g_per_kwh=question.co2_g_per_kwh,
