@@ -103,7 +103,7 @@ def job_sets(draw, cluster: Cluster) -> list[Job]:
         found.append(
             job(
                 f"job-{number}",
-                work=draw(st.floats(1e3, 3e5)),
+                work=draw(st.floats(1e3, 1e5)),
                 kinds=kinds,
                 sample_s=draw(st.floats(1e-3, 0.05)),
                 sync_s=draw(st.floats(0.0, 0.5)),
