@@ -120,7 +120,7 @@ def _read_file(path_text: str) -> str:
 
 def _whole_text(error: BaseException) -> str:
     """What an error and those that led to it say: Keras wraps the cause."""
-    texts = []
+    texts: list[str] = []
     current: BaseException | None = error
     while current is not None and len(texts) < _LONGEST_CHAIN:
         texts.append(str(current))
