@@ -1,8 +1,8 @@
 """What a training step costs beside its layers, in Keras on TensorFlow and in PyTorch, and the factor that follows.
 
-Each framework runs in a process of its own, one thread: chains of 1 and 17 dense layers of one unit (they have calls and
-next to no work), the network of the MNIST study, and each of its layers alone. Printed are the cost of a step, of one more
-layer, and the sum of the layers over the step.
+Each framework runs in a process of its own, one thread: chains of 1 and 17 dense layers of one unit (they have calls
+and next to no work), the network of the MNIST study, and each of its layers alone. Printed are the cost of a step, of
+one more layer, and the sum of the layers over the step.
 
     python benchmarks/call_overhead.py --batch-size 32 --repetitions 40
 """
@@ -28,7 +28,7 @@ LAYERS = [
 ]
 
 
-def median_ms(step: Callable[[], Any], repetitions: int) -> float:
+def _median_ms(step: Callable[[], Any], repetitions: int) -> float:
     for _ in range(5):
         step()
     times = []
@@ -39,7 +39,7 @@ def median_ms(step: Callable[[], Any], repetitions: int) -> float:
     return 1e3 * median(times)
 
 
-def keras_step(layers: list[Any], shape: tuple[int, ...], batch_size: int) -> Callable[[], Any]:
+def _keras_step(layers: list[Any], shape: tuple[int, ...], batch_size: int) -> Callable[[], Any]:
     import keras
     import numpy as np
 
@@ -50,7 +50,7 @@ def keras_step(layers: list[Any], shape: tuple[int, ...], batch_size: int) -> Ca
     return lambda: model.train_on_batch(x, y)
 
 
-def keras_layer(kind: str, width: int) -> list[Any]:
+def _keras_layer(kind: str, width: int) -> list[Any]:
     from keras import layers
 
     if kind == "conv":
@@ -58,7 +58,7 @@ def keras_layer(kind: str, width: int) -> list[Any]:
     return [layers.Dense(width, activation="relu")]
 
 
-def torch_step(layers: list[Any], shape: tuple[int, ...], batch_size: int) -> Callable[[], Any]:
+def _torch_step(layers: list[Any], shape: tuple[int, ...], batch_size: int) -> Callable[[], Any]:
     import torch
 
     model = torch.nn.Sequential(*layers)
@@ -76,7 +76,7 @@ def torch_step(layers: list[Any], shape: tuple[int, ...], batch_size: int) -> Ca
     return step
 
 
-def torch_layer(kind: str, width: int, shape: tuple[int, ...]) -> list[Any]:
+def _torch_layer(kind: str, width: int, shape: tuple[int, ...]) -> list[Any]:
     from torch import nn
 
     if kind == "conv":
@@ -84,31 +84,33 @@ def torch_layer(kind: str, width: int, shape: tuple[int, ...]) -> list[Any]:
     return [nn.Linear(shape[0], width), nn.ReLU()]
 
 
-def measure(framework: str, batch_size: int, repetitions: int) -> dict[str, float]:
+def _measure(framework: str, batch_size: int, repetitions: int) -> dict[str, float]:
     if framework == "keras":
         import tensorflow as tf
         from keras.layers import Flatten
 
         tf.config.threading.set_intra_op_parallelism_threads(1)
-        make, flatten = keras_step, Flatten
-        built = [keras_layer(kind, width) for kind, _, width in LAYERS]
-        one = [keras_layer("dense", 1) for _ in range(CHAIN)]
-        whole = [keras_layer(kind, width) for kind, _, width in LAYERS]
+        make, flatten = _keras_step, Flatten
+        built = [_keras_layer(kind, width) for kind, _, width in LAYERS]
+        one = [_keras_layer("dense", 1) for _ in range(CHAIN)]
+        whole = [_keras_layer(kind, width) for kind, _, width in LAYERS]
     else:
         import torch
 
         torch.set_num_threads(1)
-        make, flatten = torch_step, torch.nn.Flatten
-        built = [torch_layer(kind, width, shape) for kind, shape, width in LAYERS]
-        one = [torch_layer("dense", 1, (1,)) for _ in range(CHAIN)]
-        whole = [torch_layer(kind, width, shape) for kind, shape, width in LAYERS]
+        make, flatten = _torch_step, torch.nn.Flatten
+        built = [_torch_layer(kind, width, shape) for kind, shape, width in LAYERS]
+        one = [_torch_layer("dense", 1, (1,)) for _ in range(CHAIN)]
+        whole = [_torch_layer(kind, width, shape) for kind, shape, width in LAYERS]
     network = [*whole[0], *whole[1], flatten(), *whole[2], *whole[3]]
-    single = median_ms(make(list(one[0]), (1,), batch_size), repetitions)
-    chain = median_ms(make([layer for part in one for layer in part], (1,), batch_size), repetitions)
+    single = _median_ms(make(list(one[0]), (1,), batch_size), repetitions)
+    chain = _median_ms(make([layer for part in one for layer in part], (1,), batch_size), repetitions)
+    shapes = [shape for _, shape, _ in LAYERS]
     layers = [
-        median_ms(make(part, shape, batch_size), repetitions) for part, (_, shape, _) in zip(built, LAYERS)
+        _median_ms(make(part, shape, batch_size), repetitions)
+        for part, shape in zip(built, shapes, strict=True)
     ]
-    step = median_ms(make(network, LAYERS[0][1], batch_size), repetitions)
+    step = _median_ms(make(network, LAYERS[0][1], batch_size), repetitions)
     per_layer = (chain - single) / (CHAIN - 1)
     return {
         "step_ms": step,
@@ -119,13 +121,14 @@ def measure(framework: str, batch_size: int, repetitions: int) -> dict[str, floa
 
 
 def main() -> None:
+    """Reads the options, measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--repetitions", type=int, default=40)
     parser.add_argument("--framework", choices=("keras", "pytorch"))
     asked = parser.parse_args()
     if asked.framework:
-        print(json.dumps(measure(asked.framework, asked.batch_size, asked.repetitions)))
+        print(json.dumps(_measure(asked.framework, asked.batch_size, asked.repetitions)))
         return
     print(
         "framework  step ms  sum of layers ms  factor  cost of a step ms  of a layer ms  factor from these costs"
