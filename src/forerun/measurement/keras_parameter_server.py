@@ -162,7 +162,8 @@ def _coordinate(asked: dict[str, Any]) -> float:
         return time.perf_counter() - began_s
 
     run(2 * len(asked["cluster"]["worker"]))  # tracing, on every worker
-    return run(asked["num_steps"]) / asked["num_steps"]
+    step_time_s: float = run(asked["num_steps"]) / asked["num_steps"]
+    return step_time_s
 
 
 def main(arguments: Sequence[str]) -> None:
