@@ -13,6 +13,7 @@
         ├── CostModelError         fitted weights are missing, damaged or too old
         ├── RecordError            a table of measurements, or a store of them, is not usable
         ├── ForecastError          a curve from which nothing can be forecast
+        ├── ScriptError            a user's script failed, or did nothing that can be measured
         └── MeasurementError       a real run could not be made
             └── DeviceBusyError    another process measures on the device
 
@@ -36,6 +37,7 @@ __all__ = [
     "MissingExtraError",
     "ModelBuildError",
     "RecordError",
+    "ScriptError",
     "TraceError",
     "UnknownDeviceError",
     "UnknownModelError",
@@ -104,6 +106,10 @@ class RecordError(FailureError):
 
 class ForecastError(FailureError):
     """The curve has too few points, diverged, does not move, or will change for a reason that is not known."""
+
+
+class ScriptError(FailureError):
+    """A user's script could not be started, failed, or made no training step."""
 
 
 class MeasurementError(FailureError):

@@ -22,6 +22,7 @@ __all__ = [
     "format_flops_per_s",
     "format_mass_g",
     "parse_amount",
+    "parse_duration_s",
 ]
 
 GIB = 1024**3
@@ -80,6 +81,30 @@ def format_flops_per_s(flops_per_s: float) -> str:
 def format_energy_j(energy_j: float) -> str:
     """An energy: '45.1 kJ' below one kWh, kWh above."""
     return f"{_three_digits(energy_j / 3.6e6)} kWh" if energy_j >= 3.6e6 else _format_decimal(energy_j, "J")
+
+
+_DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(?:e([+-]?\d+))?\s*([a-z]*)")
+_SECONDS = {
+    **dict.fromkeys(("", "s", "sec", "second", "seconds"), 1.0),
+    **dict.fromkeys(("m", "min", "minute", "minutes"), 60.0),
+    **dict.fromkeys(("h", "hr", "hour", "hours"), 3600.0),
+    **dict.fromkeys(("d", "day", "days"), 86400.0),
+}
+
+
+def parse_duration_s(text: str) -> float:
+    """A duration of zero or more as people write it [s]; a bare number is seconds.
+
+    >>> parse_duration_s("1.5h")
+    5400.0
+
+    Raises:
+        ValueError: The text is no such duration.
+    """
+    found = _DURATION.fullmatch(text.strip().lower())
+    if found is None or found[3] not in _SECONDS:
+        raise ValueError(f"expected a duration such as 90, 90s, 15min, 2h or 1.5d, got '{text}'")
+    return float(found[1]) * 10.0 ** int(found[2] or 0) * _SECONDS[found[3]]
 
 
 def format_mass_g(mass_g: float) -> str:

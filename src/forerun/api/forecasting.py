@@ -1,36 +1,29 @@
-"""``forerun forecast`` as functions: of a run, of stored runs, and of configurations against each other."""
+"""``forerun forecast`` as a function: of one run, with the clock and price of each device it might go on."""
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from forerun.convergence.backtest import StoredRun, cut_results, mean_errors, summarise
-from forerun.convergence.backtest_summary import Backtest, summary_of
-from forerun.convergence.backtest_table import BacktestTable, load_table, save_table, shipped_table_path
+from forerun.convergence.backtest_table import BacktestTable, load_table, shipped_table_path
 from forerun.convergence.cleaning import clean
-from forerun.convergence.curve import Curve, error_scale
+from forerun.convergence.curve import Curve
 from forerun.convergence.curve_files import find_curve_files, read_curve
-from forerun.convergence.forecast import forecast_curve
+from forerun.convergence.forecast import CurveForecast, forecast_curve
 from forerun.convergence.mixture import Tier
 from forerun.convergence.schedule import Schedule, schedule_of
 from forerun.convergence.stopping import stop_advice
 from forerun.convergence.target import Target, parse_target
-from forerun.errors import InvalidSetupError, RecordError, UsageError
+from forerun.errors import InvalidSetupError
 from forerun.prediction.estimate import Interval
-from forerun.prediction.forecast_answer import Clock, RunForecast, time_to_target
-from forerun.prediction.trade_off import TradeOffPoint, pareto_front
+from forerun.prediction.forecast_answer import Clock, Outcome, RunForecast, outcome_of, time_to_target
 
-__all__ = ["Backtest", "RunForecast", "TradeOff", "backtest", "forecast", "trade_off"]
+__all__ = ["RunForecast", "forecast", "predicted_clock", "schedule_from"]
 
 _UNKNOWN = "unknown"
-_COLUMNS = ("name", "run", "model", "device")
-_OPTIONAL = ("batch_size", "precision", "dataset", "epochs", "schedule", "optimizer", "price")
 
 
 def forecast(
@@ -45,6 +38,7 @@ def forecast(
     devices: Sequence[str] = (),
     price_usd_per_hour: float | None = None,
     backtest_file: str | Path | None = None,
+    cut: float | None = None,
     **setup: Any,
 ) -> RunForecast:
     """Where a run ends, when it reaches a target, and what that takes.
@@ -61,6 +55,7 @@ def forecast(
         devices: Where it might be trained.
         price_usd_per_hour: Price of a device.
         backtest_file: Figures of back-tests instead of the shipped ones, made by ``backtest``.
+        cut: Share of a finished run, above 0 and below 1, after which to forecast it; the answer then has what came.
         setup: Further arguments of ``predict``, such as ``batch_size`` and ``dataset``.
 
     Raises:
@@ -69,8 +64,10 @@ def forecast(
         ForecastError: The curve is too short, diverged, does not move, or has a changing rate that is not given.
     """
     wanted = parse_target(target) if isinstance(target, str) else target
-    curve = _curve(run, wanted, metric)
-    planned = _schedule(schedule, epochs)
+    whole = _curve(run, wanted, metric)
+    curve = whole if cut is None else _first_share(whole, cut)
+    epochs = float(whole.epochs[-1]) if cut is not None and epochs is None else epochs
+    planned = schedule_from(schedule, epochs)
     table = load_table(Path(backtest_file) if backtest_file is not None else shipped_table_path())
     found = forecast_curve(
         curve,
@@ -79,7 +76,7 @@ def forecast(
         end_epoch=epochs,
         schedule=planned,
         is_schedule_unknown=schedule == _UNKNOWN,
-        siblings=_siblings(history, curve, wanted),
+        siblings=_siblings(history, run, curve, wanted),
     )
     clocks = list(_clocks(found.curve, model, devices, price_usd_per_hour, setup))
     epoch_time_s = clocks[0].epoch_time_s.value if clocks else None
@@ -91,7 +88,23 @@ def forecast(
         advice=stop_advice(found, epoch_time_s),
         coverage=_coverage(table, found.tier, found.progress),
         notes=found.notes,
+        outcome=None if cut is None else _outcome(whole, found),
     )
+
+
+def _first_share(curve: Curve, cut: float) -> Curve:
+    """The curve as it was after a share of its length."""
+    if not 0 < cut < 1:
+        raise InvalidSetupError(f"a cut is a share of the run between 0 and 1, such as 0.3, got {cut:g}")
+    return curve.first(
+        max(1, int(np.searchsorted(curve.epochs, cut * curve.epochs[-1] * (1 + 1e-9), "right")))
+    )
+
+
+def _outcome(whole: Curve, found: CurveForecast) -> Outcome:
+    cleaned = clean(whole)
+    assert cleaned is not None  # its beginning was forecast
+    return outcome_of(cleaned.curve, found)
 
 
 def _curve(run: Any, target: Target | None, metric: str | None) -> Curve:
@@ -116,7 +129,8 @@ def _curve(run: Any, target: Target | None, metric: str | None) -> Curve:
     )
 
 
-def _schedule(schedule: Any, epochs: float | None) -> Schedule | None:
+def schedule_from(schedule: Any, epochs: float | None) -> Schedule | None:
+    """A schedule from words or an object; None for none and for "unknown"."""
     if schedule is None or (isinstance(schedule, str) and schedule.strip() == _UNKNOWN):
         return None
     if not isinstance(schedule, (str, Schedule)) and epochs is None:
@@ -126,9 +140,12 @@ def _schedule(schedule: Any, epochs: float | None) -> Schedule | None:
     return schedule_of(schedule, epochs or 1.0)
 
 
-def _siblings(history: Any, curve: Curve, target: Target | None) -> list[Curve]:
+def _siblings(history: Any, run: Any, curve: Curve, target: Target | None) -> list[Curve]:
+    """Finished runs; the run itself is not its own history, wherever its file lies."""
     is_place = isinstance(history, (str, Path))
-    given = find_curve_files(history) if is_place else list(history)
+    given: list[Any] = list(find_curve_files(history)) if is_place else list(history)
+    own = Path(run).resolve() if isinstance(run, (str, Path)) else None
+    given = [g for g in given if isinstance(g, Curve) or Path(g).resolve() != own]
     metric = target.metric if target else curve.metric
     return [s if isinstance(s, Curve) else read_curve(s, metric, curve.is_rising) for s in given]
 
@@ -178,150 +195,3 @@ def _coverage(table: BacktestTable, tier: Tier, progress: float) -> float | None
         return None
     nearest = min(of_tier, key=lambda cut: abs(float(cut) - progress))
     return float(of_tier[nearest])
-
-
-def backtest(
-    folder: str | Path,
-    *,
-    metric: str | None = None,
-    schedule: Any = None,
-    save: str | Path | None = None,
-) -> Backtest:
-    """Tests all forecasters on the finished runs of a folder; files of one sub-folder are runs of one job.
-
-    Args:
-        folder: Where the runs are.
-        metric: Name of the metric.
-        schedule: The schedule of all runs, if known.
-        save: File for the figures, to be used by ``forecast(..., backtest_file=...)``.
-
-    Raises:
-        RecordError: There are fewer than two runs that are long enough.
-    """
-    runs = _stored_runs(Path(folder), metric, _schedule(schedule, None))
-    if len(runs) < 2:
-        raise RecordError(f"a back-test needs two or more runs of nine points, got {len(runs)} in '{folder}'")
-    results = cut_results(runs)
-    found = summary_of(results)
-    if save is not None:
-        source = f"{len(runs)} runs of {Path(folder).name}"
-        provenance = {"source": source, "coverage_90": found.rounded_coverage()}
-        save_table(summarise(results, mean_errors(results), provenance), Path(save))
-    return found
-
-
-def _stored_runs(folder: Path, metric: str | None, schedule: Schedule | None) -> list[StoredRun]:
-    found = []
-    for path in find_curve_files(folder):
-        cleaned = clean(read_curve(path, metric))
-        if cleaned is None or len(cleaned.curve) < 9:
-            continue
-        curve = cleaned.curve
-        scale = error_scale(curve.values, curve.is_rising)
-        found.append(
-            StoredRun(
-                table=folder.name,
-                job=path.parent.relative_to(folder).as_posix(),
-                name=path.name,
-                epochs=curve.epochs,
-                errors=np.maximum(scale.errors(curve.values), 1e-9),
-                rates=None if schedule is None else schedule.rates(curve.epochs),
-                is_bounded=curve.is_rising,
-            )
-        )
-    return found
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TradeOff:
-    """Configurations against each other.
-
-    Attributes:
-        target: The target, or None.
-        points: The configurations.
-        is_on_front: Whether each is on the Pareto front of time against the final value.
-    """
-
-    target: Target | None
-    points: tuple[TradeOffPoint, ...]
-    is_on_front: tuple[bool, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        pairs = zip(self.points, self.is_on_front, strict=True)
-        return {
-            "target": None if self.target is None else str(self.target),
-            "configurations": [point.as_dict(front) for point, front in pairs],
-        }
-
-
-def trade_off(
-    table: str | Path, *, target: str | Target | None = None, metric: str | None = None
-) -> TradeOff:
-    """Predicted time of an epoch times forecast epochs for each configuration of a table.
-
-    Args:
-        table: A CSV with the columns name, run (a curve, by its path from the table), model and device, and
-            optionally batch_size, precision, dataset, epochs, schedule, optimizer and price.
-        target: A value to reach.
-        metric: Name of the metric without a target.
-
-    Raises:
-        RecordError: The table cannot be read or lacks columns.
-    """
-    wanted = parse_target(target) if isinstance(target, str) else target
-    points = [_point(row, Path(table), wanted, metric) for row in _configurations(Path(table))]
-    return TradeOff(target=wanted, points=tuple(points), is_on_front=tuple(pareto_front(points)))
-
-
-def _configurations(table: Path) -> list[dict[str, str]]:
-    try:
-        with table.open(newline="", encoding="utf-8-sig") as file:
-            rows = [{k: (v or "").strip() for k, v in row.items() if k} for row in csv.DictReader(file)]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise RecordError(
-            f"{table}: expected a CSV of configurations, and it cannot be read: {error}"
-        ) from error
-    missing = [name for name in _COLUMNS if not rows or name not in rows[0]]
-    if missing:
-        raise RecordError(
-            f"{table}: expected the columns {', '.join(_COLUMNS)} and a row or more, {', '.join(missing)} missing"
-        )
-    return rows
-
-
-def _point(row: Mapping[str, str], table: Path, target: Target | None, metric: str | None) -> TradeOffPoint:
-    price = float(row["price"]) if row.get("price") else None
-    setup: dict[str, Any] = {k: row[k] for k in ("precision", "optimizer", "dataset") if row.get(k)}
-    try:
-        setup |= {"batch_size": int(row["batch_size"])} if row.get("batch_size") else {}
-        epochs = float(row["epochs"]) if row.get("epochs") else None
-    except ValueError as error:
-        raise UsageError(
-            f"{table}: expected numbers as batch_size and epochs of '{row['name']}': {error}"
-        ) from None
-    answer = forecast(
-        table.parent / row["run"],
-        target=target,
-        metric=metric,
-        schedule=row.get("schedule") or None,
-        epochs=epochs,
-        model=row["model"],
-        devices=[row["device"]],
-        price_usd_per_hour=price,
-        **setup,
-    )
-    time = answer.times[0]
-    found = answer.curve_forecast
-    per_hour = time.clock.price_usd_per_hour
-    return TradeOffPoint(
-        name=row["name"],
-        device=time.clock.device,
-        epoch_time_s=time.clock.epoch_time_s,
-        epochs_to_target=found.epochs_to_target[1],
-        time_to_target_s=time.total_s,
-        final_value=answer.final_value,
-        end_time_s=time.end_s,
-        cost_usd=None if per_hour is None else per_hour * time.end_s.value / 3600,
-        is_rising=found.curve.is_rising,
-    )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from forerun.api.measuring import MeasurementRun, measure_jobs
 from forerun.errors import InvalidSetupError, MissingExtraError, TraceError
+from forerun.measurement.data_parallel_runner import check_strategy
 from forerun.measurement.datasets import check_dataset
 from forerun.measurement.grid import Grid, grid_jobs, spread_order
 from forerun.measurement.jobs import Job
@@ -22,7 +23,7 @@ from forerun.tracing.keras_networks import KERAS_FAMILIES
 from forerun.tracing.trace import ModelRequest, trace
 from forerun.workload.setup import Phase
 
-__all__ = ["MeasurementRun", "measure_grid", "measure_layers", "measure_model"]
+__all__ = ["MeasurementRun", "measure_grid", "measure_layers", "measure_link", "measure_model"]
 
 
 def measure_grid(
@@ -105,6 +106,8 @@ def measure_model(
     image_size: int | None = None,
     input_shape: Sequence[int] | None = None,
     sequence_length: int | None = None,
+    num_devices: int = 1,
+    strategy: str = "ddp",
     device: str = "cpu",
     records: str | Path | None = None,
     occasion: str = "",
@@ -125,6 +128,9 @@ def measure_model(
         image_size: Height and width of square images [pixels].
         input_shape: Shape of one sample.
         sequence_length: Tokens of one sample.
+        num_devices: Devices that share the work, each with the batch size; on a processor, processes that share its
+            cores.
+        strategy: How they share it: ddp.
         device: ``cpu`` or ``cuda:N``.
         records: Store of the records; the default store if None.
         occasion: Label of the session.
@@ -139,11 +145,16 @@ def measure_model(
         "input_shape": None if input_shape is None else "x".join(map(str, input_shape)),
         "sequence_length": sequence_length,
     }
+    kind = JobKind.STEP
+    if num_devices != 1:
+        check_strategy(strategy, num_devices, phase)
+        kind = JobKind.DATA_PARALLEL
+        shared |= {"num_devices": num_devices, "strategy": strategy}
     shared = {name: value for name, value in shared.items() if value is not None}
     axes = ("batch_size", "precision", "layout", "compile")
     jobs = [
         Job(
-            kind=JobKind.STEP,
+            kind=kind,
             subject=model,
             family=subject_family(model),
             parameters={**shared, **dict(zip(axes, row, strict=True))},
@@ -157,6 +168,37 @@ def measure_model(
     for job in jobs:
         _check_model(job)
     return measure_jobs(spread_order(jobs), device, records, occasion, protocol, ray, on_event)
+
+
+def measure_link(
+    *,
+    num_devices: int = 2,
+    device: str = "cpu",
+    records: str | Path | None = None,
+    occasion: str = "",
+    protocol: Protocol | None = None,
+    on_event: Callable[[Event], None] | None = None,
+) -> MeasurementRun:
+    """Measures latency and bandwidth of the link between the devices at hand, by all-reduces of five sizes.
+
+    Args:
+        num_devices: Devices, or processes of a processor; at least 2.
+        device: ``cpu`` or ``cuda``.
+        records: Store of the records; the default store if None.
+        occasion: Label of the session.
+        protocol: How they are timed.
+        on_event: Told of every job.
+
+    Raises:
+        UsageError: There are fewer than two devices.
+        MeasurementError: The devices cannot be used.
+    """
+    if num_devices < 2:
+        raise InvalidSetupError(
+            f"a link has two ends or more: expected at least 2 devices, got {num_devices}"
+        )
+    job = Job(kind=JobKind.LINK, subject="all-reduce", family="link", parameters={"num_devices": num_devices})
+    return measure_jobs([job], device, records, occasion, protocol, None, on_event)
 
 
 def _check_model(job: Job) -> None:

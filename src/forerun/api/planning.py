@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 import datetime
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from forerun.api.models import is_fixed, prepared_model
 from forerun.costs.calibration_files import find_calibration
 from forerun.costs.input_pipeline import InputPipeline
 from forerun.costs.op_weights import OpTimeWeights, load_weights, shipped_weights_path
@@ -29,11 +30,10 @@ from forerun.prediction.step import PreparedModel, prepare
 from forerun.tracing.trace import ModelRequest, trace
 from forerun.workload.setup import Layout, Precision, TrainingSetup, choice
 
-__all__ = ["DEFAULT_BATCH_SIZES", "plan", "prepared_model", "read_accuracies"]
+__all__ = ["DEFAULT_BATCH_SIZES", "plan", "read_accuracies"]
 
 DEFAULT_BATCH_SIZES = "8:1024"
 
-_MODELS_KEPT = 64
 _USUAL_DATASETS: Mapping[tuple[int, ...], str] = {
     (3, 32, 32): "cifar10",
     (1, 28, 28): "mnist",
@@ -73,6 +73,7 @@ def plan(
     torch_version: str | None = None,
     num_points: int = 12,
     max_rejected: int = 1000,
+    exact: bool = True,
     use_cache: bool = True,
 ) -> Plan:
     """The best configuration under limits, of every combination of models, devices, batch sizes and the rest.
@@ -106,6 +107,8 @@ def plan(
         torch_version: PyTorch version of the run.
         num_points: Candidates to list.
         max_rejected: Rejected candidates to list with their reasons.
+        exact: Whether listed candidates are evaluated once more exactly as ``predict`` does; without, they are those
+            of the grid: memory within some per cent, and times at more than 16 batch sizes interpolated.
         use_cache: Whether to use the cache of traced graphs.
 
     Raises:
@@ -168,13 +171,8 @@ def plan(
         notes=(*notes, *_price_notes(priced), *_energy_notes(priced)),
         num_points=num_points,
         max_rejected=max_rejected,
+        exact=exact,
     )
-
-
-@lru_cache(maxsize=_MODELS_KEPT)
-def prepared_model(request: ModelRequest, setup: TrainingSetup, use_cache: bool = True) -> PreparedModel:
-    """A traced model with its distinct kernels, kept in memory; the setup's batch size must be a fixed one."""
-    return prepare(trace(request, setup, use_cache=use_cache))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +181,7 @@ class _Source:
 
     sequence_length: int | None
     use_cache: bool
+    _own: dict[tuple[ModelRequest, TrainingSetup], PreparedModel] = field(default_factory=dict)
 
     def prepared(self, configuration: Configuration, setup: TrainingSetup) -> PreparedModel:
         request = ModelRequest(
@@ -190,18 +189,24 @@ class _Source:
             image_size=configuration.image_size,
             sequence_length=self.sequence_length,
         )
-        # A user's own file may change between two questions, so it is traced for each plan.
-        find = prepared_model.__wrapped__ if ".py:" in configuration.model else prepared_model
-        general = find(request, replace(setup, batch_size_per_device=32), self.use_cache)
+        general = self._traced(request, replace(setup, batch_size_per_device=32))
         if general.graph.only_batch_size in (None, setup.batch_size_per_device):
             return general
-        exact = find(request, setup, self.use_cache)
+        exact = self._traced(request, setup)
         if exact.graph.only_batch_size not in (None, setup.batch_size_per_device):
             raise InvalidSetupError(
                 f"{configuration.model} runs at batch size {exact.graph.only_batch_size} only, got "
                 f"{setup.batch_size_per_device}; plan with that batch size alone"
             )
         return exact
+
+    def _traced(self, request: ModelRequest, setup: TrainingSetup) -> PreparedModel:
+        if self.use_cache and is_fixed(request.model):
+            return prepared_model(request, setup)
+        key = (request, setup)
+        if key not in self._own:
+            self._own[key] = prepare(trace(request, setup, use_cache=self.use_cache))
+        return self._own[key]
 
     def weights(self, option: DeviceOption) -> OpTimeWeights:
         own = find_calibration(option.device) if option.name == "here" else None
@@ -323,6 +328,8 @@ def _check_answerable(
         )
     if "co2" in asked and co2_g_per_kwh is None:
         raise InvalidSetupError("co2 needs the intensity of the grid: --co2 GRAMS per kWh, such as 400")
+    if co2_g_per_kwh is not None and not 0 <= co2_g_per_kwh < math.inf:
+        raise InvalidSetupError(f"a carbon intensity must be zero or more g/kWh, got {co2_g_per_kwh}")
     if "cost" in asked and all(option.usd_per_hour is None for option in options):
         names = ", ".join(option.label for option in options)
         raise InvalidSetupError(f"no price is known of {names}: give --price 1.89/h or --prices FILE.toml")

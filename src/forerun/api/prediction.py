@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from forerun.api.clusters import ClusterRequest, estimate_of_cluster
+from forerun.api.models import is_fixed, prepared_model
 from forerun.costs.calibration_files import find_calibration, load_calibration
 from forerun.costs.memory_constants import visible_memory
 from forerun.costs.memory_stream import live_peak_bytes
@@ -34,7 +36,16 @@ if TYPE_CHECKING:
 
     from forerun.evaluation.records_evaluation import Evaluation
 
-__all__ = ["Evaluation", "Sweep", "evaluate", "evaluate_reference", "fit_op_model", "predict", "sweep"]
+__all__ = [
+    "Evaluation",
+    "Sweep",
+    "evaluate",
+    "evaluate_reference",
+    "fit_op_model",
+    "fit_scaling_model",
+    "predict",
+    "sweep",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -126,6 +137,11 @@ def _prepared(
     model: str | torch.nn.Module, request: ModelRequest, setup: TrainingSetup, use_cache: bool
 ) -> PreparedModel:
     module = None if isinstance(model, str) else model
+    if module is None and use_cache and is_fixed(request.model):
+        # A graph that holds for any batch size is kept under one of them.
+        kept = prepared_model(request, replace(setup, batch_size_per_device=32))
+        if kept.graph.only_batch_size is None:
+            return kept
     graph = trace(request, setup, module, use_cache=use_cache)
     if graph.only_batch_size not in (None, setup.batch_size_per_device):
         raise InvalidSetupError(
@@ -239,16 +255,20 @@ def predict(
     memory_overhead_bytes: float | None = None,
     torch_version: str | None = None,
     calibration: str | Path | None = None,
-    num_devices: int = 1,
-    num_nodes: int = 1,
+    num_devices: int | None = None,
+    num_nodes: int | None = None,
+    strategy: str = "ddp",
+    intra: str | None = None,
+    inter: str | None = None,
     use_cache: bool = True,
 ) -> Estimate:
-    """Time, memory, energy and cost of training a model on a device, without the device.
+    """Time, memory, energy and cost of training a model on one device or several, without them.
 
     Args:
         model: An ``nn.Module`` or a specification such as ``torchvision:resnet50``; see docs/models.md.
-        device: Catalogue name, driver name, TOML file, ``here``, or a ``Device``.
-        batch_size: Samples per step.
+        device: Catalogue name, driver name, TOML file, ``here``, a ``Device``, or ``4x8xh100-sxm``: nodes x devices x
+            name.
+        batch_size: Samples per step of one device.
         precision: fp32, tf32, amp, amp-bf16, bf16 or fp16.
         layout: nchw or nhwc; the framework's own if None, which is nhwc for Keras.
         compile: Whether the step runs under torch.compile.
@@ -270,8 +290,11 @@ def predict(
         memory_overhead_bytes: Memory of an idle process on the device [bytes].
         torch_version: PyTorch version of the run, such as "2.4".
         calibration: File of a calibration of the device; that of this machine is taken for ``here`` by itself.
-        num_devices: Devices; more than one is not answered yet.
-        num_nodes: Nodes; more than one is not answered yet.
+        num_devices: Devices, where the name of the device does not say; time, money and energy are those of all.
+        num_nodes: Machines they are in; one if None.
+        strategy: How several devices share the work: ddp, zero1, zero2, fsdp or mirrored.
+        intra: Link between devices of a node, where the board's form does not say it.
+        inter: Link between nodes, such as ``infiniband-hdr`` or ``8xinfiniband-hdr``.
         use_cache: Whether to use the cache of traced graphs.
 
     Raises:
@@ -283,11 +306,6 @@ def predict(
         >>> forerun.predict("torchvision:resnet18", device="a100-sxm4-40gb").fits
         'yes'
     """
-    if num_devices != 1 or num_nodes != 1:
-        raise InvalidSetupError(
-            f"this version predicts one device, got {num_devices} devices on {num_nodes} nodes; "
-            "ask for one device and its share of the batch"
-        )
     if price_usd_per_hour is not None and not (price_usd_per_hour >= 0 and isfinite(price_usd_per_hour)):
         raise InvalidSetupError(f"a price must be zero or more US dollars per hour, got {price_usd_per_hour}")
     job = _job(dataset, dataset_size, epochs, validation_size, validate, startup_s, checkpoint_s)
@@ -302,7 +320,17 @@ def predict(
         fused_attention,
     )
     request = _request(model, image_size, input_shape, sequence_length)
-    found = _device(device)
+    asked = ClusterRequest(
+        device=device,
+        num_devices=None if num_devices is None else _whole("the number of devices", num_devices),
+        num_nodes=None if num_nodes is None else _whole("the number of nodes", num_nodes),
+        strategy=strategy,
+        intra=intra,
+        inter=inter,
+    )
+    cluster = asked.cluster()
+    found = cluster.device
+    settings = asked.settings(setup.phase) if cluster.num_devices > 1 else None
     question = Question(
         device=found,
         setup=setup,
@@ -317,7 +345,10 @@ def predict(
     if job is not None and job.num_validation_samples:
         inference = replace(setup, phase=Phase.INFERENCE, optimizer="none")
         validation = _prepared(model, request, inference, use_cache)
-    return estimate(prepared, validation, question)
+    alone = estimate(prepared, validation, question)
+    if settings is None:
+        return alone
+    return estimate_of_cluster(alone, prepared, validation, question, cluster, settings)
 
 
 def sweep(
@@ -494,3 +525,18 @@ def fit_op_model(out: Path, quick: bool = False) -> None:
     from forerun.evaluation.reference_run import fit_shipped_weights
 
     fit_shipped_weights(out, quick=quick)
+
+
+def fit_scaling_model(out: Path) -> None:
+    """Fits what training adds to bare collectives to the public tables and writes the constants, JSON.
+
+    Args:
+        out: Where they go.
+
+    Raises:
+        RecordError: The public tables were not found.
+    """
+    from forerun.evaluation.reference_tables import require_reference_folder
+    from forerun.evaluation.scaling_study import fit_scaling_table
+
+    out.write_text(fit_scaling_table(require_reference_folder()).to_json(), encoding="utf-8")

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from forerun.callbacks.curve_callback import CurveCallback
     from forerun.callbacks.curve_log import CurveLog
-    from forerun.callbacks.keras_callback import keras_callback
-    from forerun.callbacks.lightning_callback import lightning_callback
+    from forerun.callbacks.for_keras import keras_callback
+    from forerun.callbacks.for_lightning import lightning_callback
     from forerun.callbacks.pruner import ForecastPruner
 
 __all__ = ["CurveCallback", "CurveLog", "ForecastPruner", "keras_callback", "lightning_callback"]
@@ -29,8 +29,8 @@ _MODULES = {
     "CurveCallback": "curve_callback",
     "CurveLog": "curve_log",
     "ForecastPruner": "pruner",
-    "keras_callback": "keras_callback",
-    "lightning_callback": "lightning_callback",
+    "keras_callback": "for_keras",
+    "lightning_callback": "for_lightning",
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from forerun.errors import MissingExtraError
+from forerun.errors import UsageError
 
 __all__ = ["optuna_pruner_base"]
 
@@ -14,10 +14,12 @@ def optuna_pruner_base() -> type[Any]:
     """Optuna's ``BasePruner``.
 
     Raises:
-        MissingExtraError: Optuna is not installed.
+        UsageError: Optuna is not installed.
     """
     try:
         base: type[Any] = import_module("optuna.pruners").BasePruner
     except ModuleNotFoundError as error:
-        raise MissingExtraError("ForecastPruner", "tune") from error
+        raise UsageError(
+            "ForecastPruner expects Optuna, which was not found; install it with: pip install 'optuna>=5'"
+        ) from error
     return base

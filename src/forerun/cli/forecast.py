@@ -8,6 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from forerun.cli.forecast_modes import (
+    PAGE_WIDTH,
+    compare_configurations,
+    evaluate_forecasters,
+    forecast_batch_sizes,
+    forecast_other_networks,
+)
 from forerun.cli.options import DebugOption, JsonOption, PlotOption
 from forerun.cli.output import page_width, print_json, print_page, quiet_libraries
 from forerun.cli.parsing import parse_price_usd_per_hour
@@ -18,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["forecast"]
 
-_PAGE_WIDTH = 110
 _TARGET_HELP = "What is to be reached, such as 'accuracy>=0.92' or 'loss<=1.5'."
 _SCHEDULE_HELP = (
     "constant, step:30,60,80x0.1, cosine:epochs=90, linear:, poly:, exponential:, onecycle: or unknown."
@@ -65,6 +71,12 @@ def forecast(
     backtest: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Back-test figures of your own, see --save.")
     ] = None,
+    cut: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE", help="Forecast a finished run after this share of it, beside what came."
+        ),
+    ] = None,
     watch: Annotated[
         bool, typer.Option("--watch", help="Forecast again whenever the file has grown.")
     ] = False,
@@ -74,7 +86,10 @@ def forecast(
     ] = 3600.0,
     evaluate: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Test all forecasters on finished runs; a sub-folder is a job."),
+        typer.Option(
+            metavar="DIR",
+            help="Test forecasters on finished runs, a sub-folder being a job; 'reference': the public tables.",
+        ),
     ] = None,
     save: Annotated[
         Path | None, typer.Option(metavar="FILE", help="With --evaluate: keep the figures for --backtest.")
@@ -87,21 +102,44 @@ def forecast(
             help="Compare configurations: columns name, run, model, device, and options of each.",
         ),
     ] = None,
+    batches: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.csv",
+            help="Steps to a target at other batch sizes: columns batch_size, and steps or epochs.",
+        ),
+    ] = None,
+    networks: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.csv",
+            help="A network never trained, from others: columns network, features, and --metric (epochs).",
+        ),
+    ] = None,
     as_json: JsonOption = False,
     plot: PlotOption = None,
     debug: DebugOption = False,
 ) -> None:
     """Forecast when a training run reaches an accuracy, from its curve so far."""
-    _check_asked(run, evaluate, trade_off, save, watch, as_json)
+    _check_one_mode(run, evaluate, trade_off, batches, networks)
+    _check_asked(run, evaluate, save, watch, cut, as_json)
     if plot is not None:
+        if batches is not None or networks is not None:
+            raise UsageError("--plot draws a forecast, --evaluate or --trade-off; leave it out")
         from forerun.report.figure import check_plot_path
 
         check_plot_path(plot)
     if evaluate is not None:
-        _evaluate(evaluate, metric or _metric_of(target), schedule, save, as_json, debug)
+        evaluate_forecasters(evaluate, metric or _metric_of(target), schedule, save, as_json, plot, debug)
         return
     if trade_off is not None:
-        _trade_off(trade_off, target, metric, as_json, plot, debug)
+        compare_configurations(trade_off, target, metric or _metric_of(target), as_json, plot, debug)
+        return
+    if batches is not None:
+        forecast_batch_sizes(batches, batch_size, dataset_size, as_json, debug)
+        return
+    if networks is not None:
+        forecast_other_networks(networks, metric, as_json, debug)
         return
     setup = {
         "batch_size": batch_size,
@@ -120,6 +158,7 @@ def forecast(
         "devices": on or [],
         "price_usd_per_hour": None if price is None else parse_price_usd_per_hour(price),
         "backtest_file": backtest,
+        "cut": cut,
         **{name: value for name, value in setup.items() if value is not None},
     }
     assert run is not None
@@ -129,24 +168,25 @@ def forecast(
     _tell(_ask(run, question, debug), as_json, plot)
 
 
-def _check_asked(
-    run: Path | None,
-    evaluate: Path | None,
-    trade_off: Path | None,
-    save: Path | None,
-    watch: bool,
-    as_json: bool,
-) -> None:
-    if sum(given is not None for given in (run, evaluate, trade_off)) != 1:
+def _check_one_mode(run: Path | None, *modes: Path | None) -> None:
+    if sum(given is not None for given in (run, *modes)) != 1:
         raise UsageError(
-            "expected exactly one of RUN, --evaluate DIR and --trade-off FILE; see 'forerun forecast --help'"
+            "expected exactly one of RUN, --evaluate DIR, --trade-off FILE, --batches FILE and --networks FILE; see "
+            "'forerun forecast --help'"
         )
+
+
+def _check_asked(
+    run: Path | None, evaluate: Path | None, save: Path | None, watch: bool, cut: float | None, as_json: bool
+) -> None:
     if save is not None and evaluate is None:
         raise UsageError("--save keeps the figures of --evaluate DIR; give both, or leave it out")
-    if watch and (run is None or as_json):
+    if watch and (run is None or as_json or cut is not None):
         raise UsageError(
-            "--watch follows one RUN and prints a page each time; leave out --json and other modes"
+            "--watch follows one RUN and prints a page each time; leave out --json, --cut and other modes"
         )
+    if cut is not None and run is None:
+        raise UsageError("--cut looks back at one finished RUN; name it")
 
 
 def _metric_of(target: str | None) -> str | None:
@@ -169,14 +209,15 @@ def _tell(answer: RunForecast, as_json: bool, plot: Path | None) -> None:
     if plot is not None:
         from forerun.report.forecast_plots import forecast_plot
 
-        curve = answer.curve_forecast.curve
-        forecast_plot(plot, found, (curve.epochs, curve.values))
+        curve, outcome = answer.curve_forecast.curve, answer.outcome
+        came = None if outcome is None else (outcome.epochs, outcome.values)
+        forecast_plot(plot, found, (curve.epochs, curve.values), came)
     if as_json:
         print_json(found)
         return
     from forerun.report.forecast_page import forecast_page
 
-    print_page(forecast_page(found), page_width(_PAGE_WIDTH))
+    print_page(forecast_page(found), page_width(PAGE_WIDTH))
     if plot is not None:
         typer.echo(f"plot written to {plot}", err=True)
 
@@ -205,41 +246,3 @@ def _watch(
         if found.reached_epoch is not None or not len(found.epochs):
             return
     typer.echo(f"no new row in {run} for {patience_s:g} s", err=True)
-
-
-def _evaluate(
-    folder: Path, metric: str | None, schedule: str | None, save: Path | None, as_json: bool, debug: bool
-) -> None:
-    from forerun import api
-
-    with quiet_libraries(debug=debug):
-        found = api.backtest(folder, metric=metric, schedule=schedule, save=save).as_dict()
-    if as_json:
-        print_json(found)
-        return
-    from forerun.report.forecast_page import backtest_page
-
-    print_page(backtest_page(found), page_width(_PAGE_WIDTH))
-    if save is not None:
-        typer.echo(f"figures written to {save}", err=True)
-
-
-def _trade_off(
-    table: Path, target: str | None, metric: str | None, as_json: bool, plot: Path | None, debug: bool
-) -> None:
-    from forerun import api
-
-    with quiet_libraries(debug=debug):
-        found = api.trade_off(table, target=target, metric=metric).as_dict()
-    if plot is not None:
-        from forerun.report.forecast_plots import trade_off_plot
-
-        trade_off_plot(plot, found, metric or _metric_of(target) or "value at the end")
-    if as_json:
-        print_json(found)
-        return
-    from forerun.report.forecast_page import trade_off_page
-
-    print_page(trade_off_page(found), page_width(_PAGE_WIDTH))
-    if plot is not None:
-        typer.echo(f"plot written to {plot}", err=True)

@@ -9,7 +9,9 @@ from typing import Annotated
 import typer
 
 from forerun import __version__
+from forerun.cli.apply import apply
 from forerun.cli.calibrate import calibrate
+from forerun.cli.compare import compare
 from forerun.cli.evaluate import evaluate
 from forerun.cli.failures import OneLineErrors
 from forerun.cli.fit import fit
@@ -19,7 +21,13 @@ from forerun.cli.measure import measure
 from forerun.cli.options import DebugOption
 from forerun.cli.plan import plan
 from forerun.cli.predict import predict
+from forerun.cli.profile import profile
 from forerun.cli.records import records
+from forerun.cli.report import report
+from forerun.cli.scale import scale
+from forerun.cli.schedule import schedule
+from forerun.cli.serve import serve
+from forerun.cli.tune import tune
 
 __all__ = ["app", "run"]
 
@@ -34,13 +42,23 @@ app = typer.Typer(
 )
 app.command("predict", short_help="Predict time, memory and cost of training.")(predict)
 app.command("plan", short_help="Find the best configuration within limits.")(plan)
+app.command("profile", short_help="Tell where a training script spends its time.")(profile)
+app.command("tune", short_help="Find a better configuration of a training script.")(tune)
+app.command("compare", short_help="Run two configurations in turns and compare them.")(compare)
+app.command("apply", short_help="Run a script with a configuration that was found.")(apply)
 app.add_typer(hardware, name="hardware")
+app.command("scale", short_help="Predict how training scales with devices or servers.")(scale)
 app.command("forecast", short_help="Forecast when a run reaches an accuracy.")(forecast)
 app.command("evaluate", short_help="Compare predictions with measured steps.")(evaluate)
 app.add_typer(measure, name="measure")
 app.command("calibrate", short_help="Measure this machine and fit the cost model to it.")(calibrate)
 app.add_typer(records, name="records")
+app.command("report", short_help="Make one document of a plan or prediction.")(report)
+app.command("serve", short_help="Serve the what-if page and JSON over HTTP.")(serve)
 app.command("fit", short_help="Fit a cost model to reference tables.")(fit)
+app.command("schedule", short_help="Share a cluster among jobs: who gets what, and when is each done.")(
+    schedule
+)
 
 
 def _print_version(value: bool) -> None:

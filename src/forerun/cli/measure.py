@@ -1,4 +1,4 @@
-"""``forerun measure grid | layers | model | composition | curve | suite``."""
+"""``forerun measure grid | layers | model | composition | curve | link | suite | loader``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import typer
 
 from forerun.cli.measure_composition import composition
 from forerun.cli.measure_curve import curve
+from forerun.cli.measure_loader import loader
 from forerun.cli.measure_options import (
     CsvOption,
     DeviceOption,
@@ -196,6 +197,11 @@ def model(
         str | None, typer.Option(metavar="3,224,224", help="Shape of one sample, without the batch.")
     ] = None,
     sequence_length: Annotated[int | None, typer.Option(help="Tokens of one sample.")] = None,
+    num_devices: Annotated[
+        int,
+        typer.Option(help="Devices that share the work, each with the batch size; processes on a processor."),
+    ] = 1,
+    strategy: Annotated[str, typer.Option(metavar="NAME", help="How several devices share it: ddp.")] = "ddp",
     device: DeviceOption = "cpu",
     records: RecordsOption = None,
     occasion: OccasionOption = "",
@@ -228,12 +234,50 @@ def model(
         image_size=image_size,
         input_shape=None if input_shape is None else parse_input_shape(input_shape),
         sequence_length=sequence_length,
+        num_devices=num_devices,
+        strategy=strategy,
         **session,
     )
     _tell(run, as_json, csv, _write_table)
 
 
+@measure.command("link")
+def link(
+    num_devices: Annotated[int, typer.Option(help="Devices, or processes on a processor; at least 2.")] = 2,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.toml", help="Write the link, for --intra or --inter of scale."),
+    ] = None,
+    device: DeviceOption = "cpu",
+    records: RecordsOption = None,
+    occasion: OccasionOption = "",
+    repetitions: RepetitionsOption = 20,
+    timeout_s: TimeoutOption = 300.0,
+    threads: ThreadsOption = None,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Measure latency and bandwidth between devices by all-reduces of five sizes."""
+    timing = _timing(repetitions, 30.0, timeout_s, threads)
+    run = _run(
+        "measure_link",
+        debug,
+        timing,
+        num_devices=num_devices,
+        device=device,
+        records=records,
+        occasion=occasion,
+    )
+    if out is not None:
+        from forerun.measurement.link_file import write_measured_link
+
+        write_measured_link(run.measurements[-1], out)
+        typer.echo(f"link written to {out}", err=True)
+    _tell(run, as_json, None, _write_table)
+
+
 measure.command("composition")(composition)
+measure.command("loader", short_help="Measure what loading images costs.")(loader)
 
 
 def _words(text: str) -> list[str]:

@@ -6,11 +6,12 @@ import re
 
 from forerun.errors import InvalidSetupError
 
-__all__ = ["parse_input_shape", "parse_price_usd_per_hour", "plot_batch_sizes"]
+__all__ = ["parse_input_shape", "parse_numbers", "parse_price_usd_per_hour", "plot_batch_sizes"]
 
 _PRICE = re.compile(r"\$?\s*(\d+(?:\.\d*)?|\.\d+)\s*(?:\$|usd)?\s*(?:/\s*(?:h|hr|hour))?", re.IGNORECASE)
 _SHAPE = re.compile(r"\d+(?:\s*[,x]\s*\d+)*,?", re.IGNORECASE)
 _MOST_PLOT_BATCH = 1 << 16
+_MOST_NUMBER = 100_000
 
 
 def parse_price_usd_per_hour(text: str) -> float:
@@ -42,6 +43,28 @@ def parse_input_shape(text: str) -> tuple[int, ...]:
             f"an input shape must be whole numbers without the batch, such as 3,224,224, got '{text}'"
         )
     return tuple(int(size) for size in re.findall(r"\d+", text))
+
+
+def parse_numbers(name: str, text: str) -> list[int]:
+    """Whole numbers and ranges of them.
+
+    >>> parse_numbers("workers", "1:4,8")
+    [1, 2, 3, 4, 8]
+
+    Raises:
+        InvalidSetupError: A part is no whole number of at least 1, or no range of such.
+    """
+    found: list[int] = []
+    for part in text.split(","):
+        ends = re.fullmatch(r"\s*(-?\d+)\s*(?::\s*(-?\d+)\s*)?", part)
+        first = int(ends[1]) if ends else 0
+        last = int(ends[2] or ends[1]) if ends else 0
+        if first < 1 or last < first or last > _MOST_NUMBER:
+            raise InvalidSetupError(
+                f"{name} must be whole numbers from 1 to {_MOST_NUMBER:,}, or ranges such as 1:32, got '{part.strip()}'"
+            )
+        found += range(first, last + 1)
+    return found
 
 
 def plot_batch_sizes(batch_size: int, largest_that_fits: float | None) -> tuple[int, ...]:

@@ -30,11 +30,25 @@ def predict(
         str,
         typer.Option(
             metavar="DEVICE",
-            help="Catalogue name, driver's name, TOML file or 'here'; see 'forerun hardware list'.",
+            help="Catalogue name, driver's name, TOML file or 'here', see 'forerun hardware list'; or 4x8xNAME.",
         ),
     ],
-    num_devices: Annotated[int, typer.Option(help="Devices the job runs on.")] = 1,
-    nodes: Annotated[int, typer.Option(help="Machines the devices are in.")] = 1,
+    num_devices: Annotated[
+        int | None, typer.Option(help="Devices the job runs on; 1 if --on does not say more.")
+    ] = None,
+    nodes: Annotated[
+        int | None, typer.Option(help="Machines the devices are in; 1 if --on does not say more.")
+    ] = None,
+    strategy: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="How several devices share it: ddp, zero1, zero2, fsdp, mirrored."),
+    ] = "ddp",
+    intra: Annotated[
+        str | None, typer.Option(metavar="LINK", help="Link between devices of a node, or a TOML file.")
+    ] = None,
+    inter: Annotated[
+        str | None, typer.Option(metavar="LINK", help="Link between nodes, such as 8xinfiniband-hdr.")
+    ] = None,
     batch_size: Annotated[int, typer.Option(help="Samples of one step on one device.")] = 32,
     image_size: Annotated[int | None, typer.Option(help="Height and width of images [pixels].")] = None,
     input_shape: Annotated[
@@ -114,6 +128,9 @@ def predict(
         "price_usd_per_hour": None if price is None else parse_price_usd_per_hour(price),
         "num_devices": num_devices,
         "num_nodes": nodes,
+        "strategy": strategy,
+        "intra": intra,
+        "inter": inter,
     }
     with quiet_libraries(debug=debug):
         estimate = _estimate(model, on, batch_size, precision, setup, job, plot)

@@ -8,9 +8,12 @@ that follows the rate, and goes when the rate goes. Before the rate has changed,
 says that at the present rate the noise is a share ``NOISE_SHARE`` of what will not go away by itself:
 b r(now) = share / (1 - share) c. As soon as the rate moves, the data outweigh it.
 
-alpha and the span of the mean are not chosen but averaged over, with weights exp(-residual^2 / 2 sigma^2) and a
-normal prior on alpha. The form is that of Tissue et al. 2024 (arXiv 2408.11029), with a noise floor instead of
-their annealing area; prior and spans are ours, chosen on ``adaptdl_validation_curves`` (26 curves, four jobs).
+Small networks on easy data fall faster than any power once they begin to: exp(-k S / S_end) stands beside S^-alpha.
+
+alpha, k and the span of the mean are not chosen but averaged over, with weights exp(-residual^2 / 2 sigma^2), a normal
+prior on alpha, and one three deviations out on the exponentials: they count where the data insist. The form is that of
+Tissue et al. 2024 (arXiv 2408.11029), with a noise floor instead of their annealing area; prior and spans are ours,
+chosen on ``adaptdl_validation_curves`` (26 curves, four jobs).
 """
 
 from __future__ import annotations
@@ -32,7 +35,13 @@ MEAN_SPANS = (0.05, 0.1)
 _PRIOR_WEIGHT = 0.3
 _ALPHAS = np.linspace(0.1, 1.5, 15)
 _ALPHA_MEAN, _ALPHA_DEVIATION = 0.5, 0.3
+_DECAYS = np.geomspace(2.0, 40.0, 6)
+_DECAY_PENALTY = 9.0
 _RESIDUAL_FLOOR = 0.03  # of the last error: no curve is explained better than that
+
+_PENALTIES = np.concatenate(
+    [((_ALPHAS - _ALPHA_MEAN) / _ALPHA_DEVIATION) ** 2, np.full(len(_DECAYS), _DECAY_PENALTY)]
+)
 
 
 def felt_rates(epochs: Floats, rates: Floats, span_epochs: float) -> Floats:
@@ -60,22 +69,22 @@ def annealing_path(prefix: Prefix) -> Floats:
         paths, loss = _fits(prefix, moved, felt)
         shapes.append(paths)
         residuals.append(loss)
-        penalties.append(((_ALPHAS - _ALPHA_MEAN) / _ALPHA_DEVIATION) ** 2)
+        penalties.append(_PENALTIES)
     weights = _weights(prefix, np.concatenate(residuals), np.concatenate(penalties))
     return np.asarray(weights @ np.concatenate(shapes), dtype=float)
 
 
 def _fits(prefix: Prefix, moved: Floats, felt: Floats) -> tuple[Floats, Floats]:
-    """Paths for each alpha, (alphas, n), and their weighted squared residuals with the prior's, (alphas,)."""
+    """Paths for each alpha and k, (shapes, n), and their weighted squared residuals with the prior's, (shapes,)."""
     seen = prefix.num_seen
     weights = np.arange(1, seen + 1) / seen  # late points say more about where it goes
-    power = moved ** -_ALPHAS[:, None]
-    columns = np.stack([np.ones_like(power), power, np.broadcast_to(felt, power.shape)], axis=2)
+    falls = np.concatenate([moved ** -_ALPHAS[:, None], np.exp(-_DECAYS[:, None] * moved / moved[-1])])
+    columns = np.stack([np.ones_like(falls), falls, np.broadcast_to(felt, falls.shape)], axis=2)
     prior = np.sqrt(_PRIOR_WEIGHT * seen) * np.asarray(
         [-NOISE_SHARE, 0.0, (1 - NOISE_SHARE) * max(float(felt[seen - 1]), 1e-3)]
     )
     rows = np.concatenate(
-        [columns[:, :seen] * weights[:, None], np.broadcast_to(prior, (len(_ALPHAS), 1, 3))], axis=1
+        [columns[:, :seen] * weights[:, None], np.broadcast_to(prior, (len(falls), 1, 3))], axis=1
     )
     solved, loss = nonnegative_fit(rows, np.append(prefix.errors * weights, 0.0))
     return np.einsum("anc,ac->an", columns, solved), loss

@@ -1,9 +1,9 @@
 """Forecasters tested on whole runs: cut at a share of the run, forecast, compared with what came.
 
 Results of single cuts are summarised to a table of what the package needs later: the error of each forecaster, and
-the quantiles of (actual - forecast) / scale, per tier and share of the run. Every job weighs alike, whatever its
-number of runs, because runs of one job are hardly more than one draw. Leaving a job out means leaving out all its runs,
-from errors, quantiles and the regression on stored falls alike.
+the quantiles of (actual - forecast) / scale, per tier and share of the run. In errors every job weighs alike, in
+quantiles as the root of its number of runs: runs of one job are not as many draws. Leaving a job out means leaving out
+all its runs, from errors, quantiles and the regression on stored falls alike.
 """
 
 from __future__ import annotations
@@ -29,12 +29,10 @@ __all__ = [
     "FEWEST_JOBS",
     "MOST_SIBLINGS",
     "CutResult",
-    "HeldOutForecast",
     "MeanErrors",
     "StoredRun",
     "cut_results",
     "horizon_values",
-    "leave_jobs_out",
     "mean_errors",
     "mixed",
     "points_seen",
@@ -268,7 +266,7 @@ def _quantiles(
     """Quantiles of a tier at a cut; with few jobs, together with the scores of the tier that every run has.
 
     Each tier's scores are in units of its own scale, so that those of a less informed tier are no worse a guess than a
-    handful of jobs: all that is borrowed weighs as much as the tier's own.
+    handful of jobs: all that is borrowed weighs about as much as the tier's own.
     """
     own = scores[tier, cut]
     own_jobs = {job for job, _ in own}
@@ -277,66 +275,3 @@ def _quantiles(
     num_borrowed = max(1, len({job for job, _ in borrowed}))
     weights = {job: 1.0 if job.startswith("own") else len(own_jobs) / num_borrowed for job, _ in named}
     return weighted_quantiles(np.stack([s for _, s in named]), [job for job, _ in named], LEVELS, weights)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldOutForecast:
-    """The final value of a run as forecast by a table that has not seen its job.
-
-    Attributes:
-        result: The run at a cut.
-        tier: What was known.
-        forecast: Final error forecast.
-        low_90, high_90, low_80, high_80: Its intervals.
-        mix: The mixture.
-    """
-
-    result: CutResult
-    tier: Tier
-    forecast: float
-    low_90: float
-    high_90: float
-    low_80: float
-    high_80: float
-    mix: Mixture
-
-    @property
-    def actual(self) -> float:
-        """What came."""
-        return float(self.result.actual[-1])
-
-    @property
-    def is_covered(self) -> bool:
-        """Whether it lies in the 90 % interval."""
-        return self.low_90 <= self.actual <= self.high_90
-
-
-def leave_jobs_out(results: Sequence[CutResult]) -> list[HeldOutForecast]:
-    """Every result in every tier it has the data for, its job left out of errors, quantiles and regression."""
-    errors = mean_errors(results)
-    found = []
-    for job in dict.fromkeys(r.run.job for r in results):
-        table = summarise(results, errors, {}, without_job=job)
-        for result in (r for r in results if r.run.job == job):
-            found += [_held_out(result, tier, table) for tier in tiers_of(result)]
-    return found
-
-
-def _held_out(result: CutResult, tier: Tier, table: BacktestTable) -> HeldOutForecast:
-    mix = mixed(result, tier, table.errors(tier, result.cut))
-    forecast = float(result.at_horizons(mix.errors)[-1])
-    scale = float(result.at_horizons(mix.scale)[-1])
-    nan = np.full(len(LEVELS), np.nan)
-    quantiles = table.quantiles(tier, result.cut)[-1] if table.has(tier) else nan
-    ends = [forecast + scale * float(np.interp(level, LEVELS, quantiles)) for level in (0.05, 0.95, 0.1, 0.9)]
-    low_90, high_90, low_80, high_80 = (max(0.0, end) for end in ends)
-    return HeldOutForecast(
-        result=result,
-        tier=tier,
-        forecast=forecast,
-        low_90=low_90,
-        high_90=high_90,
-        low_80=low_80,
-        high_80=high_80,
-        mix=mix,
-    )

@@ -42,6 +42,9 @@ FEWEST_RUNS = 20
 
 _SCHEMA = 1
 
+_JOB_POWER = 0.5
+"""A job of n runs weighs n to this power: 0 is every job alike, 1 every run alike."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutSummary:
@@ -108,7 +111,10 @@ def weighted_quantiles(
     levels: Sequence[float],
     job_weights: Mapping[str, float] | None = None,
 ) -> Floats:
-    """Quantiles with each job weighing alike and one more, unknown run on either side, (horizons, levels).
+    """Quantiles with one more, unknown run on either side, (horizons, levels).
+
+    A job of n runs weighs as much as the root of n: with every run alike the largest job would speak for all, with
+    every job alike the jobs of one or two runs would, and neither is what the next run will be drawn from.
 
     The unknown run is what makes them conformal: below 0.5 the level is taken of n + 1 runs with one at minus
     infinity, above it with one at plus infinity, n being the number of runs. Where so few runs cannot reach a level,
@@ -118,11 +124,11 @@ def weighted_quantiles(
         scores: (runs, horizons).
         jobs: Job of each run, (runs,).
         levels: Ascending.
-        job_weights: Weight of each job; alike if None.
+        job_weights: A factor for the weight of each job; alike if None.
     """
     names, index, sizes = np.unique(np.asarray(jobs), return_inverse=True, return_counts=True)
     of_job = np.asarray([1.0 if job_weights is None else job_weights[str(name)] for name in names])
-    mass = (of_job / sizes)[index]
+    mass = (of_job * sizes ** (_JOB_POWER - 1))[index]
     mass = mass * len(jobs) / mass.sum()
     found = np.empty((scores.shape[1], len(levels)))
     for horizon in range(scores.shape[1]):

@@ -7,13 +7,21 @@ import numpy as np
 from forerun.convergence.curve import Floats
 from forerun.convergence.forecaster import Prefix, forecaster
 
-__all__ = ["best_so_far_path", "last_value_path"]
+__all__ = ["best_so_far_path", "last_value_path", "plateau_path"]
 
 
 @forecaster("best so far")
 def best_so_far_path(prefix: Prefix) -> Floats:
     """The running minimum, held."""
     return _held(prefix, np.minimum.accumulate(prefix.errors))
+
+
+@forecaster("plateau")
+def plateau_path(prefix: Prefix) -> Floats:
+    """The best so far less its luck, held: a floor for the mean of the evaluations to come."""
+    path = best_so_far_path(prefix)
+    path[prefix.num_seen :] = prefix.plateau
+    return path
 
 
 @forecaster("last value")

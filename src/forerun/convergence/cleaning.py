@@ -16,7 +16,15 @@ import numpy.typing as npt
 
 from forerun.convergence.curve import Curve, Floats
 
-__all__ = ["OUTLIER_SPREADS", "CleanCurve", "clean", "running_median", "without_outliers"]
+__all__ = [
+    "OUTLIER_SPREADS",
+    "CleanCurve",
+    "clean",
+    "evaluation_noise",
+    "relative_noise",
+    "running_median",
+    "without_outliers",
+]
 
 OUTLIER_SPREADS = 5.0
 """Distance from the running median, in robust standard deviations, from which a lonely point is replaced."""
@@ -108,6 +116,26 @@ def without_outliers(values: Floats) -> tuple[Floats, int]:
             found[i] = near.mean()
             num += 1
     return found, num
+
+
+def evaluation_noise(errors: Floats) -> float:
+    """Standard deviation of single evaluations around the trend, from the second half of what was seen.
+
+    Differences of neighbours have 1.41 times the spread; their median is not moved by the trend or by a drop.
+    """
+    steps = np.diff(errors[len(errors) // 2 :])
+    if len(steps) < 2:
+        return 0.0
+    return 1.4826 * float(np.median(np.abs(steps - np.median(steps)))) / float(np.sqrt(2))
+
+
+def relative_noise(errors: Floats) -> float:
+    """Spread of single evaluations over their level, both in the second half of what was seen; 0 to 1.
+
+    Noise falls with the level: an accuracy near 1 from n images varies by less than one near one half.
+    """
+    level = float(np.median(errors[len(errors) // 2 :]))
+    return min(1.0, evaluation_noise(errors) / level) if level > 0 else 0.0
 
 
 def _ran_away(errors: Floats, is_rising: bool) -> bool:

@@ -7,10 +7,12 @@ those it has seen, as its law smooths them, and those to come.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from statistics import NormalDist
 
 import numpy as np
 
+from forerun.convergence.cleaning import relative_noise
 from forerun.convergence.curve import Floats
 
 __all__ = ["FORECASTERS", "Forecaster", "Prefix", "can_answer", "forecaster", "path_of"]
@@ -27,6 +29,8 @@ class Prefix:
         siblings: Errors of finished runs of the same job at the same shares of their length, (m, n); m may be 0.
         is_bounded: Whether an error of 1 is all wrong (1 - accuracy), not just where a loss began.
         fall_coefficients: What stored runs say about falls to come, see ``stored_falls``; None without stored runs.
+        noise: Relative spread of single evaluations.
+        plateau: The best error seen, less the luck that the best of several like evaluations has.
     """
 
     epochs: Floats
@@ -35,6 +39,13 @@ class Prefix:
     siblings: Floats | None = None
     is_bounded: bool = True
     fall_coefficients: Floats | None = None
+    noise: float = field(init=False)
+    plateau: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        # Asked for at every mixture of a back-test: worked out once.
+        object.__setattr__(self, "noise", relative_noise(self.errors))
+        object.__setattr__(self, "plateau", _plateau(self.errors, self.noise))
 
     @property
     def num_seen(self) -> int:
@@ -50,6 +61,17 @@ class Prefix:
     def best(self) -> float:
         """Smallest error seen."""
         return float(np.min(self.errors))
+
+
+def _plateau(errors: Floats, noise: float) -> float:
+    """The best of n evaluations within two spreads of it is E_n spreads better than they are in the mean.
+
+    E_n = Phi^-1((n - 0.375) / (n + 0.25)), Blom 1958; nothing for a best that stands alone.
+    """
+    best = float(np.min(errors))
+    num_alike = int(np.sum(errors <= best * (1 + 2 * noise)))
+    luck = NormalDist().inv_cdf((num_alike - 0.375) / (num_alike + 0.25))
+    return best * (1 + noise * max(luck, 0.0))
 
 
 Forecaster = Callable[[Prefix], Floats]
@@ -100,8 +122,8 @@ def can_answer(name: str, prefix: Prefix) -> bool:
 def path_of(name: str, prefix: Prefix) -> Floats:
     """Errors at all points by one forecaster, (n,), never below zero.
 
-    What is to come never ends above the best that was seen: whoever keeps checkpoints has at least that.
+    What is to come is never worse than the plateau: the best that was seen, less its luck.
     """
     found: Floats = np.maximum(np.asarray(FORECASTERS[name].path(prefix), dtype=float), 0.0)
-    found[prefix.num_seen :] = np.minimum(found[prefix.num_seen :], prefix.best)
+    found[prefix.num_seen :] = np.minimum(found[prefix.num_seen :], prefix.plateau)
     return found

@@ -39,9 +39,9 @@ class Tier(StrEnum):
 
 
 PRIORS: dict[Tier, dict[str, float]] = {
-    Tier.HISTORY: {"siblings": 4.0, "best so far": 0.5},
-    Tier.SCHEDULE: {"annealing": 3.0, "best so far": 1.0, "stored falls": 1.0},
-    Tier.CURVE: {"stored falls": 2.0, "optimus": 1.0},
+    Tier.HISTORY: {"siblings": 4.0, "plateau": 0.5},
+    Tier.SCHEDULE: {"annealing": 3.0, "plateau": 1.0, "stored falls": 1.0},
+    Tier.CURVE: {"stored falls": 2.0, "optimus": 1.0, "plateau": 1.0},
 }
 """Members of each tier and their weight before any back-test; without back-tests, these weights."""
 
@@ -94,8 +94,8 @@ def member_weights(names: list[str], tier: Tier, errors: Mapping[str, float]) ->
 def mixture(prefix: Prefix, tier: Tier, errors: Mapping[str, float]) -> Mixture:
     """The forecast of a tier.
 
-    The scale grows with how far the forecast falls, how far its members disagree, and a share of the level:
-    scale = 0.05 best + 0.5 (best - forecast) + deviation of the members.
+    The scale grows with how far the forecast falls, how far its members disagree, how noisy evaluations are, and a
+    share of the level: scale = 0.05 best + 0.5 (best - forecast) + deviation of the members + noise * forecast.
 
     Args:
         prefix: The run so far.
@@ -115,4 +115,5 @@ def combined(prefix: Prefix, paths: Mapping[str, Floats], weights: Mapping[str, 
     mean = shares @ stacked
     deviation = np.sqrt(np.maximum(shares @ (stacked - mean) ** 2, 0.0))
     scale = _LEVEL_SHARE * prefix.best + _FALL_SHARE * np.maximum(prefix.best - mean, 0.0) + deviation
+    scale = scale + prefix.noise * mean
     return Mixture(errors=mean, scale=np.maximum(scale, 1e-6), weights=weights, members=paths)

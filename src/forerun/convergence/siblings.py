@@ -3,9 +3,9 @@
     final = mean sibling's final + beta * (this run - mean sibling, lately)
 
 beta is the regression, over the siblings themselves, of how far each ended from the mean on how far it was from the
-mean at the same share of the run, with a ridge that pulls it to zero where few siblings or small differences say
-little. Early on a run inherits its siblings' end; a run that is different, and whose siblings show that differences
-last, keeps its distance.
+mean at the same share of the run, with a ridge where few siblings or small differences say little: towards 1 for the
+points next to come and, with a time constant of a tenth of the run, towards 0 for those far off. Early on a run
+inherits its siblings' end; a run that is different, and whose siblings show that differences last, keeps its distance.
 
 ``scaled siblings`` is the simpler rule, scale and offset of the mean sibling by a ridge to (1, 0), as the baseline.
 """
@@ -23,6 +23,7 @@ _RECENT_SHARE = 0.2
 _FEWEST_RECENT = 3
 _RIDGE = 2.0
 _SPREAD_FLOOR = 0.01
+_FADE_SHARE = 0.1
 _SCALE_RIDGE = 0.05
 
 
@@ -38,7 +39,10 @@ def sibling_path(prefix: Prefix) -> Floats:
     later = siblings - mean
     # One coefficient per point to come; a single sibling has no spread and says nothing of differences.
     spread = later.std(axis=0) + _SPREAD_FLOOR
-    lasting = np.clip((earlier @ later) / (earlier @ earlier + _RIDGE * spread**2), -0.5, 1.0)
+    pull = _RIDGE * spread**2
+    since = (prefix.epochs - prefix.epochs[seen - 1]) / (_FADE_SHARE * prefix.epochs[-1])
+    fading = np.exp(-np.maximum(since, 0.0))
+    lasting = np.clip((earlier @ later + pull * fading) / (earlier @ earlier + pull), -0.5, 1.0)
     path: Floats = mean + lasting * distance
     path[:seen] = prefix.errors
     return path

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.evaluation.corpus import SkippedModel
+from forerun.evaluation.forecast_section import ForecastFigures, forecast_section, forecast_summary_row
 from forerun.evaluation.interval_laws import IntervalCheck, check_law
 from forerun.evaluation.layer_study import LayerResult
 from forerun.evaluation.markdown import error_cells, markdown_table
@@ -16,6 +17,8 @@ from forerun.evaluation.memory_study import Bracket, TransformerVerdicts, bracke
 from forerun.evaluation.op_time_fit import OTHER_IMPLEMENTATION
 from forerun.evaluation.op_time_studies import DeviceResult, HeldOut, joined
 from forerun.evaluation.runtime_study import TRACKED_METHODS, RuntimeRow
+from forerun.evaluation.schedule_page import schedule_section, schedule_summary
+from forerun.evaluation.schedule_study import ScheduleResults
 from forerun.regressors.evaluation import ErrorMetrics, errors
 from forerun.workload.setup import Phase
 
@@ -46,8 +49,13 @@ class AccuracyPage:
         pytorch_memory: Some of the brackets, with the peaks of PyTorch's ``MemTracker``.
         transformer_verdicts: Memory verdicts on transformers.
         own_records: The section about forerun's own measurements.
+        choices: The section about choosing a device.
+        energy: The section about energy under power limits.
+        scaling: The section about several devices.
         stack: The section about Keras and TensorFlow.
         transformer_parts_s: Measured forward and backward time of the transformer rows, by row.
+        forecasts: Studies of learning curves.
+        schedule: Policies, placement and times of the scheduler.
     """
 
     date: str
@@ -64,7 +72,12 @@ class AccuracyPage:
     pytorch_memory: Sequence[Bracket]
     transformer_verdicts: TransformerVerdicts
     transformer_parts_s: Mapping[str, tuple[float, float]]
+    forecasts: ForecastFigures
+    schedule: ScheduleResults
     own_records: str
+    choices: str
+    energy: str
+    scaling: str
     stack: str
 
     def as_markdown(self) -> str:
@@ -83,6 +96,11 @@ class AccuracyPage:
             self._pytorch_times(),
             self._intervals(),
             self._memory(),
+            forecast_section(self.forecasts),
+            schedule_section(self.schedule),
+            self.choices,
+            self.energy,
+            self.scaling,
             self.own_records,
             self.stack,
             self._skipped(),
@@ -328,6 +346,8 @@ class AccuracyPage:
                 f"{100 * replay.verdicts_right:.1f} % of verdicts right",
                 f"16 bytes per parameter {100 * rule.verdicts_right:.0f} %",
             ),
+            schedule_summary(self.schedule),
+            forecast_summary_row(self.forecasts),
         ]
         return f"Made on {self.date}.\n\n" + markdown_table(("question", "forerun", "beside it"), rows)
 

@@ -36,7 +36,8 @@ MLPERF_EPOCHS = {16384: 47.0, 32768: 72.0, 65536: 88.0}
 _LARGEST_FITTED = 8192
 _FIRST_ROUND = "v0.7"
 _TARGET_ACCURACY = 0.759
-_FITTED = 2
+_FEWEST_FITTED = 2
+_FEWEST_EPOCHS = 8
 
 SYSTEM_C_EPOCHS = {
     "ResNet-18": (27, 29, 31),
@@ -67,7 +68,7 @@ class BatchRow:
         job: The job.
         batch_size: Global batch.
         actual, predicted: Epochs.
-        constant: Epochs if they did not depend on the batch: those of the smallest one.
+        constant: Epochs if they did not depend on the batch: those of the batches fitted.
     """
 
     job: str
@@ -92,8 +93,8 @@ class BatchStudy:
     """Epochs against the batch.
 
     Attributes:
-        mlperf: ResNet-50, the two smallest batches fitted.
-        others: Jobs of Zeus and Pollux, the two smallest batches fitted.
+        mlperf: ResNet-50, batches up to 8k fitted.
+        others: Jobs of Zeus and Pollux, the smaller half of the batches fitted.
     """
 
     mlperf: tuple[BatchRow, ...]
@@ -126,7 +127,7 @@ def mlperf_rows(folder: Path) -> tuple[BatchRow, ...]:
             batch_size=size,
             actual=actual,
             predicted=float(guess),
-            constant=float(epochs[0]),
+            constant=float(np.median(epochs)),
         )
         for (size, actual), guess in zip(MLPERF_EPOCHS.items(), predicted, strict=True)
     )
@@ -139,14 +140,22 @@ def _read(folder: Path, name: str) -> pd.DataFrame:
     return pd.read_parquet(path)
 
 
-def _extrapolated(
-    job: str, sizes: Sequence[int], epochs: Sequence[float], num_images: float
-) -> tuple[BatchRow, ...]:
-    law = fit_epochs(sizes[:_FITTED], epochs[:_FITTED], num_images)
-    predicted = law.epochs(sizes[_FITTED:], num_images)
+def _extrapolated(job: str, sizes: Sequence[int], epochs: Sequence[float]) -> tuple[BatchRow, ...]:
+    """The larger half of the batch sizes from the smaller; epochs are whole, so a job of a few of them says nothing."""
+    num_fitted = max(_FEWEST_FITTED, len(sizes) // 2)
+    if len(sizes) <= num_fitted or max(epochs) < _FEWEST_EPOCHS:
+        return ()
+    law = fit_epochs(sizes[:num_fitted], epochs[:num_fitted], 1.0)
+    predicted = law.epochs(sizes[num_fitted:], 1.0)
     return tuple(
-        BatchRow(job=job, batch_size=size, actual=actual, predicted=float(guess), constant=epochs[0])
-        for size, actual, guess in zip(sizes[_FITTED:], epochs[_FITTED:], predicted, strict=True)
+        BatchRow(
+            job=job,
+            batch_size=size,
+            actual=actual,
+            predicted=float(guess),
+            constant=float(np.mean(epochs[:num_fitted])),
+        )
+        for size, actual, guess in zip(sizes[num_fitted:], epochs[num_fitted:], predicted, strict=True)
     )
 
 
@@ -159,9 +168,8 @@ def _zeus_rows(folder: Path) -> tuple[BatchRow, ...]:
         at_target = job[np.isclose(job["target_metric"], target) & job["epochs_to_target"].notna()]
         means = at_target.groupby(["batch_size", "optimizer", "learning_rate"])["epochs_to_target"].mean()
         best = means.groupby("batch_size").min().sort_index()
-        if len(best) > _FITTED:
-            sizes, epochs = [int(size) for size in best.index], [float(e) for e in best]
-            rows += _extrapolated(f"{network} on {dataset}, Zeus", sizes, epochs, 1.0)
+        sizes, epochs = [int(size) for size in best.index], [float(e) for e in best]
+        rows += _extrapolated(f"{network} on {dataset}, Zeus", sizes, epochs)
     return tuple(rows)
 
 
@@ -176,7 +184,7 @@ def _common_target(job: pd.DataFrame) -> float:
 
 
 def _pollux_rows(folder: Path) -> tuple[BatchRow, ...]:
-    """Steps to 95 % of the whole fall of each job; two batches fitted."""
+    """Epochs to 95 % of the whole fall of each job."""
     from forerun.evaluation.curve_tables import read_adaptdl_curves
 
     rows: list[BatchRow] = []
@@ -188,7 +196,7 @@ def _pollux_rows(folder: Path) -> tuple[BatchRow, ...]:
         by_job.setdefault(run.job.rpartition(" ")[2], []).append((size, float(run.epochs[hits[0]])))
     for job, points in by_job.items():
         points.sort()
-        rows += _extrapolated(f"{job}, Pollux", [s for s, _ in points], [e for _, e in points], 1.0)
+        rows += _extrapolated(f"{job}, Pollux", [s for s, _ in points], [e for _, e in points])
     return tuple(rows)
 
 

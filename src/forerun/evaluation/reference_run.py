@@ -21,8 +21,15 @@ import numpy as np
 from forerun.costs.op_weights import OpTimeWeights, load_weights, save_weights, shipped_weights_path
 from forerun.evaluation.accuracy_page import AccuracyPage
 from forerun.evaluation.baseline_study import baseline_study
+from forerun.evaluation.batch_study import batch_study, system_c_study
+from forerun.evaluation.choice_sets import outside_rates
+from forerun.evaluation.choice_study import all_choices, choice_section, lambda_study, torchvision_study
 from forerun.evaluation.composition_study import published_compositions
 from forerun.evaluation.corpus import Measured, print_progress
+from forerun.evaluation.energy_study import EnergyResult, energy_section, energy_study
+from forerun.evaluation.energy_table import energy_rows
+from forerun.evaluation.forecast_section import ForecastFigures
+from forerun.evaluation.forecast_study import FORECAST_STUDY_VERSION, forecast_study
 from forerun.evaluation.interval_laws import fit_law
 from forerun.evaluation.layer_study import layer_study
 from forerun.evaluation.memory_study import bracket_study, transformer_fit_study
@@ -43,10 +50,13 @@ from forerun.evaluation.op_time_studies import (
     joined,
     overall_scales,
 )
+from forerun.evaluation.own_curves import own_curves
 from forerun.evaluation.own_records import own_records_digest
 from forerun.evaluation.own_records_page import own_records_section
 from forerun.evaluation.reference_tables import ReferenceSteps, read_reference_steps, require_reference_folder
 from forerun.evaluation.runtime_study import RuntimeRow, runtime_study, tracker_study
+from forerun.evaluation.scaling_page import scaling_digest, scaling_section
+from forerun.evaluation.schedule_study import schedule_study
 from forerun.evaluation.stack_study import stack_markdown, stack_study
 from forerun.prediction.estimate import Provenance
 from forerun.records.reference import read_timm_train
@@ -54,7 +64,7 @@ from forerun.records.reference_transformers import read_neusight_e2e
 from forerun.regressors.op_fit import FitSettings
 from forerun.tracing.trace import TRACE_VERSION, cache_folder
 
-__all__ = ["fit_shipped_weights", "run_reference"]
+__all__ = ["fit_shipped_weights", "forecast_figures", "run_reference"]
 
 STUDY_VERSION = 6
 """Raised whenever a study changes what it computes; kept stages of other versions are not used."""
@@ -127,12 +137,35 @@ def run_reference(quick: bool = False) -> AccuracyPage:
             for row in read_neusight_e2e(folder)
             if row.backward_time_s is not None
         },
+        forecasts=forecast_figures(folder),
+        schedule=_kept("schedule", quick, lambda: schedule_study(folder, _say, quick)),
         own_records=_kept(
             f"own records {own_records_digest()}",
             quick,
             lambda: own_records_section(published_compositions(folder)),
         ),
+        scaling=_kept(f"scaling {scaling_digest()}", quick, lambda: scaling_section(folder, quick)),
         stack=_kept("software stack", quick, lambda: stack_markdown(stack_study(folder))),
+        choices=_choices(folder, steps, devices, quick),
+        energy=energy_section(_kept("energy", quick, lambda: _energy(folder))),
+    )
+
+
+def forecast_figures(folder: Path, save: Path | None = None) -> ForecastFigures:
+    """Studies of learning curves; a minute, so that they need no quick form.
+
+    Args:
+        folder: Where the public tables are.
+        save: File for the figures that come with the package; the study is then made anew.
+    """
+    stage = f"forecasts {FORECAST_STUDY_VERSION}"
+    if save is not None:
+        _stage_path(stage, False).unlink(missing_ok=True)
+    return ForecastFigures(
+        curves=_kept(stage, False, lambda: forecast_study(folder, print_progress("curves"), save)),
+        batches=batch_study(folder),
+        system_c=system_c_study(),
+        own=own_curves(),
     )
 
 
@@ -206,6 +239,22 @@ def _device_stage(steps: ReferenceSteps, quick: bool) -> dict[str, HeldOut]:
 def _pytorch_times(families: HeldOut, quick: bool) -> list[RuntimeRow]:
     weights = load_weights(shipped_weights_path())
     return runtime_study(families, weights, 3 if quick else 12, print_progress("RuntimeEstimator"))
+
+
+def _choices(folder: Path, steps: ReferenceSteps, devices: dict[str, HeldOut], quick: bool) -> str:
+    settings = _shortened(DEVICE_STUDY_SETTINGS, quick)
+    networks = _kept(
+        "choice torchvision families", quick, lambda: torchvision_study(steps.steps, settings, _say)
+    )
+    others = _kept("choice lambda", quick, lambda: lambda_study(steps.steps, settings, _say))
+    outside = _kept(
+        "choice outside", quick, lambda: outside_rates(folder, load_weights(shipped_weights_path()))
+    )
+    return choice_section(all_choices(networks, [*devices.values(), others], outside))
+
+
+def _energy(folder: Path) -> EnergyResult:
+    return energy_study(energy_rows(folder, load_weights(shipped_weights_path())))
 
 
 def _say(message: str) -> None:

@@ -13,9 +13,11 @@ __all__ = ["PRELOADED"]
 PRELOADED = (
     "torch._dynamo",
     "torchvision.models",
+    "forerun.measurement.data_parallel_runner",
     "forerun.measurement.kernel_runner",
     "forerun.measurement.layer_modules",
     "forerun.measurement.layer_runner",
+    "forerun.measurement.link_runner",
     "forerun.measurement.null_runner",
     "forerun.measurement.step_runner",
     "forerun.measurement.training_runner",

@@ -20,7 +20,15 @@ Runner = Callable[[Job, str, Protocol], RunResult]
 
 RUNNERS: dict[JobKind, Runner] = {}
 
-_RUNNER_MODULES = ("kernel_runner", "layer_runner", "null_runner", "step_runner", "training_runner")
+_RUNNER_MODULES = (
+    "data_parallel_runner",
+    "kernel_runner",
+    "layer_runner",
+    "link_runner",
+    "null_runner",
+    "step_runner",
+    "training_runner",
+)
 """Imported for their registrations when the first job runs."""
 
 _MEMORY_PHRASES = (

@@ -57,6 +57,7 @@ def make_plan(
     notes: Sequence[str],
     num_points: int,
     max_rejected: int,
+    exact: bool = True,
 ) -> Plan:
     """The plan of an engine's candidates.
 
@@ -71,16 +72,17 @@ def make_plan(
         notes: Remarks that are known already.
         num_points: Candidates to list.
         max_rejected: Rejected candidates to list.
+        exact: Whether to do that; without, what is listed is as the grid has it.
     """
     table = engine.all_candidates()
-    exact = np.zeros(len(table), dtype=bool)
+    is_exact = np.full(len(table), not exact)
     for _ in range(_MOST_ROUNDS):
         shown = _shown_rows(table, limits, minimize, num_points)
-        missing = shown[~exact[shown]]
+        missing = shown[~is_exact[shown]]
         if not missing.size:
             break
         table = _with_rows(table, missing, engine.exactly([table.key(int(row)) for row in missing]))
-        exact[missing] = True
+        is_exact[missing] = True
     return _plan(table, limits, minimize, job_words, loader, tuple(notes), num_points, max_rejected)
 
 
@@ -123,6 +125,8 @@ def _candidate(table: CandidateTable, row: int, keeps_limits: bool) -> PlanCandi
     return PlanCandidate(
         **_axes(table, row),
         step_time_s=float(table.values["step_time_s"][VALUE, row]),
+        step_time_low_s=float(table.values["step_time_s"][LOW, row]),
+        step_time_high_s=float(table.values["step_time_s"][HIGH, row]),
         throughput_samples_per_s=float(table.values["throughput_samples_per_s"][VALUE, row]),
         job_time_s=float(table.values["job_time_s"][VALUE, row]),
         cost_usd=value("cost_usd"),

@@ -73,6 +73,8 @@ class PlanCandidate:
     layout: str
     image_size: int | None
     step_time_s: float
+    step_time_low_s: float
+    step_time_high_s: float
     throughput_samples_per_s: float
     job_time_s: float
     cost_usd: float | None

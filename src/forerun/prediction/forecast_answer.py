@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from forerun.convergence.curve import FINAL_SHARE, Curve, Floats
 from forerun.convergence.forecast import CurveForecast
 from forerun.convergence.stopping import Advice
 from forerun.prediction.estimate import Interval
 
-__all__ = ["Clock", "RunForecast", "TimeToTarget", "time_to_target"]
+__all__ = ["Clock", "Outcome", "RunForecast", "TimeToTarget", "outcome_of", "time_to_target"]
 
 _RANK_90 = 1.2816 / 1.6449
 """Distance of the 90 % rank from the middle over that of the 95 % rank, where a 90 % interval ends; normal."""
@@ -111,6 +112,61 @@ def _ranked(values: Sequence[float]) -> dict[str, float | None]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of a run that was forecast from its beginning.
+
+    Attributes:
+        epochs, values: The points that came, (m,) each.
+        final_value: Mean over the last 5 % of the run.
+        is_inside_90: Whether it lies in the 90 % interval.
+        reached_epoch: First epoch at which the target was reached, or None.
+    """
+
+    epochs: Floats
+    values: Floats
+    final_value: float
+    is_inside_90: bool
+    reached_epoch: float | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "final_value": self.final_value,
+            "is_inside_90": self.is_inside_90,
+            "reached_epoch": self.reached_epoch,
+            "points": [
+                {"epoch": float(epoch), "value": float(value)}
+                for epoch, value in zip(self.epochs, self.values, strict=True)
+            ],
+        }
+
+
+def outcome_of(whole: Curve, forecast: CurveForecast) -> Outcome:
+    """What came of a run, beside a forecast from its first points.
+
+    Args:
+        whole: The finished run, all numbers.
+        forecast: From its beginning.
+    """
+    width = max(1, round(FINAL_SHARE * len(whole)))
+    final = float(whole.values[-width:].mean())
+    target = forecast.target
+    hits = (
+        []
+        if target is None
+        else [e for e, v in zip(whole.epochs, whole.values, strict=True) if target.is_reached_by(v)]
+    )
+    later = whole.epochs > forecast.curve.epochs[-1]
+    return Outcome(
+        epochs=whole.epochs[later],
+        values=whole.values[later],
+        final_value=final,
+        is_inside_90=forecast.final.low_90 <= final <= forecast.final.high_90,
+        reached_epoch=float(hits[0]) if hits else None,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunForecast:
     """Answer of ``forerun.forecast``.
 
@@ -122,6 +178,7 @@ class RunForecast:
         advice: Whether to go on.
         coverage: Empirical coverage of 90 % intervals of this tier, jobs left out in turn, or None.
         notes: What a reader must know.
+        outcome: What came, if the run was forecast from its beginning only.
     """
 
     run: str
@@ -131,6 +188,7 @@ class RunForecast:
     advice: Advice
     coverage: float | None
     notes: tuple[str, ...]
+    outcome: Outcome | None = None
 
     @property
     def probability_of_target(self) -> float | None:
@@ -181,6 +239,7 @@ class RunForecast:
                 "coverage_90": self.coverage,
             },
             "points": _points(found),
+            "outcome": None if self.outcome is None else self.outcome.as_dict(),
             "notes": list(self.notes),
         }
 
@@ -199,7 +258,10 @@ class RunForecast:
             "target": {"metric": found.target.metric, "value": found.target.value},
             "reached_epoch": found.reached_epoch,
             "probability_of_target": found.probability_at_end,
-            "epochs_to_target": _ranked(found.epochs_to_target),
+            "epochs_to_target": {
+                "likely": found.likely_epoch if math.isfinite(found.likely_epoch) else None,
+                **_ranked(found.epochs_to_target),
+            },
             "steps_to_target": None
             if steps is None
             else _ranked([epoch * steps for epoch in found.epochs_to_target]),

@@ -89,8 +89,38 @@ def grid_times(
 ) -> PointTimes:
     """Steps over a grid; arrays are (devices, batch sizes).
 
-    More than 16 batch sizes are interpolated between as many, as in ``predict_grid``.
+    More than 16 batch sizes are interpolated between as many, as in ``predict_grid``. Rows of devices are remembered:
+    a plan is often asked again with another budget.
     """
+    general = replace(setup, batch_size_per_device=1)
+    keys = [
+        (id(model), id(device), id(weights), batch_sizes.tobytes(), general, torch_version)
+        for device in devices
+    ]
+    parts = (model, weights)
+    rows = [_remembered(key, (*parts, device)) for key, device in zip(keys, devices, strict=True)]
+    missing = [number for number, row in enumerate(rows) if row is None]
+    if missing:
+        wanted = [devices[number] for number in missing]
+        new = _grid_rows(model, wanted, batch_sizes, setup, weights, torch_version)
+        for number, row in zip(missing, new, strict=True):
+            rows[number] = row
+            _remember(keys[number], (*parts, devices[number]), row)
+    stacked = np.stack([row for row in rows if row is not None], axis=1)
+    return PointTimes(
+        step_s=stacked[0], log_width=stacked[1], activity=stacked[2], compute_fraction=stacked[3]
+    )
+
+
+def _grid_rows(
+    model: PreparedModel,
+    devices: Sequence[Device],
+    batch_sizes: Ints,
+    setup: TrainingSetup,
+    weights: OpTimeWeights,
+    torch_version: str | None,
+) -> list[Floats]:
+    """One array (4, batch sizes) per device: time, width, activity and share of arithmetic."""
     nodes = grid_nodes(batch_sizes)
     setups = [replace(setup, batch_size_per_device=int(size)) for size in nodes]
     each_device = [device for device in devices for _ in setups]
@@ -100,12 +130,26 @@ def grid_times(
         # A fraction may be zero, and the interpolation is of logarithms.
         return between_nodes(nodes, np.maximum(values, 1e-9).reshape(len(devices), len(nodes)), batch_sizes)
 
-    return PointTimes(
-        step_s=at_wanted(found.step_s),
-        log_width=at_wanted(found.log_width),
-        activity=at_wanted(found.activity),
-        compute_fraction=at_wanted(found.compute_fraction),
-    )
+    columns = (found.step_s, found.log_width, found.activity, found.compute_fraction)
+    return list(np.stack([at_wanted(values) for values in columns], axis=1))
+
+
+_ROWS_KEPT = 1024
+_rows_kept: dict[tuple[object, ...], tuple[tuple[object, ...], Floats]] = {}
+
+
+def _remembered(key: tuple[object, ...], parts: tuple[object, ...]) -> Floats | None:
+    found = _rows_kept.get(key)
+    # The objects themselves are kept beside the row, so that their identities cannot pass to others.
+    if found is None or any(own is not part for own, part in zip(found[0], parts, strict=True)):
+        return None
+    return found[1]
+
+
+def _remember(key: tuple[object, ...], parts: tuple[object, ...], row: Floats) -> None:
+    if len(_rows_kept) >= _ROWS_KEPT:
+        _rows_kept.clear()
+    _rows_kept[key] = (parts, row)
 
 
 def grid_live_bytes(graph: Graph, batch_sizes: Ints) -> Floats:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from forerun.costs.memory import estimate_memory, fits
 from forerun.costs.memory_constants import MemoryConstants, memory_constants, visible_memory
-from forerun.costs.memory_max_batch import max_batch_size
+from forerun.costs.memory_max_batch import MaxBatchSize, max_batch_size
 from forerun.costs.op_weights import OpTimeWeights
 from forerun.costs.software_stack import stack_note
 from forerun.errors import InvalidSetupError
@@ -25,6 +25,7 @@ from forerun.prediction.step import (
     predict_steps,
 )
 from forerun.records.step_record import framework_release
+from forerun.workload.graph import Graph
 from forerun.workload.setup import Phase, TrainingSetup
 
 __all__ = ["Question", "estimate", "memory_constants_of", "release_of"]
@@ -190,7 +191,7 @@ def _memory(model: PreparedModel, question: Question) -> _Memory:
     constants = memory_constants_of(question)
     visible = visible_memory(question.device)
     found = estimate_memory(model.graph, question.setup, constants)
-    largest = max_batch_size(model.graph, question.setup, visible.value_bytes, constants)
+    largest = _largest_batch(model.graph, question.setup, visible.value_bytes, constants)
     batch = None
     if largest.value is not None and largest.low is not None and largest.high is not None:
         batch = Interval(float(largest.value), float(largest.low), float(largest.high))
@@ -202,6 +203,26 @@ def _memory(model: PreparedModel, question: Question) -> _Memory:
         max_batch_reason=largest.reason,
         device_bytes=visible.value_bytes,
     )
+
+
+_KEPT_LARGEST = 256
+_largest_kept: dict[tuple[int, TrainingSetup, float, MemoryConstants], tuple[Graph, MaxBatchSize]] = {}
+
+
+def _largest_batch(
+    graph: Graph, setup: TrainingSetup, visible_bytes: float, constants: MemoryConstants
+) -> MaxBatchSize:
+    """``max_batch_size``, remembered: it does not depend on the batch size that is asked about."""
+    general = replace(setup, batch_size_per_device=1)
+    key = (id(graph), general, visible_bytes, constants)
+    found = _largest_kept.get(key)
+    # The graph itself is kept beside its answer, so that its identity cannot pass to another.
+    if found is None or found[0] is not graph:
+        if len(_largest_kept) >= _KEPT_LARGEST:
+            _largest_kept.clear()
+        found = (graph, max_batch_size(graph, setup, visible_bytes, constants))
+        _largest_kept[key] = found
+    return found[1]
 
 
 def _notes(model: PreparedModel, question: Question) -> list[str]:

@@ -41,6 +41,10 @@ class JobKind(StrEnum):
     """One layer alone."""
     KERNEL = "kernel"
     """One microbenchmark: product, convolution, copy, launch."""
+    DATA_PARALLEL = "data-parallel"
+    """Steps of a whole model on several devices that average their gradients."""
+    LINK = "link"
+    """All-reduces of several sizes between devices."""
     NULL = "null"
     """A step that does nothing: the overhead of measuring."""
 

@@ -59,7 +59,19 @@ def _headline(answer: Mapping[str, Any]) -> Table:
     )
     if answer["target"] is not None:
         _add_target(table, answer)
+    if answer["outcome"] is not None:
+        _add_outcome(table, answer)
     return table
+
+
+def _add_outcome(table: Table, answer: Mapping[str, Any]) -> None:
+    came = answer["outcome"]
+    inside = "inside" if came["is_inside_90"] else "outside"
+    table.add_row(f"{answer['metric']} as it came", f"{came['final_value']:.4g}", "", inside)
+    if answer["target"] is not None:
+        reached = came["reached_epoch"]
+        words = "never" if reached is None else f"{answer['unit']} {reached:g}"
+        table.add_row("target as it came", words, "", "")
 
 
 def _add_target(table: Table, answer: Mapping[str, Any]) -> None:
@@ -73,7 +85,7 @@ def _add_target(table: Table, answer: Mapping[str, Any]) -> None:
     times = answer["epochs_to_target"]
     table.add_row(
         f"{unit}s to the target",
-        _ranked(times["p50"], "{:,.1f}"),
+        _ranked(times["likely"], "{:,.1f}"),
         f"{_ranked(times['p10'], '{:,.1f}')} to {_ranked(times['p90'], '{:,.1f}')}",
         "",
     )

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from forerun.units import format_duration_s
+from forerun.units import format_bytes, format_duration_s
 
 __all__ = ["measurement_page"]
 
@@ -76,13 +76,27 @@ def _epoch(row: Mapping[str, Any]) -> tuple[str, str]:
 def _remark(row: Mapping[str, Any]) -> str:
     if row["outcome"] != "done":
         return f"{row['outcome']}: {row['reason']}"
-    summary = row["summary"]
-    return "" if summary is None or summary["is_stable"] else f"unstable: {summary['reason']}"
+    summary, words = row["summary"], _of_several(row["results"])
+    if summary is not None and not summary["is_stable"]:
+        words.append(f"unstable: {summary['reason']}")
+    return "; ".join(words)
+
+
+def _of_several(results: Mapping[str, Any]) -> list[str]:
+    """What a measurement of several devices found."""
+    words = []
+    if "synchronisation_s" in results:
+        words.append(f"synchronisation {format_duration_s(results['synchronisation_s'])}")
+    if "bandwidth_bytes_per_s" in results:
+        rate = f"{format_bytes(results['bandwidth_bytes_per_s'])}/s"
+        words.append(f"latency {format_duration_s(results['latency_s'])}, bandwidth {rate}")
+    return words
 
 
 def _setting(row: Mapping[str, Any]) -> str:
     asked = row["parameters"]
     words = [f"batch size {asked['batch_size']}"] if "batch_size" in asked else []
+    words += [f"{asked['num_devices']} devices"] if "num_devices" in asked else []
     if row["kind"] == "layer":
         words += [f"{name} {asked[name]}" for name in _LAYER_SIZES if name in asked]
     words += [

@@ -16,7 +16,7 @@ from forerun.prediction.estimate import Interval
 from forerun.report.wording import format_percent, format_usd, format_whole, range_words
 from forerun.units import format_bytes, format_count, format_duration_s, format_energy_j, format_mass_g
 
-__all__ = ["format_quantity", "plan_page", "point_words"]
+__all__ = ["format_quantity", "plan_choice_lines", "plan_page", "point_words", "rejection_line"]
 
 _MOST_REJECTED = 8
 
@@ -38,6 +38,16 @@ def plan_page(plan: Plan) -> RenderableType:
     return Group(*parts)
 
 
+def plan_choice_lines(plan: Plan) -> tuple[str, ...]:
+    """The choice, what binds and how sure it is, a sentence each."""
+    return tuple(str(line).strip() for line in _choice(plan))
+
+
+def rejection_line(rejection: Rejection) -> str:
+    """A candidate that was left out, with what it breaks."""
+    return f"{_candidate_words(rejection)}: {', '.join(_broken_words(broken) for broken in rejection.broken)}"
+
+
 def _indented(part: RenderableType) -> Padding:
     return Padding(part, (0, 0, 0, 2), expand=False)
 
@@ -52,7 +62,7 @@ def _title(plan: Plan) -> Text:
     )
 
 
-def _choice(plan: Plan) -> list[RenderableType]:
+def _choice(plan: Plan) -> list[Text]:
     if plan.chosen is None:
         miss = plan.nearest_miss
         assert miss is not None
@@ -248,10 +258,7 @@ def _rejected_words(plan: Plan) -> str:
 
 
 def _rejections(plan: Plan) -> RenderableType:
-    lines = [
-        Text(f"{_candidate_words(item)}: {', '.join(_broken_words(broken) for broken in item.broken)}")
-        for item in plan.rejected[:_MOST_REJECTED]
-    ]
+    lines = [Text(rejection_line(item)) for item in plan.rejected[:_MOST_REJECTED]]
     rest = plan.num_candidates - plan.num_feasible - len(lines)
     if rest > 0:
         lines.append(Text(f"and {format_whole(rest)} more; --json lists them", style="dim"))

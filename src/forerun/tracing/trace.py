@@ -20,7 +20,7 @@ from forerun.workload.setup import OptimizerImplementation, Phase, Precision, Tr
 if TYPE_CHECKING:
     from forerun.tracing.built_model import BuiltModel
 
-__all__ = ["TRACE_VERSION", "ModelRequest", "cache_folder", "trace"]
+__all__ = ["TRACE_VERSION", "ModelRequest", "cache_folder", "is_traced", "trace"]
 
 TRACE_VERSION = 2
 """Raised whenever the tracer or a rule changes what a graph holds."""
@@ -115,6 +115,12 @@ def trace(
     if path is not None and built.cache_key is not None and is_general:
         _keep(graph, path)
     return graph
+
+
+def is_traced(request: ModelRequest, setup: TrainingSetup) -> bool:
+    """Whether the cache holds a graph of a model, so that tracing it needs no framework."""
+    path = _cache_path(request, setup)
+    return path is not None and path.exists()
 
 
 def _keep(graph: Graph, path: Path) -> None:

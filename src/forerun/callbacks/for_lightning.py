@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.callbacks.curve_callback import CurveCallback
-from forerun.errors import MissingExtraError
+from forerun.errors import UsageError
 
 __all__ = ["lightning_callback"]
 
@@ -22,7 +22,7 @@ def lightning_callback(path: str | Path, **options: Any) -> Any:
         options: Those of ``CurveCallback``.
 
     Raises:
-        MissingExtraError: Lightning is not installed.
+        UsageError: Lightning is not installed.
     """
     curve = CurveCallback(path, **options)
     return _callback_class(_base())(curve)
@@ -35,7 +35,10 @@ def _base() -> type[Any]:
         except ModuleNotFoundError:
             continue
         return found
-    raise MissingExtraError("the callback for Lightning", "lightning")
+    raise UsageError(
+        f"the callback for Lightning expects one of {', '.join(_PACKAGES)}, found none; install it with: pip install "
+        "lightning"
+    )
 
 
 def _callback_class(base: type[Any]) -> type[Any]:

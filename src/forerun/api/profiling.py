@@ -1,0 +1,119 @@
+"""Profiles a user's training command."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import IO
+
+from forerun.errors import FailureError, ScriptError, UsageError
+from forerun.hardware import describe_host
+from forerun.profiling.advice import advise
+from forerun.profiling.hooks.settings import HookSettings
+from forerun.profiling.launch import Launch, check_command, launch
+from forerun.profiling.profile import Profile, summarise_run
+from forerun.profiling.recorded import ProcessRecord, read_processes, training_process
+
+__all__ = ["device_index", "profile"]
+
+_TAIL_LINES = 3
+
+
+def profile(
+    command: Sequence[str],
+    *,
+    num_steps: int | None = None,
+    window_steps: int = 5,
+    warmup_steps: int = 3,
+    epochs: float | None = None,
+    timeout_s: float | None = None,
+    folder: Path | None = None,
+    echo: IO[str] | None = None,
+) -> Profile:
+    """Runs a training command unchanged and tells where the time of its steps goes.
+
+    Hooks are installed in its Python processes when they start; its files are not touched.
+
+    Args:
+        command: Words such as ``["python", "train.py", "--epochs", "3"]``.
+        num_steps: Steps after which the command is stopped; None to let it end.
+        window_steps: Steps under ``torch.profiler``; 0 for none.
+        warmup_steps: Steps before them.
+        epochs: Epochs of the whole job, where its arguments do not tell.
+        timeout_s: Longest time of the run [s].
+        folder: Where the records of its processes are kept; None not to keep them.
+        echo: Where its output goes as well.
+
+    Raises:
+        UsageError: The command cannot be run.
+        ScriptError: It made no training step that could be seen.
+    """
+    words = check_command(command)
+    if min(window_steps, warmup_steps) < 0 or (num_steps is not None and num_steps < 1):
+        raise UsageError(
+            f"expected one step or more and a window of zero or more, got {num_steps} and {window_steps}"
+        )
+    with tempfile.TemporaryDirectory(prefix="forerun-") as own:
+        records = _made(folder) if folder is not None else Path(own)
+        settings = HookSettings(
+            folder=str(records),
+            parent_pid=0,
+            warmup_steps=warmup_steps,
+            window_steps=window_steps,
+            stop_after_steps=num_steps,
+        )
+        run = launch(words, settings, echo=echo, timeout_s=timeout_s, device_index=device_index())
+        return _profile(run, read_processes(records), epochs)
+
+
+def _made(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in folder.glob("process-*.jsonl"):
+            old.unlink()
+    except OSError as error:
+        raise FailureError(f"expected a folder to write to at '{folder}', got: {error.strerror}") from error
+    return folder
+
+
+def device_index() -> str:
+    """The device of a run: the first visible GPU, or the processor."""
+    from forerun.hardware.host_gpus import list_gpus, visible_gpus
+
+    return "cuda:0" if visible_gpus(list_gpus()) else "cpu"
+
+
+def _profile(run: Launch, processes: tuple[ProcessRecord, ...], epochs: float | None) -> Profile:
+    process = training_process(processes)
+    if process is None:
+        raise ScriptError(_no_steps(run, processes))
+    found = summarise_run(
+        run,
+        process,
+        num_ranks=sum(1 for other in processes if len(other.steps) and other.rank is not None) or 1,
+        num_usable_cores=describe_host().num_usable_cores,
+        epochs=epochs,
+    )
+    return replace(found, advice=advise(found))
+
+
+def _no_steps(run: Launch, processes: tuple[ProcessRecord, ...]) -> str:
+    command = " ".join(run.command)
+    if run.outcome == "interrupted":
+        return f"'{command}' was interrupted before its second training step; nothing was seen"
+    if run.outcome == "crashed":
+        said = " | ".join(line.text.strip() for line in run.lines[-_TAIL_LINES:] if line.text.strip())
+        return f"'{command}' ended with status {run.status} before its second training step; it said: {said}"
+    if not processes:
+        return (
+            f"'{command}' ended without starting a Python process that could be watched; expected python, torchrun or "
+            "a program that runs them (not python -S or -I)"
+        )
+    if run.outcome == "timeout":
+        return f"'{command}' made no training step within the time limit; raise --timeout"
+    return (
+        f"'{command}' ended without a second step of a torch optimizer; expected a PyTorch training script that calls "
+        "optimizer.step()"
+    )

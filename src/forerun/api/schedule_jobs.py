@@ -1,0 +1,188 @@
+"""Jobs of a file as jobs of the scheduler: their speeds predicted, fitted or measured, their work counted."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+
+from forerun.api.predicted_speeds import Links, predicted_speeds
+from forerun.errors import InvalidSetupError
+from forerun.prediction.job import find_dataset
+from forerun.scheduler.cluster import Cluster
+from forerun.scheduler.curve_forecast import CurveForecast
+from forerun.scheduler.job import DataParallelTraining, Job
+from forerun.scheduler.jobs_file import JobEntry
+from forerun.scheduler.rate_curve import BatchEfficiency
+from forerun.scheduler.speed import MeasuredSpeed, SpeedModel
+from forerun.scheduler.speed_fit import StepPoint, fit_data_parallel
+
+__all__ = ["KnownJob", "known_jobs"]
+
+MEASURED_SPREAD = 0.05
+"""Standard deviation of the logarithm of a speed between measured points; repeats of the public tables are closer."""
+
+FITTED_SPREAD = 0.10
+"""The same for a speed fitted to a table: the form's own error on the steps of the Pollux artifact is 8 to 10 %."""
+
+TARGET_SPREAD = 0.3
+"""The same for epochs to a target: a third is what forecasts in mid-run are off by on the curves of that artifact."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownJob:
+    """A job and how well it is known.
+
+    Attributes:
+        job: The job.
+        speed_spread, work_spread: Standard deviation of the logarithm of its speed and work.
+        script: Command line of its training script.
+        source: Where its speed is from.
+    """
+
+    job: Job
+    speed_spread: float
+    work_spread: float
+    script: str
+    source: str
+
+
+def known_jobs(entries: Sequence[JobEntry], cluster: Cluster, links: Links) -> list[KnownJob]:
+    """The jobs of a file.
+
+    Raises:
+        UsageError: A model, device, dataset or number cannot be meant.
+        FailureError: A model cannot be predicted.
+    """
+    return [_known(entry, cluster, links) for entry in entries]
+
+
+def _known(entry: JobEntry, cluster: Cluster, links: Links) -> KnownJob:
+    speeds, spread, source = _speeds(entry, cluster, links)
+    base, most = float(entry.batch_size), float(entry.batch_size_max or entry.batch_size)
+    efficiency = None
+    if entry.noise_scale is not None:
+        efficiency = BatchEfficiency(noise_scale=entry.noise_scale, base_batch_size=base)
+    work, epoch_samples = _work(entry)
+    job = Job(
+        name=entry.name,
+        training=DataParallelTraining(
+            speeds=speeds, batch_size=base, batch_range=(base, most), efficiency=efficiency
+        ),
+        work_samples=work,
+        num_workers=entry.num_devices,
+        is_elastic=entry.elastic,
+        # A job that asks for more than there is has its own message.
+        max_workers=entry.max_devices or max(entry.num_devices, *(g.num_devices for g in cluster.groups)),
+        arrival_s=entry.arrival,
+        deadline_s=inf if entry.deadline is None else entry.deadline,
+        weight=entry.weight,
+        restart_s=entry.restart,
+    )
+    if entry.curve is not None:
+        job = replace(job, work_samples=_work_to_target(entry, epoch_samples))
+    return KnownJob(
+        job=job,
+        speed_spread=spread,
+        work_spread=0.0 if entry.curve is None else TARGET_SPREAD,
+        script=entry.script,
+        source=source,
+    )
+
+
+def _work(entry: JobEntry) -> tuple[float, float]:
+    """Samples of the whole job, and of an epoch (0 if it is not counted in epochs)."""
+    if entry.samples is not None:
+        return entry.samples, 0.0
+    if entry.steps is not None:
+        return entry.steps * entry.batch_size, 0.0
+    assert entry.epochs is not None
+    epoch = entry.dataset_size or find_dataset(str(entry.dataset)).num_training_samples
+    return entry.epochs * epoch, float(epoch)
+
+
+def _work_to_target(entry: JobEntry, epoch_samples: float) -> float:
+    """Samples that are left until the target by the losses so far."""
+    assert entry.curve is not None
+    assert entry.target is not None
+    assert entry.epochs is not None
+    losses = _column(entry.curve, "loss")
+    forecast = CurveForecast.from_curve(losses, entry.target, entry.epochs, epoch_samples)
+    return forecast(len(losses) * epoch_samples)
+
+
+def _speeds(entry: JobEntry, cluster: Cluster, links: Links) -> tuple[dict[str, SpeedModel], float, str]:
+    """Speed by kind of device, its spread, and where it is from."""
+    if entry.points is not None:
+        return _measured(entry, cluster), MEASURED_SPREAD, "measured points"
+    if entry.table is not None:
+        return _fitted(entry, entry.table, cluster), FITTED_SPREAD, f"fitted to {entry.table.name}"
+    return *predicted_speeds(entry, cluster, links), "predicted"
+
+
+def _measured(entry: JobEntry, cluster: Cluster) -> dict[str, SpeedModel]:
+    assert entry.points is not None
+    known = {kind: MeasuredSpeed(points) for kind, points in entry.points.items()}
+    unknown = [kind for kind in known if kind and kind not in cluster.kinds]
+    if unknown and not set(known) & {"", *cluster.kinds}:
+        raise InvalidSetupError(
+            f"job '{entry.name}': points are for {', '.join(unknown)}, the cluster has {', '.join(cluster.kinds)}"
+        )
+    return {kind: known.get(kind, known.get("")) for kind in cluster.kinds if kind in known or "" in known}  # type: ignore[misc]
+
+
+def _fitted(entry: JobEntry, path: Path, cluster: Cluster) -> dict[str, SpeedModel]:
+    """The seven-parameter form, fitted to the steps of each kind of device."""
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        rows = [{str(k).strip(): (v or "").strip() for k, v in row.items()} for row in csv.DictReader(file)]
+    points: dict[str, list[StepPoint]] = {}
+    for number, row in enumerate(rows, start=1):
+        try:
+            kind, point = _step_point(row, cluster)
+        except (KeyError, ValueError) as error:
+            raise InvalidSetupError(
+                f"{path.name}, row {number}: expected numbers above zero in num_devices, batch_size and step_time_s, "
+                f"got {row} ({error})"
+            ) from error
+        points.setdefault(kind, []).append(point)
+    found: dict[str, SpeedModel] = {}
+    for kind in cluster.kinds:
+        own = points.get(kind) or points.get("")
+        if own:
+            found[kind] = fit_data_parallel(own, max(p.batch_size_per_device for p in own))
+    if not found:
+        raise InvalidSetupError(f"{path.name}: expected steps on {', '.join(cluster.kinds)}, got none")
+    return found
+
+
+def _step_point(row: Mapping[str, str], cluster: Cluster) -> tuple[str, StepPoint]:
+    num_devices, batch, step_s = int(row["num_devices"]), float(row["batch_size"]), float(row["step_time_s"])
+    if not (num_devices > 0 and 0 < batch < inf and 0 < step_s < inf):
+        raise ValueError("a number is not above zero")
+    kind = row.get("device", "").lower()
+    per_node = cluster.group(kind if kind in cluster.kinds else cluster.kinds[0]).devices_per_node
+    num_nodes = int(row.get("num_nodes") or -(-num_devices // per_node))
+    point = StepPoint(
+        num_devices=num_devices,
+        num_nodes=num_nodes,
+        batch_size_per_device=batch / num_devices,
+        step_time_s=step_s,
+    )
+    return kind, point
+
+
+def _column(path: Path, name: str) -> list[float]:
+    """A column of numbers of a CSV file."""
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        rows = list(csv.DictReader(file))
+    try:
+        values = [float(row[name]) for row in rows]
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidSetupError(
+            f"{path.name}: expected a column '{name}' of numbers, one row an epoch; got {error}"
+        ) from error
+    if not values or min(values) <= 0:
+        raise InvalidSetupError(f"{path.name}: expected losses above zero, got {values[:3]}")
+    return values

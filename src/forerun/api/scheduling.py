@@ -1,0 +1,380 @@
+"""``schedule``: who gets which devices now, when each job is done, and how policies compare."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf, isfinite
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.api.predicted_speeds import Links
+from forerun.api.schedule_jobs import KnownJob, known_jobs
+from forerun.errors import UsageError
+from forerun.prediction.estimate import Interval
+from forerun.scheduler.cluster import Cluster, parse_cluster
+from forerun.scheduler.events import SimulatedSchedule, Stretch
+from forerun.scheduler.job import DataParallelTraining, Job
+from forerun.scheduler.jobs_file import JobEntry, check_entries, read_jobs
+from forerun.scheduler.metrics import ScheduleMetrics
+from forerun.scheduler.plan import FIRST_PORT, NodeDevices, device_numbers, torchrun_lines
+from forerun.scheduler.policy import Policy, find_policy
+from forerun.scheduler.rigid_trace import rigid_policy, simulate_rigid
+from forerun.scheduler.simulation import SimulationOptions, simulate
+from forerun.scheduler.speed import SpeedModel
+from forerun.scheduler.trace_import import read_trace
+
+__all__ = ["FinishTime", "JobPlan", "PolicyOutcome", "Schedule", "schedule", "schedule_trace"]
+
+NUM_DRAWS = 20
+"""Schedules simulated with other speeds and works for the intervals of the ends."""
+
+MOST_JOBS_WITH_INTERVALS = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobPlan:
+    """What one job gets now.
+
+    Attributes:
+        job: Its name.
+        device: Kind of its devices; empty while it waits.
+        num_devices: How many.
+        nodes: Which.
+        batch_size: Global batch to train with.
+        reason: Why it got this.
+        commands: The torchrun line of each node.
+    """
+
+    job: str
+    device: str
+    num_devices: int
+    nodes: tuple[NodeDevices, ...]
+    batch_size: int | None
+    reason: str
+    commands: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishTime:
+    """When one job is done.
+
+    Attributes:
+        job: Its name.
+        arrival_s, start_s: When it comes and starts [s].
+        finish_s: When it is done [s]; 90 % interval over errors of speed and work.
+        deadline_s: Its deadline [s], infinite without one.
+        deadline_share: Share of the draws that meet it; NaN without one.
+    """
+
+    job: str
+    arrival_s: float
+    start_s: float
+    finish_s: Interval
+    deadline_s: float
+    deadline_share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyOutcome:
+    """One policy's answer.
+
+    Attributes:
+        policy, title: Its name and what it does.
+        metrics: Figures of its schedule.
+        now: What each job gets now.
+        finish_times: When each is done.
+        stretches: Who was where; for a picture.
+    """
+
+    policy: str
+    title: str
+    metrics: ScheduleMetrics
+    now: tuple[JobPlan, ...]
+    finish_times: tuple[FinishTime, ...]
+    stretches: tuple[Stretch, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """The answer of ``schedule``.
+
+    Attributes:
+        cluster: The cluster as text.
+        devices_by_node: Devices of each node.
+        outcomes: By policy, in the order asked for.
+        notes: What the answer rests on.
+    """
+
+    cluster: str
+    devices_by_node: tuple[int, ...]
+    outcomes: tuple[PolicyOutcome, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of all nodes."""
+        return sum(self.devices_by_node)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON object of ``forerun schedule --json``."""
+        return {
+            "cluster": self.cluster,
+            "num_devices": self.num_devices,
+            "policies": [_outcome_dict(outcome) for outcome in self.outcomes],
+            "notes": list(self.notes),
+        }
+
+
+def _outcome_dict(outcome: PolicyOutcome) -> dict[str, Any]:
+    return {
+        "policy": outcome.policy,
+        "title": outcome.title,
+        "metrics": outcome.metrics.as_dict(),
+        "allocation": [
+            {
+                "job": plan.job,
+                "device": plan.device or None,
+                "num_devices": plan.num_devices,
+                "nodes": [{"node": part.node, "devices": list(part.devices)} for part in plan.nodes],
+                "batch_size": plan.batch_size,
+                "reason": plan.reason,
+                "commands": list(plan.commands),
+            }
+            for plan in outcome.now
+        ],
+        "jobs": [
+            {
+                "job": finish.job,
+                "arrival_s": finish.arrival_s,
+                "start_s": finish.start_s,
+                "finish_s": {
+                    "value": finish.finish_s.value,
+                    "low": finish.finish_s.low,
+                    "high": finish.finish_s.high,
+                },
+                "deadline_s": finish.deadline_s if isfinite(finish.deadline_s) else None,
+                "deadline_share": None
+                if finish.deadline_share != finish.deadline_share
+                else finish.deadline_share,
+            }
+            for finish in outcome.finish_times
+        ],
+    }
+
+
+def schedule(
+    jobs: str | Path | Sequence[Mapping[str, Any]],
+    *,
+    cluster: str | Cluster,
+    policies: Sequence[str] = ("foresight", "srtf", "fifo"),
+    round_s: float = 60.0,
+    seed: int = 0,
+    intra: str | None = None,
+    inter: str | None = None,
+) -> Schedule:
+    """Who gets which devices now, when each job is done, and how policies compare.
+
+    Args:
+        jobs: A CSV or YAML file, or mappings with the same names; see docs/commands.md.
+        cluster: Nodes x devices a node x kind, such as ``"2x4xt4"``; groups joined by '+'.
+        policies: Names of policies, the preferred one first.
+        round_s: Time between two decisions [s].
+        seed: Of the draws behind the intervals.
+        intra: Link inside a node for jobs whose speed is predicted, where the form of the board does not say it.
+        inter: Link between nodes for these jobs, such as ``"ethernet-25g"``.
+
+    Raises:
+        UsageError: The question must be changed.
+        FailureError: A model cannot be predicted, or a policy cannot serve a job.
+    """
+    found = parse_cluster(cluster) if isinstance(cluster, str) else cluster
+    chosen = _policies(policies)
+    known = known_jobs(_entries(jobs), found, Links(intra=intra, inter=inter))
+    options = SimulationOptions(round_s=round_s, seed=seed)
+    with_intervals = len(known) <= MOST_JOBS_WITH_INTERVALS
+    return Schedule(
+        cluster=str(found),
+        devices_by_node=_devices_by_node(found),
+        outcomes=tuple(_outcome(known, found, policy, options, with_intervals) for policy in chosen),
+        notes=tuple(_notes(known, with_intervals)),
+    )
+
+
+def schedule_trace(
+    trace: str | Path, *, cluster: str | Cluster, policies: Sequence[str] = ("fifo", "srtf", "las")
+) -> Schedule:
+    """How policies compare on a trace of jobs with known devices and durations.
+
+    Args:
+        trace: A Philly-like CSV or Parquet file; see docs/commands.md.
+        cluster: As in ``schedule``; only the number of its devices counts.
+        policies: Among fifo, srtf and las.
+
+    Raises:
+        UsageError: A policy needs more than a trace says, or a job is larger than the cluster.
+        RecordError: The trace has holes.
+    """
+    found = parse_cluster(cluster) if isinstance(cluster, str) else cluster
+    chosen = [(rigid_policy(policy.name), policy) for policy in _policies(policies)]
+    jobs = read_trace(trace)
+    outcomes = []
+    for kind, policy in chosen:
+        outcome = simulate_rigid(jobs, found.num_devices, kind)
+        outcomes.append(
+            PolicyOutcome(
+                policy=policy.name,
+                title=policy.title,
+                metrics=outcome.metrics,
+                now=(),
+                finish_times=(),
+                stretches=(),
+            )
+        )
+    notes = ["devices are counted, not placed; a job runs for its recorded time on the devices it asked for"]
+    return Schedule(
+        cluster=str(found),
+        devices_by_node=_devices_by_node(found),
+        outcomes=tuple(outcomes),
+        notes=tuple(notes),
+    )
+
+
+def _devices_by_node(cluster: Cluster) -> tuple[int, ...]:
+    return tuple(group.devices_per_node for group in cluster.groups for _ in range(group.num_nodes))
+
+
+def _policies(names: Sequence[str]) -> list[Policy]:
+    if not names:
+        raise UsageError("expected at least one policy, got none")
+    found = [find_policy(name) for name in names]
+    twice = next((policy.name for i, policy in enumerate(found) if policy.name in names[:i]), None)
+    if twice is not None:
+        raise UsageError(f"policy '{twice}' was asked for twice; name it once")
+    return found
+
+
+def _entries(jobs: str | Path | Sequence[Mapping[str, Any]]) -> list[JobEntry]:
+    return read_jobs(jobs) if isinstance(jobs, (str, Path)) else check_entries(jobs)
+
+
+def _outcome(
+    known: Sequence[KnownJob],
+    cluster: Cluster,
+    policy: Policy,
+    options: SimulationOptions,
+    with_intervals: bool,
+) -> PolicyOutcome:
+    jobs = [item.job for item in known]
+    main = simulate(jobs, cluster, policy, options)
+    draws = _draws(known, cluster, policy, options) if with_intervals else None
+    return PolicyOutcome(
+        policy=policy.name,
+        title=policy.title,
+        metrics=main.metrics,
+        now=_plans(main, known),
+        finish_times=_finish_times(main, draws),
+        stretches=main.stretches,
+    )
+
+
+def _draws(
+    known: Sequence[KnownJob], cluster: Cluster, policy: Policy, options: SimulationOptions
+) -> npt.NDArray[np.float64]:
+    """Ends of the jobs with speeds and works drawn around what is believed, (draws, jobs)."""
+    chance = np.random.default_rng(options.seed)
+    ends = []
+    for _ in range(NUM_DRAWS):
+        actual = {item.job.name: _drawn(item, *np.exp(chance.standard_normal(2))) for item in known}
+        jobs = [item.job for item in known]
+        outcome = simulate(jobs, cluster, policy, options, actual)
+        ends.append([found.end_s for found in outcome.outcomes])
+    return np.asarray(ends)
+
+
+def _drawn(item: KnownJob, speed: float, work: float) -> Job:
+    """The job as it may turn out: factors are those of a unit spread."""
+    training = item.job.training
+    assert isinstance(training, DataParallelTraining)
+    factor = speed**item.speed_spread
+    speeds: dict[str, SpeedModel] = {
+        kind: _ScaledSpeed(model=model, factor=factor) for kind, model in training.speeds.items()
+    }
+    return replace(
+        item.job,
+        training=replace(training, speeds=speeds),
+        work_samples=item.job.work_samples * work**item.work_spread,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ScaledSpeed:
+    """A speed model times a factor."""
+
+    model: SpeedModel
+    factor: float
+
+    def __call__(self, num_devices: int, num_nodes: int, batch_size: float) -> float:
+        return self.factor * self.model(num_devices, num_nodes, batch_size)
+
+
+def _plans(main: SimulatedSchedule, known: Sequence[KnownJob]) -> tuple[JobPlan, ...]:
+    scripts = {item.job.name: item.script for item in known}
+    numbers = device_numbers({d.job: d.placement for d in main.first_decisions})
+    plans = []
+    for port, decision in enumerate(main.first_decisions, start=FIRST_PORT):
+        parts = numbers[decision.job]
+        given = decision.allocation
+        lines = torchrun_lines(parts, scripts[decision.job], port) if parts else []
+        plans.append(
+            JobPlan(
+                job=decision.job,
+                device="" if given is None else given.device,
+                num_devices=0 if given is None else given.num_workers,
+                nodes=parts,
+                batch_size=None
+                if decision.batch_size is None or given is None
+                else round(decision.batch_size),
+                reason=decision.reason,
+                commands=tuple(lines),
+            )
+        )
+    return tuple(plans)
+
+
+def _finish_times(main: SimulatedSchedule, draws: npt.NDArray[np.float64] | None) -> tuple[FinishTime, ...]:
+    found = []
+    for i, outcome in enumerate(main.outcomes):
+        ends = np.asarray([outcome.end_s]) if draws is None else np.append(draws[:, i], outcome.end_s)
+        low, high = np.quantile(ends, [0.05, 0.95])
+        has_deadline = outcome.deadline_s < inf
+        found.append(
+            FinishTime(
+                job=outcome.job,
+                arrival_s=outcome.arrival_s,
+                start_s=outcome.start_s,
+                finish_s=Interval(
+                    value=outcome.end_s,
+                    low=min(float(low), outcome.end_s),
+                    high=max(float(high), outcome.end_s),
+                ),
+                deadline_s=outcome.deadline_s,
+                deadline_share=float((ends <= outcome.deadline_s).mean()) if has_deadline else float("nan"),
+            )
+        )
+    return tuple(found)
+
+
+def _notes(known: Sequence[KnownJob], with_intervals: bool) -> list[str]:
+    sources: dict[str, list[str]] = {}
+    for item in known:
+        sources.setdefault(item.source, []).append(item.job.name)
+    notes = [f"speed {source}: {', '.join(names)}" for source, names in sources.items()]
+    if with_intervals:
+        notes.append(f"intervals: {NUM_DRAWS} schedules with speeds and works drawn within their own errors")
+    else:
+        notes.append(f"no intervals for more than {MOST_JOBS_WITH_INTERVALS} jobs")
+    return notes

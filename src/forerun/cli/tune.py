@@ -1,0 +1,174 @@
+"""``forerun tune``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from forerun.cli.options import DebugOption, JsonOption
+from forerun.cli.output import TABLE_WIDTH_IN_A_PIPE, page_width, print_json, print_page
+from forerun.errors import UsageError
+
+if TYPE_CHECKING:
+    from forerun.api.tuning import TuneResult
+
+__all__ = ["tune"]
+
+
+def tune(
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[SPACE.yaml] -- COMMAND", help="What may be changed, and the command as you run it."
+        ),
+    ] = None,
+    budget: Annotated[
+        str, typer.Option(metavar="2h", help="Such as 2h, '40 trials', 10usd, or several parted by commas.")
+    ] = "15min",
+    objective: Annotated[
+        str,
+        typer.Option(
+            metavar="NAMES",
+            help="speed, time, time-to-target, accuracy or cost; several parted by commas give a front.",
+        ),
+    ] = "speed",
+    metric: Annotated[str | None, typer.Option(metavar="NAME", help="Figure that the script prints.")] = None,
+    target: Annotated[float | None, typer.Option(help="Value of the metric to reach.")] = None,
+    study: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Of the study; an existing one is resumed, or shared.")
+    ] = Path("forerun-study"),
+    trial_time: Annotated[str, typer.Option(metavar="8s", help="Time of steps of a trial for speed.")] = "8s",
+    timeout: Annotated[str, typer.Option(metavar="30min", help="Longest time of a trial.")] = "30min",
+    memory: Annotated[
+        str | None, typer.Option(metavar="4GB", help="Most memory of a trial; all there is if not given.")
+    ] = None,
+    max_loss: Annotated[float, typer.Option(help="Loss of the metric accepted for speed.", min=0.0)] = 0.01,
+    price: Annotated[str | None, typer.Option(metavar="1.89/h", help="Price of this machine.")] = None,
+    device: Annotated[str | None, typer.Option(metavar="cuda:0", help="Device of the trials.")] = None,
+    sampler: Annotated[str, typer.Option(metavar="NAME", help="tpe or random.")] = "tpe",
+    seed: Annotated[int | None, typer.Option(help="Of the sampler.")] = None,
+    ray: Annotated[
+        str | None, typer.Option(metavar="auto", help="Run trials on a Ray cluster: auto or HOST:PORT.")
+    ] = None,
+    prune: Annotated[bool, typer.Option("--prune", help="End whole runs whose forecast cannot win.")] = False,
+    no_check: Annotated[
+        bool, typer.Option("--no-check", help="Do not run the best whole beside the script as it is.")
+    ] = False,
+    no_priors: Annotated[
+        bool, typer.Option("--no-priors", help="No first trials of the cost model.")
+    ] = False,
+    no_prediction: Annotated[
+        bool, typer.Option("--no-prediction", help="Reject no trial by its predicted memory.")
+    ] = False,
+    show_output: Annotated[
+        bool, typer.Option("--show-output", help="Pass on what the script prints.")
+    ] = False,
+    scenario: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="baseline, resolution, hyperparameters, hardware or all, of --task."
+        ),
+    ] = None,
+    task: Annotated[str, typer.Option(metavar="NAME", help="Built-in task of the scenarios.")] = "squeezenet",
+    data: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Images of the task: seg_train and seg_test.")
+    ] = None,
+    weights: Annotated[str, typer.Option(metavar="NAME", help="imagenet or none.")] = "imagenet",
+    epochs: Annotated[int, typer.Option(help="Epochs of the task.", min=1)] = 10,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Find a faster or better configuration of a training script within a budget, without editing it."""
+    words = list(command or [])
+    if scenario is not None:
+        if words:
+            raise UsageError("expected a scenario of a built-in task or a command, got both")
+        _scenarios(scenario, task, data, weights, epochs, budget, study, seed, as_json=as_json)
+        return
+    from forerun import api
+    from forerun.cli.parsing import parse_price_usd_per_hour
+    from forerun.units import parse_amount
+
+    space = Path(words.pop(0)) if words and words[0].endswith((".yaml", ".yml")) else None
+    if sampler not in ("tpe", "random"):
+        raise UsageError(f"expected the sampler tpe or random, got '{sampler}'")
+    options: dict[str, Any] = {}
+    if ray is not None:
+        from forerun.tuning.ray_trials import ray_runner
+
+        options["runner"] = ray_runner(ray)
+    found = api.tune(
+        words,
+        budget=budget,
+        space=space,
+        objective=objective,
+        study=study,
+        metric=metric,
+        target=target,
+        trial_s=parse_amount(trial_time, "time"),
+        timeout_s=parse_amount(timeout, "time"),
+        memory_limit_bytes=None if memory is None else parse_amount(memory, "memory"),
+        with_memory_law=not no_prediction,
+        with_priors=not no_priors,
+        with_pruning=prune,
+        max_accuracy_loss=max_loss,
+        check=not no_check,
+        sampler=sampler,
+        seed=seed,
+        price_usd_per_hour=None if price is None else parse_price_usd_per_hour(price),
+        device_index=device,
+        say=_say,
+        echo=sys.stderr if show_output else None,
+        **options,
+    )
+    _print(found, as_json=as_json)
+
+
+def _print(found: TuneResult, *, as_json: bool) -> None:
+    if as_json:
+        print_json(found.as_dict())
+        return
+    from forerun.report.tune_page import tune_page
+
+    print_page(tune_page(found), page_width(TABLE_WIDTH_IN_A_PIPE))
+
+
+def _say(line: str) -> None:
+    typer.echo(line, err=True)
+
+
+def _scenarios(
+    scenario: str,
+    task: str,
+    data: Path | None,
+    weights: str,
+    epochs: int,
+    budget: str,
+    study: Path,
+    seed: int | None,
+    *,
+    as_json: bool,
+) -> None:
+    from forerun import api
+    from forerun.report.scenario_page import scenario_page
+    from forerun.report.scenario_plots import write_scenario_plots
+
+    found = api.tune_scenarios(
+        scenario,
+        task=task,
+        data=data,
+        weights=weights,
+        epochs=epochs,
+        budget=budget,
+        folder=study,
+        seed=seed,
+        say=_say,
+    )
+    write_scenario_plots(study, found)
+    if as_json:
+        print_json({"folder": str(study), "scenarios": found})
+    else:
+        print_page(scenario_page(found, study), page_width(TABLE_WIDTH_IN_A_PIPE))

@@ -1,0 +1,1 @@
+"""Time of moving data between devices: collectives, data parallel steps, parameter servers, fitted speed models."""

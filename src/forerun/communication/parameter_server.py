@@ -1,0 +1,137 @@
+"""Training with parameter servers: speed as a function of workers w and servers p.
+
+The step of synchronous and the rate of asynchronous training as Optimus writes them, linear in their coefficients:
+
+    synchronous, global batch M    T = t0 M/w + t1 + t2 w/p + t3 w + t4 p          steps of all workers together
+    asynchronous                   T = t0 + t1 w/p + t2 w + t3 p                   step of one worker; speed = w / T
+
+Source: Peng et al. 2018, EuroSys, "Optimus", section 3.2 (equations 3 and 4) and table 2 (ResNet-50, 40 containers;
+    time in
+seconds). The same from first principles, for a model of S bytes: compute, push and pull of S/p bytes per server and
+worker over the server's link, and the update.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite
+
+from forerun.errors import InvalidSetupError
+
+__all__ = [
+    "OPTIMUS_ASYNCHRONOUS",
+    "OPTIMUS_SYNCHRONOUS",
+    "ParameterServerSetup",
+    "asynchronous_terms",
+    "check_workers_and_servers",
+    "parameter_server_step_s",
+    "synchronous_terms",
+]
+
+OPTIMUS_SYNCHRONOUS = (1.02, 2.78, 4.92, 0.00, 0.02)
+"""t0 .. t4 of ResNet-50: Peng et al. 2018, table 2. t0 is in seconds per sample, since M counts samples; the others in
+seconds. The table does not print M; read so, 20 containers are fastest with 8 workers for an M of about 40, which is
+what the paper's figure of them shows."""
+OPTIMUS_ASYNCHRONOUS = (2.83, 3.92, 0.00, 0.11)
+"""t0 .. t3 of ResNet-50: Peng et al. 2018, table 2 [s]."""
+
+
+def check_workers_and_servers(num_workers: float, num_servers: float) -> None:
+    """Refuses numbers that cannot be meant."""
+    for name, value in (("workers", num_workers), ("servers", num_servers)):
+        if not (value >= 1 and isfinite(value)):
+            raise InvalidSetupError(
+                f"the number of {name} must be at least 1, got {value}; give a positive number"
+            )
+
+
+def synchronous_terms(num_workers: float, num_servers: float, global_batch: float = 1.0) -> tuple[float, ...]:
+    """What multiplies t0 .. t4: M/w, 1, w/p, w, p.
+
+    Args:
+        num_workers: w.
+        num_servers: p.
+        global_batch: M, in the unit that t0 is for.
+    """
+    check_workers_and_servers(num_workers, num_servers)
+    w, p = num_workers, num_servers
+    return (global_batch / w, 1.0, w / p, w, p)
+
+
+def asynchronous_terms(num_workers: float, num_servers: float) -> tuple[float, ...]:
+    """What multiplies t0 .. t3 of the step of one worker: 1, w/p, w, p."""
+    check_workers_and_servers(num_workers, num_servers)
+    return (1.0, num_workers / num_servers, num_workers, num_servers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterServerSetup:
+    """A job on parameter servers, from first principles.
+
+    Attributes:
+        compute_s: Forward and backward of the *global* batch on one worker [s].
+        fixed_compute_s: What a worker's step takes however small its share of the batch [s].
+        model_bytes: Parameters, S [bytes].
+        server_bytes_per_s: Usable bandwidth of one server in one direction [bytes/s].
+        worker_bytes_per_s: Usable bandwidth of one worker in one direction [bytes/s].
+        update_s: Update of the whole model by one server [s].
+        latency_s: One message [s].
+    """
+
+    compute_s: float
+    fixed_compute_s: float = 0.0
+    model_bytes: float
+    server_bytes_per_s: float
+    worker_bytes_per_s: float = float("inf")
+    update_s: float = 0.0
+    latency_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("compute_s", "fixed_compute_s", "model_bytes", "update_s", "latency_s"):
+            if not getattr(self, name) >= 0:
+                raise InvalidSetupError(f"{name} must be zero or more, got {getattr(self, name)}")
+        for name in ("server_bytes_per_s", "worker_bytes_per_s"):
+            if not getattr(self, name) > 0:
+                raise InvalidSetupError(f"{name} must be above zero, got {getattr(self, name)}")
+
+
+def parameter_server_step_s(
+    setup: ParameterServerSetup, num_workers: int, num_servers: int, *, synchronous: bool = True
+) -> float:
+    """Step of all workers together (synchronous) or of one worker (asynchronous) [s].
+
+    synchronous:  compute/w + fixed + 2 max(w S / (p B_server), S / B_worker) + update/p + 2 p latency
+    asynchronous: compute + fixed + 2 max(w' S / (p B_server), S / B_worker) + update w'/p + 2 p latency
+
+    In a synchronous step all w workers push at once, gradients are added up and the model is updated once. An
+    asynchronous worker computes its own whole batch, and each gradient updates the model. All but the workers that
+    compute at that moment are sending; w' is found by iterating w' = w * (share of the step that is not computing),
+    at least 1.
+
+    Args:
+        setup: Job and hardware.
+        num_workers: w.
+        num_servers: p.
+        synchronous: Whether workers wait for each other.
+
+    Source: the terms of Peng et al. 2018, section 3.2, without their fitted constants.
+    """
+    check_workers_and_servers(num_workers, num_servers)
+    latencies_s = 2 * num_servers * setup.latency_s
+    if synchronous:
+        compute_s = setup.compute_s / num_workers + setup.fixed_compute_s
+        moved_s = _transfer_s(setup, num_workers, num_servers)
+        return compute_s + moved_s + setup.update_s / num_servers + latencies_s
+    compute_s = setup.compute_s + setup.fixed_compute_s
+    senders = float(num_workers)
+    step_s = compute_s
+    for _ in range(50):
+        step_s = compute_s + _transfer_s(setup, senders, num_servers) + latencies_s
+        step_s += setup.update_s * senders / num_servers
+        senders = max(1.0, num_workers * (1 - compute_s / step_s)) if step_s > 0 else 1.0
+    return step_s
+
+
+def _transfer_s(setup: ParameterServerSetup, num_senders: float, num_servers: int) -> float:
+    at_servers_s = num_senders * setup.model_bytes / (num_servers * setup.server_bytes_per_s)
+    return 2 * max(at_servers_s, setup.model_bytes / setup.worker_bytes_per_s)

@@ -1,0 +1,153 @@
+"""What training adds to the bare collectives, per kind of link and of software: constants, their file, and the step.
+
+From the measured step t1 of one device, n devices take
+
+    t_n = t1 (1 + drag E_n) + overhead_s + exposed + slowdown (busy - exposed)
+
+with the all-reduces of the gradient buckets at ``share`` of the link's usable bandwidth, E_n the expected maximum of
+n normal numbers (stragglers, input and host contention grow alike), ``slowdown`` what a hidden second of
+communication costs the backward pass (1: nothing is hidden), and ``overhead_s`` what a step of several devices costs
+beside.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from math import exp, isfinite
+from pathlib import Path
+from typing import Any
+
+from forerun.communication.buckets import Bucket, gradient_buckets, uniform_gradients
+from forerun.communication.data_parallel import DataParallelStep, data_parallel_step, split_step
+from forerun.communication.tuner import AllReduce
+from forerun.errors import CostModelError
+
+__all__ = [
+    "ScalingConstants",
+    "ScalingTable",
+    "load_scaling_table",
+    "scale_measured_step",
+    "shipped_table_path",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingConstants:
+    """What training makes of a link.
+
+    Attributes:
+        share: Bandwidth that training reaches, relative to the usable bandwidth of the catalogue.
+        slowdown: Cost of a hidden second of communication, 0 to 1.
+        drag: Coefficient of variation that explains the waiting of n devices.
+        overhead_s: Further time of a step of several devices [s].
+    """
+
+    share: float = 1.0
+    slowdown: float = 0.0
+    drag: float = 0.0
+    overhead_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingTable:
+    """Constants by stack ("pytorch", "tensorflow", ...) and link class ("nvlink", "pcie", "network").
+
+    Attributes:
+        constants: By ``"stack/link"``, ``"stack"``, ``"link"`` and ``""`` for anything else.
+        log_spread: Standard deviation of the logarithm of predicted over measured steps, held out, by link class.
+        provenance: Source tables, rows and date.
+    """
+
+    constants: Mapping[str, ScalingConstants]
+    log_spread: Mapping[str, float]
+    provenance: Mapping[str, Any]
+
+    def of(self, stack: str, link: str) -> ScalingConstants:
+        """The most specific constants there are."""
+        for key in (f"{stack}/{link}", f"/{link}", f"{stack}/", ""):
+            if key in self.constants:
+                return self.constants[key]
+        raise CostModelError("the table of scaling constants has no default entry ''; fit it again")
+
+    def spread_of(self, link: str) -> float:
+        """Spread of the logarithm of a step on several devices that comes from scaling alone."""
+        return self.log_spread.get(link, max(self.log_spread.values(), default=0.1))
+
+    def to_json(self) -> str:
+        """The file's text."""
+        constants = {key: asdict(value) for key, value in self.constants.items()}
+        whole = {
+            "constants": constants,
+            "log_spread": dict(self.log_spread),
+            "provenance": dict(self.provenance),
+        }
+        return json.dumps(whole, indent=1, sort_keys=True) + "\n"
+
+
+def shipped_table_path() -> Path:
+    """Where the fitted constants are."""
+    return Path(__file__).parent / "weights" / "scaling_constants.json"
+
+
+@cache
+def load_scaling_table(path: Path | None = None) -> ScalingTable:
+    """The fitted constants.
+
+    Raises:
+        CostModelError: The file is missing or damaged.
+    """
+    file = path or shipped_table_path()
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))
+        constants = {key: ScalingConstants(**value) for key, value in raw["constants"].items()}
+        spread = {key: float(value) for key, value in raw["log_spread"].items()}
+        provenance = dict(raw["provenance"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CostModelError(
+            f"expected a table of scaling constants in {file.name}, but {error}; fit it again"
+        ) from error
+    if not all(isfinite(x) for value in constants.values() for x in asdict(value).values()):
+        raise CostModelError(f"{file.name}: expected finite constants; fit it again")
+    return ScalingTable(constants=constants, log_spread=spread, provenance=provenance)
+
+
+def scale_measured_step(
+    one_step_s: float,
+    gradient_bytes: float,
+    all_reduce: AllReduce,
+    constants: ScalingConstants,
+    *,
+    num_accumulation_steps: int = 1,
+    buckets: tuple[Bucket, ...] | None = None,
+) -> DataParallelStep:
+    """The step of many devices from the measured step of one.
+
+    Args:
+        one_step_s: Step of one device with the batch that each of the many has [s].
+        gradient_bytes: Gradients of the model as they are sent [bytes].
+        all_reduce: The devices and links; ``share`` is applied here.
+        constants: What training makes of the link.
+        num_accumulation_steps: Micro-steps of a step; ``one_step_s`` is that of all of them.
+        buckets: Gradient buckets; equal gradients at equal distances if None.
+    """
+    if buckets is None:
+        buckets = gradient_buckets(uniform_gradients(gradient_bytes))
+    one = split_step(one_step_s / num_accumulation_steps)
+    return data_parallel_step(
+        one,
+        buckets,
+        lambda size: all_reduce.time_s(size / constants.share),
+        all_reduce.num_devices,
+        num_accumulation_steps=num_accumulation_steps,
+        slowdown=constants.slowdown,
+        coefficient_of_variation=constants.drag,
+        overhead_s=constants.overhead_s,
+    )
+
+
+def interval_factor(log_spread: float) -> float:
+    """Factor of a 90 % interval of a normal logarithm."""
+    return exp(1.645 * log_spread)

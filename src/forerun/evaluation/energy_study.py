@@ -1,0 +1,175 @@
+"""Energy of epochs under power limits, with the network and the limit, and with the GPU as well, held out.
+
+The time of the epoch at the board's largest limit is given, as it is to the baseline; the study predicts power and
+the slowdown under the limit. Constants of the law: one idle, one full share and one exponent per GPU, the rest shared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import least_squares
+
+from forerun.costs.power import POWER_LAW, PowerLaw, demand_share, limited_share, power_slowdown
+from forerun.evaluation.energy_table import EnergyRows
+from forerun.evaluation.markdown import error_cells, markdown_table
+from forerun.regressors.evaluation import errors
+
+__all__ = ["EnergyResult", "energy_section", "energy_study", "fit_power_laws"]
+
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+_PER_GPU = ("idle_share", "full_share", "slowdown_exponent")
+_SHARED = ("activity_factor", "activity_exponent", "compute_weight")
+_LOW = {"idle_share": 0.02, "full_share": 0.4, "slowdown_exponent": 0.05, "activity_factor": 0.5}
+_LOW |= {"activity_exponent": 0.5, "compute_weight": -2.0}
+_HIGH = {"idle_share": 0.39, "full_share": 1.1, "slowdown_exponent": 1.5, "activity_factor": 30.0}
+_HIGH |= {"activity_exponent": 3.0, "compute_weight": 2.0}
+_LIKENESS = {"idle_share": 1.0, "slowdown_exponent": 0.3}
+"""How much GPUs are taken to be alike: weights of their differences from the mean."""
+
+_OUTLIER = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnergyResult:
+    """Energies of epochs, each predicted by a law that has seen neither its network nor its limit [J].
+
+    Attributes:
+        network: Network of each row.
+        measured_j: Measured energy.
+        known_gpu_j: Predicted, with other networks and limits of the same GPU in the fit.
+        new_gpu_j: Predicted, with no row of the GPU in the fit.
+        tdp_time_j: The board's limit times the measured time, the baseline.
+        limit_time_j: The limit that was set times the measured time.
+        laws: Constants fitted to all rows, by GPU.
+    """
+
+    network: npt.NDArray[np.str_]
+    measured_j: Floats
+    known_gpu_j: Floats
+    new_gpu_j: Floats
+    tdp_time_j: Floats
+    limit_time_j: Floats
+    laws: dict[str, PowerLaw]
+
+
+def energy_study(rows: EnergyRows) -> EnergyResult:
+    """Predicts every row by fits without its network and its limit, then without its GPU too."""
+    known, new = np.full(len(rows), np.nan), np.full(len(rows), np.nan)
+    limit_w = np.round(rows.limit_share * rows.board_limit_w)
+    for network in np.unique(rows.network):
+        for limit in np.unique(limit_w):
+            tested = (rows.network == network) & (limit_w == limit)
+            if tested.any():
+                rest = (rows.network != network) & (limit_w != limit)
+                _predict_into(known, rows, tested, fit_power_laws(rows, rest))
+        for gpu in np.unique(rows.gpu):
+            tested = (rows.network == network) & (rows.gpu == gpu)
+            laws = fit_power_laws(rows, (rows.network != network) & (rows.gpu != gpu))
+            _predict_into(new, rows, tested, {str(gpu): mean_law(list(laws.values()))})
+    return EnergyResult(
+        network=rows.network,
+        measured_j=rows.power_w * rows.time_s,
+        known_gpu_j=known,
+        new_gpu_j=new,
+        tdp_time_j=rows.board_limit_w * rows.time_s,
+        limit_time_j=rows.limit_share * rows.board_limit_w * rows.time_s,
+        laws=fit_power_laws(rows, np.ones(len(rows), dtype=bool)),
+    )
+
+
+def mean_law(laws: Sequence[PowerLaw]) -> PowerLaw:
+    """The law of a GPU that nobody measured: the mean of the others."""
+    means: dict[str, Any] = {
+        name: float(np.mean([getattr(law, name) for law in laws])) for name in (*_PER_GPU, *_SHARED)
+    }
+    return replace(laws[0], **means)
+
+
+def _predict_into(out: Floats, rows: EnergyRows, tested: Bools, laws: dict[str, PowerLaw]) -> None:
+    for gpu, law in laws.items():
+        chosen = tested & (rows.gpu == gpu)
+        share, slowdown = _under_limit(rows, chosen, law)
+        out[chosen] = share * rows.board_limit_w[chosen] * rows.full_time_s[chosen] * slowdown
+
+
+def _under_limit(rows: EnergyRows, chosen: Bools, law: PowerLaw) -> tuple[Floats, Floats]:
+    """Power as a share of the board's limit, and time over that at the largest limit."""
+    demand = demand_share(rows.activity[chosen], law)
+    fraction = rows.compute_fraction[chosen]
+    slowdown = power_slowdown(demand, rows.limit_share[chosen], fraction, law)
+    at_full = power_slowdown(demand, rows.full_limit_share[chosen], fraction, law)
+    return limited_share(demand, rows.limit_share[chosen]), slowdown / at_full
+
+
+def fit_power_laws(rows: EnergyRows, fitted: Bools) -> dict[str, PowerLaw]:
+    """Laws of the GPUs in the fitted rows, by least squares on the logarithms of power and slowdown.
+
+    Args:
+        rows: Epochs.
+        fitted: Which of them to fit to, (n,).
+    """
+    gpus = [str(gpu) for gpu in np.unique(rows.gpu[fitted])]
+    chosen = [fitted & (rows.gpu == gpu) for gpu in gpus]
+    names = [name for name in _PER_GPU for _ in gpus] + list(_SHARED)
+
+    def laws(values: Floats) -> list[PowerLaw]:
+        shared = dict(zip(_SHARED, values[-len(_SHARED) :], strict=True))
+        own = values[: -len(_SHARED)].reshape(len(_PER_GPU), len(gpus))
+        return [
+            replace(POWER_LAW, **shared, **dict(zip(_PER_GPU, own[:, index], strict=True)))
+            for index in range(len(gpus))
+        ]
+
+    def residuals(values: Floats) -> Floats:
+        parts = [_residuals(rows, chosen[index], law) for index, law in enumerate(laws(values))]
+        own = values[: -len(_SHARED)].reshape(len(_PER_GPU), len(gpus))
+        for name, weight in _LIKENESS.items():
+            part = own[_PER_GPU.index(name)]
+            parts.append(weight * (part - part.mean()))
+        return np.concatenate([*parts, [0.5 * values[-1]]])
+
+    begin = np.asarray([getattr(POWER_LAW, name) for name in names])
+    bounds = ([_LOW[name] for name in names], [_HIGH[name] for name in names])
+    found = least_squares(residuals, begin, bounds=bounds, loss="soft_l1", f_scale=_OUTLIER, xtol=1e-6)
+    return dict(zip(gpus, laws(found.x), strict=True))
+
+
+def _residuals(rows: EnergyRows, chosen: Bools, law: PowerLaw) -> Floats:
+    share, slowdown = _under_limit(rows, chosen, law)
+    power = np.log(share * rows.board_limit_w[chosen] / rows.power_w[chosen])
+    time = np.log(slowdown * rows.full_time_s[chosen] / rows.time_s[chosen])
+    return np.concatenate([power, time])
+
+
+def energy_section(result: EnergyResult) -> str:
+    """The section of the accuracy page."""
+    predictors = {
+        "**forerun**, network and power limit held out": result.known_gpu_j,
+        "forerun, network and GPU held out": result.new_gpu_j,
+        "TDP x time": result.tdp_time_j,
+        "set limit x time": result.limit_time_j,
+    }
+    table = [(name, *error_cells(errors(energy, result.measured_j))) for name, energy in predictors.items()]
+    by_network = []
+    for name in np.unique(result.network).tolist():
+        own = result.network == name
+        found = errors(result.known_gpu_j[own], result.measured_j[own])
+        by_network.append((name, *error_cells(found)))
+    return (
+        "## Energy under power limits\n\n`zeus_epoch_time_power`: epochs of four networks on A40, P100, Quadro RTX "
+        "6000 and V100 under power limits from 100 W. Given is the time of the epoch at the largest limit; power and "
+        "the slowdown under the limit are predicted. The baselines are given the measured time under the limit "
+        "itself. Left out is the speech network, whose samples have no one length.\n\n"
+        + markdown_table(("predictor", "rows", "MAPE", "median", "p90"), table)
+        + "\nBy network, network and power limit held out:\n\n"
+        + markdown_table(("network", "rows", "MAPE", "median", "p90"), by_network)
+        + "\nWhere we lose: limits near the board's least (100 W of 260 or 300 W), where the clock falls faster than "
+        "the law, and the P100 with networks that keep it little busy.\n"
+    )

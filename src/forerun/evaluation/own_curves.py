@@ -1,0 +1,172 @@
+"""Learning curves of forerun's own trainings, shipped with it: forecast at a share of the run, beside what came.
+
+Nothing was fitted to them: weights and intervals of the forecasts are those of the public tables.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from forerun.convergence.backtest_table import load_table, shipped_table_path
+from forerun.convergence.batch_scaling import fit_batch_scaling
+from forerun.convergence.curve import Curve
+from forerun.convergence.curve_files import read_target_curve
+from forerun.convergence.forecast import CurveForecast, forecast_curve
+from forerun.convergence.forecaster import FORECASTERS, Prefix, path_of
+from forerun.convergence.schedule import parse_schedule
+from forerun.convergence.target import Target, parse_target
+from forerun.prediction.forecast_answer import Outcome, outcome_of
+
+__all__ = [
+    "BATCH_TARGET",
+    "CUT",
+    "TARGET",
+    "OwnBatches",
+    "OwnCurveRow",
+    "OwnCurves",
+    "forecast_time_s",
+    "own_curves",
+    "own_curves_folder",
+]
+
+CUT = 0.3
+TARGET = "val_accuracy>=0.97"
+BATCH_TARGET = "val_accuracy>=0.95"
+_NUM_TIMED = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnCurveRow:
+    """A run at a share of its length.
+
+    Attributes:
+        name: The run.
+        tier: What the forecast rested on.
+        forecast: The forecast.
+        outcome: What came.
+    """
+
+    name: str
+    tier: str
+    forecast: CurveForecast
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnBatches:
+    """Steps to a target at the largest batch, from the smaller ones.
+
+    Attributes:
+        batch_size: The largest.
+        predicted_steps, actual_steps: To ``BATCH_TARGET``.
+        critical_batch_size: By the law.
+        noise_batch_sizes: Gradient noise scales of single runs.
+    """
+
+    batch_size: int
+    predicted_steps: float
+    actual_steps: float
+    critical_batch_size: float
+    noise_batch_sizes: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnCurves:
+    """What the section prints.
+
+    Attributes:
+        command: How the runs were made.
+        rows: Forecasts beside outcomes, once by the schedule and once with the other runs as history.
+        batches: The law of batch sizes on them.
+        forecast_time_s: Of a curve of 100 points with every forecaster, warm.
+    """
+
+    command: str
+    rows: tuple[OwnCurveRow, ...]
+    batches: OwnBatches
+    forecast_time_s: float
+
+
+def own_curves_folder() -> Path:
+    """Where the curves lie."""
+    return Path(__file__).parent / "curves"
+
+
+def own_curves() -> OwnCurves:
+    """All shipped curves forecast; a second."""
+    document = json.loads((own_curves_folder() / "curves.json").read_text(encoding="utf-8"))
+    target = parse_target(TARGET)
+    runs = [read_target_curve(own_curves_folder() / run["file"], target) for run in document["runs"]]
+    rows = [_row(run, [], document["schedule"], target) for run in runs]
+    rows += [_row(run, [r for r in runs if r is not run], document["schedule"], target) for run in runs]
+    return OwnCurves(
+        command=document["source"],
+        rows=tuple(rows),
+        batches=_batches(document["runs"], runs),
+        forecast_time_s=forecast_time_s(),
+    )
+
+
+def _row(run: Curve, siblings: Sequence[Curve], schedule: str, target: Target) -> OwnCurveRow:
+    found = forecast_curve(
+        run.first(round(CUT * len(run))),
+        load_table(shipped_table_path()),
+        target=target,
+        end_epoch=float(run.epochs[-1]),
+        schedule=parse_schedule(schedule),
+        siblings=siblings,
+    )
+    name = run.name.removesuffix(".csv")
+    return OwnCurveRow(name=name, tier=str(found.tier), forecast=found, outcome=outcome_of(run, found))
+
+
+def _batches(described: Sequence[dict[str, float]], runs: Sequence[Curve]) -> OwnBatches:
+    target = parse_target(BATCH_TARGET)
+    points = [(int(d["batch_size"]), _steps_to(run, target)) for d, run in zip(described, runs, strict=True)]
+    largest = max(size for size, _ in points)
+    fitted = [(size, steps) for size, steps in points if size < largest]
+    law = fit_batch_scaling([s for s, _ in fitted], [n for _, n in fitted])
+    noise = [d["gradient_noise_batch_size"] for d in described]
+    return OwnBatches(
+        batch_size=largest,
+        predicted_steps=float(law.steps([largest])[0]),
+        actual_steps=float(np.mean([n for s, n in points if s == largest])),
+        critical_batch_size=law.critical_batch_size,
+        noise_batch_sizes=tuple(n for n in noise if n is not None),
+    )
+
+
+def _steps_to(run: Curve, target: Target) -> float:
+    assert run.steps is not None
+    hits = [target.is_reached_by(float(value)) for value in run.values]
+    return float(run.steps[hits.index(True)])
+
+
+def forecast_time_s() -> float:
+    """Time of every registered forecaster, and of an answer with intervals and target, on half of 200 points [s]."""
+    epochs = np.arange(1.0, 201.0)
+    values = 0.94 - 0.8 * epochs**-0.7 + np.random.default_rng(0).normal(0, 0.004, len(epochs))
+    curve = Curve(name="made", metric="accuracy", epochs=epochs[:100], values=values[:100], is_rising=True)
+    table, target = load_table(shipped_table_path()), parse_target("accuracy>=0.93")
+    schedule = parse_schedule("cosine:epochs=200")
+    taken = []
+    for _ in range(_NUM_TIMED):
+        began_s = time.perf_counter()
+        prefix = Prefix(
+            epochs=epochs,
+            errors=1 - values[:100],
+            rates=schedule.rates(epochs),
+            siblings=np.stack([1 - values] * 5),
+            fall_coefficients=table.fall_coefficients,
+        )
+        for name in FORECASTERS:
+            path_of(name, prefix)
+        forecast_curve(curve, table, target=target, schedule=schedule)
+        taken.append(time.perf_counter() - began_s)
+    return min(taken)

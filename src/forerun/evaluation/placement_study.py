@@ -1,0 +1,94 @@
+"""Optimus' placement beside first fit, and its assignment of parameters beside MXNet's rule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from forerun.scheduler.cluster import Cluster, NodeGroup
+from forerun.scheduler.job import Allocation, Job, ServerTraining, TaskDemand
+from forerun.scheduler.parameter_blocks import BlockBalance, assign_blocks, assign_by_threshold, balance
+from forerun.scheduler.placement import Placer, first_fit, pack, transfer_time_s
+from forerun.scheduler.speed import SynchronousServerSpeed
+
+__all__ = ["PlacementResult", "placement_study", "resnet50_blocks"]
+
+NUM_SERVERS_PUBLISHED = 10
+_MODEL_BYTES, _LINK_BYTES_PER_S = 102.2e6, 125e6
+_NUM_DRAWS = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementResult:
+    """Figures of both comparisons.
+
+    Attributes:
+        transfer_s: Mean time to exchange the parameters of ResNet-50 once over 1 Gbit/s [s], by placement.
+        nodes: Mean nodes of a job, by placement.
+        blocks: How evenly ResNet-50's parameters lie on ten servers, by rule.
+    """
+
+    transfer_s: Mapping[str, float]
+    nodes: Mapping[str, float]
+    blocks: Mapping[str, BlockBalance]
+
+
+def placement_study() -> PlacementResult:
+    """Both comparisons; seconds."""
+    placers: dict[str, Placer] = {"fewest nodes, even spread": pack, "first fit": first_fit}
+    means = {name: _placed(placer) for name, placer in placers.items()}
+    sizes = resnet50_blocks()
+    return PlacementResult(
+        transfer_s={name: transfer for name, (transfer, _) in means.items()},
+        nodes={name: nodes for name, (_, nodes) in means.items()},
+        blocks={
+            "balanced (Optimus)": balance(assign_blocks(sizes, NUM_SERVERS_PUBLISHED)),
+            "threshold (MXNet)": balance(assign_by_threshold(sizes, NUM_SERVERS_PUBLISHED)),
+        },
+    )
+
+
+def _placed(placer: Placer) -> tuple[float, float]:
+    """Mean transfer time and nodes of the jobs of all draws: six jobs of 2 to 5 workers and servers on 13 nodes."""
+    group = NodeGroup(device="gpu", num_nodes=13, devices_per_node=2, cpu_cores_per_node=16)
+    cluster = Cluster(groups=(group,))
+    speed = SynchronousServerSpeed(
+        batch_s=1.0, constant_s=0.0, transfer_s=0.0, per_worker_s=0.0, per_server_s=0.0
+    )
+    training = ServerTraining(
+        speed=speed,
+        batch_size=32,
+        worker=TaskDemand(devices=1, cpu_cores=2),
+        server=TaskDemand(devices=0, cpu_cores=3),
+    )
+    chance = np.random.default_rng(0)
+    times, nodes = [], []
+    for _ in range(_NUM_DRAWS):
+        sizes = chance.integers(2, 6, size=(6, 2))
+        jobs = {f"job-{i}": Job(name=f"job-{i}", training=training, work_samples=1.0) for i in range(6)}
+        given = {f"job-{i}": Allocation("gpu", int(w), int(p)) for i, (w, p) in enumerate(sizes)}
+        for placement in placer(cluster, jobs, given, {}).values():
+            times.append(transfer_time_s(placement, _MODEL_BYTES, _LINK_BYTES_PER_S))
+            nodes.append(len(placement))
+    return float(np.mean(times)), float(np.mean(nodes))
+
+
+def resnet50_blocks() -> list[int]:
+    """Parameters of each tensor of ResNet-50 with 1,000 classes: convolutions, normalisations, the last layer.
+
+    Source: He et al. 2015, arXiv 1512.03385, table 1; 25.6 million in 161 tensors.
+    """
+    sizes = [7 * 7 * 3 * 64, 64, 64]
+    channels_in = 64
+    for width, depth in ((64, 3), (128, 4), (256, 6), (512, 3)):
+        for block in range(depth):
+            out = 4 * width
+            convolutions = [(channels_in * width, width), (9 * width * width, width), (width * out, out)]
+            if block == 0:
+                convolutions.append((channels_in * out, out))
+            for weights, normalised in convolutions:
+                sizes += [weights, normalised, normalised]
+            channels_in = out
+    return [*sizes, channels_in * 1000, 1000]

@@ -1,0 +1,232 @@
+"""Clusters: equal devices on equal nodes, and the links between them."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from forerun.errors import CatalogError, InvalidSetupError, UnknownDeviceError, near_matches
+from forerun.hardware.catalogue import find_device
+from forerun.hardware.device import Device
+from forerun.hardware.link import Link
+from forerun.hardware.link_file import find_link, load_links
+
+__all__ = [
+    "Cluster",
+    "check_num_devices",
+    "cluster_of",
+    "link_of_board",
+    "parse_cluster",
+    "parse_link",
+    "require_link",
+]
+
+_SPEC = re.compile(r"(?:(\d+)\s*x\s*)?(\d+)\s*x\s*(.+)", re.IGNORECASE)
+_SIGNED = re.compile(r"\s*-\s*\d+\s*x|\d+\s*x\s*-\s*\d+\s*x", re.IGNORECASE)
+_RAILS = re.compile(r"(\d+)\s*x\s*(.+)", re.IGNORECASE)
+# Boards whose form fixes how they are joined: SXM boards sit on carriers with NVLink, PCIe boards meet over their slot.
+_LINK_OF_BUS = {
+    "SXM3": "nvlink-2",
+    "SXM4": "nvlink-3",
+    "SXM5": "nvlink-4",
+    "SXM6": "nvlink-5",
+    "PCIe 3.0 x16": "pcie-3-x16",
+    "PCIe 4.0 x8": "pcie-4-x8",
+    "PCIe 4.0 x16": "pcie-4-x16",
+    "PCIe 5.0 x8": "pcie-5-x8",
+    "PCIe 5.0 x16": "pcie-5-x16",
+}
+_SXM2 = {"pascal": "nvlink-1", "volta": "nvlink-2"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """Nodes x devices with two kinds of link.
+
+    Attributes:
+        device: What every node is filled with.
+        num_nodes: Machines.
+        num_devices_per_node: Devices in each.
+        intra_link: Link between devices of a node, None if a node has one device or it is not known.
+        inter_link: Link between nodes as one node sees it, None if there is one node or it is not known.
+        num_inter_links: Such links of a node that work at the same time ("rails").
+    """
+
+    device: Device
+    num_nodes: int = 1
+    num_devices_per_node: int = 1
+    intra_link: Link | None = None
+    inter_link: Link | None = None
+    num_inter_links: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("num_nodes", "num_devices_per_node", "num_inter_links"):
+            if getattr(self, name) < 1:
+                raise InvalidSetupError(
+                    f"{name.replace('_', ' ')} must be at least 1, got {getattr(self, name)}; give a positive number"
+                )
+
+    @property
+    def num_devices(self) -> int:
+        """All devices."""
+        return self.num_nodes * self.num_devices_per_node
+
+    def with_devices(self, num_devices: int, num_nodes: int | None = None) -> Cluster:
+        """The same machines with another number of devices: whole nodes are filled one after the other.
+
+        Args:
+            num_devices: Devices in all.
+            num_nodes: Nodes they are on; None for as few as hold them.
+
+        Raises:
+            InvalidSetupError: They cannot be spread evenly.
+        """
+        check_num_devices(num_devices)
+        nodes = num_nodes or max(1, -(-num_devices // self.num_devices_per_node))
+        if nodes < 1:
+            raise InvalidSetupError(f"num nodes must be at least 1, got {nodes}; give a positive number")
+        if num_devices % nodes:
+            raise InvalidSetupError(
+                f"{num_devices} devices cannot be spread evenly over {nodes} nodes; "
+                f"give a multiple of {nodes}, or another number of nodes"
+            )
+        return replace(self, num_nodes=nodes, num_devices_per_node=num_devices // nodes)
+
+
+def check_num_devices(num_devices: int) -> None:
+    """Refuses a number of devices that cannot be meant."""
+    if num_devices < 1:
+        raise InvalidSetupError(
+            f"the number of devices must be at least 1, got {num_devices}; give a positive number"
+        )
+
+
+def parse_cluster(
+    spec: str, *, intra: str | None = None, inter: str | None = None, num_devices_per_node: int | None = None
+) -> Cluster:
+    """The cluster meant by ``4x8xh100-sxm`` (nodes x devices x name), ``8xt4``, a device name, or a TOML file.
+
+    Args:
+        spec: The text. A TOML file has a ``[cluster]`` table with ``device``, ``num_nodes``, ``num_devices_per_node``,
+            ``intra_link`` and ``inter_link``.
+        intra: Name of the link inside a node, instead of what the board's form says.
+        inter: Name of the link between nodes, with a number of rails if wanted: ``8xinfiniband-hdr``.
+        num_devices_per_node: Devices of a node, where the spec names a device alone; None for one.
+
+    Raises:
+        InvalidSetupError: The numbers cannot be meant.
+        UnknownDeviceError: No such device or link.
+        CatalogError: The file is not a usable description.
+    """
+    text = spec.strip()
+    if text.lower().endswith(".toml") and _is_cluster_file(Path(text).expanduser()):
+        return _of_file(Path(text).expanduser(), intra, inter)
+    if _SIGNED.match(text):
+        raise InvalidSetupError(
+            f"numbers of nodes and devices must be at least 1, got '{spec}'; give NxMxDEVICE"
+        )
+    found = _whole_spec(text)
+    nodes, devices, name = found if found else (1, num_devices_per_node or 1, text)
+    if nodes < 1 or devices < 1:
+        raise InvalidSetupError(
+            f"numbers of nodes and devices must be at least 1, got '{spec}'; give NxMxDEVICE"
+        )
+    return cluster_of(find_device(name), nodes, devices, intra=intra, inter=inter)
+
+
+def _whole_spec(text: str) -> tuple[int, int, str] | None:
+    found = _SPEC.fullmatch(text)
+    return None if found is None else (int(found[1] or 1), int(found[2]), found[3])
+
+
+def cluster_of(
+    device: Device,
+    num_nodes: int,
+    num_devices_per_node: int,
+    *,
+    intra: str | None = None,
+    inter: str | None = None,
+) -> Cluster:
+    """A cluster of a device; links not named are those the board's form fixes, or None."""
+    rails, inter_link = parse_link(inter) if inter else (1, None)
+    return Cluster(
+        device=device,
+        num_nodes=num_nodes,
+        num_devices_per_node=num_devices_per_node,
+        intra_link=find_link(intra) if intra else link_of_board(device),
+        inter_link=inter_link,
+        num_inter_links=rails,
+    )
+
+
+def link_of_board(device: Device) -> Link | None:
+    """The link that the form of a board fixes; None where machines differ.
+
+    SXM boards sit on a carrier that joins them by NVLink. Boards in PCIe slots meet over these; a bridge between two
+    of them is an extra that must be named.
+    """
+    name = _SXM2.get(device.architecture) if device.bus == "SXM2" else _LINK_OF_BUS.get(device.bus)
+    return load_links()[name] if name else None
+
+
+def parse_link(text: str) -> tuple[int, Link]:
+    """Number of parallel links and the link of ``8xinfiniband-hdr`` or ``ethernet-25g``."""
+    found = _RAILS.fullmatch(text.strip())
+    if found is None:
+        return 1, find_link(text)
+    if int(found[1]) < 1:
+        raise InvalidSetupError(f"the number of links must be at least 1, got '{text}'")
+    return int(found[1]), find_link(found[2])
+
+
+_CLUSTER_KEYS = ("device", "num_nodes", "num_devices_per_node", "intra_link", "inter_link")
+
+
+def _is_cluster_file(path: Path) -> bool:
+    try:
+        return "cluster" in tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):
+        return False  # what is wrong with it is said where it is read as a device
+
+
+def _of_file(path: Path, intra: str | None, inter: str | None) -> Cluster:
+    table = tomllib.loads(path.read_text(encoding="utf-8"))["cluster"]
+    if not isinstance(table, dict) or "device" not in table:
+        raise CatalogError(f"{path}: expected a [cluster] table with 'device', got {table!r}")
+    for key in table:
+        if key not in _CLUSTER_KEYS:
+            raise CatalogError(
+                f"{path}: unknown key '{key}'{near_matches(key, _CLUSTER_KEYS)}; remove or rename it"
+            )
+    sizes = {}
+    for key in ("num_nodes", "num_devices_per_node"):
+        value = table.get(key, 1)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise CatalogError(f"{path}: '{key}' must be a whole number, got {value!r}")
+        sizes[key] = value
+    device = str(table["device"])
+    beside = path.parent / device
+    found = find_device(str(beside) if device.endswith(".toml") and beside.is_file() else device)
+    return cluster_of(
+        found,
+        sizes["num_nodes"],
+        sizes["num_devices_per_node"],
+        intra=intra or table.get("intra_link"),
+        inter=inter or table.get("inter_link"),
+    )
+
+
+def require_link(link: Link | None, between: str, option: str) -> Link:
+    """The link, or a question for it: an unknown topology is asked for, not guessed.
+
+    Raises:
+        UnknownDeviceError: It is not known.
+    """
+    if link is None:
+        raise UnknownDeviceError(
+            f"expected the link between {between}, which nothing given so far says; name it with {option}, "
+            f"one of {', '.join(load_links())}, or a TOML file"
+        )
+    return link

@@ -1,0 +1,34 @@
+"""Answers as files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from forerun.errors import FailureError
+
+__all__ = ["write_json", "write_text"]
+
+
+def write_json(path: Path, answer: Mapping[str, Any]) -> None:
+    """Writes one JSON object.
+
+    Raises:
+        FailureError: The file cannot be written.
+    """
+    write_text(path, json.dumps(answer, indent=2, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file, with its folder.
+
+    Raises:
+        FailureError: It cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise FailureError(f"expected to write '{path}', got: {error.strerror or error}") from error

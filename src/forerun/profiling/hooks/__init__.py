@@ -1,0 +1,1 @@
+"""What runs inside the user's process: standard library and the user's own framework, nothing else."""

@@ -1,0 +1,36 @@
+"""Which arguments a script knows, and the values it has: asked of argparse while the script parses them."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+from typing import Any
+
+from forerun.profiling.hooks.recording import Recording
+
+__all__ = ["record_arguments"]
+
+
+def record_arguments(module: Any, recording: Recording) -> None:
+    """Wraps ``ArgumentParser.parse_known_args``, through which every way of parsing goes."""
+    original = module.ArgumentParser.parse_known_args
+
+    @functools.wraps(original)
+    def parse(self: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> Any:
+        # Written before parsing: a wrong argument ends the script in there.
+        recording.write("options", options=[_option(action, None) for action in _actions(self)])
+        found = original(self, *args, **kwargs)
+        recording.write("arguments", options=[_option(action, found[0]) for action in _actions(self)])
+        return found
+
+    module.ArgumentParser.parse_known_args = parse
+
+
+def _actions(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    return [action for action in parser._actions if action.option_strings and action.dest != "help"]
+
+
+def _option(action: argparse.Action, values: argparse.Namespace | None) -> dict[str, Any]:
+    value = action.default if values is None else getattr(values, action.dest, None)
+    plain = value if isinstance(value, (int, float, str, bool, type(None))) else str(value)
+    return {"flags": list(action.option_strings), "name": action.dest, "value": plain}

@@ -1,0 +1,65 @@
+"""Installs the hooks in a process of the user's command."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+from forerun.profiling.hooks.arguments import record_arguments
+from forerun.profiling.hooks.imports import after_import
+from forerun.profiling.hooks.knob_hooks import knob_patches
+from forerun.profiling.hooks.recording import Recording
+from forerun.profiling.hooks.settings import read_settings
+from forerun.profiling.hooks.watch import Watch
+
+__all__ = ["install"]
+
+_PR_SET_PDEATHSIG = 1
+
+
+def install(settings_file: Path) -> None:
+    """Watches this process from now on; nothing is imported that the script does not import itself."""
+    settings = read_settings(settings_file)
+    _follow_the_parent_into_death(settings.parent_pid)
+    recording = Recording(Path(settings.folder))
+    recording.write(
+        "process",
+        pid=os.getpid(),
+        time_s=time.monotonic(),
+        rank=os.environ.get("RANK"),
+        executable=sys.executable,
+    )
+    watch = Watch(settings, recording)
+    patches = knob_patches(settings.knobs, recording)
+
+    def loaders(module: object) -> None:
+        patches.loaders(module)
+        watch.loaders(module)
+
+    def optimizers(module: object) -> None:
+        patches.optimizers(module)
+        watch.optimizers(module)
+
+    after_import(
+        {
+            "argparse": partial(record_arguments, recording=recording),
+            "torch.utils.data.dataloader": loaders,
+            "torch.optim.optimizer": optimizers,
+            "torch.nn.modules.module": patches.modules,
+        }
+    )
+    atexit.register(watch.finish)
+
+
+def _follow_the_parent_into_death(parent_pid: int) -> None:
+    """The kernel ends the script when forerun dies, even by SIGKILL."""
+    if sys.platform == "linux" and os.getppid() == parent_pid:
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

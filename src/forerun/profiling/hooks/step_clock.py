@@ -1,0 +1,109 @@
+"""Which part of the clock belongs to which step: told by the loaders and the optimizers of a process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+__all__ = ["Interval", "StepClock"]
+
+
+@dataclass(slots=True, kw_only=True)
+class Interval:
+    """A stretch of time between two requests to a loader.
+
+    Attributes:
+        begin_s: When it began, monotonic clock [s].
+        end_s: When it ended [s].
+        wait_s: Time in it that the script waited for a loader [s].
+        num_samples: Samples that the loaders gave in it.
+        num_batches: Batches that the loaders gave in it.
+        num_updates: Optimizer steps in it; 0 for what is no training step (validation, saving, start).
+        loader: Number of the loader that gave the last batch; -1 without one.
+        starts_epoch: Whether a loader was started in it.
+    """
+
+    begin_s: float
+    end_s: float = 0.0
+    wait_s: float = 0.0
+    num_samples: int = 0
+    num_batches: int = 0
+    num_updates: int = 0
+    loader: int = -1
+    starts_epoch: bool = False
+
+
+class StepClock:
+    """Cuts the time of a process into training steps and the rest.
+
+    A step lasts from one request to a loader to the next one that follows an optimizer step: so gradient accumulation
+    and several optimizers make one step. Without a loader it lasts from one step of the first optimizer to its next.
+    Time without any optimizer step before a loader ends or another begins is no training.
+    """
+
+    def __init__(self, on_step: Callable[[Interval], None], on_rest: Callable[[Interval], None]) -> None:
+        self._on_step = on_step
+        self._on_rest = on_rest
+        self._open: Interval | None = None
+        self._first_optimizer: int | None = None
+
+    def start_loader(self, now_s: float) -> None:
+        """A loader's iteration is about to start."""
+        self._close(now_s)
+        self._opened(now_s).starts_epoch = True
+
+    def request(self, now_s: float) -> None:
+        """A batch is asked for."""
+        if self._open is not None and self._open.num_updates:
+            self._close(now_s)
+        self._opened(now_s)
+
+    def wait(self, begin_s: float, end_s: float) -> None:
+        """The script waited for a loader."""
+        self._opened(begin_s).wait_s += end_s - begin_s
+
+    def receive(self, loader: int, num_samples: int) -> None:
+        """A batch has come."""
+        if self._open is not None:
+            self._open.num_batches += 1
+            self._open.num_samples += num_samples
+            self._open.loader = loader
+
+    def exhaust(self, now_s: float) -> None:
+        """A loader had no more batches."""
+        self._close(now_s)
+
+    def update(self, now_s: float, optimizer: int) -> None:
+        """An optimizer has made a step."""
+        if self._first_optimizer is None:
+            self._first_optimizer = optimizer
+        interval = self._opened(now_s)
+        interval.num_updates += 1
+        if not interval.num_batches and optimizer == self._first_optimizer:
+            self._close(now_s)
+
+    def skip(self, now_s: float) -> None:
+        """What passed since the last event is the hooks' own time: the open interval begins anew."""
+        if self._open is not None:
+            self._open.begin_s = now_s
+
+    def finish(self, now_s: float) -> None:
+        """The process ends."""
+        self._close(now_s)
+
+    def _opened(self, now_s: float) -> Interval:
+        if self._open is None:
+            self._open = Interval(begin_s=now_s)
+        return self._open
+
+    def _close(self, now_s: float) -> None:
+        interval = self._open
+        if interval is None:
+            return
+        self._open = Interval(begin_s=now_s)
+        interval.end_s = now_s
+        # The first update without a loader only tells when the second step began.
+        if interval.num_updates and interval.end_s > interval.begin_s:
+            self._on_step(interval)
+        elif interval.end_s > interval.begin_s:
+            self._on_rest(interval)

@@ -1,0 +1,166 @@
+"""Some steps under ``torch.profiler``, summed to four parts in the process itself."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+__all__ = ["Window", "covered", "minus", "timeline_sums"]
+
+Spans = list[tuple[float, float]]
+
+_WAIT_MARK = "forerun::wait"
+# Marks and nodes of the autograd engine enclose operators and the Python between them; operators are what is left.
+_OPERATOR = re.compile(r"(?!autograd::|forerun::|profiler::)[\w.]+::")
+_US = 1e-6
+
+
+class Window:
+    """Traces a number of steps after a warm-up."""
+
+    def __init__(self, warmup_steps: int, num_steps: int) -> None:
+        self._first, self._last = warmup_steps, warmup_steps + num_steps
+        self._profiler: Any = None
+        self._sums: dict[str, Any] | None = None
+        self._wall_s = 0.0
+        self._num_steps = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether steps are traced now."""
+        return self._profiler is not None
+
+    def turn(self, num_steps: int, last_step_s: float) -> bool:
+        """Opens or closes the window after a step; tells whether it did something that took time."""
+        if self.is_open:
+            self._wall_s += last_step_s
+            self._num_steps += 1
+        if num_steps == self._first and self._last > self._first:
+            self._open()
+            return True
+        if self.is_open and num_steps >= self._last:
+            self.close()
+            return True
+        return False
+
+    @contextlib.contextmanager
+    def mark_wait(self) -> Iterator[None]:
+        """Marks a wait for a loader on the traced timeline."""
+        if not self.is_open:
+            yield
+            return
+        with sys.modules["torch"].autograd.profiler.record_function(_WAIT_MARK):
+            yield
+
+    def close(self) -> None:
+        """Ends the window and sums it."""
+        if self._profiler is None:
+            return
+        profiler, self._profiler = self._profiler, None
+        profiler.stop()
+        if self._num_steps:
+            sums = timeline_sums(profiler.events())
+            self._sums = {"wall_s": self._wall_s, "num_steps": self._num_steps, **sums}
+
+    def take_sums(self) -> dict[str, Any] | None:
+        """The sums of a window that has closed since the last call."""
+        sums, self._sums = self._sums, None
+        return sums
+
+    def _open(self) -> None:
+        from torch.profiler import (  # the script has imported torch before its first step
+            ProfilerActivity,
+            profile,
+        )
+
+        torch = sys.modules["torch"]
+        activities = [ProfilerActivity.CPU]
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            activities.append(ProfilerActivity.CUDA)
+        try:
+            profiler = profile(activities=activities, acc_events=True)
+            profiler.start()
+        except RuntimeError:  # the script traces itself; two tracers exclude each other
+            return
+        self._profiler = profiler
+
+
+def timeline_sums(events: Iterable[Any]) -> dict[str, Any]:
+    """Seconds of a traced timeline: kernels, copies to the device, waits not hidden behind either.
+
+    On a processor a kernel is an operator outside the loader. On a GPU it is what the device ran, and a wait counts
+    only where the device had nothing to run.
+    """
+    kernels: Spans = []
+    copies: Spans = []
+    operators: Spans = []
+    waits: Spans = []
+    totals: dict[str, float] = {}
+    for event in events:
+        span = (event.time_range.start * _US, event.time_range.end * _US)
+        name = event.name
+        if event.device_type.name == "CPU":
+            if name == _WAIT_MARK:
+                waits.append(span)
+            elif _OPERATOR.match(name):
+                operators.append(span)
+                totals[name] = totals.get(name, 0.0) + event.self_cpu_time_total * _US
+        elif not getattr(event, "is_user_annotation", False):
+            (copies if "HtoD" in name else kernels).append(span)
+            totals[name] = totals.get(name, 0.0) + span[1] - span[0]
+    on_device = bool(kernels)
+    busy = kernels if on_device else minus(covered(operators), covered(waits))
+    busy, copied = covered(busy), covered(copies)
+    copied_alone = minus(copied, busy)
+    waited = minus(minus(covered(waits), busy), copied_alone) if on_device else covered(waits)
+    return {
+        "kernels_s": _length(busy),
+        "copy_s": _length(copied_alone),
+        "wait_s": _length(waited),
+        "on_device": on_device,
+        "top": sorted(totals.items(), key=lambda item: -item[1])[:8],
+    }
+
+
+def covered(spans: Sequence[tuple[float, float]]) -> Spans:
+    """The union of spans, in order and apart from each other.
+
+    >>> covered([(2.0, 3.0), (0.0, 1.0), (0.5, 1.5)])
+    [(0.0, 1.5), (2.0, 3.0)]
+    """
+    union: Spans = []
+    for begin, end in sorted(spans):
+        if union and begin <= union[-1][1]:
+            union[-1] = (union[-1][0], max(union[-1][1], end))
+        else:
+            union.append((begin, end))
+    return union
+
+
+def minus(spans: Spans, holes: Spans) -> Spans:
+    """What of spans lies outside holes; both as ``covered`` gives them.
+
+    >>> minus([(0.0, 4.0)], [(1.0, 2.0), (3.0, 5.0)])
+    [(0.0, 1.0), (2.0, 3.0)]
+    """
+    left: Spans = []
+    first = 0
+    for begin, end in spans:
+        while first < len(holes) and holes[first][1] <= begin:
+            first += 1
+        at, index = begin, first
+        while index < len(holes) and holes[index][0] < end:
+            if holes[index][0] > at:
+                left.append((at, holes[index][0]))
+            at = max(at, holes[index][1])
+            index += 1
+        if at < end:
+            left.append((at, end))
+    return left
+
+
+def _length(spans: Spans) -> float:
+    return sum(end - begin for begin, end in spans)

@@ -1,0 +1,242 @@
+"""Runs a user's command with hooks in it: its output is passed on, its processes are watched and never outlive it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any
+
+from forerun.errors import ScriptError, UsageError
+from forerun.measurement.telemetry import record_telemetry
+from forerun.profiling.hooks.settings import STARTUP_VARIABLE, STOPPED_STATUS, HookSettings, write_settings
+from forerun.profiling.process_tree import TreeSample, TreeWatch, end_tree
+
+__all__ = ["Launch", "OutputLine", "check_command", "launch"]
+
+_SAMPLE_EVERY_S = 0.25
+_KEPT_LINES = 4000
+_STARTUP_FOLDER = Path(__file__).parent / "startup"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputLine:
+    """A line that the command printed.
+
+    Attributes:
+        time_s: When, monotonic clock [s].
+        text: The line without its end.
+    """
+
+    time_s: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """How a command ran.
+
+    Attributes:
+        command: Its words.
+        folder: Where its processes wrote their records.
+        outcome: ``done``, ``stopped`` (by the hooks, after the steps asked for), ``crashed``, ``interrupted``,
+            ``timeout``, ``out of memory`` (above the limit set) or ``ended`` (by the caller).
+        status: Exit status; negative for a signal; None where it was ended from here.
+        begin_s: Start, monotonic clock [s].
+        end_s: End [s].
+        lines: Last lines of its output.
+        samples: What its processes used.
+        telemetry: Figures of sensors, see ``measurement.telemetry``.
+        num_killed: Processes that had to be killed at the end.
+    """
+
+    command: tuple[str, ...]
+    folder: Path
+    outcome: str
+    status: int | None
+    begin_s: float
+    end_s: float
+    lines: tuple[OutputLine, ...]
+    samples: tuple[TreeSample, ...]
+    telemetry: dict[str, float]
+    num_killed: int = 0
+
+    @property
+    def peak_memory_bytes(self) -> int:
+        """Largest memory of all processes together [bytes]."""
+        return max((sample.memory_bytes for sample in self.samples), default=0)
+
+
+def check_command(command: Sequence[str]) -> tuple[str, ...]:
+    """The command with its program and script found.
+
+    Raises:
+        UsageError: There is no command, its program does not exist, or its script does not.
+    """
+    if not command:
+        raise UsageError("expected a command after --, such as: -- python train.py --epochs 3")
+    words = tuple(command)
+    if words[0].endswith(".py"):
+        if not Path(words[0]).is_file():
+            raise UsageError(f"expected a script, but there is no file '{words[0]}'")
+        words = (sys.executable, *words)
+    if shutil.which(words[0]) is None:
+        raise UsageError(f"expected a program to run, but there is no '{words[0]}' on the path")
+    script = next((word for word in words[1:] if word.endswith(".py")), None)
+    if script is not None and not Path(script).is_file():
+        raise UsageError(f"expected a script, but there is no file '{script}'; give its path from here")
+    return words
+
+
+def launch(
+    command: Sequence[str],
+    settings: HookSettings,
+    *,
+    echo: IO[str] | None = None,
+    timeout_s: float | None = None,
+    memory_limit_bytes: float | None = None,
+    device_index: str = "cpu",
+    environment: dict[str, str] | None = None,
+    on_line: Callable[[OutputLine], bool] | None = None,
+) -> Launch:
+    """Runs a command until it ends or has to.
+
+    Args:
+        command: Its words, as ``check_command`` gives them.
+        settings: Of the hooks; the folder must exist.
+        echo: Where its output goes as well; None for nowhere.
+        timeout_s: Longest time [s].
+        memory_limit_bytes: Most memory of all its processes together; above it they are ended [bytes].
+        device_index: Device whose sensors are read.
+        environment: Variables of its own.
+        on_line: Called with each line of its output; ends the run by returning true.
+
+    Raises:
+        ScriptError: The command cannot be started.
+    """
+    settings_file = write_settings(replace(settings, parent_pid=os.getpid()))
+    begin_s = time.monotonic()
+    with record_telemetry(device_index, _SAMPLE_EVERY_S) as recorder:
+        process = _start(command, settings_file, environment or {})
+        run = _Run(process, echo, on_line)
+        try:
+            outcome = run.watch(begin_s, timeout_s, memory_limit_bytes)
+        except KeyboardInterrupt:
+            outcome = "interrupted"
+        first = signal.SIGINT if outcome == "interrupted" else signal.SIGTERM
+        with _ignoring_interrupts():
+            num_killed = end_tree(process.pid, settings_file, first=first)
+            status = process.wait()
+            run.join()
+    return Launch(
+        command=tuple(command),
+        folder=Path(settings.folder),
+        outcome=outcome or _outcome(status),
+        status=status if not outcome else None,
+        begin_s=begin_s,
+        end_s=time.monotonic() if outcome else run.end_s,
+        lines=tuple(run.lines[-_KEPT_LINES:]),
+        samples=tuple(run.samples),
+        telemetry=recorder.figures,
+        num_killed=num_killed,
+    )
+
+
+def _start(command: Sequence[str], settings_file: Path, own: dict[str, str]) -> subprocess.Popen[str]:
+    path = os.pathsep.join([str(_STARTUP_FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])])
+    variables = {**os.environ, **own, "PYTHONPATH": path, STARTUP_VARIABLE: str(settings_file)}
+    variables.setdefault("PYTHONUNBUFFERED", "1")
+    variables.setdefault("KINETO_LOG_LEVEL", "99")  # the tracer's own remarks are not the script's output
+    try:
+        return subprocess.Popen(
+            list(command),
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise ScriptError(f"expected to start '{command[0]}', got: {error.strerror}") from error
+
+
+class _Run:
+    """A started command: its output is read by a thread, its processes are looked at between."""
+
+    def __init__(
+        self,
+        process: subprocess.Popen[str],
+        echo: IO[str] | None,
+        on_line: Callable[[OutputLine], bool] | None,
+    ) -> None:
+        self._process = process
+        self._echo, self._on_line = echo, on_line
+        self._is_enough = threading.Event()
+        self.lines: list[OutputLine] = []
+        self.samples: list[TreeSample] = []
+        self.end_s = time.monotonic()
+        self._reader = threading.Thread(target=self._read, name="output", daemon=True)
+        self._reader.start()
+
+    def watch(self, begin_s: float, timeout_s: float | None, limit_bytes: float | None) -> str:
+        """Waits for the end; why it must be ended from here, or nothing if it ended by itself."""
+        tree = TreeWatch(self._process.pid)
+        while True:
+            self.samples.append(tree.sample())
+            if limit_bytes is not None and self.samples[-1].memory_bytes > limit_bytes:
+                return "out of memory"
+            if self._is_enough.is_set():
+                return "ended"
+            if timeout_s is not None and time.monotonic() - begin_s > timeout_s:
+                return "timeout"
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_SAMPLE_EVERY_S)
+                self.end_s = time.monotonic()
+                return ""
+
+    def join(self) -> None:
+        """Waits for the last lines."""
+        # A daemon that could not be ended might hold the pipe open.
+        self._reader.join(timeout=5.0)
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for text in self._process.stdout:
+            line = OutputLine(time_s=time.monotonic(), text=text.rstrip("\n"))
+            self.lines.append(line)
+            if len(self.lines) > 2 * _KEPT_LINES:
+                del self.lines[:_KEPT_LINES]
+            if self._echo is not None:
+                self._echo.write(text)
+                self._echo.flush()
+            if self._on_line is not None and self._on_line(line):
+                self._is_enough.set()
+
+
+def _outcome(status: int) -> str:
+    if status == STOPPED_STATUS:
+        return "stopped"
+    return "done" if status == 0 else "crashed"
+
+
+@contextlib.contextmanager
+def _ignoring_interrupts() -> Iterator[None]:
+    """A second Ctrl-C must not leave processes behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before: Any = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

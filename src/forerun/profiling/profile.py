@@ -1,0 +1,353 @@
+"""The answer of ``forerun profile``: where a step's time goes, what is used, what to change, how long it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from forerun.errors import ScriptError
+from forerun.profiling.launch import Launch
+from forerun.profiling.recorded import Floats, ProcessRecord
+
+__all__ = ["Advice", "Profile", "StepParts", "parts_of_step", "steady_steps", "summarise_run"]
+
+_EPOCH_NAMES = ("epochs", "num_epochs", "num_train_epochs", "max_epochs", "n_epochs")
+_BEGIN, _END, _WAIT, _SAMPLES, _LOADER, _STARTS, _TRACED = range(7)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepParts:
+    """Time of a mean step by what it is spent on; the four add up to the step.
+
+    Attributes:
+        input_wait_s: Waiting for the loader while the device has nothing to run [s].
+        copy_s: Copies to the device not hidden behind kernels [s].
+        kernels_s: The device computes: kernels of a GPU, operators of a processor [s].
+        host_s: The rest: Python, launches, logging, an idle device [s].
+    """
+
+    input_wait_s: float
+    copy_s: float
+    kernels_s: float
+    host_s: float
+
+    @property
+    def step_s(self) -> float:
+        """Sum of the parts [s]."""
+        return self.input_wait_s + self.copy_s + self.kernels_s + self.host_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """What limits a run, and one next step.
+
+    Attributes:
+        bottleneck: ``input``, ``copy``, ``kernels`` or ``host``.
+        reason: What shows it, in a sentence.
+        change: Knobs of the next step with their values; empty where nothing is left to try without measuring.
+        words: The next step in a sentence.
+        speedup: Images per second after over before, expected; None where no model predicts it.
+        speedup_low: Careful end.
+        speedup_high: Hopeful end.
+    """
+
+    bottleneck: str
+    reason: str
+    change: dict[str, Any]
+    words: str
+    speedup: float | None = None
+    speedup_low: float | None = None
+    speedup_high: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """A profiled run.
+
+    Attributes:
+        command: Words of the command.
+        outcome: ``done``, ``stopped``, ``crashed``, ``interrupted`` or ``timeout``.
+        status: Exit status; None where it was ended from here.
+        num_steps: Training steps seen.
+        num_steady_steps: Steps behind the figures: not the first, not traced.
+        step_time_s: Mean time of a steady step [s].
+        step_time_median_s: Its median [s].
+        throughput_samples_per_s: Samples a second of steady steps, of the whole job.
+        batch_size: Samples of a step, median; None where the loader does not tell.
+        parts: Where a step goes.
+        loader_wait_s: Wait for the loader in a step, hidden behind kernels or not [s].
+        has_window: Whether kernels and host were told apart by a traced window.
+        top_operators: Largest operators of the window, name and share of the window.
+        wall_s: Time of the whole run [s].
+        phases_s: Where that goes: ``start``, ``steps``, ``between``, ``profiling``, ``end`` [s].
+        device: Where the parameters are, such as ``cpu``.
+        device_busy_fraction: Utilisation of the device in steps.
+        cpu_utilisation: CPU time of all processes over time and usable cores.
+        cpu_s_per_step: CPU time of all processes in a step [s].
+        num_usable_cores: Cores they may use.
+        peak_memory_bytes: Largest memory of all processes [bytes].
+        device_peak_bytes: Largest memory allocated on the GPU; None without one [bytes].
+        sensors: Clocks, power, throttling.
+        loader: The training loader's settings.
+        optimizer: The optimizer's name and learning rate.
+        num_ranks: Processes that train.
+        epochs: Epochs of the job, as the script's arguments say; None if not known.
+        steps_per_epoch: Of the training loader; None for a stream.
+        job_time_s: Time of the whole job from its start; None if not known [s].
+        time_left_s: What was left of it at the end of this run; None if not known [s].
+        advice: Bottleneck and next step.
+        hooks: Changes that hooks made.
+        num_killed: Processes that had to be killed at the end.
+        notes: What is not known and why.
+    """
+
+    command: tuple[str, ...]
+    outcome: str
+    status: int | None
+    num_steps: int
+    num_steady_steps: int
+    step_time_s: float
+    step_time_median_s: float
+    throughput_samples_per_s: float | None
+    batch_size: float | None
+    parts: StepParts
+    loader_wait_s: float
+    has_window: bool
+    top_operators: tuple[tuple[str, float], ...]
+    wall_s: float
+    phases_s: dict[str, float]
+    device: str
+    device_busy_fraction: float | None
+    cpu_utilisation: float
+    cpu_s_per_step: float
+    num_usable_cores: float
+    peak_memory_bytes: int
+    device_peak_bytes: int | None
+    sensors: dict[str, float]
+    loader: dict[str, Any]
+    optimizer: dict[str, Any]
+    num_ranks: int
+    epochs: float | None
+    steps_per_epoch: int | None
+    job_time_s: float | None
+    time_left_s: float | None
+    advice: Advice | None = None
+    hooks: tuple[dict[str, Any], ...] = ()
+    num_killed: int = 0
+    notes: tuple[str, ...] = field(default=())
+
+    def as_dict(self) -> dict[str, Any]:
+        """Every field as types that JSON has."""
+        plain: dict[str, Any] = asdict(self)
+        plain["parts"]["step_s"] = self.parts.step_s
+        return plain
+
+
+def steady_steps(steps: Floats) -> Floats:
+    """Steps that say what later ones will take: not traced, and not the first, if there are others.
+
+    The starts of later epochs stay: waiting for workers to start is part of every epoch.
+
+    Args:
+        steps: (n, 7), see ``ProcessRecord``.
+    """
+    later = np.arange(len(steps)) > 0
+    for keep in (later & (steps[:, _TRACED] == 0), later):
+        if keep.any():
+            return steps[keep]
+    return steps
+
+
+def parts_of_step(step_s: float, wait_s: float, window: Mapping[str, Any] | None) -> StepParts:
+    """The four parts of a step.
+
+    On a processor nothing runs while the script waits, so the wait is what all steps say, and the rest is divided as in
+    the window: kernels k = (T - W) k' / (T' - W'). On a GPU kernels and copies take as long traced as not; what remains
+    of T is idle, and is wait or host in the window's proportion.
+
+    Args:
+        step_s: T, mean time of a step [s].
+        wait_s: W, mean wait of a step [s].
+        window: Sums of ``hooks.window.timeline_sums`` with ``wall_s`` and ``num_steps``; None without a window.
+    """
+    wait_s = min(wait_s, step_s)
+    if window is None:
+        return StepParts(input_wait_s=wait_s, copy_s=0.0, kernels_s=step_s - wait_s, host_s=0.0)
+    if not window["on_device"]:
+        computing_s = max(window["wall_s"] - window["wait_s"], window["kernels_s"])
+        share = window["kernels_s"] / computing_s if computing_s > 0 else 1.0
+        kernels_s = (step_s - wait_s) * share
+        return StepParts(
+            input_wait_s=wait_s, copy_s=0.0, kernels_s=kernels_s, host_s=step_s - wait_s - kernels_s
+        )
+    per_step = 1.0 / window["num_steps"]
+    busy_s = min(step_s, window["kernels_s"] * per_step)
+    copy_s = min(step_s - busy_s, window["copy_s"] * per_step)
+    idle_s = step_s - busy_s - copy_s
+    traced_idle_s = window["wall_s"] - window["kernels_s"] - window["copy_s"]
+    waited = min(1.0, window["wait_s"] / traced_idle_s) if traced_idle_s > 0 else 0.0
+    exposed_s = min(idle_s * waited, wait_s)
+    return StepParts(input_wait_s=exposed_s, copy_s=copy_s, kernels_s=busy_s, host_s=idle_s - exposed_s)
+
+
+def summarise_run(
+    run: Launch, process: ProcessRecord, *, num_ranks: int, num_usable_cores: float, epochs: float | None
+) -> Profile:
+    """The figures of a run, without advice.
+
+    Raises:
+        ScriptError: The process made no training step.
+    """
+    if not len(process.steps):
+        raise ScriptError("expected a training step, got none")
+    steady = steady_steps(process.steps)
+    durations = steady[:, _END] - steady[:, _BEGIN]
+    step_s, wait_s = float(durations.mean()), float(steady[:, _WAIT].mean())
+    samples = float(steady[:, _SAMPLES].mean())
+    parts = parts_of_step(step_s, wait_s, process.window)
+    phases = _phases(run, process)
+    loader = _training_loader(process)
+    epochs = epochs if epochs is not None else _epochs_of(process)
+    per_epoch = _steps_per_epoch(process, loader)
+    job_s, left_s = _job_time(process, phases, step_s, epochs, per_epoch)
+    cpu_s, cpu_share = _cpu(run, process, num_usable_cores)
+    return Profile(
+        command=run.command,
+        outcome=run.outcome,
+        status=run.status,
+        num_steps=len(process.steps),
+        num_steady_steps=len(steady),
+        step_time_s=step_s,
+        step_time_median_s=float(np.median(durations)),
+        throughput_samples_per_s=num_ranks * samples / step_s if samples else None,
+        batch_size=float(np.median(steady[:, _SAMPLES])) if samples else None,
+        parts=parts,
+        loader_wait_s=wait_s,
+        has_window=process.window is not None,
+        top_operators=_top(process),
+        wall_s=run.end_s - run.begin_s,
+        phases_s=phases,
+        device=process.optimizers[0]["device"] if process.optimizers else "cpu",
+        device_busy_fraction=parts.kernels_s / step_s if process.window is not None else None,
+        cpu_utilisation=cpu_share,
+        cpu_s_per_step=cpu_s,
+        num_usable_cores=num_usable_cores,
+        peak_memory_bytes=run.peak_memory_bytes,
+        device_peak_bytes=process.device_peak_bytes,
+        sensors=run.telemetry,
+        loader=loader,
+        optimizer=dict(process.optimizers[0]) if process.optimizers else {},
+        num_ranks=num_ranks,
+        epochs=epochs,
+        steps_per_epoch=per_epoch,
+        job_time_s=job_s,
+        time_left_s=left_s,
+        hooks=process.hooks,
+        num_killed=run.num_killed,
+        notes=_notes(process, epochs, per_epoch, num_ranks),
+    )
+
+
+def _phases(run: Launch, process: ProcessRecord) -> dict[str, float]:
+    """The whole run by phase; every part is measured, so that their sum can be held against the wall time."""
+    steps, rest, own = process.steps, process.rest, process.own
+    first_s = float(min(table[:, _BEGIN].min() for table in (steps, rest) if len(table)))
+    last_s = float(max(table[:, _END].max() for table in (steps, rest) if len(table)))
+    own_s = float((own[:, 1] - own[:, 0]).sum()) if len(own) else 0.0
+    return {
+        "start": first_s - run.begin_s,
+        "steps": float((steps[:, _END] - steps[:, _BEGIN]).sum()),
+        "between": float((rest[:, _END] - rest[:, _BEGIN]).sum()),
+        "profiling": own_s,
+        "end": max(0.0, run.end_s - last_s),
+    }
+
+
+def _training_loader(process: ProcessRecord) -> dict[str, Any]:
+    numbers = process.steps[:, _LOADER].astype(int)
+    known = numbers[numbers >= 0]
+    if not len(known):
+        return {}
+    number = int(np.bincount(known).argmax())
+    found = next((loader for loader in process.loaders if loader["loader"] == number), {})
+    return {name: value for name, value in found.items() if name not in ("kind", "loader")}
+
+
+def _steps_per_epoch(process: ProcessRecord, loader: Mapping[str, Any]) -> int | None:
+    """Batches of the loader over batches of a step; counted where an epoch has been seen whole."""
+    starts = np.flatnonzero(process.steps[:, _STARTS])
+    if len(starts) > 1:
+        return int(np.median(np.diff(starts)))
+    num_batches, batch = loader.get("num_batches"), loader.get("batch_size")
+    if num_batches is None:
+        return None
+    samples = float(np.median(process.steps[:, _SAMPLES]))
+    batches_per_step = max(1.0, round(samples / batch)) if batch and samples else 1.0
+    return max(1, int(num_batches / batches_per_step))
+
+
+def _epochs_of(process: ProcessRecord) -> float | None:
+    values = {option["name"]: option["value"] for option in process.options}
+    for name in _EPOCH_NAMES:
+        try:
+            return float(values[name])
+        except (KeyError, TypeError, ValueError):
+            continue
+    return None
+
+
+def _job_time(
+    process: ProcessRecord,
+    phases: Mapping[str, float],
+    step_s: float,
+    epochs: float | None,
+    per_epoch: int | None,
+) -> tuple[float | None, float | None]:
+    """Time of the whole job, and what of it was left when this run ended."""
+    if epochs is None or per_epoch is None:
+        return None, None
+    num_seen = len(process.steps)
+    epochs_seen = max(num_seen / per_epoch, 1e-9)
+    between_s = phases["between"] / epochs_seen if epochs_seen >= 1 else phases["between"]
+    job_s = phases["start"] + epochs * (per_epoch * step_s + between_s)
+    left_steps = max(0.0, epochs * per_epoch - num_seen)
+    return job_s, left_steps * step_s + between_s * left_steps / per_epoch
+
+
+def _cpu(run: Launch, process: ProcessRecord, num_cores: float) -> tuple[float, float]:
+    """CPU time of a step and share of the cores used, between the first and the last step."""
+    times = np.asarray([sample.time_s for sample in run.samples])
+    used = np.asarray([sample.cpu_s for sample in run.samples])
+    begin_s, end_s = process.steps[0, _BEGIN], process.steps[-1, _END]
+    if len(times) < 2 or end_s <= begin_s:
+        return 0.0, 0.0
+    used_s = float(np.interp(end_s, times, used) - np.interp(begin_s, times, used))
+    return used_s / len(process.steps), used_s / ((end_s - begin_s) * num_cores)
+
+
+def _top(process: ProcessRecord) -> tuple[tuple[str, float], ...]:
+    if process.window is None or not process.window["wall_s"]:
+        return ()
+    return tuple((name, seconds / process.window["wall_s"]) for name, seconds in process.window["top"])
+
+
+def _notes(
+    process: ProcessRecord, epochs: float | None, per_epoch: int | None, num_ranks: int
+) -> tuple[str, ...]:
+    notes = []
+    if process.window is None:
+        notes.append("no window was traced: kernels and host are not told apart, both are in kernels")
+    if epochs is None:
+        notes.append(
+            "the job's epochs are not known (no --epochs argument was seen): give them with --epochs"
+        )
+    elif per_epoch is None:
+        notes.append("the loader does not tell its length: the time of the job is not known")
+    if not process.loaders:
+        notes.append("the script uses no torch DataLoader: waiting for input is not seen")
+    if num_ranks > 1:
+        notes.append(f"{num_ranks} processes train; parts are those of rank {process.rank or 0}")
+    return tuple(notes)

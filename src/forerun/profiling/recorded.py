@@ -1,0 +1,112 @@
+"""Reads what the hooks left behind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["ProcessRecord", "read_process", "read_processes", "training_process"]
+
+Floats = npt.NDArray[np.float64]
+
+_COLUMNS = 7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessRecord:
+    """One watched process.
+
+    Attributes:
+        pid: Its number.
+        rank: Of a distributed job; None outside one.
+        begin_s: When its hooks were installed, monotonic clock [s].
+        end_s: When it ended in the ordinary way; None if it did not [s].
+        steps: Training steps, (n, 7): begin, end, wait [s], samples, loader, whether it starts an epoch, is traced.
+        rest: The same for stretches without training.
+        own: Begin and end of what the hooks themselves took, (n, 2) [s].
+        loaders: Data loaders in the order of their first use.
+        optimizers: Optimizers in the order of their first step.
+        options: Arguments that its parsers know: ``flags``, ``name``, ``value``.
+        hooks: Changes that hooks made: ``knob``, ``what``.
+        window: Sums of the traced window; None without one.
+        device_peak_bytes: Peak memory of the process's own CUDA device; None without one [bytes].
+    """
+
+    pid: int
+    rank: int | None
+    begin_s: float
+    end_s: float | None
+    steps: Floats
+    rest: Floats
+    own: Floats
+    loaders: tuple[dict[str, Any], ...]
+    optimizers: tuple[dict[str, Any], ...]
+    options: tuple[dict[str, Any], ...]
+    hooks: tuple[dict[str, Any], ...]
+    window: dict[str, Any] | None
+    device_peak_bytes: int | None
+
+
+def read_processes(folder: Path) -> tuple[ProcessRecord, ...]:
+    """All watched processes of a run, in order of their start."""
+    found = [read_process(path) for path in folder.glob("process-*.jsonl")]
+    return tuple(sorted(found, key=lambda process: process.begin_s))
+
+
+def training_process(processes: tuple[ProcessRecord, ...]) -> ProcessRecord | None:
+    """The process whose steps stand for the run: the lowest rank of those that train, else the one with most steps."""
+    training = [process for process in processes if len(process.steps)]
+    return min(training, key=lambda process: (process.rank or 0, -len(process.steps)), default=None)
+
+
+def read_process(path: Path) -> ProcessRecord:
+    """One process; a last line that was cut off by its death is left out."""
+    records: dict[str, list[dict[str, Any]]] = {}
+    for record in _records(path):
+        records.setdefault(record["kind"], []).append(record)
+    start = records["process"][0]
+    ends = [*records.get("end", []), *records.get("stopped", [])]
+    window = records.get("window", [None])[-1]
+    memory = records.get("device_memory", [])
+    return ProcessRecord(
+        pid=start["pid"],
+        rank=None if start["rank"] is None else int(start["rank"]),
+        begin_s=start["time_s"],
+        end_s=ends[-1]["time_s"] if ends else None,
+        steps=_table(records.get("steps", []), _COLUMNS),
+        rest=_table(records.get("rest", []), _COLUMNS),
+        own=_table(records.get("own", []), 2),
+        loaders=tuple(records.get("loader", [])),
+        optimizers=tuple(records.get("optimizer", [])),
+        options=_options(records),
+        hooks=tuple({"knob": record["knob"], "what": record["what"]} for record in records.get("hook", [])),
+        window=window,
+        device_peak_bytes=memory[-1]["peak_bytes"] if memory else None,
+    )
+
+
+def _records(path: Path) -> Iterator[dict[str, Any]]:
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            yield json.loads(line)
+        except json.JSONDecodeError:
+            continue
+
+
+def _options(records: dict[str, list[dict[str, Any]]]) -> tuple[dict[str, Any], ...]:
+    """Of all parsers of the process; values as parsed, or defaults where parsing failed."""
+    by_name: dict[str, dict[str, Any]] = {}
+    for record in (*records.get("options", []), *records.get("arguments", [])):
+        by_name.update({option["name"]: option for option in record["options"]})
+    return tuple(by_name.values())
+
+
+def _table(records: list[dict[str, Any]], num_columns: int) -> Floats:
+    rows = [row for record in records for row in record["rows"]]
+    return np.asarray(rows, dtype=float).reshape(-1, num_columns)

@@ -1,0 +1,44 @@
+"""Found by Python's start-up because this folder is first in PYTHONPATH; installs the hooks, then steps aside.
+
+The folder holds nothing else, so that it hides no module of the script.
+"""
+
+import importlib.machinery
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+
+def _install_hooks() -> None:
+    settings_file = os.environ.get("FORERUN_STARTUP")
+    if not settings_file:
+        return
+    package = Path(__file__).resolve().parents[2]
+    if "forerun" not in sys.modules:
+        # The script's own environment need not have forerun: the package is loaded from where this file is, and
+        # nothing is added to the path on which the script finds its modules.
+        spec = importlib.util.spec_from_file_location(
+            "forerun", package / "__init__.py", submodule_search_locations=[str(package)]
+        )
+        if spec is None or spec.loader is None:
+            return
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["forerun"] = module
+        spec.loader.exec_module(module)
+    from forerun.profiling.hooks.install import install
+
+    install(Path(settings_file))
+
+
+def _load_the_hidden_sitecustomize() -> None:
+    """An environment may have a sitecustomize of its own; this one has hidden it."""
+    here = Path(__file__).resolve().parent
+    others = [entry for entry in sys.path if entry and Path(entry).resolve() != here]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
+    if spec is not None and spec.loader is not None:
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+_install_hooks()
+_load_the_hidden_sitecustomize()

@@ -1,0 +1,148 @@
+"""Who is on which device, when: one bar per job and device, policies below each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forerun.api.scheduling import PolicyOutcome, Schedule
+from forerun.errors import FailureError
+from forerun.report.figure import COLOURS, check_plot_path, new_figure, save_figure
+from forerun.scheduler.events import Stretch
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["device_rows", "gantt_chart"]
+
+_MOST_NAMED_JOBS = 16
+_MOST_LEGEND_JOBS = 48
+_MOST_DEVICES_SHOWN = 256
+_HATCHES = ("", "//", "..", "xx", "\\\\", "++")
+
+
+def gantt_chart(path: Path, answer: Schedule) -> None:
+    """Writes the chart: time to the right, a row per device, a colour (and beyond eight jobs a hatch) per job.
+
+    Raises:
+        UsageError, FailureError: There is nothing to draw or too much, or the file cannot be written.
+    """
+    check_plot_path(path)
+    drawn = [outcome for outcome in answer.outcomes if outcome.stretches]
+    if not drawn:
+        raise FailureError("a Gantt chart needs jobs on devices, got none")
+    if answer.num_devices > _MOST_DEVICES_SHOWN:
+        raise FailureError(
+            f"a Gantt chart shows at most {_MOST_DEVICES_SHOWN} devices, the cluster has {answer.num_devices}; leave "
+            "out --plot"
+        )
+    rows_in = min(6.0, max(1.3, 0.2 * answer.num_devices))
+    figure = new_figure(width_in=10.0, height_in=1.2 + (rows_in + 0.5) * len(drawn))
+    panels = figure.subplots(len(drawn), 1, sharex=True, squeeze=False)[:, 0]
+    names = [finish.job for finish in drawn[0].finish_times]
+    longest_s = max(s.end_s for outcome in drawn for s in outcome.stretches)
+    unit_s, unit = _time_unit(longest_s)
+    for axes, outcome in zip(panels, drawn, strict=True):
+        _draw(axes, outcome, names, unit_s, longest_s, answer.devices_by_node)
+        axes.set_xlim(0, 1.01 * longest_s / unit_s)
+    panels[-1].set_xlabel(f"time [{unit}]")
+    figure.suptitle(f"{len(names)} jobs on {answer.cluster}")
+    if len(names) <= _MOST_LEGEND_JOBS:
+        handles, labels = panels[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=min(8, len(names)), fontsize="small")
+    save_figure(figure, path)
+
+
+def device_rows(
+    stretches: Sequence[Stretch], devices_by_node: Sequence[int]
+) -> list[tuple[Stretch, tuple[int, ...]]]:
+    """Rows of the devices of each stretch, in the order of their starts.
+
+    Devices are numbered through all nodes. A job that changes keeps the devices it had where it can; otherwise it gets
+    the first that are free on the node.
+    """
+    first, total = [], 0
+    for number in devices_by_node:
+        first.append(total)
+        total += number
+    free_from_s = [0.0] * total
+    last_job = [""] * total
+    found = []
+    for stretch in sorted(stretches, key=lambda s: (s.start_s, s.end_s, s.job)):
+        rows: list[int] = []
+        for share in stretch.placement:
+            node = range(first[share.node], first[share.node] + devices_by_node[share.node])
+            free = [row for row in node if free_from_s[row] <= stretch.start_s + 1e-6]
+            free.sort(key=lambda row: (last_job[row] != stretch.job, row))
+            rows += free[: share.num_workers]
+        for row in rows:
+            free_from_s[row], last_job[row] = stretch.end_s, stretch.job
+        found.append((stretch, tuple(sorted(rows))))
+    return found
+
+
+def _time_unit(longest_s: float) -> tuple[float, str]:
+    if longest_s < 7200:
+        return 60.0, "min"
+    return (3600.0, "h") if longest_s < 5 * 86400 else (86400.0, "days")
+
+
+def _draw(
+    axes: Axes,
+    outcome: PolicyOutcome,
+    names: list[str],
+    unit_s: float,
+    longest_s: float,
+    devices_by_node: Sequence[int],
+) -> None:
+    placed = device_rows(outcome.stretches, devices_by_node)
+    for index, name in enumerate(names):
+        own = [(stretch, rows) for stretch, rows in placed if stretch.job == name]
+        bars = [(row, stretch) for stretch, rows in own for row in rows]
+        axes.barh(
+            [row for row, _ in bars],
+            [(stretch.end_s - stretch.start_s) / unit_s for _, stretch in bars],
+            left=[stretch.start_s / unit_s for _, stretch in bars],
+            height=0.92,
+            color=COLOURS[index % len(COLOURS)],
+            hatch=_HATCHES[index // len(COLOURS) % len(_HATCHES)],
+            edgecolor="white",
+            linewidth=0.4,
+            label=name,
+        )
+        if len(names) <= _MOST_NAMED_JOBS and own:
+            _write_name(axes, name, own, unit_s, longest_s)
+    num_devices = sum(devices_by_node)
+    axes.set_ylim(num_devices - 0.5, -0.5)
+    axes.set_ylabel("device")
+    axes.set_yticks(range(0, num_devices, 1 + (num_devices - 1) // 12))
+    _draw_node_borders(axes, devices_by_node)
+    hours = outcome.metrics.average_completion_s / 3600
+    axes.set_title(f"{outcome.policy}: average completion {hours:.2f} h", fontsize="medium", loc="left")
+    axes.grid(visible=True, axis="x", alpha=0.3)
+    axes.set_axisbelow(True)
+
+
+def _draw_node_borders(axes: Axes, devices_by_node: Sequence[int]) -> None:
+    row = 0
+    for number in devices_by_node[:-1]:
+        row += number
+        axes.axhline(row - 0.5, color="#555555", linewidth=0.8)
+
+
+def _write_name(
+    axes: Axes,
+    name: str,
+    own: list[tuple[Stretch, tuple[int, ...]]],
+    unit_s: float,
+    longest_s: float,
+) -> None:
+    """The job's name in its longest bar, if it is wide enough to hold it."""
+    stretch, rows = max(own, key=lambda pair: pair[0].end_s - pair[0].start_s)
+    width_s = stretch.end_s - stretch.start_s
+    if not rows or width_s < 0.011 * len(name) * longest_s:
+        return
+    middle = (stretch.start_s + width_s / 2) / unit_s
+    row = rows[(len(rows) - 1) // 2]
+    axes.text(middle, row, name, ha="center", va="center", fontsize="x-small", color="white")

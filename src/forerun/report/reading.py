@@ -1,0 +1,73 @@
+"""Plans and predictions read back from the JSON that the command line and the server write."""
+
+from __future__ import annotations
+
+import json
+import types
+from dataclasses import fields, is_dataclass
+from enum import StrEnum
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from forerun.errors import UsageError
+from forerun.planner.plan import Plan
+from forerun.prediction.estimate import Estimate
+
+__all__ = ["read_answer"]
+
+
+def read_answer(text: str, where: str = "the input") -> Plan | Estimate:
+    """The plan or prediction of a JSON text.
+
+    Raises:
+        UsageError: It is no JSON, or neither of the two.
+    """
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise UsageError(
+            f"{where}: expected the JSON of 'forerun predict --json' or 'forerun plan --json', got no JSON ({error})"
+        ) from error
+    kinds: tuple[type[Plan] | type[Estimate], ...] = (Plan, Estimate)
+    for kind in kinds:
+        if isinstance(found, dict) and {field.name for field in fields(kind)} <= set(found):
+            return _read(kind, found, where)
+    raise UsageError(
+        f"{where}: expected the JSON of 'forerun predict --json' or 'forerun plan --json' of this version, got "
+        "other JSON"
+    )
+
+
+def _read(kind: type[Plan] | type[Estimate], found: dict[str, Any], where: str) -> Plan | Estimate:
+    try:
+        if kind is Plan:
+            counts = [tuple(item.values()) for item in found["num_rejected_by_limit"]]
+            found = {**found, "num_rejected_by_limit": counts}
+        answer: Plan | Estimate = _value(kind, found)
+    except (TypeError, KeyError, ValueError, AttributeError, AssertionError) as error:
+        raise UsageError(
+            f"{where}: the JSON is damaged ({type(error).__name__}: {error}); make it again"
+        ) from error
+    return answer
+
+
+def _value(hint: Any, value: Any) -> Any:
+    """A JSON value as the type that a hint names."""
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        return (
+            None if value is None else _value(next(a for a in get_args(hint) if a is not type(None)), value)
+        )
+    if origin is tuple:
+        parts = get_args(hint)
+        hints = [parts[0]] * len(value) if parts[-1] is Ellipsis else parts
+        return tuple(_value(part, item) for part, item in zip(hints, value, strict=True))
+    if is_dataclass(hint) and isinstance(hint, type):
+        hints_of = get_type_hints(hint)
+        return hint(**{field.name: _value(hints_of[field.name], value[field.name]) for field in fields(hint)})
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        return hint(value)
+    if hint is float and isinstance(value, int | float):
+        return float(value)
+    if isinstance(hint, type) and not isinstance(value, hint):
+        raise TypeError(f"expected {hint.__name__}, got {value!r}")
+    return value

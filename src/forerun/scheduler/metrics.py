@@ -1,0 +1,95 @@
+"""What a simulated schedule is judged by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["ScheduleMetrics", "schedule_metrics"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleMetrics:
+    """Figures of one schedule; completion is from arrival to end.
+
+    Attributes:
+        num_jobs: Jobs.
+        average_completion_s, median_completion_s, p99_completion_s: Of the jobs' completion times [s].
+        makespan_s: From the first arrival to the last end [s].
+        device_hours: Hours of devices held, restarts included [h].
+        average_fairness, worst_fairness: Finish-time fairness rho: completion over the completion with an own 1/n of
+            the cluster, n the jobs there on average during its life; 1 is fair, less is better. NaN if not known.
+        restarts_per_job: Starts and changes of what a job has.
+        utilisation: Devices held over devices there are, from the first arrival to the last end.
+        deadlines_met: Share of the deadlines that were met; NaN without deadlines.
+        scheduler_ms: Mean time of a decision by the clock [ms].
+    """
+
+    num_jobs: int
+    average_completion_s: float
+    median_completion_s: float
+    p99_completion_s: float
+    makespan_s: float
+    device_hours: float
+    average_fairness: float
+    worst_fairness: float
+    restarts_per_job: float
+    utilisation: float
+    deadlines_met: float
+    scheduler_ms: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """The figures by name, null where there is none."""
+        values = asdict(self)
+        return {name: None if value != value else value for name, value in values.items()}
+
+
+def schedule_metrics(
+    *,
+    arrival_s: npt.ArrayLike,
+    end_s: npt.ArrayLike,
+    device_s: npt.ArrayLike,
+    num_restarts: npt.ArrayLike,
+    fair_share_s: npt.ArrayLike,
+    deadline_s: npt.ArrayLike,
+    num_devices: int,
+    decision_s: Sequence[float],
+) -> ScheduleMetrics:
+    """The figures of jobs that have all ended.
+
+    Args:
+        arrival_s: When each came [s], (jobs,).
+        end_s: When each ended [s], (jobs,).
+        device_s: Devices times time each had [s], (jobs,).
+        num_restarts: Starts and changes of each, (jobs,).
+        fair_share_s: Completion of each with its own 1/n of the cluster [s]; NaN where not known, (jobs,).
+        deadline_s: Deadlines [s], infinite where there is none, (jobs,).
+        num_devices: Devices of the cluster.
+        decision_s: Time of each decision by the clock [s].
+    """
+    arrival, end = np.asarray(arrival_s, dtype=float), np.asarray(end_s, dtype=float)
+    completion = end - arrival
+    fairness = completion / np.asarray(fair_share_s, dtype=float)
+    known = fairness[np.isfinite(fairness)]
+    deadlines = np.asarray(deadline_s, dtype=float)
+    due = np.isfinite(deadlines)
+    makespan = float(end.max() - arrival.min())
+    held = float(np.sum(device_s))
+    return ScheduleMetrics(
+        num_jobs=len(arrival),
+        average_completion_s=float(completion.mean()),
+        median_completion_s=float(np.median(completion)),
+        p99_completion_s=float(np.quantile(completion, 0.99)),
+        makespan_s=makespan,
+        device_hours=held / 3600.0,
+        average_fairness=float(known.mean()) if known.size else float("nan"),
+        worst_fairness=float(known.max()) if known.size else float("nan"),
+        restarts_per_job=float(np.mean(np.asarray(num_restarts, dtype=float))),
+        utilisation=held / (num_devices * makespan) if makespan > 0 else 0.0,
+        deadlines_met=float((end[due] <= deadlines[due]).mean()) if due.any() else float("nan"),
+        scheduler_ms=1e3 * float(np.mean(decision_s)) if len(decision_s) else 0.0,
+    )

@@ -1,0 +1,273 @@
+"""Which nodes: Optimus' theorem (fewest servers, even spread), the fewest nodes for all-reduce, and first fit."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from forerun.scheduler.cluster import Cluster
+from forerun.scheduler.job import Allocation, Job, ServerTraining, training_demand
+
+__all__ = ["NodeShare", "Placement", "Placer", "first_fit", "pack", "transfer_time_s"]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeShare:
+    """What a job has on one node.
+
+    Attributes:
+        node: Number of the node in the cluster.
+        num_workers, num_servers: Workers (devices) and servers there.
+    """
+
+    node: int
+    num_workers: int
+    num_servers: int = 0
+
+
+Placement = tuple[NodeShare, ...]
+"""Where a job runs, by node."""
+
+Placer = Callable[
+    [Cluster, Mapping[str, Job], Mapping[str, Allocation], Mapping[str, Placement]], dict[str, Placement]
+]
+"""Cluster, jobs and allocations by name, and placements to keep; returns a placement for each job that has room."""
+
+
+def pack(
+    cluster: Cluster,
+    jobs: Mapping[str, Job],
+    given: Mapping[str, Allocation],
+    kept: Mapping[str, Placement],
+) -> dict[str, Placement]:
+    """Fewest nodes.
+
+    Data-parallel jobs fill nodes from the fullest that has room, large jobs first; jobs with servers are spread evenly
+    over the fewest, emptiest nodes, small jobs first.
+
+    With synchronous training and equal nodes, the time to exchange parameters is shortest on the fewest nodes that
+    hold the job, with as many servers and as many workers on each: every task then has the most partners on its own
+    node, where nothing crosses the network. A job with servers for whose even spread there is no room is spread as
+    it fits, and may end smaller.
+
+    Source: Peng et al. 2018, "Optimus", EuroSys, theorem 1 and section 4.2.
+    """
+    state = _Nodes(cluster, jobs)
+    placed = {name: state.keep(jobs[name], kept[name]) for name in given if name in kept}
+    new = [name for name in given if name not in placed]
+    plain = [name for name in new if not isinstance(jobs[name].training, ServerTraining)]
+    for name in sorted(plain, key=lambda n: -given[n].num_workers):
+        found = state.fewest_nodes(jobs[name], given[name])
+        if found:
+            placed[name] = found
+    with_servers = [name for name in new if isinstance(jobs[name].training, ServerTraining)]
+    for name in sorted(with_servers, key=lambda n: given[n].num_workers + given[n].num_servers):
+        found = state.even_spread(jobs[name], given[name])
+        if found:
+            placed[name] = found
+    return placed
+
+
+def first_fit(
+    cluster: Cluster,
+    jobs: Mapping[str, Job],
+    given: Mapping[str, Allocation],
+    kept: Mapping[str, Placement],
+) -> dict[str, Placement]:
+    """Each task on the first node with room, jobs in the order given: what the theorem is compared with."""
+    state = _Nodes(cluster, jobs)
+    placed = {name: state.keep(jobs[name], kept[name]) for name in given if name in kept}
+    for name in given:
+        if name not in placed:
+            found = state.first_room(jobs[name], given[name])
+            if found:
+                placed[name] = found
+    return placed
+
+
+class _Nodes:
+    """Free devices, cores and memory of every node."""
+
+    def __init__(self, cluster: Cluster, jobs: Mapping[str, Job]) -> None:
+        self.cluster = cluster
+        groups = [group for group in cluster.groups for _ in range(group.num_nodes)]
+        self.devices = [group.devices_per_node for group in groups]
+        self.cores = [group.cpu_cores_per_node for group in groups]
+        self.memory = [group.memory_bytes_per_node for group in groups]
+        # Nodes by free devices, for each kind: what is out of date is dropped when it is met.
+        self._by_devices: dict[str, list[list[int]]] = {}
+        self._by_cores: dict[str, list[tuple[float, int]]] = {}
+        for group in cluster.groups:
+            first = cluster.first_node(group.device)
+            nodes = range(first, first + group.num_nodes)
+            heaps: list[list[int]] = [[] for _ in range(group.devices_per_node + 1)]
+            heaps[-1] = list(nodes)
+            self._by_devices[group.device] = heaps
+            self._by_cores[group.device] = [(-group.cpu_cores_per_node, node) for node in nodes]
+
+    def keep(self, job: Job, placement: Placement) -> Placement:
+        """Takes the room of a job that stays where it is."""
+        for share in placement:
+            self._take(job, share)
+        return placement
+
+    def fewest_nodes(self, job: Job, given: Allocation) -> Placement:
+        """Devices on as few nodes as possible, leaving the least odd room behind; empty if there is no room."""
+        left = given.num_workers
+        found: list[NodeShare] = []
+        while left:
+            node = self._tightest(given.device, left)
+            if node is None:
+                for share in found:
+                    self._take(job, share, sign=-1)
+                return ()
+            share = NodeShare(node, min(left, self.devices[node]))
+            self._take(job, share)
+            found.append(share)
+            left -= share.num_workers
+        return tuple(found)
+
+    def _tightest(self, kind: str, wanted: int) -> int | None:
+        """The node with the fewest free devices that are enough; else the one with most."""
+        heaps = self._by_devices[kind]
+        enough = range(min(wanted, len(heaps) - 1), len(heaps))
+        for count in (*enough, *range(enough.start - 1, 0, -1)):
+            heap = heaps[count]
+            while heap and self.devices[heap[0]] != count:
+                heapq.heappop(heap)
+            if heap:
+                return int(heap[0])
+        return None
+
+    def even_spread(self, job: Job, given: Allocation) -> Placement:
+        """The smallest k so that the k nodes with most free cores hold an even split; else whatever fits."""
+        heap = self._by_cores[given.device]
+        candidates: list[int] = []
+        found: Placement = ()
+        while not found and (node := self._emptiest(heap, candidates)) is not None:
+            candidates.append(node)
+            found = self._split(job, given, candidates)
+        for share in found:
+            self._take(job, share)
+        for node in candidates:
+            heapq.heappush(heap, (-self.cores[node], node))
+        return found or self._alternating(job, given, candidates)
+
+    def _emptiest(self, heap: list[tuple[float, int]], taken: list[int]) -> int | None:
+        while heap:
+            cores, node = heapq.heappop(heap)
+            if -cores == self.cores[node] and node not in taken:
+                return node
+        return None
+
+    def _split(self, job: Job, given: Allocation, nodes: list[int]) -> Placement:
+        """An even split over these nodes, empty if one of them has no room for its part."""
+        k = len(nodes)
+        if k > max(given.num_workers, given.num_servers):
+            return ()
+        shares = []
+        for i, node in enumerate(nodes):
+            workers = given.num_workers // k + (i < given.num_workers % k)
+            # Servers left over go where workers are fewer.
+            servers = given.num_servers // k + (k - 1 - i < given.num_servers % k)
+            share = NodeShare(node, workers, servers)
+            if not self._has_room(job, share):
+                return ()
+            shares.append(share)
+        return tuple(shares)
+
+    def _alternating(self, job: Job, given: Allocation, nodes: list[int]) -> Placement:
+        """Servers and workers in turn wherever there is room; empty unless one of each is placed."""
+        counts: dict[int, list[int]] = {}
+        left = [given.num_workers, given.num_servers]
+        kind = 1
+        while any(left):
+            kind = 1 - kind if left[1 - kind] else kind
+            if not left[kind]:
+                break
+            one = (1, 0) if kind == 0 else (0, 1)
+            node = next((n for n in nodes if self._has_room(job, NodeShare(n, *one))), None)
+            if node is None:
+                break
+            self._take(job, NodeShare(node, *one))
+            counts.setdefault(node, [0, 0])[kind] += 1
+            left[kind] -= 1
+        found = tuple(NodeShare(node, w, p) for node, (w, p) in sorted(counts.items()))
+        is_whole = sum(s.num_workers for s in found) and sum(s.num_servers for s in found)
+        if is_whole:
+            return found
+        for share in found:
+            self._take(job, share, sign=-1)
+        return ()
+
+    def first_room(self, job: Job, given: Allocation) -> Placement:
+        """Each task on the first node with room; empty if one has none."""
+        group = self.cluster.group(given.device)
+        first = self.cluster.first_node(given.device)
+        counts: dict[int, list[int]] = {}
+        for one, number in (((1, 0), given.num_workers), ((0, 1), given.num_servers)):
+            node, end = first, first + group.num_nodes
+            for _ in range(number):
+                while node < end and not self._has_room(job, NodeShare(node, *one)):
+                    node += 1
+                if node == end:
+                    for taken, (w, p) in counts.items():
+                        self._take(job, NodeShare(taken, w, p), sign=-1)
+                    return ()
+                self._take(job, NodeShare(node, *one))
+                counts.setdefault(node, [0, 0])[one[1]] += 1
+        return tuple(NodeShare(node, w, p) for node, (w, p) in sorted(counts.items()))
+
+    def _has_room(self, job: Job, share: NodeShare) -> bool:
+        devices, cores, memory = training_demand(job.training, share.num_workers, share.num_servers)
+        node = share.node
+        return devices <= self.devices[node] and cores <= self.cores[node] and memory <= self.memory[node]
+
+    def _take(self, job: Job, share: NodeShare, sign: int = 1) -> None:
+        devices, cores, memory = training_demand(job.training, share.num_workers, share.num_servers)
+        node = share.node
+        self.devices[node] -= sign * int(devices)
+        self.cores[node] -= sign * cores
+        self.memory[node] -= sign * memory
+        kind = self._kind(node)
+        heapq.heappush(self._by_devices[kind][self.devices[node]], node)
+        if cores:
+            heapq.heappush(self._by_cores[kind], (-self.cores[node], node))
+
+    def _kind(self, node: int) -> str:
+        groups = self.cluster.groups
+        if len(groups) == 1:
+            return groups[0].device
+        for group in groups:
+            if node < group.num_nodes:
+                return group.device
+            node -= group.num_nodes
+        raise AssertionError("a node beyond the cluster")
+
+
+def transfer_time_s(placement: Placement, model_bytes: float, bandwidth_bytes_per_s: float) -> float:
+    """Time to exchange all parameters once between servers and workers on different nodes [s].
+
+    Node i holds w_i of w workers and p_i of p servers, each server S / p of the model. Its servers send to the
+    workers elsewhere, its workers receive from the servers elsewhere, and the slowest node decides:
+
+        t = max_i max( p_i * S / p * (w - w_i), w_i * S / p * (p - p_i) ) / bandwidth
+
+    The way back takes as long and is left out, and so are collisions inside the network.
+
+    Args:
+        placement: Where workers and servers are.
+        model_bytes: Size of the model S [bytes].
+        bandwidth_bytes_per_s: Of a node's link, each way.
+
+    Source: Peng et al. 2018, "Optimus", EuroSys, proof of theorem 1, with the link shared by the tasks of a node.
+    """
+    w = sum(share.num_workers for share in placement)
+    p = sum(share.num_servers for share in placement)
+    part = model_bytes / p
+    most = max(
+        max(s.num_servers * part * (w - s.num_workers), s.num_workers * part * (p - s.num_servers))
+        for s in placement
+    )
+    return most / bandwidth_bytes_per_s

@@ -1,0 +1,198 @@
+"""The interface of every policy: what it is told, what it answers, and how it is found by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import Protocol, TypeVar
+
+from forerun.errors import UsageError, near_matches
+from forerun.scheduler.cluster import Cluster
+from forerun.scheduler.job import Allocation, Job, ServerTraining, Training, training_demand
+from forerun.scheduler.rate_curve import RateCurve
+
+__all__ = ["FreeResources", "JobView", "Policy", "find_policy", "policy_names", "register"]
+
+
+@dataclass(slots=True, kw_only=True)
+class JobView:
+    """A job as a policy sees it at one moment; speeds and remaining work are forecasts.
+
+    Attributes:
+        job: The job.
+        order: Number in the order of arrival.
+        remaining_samples: Work left.
+        progress: Share of the work that is done, 0 to 1.
+        attained_device_s: Devices times time it has had [s].
+        curves: Rate against devices, by kind of device; empty with parameter servers.
+        current: What it has now; None while it waits.
+        server_factor: Factor on the forecast speed at w workers and p servers.
+    """
+
+    job: Job
+    order: int
+    remaining_samples: float
+    progress: float = 0.0
+    attained_device_s: float = 0.0
+    curves: Mapping[str, RateCurve] = field(default_factory=dict)
+    current: Allocation | None = None
+    server_factor: Callable[[int, int], float] | None = None
+
+    def rate(self, given: Allocation) -> float:
+        """Useful samples per second with this allocation, packed."""
+        training = self.job.training
+        if isinstance(training, ServerTraining):
+            if not (given.num_workers and given.num_servers):
+                return 0.0
+            speed = training.batch_size * training.speed(given.num_workers, given.num_servers)
+            factor = self.server_factor
+            return speed if factor is None else speed * factor(given.num_workers, given.num_servers)
+        rates = self.curves[given.device].rates
+        return rates[given.num_workers] if given.num_workers < len(rates) else 0.0
+
+    def remaining_s(self, given: Allocation) -> float:
+        """Time to the end with this allocation [s]; infinite if it does not run."""
+        rate = self.rate(given)
+        return self.remaining_samples / rate if rate > 0 else inf
+
+    def asked(self, device: str) -> Allocation:
+        """What its owner asks for."""
+        return Allocation(device, self.job.num_workers, self.job.num_servers)
+
+    def smallest(self, device: str) -> Allocation | None:
+        """The least it can run with on this kind; None where it cannot run."""
+        if isinstance(self.job.training, ServerTraining):
+            return Allocation(device, 1, 1)
+        if not self.job.is_elastic:
+            return self.asked(device) if self.rate(self.asked(device)) > 0 else None
+        fewest = self.curves[device].fewest
+        return Allocation(device, fewest) if 0 < fewest <= self.job.max_workers else None
+
+    def kinds(self, cluster: Cluster) -> list[str]:
+        """Kinds of devices it can run on, the present one first, then the fastest."""
+        if isinstance(self.job.training, ServerTraining):
+            return list(cluster.kinds)
+        present = self.current.device if self.current is not None else None
+        known = [kind for kind in cluster.kinds if kind in self.curves]
+        if len(known) == 1:
+            return known
+        return sorted(known, key=lambda kind: (kind != present, -max(self.curves[kind].rates[:2])))
+
+
+class FreeResources:
+    """What is left of a cluster while a policy gives it away."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.left = list(cluster.capacity)
+        self._index = {kind: i for i, kind in enumerate(cluster.kinds)}
+        self._demands: dict[tuple[Training, int, int], tuple[float, float, float]] = {}
+
+    def num_devices(self, device: str) -> float:
+        """Devices of a kind that are left."""
+        return self.left[self._index[device]]
+
+    def demand(self, job: Job, given: Allocation) -> tuple[float, float, float]:
+        """Devices, cores and memory that an allocation occupies."""
+        key = (job.training, given.num_workers, given.num_servers)
+        found = self._demands.get(key)
+        if found is None:
+            found = self._demands[key] = training_demand(*key)
+        return found
+
+    def fits(self, job: Job, given: Allocation) -> bool:
+        """Whether an allocation fits into what is left."""
+        devices, cores, memory = self.demand(job, given)
+        left = self.left
+        return devices <= left[self._index[given.device]] and cores <= left[-2] and memory <= left[-1]
+
+    def take(self, job: Job, given: Allocation, sign: int = 1) -> None:
+        """Takes an allocation out of what is left, or gives it back with sign -1."""
+        devices, cores, memory = self.demand(job, given)
+        self.left[self._index[given.device]] -= sign * devices
+        self.left[-2] -= sign * cores
+        self.left[-1] -= sign * memory
+
+
+class Policy(Protocol):
+    """Decides who gets what.
+
+    Attributes:
+        name: Name on the command line.
+        title: What it does, in a few words.
+        adapts_batch: Whether it may choose the batch within a job's range.
+        is_stable: Whether its answer stays the same until a job comes, ends or enters another phase, so that it
+            need not be asked in each round.
+    """
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+
+    @property
+    def title(self) -> str: ...  # noqa: D102
+
+    @property
+    def adapts_batch(self) -> bool: ...  # noqa: D102
+
+    @property
+    def is_stable(self) -> bool: ...  # noqa: D102
+
+    def allocate(self, jobs: Sequence[JobView], cluster: Cluster, now_s: float) -> dict[str, Allocation]:
+        """What each job is given from now on; a job that is absent waits.
+
+        Args:
+            jobs: Jobs that have come and are not done, in the order of arrival.
+            cluster: What there is.
+            now_s: Time [s].
+        """
+        ...
+
+    def reason(self, view: JobView, given: Allocation | None) -> str:
+        """Why a job was given this, in a few words."""
+        ...
+
+
+_Made = TypeVar("_Made", bound=Policy)
+_POLICIES: dict[str, Callable[[], Policy]] = {}
+
+
+def register(make: Callable[[], _Made]) -> Callable[[], _Made]:
+    """Adds a policy to those that are found by name; a name can be given once."""
+    name = make().name
+    if name in _POLICIES:
+        raise ValueError(f"two policies are called '{name}'")
+    _POLICIES[name] = make
+    return make
+
+
+def policy_names() -> Iterator[str]:
+    """Names of all policies."""
+    _load_policies()
+    return iter(_POLICIES)
+
+
+def find_policy(name: str) -> Policy:
+    """A new policy by name.
+
+    Raises:
+        UsageError: The name is not known.
+    """
+    _load_policies()
+    make = _POLICIES.get(name.strip().lower())
+    if make is None:
+        raise UsageError(
+            f"unknown policy '{name}'{near_matches(name, _POLICIES)}; known: {', '.join(_POLICIES)}"
+        )
+    return make()
+
+
+def _load_policies() -> None:
+    # Each module registers its own on import.
+    from forerun.scheduler import (  # noqa: F401
+        deadline,
+        fair_policies,
+        foresight,
+        marginal_gain,
+        priority_policies,
+        sia,
+    )

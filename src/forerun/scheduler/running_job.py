@@ -1,0 +1,154 @@
+"""A job inside the simulator: what it really does, and what a policy is told about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import inf
+
+from forerun.scheduler.cluster import Cluster
+from forerun.scheduler.forecast_error import JobErrors
+from forerun.scheduler.job import Allocation, DataParallelTraining, Job, ServerTraining
+from forerun.scheduler.placement import Placement
+from forerun.scheduler.policy import JobView
+from forerun.scheduler.rate_curve import RateCurve, rate_curve
+
+__all__ = ["NUM_PHASES", "RunningJob"]
+
+NUM_PHASES = 20
+"""Pieces of a job in which the worth of a batch is taken as constant."""
+
+
+@dataclass(slots=True, kw_only=True)
+class RunningJob:
+    """State of one job.
+
+    Attributes:
+        job: What the scheduler believes.
+        actual: What is true; the same where the forecasts are right.
+        order: Number in the order of arrival.
+        errors: Factors on what the policy is told.
+        done_samples: Work done.
+        saved_samples: Work that a failure would not lose.
+        pause_s: Time until its next step: restart, repair [s].
+        rate: Useful samples per second, now.
+    """
+
+    job: Job
+    actual: Job
+    order: int
+    errors: JobErrors
+    done_samples: float = 0.0
+    saved_samples: float = 0.0
+    pause_s: float = 0.0
+    rate: float = 0.0
+    attained_device_s: float = 0.0
+    num_restarts: int = 0
+    start_s: float = inf
+    end_s: float = inf
+    current: Allocation | None = None
+    placement: Placement = ()
+    since_s: float = 0.0
+    _curves: dict[tuple[bool, float], dict[str, RateCurve]] = field(default_factory=dict)
+
+    @property
+    def left_samples(self) -> float:
+        """Work really left."""
+        return self.actual.work_samples - self.done_samples
+
+    @property
+    def phase(self) -> float:
+        """Share of the work done, rounded down to a phase."""
+        return int(NUM_PHASES * self.done_samples / self.actual.work_samples + 1e-9) / NUM_PHASES
+
+    def view(self, cluster: Cluster, adapts_batch: bool) -> JobView:
+        """What a policy is told."""
+        left, progress = self._forecast()
+        is_parallel = isinstance(self.job.training, DataParallelTraining)
+        return JobView(
+            job=self.job,
+            order=self.order,
+            remaining_samples=left * self.errors.work_factor,
+            progress=progress,
+            attained_device_s=self.attained_device_s,
+            curves=self.curves(cluster, adapts_batch, progress) if is_parallel else {},
+            current=self.current,
+            server_factor=None if is_parallel else self._server_factor(),
+        )
+
+    def _forecast(self) -> tuple[float, float]:
+        """Forecast of the work left, and the share that is done by it."""
+        if self.job.forecast is not None:
+            left = self.job.forecast(self.done_samples)
+        else:
+            left = self.job.work_samples - self.done_samples
+        # A job that outlives its forecast is told to be nearly done, never done.
+        left = max(left, 0.01 * self.job.work_samples)
+        return left, self.done_samples / (self.done_samples + left)
+
+    def curves(self, cluster: Cluster, adapts_batch: bool, progress: float) -> dict[str, RateCurve]:
+        """Forecast rates by kind of device."""
+        phase = int(NUM_PHASES * progress) / NUM_PHASES
+        found = self._curves.get((adapts_batch, phase))
+        if found is None:
+            found = self._curves[adapts_batch, phase] = {
+                group.device: self._curve(cluster, i, adapts_batch, phase)
+                for i, group in enumerate(cluster.groups)
+                if group.device in self._parallel.speeds
+            }
+        return found
+
+    @property
+    def _parallel(self) -> DataParallelTraining:
+        training = self.job.training
+        assert isinstance(training, DataParallelTraining)
+        return training
+
+    def _curve(self, cluster: Cluster, kind: int, adapts_batch: bool, phase: float) -> RateCurve:
+        group, training = cluster.groups[kind], self._parallel
+        most = self.job.max_workers if self.job.is_elastic else self.job.num_workers
+        most = min(group.num_devices, most)
+        fixed = (training.batch_size, training.batch_size)
+        curve = rate_curve(
+            training.speeds[group.device],
+            training.efficiency,
+            training.batch_range or fixed if adapts_batch else fixed,
+            group.devices_per_node,
+            most,
+            phase,
+        )
+        if not self.errors.has_speed_error:
+            return curve
+        return curve.scaled(self.errors.speed_factors(kind, most).tolist())
+
+    def _server_factor(self) -> _TableFactor | None:
+        return _TableFactor(self.errors.server_table().tolist()) if self.errors.has_speed_error else None
+
+    def set_rate(self, cluster: Cluster, adapts_batch: bool) -> None:
+        """Takes up the true rate of what it has now."""
+        self.rate = 0.0 if self.current is None else self._actual_rate(cluster, adapts_batch, self.current)
+
+    def _actual_rate(self, cluster: Cluster, adapts_batch: bool, given: Allocation) -> float:
+        training = self.actual.training
+        if isinstance(training, ServerTraining):
+            return training.batch_size * training.speed(given.num_workers, given.num_servers)
+        believed = self.curves(cluster, adapts_batch, self._forecast()[1])[given.device]
+        batch = believed.batch_sizes[given.num_workers]
+        speed = training.speeds[given.device](given.num_workers, len(self.placement), batch)
+        return speed if training.efficiency is None else speed * training.efficiency(batch, self.phase)
+
+    def next_phase_samples(self) -> float:
+        """Work until the next phase or the end."""
+        phase_samples = self.actual.work_samples / NUM_PHASES
+        into_phase = self.done_samples - self.phase * self.actual.work_samples
+        return min(self.left_samples, phase_samples - into_phase)
+
+
+@dataclass(frozen=True, slots=True)
+class _TableFactor:
+    """Factor on a speed by workers and servers."""
+
+    table: list[list[float]]
+
+    def __call__(self, num_workers: int, num_servers: int) -> float:
+        size = len(self.table)
+        return self.table[num_workers % size][num_servers % size]

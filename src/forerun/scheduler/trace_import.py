@@ -1,0 +1,105 @@
+"""Philly-like traces: one row per job with its submission, devices and duration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forerun.errors import RecordError
+from forerun.records.table_checks import read_table
+from forerun.scheduler.rigid_trace import RigidJob
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["read_trace"]
+
+_NAMES = {
+    "job": ("job", "job_id", "jobid", "job_name", "name"),
+    "submitted": ("submit_time", "submitted_time", "submit_s", "submit_or_start_time", "timestamp", "time"),
+    "num_devices": ("num_gpus", "n_gpus", "gpus", "gpu_num", "num_devices"),
+    "duration": ("duration_s", "duration", "run_time", "runtime"),
+}
+"""Names under which the columns are known: ours, Philly's, Helios' and those of the tables of the Pollux artifact."""
+
+
+def read_trace(path: str | Path) -> list[RigidJob]:
+    """Jobs of a CSV or Parquet trace, in the order of submission, the first at 0 s.
+
+    Columns: the job's name (optional: rows are numbered), its submission (a date, or seconds), its devices and its
+    duration in seconds.
+
+    Raises:
+        RecordError: The file cannot be read, a column is missing, a cell is empty or no number, or a name occurs twice.
+    """
+    frame = read_table(Path(path))
+    table = Path(path).name
+    columns = {what: _column(frame, names, table, what) for what, names in _NAMES.items()}
+    submitted = _seconds(frame, columns["submitted"], table)
+    devices = _numbers(frame, columns["num_devices"], table)
+    durations = _numbers(frame, columns["duration"], table)
+    _refuse(devices < 1, frame, columns["num_devices"], table, "at least one device")
+    _refuse(devices % 1 != 0, frame, columns["num_devices"], table, "a whole number of devices")
+    _refuse(durations <= 0, frame, columns["duration"], table, "a duration above zero seconds")
+    names = _job_names(frame, columns["job"], table)
+    rows = zip(
+        names, (submitted - submitted.min()).tolist(), devices.tolist(), durations.tolist(), strict=True
+    )
+    jobs = [RigidJob(name, time_s, int(number), duration_s) for name, time_s, number, duration_s in rows]
+    return sorted(jobs, key=lambda job: job.arrival_s)
+
+
+def _column(frame: pd.DataFrame, names: tuple[str, ...], table: str, what: str) -> str:
+    """Name of the column in this table; empty for a name that is not needed."""
+    known = {str(column).strip().lower(): str(column) for column in frame.columns}
+    found = next((known[name] for name in names if name in known), None)
+    if found is None and what != "job":
+        raise RecordError(
+            f"{table}: expected a column for {what.replace('_', ' ')}, one of {', '.join(names)}; got "
+            f"{', '.join(map(str, frame.columns))}; rename it"
+        )
+    return found or ""
+
+
+def _numbers(frame: pd.DataFrame, column: str, table: str) -> pd.Series[float]:
+    import pandas as pd
+
+    values = pd.to_numeric(frame[column], errors="coerce").astype(float)
+    _refuse(values.isna(), frame, column, table, "a number")
+    return values
+
+
+def _seconds(frame: pd.DataFrame, column: str, table: str) -> pd.Series[float]:
+    """Submission in seconds, from numbers or from dates."""
+    import pandas as pd
+
+    cells = frame[column]
+    if not pd.api.types.is_datetime64_any_dtype(cells):
+        numbers = pd.to_numeric(cells, errors="coerce")
+        if numbers.notna().any():
+            return _numbers(frame, column, table)
+    dates = pd.to_datetime(cells, errors="coerce", utc=True, format="ISO8601")
+    _refuse(dates.isna(), frame, column, table, "a date or seconds")
+    return (dates - dates.min()).dt.total_seconds()
+
+
+def _job_names(frame: pd.DataFrame, column: str, table: str) -> list[str]:
+    if not column:
+        return [f"job-{number}" for number in range(1, len(frame) + 1)]
+    cells = frame[column]
+    _refuse(cells.isna() | (cells.astype(str).str.strip() == ""), frame, column, table, "a name")
+    names = cells.astype(str)
+    _refuse(names.duplicated(), frame, column, table, "a name that no other job has")
+    return names.tolist()
+
+
+def _refuse(bad: pd.Series[bool], frame: pd.DataFrame, column: str, table: str, wanted: str) -> None:
+    """Raises for the first row that is marked."""
+    if bad.any():
+        row = int(bad.to_numpy().argmax())
+        cell = frame[column].iloc[row]
+        came = "an empty cell" if str(cell).strip() in ("", "nan", "NaT", "None") else f"'{cell}'"
+        raise RecordError(
+            f"{table}, column '{column}', row {row + 1}: expected {wanted}, got {came} ({int(bad.sum())} such row(s)); "
+            "complete or drop them"
+        )

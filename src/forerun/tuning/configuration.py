@@ -1,0 +1,182 @@
+"""From the values of a trial to the command and the hooks that realise them."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forerun.errors import FailureError, UsageError
+from forerun.tuning.knobs import KNOBS, check_value
+from forerun.tuning.space import Space
+
+__all__ = [
+    "Configuration",
+    "configure",
+    "read_configuration",
+    "scaled_learning_rate",
+    "with_arguments",
+    "write_configuration",
+]
+
+_ADAPTIVE = ("adam", "adamw", "adamax", "nadam", "radam", "rmsprop", "adagrad", "adadelta", "lamb")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """One way to run a script.
+
+    Attributes:
+        arguments: Values by flag of the script.
+        hooks: Values by knob.
+    """
+
+    arguments: dict[str, Any]
+    hooks: dict[str, Any]
+
+    def command(self, base: Sequence[str]) -> tuple[str, ...]:
+        """The command with these arguments."""
+        return with_arguments(base, self.arguments)
+
+
+def scaled_learning_rate(
+    base_lr: float, *, base_batch_size: float, batch_size: float, rule: str, optimizer: str | None = None
+) -> float:
+    """Learning rate that goes with another batch size.
+
+    linear: lr b / b0. sqrt: lr sqrt(b / b0). ``auto`` is sqrt for optimizers that divide by the gradient's own size,
+    linear for the others.
+
+    Source: Goyal et al. 2017, arXiv:1706.02677 (linear, SGD); Malladi et al. 2022, arXiv:2205.10287 (square root,
+    Adam).
+
+    >>> scaled_learning_rate(0.1, base_batch_size=8, batch_size=32, rule="auto", optimizer="Adam")
+    0.2
+    """
+    factor = batch_size / base_batch_size
+    if rule == "auto":
+        rule = "sqrt" if (optimizer or "").lower() in _ADAPTIVE else "linear"
+    return base_lr * (math.sqrt(factor) if rule == "sqrt" else factor)
+
+
+def configure(
+    space: Space, values: Mapping[str, Any], base: Mapping[str, Any], optimizer: str | None
+) -> Configuration:
+    """The configuration of a trial.
+
+    Args:
+        space: Of the study.
+        values: Drawn values by parameter.
+        base: Values of the script as it is, by parameter.
+        optimizer: Name of its optimizer, for the rule of the learning rate.
+
+    Raises:
+        UsageError: A scaled value has no value to start from.
+    """
+    arguments: dict[str, Any] = {}
+    hooks: dict[str, Any] = {}
+    for parameter in space.parameters:
+        if parameter.scale_with is None:
+            if parameter.name not in values:
+                continue
+            value = values[parameter.name]
+        else:
+            own, other = base.get(parameter.name), base.get(parameter.scale_with)
+            if own is None or other is None:
+                raise UsageError(
+                    f"'{parameter.name}' scales with '{parameter.scale_with}', but the script's own values are "
+                    "not known; give both a default in the space"
+                )
+            value = scaled_learning_rate(
+                float(own),
+                base_batch_size=float(other),
+                batch_size=float(values.get(parameter.scale_with, other)),
+                rule=parameter.rule,
+                optimizer=optimizer,
+            )
+        if parameter.flag is not None:
+            arguments[parameter.flag] = value
+        else:
+            hooks[parameter.name] = value
+    return Configuration(arguments=arguments, hooks=hooks)
+
+
+def with_arguments(command: Sequence[str], arguments: Mapping[str, Any]) -> tuple[str, ...]:
+    """The command with arguments set: replaced where it has them, else added at its end.
+
+    >>> with_arguments(["python", "train.py", "--lr", "0.1"], {"--lr": 0.2, "--amp": True, "--debug": False})
+    ('python', 'train.py', '--lr', '0.2', '--amp')
+    """
+    words = list(command)
+    for flag, value in arguments.items():
+        words = _without(words, flag, takes_value=not isinstance(value, bool))
+        if value is True:
+            words.append(flag)
+        elif value is not False:
+            words += [flag, f"{value:.6g}" if isinstance(value, float) else str(value)]
+    return tuple(words)
+
+
+def _without(words: list[str], flag: str, *, takes_value: bool) -> list[str]:
+    kept: list[str] = []
+    is_value = False
+    for word in words:
+        if is_value:
+            is_value = False
+        elif word == flag:
+            is_value = takes_value
+        elif not word.startswith(f"{flag}="):
+            kept.append(word)
+    return kept
+
+
+def write_configuration(
+    path: Path, found: Configuration, command: Sequence[str], about: Mapping[str, Any]
+) -> None:
+    """Writes a configuration as YAML, with the command it was found for and what is known about it.
+
+    Raises:
+        FailureError: The file cannot be written.
+    """
+    import yaml
+
+    plain = {
+        "arguments": found.arguments,
+        "hooks": found.hooks,
+        "command": shlex.join(found.command(command)),
+        "about": dict(about),
+    }
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(yaml.safe_dump(plain, sort_keys=False), encoding="utf-8")
+    except OSError as error:
+        raise FailureError(f"expected to write '{path}', got: {error.strerror}") from error
+
+
+def read_configuration(path: Path) -> Configuration:
+    """Reads what ``write_configuration`` wrote, or what a user wrote by hand.
+
+    Raises:
+        UsageError: The file cannot be read, or holds something else.
+    """
+    import yaml
+
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"expected a configuration at '{path}', got: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"expected YAML in '{path}', got: {error}") from error
+    if not isinstance(found, dict) or not {"arguments", "hooks"} & set(found):
+        raise UsageError(f"expected 'arguments' and 'hooks' in '{path}', as forerun tune writes them")
+    hooks = found.get("hooks") or {}
+    for name, value in hooks.items():
+        if name not in KNOBS or not KNOBS[name].has_hook:
+            raise UsageError(
+                f"'{path}': no hook sets '{name}'; known: {', '.join(k for k in KNOBS if KNOBS[k].has_hook)}"
+            )
+        check_value(KNOBS[name], value)
+    return Configuration(arguments=dict(found.get("arguments") or {}), hooks=dict(hooks))

@@ -1,0 +1,60 @@
+"""Figures in what a script prints."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from forerun.profiling.launch import OutputLine
+from forerun.tuning.space import Metric
+
+__all__ = ["USUAL_METRICS", "Reading", "find_metric", "read_metric"]
+
+USUAL_METRICS = (
+    "val_acc",
+    "val_accuracy",
+    "test_acc",
+    "test_accuracy",
+    "eval_accuracy",
+    "accuracy",
+    "acc",
+    "val_loss",
+    "test_loss",
+    "eval_loss",
+)
+"""Names that are looked for where none is given, best first."""
+
+_NUMBER = r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(%?)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """A printed value.
+
+    Attributes:
+        time_s: When it was printed, monotonic clock [s].
+        value: A share where it was printed in per cent.
+    """
+
+    time_s: float
+    value: float
+
+
+def read_metric(name: str, lines: Sequence[OutputLine]) -> tuple[Reading, ...]:
+    """All values of a metric in order, from ``name=0.8``, ``name: 80 %``, ``'name': 0.8`` or JSON."""
+    pattern = re.compile(rf"(?<![\w-])[\"']?{re.escape(name)}[\"']?\s*[:=]?\s*{_NUMBER}", re.IGNORECASE)
+    found = []
+    for line in lines:
+        for match in pattern.finditer(line.text):
+            value = float(match[1]) / (100.0 if match[2] else 1.0)
+            found.append(Reading(time_s=line.time_s, value=value))
+    return tuple(found)
+
+
+def find_metric(lines: Sequence[OutputLine]) -> Metric | None:
+    """The first usual metric that the lines have."""
+    for name in USUAL_METRICS:
+        if read_metric(name, lines):
+            return Metric(name=name, is_rising="loss" not in name)
+    return None

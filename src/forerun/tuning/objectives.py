@@ -1,0 +1,134 @@
+"""What a study looks for, and what a trial is told to be worth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from forerun.errors import UsageError, near_matches
+from forerun.tuning.space import Metric
+from forerun.tuning.trial import TrialResult
+
+__all__ = ["OBJECTIVES", "Objective", "parse_objectives", "value_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """One thing to look for.
+
+    Attributes:
+        name: As on the command line.
+        words: What it is.
+        unit: Of its values.
+        is_rising: Whether more is better.
+        needs_whole_run: Whether the script must run to its end.
+        needs_metric: Whether it must print a metric.
+        worst: Value told for a trial that cannot be had: finite, and worse than any other.
+    """
+
+    name: str
+    words: str
+    unit: str
+    is_rising: bool
+    needs_whole_run: bool
+    needs_metric: bool
+    worst: float
+
+
+OBJECTIVES = {
+    objective.name: objective
+    for objective in (
+        Objective(
+            name="speed",
+            words="samples a second",
+            unit="samples/s",
+            is_rising=True,
+            needs_whole_run=False,
+            needs_metric=False,
+            worst=0.0,
+        ),
+        Objective(
+            name="time-to-target",
+            words="time until the metric has its target",
+            unit="s",
+            is_rising=False,
+            needs_whole_run=True,
+            needs_metric=True,
+            worst=1e7,
+        ),
+        Objective(
+            name="accuracy",
+            words="best metric within the time of a trial",
+            unit="",
+            is_rising=True,
+            needs_whole_run=True,
+            needs_metric=True,
+            worst=0.0,
+        ),
+        Objective(
+            name="cost",
+            words="price of the run, or of reaching the target",
+            unit="USD",
+            is_rising=False,
+            needs_whole_run=True,
+            needs_metric=False,
+            worst=1e7,
+        ),
+        Objective(
+            name="time",
+            words="time of the whole run",
+            unit="s",
+            is_rising=False,
+            needs_whole_run=True,
+            needs_metric=False,
+            worst=1e7,
+        ),
+    )
+}
+"""By name."""
+
+
+def parse_objectives(text: str) -> tuple[Objective, ...]:
+    """One objective, or several parted by commas.
+
+    Raises:
+        UsageError: There is none of a name.
+    """
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in OBJECTIVES:
+            raise UsageError(
+                f"expected an objective ({', '.join(OBJECTIVES)}), got '{name}'{near_matches(name, OBJECTIVES)}"
+            )
+    if not names or len(set(names)) < len(names):
+        raise UsageError(f"expected one objective or several different ones, got '{text}'")
+    return tuple(OBJECTIVES[name] for name in names)
+
+
+def value_of(
+    objective: Objective, result: TrialResult, metric: Metric | None, price_usd_per_hour: float | None
+) -> float | None:
+    """Value of a trial; None where it did not get that far."""
+    if objective.name == "speed":
+        return result.rate_samples_per_s
+    reached_s = _time_to_target_s(result, metric)
+    if objective.name == "time-to-target":
+        return reached_s
+    if objective.name == "cost":
+        used_s = reached_s if metric is not None and metric.target is not None else result.wall_s
+        return None if used_s is None or price_usd_per_hour is None else used_s * price_usd_per_hour / 3600.0
+    if objective.name == "time":
+        return result.wall_s if result.outcome == "done" else None
+    best = result.best(is_rising=metric is None or metric.is_rising)
+    if best is None or metric is None:
+        return None
+    # A falling metric is looked for with its sign turned, so that the objective always rises.
+    return best if metric.is_rising else -best
+
+
+def _time_to_target_s(result: TrialResult, metric: Metric | None) -> float | None:
+    if metric is None or metric.target is None:
+        return None
+    for time_s, value in result.curve:
+        if value >= metric.target if metric.is_rising else value <= metric.target:
+            return time_s
+    return None

@@ -1,0 +1,138 @@
+"""The scenarios of system D: what each may change."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forerun.errors import UsageError, near_matches
+from forerun.tuning.space import Parameter, Space
+
+__all__ = ["SCENARIOS", "Scenario", "chosen_scenarios", "training_command"]
+
+_MODULE = "forerun.tuning.scenarios.squeezenet_training"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One scenario.
+
+    Attributes:
+        name: As on the command line.
+        words: What it does.
+        objective: Of its study; None where nothing is searched.
+        parameters: What it searches.
+        settings: Arguments that it sets.
+    """
+
+    name: str
+    words: str
+    objective: str | None
+    parameters: tuple[Parameter, ...] = ()
+    settings: Mapping[str, Any] | None = None
+
+    def space(self) -> Space:
+        """Its search space."""
+        return Space(parameters=self.parameters)
+
+
+def _hardware_parameters(num_cores: int) -> tuple[Parameter, ...]:
+    workers = tuple(sorted({0, *(n for n in (1, 2, 4, 8) if n <= max(1, num_cores))}))
+    return (
+        Parameter(name="num_workers", values=workers, flag="--workers"),
+        Parameter(name="amp", values=("off", "bf16"), flag="--amp"),
+        Parameter(name="batch_size", values=(16, 32, 64, 128), flag="--batch-size"),
+        Parameter(name="lr", scale_with="batch_size", rule="auto", flag="--lr"),
+        Parameter(name="channels_last", values=(False, True)),
+        Parameter(name="persistent_workers", values=(False, True)),
+        Parameter(name="optimizer_implementation", values=("foreach", "fused")),
+    )
+
+
+def _scenarios(num_cores: int) -> dict[str, Scenario]:
+    found = (
+        Scenario(name="baseline", words="the script as it is", objective=None),
+        Scenario(
+            name="resolution",
+            words="image sizes of 144 to 192 pixels",
+            objective="accuracy",
+            parameters=(Parameter(name="image_size", values=(144, 160, 176, 192), flag="--image-size"),),
+        ),
+        Scenario(
+            name="hyperparameters",
+            words="learning rate, batch size and epochs by TPE, with cosine annealing",
+            objective="accuracy",
+            parameters=(
+                Parameter(name="lr", low=1e-5, high=3e-3, is_log=True, flag="--lr"),
+                Parameter(name="batch_size", values=(16, 32, 64, 128), flag="--batch-size"),
+                Parameter(name="epochs", low=1, high=10, is_whole=True, flag="--epochs"),
+            ),
+            settings={"--cosine": True},
+        ),
+        Scenario(
+            name="hardware",
+            words="workers, precision, memory order, optimizer and batch for speed",
+            objective="speed",
+            parameters=_hardware_parameters(num_cores),
+            settings={"--cosine": True},
+        ),
+    )
+    return {scenario.name: scenario for scenario in found}
+
+
+SCENARIOS = ("baseline", "resolution", "hyperparameters", "hardware")
+"""In the order of ``all``: each starts from what those before it found."""
+
+
+def chosen_scenarios(name: str, *, num_cores: int, epochs: int) -> tuple[Scenario, ...]:
+    """The scenarios of a name; all but the baseline bring the baseline along, to be compared with.
+
+    Raises:
+        UsageError: There is none of this name.
+    """
+    known = _scenarios(num_cores)
+    if name != "all" and name not in known:
+        raise UsageError(
+            f"expected a scenario ({', '.join(SCENARIOS)} or all), got '{name}'{near_matches(name, SCENARIOS)}"
+        )
+    names = SCENARIOS if name == "all" else tuple(dict.fromkeys(("baseline", name)))
+    return tuple(_within(known[each], epochs) for each in names)
+
+
+def _within(scenario: Scenario, epochs: int) -> Scenario:
+    """Epochs are searched up to those asked for."""
+    parameters = tuple(
+        parameter
+        if parameter.name != "epochs"
+        else Parameter(name="epochs", values=tuple(sorted({max(1, epochs // 2), epochs})), flag="--epochs")
+        for parameter in scenario.parameters
+    )
+    return Scenario(
+        name=scenario.name,
+        words=scenario.words,
+        objective=scenario.objective,
+        parameters=parameters,
+        settings=scenario.settings,
+    )
+
+
+def training_command(data: Path, *, epochs: int, weights: str) -> tuple[str, ...]:
+    """The command of the built-in task.
+
+    Raises:
+        UsageError: The folder has not the layout of Intel's images.
+    """
+    for part in ("seg_train", "seg_test"):
+        classes = [folder for folder in (data / part).glob("*") if folder.is_dir()]
+        if not classes:
+            raise UsageError(
+                f"expected a folder per class in '{data / part}', got none; the layout is "
+                "DATA/seg_train/CLASS/*.jpg and DATA/seg_test/CLASS/*.jpg"
+            )
+    if weights not in ("imagenet", "none"):
+        raise UsageError(f"expected the weights imagenet or none, got '{weights}'")
+    fixed = ("--data", str(data), "--epochs", str(epochs), "--weights", weights)
+    return (sys.executable, "-m", _MODULE, *fixed)

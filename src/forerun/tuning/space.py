@@ -1,0 +1,244 @@
+"""The space of a study, from a YAML file or a built-in task.
+
+metric: {name: val_acc, goal: maximize, at_least: 0.76}
+parameters:
+batch_size: {min: 8, max: 256, log: true, map: --batch-size}
+lr:         {scale_with: batch_size, rule: auto, map: --lr}
+num_workers: {values: [0, 2, 4]}
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from forerun.errors import UsageError, near_matches
+from forerun.tuning.knobs import KNOBS, Knob, check_value, find_knob
+
+__all__ = ["Metric", "Parameter", "Space", "default_space", "read_space", "space_of"]
+
+_PARAMETER_KEYS = ("values", "min", "max", "log", "step", "map", "default", "scale_with", "rule")
+_TOP_KEYS = ("metric", "parameters", "minimize", "budget")
+_RULES = ("auto", "linear", "sqrt")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One dimension of a space.
+
+    Attributes:
+        name: Of the knob, or of the script's own argument.
+        values: Values to choose from; empty for a range.
+        low: Smallest number of a range.
+        high: Largest.
+        is_log: Whether its logarithm is drawn evenly.
+        is_whole: Whether its numbers are whole.
+        flag: Argument of the script that sets it; None for a hook.
+        default: The script's own value, where it cannot be seen.
+        scale_with: Knob with which it is scaled instead of drawn.
+        rule: ``linear``, ``sqrt`` or ``auto``.
+    """
+
+    name: str
+    values: tuple[Any, ...] = ()
+    low: float = 0.0
+    high: float = 0.0
+    is_log: bool = False
+    is_whole: bool = False
+    flag: str | None = None
+    default: Any = None
+    scale_with: str | None = None
+    rule: str = "auto"
+
+    @property
+    def changes_result(self) -> bool:
+        """Whether a trained model may come out different."""
+        return self.name not in KNOBS or KNOBS[self.name].changes_result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """The figure that a script prints as ``NAME=0.81`` or ``NAME: 0.81``.
+
+    Attributes:
+        name: As printed.
+        is_rising: Whether more is better.
+        target: Value to reach; None for none.
+    """
+
+    name: str
+    is_rising: bool = True
+    target: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """What a study may change, and by what it judges.
+
+    Attributes:
+        parameters: Dimensions.
+        metric: Of quality; None where the script prints none.
+    """
+
+    parameters: tuple[Parameter, ...]
+    metric: Metric | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def parameter(self, name: str) -> Parameter | None:
+        """The parameter of a name."""
+        return next((parameter for parameter in self.parameters if parameter.name == name), None)
+
+
+def read_space(path: Path) -> Space:
+    """Reads a YAML file.
+
+    Raises:
+        UsageError: It cannot be read, or holds no space.
+    """
+    import yaml
+
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"expected a space at '{path}', got: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"expected YAML in '{path}', got: {error}") from error
+    if not isinstance(found, dict):
+        raise UsageError(f"expected a mapping with 'parameters' in '{path}', got {type(found).__name__}")
+    return space_of(found)
+
+
+def space_of(found: Mapping[str, Any]) -> Space:
+    """A space from plain values, every one of them checked.
+
+    Raises:
+        UsageError: A key is unknown, a range is empty, a value cannot be.
+    """
+    for key in found:
+        if key not in _TOP_KEYS:
+            raise UsageError(
+                f"expected the keys {', '.join(_TOP_KEYS)} in a space, got '{key}'{near_matches(key, _TOP_KEYS)}"
+            )
+    entries = found.get("parameters")
+    if not isinstance(entries, dict) or not entries:
+        raise UsageError("expected at least one parameter under 'parameters', got none")
+    parameters = tuple(_parameter(str(name), entry) for name, entry in entries.items())
+    names = [parameter.name for parameter in parameters]
+    for parameter in parameters:
+        if parameter.scale_with is not None and parameter.scale_with not in names:
+            raise UsageError(
+                f"'{parameter.name}' scales with '{parameter.scale_with}', which is not in the space"
+            )
+    extra = {key: found[key] for key in ("minimize", "budget") if key in found}
+    return Space(parameters=parameters, metric=_metric(found.get("metric")), extra=extra)
+
+
+def _parameter(name: str, entry: Any) -> Parameter:
+    if isinstance(entry, list):
+        entry = {"values": entry}
+    if not isinstance(entry, dict):
+        raise UsageError(f"expected values or min and max for '{name}', got '{entry}'")
+    for key in entry:
+        if key not in _PARAMETER_KEYS:
+            raise UsageError(
+                f"expected the keys {', '.join(_PARAMETER_KEYS)} for '{name}', got '{key}'"
+                f"{near_matches(str(key), _PARAMETER_KEYS)}"
+            )
+    flag = entry.get("map")
+    # With an argument of its own a script may have any parameter; without one it must be a knob with a hook.
+    knob = KNOBS.get(name) if flag else find_knob(name)
+    if knob is not None and flag is None and not knob.has_hook:
+        raise UsageError(
+            f"'{name}' cannot be set from outside: give the script's argument, such as map: --{name}"
+        )
+    if flag is not None and not str(flag).startswith("-"):
+        raise UsageError(f"expected an argument such as --{name} as map of '{name}', got '{flag}'")
+    common: dict[str, Any] = {"name": name, "flag": flag, "default": entry.get("default")}
+    if "scale_with" in entry:
+        if entry.get("rule", "auto") not in _RULES:
+            raise UsageError(
+                f"expected the rule of '{name}' to be {', '.join(_RULES)}, got '{entry['rule']}'"
+            )
+        return Parameter(**common, scale_with=str(entry["scale_with"]), rule=entry.get("rule", "auto"))
+    if "values" in entry:
+        return _listed(common, entry["values"], knob)
+    return _ranged(common, entry, knob)
+
+
+def _listed(common: dict[str, Any], values: Any, knob: Knob | None) -> Parameter:
+    if not isinstance(values, list) or not values:
+        raise UsageError(f"expected a list of one value or more for '{common['name']}', got '{values}'")
+    checked = tuple(values if knob is None else (check_value(knob, value) for value in values))
+    return Parameter(**common, values=tuple(dict.fromkeys(checked)))
+
+
+def _ranged(common: dict[str, Any], entry: Mapping[str, Any], knob: Knob | None) -> Parameter:
+    name, low, high = common["name"], entry.get("min"), entry.get("max")
+    numbers = [
+        value for value in (low, high) if isinstance(value, (int, float)) and not isinstance(value, bool)
+    ]
+    if len(numbers) < 2 or not all(map(math.isfinite, numbers)):
+        raise UsageError(f"expected numbers as min and max of '{name}', got '{low}' and '{high}'")
+    if numbers[0] >= numbers[1]:
+        raise UsageError(
+            f"min < max must hold for '{name}', but got min={low}, max={high}: the range is empty"
+        )
+    is_log = bool(entry.get("log", False))
+    if is_log and numbers[0] <= 0:
+        raise UsageError(f"a logarithmic range must begin above zero, got min={low} for '{name}'")
+    if knob is not None:
+        for value in numbers:
+            check_value(knob, value)
+    is_whole = all(isinstance(value, int) for value in (low, high))
+    step = entry.get("step")
+    if step is not None:
+        if not isinstance(step, int) or step < 1 or not is_whole:
+            raise UsageError(f"expected a whole step of one or more for '{name}', got '{step}'")
+        return Parameter(**common, values=tuple(range(int(numbers[0]), int(numbers[1]) + 1, step)))
+    if is_whole and is_log and name == "batch_size":
+        # Powers of two are what kernels like and what people can compare.
+        powers = tuple(1 << k for k in range(31) if numbers[0] <= 1 << k <= numbers[1])
+        if powers:
+            return Parameter(**common, values=powers)
+    return Parameter(**common, low=numbers[0], high=numbers[1], is_log=is_log, is_whole=is_whole)
+
+
+def _metric(found: Any) -> Metric | None:
+    if found is None:
+        return None
+    if isinstance(found, str):
+        return Metric(name=found, is_rising="loss" not in found)
+    if not isinstance(found, dict) or "name" not in found:
+        raise UsageError(f"expected a metric such as {{name: val_acc, goal: maximize}}, got '{found}'")
+    goal = found.get("goal", "minimize" if "loss" in str(found["name"]) else "maximize")
+    if goal not in ("maximize", "minimize"):
+        raise UsageError(f"expected the goal of the metric to be maximize or minimize, got '{goal}'")
+    target = found.get("at_least", found.get("at_most"))
+    return Metric(
+        name=str(found["name"]),
+        is_rising=goal == "maximize",
+        target=None if target is None else float(target),
+    )
+
+
+def default_space(num_cores: float, *, is_gpu: bool) -> Space:
+    """What can be changed about any script without knowing its arguments; nothing that changes its result."""
+    workers = sorted({0, *(w for w in (1, 2, 4, 8, 16) if w <= max(1, num_cores))})
+    parameters = [
+        Parameter(name="num_workers", values=tuple(workers)),
+        Parameter(name="persistent_workers", values=(False, True)),
+        Parameter(name="channels_last", values=(False, True)),
+        Parameter(name="optimizer_implementation", values=("foreach", "fused")),
+    ]
+    if is_gpu:
+        parameters += [
+            Parameter(name="pin_memory", values=(False, True)),
+            Parameter(name="cudnn_benchmark", values=(False, True)),
+        ]
+    else:
+        threads = sorted({1, max(1, int(num_cores))})
+        parameters.append(Parameter(name="num_threads", values=tuple(threads)))
+    return Space(parameters=tuple(parameters))

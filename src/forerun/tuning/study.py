@@ -1,0 +1,197 @@
+"""Trials kept in a journal: asked for, told, resumed and shared between processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from forerun.errors import MissingExtraError, UsageError
+from forerun.tuning.objectives import Objective
+from forerun.tuning.space import Parameter, Space
+
+__all__ = ["TrialStore", "finished_trials", "suggest"]
+
+_WORKER = "worker"
+_CONSTRAINT = "memory_or_target"
+
+
+class TrialStore:
+    """An Optuna study in a journal file.
+
+    Args:
+        folder: Of the study; created.
+        objectives: What is looked for.
+        identity: What must be equal for a study to be resumed: command, space, objectives.
+        sampler: ``tpe`` or ``random``.
+        seed: Of the sampler.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        objectives: Sequence[Objective],
+        identity: Mapping[str, Any],
+        *,
+        sampler: str = "tpe",
+        seed: int | None = None,
+    ) -> None:
+        try:
+            import optuna
+        except ModuleNotFoundError as error:
+            raise MissingExtraError("tuning", "tune") from error
+        from optuna.storages import JournalStorage
+        from optuna.storages.journal import JournalFileBackend
+
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self._optuna = optuna
+        self.objectives = tuple(objectives)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / "journal.log"
+        self.is_resumed = self.path.exists()
+        chosen: Any = (
+            optuna.samplers.RandomSampler(seed=seed)
+            if sampler == "random"
+            else optuna.samplers.TPESampler(
+                seed=seed,
+                multivariate=True,
+                constant_liar=True,
+                n_startup_trials=5,
+            )
+        )
+        self.study = optuna.create_study(
+            study_name="forerun",
+            storage=JournalStorage(JournalFileBackend(str(self.path))),
+            sampler=chosen,
+            directions=["maximize" if objective.is_rising else "minimize" for objective in objectives],
+            load_if_exists=True,
+        )
+        self._check_identity(identity, folder)
+
+    def _check_identity(self, identity: Mapping[str, Any], folder: Path) -> None:
+        plain = json.loads(json.dumps(identity, default=str))
+        known = self.study.user_attrs.get("identity")
+        if known is None:
+            self.study.set_user_attr("identity", plain)
+        elif known != plain:
+            different = sorted(k for k in {*known, *plain} if known.get(k) != plain.get(k))
+            raise UsageError(
+                f"the study in '{folder}' has another {' and '.join(different)}; "
+                "give another --study, or the same command"
+            )
+
+    def claim_lost_trials(self) -> int:
+        """Trials of workers that died on this machine are queued again; tells how many."""
+        count = 0
+        for trial in self.study.get_trials(deepcopy=False):
+            worker = trial.user_attrs.get(_WORKER)
+            if trial.state.name != "RUNNING" or worker is None or worker["host"] != platform.node():
+                continue
+            if worker["pid"] != os.getpid() and not _is_alive(worker["pid"], worker["started"]):
+                self.study.tell(trial.number, state=self._optuna.trial.TrialState.FAIL)
+                self.study.enqueue_trial(
+                    trial.params, user_attrs={"source": trial.user_attrs.get("source", "sampler")}
+                )
+                count += 1
+        return count
+
+    def enqueue(self, values: Mapping[str, Any], source: str) -> None:
+        """Puts a configuration first in the queue, unless the study has it."""
+        known = [
+            t.params or t.system_attrs.get("fixed_params") for t in self.study.get_trials(deepcopy=False)
+        ]
+        if dict(values) not in known:
+            self.study.enqueue_trial(dict(values), user_attrs={"source": source})
+
+    def ask(self) -> Any:
+        """The next trial, marked as this process's own."""
+        trial = self.study.ask()
+        trial.set_user_attr(
+            _WORKER, {"host": platform.node(), "pid": os.getpid(), "started": _started(os.getpid())}
+        )
+        return trial
+
+    def tell(self, trial: Any, values: Sequence[float | None], record: Mapping[str, Any]) -> None:
+        """Ends a trial.
+
+        A value that could not be had (too much memory, target not reached, crashed) is a violated constraint with the
+        worst finite value: the sampler learns from it, where it would forget a failed trial.
+        """
+        plain = json.loads(json.dumps(record, default=str))
+        trial.set_user_attr("record", plain)
+        trial.set_user_attr("ended", time.time())
+        is_whole = all(value is not None for value in values)
+        trial.set_constraint(_CONSTRAINT, -1.0 if is_whole else float(record.get("violation") or 1.0))
+        told = [
+            objective.worst if value is None else value
+            for objective, value in zip(self.objectives, values, strict=True)
+        ]
+        self.study.tell(trial, told)
+
+    def prune(self, trial: Any, record: Mapping[str, Any]) -> None:
+        """Ends a trial whose forecast cannot win."""
+        trial.set_user_attr("record", json.loads(json.dumps(record, default=str)))
+        self.study.tell(trial, state=self._optuna.trial.TrialState.PRUNED)
+
+    def drop(self, trial: Any) -> None:
+        """Gives an interrupted trial back to the queue."""
+        params, source = trial.params, trial.user_attrs.get("source", "sampler")
+        self.study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
+        self.study.enqueue_trial(params, user_attrs={"source": source})
+
+    def trials(self) -> list[Any]:
+        """All finished trials, pruned ones included, in order."""
+        return finished_trials(self.study)
+
+    def front(self) -> list[Any]:
+        """Trials that no other beats in every objective; the best alone with one objective."""
+        feasible = [
+            trial
+            for trial in self.trials()
+            if trial.state.name == "COMPLETE" and trial.user_attrs["record"].get("is_feasible")
+        ]
+        return [t for t in feasible if not any(self._beats(other, t) for other in feasible)]
+
+    def _beats(self, one: Any, other: Any) -> bool:
+        signs = [1.0 if objective.is_rising else -1.0 for objective in self.objectives]
+        gains = [s * (a - b) for s, a, b in zip(signs, one.values, other.values, strict=True)]
+        return all(gain >= 0 for gain in gains) and (any(gain > 0 for gain in gains))
+
+
+def finished_trials(study: Any) -> list[Any]:
+    """Finished and pruned trials of a study."""
+    trials = study.get_trials(deepcopy=False)
+    return [t for t in trials if t.state.name in ("COMPLETE", "PRUNED") and "record" in t.user_attrs]
+
+
+def suggest(trial: Any, space: Space) -> dict[str, Any]:
+    """Draws a value for each parameter that is not scaled with another."""
+    return {p.name: _drawn(trial, p) for p in space.parameters if p.scale_with is None}
+
+
+def _drawn(trial: Any, parameter: Parameter) -> Any:
+    if parameter.values:
+        return trial.suggest_categorical(parameter.name, list(parameter.values))
+    if parameter.is_whole:
+        return trial.suggest_int(
+            parameter.name, int(parameter.low), int(parameter.high), log=parameter.is_log
+        )
+    return trial.suggest_float(parameter.name, parameter.low, parameter.high, log=parameter.is_log)
+
+
+def _started(pid: int) -> float | None:
+    """Start of a process; tells it from a later one of the same number."""
+    import psutil
+
+    try:
+        return float(psutil.Process(pid).create_time())
+    except psutil.Error:
+        return None
+
+
+def _is_alive(pid: int, started: float | None) -> bool:
+    return started is not None and _started(pid) == started

@@ -1,0 +1,246 @@
+"""One trial: a configuration run in processes of its own, ended with all of them at its limit."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from forerun.measurement.device_lock import lock_device
+from forerun.profiling.hooks.settings import HookSettings
+from forerun.profiling.launch import Launch, OutputLine, launch
+from forerun.profiling.recorded import ProcessRecord, read_processes, training_process
+from forerun.tuning.configuration import Configuration
+from forerun.tuning.metrics import Reading, find_metric, read_metric
+from forerun.tuning.space import Metric
+
+__all__ = ["TrialOrder", "TrialResult", "run_trial"]
+
+_OUT_OF_MEMORY = re.compile(
+    r"out of memory|OutOfMemoryError|MemoryError|can't allocate memory|Cannot allocate memory|"
+    r"DefaultCPUAllocator|bad_alloc|killed by signal: Killed",
+    re.IGNORECASE,
+)
+_SIGKILL = -9
+_LOCK_PATIENCE_S = 24 * 3600.0
+_TAIL_LINES = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialOrder:
+    """How trials of a study run.
+
+    Attributes:
+        command: The script's command as it is.
+        metric: Figure it prints; None to look for a usual one.
+        is_short: Whether only the speed is wanted: the script is stopped after ``short_s`` of steps.
+        short_s: Time of steps of a short trial [s].
+        timeout_s: Longest time of a trial [s].
+        memory_limit_bytes: Most memory of a trial; None for the machine's own limit [bytes].
+        device_index: Device it runs on.
+        stop_at_target: Whether a trial ends as soon as its metric has the target.
+    """
+
+    command: tuple[str, ...]
+    metric: Metric | None = None
+    is_short: bool = True
+    short_s: float = 8.0
+    timeout_s: float = 600.0
+    memory_limit_bytes: float | None = None
+    device_index: str = "cpu"
+    stop_at_target: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialResult:
+    """What a trial brought.
+
+    Attributes:
+        outcome: ``done``, ``out of memory``, ``crashed``, ``timeout``, ``pruned`` or ``interrupted``.
+        reason: Why it is not done.
+        rate_samples_per_s: Samples a second in steady steps; None where they cannot be counted.
+        step_time_s: Mean steady step [s].
+        num_steps: Steps seen.
+        wall_s: Time of the whole trial [s].
+        train_s: Time from its first to its last step [s].
+        metric: Name of the metric.
+        curve: Values of the metric with the time since the start [s], in order.
+        start_memory_bytes: Memory before the first step [bytes].
+        peak_memory_bytes: Peak [bytes].
+        cpu_utilisation: Of the processes, between first and last step, in cores.
+        energy_j: Of the GPU; None where nothing counts it [J].
+        hooks: Changes that hooks made.
+        options: Arguments the script knows.
+        optimizer: Name of its optimizer.
+    """
+
+    outcome: str
+    reason: str = ""
+    rate_samples_per_s: float | None = None
+    step_time_s: float | None = None
+    num_steps: int = 0
+    wall_s: float = 0.0
+    train_s: float = 0.0
+    metric: str | None = None
+    curve: tuple[tuple[float, float], ...] = ()
+    start_memory_bytes: int = 0
+    peak_memory_bytes: int = 0
+    cpu_utilisation: float = 0.0
+    energy_j: float | None = None
+    hooks: tuple[dict[str, Any], ...] = ()
+    options: tuple[dict[str, Any], ...] = ()
+    optimizer: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Every field as types that JSON has."""
+        return asdict(self)
+
+    def best(self, *, is_rising: bool) -> float | None:
+        """Best value of the metric."""
+        values = [value for _, value in self.curve if np.isfinite(value)]
+        return (max if is_rising else min)(values, default=None)
+
+
+def run_trial(
+    order: TrialOrder,
+    configuration: Configuration,
+    *,
+    echo: IO[str] | None = None,
+    on_value: Callable[[int, float], bool] | None = None,
+) -> TrialResult:
+    """Runs a configuration while no other trial runs on the device.
+
+    Args:
+        order: How.
+        configuration: What.
+        echo: Where the script's output goes.
+        on_value: Called with the number and value of each printed metric; ends the trial by returning true.
+    """
+    seen: list[float] = []
+
+    def follow(line: OutputLine) -> bool:
+        if order.metric is None:
+            return False
+        ends = False
+        for reading in read_metric(order.metric.name, [line]):
+            seen.append(reading.value)
+            ends |= on_value is not None and on_value(len(seen), reading.value)
+            ends |= order.stop_at_target and _is_reached(order.metric, reading.value)
+        return ends
+
+    with (
+        tempfile.TemporaryDirectory(prefix="forerun-") as folder,
+        lock_device(order.device_index, wait_s=_LOCK_PATIENCE_S),
+    ):
+        settings = HookSettings(
+            folder=folder,
+            parent_pid=0,
+            window_steps=0,
+            stop_after_s=order.short_s if order.is_short else None,
+            knobs=configuration.hooks,
+        )
+        run = launch(
+            configuration.command(order.command),
+            settings,
+            echo=echo,
+            timeout_s=order.timeout_s,
+            memory_limit_bytes=order.memory_limit_bytes,
+            device_index=order.device_index,
+            environment=_environment(configuration, order.device_index),
+            on_line=follow,
+        )
+        return _result(order, run, read_processes(Path(folder)))
+
+
+def _environment(configuration: Configuration, device_index: str) -> dict[str, str]:
+    own = {}
+    if "num_threads" in configuration.hooks:
+        own["OMP_NUM_THREADS"] = str(configuration.hooks["num_threads"])
+    if device_index.startswith("cuda:") and device_index != "cuda:0":
+        own["CUDA_VISIBLE_DEVICES"] = device_index.partition(":")[2]
+    return own
+
+
+def _is_reached(metric: Metric, value: float) -> bool:
+    if metric.target is None:
+        return False
+    return value >= metric.target if metric.is_rising else value <= metric.target
+
+
+def _result(order: TrialOrder, run: Launch, processes: tuple[ProcessRecord, ...]) -> TrialResult:
+    metric = order.metric or find_metric(run.lines)
+    readings = read_metric(metric.name, run.lines) if metric is not None else ()
+    process = training_process(processes)
+    outcome, reason = _outcome(order, run, process, readings)
+    figures = _figures(run, process, len([p for p in processes if len(p.steps) and p.rank is not None]))
+    return TrialResult(
+        outcome=outcome,
+        reason=reason,
+        wall_s=run.end_s - run.begin_s,
+        metric=metric.name if metric is not None else None,
+        curve=tuple((reading.time_s - run.begin_s, reading.value) for reading in readings),
+        energy_j=run.telemetry.get("gpu_energy_j"),
+        hooks=tuple({h["knob"]: h for p in processes for h in p.hooks}.values()),
+        options=tuple({o["name"]: o for p in processes for o in p.options}.values()),
+        **figures,
+    )
+
+
+def _outcome(
+    order: TrialOrder, run: Launch, process: ProcessRecord | None, readings: Sequence[Reading]
+) -> tuple[str, str]:
+    said = " | ".join(line.text.strip() for line in run.lines[-_TAIL_LINES:] if line.text.strip())
+    if run.outcome == "ended":
+        is_reached = order.metric is not None and any(_is_reached(order.metric, r.value) for r in readings)
+        return ("done", "") if is_reached and order.stop_at_target else ("pruned", "its forecast cannot win")
+    if run.outcome == "out of memory":
+        return "out of memory", "its memory went above the limit"
+    if run.outcome in ("crashed", "timeout", "interrupted"):
+        text = "\n".join(line.text for line in run.lines)
+        if run.outcome == "crashed" and (run.status == _SIGKILL or _OUT_OF_MEMORY.search(text)):
+            return "out of memory", said
+        if run.outcome == "timeout":
+            return "timeout", f"it ran into the limit of {order.timeout_s:.0f} s"
+        return run.outcome, f"status {run.status}: {said}"
+    if process is None:
+        return "crashed", "it ended without a second step of a torch optimizer"
+    return "done", ""
+
+
+def _figures(run: Launch, process: ProcessRecord | None, num_ranks: int) -> dict[str, Any]:
+    figures: dict[str, Any] = {
+        "start_memory_bytes": run.samples[0].memory_bytes if run.samples else 0,
+        "peak_memory_bytes": run.peak_memory_bytes,
+    }
+    if process is None:
+        return figures
+    steps = process.steps
+    # The first step of a run pays for what no later one does; the start of a loader is in it.
+    later = steps[1:] if len(steps) > 1 else steps
+    spent_s = float((later[:, 1] - later[:, 0]).sum())
+    samples = float(later[:, 3].sum())
+    first_s, last_s = float(steps[0, 0]), float(steps[-1, 1])
+    times = np.asarray([sample.time_s for sample in run.samples])
+    memory = np.asarray([float(sample.memory_bytes) for sample in run.samples])
+    cpu = np.asarray([sample.cpu_s for sample in run.samples])
+    if process.device_peak_bytes is not None:
+        figures.update(start_memory_bytes=0, peak_memory_bytes=process.device_peak_bytes)
+    elif len(times) and (before := memory[times <= first_s]).size:
+        figures["start_memory_bytes"] = int(before.max())
+    with contextlib.suppress(ZeroDivisionError):
+        used_s = float(np.interp(last_s, times, cpu) - np.interp(first_s, times, cpu))
+        figures["cpu_utilisation"] = used_s / (last_s - first_s)
+    return {
+        **figures,
+        "rate_samples_per_s": max(1, num_ranks) * samples / spent_s if samples and spent_s > 0 else None,
+        "step_time_s": spent_s / len(later),
+        "num_steps": len(steps),
+        "train_s": last_s - first_s,
+        "optimizer": process.optimizers[0]["name"] if process.optimizers else None,
+    }

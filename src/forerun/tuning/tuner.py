@@ -1,0 +1,318 @@
+"""The loop of a study: profile the script as it is, guess, try, judge, until the budget is used."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from forerun.errors import ScriptError, UsageError, near_matches
+from forerun.profiling.profile import Profile
+from forerun.tuning.budget import Budget, time_left_s
+from forerun.tuning.configuration import configure
+from forerun.tuning.memory_law import MemoryPoint, predicted_memory_bytes
+from forerun.tuning.objectives import Objective, value_of
+from forerun.tuning.space import Metric, Space
+from forerun.tuning.speed_law import first_guesses
+from forerun.tuning.study import TrialStore, suggest
+from forerun.tuning.trial import TrialOrder, TrialResult, run_trial
+
+__all__ = ["Task", "TrialRunner", "Tuner", "base_values", "check_arguments"]
+
+TrialRunner = Callable[..., TrialResult]
+
+_MOST_REJECTED_IN_A_ROW = 200
+_LATEST_CRASHES = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What is tuned.
+
+    Attributes:
+        space: What may be changed.
+        order: How trials run.
+        objectives: What is looked for.
+        budget: Limits.
+        price_usd_per_hour: Of the machine.
+        memory_limit_bytes: Most memory of a trial; None for no rejection [bytes].
+        with_memory_law: Whether trials that would not fit are rejected before they start.
+        with_priors: Whether the first trials come from the cost model.
+        with_pruning: Whether trials end when their forecast cannot win.
+        num_rounds: Reports of a metric in a whole run, for pruning.
+    """
+
+    space: Space
+    order: TrialOrder
+    objectives: tuple[Objective, ...]
+    budget: Budget
+    price_usd_per_hour: float | None = None
+    memory_limit_bytes: float | None = None
+    with_memory_law: bool = True
+    with_priors: bool = True
+    with_pruning: bool = False
+    num_rounds: int | None = None
+
+
+@dataclass(slots=True)
+class Tuner:
+    """Runs a study.
+
+    Attributes:
+        task: What.
+        store: Where its trials are kept.
+        base: The script's own values by parameter.
+        optimizer: Name of its optimizer.
+        say: Receives a line about each trial.
+        run: Runs a configuration; ``run_trial``, or its remote form.
+    """
+
+    task: Task
+    store: TrialStore
+    base: Mapping[str, Any]
+    optimizer: str | None
+    say: Callable[[str], None]
+    run: TrialRunner = run_trial
+    num_rejected: int = 0
+    _began_s: float = field(default_factory=time.monotonic)
+
+    def seed(self, profile: Profile | None) -> None:
+        """Queues the script as it is, then what the cost model expects to be fast."""
+        own = self._own_values()
+        if own is not None:
+            self.store.enqueue(own, "script")
+        if profile is not None and self.task.with_priors:
+            for guess in first_guesses(self.task.space, profile, self.base):
+                self.store.enqueue({**self._filled(own), **guess}, "cost model")
+
+    def search(self) -> str:
+        """Tries configurations until the budget is used; tells why it ended."""
+        while True:
+            self.store.claim_lost_trials()
+            if reason := self._spent():
+                return reason
+            if not self._try_one():
+                return "the space: nothing is left that would fit in memory"
+
+    def _try_one(self) -> bool:
+        for _ in range(_MOST_REJECTED_IN_A_ROW):
+            trial = self.store.ask()
+            values = suggest(trial, self.task.space)
+            expected = self._expected_memory(values)
+            limit = self.task.memory_limit_bytes
+            if expected is not None and limit is not None and self.task.with_memory_law and expected > limit:
+                self._reject(trial, values, expected, limit)
+                continue
+            self._run(trial, values, expected)
+            return True
+        return False
+
+    def _run(self, trial: Any, values: dict[str, Any], expected_bytes: float | None) -> None:
+        configuration = configure(self.task.space, values, self.base, self.optimizer)
+        callback = self._pruner(trial)
+        try:
+            result = self.run(self.task.order, configuration, **({"on_value": callback} if callback else {}))
+        except BaseException:
+            self.store.drop(trial)
+            raise
+        if result.outcome == "interrupted":
+            self.store.drop(trial)
+            raise KeyboardInterrupt
+        self._judge(trial, values, result, expected_bytes)
+
+    def _judge(
+        self, trial: Any, values: dict[str, Any], result: TrialResult, expected_bytes: float | None
+    ) -> None:
+        is_usable = result.outcome in ("done", "timeout") or (result.outcome == "pruned")
+        metric = self.metric(result)
+        found = [
+            value_of(objective, result, metric, self.task.price_usd_per_hour) if is_usable else None
+            for objective in self.task.objectives
+        ]
+        is_feasible = all(value is not None for value in found)
+        record = {
+            "values": values,
+            "result": result.as_dict(),
+            "is_feasible": is_feasible,
+            "expected_memory_bytes": expected_bytes,
+            "source": trial.user_attrs.get("source", "sampler"),
+        }
+        if result.outcome == "pruned":
+            self.store.prune(trial, record)
+        else:
+            self.store.tell(trial, found, record)
+        self.say(self._line(trial.number, values, result, found))
+        self._stop_if_all_crash()
+
+    def _reject(self, trial: Any, values: dict[str, Any], expected: float, limit: float) -> None:
+        """Told to the sampler as a constraint that is violated by so much; costs no time."""
+        self.num_rejected += 1
+        record = {
+            "values": values,
+            "result": TrialResult(outcome="rejected", reason="it would not fit in memory").as_dict(),
+            "is_feasible": False,
+            "expected_memory_bytes": expected,
+            "violation": expected / limit - 1,
+            "source": trial.user_attrs.get("source", "sampler"),
+        }
+        self.store.tell(trial, [None] * len(self.task.objectives), record)
+
+    def metric(self, result: TrialResult) -> Metric | None:
+        """The study's metric, or the one that the script was found to print."""
+        if self.task.order.metric is not None or result.metric is None:
+            return self.task.order.metric
+        return Metric(name=result.metric, is_rising="loss" not in result.metric)
+
+    def _pruner(self, trial: Any) -> Callable[[int, float], bool] | None:
+        if not self.task.with_pruning or not self.task.num_rounds or self.task.num_rounds < 2:
+            return None
+        from forerun.callbacks import ForecastPruner
+
+        pruner = ForecastPruner(self.task.num_rounds)
+
+        def on_value(number: int, value: float) -> bool:
+            trial.report(value, number)
+            frozen = self.store.study.get_trials(deepcopy=False)[trial.number]
+            return bool(pruner.prune(self.store.study, frozen))
+
+        return on_value
+
+    def _expected_memory(self, values: Mapping[str, Any]) -> float | None:
+        points = []
+        for trial in self.store.trials():
+            record = trial.user_attrs["record"]
+            result = record["result"]
+            if result["num_steps"] and result["peak_memory_bytes"]:
+                points.append(
+                    MemoryPoint(
+                        values=record["values"],
+                        start_bytes=result["start_memory_bytes"],
+                        peak_bytes=result["peak_memory_bytes"],
+                    )
+                )
+        return predicted_memory_bytes(points, values, self.base)
+
+    def run_trials(self) -> list[Any]:
+        """Trials that ran, without those that were rejected."""
+        return [t for t in self.store.trials() if t.user_attrs["record"]["result"]["outcome"] != "rejected"]
+
+    def _spent(self) -> str:
+        limit = self.task.budget.num_trials
+        if limit is not None and len(self.run_trials()) >= limit:
+            return f"{limit} trials"
+        seconds = self.task.budget.seconds(self.task.price_usd_per_hour)
+        return "" if seconds is None or self._used_s() < seconds else f"{seconds:.0f} s"
+
+    def _used_s(self) -> float:
+        """Time of this session, and of trials of earlier ones."""
+        return time.monotonic() - self._began_s
+
+    def _line(self, number: int, values: Mapping[str, Any], result: TrialResult, found: list[Any]) -> str:
+        runs = self.run_trials()
+        durations = [t.user_attrs["record"]["result"]["wall_s"] for t in runs]
+        limit, seconds = self.task.budget.num_trials, self.task.budget.seconds(self.task.price_usd_per_hour)
+        left_s = time_left_s(
+            durations,
+            num_left=None if limit is None else limit - len(runs),
+            budget_left_s=None if seconds is None else seconds - self._used_s(),
+        )
+        worth = ", ".join(
+            f"{o.name} {'-' if v is None else format(v, '.4g')} {o.unit}".rstrip()
+            for o, v in zip(self.task.objectives, found, strict=True)
+        )
+        what = ", ".join(f"{name}={value}" for name, value in values.items())
+        eta = "" if left_s is None else f"; about {left_s:.0f} s left"
+        return f"trial {number} [{what}]: {result.outcome}, {worth}{eta}"
+
+    def _own_values(self) -> dict[str, Any] | None:
+        """The script as it is, if every value of it is inside the space."""
+        found = {}
+        for parameter in self.task.space.parameters:
+            if parameter.scale_with is not None:
+                continue
+            own = self.base.get(parameter.name)
+            inside = own in parameter.values if parameter.values else _is_between(own, parameter)
+            if not inside:
+                return None
+            found[parameter.name] = own
+        return found
+
+    def _filled(self, own: Mapping[str, Any] | None) -> dict[str, Any]:
+        """A value for each parameter of a range, so that a guess is whole."""
+        filled = dict(own or {})
+        for parameter in self.task.space.parameters:
+            if parameter.scale_with is None and parameter.name not in filled:
+                own_value = self.base.get(parameter.name)
+                if parameter.values:
+                    filled[parameter.name] = (
+                        own_value if own_value in parameter.values else parameter.values[0]
+                    )
+                elif _is_between(own_value, parameter):
+                    filled[parameter.name] = own_value
+                else:
+                    middle = (
+                        (parameter.low * parameter.high) ** 0.5
+                        if parameter.is_log
+                        else 0.5 * (parameter.low + parameter.high)
+                    )
+                    filled[parameter.name] = round(middle) if parameter.is_whole else middle
+        return filled
+
+    def _stop_if_all_crash(self) -> None:
+        latest = [t.user_attrs["record"]["result"] for t in self.run_trials()[-_LATEST_CRASHES:]]
+        if len(latest) == _LATEST_CRASHES and all(result["outcome"] == "crashed" for result in latest):
+            raise ScriptError(
+                f"the last {_LATEST_CRASHES} trials crashed; the last one: {latest[-1]['reason']}"
+            )
+
+
+def _is_between(value: Any, parameter: Any) -> bool:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number and parameter.low <= value <= parameter.high
+
+
+def base_values(space: Space, profile: Profile | None, options: tuple[dict[str, Any], ...]) -> dict[str, Any]:
+    """The script's own value of each parameter: from the space, its arguments, its loader, or a knob's usual one."""
+    by_flag = {flag: option["value"] for option in options for flag in option["flags"]}
+    loader = profile.loader if profile is not None else {}
+    usual = {
+        "num_workers": loader.get("num_workers", 0),
+        "batch_size": loader.get("batch_size"),
+        "pin_memory": bool(loader.get("pin_memory", False)),
+        "persistent_workers": bool(loader.get("persistent_workers", False)),
+        "prefetch_factor": loader.get("prefetch_factor") or 2,
+        "amp": "off",
+        "compile": "off",
+        "channels_last": False,
+        "optimizer_implementation": "foreach",
+        "cudnn_benchmark": False,
+        "accumulation": 1,
+        "num_threads": profile.optimizer.get("num_threads") if profile is not None else None,
+        "lr": profile.optimizer.get("lr") if profile is not None else None,
+    }
+    found = {}
+    for parameter in space.parameters:
+        value = parameter.default
+        if value is None and parameter.flag is not None:
+            value = by_flag.get(parameter.flag)
+        if value is None:
+            value = usual.get(parameter.name)
+        if value is not None:
+            found[parameter.name] = value
+    return found
+
+
+def check_arguments(space: Space, options: tuple[dict[str, Any], ...]) -> None:
+    """Refuses arguments that the script does not know, as far as its parser was seen.
+
+    Raises:
+        UsageError: It knows others, and not this one.
+    """
+    known = [flag for option in options for flag in option["flags"]]
+    for parameter in space.parameters:
+        if parameter.flag is not None and known and parameter.flag not in known:
+            raise UsageError(
+                f"the script has no argument '{parameter.flag}' (map of '{parameter.name}'); it has {', '.join(known)}"
+                f"{near_matches(parameter.flag, known)}"
+            )

@@ -1,0 +1,1 @@
+"""The same answers over HTTP, and one page to play with them."""

@@ -1,0 +1,102 @@
+// The two charts, on uPlot.
+
+/* global uPlot */
+import * as say from "/static/words.js";
+
+const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const axis = (label, values, upright) => ({
+  label, values, stroke: css("--ink"), grid: { stroke: css("--line"), width: 1 }, ticks: { stroke: css("--line") }, labelSize: 22, size: upright ? 62 : 32,
+});
+
+// Durations that people count in.
+const DURATIONS = [1e-3, 1e-2, 0.1, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 18000, 36000, 72000, 86400, 172800, 432000, 864000, 1728000, 4320000, 8640000];
+const thinned = (values, most) => values.filter((_, i) => i % Math.ceil(values.length / most) === 0);
+const durations = (plot, index, low, high) => thinned(DURATIONS.filter((s) => s >= low && s <= high), Math.max(2, plot.width / 90));
+const short = (s) => say.duration(s).replace(/\.0+(?= )/, "");
+const kept = new Map();
+
+function draw(id, options, data) {
+  const place = document.getElementById(id);
+  kept.get(id)?.destroy();
+  place.replaceChildren();
+  const plot = new uPlot({ width: Math.max(240, place.clientWidth), height: 270, ...options }, data, place);
+  kept.set(id, plot);
+  return plot;
+}
+
+// Throughput with its 90 % band against batch size; batches that do not fit are left out of the band.
+export function throughput(points, chosen) {
+  const sizes = points.map((point) => point.batch);
+  const data = [sizes, points.map((p) => p.high), points.map((p) => p.low), points.map((p) => p.value)];
+  const mark = sizes.map((size, i) => (size === chosen ? points[i].value : null));
+  const plot = draw("rate-chart", {
+    scales: { x: { time: false, distr: 3, log: 2 }, y: { range: (_, low, high) => [0, high * 1.08] } },
+    axes: [axis("batch size", (_, splits) => splits.map((v) => (v == null ? "" : Math.log2(v) % 1 === 0 ? String(v) : ""))), axis("samples/s", (_, splits) => splits.map((v) => (v == null ? "" : say.count(v))), true)],
+    series: [
+      { label: "batch" },
+      { label: "high", stroke: "transparent", points: { show: false }, value: (_, v) => (v == null ? "" : say.rate(v)) },
+      { label: "low", stroke: "transparent", points: { show: false }, value: (_, v) => (v == null ? "" : say.rate(v)) },
+      { label: "predicted", stroke: css("--c0"), width: 2, points: { show: true, size: 5 }, value: (_, v) => (v == null ? "" : say.rate(v)) },
+      { label: "chosen", stroke: css("--c1"), points: { show: true, size: 13, width: 3, fill: "transparent" }, paths: () => null, value: (_, v) => (v == null ? "" : say.rate(v)) },
+    ],
+    bands: [{ series: [1, 2], fill: `color-mix(in srgb, ${css("--c0")} 22%, transparent)` }],
+  }, [...data, mark]);
+  // The legend says the chosen batch until the pointer names another.
+  requestAnimationFrame(() => plot.setLegend({ idx: Math.max(0, sizes.indexOf(chosen)) }));
+}
+
+// One point per device, its name beside it; the front is joined by a line.
+export function devices(points, front, bySecond) {
+  const sorted = [...points].sort((a, b) => a.x - b.x);
+  const x = sorted.map((point) => point.x);
+  const onFront = new Set(front);
+  const series = sorted.map((point, i) => ({
+    label: point.name, stroke: css(`--c${i % 8}`), points: { show: true, size: point.chosen ? 15 : 10, width: 3, fill: onFront.has(point.name) ? css(`--c${i % 8}`) : "transparent" }, paths: () => null,
+    value: (_, v) => (v == null ? "" : bySecond.say(v)),
+  }));
+  const columns = sorted.map((point) => sorted.map((other) => (other === point ? point.y : null)));
+  const line = sorted.map((point) => (onFront.has(point.name) ? point.y : null));
+  const spread = (low, high) => [low / 1.35, high * 1.35];
+  draw("compare-chart", {
+    scales: { x: { time: false, distr: 3, range: (_, low, high) => spread(low, high) }, y: { distr: 3, range: (_, low, high) => spread(low, high) } },
+    axes: [{ ...axis("time of the job", (_, splits) => splits.map(short)), splits: durations, filter: (_, splits) => splits }, axis(bySecond.title, (_, splits) => splits.map((v) => (v == null ? "" : bySecond.say(v))), true)],
+    legend: { show: false },
+    series: [
+      { label: "time" },
+      { label: "front", stroke: css("--soft"), dash: [6, 4], spanGaps: true, points: { show: false } },
+      ...series,
+    ],
+    hooks: { draw: [(plot) => names(plot, sorted)] },
+  }, [x, line, ...columns]);
+}
+
+// Each name goes to the first place beside its point that is free of other names and points, the nearest one if none is.
+function names(plot, points) {
+  const { ctx, bbox } = plot;
+  const ratio = devicePixelRatio;
+  ctx.save();
+  ctx.font = `${12 * ratio}px system-ui, sans-serif`;
+  ctx.fillStyle = css("--ink");
+  ctx.textAlign = "left";
+  ctx.textBaseline = "middle";
+  const spots = points.map((point) => [plot.valToPos(point.x, "x", true), plot.valToPos(point.y, "y", true)]);
+  const taken = spots.map(([x, y]) => [x - 8 * ratio, y - 8 * ratio, x + 8 * ratio, y + 8 * ratio]);
+  points.forEach((point, i) => {
+    const width = ctx.measureText(point.name).width;
+    const places = around(...spots[i], width, ratio).filter(([left, , right]) => left >= bbox.left && right <= bbox.left + bbox.width + 8 * ratio);
+    const place = places.find((box) => !taken.some((other) => overlap(box, other))) ?? places[0];
+    if (!place) return;
+    taken.push(place);
+    ctx.fillText(point.name, place[0], (place[1] + place[3]) / 2);
+  });
+  ctx.restore();
+}
+
+// Boxes for a text beside, above and below a point: left, top, right, bottom.
+function around(x, y, width, ratio) {
+  const [gap, half, lift] = [11 * ratio, 7 * ratio, 17 * ratio];
+  const lefts = [[x + gap, 0], [x - gap - width, 0], [x - width / 2, -lift], [x - width / 2, lift], [x + gap, -lift], [x + gap, lift], [x - gap - width, -lift], [x - gap - width, lift]];
+  return lefts.map(([left, shift]) => [left, y + shift - half, left + width, y + shift + half]);
+}
+
+const overlap = (a, b) => a[0] < b[2] && b[0] < a[2] && a[1] < b[3] && b[1] < a[3];

@@ -1,0 +1,31 @@
+// Quantities as people say them; the same words as the command line prints.
+
+const three = (value) => {
+  if (value === 0) return "0";
+  const digits = Math.max(0, 2 - Math.floor(Math.log10(Math.abs(value))));
+  return value.toLocaleString("en", { minimumFractionDigits: Math.min(digits, 20), maximumFractionDigits: Math.min(digits, 20) });
+};
+
+const scaled = (value, steps) => {
+  const [size, unit] = steps.find(([size]) => Math.abs(value) >= size) ?? steps.at(-1);
+  return `${three(value / size)} ${unit}`.trim();
+};
+
+export const duration = (s) => {
+  for (const [unit, upper, name] of [[1e-6, 1e-3, "µs"], [1e-3, 1, "ms"], [1, 120, "s"], [60, 7200, "min"], [3600, 172800, "h"]]) {
+    if (s < upper) return `${three(s / unit)} ${name}`;
+  }
+  return `${three(s / 86400)} d`;
+};
+export const bytes = (n) => scaled(n, [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [1024, "KiB"], [1, "B"]]);
+export const count = (n) => scaled(n, [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"], [1, ""]]);
+export const rate = (n) => `${count(n)} samples/s`;
+export const money = (usd) => (usd >= 1000 ? `$${Math.round(usd).toLocaleString("en")}` : usd >= 1 ? `$${usd.toFixed(2)}` : `$${Number(usd.toPrecision(3))}`);
+export const energy = (j) => (j >= 3.6e6 ? `${three(j / 3.6e6)} kWh` : scaled(j, [[1e6, "MJ"], [1e3, "kJ"], [1, "J"]]));
+export const percent = (share) => `${(100 * share).toFixed(share < 0.0995 ? 1 : 0)} %`;
+
+export const range = (interval, say) => {
+  const [low, high] = [say(interval.low), say(interval.high)];
+  const unit = low.split(" ")[1];
+  return `${unit && unit === high.split(" ")[1] ? low.split(" ")[0] : low} to ${high}`;
+};

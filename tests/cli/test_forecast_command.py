@@ -1,0 +1,336 @@
+"""``forerun forecast`` and ``forerun measure curve``: what is printed where, and what is refused."""
+
+import json
+
+import numpy as np
+import pytest
+from command_line import invoke
+
+TARGET = ("--target", "accuracy>=0.92")
+LENGTH = ("--epochs", "100")
+
+
+def made_run(path, num=30, noise=0.003, floor=0.04, seed=0, first=0):
+    epochs = np.arange(1.0, num + 1)
+    values = 1 - floor - 0.6 * epochs**-0.7 + np.random.default_rng(seed).normal(0, noise, num)
+    rows = [f"{int(e)},{100 * int(e)},{v:.5f},{60 * e:.1f}" for e, v in zip(epochs, values, strict=True)]
+    path.write_text("\n".join(["epoch,step,accuracy,elapsed_s", *rows[first:]]) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def run_file(tmp_path):
+    return made_run(tmp_path / "run.csv")
+
+
+def asked(*words):
+    done = invoke("forecast", *map(str, words), "--json")
+    assert done.exit_code == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def refused(*words, status=2):
+    done = invoke("forecast", *map(str, words))
+    assert done.exit_code == status, done.output
+    assert done.stdout == ""
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+def test_a_forecast_prints_one_json_object(run_file):
+    told = asked(run_file, *TARGET, *LENGTH)
+    final = told["final_value"]
+    assert final["low"] <= final["low_80"] <= final["value"] <= final["high_80"] <= final["high"]
+    assert told["progress"] == pytest.approx(0.3)
+    times = told["epochs_to_target"]
+    assert 30 < times["p10"] <= times["p50"]
+    assert told["steps_to_target"]["p50"] == pytest.approx(100 * times["p50"])
+    assert told["time_to_target_s"]["p50"] == pytest.approx(60 * times["p50"])
+    assert told["cost_to_target_usd"] is None
+    assert sum(row["weight"] for row in told["forecasters"]) == pytest.approx(1)
+    assert len(told["points"]) == 70
+    assert told["outcome"] is None
+
+
+def test_a_page_names_target_clock_and_advice(run_file):
+    done = invoke("forecast", str(run_file), *TARGET, *LENGTH)
+    assert done.exit_code == 0, done.stderr
+    for words in ("target 0.92 by the end", "epochs to the target", "as logged", "Go on", "curve alone"):
+        assert words in done.stdout
+
+
+def test_schedule_and_history_are_used(run_file, tmp_path):
+    assert asked(run_file, "--schedule", "cosine:epochs=100")["tier"] == "schedule"
+    folder = tmp_path / "history"
+    folder.mkdir()
+    for seed in (1, 2):
+        made_run(folder / f"{seed}.csv", 100, seed=seed)
+    told = asked(run_file, *TARGET, "--history", folder)
+    assert told["tier"] == "history"
+    assert told["end_epoch"] == 100
+
+
+def test_a_run_is_not_its_own_history(tmp_path):
+    folder = tmp_path / "history"
+    folder.mkdir()
+    made_run(folder / "other.csv", 100, seed=1)
+    alone = asked(made_run(tmp_path / "run.csv", 100), "--cut", "0.3", "--history", folder)
+    inside = asked(made_run(folder / "run.csv", 100), "--cut", "0.3", "--history", folder)
+    assert alone["points"] == inside["points"]
+
+
+def test_a_finished_run_cut_early_stands_beside_what_came(tmp_path):
+    path = made_run(tmp_path / "whole.csv", 100)
+    plot = tmp_path / "plot.png"
+    told = asked(path, *TARGET, "--cut", "0.3", "--plot", plot)
+    came = told["outcome"]
+    assert told["last_epoch"] == 30
+    assert told["end_epoch"] == 100
+    assert len(came["points"]) == 70
+    assert came["final_value"] == pytest.approx(0.936, abs=0.01)
+    assert came["is_inside_90"] == (
+        told["final_value"]["low"] <= came["final_value"] <= told["final_value"]["high"]
+    )
+    assert 30 < came["reached_epoch"] < 100
+    assert plot.stat().st_size > 10_000
+    page = invoke("forecast", str(path), *TARGET, "--cut", "0.3").stdout
+    assert "accuracy as it came" in page
+    assert "target as it came" in page
+
+
+def test_what_comes_after_the_cut_is_not_seen(tmp_path):
+    one, other = (made_run(tmp_path / f"{n}.csv", 100) for n in (1, 2))
+    rows = other.read_text().splitlines()
+    other.write_text("\n".join([*rows[:31], *[row.replace("0.9", "0.5") for row in rows[31:]]]) + "\n")
+    before, after = (asked(path, "--cut", "0.3") for path in (one, other))
+    assert before["points"] == after["points"]
+    assert before["outcome"]["final_value"] != after["outcome"]["final_value"]
+
+
+def test_the_device_changes_the_clock_and_not_the_steps(run_file):
+    question = (run_file, *TARGET, *LENGTH, "--model", "cifar-resnet:8", "--dataset", "cifar10")
+    fast, slow = (asked(*question, "--on", name) for name in ("a100-sxm4-40gb", "t4"))
+    for name in ("final_value", "epochs_to_target", "steps_to_target", "points", "probability_of_target"):
+        assert fast[name] == slow[name]
+    assert fast["on"][0]["epoch_time_s"]["value"] < slow["on"][0]["epoch_time_s"]["value"]
+    both = asked(*question, "--on", "a100-sxm4-40gb", "--on", "t4", "--price", "2/h")
+    assert [entry["source"] for entry in both["on"]] == ["predicted", "predicted", "logged"]
+    clock = both["on"][0]
+    assert clock["cost_to_target_usd"]["p50"] == pytest.approx(clock["time_to_target_s"]["p50"] / 1800)
+
+
+def test_a_target_reached_already_and_one_out_of_reach(run_file):
+    told = asked(run_file, "--target", "accuracy>=0.7", *LENGTH)
+    assert told["reached_epoch"] is not None
+    assert told["probability_of_target"] == 1
+    assert told["advice"]["stop"] is True
+    assert (
+        "reached at epoch" in invoke("forecast", str(run_file), "--target", "accuracy>=0.7", *LENGTH).stdout
+    )
+    told = asked(run_file, "--target", "accuracy>=0.9999", "--epochs", "40")
+    assert told["epochs_to_target"] == dict.fromkeys(("likely", "p10", "p50", "p90"))
+    assert told["time_to_target_s"]["p90"] is None
+    assert told["advice"]["stop"] is True
+    page = invoke("forecast", str(run_file), "--target", "accuracy>=0.9999", "--epochs", "40").stdout
+    assert "not by the end" in page
+
+
+BAD_FILES = {
+    "": "expected a header and rows",
+    "accuracy\n0.5\n0.6\n": "at least two columns",
+    "epoch,accuracy\n1,0.5\n2,much\n": "row 3, got 'much'",
+    "epoch,accuracy\n3,0.5\n2,0.6\n1,0.7\n": "rise from row to row",
+    "epoch,accuracy\n1,nan\n2,nan\n3,nan\n4,nan\n": "NaN",
+    "epoch,accuracy\n1,0.1\n2,0.2\n3,0.3\n": "at least 4 points",
+    "epoch,accuracy\n" + "".join(f"{e},0.5\n" for e in range(1, 9)): "does not move",
+}
+
+
+@pytest.mark.parametrize(("text", "words"), BAD_FILES.items(), ids=list(BAD_FILES.values()))
+def test_a_file_that_cannot_be_forecast(tmp_path, text, words):
+    path = tmp_path / "bad.csv"
+    path.write_text(text, encoding="utf-8")
+    assert words in refused(path, status=1)
+
+
+def test_questions_that_must_be_changed(run_file, tmp_path):
+    assert "no metric 'bleu'" in refused(run_file, "--target", "bleu>=30")
+    assert "unknown schedule 'cosin" in refused(run_file, "--schedule", "cosin:epochs=90")
+    assert "compare a metric with a number" in refused(run_file, "--target", "accuracy")
+    assert "whole length with --epochs" in refused(run_file, "--epochs", "10")
+    assert "exactly one of RUN" in refused()
+    assert "exactly one of RUN" in refused(run_file, "--evaluate", tmp_path)
+    assert "--save keeps" in refused(run_file, "--save", tmp_path / "x.json")
+    assert "--watch follows one RUN" in refused(run_file, "--watch", "--json")
+    assert "share of the run between 0 and 1" in refused(run_file, "--cut", "1.5")
+    assert "--cut looks back" in refused("--evaluate", tmp_path, "--cut", "0.3")
+    assert "both the model and the device" in refused(run_file, "--model", "cifar-resnet:8")
+    assert "needs its dataset" in refused(run_file, "--model", "cifar-resnet:8", "--on", "t4")
+    assert "a plot must end in" in refused(run_file, "--plot", tmp_path / "plot.txt")
+    assert "--plot draws" in refused("--batches", run_file, "--plot", tmp_path / "plot.png")
+    assert "above zero" in refused(run_file, "--watch", "--every-s", "0")
+    assert "cannot be read" in refused(tmp_path / "none.csv", status=1)
+
+
+def test_a_changing_rate_wants_its_schedule(tmp_path):
+    path = tmp_path / "rates.csv"
+    rows = [f"{e},{1 - 0.5 * e**-0.7:.4f},{0.1 * 0.95**e:.5f}" for e in range(1, 20)]
+    path.write_text("\n".join(["epoch,accuracy,lr", *rows]), encoding="utf-8")
+    assert "give --schedule" in refused(path, status=1)
+    assert asked(path, "--schedule", "unknown")["tier"] == "curve alone"
+
+
+def test_watching_ends_with_the_target_and_with_silence(tmp_path, run_file):
+    done = invoke("forecast", str(run_file), "--target", "accuracy>=0.7", "--watch", "--every-s", "0.01")
+    assert done.exit_code == 0
+    assert done.stdout.count("reached at epoch") >= 1
+    short = made_run(tmp_path / "short.csv", 2)
+    quick = ("--every-s", "0.01", "--patience-s", "0.03")
+    done = invoke("forecast", str(short), *TARGET, "--watch", *quick)
+    assert done.exit_code == 0
+    assert "not yet: " in done.stderr
+    assert "no new row" in done.stderr
+
+
+@pytest.fixture
+def stored_runs(tmp_path):
+    for job in range(3):
+        folder = tmp_path / "stored" / f"job-{job}"
+        folder.mkdir(parents=True)
+        for seed in range(3):
+            made_run(folder / f"{seed}.csv", 40, floor=0.03 + 0.03 * job, seed=10 * job + seed)
+    return tmp_path / "stored"
+
+
+def test_a_back_test_prints_errors_and_coverage_and_its_figures_can_be_used(stored_runs, run_file, tmp_path):
+    figures = tmp_path / "figures.json"
+    plot = tmp_path / "errors.png"
+    told = asked("--evaluate", stored_runs, "--save", figures, "--plot", plot)
+    assert plot.stat().st_size > 10_000
+    assert told["num_runs"] == 9
+    assert told["num_jobs"] == 3
+    assert told["errors"]["siblings"]["0.3"] < told["errors"]["best so far"]["0.3"]
+    assert 0 <= told["coverage_90"]["history"]["0.3"] <= 1
+    page = invoke("forecast", "--evaluate", str(stored_runs)).stdout
+    assert "Coverage of 90 % intervals" in page
+    found = asked(run_file, *LENGTH, "--backtest", figures)
+    assert found["calibration"]["is_calibrated"] is False
+    assert any("uncalibrated" in note for note in found["notes"])
+
+
+def test_folders_and_figures_that_are_none(tmp_path, run_file):
+    (tmp_path / "empty").mkdir()
+    assert "which is none" in refused("--evaluate", tmp_path / "none", status=1)
+    assert "holds no CSV" in refused("--evaluate", tmp_path / "empty", status=1)
+    assert "back-test figures" in refused(run_file, "--backtest", run_file, status=1)
+
+
+def test_configurations_are_compared_by_time_and_value(tmp_path):
+    for name, floor in (("small", 0.08), ("large", 0.03)):
+        made_run(tmp_path / f"{name}.csv", floor=floor)
+    table = tmp_path / "table.csv"
+    table.write_text(
+        "name,run,model,device,dataset,epochs,price\n"
+        "small,small.csv,cifar-resnet:8,t4,cifar10,100,1\n"
+        "large,large.csv,cifar-resnet:20,t4,cifar10,100,1\n"
+        "slow,small.csv,cifar-resnet:20,t4,cifar10,100,1\n"
+    )
+    plot = tmp_path / "front.png"
+    rows = asked("--trade-off", table, *TARGET, "--plot", plot)["configurations"]
+    assert [row["is_on_pareto_front"] for row in rows] == [True, True, False]
+    assert rows[0]["end_time_s"]["value"] == pytest.approx(100 * rows[0]["epoch_time_s"]["value"])
+    assert rows[0]["cost_usd"] == pytest.approx(rows[0]["end_time_s"]["value"] / 3600)
+    assert plot.stat().st_size > 10_000
+    assert "beats those with a star" in invoke("forecast", "--trade-off", str(table)).stdout
+    table.write_text("name,run\nx,y\n")
+    assert "model, device missing" in refused("--trade-off", table, status=1)
+
+
+def test_batch_sizes_follow_the_law(tmp_path):
+    table = tmp_path / "batches.csv"
+    table.write_text("batch_size,steps\n" + "".join(f"{b},{1000 * (1 + 512 / b)}\n" for b in (64, 128, 256)))
+    told = asked("--batches", table, "--batch-size", "4096", "--dataset-size", "50000")
+    assert told["critical_batch_size"] == pytest.approx(512, rel=1e-3)
+    points = {row["batch_size"]: row for row in told["points"]}
+    assert points[4096]["steps"] == pytest.approx(1125, rel=1e-3)
+    assert points[4096]["epochs"] == pytest.approx(1125 * 4096 / 50000, rel=1e-3)
+    assert points[64]["measured_steps"] == pytest.approx(9000)
+    assert "twice the least steps" in invoke("forecast", "--batches", str(table)).stdout
+    table.write_text("batch_size,epochs\n64,10\n128,11\n")
+    assert "'epochs' and --dataset-size" in refused("--batches", table, status=1)
+    table.write_text("batch_size,steps\n64,100\n")
+    assert "two" in refused("--batches", table)
+    table.write_text("batch_size,steps\n64,many\n128,2\n")
+    assert "got 'many'" in refused("--batches", table, status=1)
+    table.write_text("size,steps\n64,1\n")
+    assert "expected a column 'batch_size'" in refused("--batches", table, status=1)
+
+
+NETWORKS = (
+    "network,device,depth,parameters,b0\na,x,10,1e5,0.5\na,y,10,1e5,0.6\nb,x,20,4e5,1.0\nc,y,30,9e5,1.6\n"
+)
+
+
+def test_a_network_never_trained_does_not_depend_on_the_device(tmp_path):
+    table = tmp_path / "networks.csv"
+    table.write_text(NETWORKS + "new,x,25,6e5,\n")
+    told = asked("--networks", table, "--metric", "b0")
+    assert told["features"] == ["depth", "parameters"]
+    (row,) = told["networks"]
+    assert 1.0 < row["value"] < 1.6
+    assert row["low"] <= row["value"] <= row["high"]
+    table.write_text(NETWORKS.replace(",x,", ",z,") + "new,y,25,6e5,\n")
+    assert asked("--networks", table, "--metric", "b0") == told
+    assert "the device takes no part" in invoke("forecast", "--networks", str(table), "--metric", "b0").stdout
+    assert "expected a column 'epochs'" in refused("--networks", table, status=1)
+    table.write_text(NETWORKS)
+    assert "empty in the row of the network" in refused("--networks", table, "--metric", "b0")
+
+
+def test_a_network_is_trained_for_its_curve_and_the_curve_is_forecast(tmp_path):
+    out = tmp_path / "digits.csv"
+    words = (
+        "measure",
+        "curve",
+        "cifar-resnet:8",
+        "--dataset",
+        "digits",
+        "--num-images",
+        "64",
+        "--image-size",
+        "8",
+    )
+    options = ("--epochs", "4", "--batch-size", "32", "--learning-rate", "0.05", "--out", str(out))
+    done = invoke(*words, *options, "--gradient-noise", "--json")
+    assert done.exit_code == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["num_steps"] == 8
+    assert told["gradient_noise"]["num_steps"] == 8
+    assert "epoch 4/4" in done.stderr
+    assert (
+        out.read_text().splitlines()[0]
+        == "epoch,step,loss,accuracy,val_loss,val_accuracy,learning_rate,elapsed_s"
+    )
+    told = asked(out, "--metric", "loss", "--schedule", "cosine:epochs=4")
+    assert told["points"] == []
+    done = invoke(*words, *options, "--target", "bleu>=2")
+    assert done.exit_code == 2
+    assert "got a target of 'bleu'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--batch-size", "0"), "batch size must be above zero"),
+        (("--optimizer", "lion"), "sgd or adam"),
+        (("--dataset", "mnist"), "mnist"),
+        (("--schedule", "cosin"), "unknown schedule"),
+    ],
+)
+def test_trainings_that_are_none(tmp_path, options, words):
+    out = ("--dataset", "digits", "--epochs", "1", "--out", str(tmp_path / "c.csv"))
+    done = invoke("measure", "curve", "cifar-resnet:8", *out, *options)
+    assert done.exit_code == 2
+    assert words in done.stderr
+    assert not (tmp_path / "c.csv").exists()

@@ -1,0 +1,233 @@
+"""A curve to an answer: values, targets, probabilities, refusals."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forerun.convergence.backtest_table import load_table, shipped_table_path
+from forerun.convergence.cleaning import clean, without_outliers
+from forerun.convergence.curve import Curve, error_scale
+from forerun.convergence.forecast import forecast_curve
+from forerun.convergence.mixture import Tier
+from forerun.convergence.schedule import parse_schedule
+from forerun.convergence.stopping import stop_advice
+from forerun.convergence.target import parse_target
+from forerun.errors import ForecastError, InvalidSetupError, RecordError
+
+TABLE = load_table(shipped_table_path())
+
+
+def accuracy_curve(num=30, floor=0.06, noise=0.004, seed=0, rates=None, values=None):
+    epochs = np.arange(1.0, num + 1)
+    if values is None:
+        values = 1 - floor - 0.6 * epochs**-0.7 + np.random.default_rng(seed).normal(0, noise, num)
+    return Curve(
+        name="run",
+        metric="accuracy",
+        epochs=epochs,
+        values=np.asarray(values, dtype=float),
+        is_rising=True,
+        learning_rates=rates,
+    )
+
+
+def ask(curve=None, **question):
+    return forecast_curve(curve or accuracy_curve(), TABLE, **question)
+
+
+def test_tiers_follow_from_what_is_known():
+    assert ask(end_epoch=100).tier is Tier.CURVE
+    assert ask(schedule=parse_schedule("cosine:epochs=100")).tier is Tier.SCHEDULE
+    assert ask(siblings=[accuracy_curve(100, seed=4)]).tier is Tier.HISTORY
+
+
+@pytest.mark.parametrize(
+    "question", [{"end_epoch": 100.0}, {"schedule": parse_schedule("cosine:epochs=100")}]
+)
+def test_intervals_are_nested_and_inside_the_scale(question):
+    found = ask(**question)
+    assert len(found.epochs) == 70
+    assert np.all(found.low_90 <= found.low_80)
+    assert np.all(found.low_80 <= found.values)
+    assert np.all(found.values <= found.high_80)
+    assert np.all(found.high_80 <= found.high_90)
+    assert np.all(found.high_90 <= 1)
+    assert (
+        found.final.low_90
+        <= found.final.low_80
+        <= found.final.value
+        <= found.final.high_80
+        <= found.final.high_90
+    )
+    assert sum(found.weights.values()) == pytest.approx(1)
+
+
+def test_more_of_the_run_narrows_the_interval():
+    whole = accuracy_curve(100)
+    widths = []
+    for seen in (15, 40, 80):
+        final = ask(whole.first(seen), schedule=parse_schedule("cosine:epochs=100")).final
+        widths.append(final.high_90 - final.low_90)
+    assert widths[0] > widths[1] > widths[2]
+
+
+@settings(max_examples=15, deadline=None)
+@given(value=st.floats(0.7, 0.99), harder=st.floats(0.001, 0.05))
+def test_probability_rises_with_time_and_falls_with_the_target(value, harder):
+    easy = ask(end_epoch=100.0, target=parse_target(f"accuracy>={value:.4f}"))
+    hard = ask(end_epoch=100.0, target=parse_target(f"accuracy>={value + harder:.4f}"))
+    assert np.all(np.diff(easy.probability) >= 0)
+    assert easy.probability_at_end >= hard.probability_at_end - 1e-12
+    assert easy.epochs_to_target[0] <= easy.epochs_to_target[1] <= easy.epochs_to_target[2]
+    assert easy.epochs_to_target[1] <= hard.epochs_to_target[1]
+
+
+def test_the_likely_epoch_lies_in_the_range_and_not_behind_its_middle():
+    found = ask(end_epoch=100.0, target=parse_target("accuracy>=0.92"))
+    p10, p50, p90 = found.epochs_to_target
+    assert p10 <= found.likely_epoch <= p50 <= p90
+    assert ask(end_epoch=40, target=parse_target("accuracy>=0.9999")).likely_epoch == float("inf")
+
+
+def test_a_target_reached_already_is_said_to_be():
+    found = ask(target=parse_target("accuracy>=0.5"), end_epoch=100)
+    assert found.reached_epoch == 2
+    assert found.probability_at_end == 1
+    assert found.epochs_to_target == (2, 2, 2)
+    advice = stop_advice(found, None)
+    assert advice.should_stop
+    assert "reached at epoch 2" in advice.reason
+
+
+def test_a_target_out_of_reach_has_no_epoch_and_the_advice_is_to_stop():
+    found = ask(target=parse_target("accuracy>=0.9999"), end_epoch=40)
+    assert found.epochs_to_target == (float("inf"),) * 3
+    assert found.probability_at_end <= 0.05
+    advice = stop_advice(found, 60.0)
+    assert advice.should_stop
+    assert advice.gain_unit == "hour"
+
+
+def test_a_falling_loss_is_forecast_in_its_own_units():
+    epochs = np.arange(1.0, 31)
+    curve = Curve(name="run", metric="loss", epochs=epochs, values=2 + 9 * epochs**-0.5, is_rising=False)
+    found = ask(curve, end_epoch=60, target=parse_target("loss<=3.3"))
+    assert 2 < found.final.value < 3.7
+    assert np.all(np.diff(found.probability) >= 0)
+
+
+def test_per_cent_and_fractions_give_the_same_answer():
+    fraction = accuracy_curve()
+    percent = accuracy_curve(values=100 * fraction.values)
+    once, hundred = ask(fraction, end_epoch=60).final, ask(percent, end_epoch=60).final
+    assert hundred.value == pytest.approx(100 * once.value)
+    assert hundred.low_90 == pytest.approx(100 * once.low_90)
+
+
+def test_without_a_length_it_is_said_what_was_taken():
+    found = ask()
+    assert found.end_epoch == 60
+    assert any("length of the run was not given" in note for note in found.notes)
+
+
+def test_a_run_at_its_end_has_nothing_to_come():
+    found = ask(end_epoch=30.0, target=parse_target("accuracy>=0.999"))
+    assert len(found.epochs) == 0
+    assert found.probability_at_end == 0
+    assert found.final.low_90 == found.final.value == found.final.high_90
+
+
+def test_steps_are_kept_as_steps():
+    steps = 125.0 * np.arange(1, 13)
+    curve = Curve(
+        name="r", metric="loss", epochs=steps, values=11 * steps**-0.2, is_rising=False, unit="step"
+    )
+    found = ask(curve, end_epoch=3000)
+    assert found.epochs[-1] == 3000
+    assert found.curve.steps_per_epoch() == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ([0.1, 0.2, 0.3], "at least 4 points"),
+        ([np.nan] * 6, "every value is NaN"),
+        ([0.5] * 10, "does not move"),
+        ([0.5, 0.4, 0.45, 0.42, 0.41, 0.4], "not improved since its first point"),
+        ([0.1, 0.5, 0.8, 0.85, 0.88, 0.9, 0.1, 0.1, 0.1, 0.1], "has diverged"),
+        ([0.1, 0.5, 0.8, 0.85, np.nan, np.nan, np.nan], "has diverged"),
+    ],
+)
+def test_refusals_have_a_reason(values, words):
+    with pytest.raises(ForecastError, match=words):
+        ask(accuracy_curve(len(values), values=values))
+
+
+def test_a_loss_that_runs_away_is_recognised():
+    values = [10, 8, 7, 6, 5.5, 5, 40, 60, 90, 200]
+    curve = Curve(
+        name="r", metric="loss", epochs=np.arange(1.0, 11), values=np.asarray(values), is_rising=False
+    )
+    with pytest.raises(ForecastError, match="diverged: loss ends at 200"):
+        ask(curve)
+
+
+def test_a_changing_rate_without_a_schedule_is_refused_or_accepted_by_name():
+    curve = accuracy_curve(rates=0.95 ** np.arange(30))
+    with pytest.raises(ForecastError, match="--schedule unknown"):
+        ask(curve, end_epoch=100)
+    assert ask(curve, end_epoch=100, is_schedule_unknown=True).tier is Tier.CURVE
+    assert ask(curve, schedule=parse_schedule("exponential:0.95"), end_epoch=100).tier is Tier.SCHEDULE
+
+
+def test_a_constant_rate_needs_no_schedule():
+    assert ask(accuracy_curve(rates=np.full(30, 0.1)), end_epoch=100).tier is Tier.CURVE
+
+
+def test_an_end_behind_the_curve_and_a_contrary_target_are_refused():
+    with pytest.raises(InvalidSetupError, match="whole length with --epochs"):
+        ask(end_epoch=10)
+    with pytest.raises(InvalidSetupError, match="disagree about whether larger is better"):
+        ask(target=parse_target("accuracy<=0.9"))
+    falling = Curve(name="s", metric="loss", epochs=np.arange(1.0, 9), values=np.ones(8), is_rising=False)
+    with pytest.raises(InvalidSetupError, match="or the reverse"):
+        ask(siblings=[falling])
+
+
+def test_rows_must_rise_and_match():
+    with pytest.raises(RecordError, match="rise from row to row"):
+        Curve(name="r", metric="a", epochs=np.asarray([1.0, 1.0]), values=np.zeros(2), is_rising=True)
+    with pytest.raises(RecordError, match="as many values as epochs"):
+        Curve(name="r", metric="a", epochs=np.arange(3.0), values=np.zeros(2), is_rising=True)
+
+
+def test_a_falling_metric_must_begin_above_zero():
+    with pytest.raises(RecordError, match="must begin above zero"):
+        error_scale([-1.0, -2.0], is_rising=False)
+
+
+def test_lonely_outliers_go_and_drops_stay():
+    rng = np.random.default_rng(0)
+    values = np.where(np.arange(40) < 20, 0.5, 0.3) + rng.normal(0, 0.003, 40)
+    values[11] = 2.0
+    found, num = without_outliers(values)
+    assert num == 1
+    assert found[11] == pytest.approx(0.5, abs=0.01)
+    np.testing.assert_array_equal(np.delete(found, 11), np.delete(values, 11))
+
+
+def test_gaps_are_left_out_and_told():
+    values = accuracy_curve().values.copy()
+    values[5] = np.nan
+    cleaned = clean(accuracy_curve(values=values))
+    assert cleaned.num_missing == 1
+    assert "1 rows without a number" in cleaned.notes[0]
+    assert not cleaned.has_diverged
+
+
+def test_the_schedule_decides_what_is_still_to_come():
+    """Before any drop, a run that will drop its rate is forecast to end better than one that keeps it."""
+    stay = ask(schedule=parse_schedule("constant:epochs=100")).final.value
+    drop = ask(schedule=parse_schedule("step:40,80x0.1"), end_epoch=100).final.value
+    assert drop > stay

@@ -1,0 +1,107 @@
+"""Own curves beside their outcome, and the section that prints the studies of forecasts."""
+
+import re
+
+import numpy as np
+import pytest
+
+from forerun.convergence.backtest import StoredRun, cut_results
+from forerun.convergence.backtest_summary import summary_of
+from forerun.evaluation.batch_study import SYSTEM_C_EPOCHS, BatchRow, BatchStudy, system_c_study
+from forerun.evaluation.forecast_section import ForecastFigures, forecast_section, forecast_summary_row
+from forerun.evaluation.forecast_study import ForecastStudy, TargetErrors
+from forerun.evaluation.own_curves import own_curves
+from forerun.evaluation.reference_tables import reference_folder
+
+
+@pytest.fixture(scope="module")
+def made_runs():
+    chance = np.random.default_rng(0)
+    found = []
+    for job in range(3):
+        for name in range(3):
+            epochs = np.arange(1.0, 41.0)
+            errors = (0.05 + 0.05 * job + epochs**-0.6) * (1 + chance.normal(0, 0.01, 40))
+            rates = np.linspace(1, 0.1, 40)
+            run = StoredRun(
+                table="made", job=f"{job}", name=f"{name}", epochs=epochs, errors=errors, rates=rates
+            )
+            found.append(run)
+    return found
+
+
+@pytest.fixture(scope="module")
+def own():
+    return own_curves()
+
+
+def test_own_curves_are_forecast_without_what_came(own):
+    assert len(own.rows) == 8
+    for row in own.rows:
+        assert row.forecast.curve.epochs[-1] == 18
+        assert row.outcome.epochs[0] == 19
+        assert row.outcome.epochs[-1] == 60
+        assert abs(row.forecast.final.value - row.outcome.final_value) < 0.05
+    assert [row.tier for row in own.rows] == ["schedule"] * 4 + ["history"] * 4
+
+
+def test_the_law_of_batches_and_the_noise_scale_agree_on_own_runs(own):
+    batches = own.batches
+    assert batches.predicted_steps == pytest.approx(batches.actual_steps, rel=0.25)
+    for size in batches.noise_batch_sizes:
+        assert size == pytest.approx(batches.critical_batch_size, rel=0.3)
+
+
+def test_resnet_50_of_system_c_is_predicted_within_a_fifth():
+    study = system_c_study()
+    for name, runs in SYSTEM_C_EPOCHS.items():
+        assert study.actual[name] == pytest.approx(sum(runs) / len(runs))
+    found = study.predictions["ResNet-50"]
+    assert abs(found.value - study.actual["ResNet-50"]) / study.actual["ResNet-50"] < 0.2
+    assert found.low < study.actual["ResNet-50"] < found.high
+    value, limit = study.device_effect
+    assert value < limit
+
+
+def test_a_batch_row_knows_its_errors():
+    row = BatchRow(job="j", batch_size=64, actual=10.0, predicted=12.0, constant=5.0)
+    assert row.error == pytest.approx(0.2)
+    assert row.constant_error == pytest.approx(0.5)
+
+
+def test_the_section_has_every_study_as_a_table(own, made_runs):
+    results = cut_results(made_runs)
+    summary = summary_of(results)
+    cuts = {0.1: 0.5, 0.3: 0.4, 0.5: 0.3, 0.7: 0.2}
+    study = ForecastStudy(
+        scheduled=summary,
+        together={"job never seen": {0.3: (0.9, 0.91, 0.1, 20)}},
+        epochs_to_target={"optimus": TargetErrors(median=cuts, mean=cuts)},
+        curve_alone=summary,
+        num_runs={"made": len(made_runs)},
+    )
+    rows = (BatchRow(job="r", batch_size=16384, actual=47.0, predicted=46.0, constant=35.0),)
+    figures = ForecastFigures(
+        curves=study, batches=BatchStudy(mlperf=rows, others=rows), system_c=system_c_study(), own=own
+    )
+    page = forecast_section(figures)
+    assert "Optimus" in forecast_summary_row(figures)[2]
+    headings = re.findall(r"^### (.*)$", page, re.MULTILINE)
+    assert len(headings) == 7
+    for table in re.findall(r"(?:^\|.*\n)+", page, re.MULTILINE):
+        assert len({line.count("|") for line in table.splitlines()}) == 1
+    assert "nan" not in page
+    assert "digits-b100-s0" in page
+
+
+@pytest.mark.reference
+def test_mlperf_epochs_at_large_batches():
+    folder = reference_folder()
+    if folder is None:
+        pytest.skip("the public tables were not found")
+    from forerun.evaluation.batch_study import mlperf_rows
+
+    errors = {row.batch_size: row.error for row in mlperf_rows(folder)}
+    assert errors[16384] < 0.1
+    assert max(errors.values()) < 0.25
+    assert all(row.error < row.constant_error for row in mlperf_rows(folder))

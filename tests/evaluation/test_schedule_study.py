@@ -1,0 +1,99 @@
+"""The studies of scheduling: laws without tables, and the published order on the public ones."""
+
+import numpy as np
+import pytest
+
+from forerun.evaluation.placement_study import placement_study
+from forerun.evaluation.schedule_applications import NoiseEfficiency, RecordedEfficiency, planned_points
+from forerun.evaluation.schedule_study import allocation_time
+from forerun.evaluation.schedule_workloads import draw_workload, read_philly
+from forerun.evaluation.server_schedule_study import ratios, server_study
+from forerun.records.reference import reference_folder
+from forerun.scheduler.cluster import parse_cluster
+from forerun.scheduler.policy import find_policy
+from forerun.scheduler.simulation import simulate
+from forerun.scheduler.speed_fit import StepPoint
+
+reference = pytest.mark.reference
+
+
+@pytest.fixture
+def folder():
+    found = reference_folder()
+    if found is None:
+        pytest.skip("the public measurement tables are absent: set FORERUN_REFERENCE_DATA to their folder")
+    return found
+
+
+def test_recorded_worth_is_read_between_batches_and_by_phase():
+    worth = RecordedEfficiency(log_batches=tuple(np.log([64.0, 256.0])), worth=((1.0, 1.0), (0.5, 0.9)))
+    assert worth(64.0, 0.0) == worth(64.0, 1.0) == 1.0
+    assert worth(128.0, 0.2) == pytest.approx(0.75)
+    assert worth(256.0, 0.7) == pytest.approx(0.9)
+
+
+def test_noise_makes_larger_batches_worth_more_where_it_is_larger():
+    worth = NoiseEfficiency(noise_scales=(100.0, 1000.0), base_batch_size=64.0)
+    assert worth(64.0, 0.0) == worth(64.0, 0.9) == 1.0
+    assert worth(512.0, 0.0) < worth(512.0, 0.9) < 1.0
+
+
+def test_eleven_steps_are_planned():
+    points = [
+        StepPoint(num_devices=n, num_nodes=-(-n // 4), batch_size_per_device=b, step_time_s=1.0)
+        for n in (1, 2, 3, 4, 8, 16)
+        for b in (8.0, 16.0, 32.0, 64.0)
+    ]
+    chosen = planned_points(points, 4)
+    assert len(chosen) == 11
+    assert {(p.num_devices, p.batch_size_per_device) for p in chosen if p.num_devices == 1} == {
+        (1, 8.0),
+        (1, 32.0),
+        (1, 64.0),
+    }
+    assert {p.num_devices for p in chosen} == {1, 2, 4, 8, 16}
+
+
+def test_the_theorem_and_the_blocks_do_better_than_what_they_replace():
+    found = placement_study()
+    best, first = (found.transfer_s[name] for name in ("fewest nodes, even spread", "first fit"))
+    assert best < 0.7 * first
+    ours, theirs = found.blocks["balanced (Optimus)"], found.blocks["threshold (MXNet)"]
+    assert ours.size_gap < theirs.size_gap
+    assert ours.num_requests < theirs.num_requests
+
+
+def test_large_decisions_give_every_job_its_tasks():
+    rows = allocation_time(num_jobs=40, num_tasks=1000, num_nodes=200)
+    assert [row.num_jobs for row in rows] == [40] * 4
+    assert all(900 < row.num_tasks < 1100 for row in rows)
+
+
+@reference
+def test_a_workload_is_the_same_for_the_same_seed(folder):
+    from forerun.evaluation.schedule_applications import read_applications
+
+    philly = read_philly(folder)
+    applications = read_applications(folder, {"t4": "aws"})
+
+    def draw(seed):
+        return draw_workload(philly, applications, seed, kind="t4", devices_per_node=4, num_jobs=40)
+
+    first, again, other = draw(0), draw(0), draw(1)
+    assert list(first.actual) == list(again.actual) == list(first.forecast)
+    assert list(first.actual) != list(other.actual)
+    arrivals = [job.arrival_s for job in first.actual.values()]
+    assert arrivals == sorted(arrivals)
+    assert arrivals[0] == 0.0
+    # What a scheduler is told is not the truth, and both end.
+    jobs = list(first.forecast.values())
+    outcome = simulate(jobs, parse_cluster("4x4xt4"), find_policy("foresight"), actual=first.actual)
+    for found in outcome.outcomes:
+        assert found.done_samples == pytest.approx(first.actual[found.job].work_samples)
+
+
+@reference
+def test_optimus_is_ahead_of_tetris_and_drf_in_its_own_setting(folder):
+    found = ratios(server_study(folder, num_nodes=30, num_draws=2))
+    assert 1.0 < found["tetris"][0] < found["drf"][0]
+    assert found["drf"][0] > 1.3

@@ -1,0 +1,162 @@
+"""Real scripts in real processes, profiled."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from command_line_of_tests import child_environment, run_forerun
+
+LOOP = """
+import sys, time, torch
+from torch.utils.data import DataLoader, Dataset
+class Slow(Dataset):
+    def __len__(self): return 40
+    def __getitem__(self, index):
+        time.sleep(0.005)
+        return torch.zeros(4), 0
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+waited = []
+begin = time.monotonic()
+for epoch in range(int(sys.argv[1])):
+    iterator, asked = iter(DataLoader(Slow(), batch_size=4)), time.monotonic()
+    for images, labels in iterator:
+        waited.append(time.monotonic() - asked)
+        model(images).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        time.sleep(0.02)
+        asked = time.monotonic()
+print("WAITED", sum(waited[1:]) / len(waited[1:]))
+"""
+
+
+def script(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "train.py"
+    path.write_text(text)
+    return str(path)
+
+
+def processes_with(word: str) -> list[psutil.Process]:
+    return [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if word in " ".join(process.info["cmdline"] or []) and process.pid != os.getpid()
+    ]
+
+
+def test_the_parts_are_those_of_a_hand_instrumented_loop(tmp_path):
+    done = run_forerun(
+        "profile", "--json", "--window", "0", "--", sys.executable, script(tmp_path, LOOP), "3"
+    )
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    by_hand_s = float(done.stderr.split("WAITED")[1].split()[0])
+    assert answer["num_steps"] == 30
+    assert answer["batch_size"] == 4
+    assert answer["loader_wait_s"] == pytest.approx(by_hand_s, rel=0.1)
+    assert answer["advice"]["bottleneck"] == "input"
+    assert sum(answer["phases_s"].values()) == pytest.approx(answer["wall_s"], rel=0.03)
+    parts = answer["parts"]
+    assert sum(parts[name] for name in parts if name != "step_s") == pytest.approx(answer["step_time_s"])
+
+
+def test_a_window_tells_kernels_from_host_and_steps_can_be_limited(tmp_path):
+    done = run_forerun(
+        "profile", "--json", "--steps", "12", "--", sys.executable, script(tmp_path, LOOP), "100"
+    )
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["outcome"] == "stopped"
+    assert answer["num_steps"] == 12
+    assert answer["has_window"]
+    # The loop sleeps 20 ms a step outside of any operator.
+    assert answer["parts"]["host_s"] > 0.015
+
+
+def test_a_crash_keeps_what_was_seen(tmp_path):
+    text = LOOP.replace('print("WAITED"', 'raise ValueError("the disk is full")\nprint("WAITED"')
+    done = run_forerun("profile", "--json", "--", sys.executable, script(tmp_path, text), "1")
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["outcome"] == "crashed"
+    assert "the disk is full" in done.stderr
+    assert done.stderr.strip().splitlines()[-1].startswith("error: the script crashed after 10 steps")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("print('hello')", "without a second step of a torch optimizer"),
+        ("raise SystemExit(1)", "ended with status 1"),
+        ("import argparse; argparse.ArgumentParser().parse_args(['--x'])", "unrecognized arguments"),
+    ],
+)
+def test_a_script_that_never_trains_is_one_clear_line(tmp_path, text, message):
+    done = run_forerun("profile", "--json", "--", sys.executable, script(tmp_path, text))
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert message in done.stderr.strip().splitlines()[-1]
+
+
+def test_a_script_that_does_not_exist_is_a_usage_error():
+    done = run_forerun("profile", "--", sys.executable, "nowhere.py")
+    assert done.returncode == 2
+    assert "no file 'nowhere.py'" in done.stderr
+
+
+def test_a_daemon_does_not_outlive_the_run(tmp_path):
+    word = f"daemon-of-{os.getpid()}"
+    text = (
+        "import subprocess, sys\n"
+        f"code = 'import time; time.sleep(600)  # {word}'\n"
+        "subprocess.Popen([sys.executable, '-c', code], start_new_session=True)\n"
+    )
+    done = run_forerun("profile", "--", sys.executable, script(tmp_path, text))
+    assert done.returncode == 1
+    assert processes_with(word) == []
+
+
+def test_an_interrupt_keeps_what_was_seen_and_ends_everything(tmp_path):
+    path = script(tmp_path, LOOP)
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "forerun",
+            "profile",
+            "--json",
+            "--window",
+            "0",
+            "--records",
+            str(tmp_path / "r"),
+            "--",
+            sys.executable,
+            path,
+            "1000",
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=child_environment(),
+        # A shell's background job ignores interrupts, and so do its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        files = list((tmp_path / "r").glob("process-*.jsonl"))
+        if any('"steps"' in file.read_text() for file in files):
+            break
+        time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
+    answer = json.loads(stdout)
+    assert answer["outcome"] == "interrupted"
+    assert answer["num_steps"] > 3
+    assert processes_with(path) == []

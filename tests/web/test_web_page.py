@@ -1,0 +1,237 @@
+"""The page in a headless Chromium: what a person does with it, at the width of a desk and of a phone."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlparse
+
+import pytest
+from served import serving
+from typer.testing import CliRunner
+
+from forerun.cli.main import app
+
+sync_api = pytest.importorskip("playwright.sync_api")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="no Chromium is installed (apt-get install chromium)"
+)
+
+SMALL = "#model=cnn:depth=2,base_filters=32&device=t4&dataset=cifar10&compare=t4,l4,a100-sxm4-40gb,h100-sxm&epochs=10"
+DESK = {"width": 1360, "height": 1000}
+PHONE = {"width": 390, "height": 844}
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory):
+    with serving(tmp_path_factory.mktemp("served") / "log") as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_api.sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def complaints():
+    return []
+
+
+@pytest.fixture
+def opened(browser, address, complaints) -> Iterator:
+    """Opens the page at a width; whatever goes wrong in it is a complaint."""
+    contexts = []
+
+    def open_page(viewport=DESK, link=SMALL, **options):
+        context = browser.new_context(viewport=viewport, **options)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(120_000)
+        page.on("console", lambda m: complaints.append(m.text) if m.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("requestfailed", lambda request: complaints.append(f"failed: {request.url}"))
+        page.on("request", lambda request: _note_stranger(request.url, address, complaints))
+        page.goto(f"{address}/{link}")
+        page.wait_for_selector("body[data-exact]")
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+
+
+def _note_stranger(url, address, complaints):
+    if urlparse(url).scheme in ("http", "https", "ws") and not url.startswith(f"{address}/"):
+        complaints.append(f"left the host: {url}")
+
+
+def cards(page):
+    return dict(
+        zip(
+            page.locator(".card .name").all_inner_texts(),
+            page.locator(".card .value").all_inner_texts(),
+            strict=True,
+        )
+    )
+
+
+def slide(page, name, value):
+    """Moves a slider and waits for the exact answer to it."""
+    page.evaluate("delete document.body.dataset.exact")
+    page.locator(f"#{name}").evaluate(
+        "(e, value) => { e.value = value; e.dispatchEvent(new Event('input', { bubbles: true })); }", value
+    )
+    page.wait_for_selector("body[data-exact]")
+
+
+def screenshot(page, name):
+    """Written where FORERUN_SCREENSHOTS says, for a person to look at."""
+    folder = os.environ.get("FORERUN_SCREENSHOTS")
+    if folder:
+        page.screenshot(path=Path(folder) / f"{name}.png", full_page=True)
+
+
+def test_sliders_change_the_numbers_and_nothing_complains(opened, complaints):
+    page = opened()
+    before = cards(page)
+    assert set(before) == {"step", "throughput", "epoch", "job", "cost of the job", "energy of the job"}
+    assert all(re.match(r"\$?[\d.,]+", value) for value in before.values())
+    assert page.locator(".card .range").first.inner_text().startswith("90 %:")
+    slide(page, "batch", 36)
+    after = cards(page)
+    assert int(page.locator("#batch-out").inner_text()) > 512
+    assert after["step"] != before["step"]
+    memory = page.locator("#memory-words").inner_text()
+    assert re.match(r"[\d.]+ [MG]iB of [\d.]+ GiB: fits; largest batch [\d,]+", memory)
+    slide(page, "image", 4)
+    assert cards(page)["step"] != after["step"]
+    assert page.locator("#memory-words").inner_text() != memory
+    screenshot(page, "desk")
+    assert complaints == []
+
+
+def test_every_part_of_the_page_has_an_answer(opened, complaints):
+    page = opened()
+    assert page.locator("#table tbody tr").count() == 4
+    assert "Least time: " in page.locator("#choice").inner_text()
+    assert page.locator("#bound").inner_text().startswith("Bound by ")
+    for chart in ("#rate-chart canvas", "#compare-chart canvas"):
+        assert page.locator(chart).bounding_box()["width"] > 200
+    assert len(page.locator("#memory-bar + .legend li").all()) > 3
+    assert page.locator("#notes li").count() >= 2
+    assert complaints == []
+
+
+def test_a_phone_shows_everything_without_scrolling_sideways(opened, complaints):
+    page = opened(PHONE, is_mobile=True, has_touch=True)
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    assert page.locator("#rate-chart canvas").bounding_box()["width"] <= PHONE["width"]
+    slide(page, "batch", 20)
+    assert page.locator("#batch-out").inner_text() != "64"
+    screenshot(page, "phone")
+    assert complaints == []
+
+
+def test_dark_mode_is_dark_and_readable(opened, complaints):
+    page = opened(color_scheme="dark")
+    paper, ink = page.evaluate(
+        "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]"
+    )
+
+    def brightness(colour):
+        return sum(int(part) for part in re.findall(r"\d+", colour)[:3]) / 3
+
+    assert brightness(paper) < 40 < 180 < brightness(ink)
+    screenshot(page, "dark")
+    assert complaints == []
+
+
+def test_the_keyboard_reaches_and_moves_every_control(opened, complaints):
+    page = opened()
+    names = []
+    page.locator("#model").focus()
+    for _ in range(30):
+        names.append(page.evaluate("document.activeElement.id || document.activeElement.name"))
+        page.keyboard.press("Tab")
+    wanted = {
+        "device",
+        "batch",
+        "image",
+        "precision",
+        "dataset",
+        "epochs",
+        "within",
+        "kind",
+        "minimize",
+        "compare",
+    }
+    assert wanted | {"copy-command", "copy-link"} <= set(names)
+    before = page.locator("#batch-out").inner_text()
+    page.locator("#batch").focus()
+    page.keyboard.press("ArrowRight")
+    assert page.locator("#batch-out").inner_text() != before
+    assert complaints == []
+
+
+def test_a_link_reproduces_the_view(opened, complaints):
+    page = opened()
+    slide(page, "batch", 30)
+    page.locator("#within").fill("cost<=1")
+    page.locator("#within").press("Tab")
+    page.wait_for_function("location.hash.includes('within')")
+    page.wait_for_timeout(400)
+    again = opened(link=page.evaluate("location.hash"))
+    assert cards(again) == cards(page)
+    assert again.locator("#within").input_value() == "cost<=1"
+    assert again.locator("#choice").inner_text() == page.locator("#choice").inner_text()
+    assert complaints == []
+
+
+def test_the_command_that_is_copied_is_the_question(opened, complaints):
+    page = opened(permissions=["clipboard-read", "clipboard-write"])
+    page.locator("#copy-command").click()
+    page.wait_for_function("document.getElementById('said').textContent !== ''")
+    command = page.evaluate("navigator.clipboard.readText()")
+    words = shlex.split(command)
+    assert words[:3] == ["forerun", "plan", "cnn:depth=2,base_filters=32"]
+    result = CliRunner().invoke(app, [*words[1:], "--json"])
+    assert result.exit_code == 0, result.stderr
+    points = {point["device"]: point for point in json.loads(result.stdout)["best_by_device"]}
+    assert set(points) == {"t4", "l4", "a100-sxm4-40gb", "h100-sxm"}
+    assert page.locator("#batch-out").inner_text() == str(points["t4"]["batch_size_per_device"])
+    assert complaints == []
+
+
+def test_a_row_of_the_table_chooses_its_device(opened, complaints):
+    page = opened()
+    page.get_by_role("button", name="h100-sxm").click()
+    page.wait_for_function("document.getElementById('device').value === 'h100-sxm'")
+    assert "device=h100-sxm" in page.evaluate("location.hash")
+    assert complaints == []
+
+
+def test_a_model_that_does_not_exist_is_said_on_the_page(opened):
+    page = opened()
+    page.locator("#model").fill("torchvision:resnet5")
+    page.locator("#model").press("Tab")
+    page.wait_for_selector("#error:not([hidden])")
+    assert "resnet50" in page.locator("#error").inner_text()
+    page.locator("#model").fill("cnn:depth=2,base_filters=32")
+    page.locator("#model").press("Tab")
+    page.wait_for_selector("#error", state="hidden")
+
+
+def test_a_budget_that_nobody_meets_is_said_on_the_page(opened, complaints):
+    page = opened(link=f"{SMALL}&within=time<=1ms")
+    assert page.locator("#choice").inner_text().startswith("Nothing keeps all limits. Nearest: ")
+    assert complaints == []
