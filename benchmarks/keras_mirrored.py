@@ -1,0 +1,86 @@
+"""MirroredStrategy of Keras on two logical processors: measured steps beside predicted ones.
+
+The replicas share the threads, so their work adds up: a step of two replicas is a step of twice the batch, and what the
+strategy costs for each variable (its gradient is summed and handed back). That cost is measured on one network and used
+for the other:
+
+    predicted = step of one replica with twice the batch + variables * cost of a variable of the other network
+
+    python benchmarks/keras_mirrored.py --batch-size 32
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from statistics import median
+
+NETWORKS = {"cnn:depth=1,base_filters=8": 8, "cnn:depth=2,base_filters=8": 12}
+"""Networks with their trainable variables: two for each convolution and dense layer."""
+
+
+def _measure_ms(network: str, batch_size: int, num_replicas: int, repetitions: int) -> float:
+    """Median step in a process of its own, one thread [ms]."""
+    asked = json.dumps([network, batch_size, num_replicas, repetitions])
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, __file__, "--child", asked],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return float(done.stdout.splitlines()[-1])
+
+
+def _child(text: str) -> None:
+    from forerun.measurement.grid import Grid, grid_jobs
+    from forerun.measurement.keras_runner import run_keras_job
+    from forerun.measurement.protocol import Protocol
+
+    network, batch_size, num_replicas, repetitions = json.loads(text)
+    family, _, keys = network.partition(":")
+    sizes = {key: (int(value),) for key, value in (part.split("=") for part in keys.split(","))}
+    grid = Grid(
+        network=family,
+        sizes=sizes,
+        batch_sizes=(batch_size,),
+        dataset="synthetic",
+        num_epochs=0,
+        num_steps=2,
+        framework="keras",
+        num_replicas=num_replicas,
+    )
+    protocol = Protocol(num_repetitions=repetitions, num_threads=1, max_seconds=10)
+    result = run_keras_job(grid_jobs(grid)[0], "cpu", protocol)
+    print(1e3 * median(result.repetitions_s))
+
+
+def main() -> None:
+    """Reads the options, measures and prints."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--batch-size", type=int, default=32, help="Images of one replica's step.")
+    parser.add_argument("--repetitions", type=int, default=30)
+    parser.add_argument("--child")
+    asked = parser.parse_args()
+    if asked.child:
+        _child(asked.child)
+        return
+    batch, repetitions = asked.batch_size, asked.repetitions
+    found = {
+        name: (_measure_ms(name, 2 * batch, 1, repetitions), _measure_ms(name, batch, 2, repetitions))
+        for name in NETWORKS
+    }
+    cost = {name: max(0.0, (two - one) / NETWORKS[name]) for name, (one, two) in found.items()}
+    print("network                    one replica, twice the batch  two replicas  predicted  error")
+    for name, (one, two) in found.items():
+        other = next(value for key, value in cost.items() if key != name)
+        predicted = one + NETWORKS[name] * other
+        print(f"{name:25s}  {one:25.1f} ms  {two:9.1f} ms  {predicted:6.1f} ms  {predicted / two - 1:+.0%}")
+
+
+if __name__ == "__main__":
+    main()
