@@ -54,7 +54,7 @@ def test_accumulation_sends_gradients_less_often():
 
 def test_slower_links_smaller_buckets_and_stragglers_cost():
     def step_s(**options):
-        return curve("torchvision:resnet18", num_devices=[8], **options).points[0].step_time_s.value
+        return curve("cifar-resnet:20", num_devices=[8], **options).points[0].step_time_s.value
 
     base = step_s(coefficient_of_variation=0.0)
     assert step_s(coefficient_of_variation=0.0, intra="pcie-3-x8") > base

@@ -71,6 +71,15 @@ def test_schedule_and_history_are_used(run_file, tmp_path):
     assert told["end_epoch"] == 100
 
 
+def test_a_run_is_not_its_own_history(tmp_path):
+    folder = tmp_path / "history"
+    folder.mkdir()
+    made_run(folder / "other.csv", 100, seed=1)
+    alone = asked(made_run(tmp_path / "run.csv", 100), "--cut", "0.3", "--history", folder)
+    inside = asked(made_run(folder / "run.csv", 100), "--cut", "0.3", "--history", folder)
+    assert alone["points"] == inside["points"]
+
+
 def test_a_finished_run_cut_early_stands_beside_what_came(tmp_path):
     path = made_run(tmp_path / "whole.csv", 100)
     plot = tmp_path / "plot.png"
@@ -120,7 +129,7 @@ def test_a_target_reached_already_and_one_out_of_reach(run_file):
         "reached at epoch" in invoke("forecast", str(run_file), "--target", "accuracy>=0.7", *LENGTH).stdout
     )
     told = asked(run_file, "--target", "accuracy>=0.9999", "--epochs", "40")
-    assert told["epochs_to_target"] == {"p10": None, "p50": None, "p90": None}
+    assert told["epochs_to_target"] == dict.fromkeys(("likely", "p10", "p50", "p90"))
     assert told["time_to_target_s"]["p90"] is None
     assert told["advice"]["stop"] is True
     page = invoke("forecast", str(run_file), "--target", "accuracy>=0.9999", "--epochs", "40").stdout
@@ -159,6 +168,7 @@ def test_questions_that_must_be_changed(run_file, tmp_path):
     assert "both the model and the device" in refused(run_file, "--model", "cifar-resnet:8")
     assert "needs its dataset" in refused(run_file, "--model", "cifar-resnet:8", "--on", "t4")
     assert "a plot must end in" in refused(run_file, "--plot", tmp_path / "plot.txt")
+    assert "--plot draws" in refused("--batches", run_file, "--plot", tmp_path / "plot.png")
     assert "above zero" in refused(run_file, "--watch", "--every-s", "0")
     assert "cannot be read" in refused(tmp_path / "none.csv", status=1)
 
@@ -195,7 +205,9 @@ def stored_runs(tmp_path):
 
 def test_a_back_test_prints_errors_and_coverage_and_its_figures_can_be_used(stored_runs, run_file, tmp_path):
     figures = tmp_path / "figures.json"
-    told = asked("--evaluate", stored_runs, "--save", figures)
+    plot = tmp_path / "errors.png"
+    told = asked("--evaluate", stored_runs, "--save", figures, "--plot", plot)
+    assert plot.stat().st_size > 10_000
     assert told["num_runs"] == 9
     assert told["num_jobs"] == 3
     assert told["errors"]["siblings"]["0.3"] < told["errors"]["best so far"]["0.3"]
@@ -230,7 +242,7 @@ def test_configurations_are_compared_by_time_and_value(tmp_path):
     assert rows[0]["end_time_s"]["value"] == pytest.approx(100 * rows[0]["epoch_time_s"]["value"])
     assert rows[0]["cost_usd"] == pytest.approx(rows[0]["end_time_s"]["value"] / 3600)
     assert plot.stat().st_size > 10_000
-    assert "Pareto" in invoke("forecast", "--trade-off", str(table)).stdout
+    assert "beats those with a star" in invoke("forecast", "--trade-off", str(table)).stdout
     table.write_text("name,run\nx,y\n")
     assert "model, device missing" in refused("--trade-off", table, status=1)
 

@@ -52,7 +52,10 @@ def test_json_of_a_fit(tmp_path):
         (DEVICES, "weak scaling: batch size 32 on every device"),
         ((*DEVICES, "--scaling", "strong"), "strong scaling: global batch size 32"),
         (SERVERS, "Fastest:"),
-        ((*OPTIMUS, "--dataset", "cifar10", "--epochs", "28"), "10,948 steps in 28 epochs"),
+        (
+            (*OPTIMUS, "--batch-size", "128", "--dataset", "cifar10", "--epochs", "28"),
+            "10,948 steps in 28 epochs",
+        ),
         (("--propose", "5", "--workers", "1:8", "--servers", "1:4"), "measure next:"),
     ],
 )
@@ -82,7 +85,6 @@ def test_plots(words, tmp_path):
         ((MODEL, "--on", "2x4xt4", "--devices", "8"), "name it with --inter"),
         ((MODEL,), "expected a device with --on"),
         ((), "expected a MODEL"),
-        (("--fit", "no-such.csv"), "check the path"),
         ((*OPTIMUS, "--price", "2/h"), "says nothing of workers and servers"),
         ((*DEVICES, "--plot", "figure.xyz"), "xyz"),
     ],
@@ -92,6 +94,13 @@ def test_one_line_for_an_error_and_exit_code_2(words, message):
     assert result.exit_code == 2, result.output
     assert message in " ".join(result.stderr.split())
     assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_a_file_that_is_not_there_is_a_failure():
+    result = invoke("scale", "--fit", "no-such.csv")
+    assert result.exit_code == 1
+    assert "no-such.csv" in result.stderr
+    assert "check the path" in result.stderr
 
 
 def test_points_with_a_negative_time_are_named(tmp_path):

@@ -22,7 +22,7 @@ from forerun.errors import InvalidSetupError
 SETUP = ParameterServerSetup(
     compute_s=4.0,
     fixed_compute_s=0.05,
-    model_bytes=1e8,
+    model_bytes=1.0379e8,
     server_bytes_per_s=1e9,
     update_s=0.02,
     latency_s=1e-4,

@@ -7,7 +7,6 @@ from forecaster_contract import power_curve
 from forerun.convergence.backtest import (
     StoredRun,
     cut_results,
-    leave_jobs_out,
     mean_errors,
     points_seen,
     summarise,
@@ -20,6 +19,7 @@ from forerun.convergence.backtest_table import (
     shipped_table_path,
     weighted_quantiles,
 )
+from forerun.convergence.held_out import leave_jobs_out
 from forerun.convergence.mixture import PRIORS, Tier, member_weights
 from forerun.convergence.stored_falls import CUTS
 from forerun.errors import CostModelError

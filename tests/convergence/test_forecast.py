@@ -83,6 +83,13 @@ def test_probability_rises_with_time_and_falls_with_the_target(value, harder):
     assert easy.epochs_to_target[1] <= hard.epochs_to_target[1]
 
 
+def test_the_likely_epoch_lies_in_the_range_and_not_behind_its_middle():
+    found = ask(end_epoch=100.0, target=parse_target("accuracy>=0.92"))
+    p10, p50, p90 = found.epochs_to_target
+    assert p10 <= found.likely_epoch <= p50 <= p90
+    assert ask(end_epoch=40, target=parse_target("accuracy>=0.9999")).likely_epoch == float("inf")
+
+
 def test_a_target_reached_already_is_said_to_be():
     found = ask(target=parse_target("accuracy>=0.5"), end_epoch=100)
     assert found.reached_epoch == 2

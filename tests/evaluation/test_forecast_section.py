@@ -8,7 +8,7 @@ import pytest
 from forerun.convergence.backtest import StoredRun, cut_results
 from forerun.convergence.backtest_summary import summary_of
 from forerun.evaluation.batch_study import SYSTEM_C_EPOCHS, BatchRow, BatchStudy, system_c_study
-from forerun.evaluation.forecast_section import ForecastFigures, forecast_section
+from forerun.evaluation.forecast_section import ForecastFigures, forecast_section, forecast_summary_row
 from forerun.evaluation.forecast_study import ForecastStudy, TargetErrors
 from forerun.evaluation.own_curves import own_curves
 from forerun.evaluation.reference_tables import reference_folder
@@ -81,11 +81,11 @@ def test_the_section_has_every_study_as_a_table(own, made_runs):
         num_runs={"made": len(made_runs)},
     )
     rows = (BatchRow(job="r", batch_size=16384, actual=47.0, predicted=46.0, constant=35.0),)
-    page = forecast_section(
-        ForecastFigures(
-            curves=study, batches=BatchStudy(mlperf=rows, others=rows), system_c=system_c_study(), own=own
-        )
+    figures = ForecastFigures(
+        curves=study, batches=BatchStudy(mlperf=rows, others=rows), system_c=system_c_study(), own=own
     )
+    page = forecast_section(figures)
+    assert "Optimus" in forecast_summary_row(figures)[2]
     headings = re.findall(r"^### (.*)$", page, re.MULTILINE)
     assert len(headings) == 7
     for table in re.findall(r"(?:^\|.*\n)+", page, re.MULTILINE):

@@ -5,15 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.errors import CatalogError, InvalidSetupError, UnknownDeviceError
+from forerun.hardware import load_catalog
 from forerun.hardware.cluster import link_of_board, parse_cluster, parse_link
-from forerun.hardware.device_file import load_catalog
 from forerun.hardware.link import LinkKind
 from forerun.hardware.link_file import find_link, load_links, parse_links
 
 
 def test_every_figure_of_every_link_has_a_source():
     for link in load_links().values():
-        assert {"bandwidth_gb_s", "usable_share", "latency_us"} <= set(link.sources)
+        assert {"bandwidth_bytes_per_s", "usable_share", "latency_s"} <= set(link.sources)
         assert 0 < link.usable_share <= 1
         assert 0 < link.latency_s < 1e-3
 

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from forerun.api.backtests import Backtest, backtest, backtest_reference
+    from forerun.api.backtests import Backtest, ReferenceBacktest, backtest, backtest_reference
     from forerun.api.calibration import Calibration, calibrate
     from forerun.api.composition import CompositionRun, measure_composition, recorded_compositions
     from forerun.api.configurations import TradeOff, trade_off
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     )
     from forerun.api.curves import TrainedCurve, measure_curve
     from forerun.api.forecasting import RunForecast, forecast
-    from forerun.api.frameworks import keras_parity
+    from forerun.api.frameworks import keras_parity, stack_study
     from forerun.api.loading import LoaderRun, measure_loader
     from forerun.api.measurement import (
         MeasurementRun,
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         evaluate,
         evaluate_reference,
         fit_op_model,
+        fit_scaling_model,
         predict,
         sweep,
     )
@@ -64,6 +65,7 @@ __all__ = [
     "LoaderRun",
     "MeasurementRun",
     "NetworkForecast",
+    "ReferenceBacktest",
     "RunForecast",
     "ScaleCurve",
     "Schedule",
@@ -83,6 +85,7 @@ __all__ = [
     "evaluate_reference",
     "fit_op_model",
     "fit_regressor",
+    "fit_scaling_model",
     "fit_speed",
     "forecast",
     "forecast_batches",
@@ -111,6 +114,7 @@ __all__ = [
     "scale_servers",
     "schedule",
     "schedule_trace",
+    "stack_study",
     "sweep",
     "time_estimator",
     "trace_model",
@@ -129,6 +133,7 @@ _MODULES = {
     "LoaderRun": "loading",
     "MeasurementRun": "measurement",
     "NetworkForecast": "convergence_tables",
+    "ReferenceBacktest": "backtests",
     "RunForecast": "forecasting",
     "ScaleCurve": "scaling",
     "Schedule": "scheduling",
@@ -138,16 +143,17 @@ _MODULES = {
     "Sweep": "prediction",
     "TradeOff": "configurations",
     "TrainedCurve": "curves",
-    "backtest": "backtests",
-    "backtest_reference": "backtests",
     "TuneResult": "tuning",
     "apply": "tuning",
+    "backtest": "backtests",
+    "backtest_reference": "backtests",
     "calibrate": "calibration",
     "compare": "tuning",
     "evaluate": "prediction",
     "evaluate_reference": "prediction",
     "fit_op_model": "prediction",
     "fit_regressor": "regressors",
+    "fit_scaling_model": "prediction",
     "fit_speed": "speeds",
     "forecast": "forecasting",
     "forecast_batches": "convergence_tables",
@@ -176,6 +182,7 @@ _MODULES = {
     "scale_servers": "speeds",
     "schedule": "scheduling",
     "schedule_trace": "scheduling",
+    "stack_study": "frameworks",
     "sweep": "prediction",
     "time_estimator": "time_estimator",
     "trace_model": "models",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,20 @@ from forerun.convergence.curve_files import find_curve_files, read_curve
 from forerun.convergence.schedule import Schedule
 from forerun.errors import RecordError
 
-__all__ = ["Backtest", "backtest", "backtest_reference"]
+__all__ = ["Backtest", "ReferenceBacktest", "backtest", "backtest_reference"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReferenceBacktest:
+    """The back-test on the public tables.
+
+    Attributes:
+        section: The section of the accuracy page, Markdown.
+        scheduled: Forecasters and tiers on the table with known schedules.
+    """
+
+    section: str
+    scheduled: Backtest
 
 
 def backtest(
@@ -72,8 +86,8 @@ def _stored_runs(folder: Path, metric: str | None, schedule: Schedule | None) ->
     return found
 
 
-def backtest_reference(save: str | Path | None = None) -> str:
-    """Tests all forecasters on the public learning curves; returns the section of the accuracy page.
+def backtest_reference(save: str | Path | None = None) -> ReferenceBacktest:
+    """Tests all forecasters on the public learning curves.
 
     Args:
         save: File for the figures that come with the package.
@@ -86,4 +100,5 @@ def backtest_reference(save: str | Path | None = None) -> str:
     from forerun.evaluation.reference_tables import require_reference_folder
 
     folder = require_reference_folder()
-    return forecast_section(forecast_figures(folder, None if save is None else Path(save)))
+    figures = forecast_figures(folder, None if save is None else Path(save))
+    return ReferenceBacktest(section=forecast_section(figures), scheduled=figures.curves.scheduled)

@@ -76,7 +76,7 @@ def forecast(
         end_epoch=epochs,
         schedule=planned,
         is_schedule_unknown=schedule == _UNKNOWN,
-        siblings=_siblings(history, curve, wanted),
+        siblings=_siblings(history, run, curve, wanted),
     )
     clocks = list(_clocks(found.curve, model, devices, price_usd_per_hour, setup))
     epoch_time_s = clocks[0].epoch_time_s.value if clocks else None
@@ -140,9 +140,12 @@ def schedule_from(schedule: Any, epochs: float | None) -> Schedule | None:
     return schedule_of(schedule, epochs or 1.0)
 
 
-def _siblings(history: Any, curve: Curve, target: Target | None) -> list[Curve]:
+def _siblings(history: Any, run: Any, curve: Curve, target: Target | None) -> list[Curve]:
+    """Finished runs; the run itself is not its own history, wherever its file lies."""
     is_place = isinstance(history, (str, Path))
-    given = find_curve_files(history) if is_place else list(history)
+    given: list[Any] = list(find_curve_files(history)) if is_place else list(history)
+    own = Path(run).resolve() if isinstance(run, (str, Path)) else None
+    given = [g for g in given if isinstance(g, Curve) or Path(g).resolve() != own]
     metric = target.metric if target else curve.metric
     return [s if isinstance(s, Curve) else read_curve(s, metric, curve.is_rising) for s in given]
 

@@ -36,7 +36,16 @@ if TYPE_CHECKING:
 
     from forerun.evaluation.records_evaluation import Evaluation
 
-__all__ = ["Evaluation", "Sweep", "evaluate", "evaluate_reference", "fit_op_model", "predict", "sweep"]
+__all__ = [
+    "Evaluation",
+    "Sweep",
+    "evaluate",
+    "evaluate_reference",
+    "fit_op_model",
+    "fit_scaling_model",
+    "predict",
+    "sweep",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -516,3 +525,18 @@ def fit_op_model(out: Path, quick: bool = False) -> None:
     from forerun.evaluation.reference_run import fit_shipped_weights
 
     fit_shipped_weights(out, quick=quick)
+
+
+def fit_scaling_model(out: Path) -> None:
+    """Fits what training adds to bare collectives to the public tables and writes the constants, JSON.
+
+    Args:
+        out: Where they go.
+
+    Raises:
+        RecordError: The public tables were not found.
+    """
+    from forerun.evaluation.reference_tables import require_reference_folder
+    from forerun.evaluation.scaling_study import fit_scaling_table
+
+    out.write_text(fit_scaling_table(require_reference_folder()).to_json(), encoding="utf-8")

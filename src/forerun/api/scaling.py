@@ -12,6 +12,7 @@ from forerun.communication.scaling_constants import load_scaling_table
 from forerun.communication.tuner import Algorithm
 from forerun.errors import InvalidSetupError
 from forerun.hardware.cluster import Cluster, check_num_devices, parse_cluster
+from forerun.hardware.link import LinkKind
 from forerun.prediction.estimate import Interval
 from forerun.prediction.job import Job
 from forerun.prediction.one_device import one_device
@@ -312,6 +313,8 @@ def _notes(curve: _Curve, several_nodes: bool) -> list[str]:
         notes.append(
             "all devices are taken to be in one node; name several as --on NxMxDEVICE with --inter LINK"
         )
+    if curve.cluster.intra_link is not None and curve.cluster.intra_link.kind is LinkKind.HOST:
+        notes.append("each process is taken to have a processor of its own; processes of one share its cores")
     if curve.settings.strategy.stage or curve.settings.strategy is Strategy.MIRRORED:
         notes.append(f"no measured run with strategy {curve.settings.strategy} stands behind the interval")
     if curve.job is None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf, log
+from math import inf
 from pathlib import Path
-from typing import Any
 
-from forerun.api.prediction import predict, sweep
+from forerun.api.predicted_speeds import Links, predicted_speeds
 from forerun.errors import InvalidSetupError
 from forerun.prediction.job import find_dataset
 from forerun.scheduler.cluster import Cluster
@@ -20,7 +19,7 @@ from forerun.scheduler.rate_curve import BatchEfficiency
 from forerun.scheduler.speed import MeasuredSpeed, SpeedModel
 from forerun.scheduler.speed_fit import StepPoint, fit_data_parallel
 
-__all__ = ["KnownJob", "Network", "known_jobs"]
+__all__ = ["KnownJob", "known_jobs"]
 
 MEASURED_SPREAD = 0.05
 """Standard deviation of the logarithm of a speed between measured points; repeats of the public tables are closer."""
@@ -30,31 +29,6 @@ FITTED_SPREAD = 0.10
 
 TARGET_SPREAD = 0.3
 """The same for epochs to a target: a third is what forecasts in mid-run are off by on the curves of that artifact."""
-
-_FROM_90_PERCENT = 1.645
-_BYTES_PER_GRADIENT = 4
-_LOCAL_LATENCY_S, _NODE_LATENCY_S = 20e-6, 50e-6
-_OVERLAP = 2.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Network:
-    """Links between devices, where a job's own scaling was not measured. Assumptions, not datasheets.
-
-    Attributes:
-        local_bytes_per_s: Between devices of a node, about what PCI Express 3.0 x16 sustains.
-        node_bytes_per_s: Between nodes, 80 % of 25 Gbit/s.
-    """
-
-    local_bytes_per_s: float = 10e9
-    node_bytes_per_s: float = 2.5e9
-
-    def __post_init__(self) -> None:
-        if not (0 < self.local_bytes_per_s < inf and 0 < self.node_bytes_per_s < inf):
-            raise InvalidSetupError(
-                "bandwidths must be above zero bytes per second, got "
-                f"{self.local_bytes_per_s} and {self.node_bytes_per_s}"
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,18 +49,18 @@ class KnownJob:
     source: str
 
 
-def known_jobs(entries: Sequence[JobEntry], cluster: Cluster, network: Network) -> list[KnownJob]:
+def known_jobs(entries: Sequence[JobEntry], cluster: Cluster, links: Links) -> list[KnownJob]:
     """The jobs of a file.
 
     Raises:
         UsageError: A model, device, dataset or number cannot be meant.
         FailureError: A model cannot be predicted.
     """
-    return [_known(entry, cluster, network) for entry in entries]
+    return [_known(entry, cluster, links) for entry in entries]
 
 
-def _known(entry: JobEntry, cluster: Cluster, network: Network) -> KnownJob:
-    speeds, spread, source = _speeds(entry, cluster, network)
+def _known(entry: JobEntry, cluster: Cluster, links: Links) -> KnownJob:
+    speeds, spread, source = _speeds(entry, cluster, links)
     base, most = float(entry.batch_size), float(entry.batch_size_max or entry.batch_size)
     efficiency = None
     if entry.noise_scale is not None:
@@ -139,13 +113,13 @@ def _work_to_target(entry: JobEntry, epoch_samples: float) -> float:
     return forecast(len(losses) * epoch_samples)
 
 
-def _speeds(entry: JobEntry, cluster: Cluster, network: Network) -> tuple[dict[str, SpeedModel], float, str]:
+def _speeds(entry: JobEntry, cluster: Cluster, links: Links) -> tuple[dict[str, SpeedModel], float, str]:
     """Speed by kind of device, its spread, and where it is from."""
     if entry.points is not None:
         return _measured(entry, cluster), MEASURED_SPREAD, "measured points"
     if entry.table is not None:
         return _fitted(entry, entry.table, cluster), FITTED_SPREAD, f"fitted to {entry.table.name}"
-    return _predicted(entry, cluster, network)
+    return *predicted_speeds(entry, cluster, links), "predicted"
 
 
 def _measured(entry: JobEntry, cluster: Cluster) -> dict[str, SpeedModel]:
@@ -197,54 +171,6 @@ def _step_point(row: Mapping[str, str], cluster: Cluster) -> tuple[str, StepPoin
         step_time_s=step_s,
     )
     return kind, point
-
-
-def _predicted(
-    entry: JobEntry, cluster: Cluster, network: Network
-) -> tuple[dict[str, SpeedModel], float, str]:
-    """Step times of one device by ``predict``, joined to the assumed network."""
-    assert entry.model is not None
-    found: dict[str, SpeedModel] = {}
-    spreads = []
-    for kind in cluster.kinds:
-        shared: dict[str, Any] = {"image_size": entry.image_size, "optimizer": entry.optimizer}
-        one = predict(
-            entry.model, device=kind, batch_size=_local_batch(entry), precision=entry.precision, **shared
-        )
-        most = float(one.max_batch_size.value) if one.max_batch_size is not None else inf
-        if most < 1:
-            continue
-        sizes = sorted({max(1, round(min(entry.batch_size, most) / part)) for part in (1, 2, 4, 8)})
-        times = sweep(entry.model, devices=[kind], batch_sizes=sizes, precisions=[entry.precision], **shared)
-        points = [
-            StepPoint(
-                num_devices=1, num_nodes=1, batch_size_per_device=float(size), step_time_s=float(step_s)
-            )
-            for size, step_s in zip(sizes, times.step_time_s[0, 0], strict=True)
-        ]
-        alone = fit_data_parallel(points, most)
-        gradient_bytes = _BYTES_PER_GRADIENT * float(one.num_parameters)
-        # A ring moves 2 (n - 1) / n times the gradients: 1 for two devices, nearly 2 for many.
-        found[kind] = replace(
-            alone,
-            local_sync_s=1.5 * gradient_bytes / network.local_bytes_per_s,
-            local_sync_per_device_s=2 * _LOCAL_LATENCY_S,
-            node_sync_s=1.5 * gradient_bytes / network.node_bytes_per_s,
-            node_sync_per_device_s=2 * _NODE_LATENCY_S,
-            overlap=_OVERLAP,
-        )
-        step = one.step_time_s
-        spreads.append(log(max(step.high / step.value, 1.0)) / _FROM_90_PERCENT)
-    if not found:
-        raise InvalidSetupError(
-            f"job '{entry.name}': not even one sample of {entry.model} fits on {', '.join(cluster.kinds)}"
-        )
-    return found, max(spreads), "predicted, network assumed"
-
-
-def _local_batch(entry: JobEntry) -> int:
-    """A batch of one device to ask about: the share of the devices asked for."""
-    return max(1, entry.batch_size // entry.num_devices)
 
 
 def _column(path: Path, name: str) -> list[float]:

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from forerun.api.schedule_jobs import KnownJob, Network, known_jobs
+from forerun.api.predicted_speeds import Links
+from forerun.api.schedule_jobs import KnownJob, known_jobs
 from forerun.errors import UsageError
 from forerun.prediction.estimate import Interval
 from forerun.scheduler.cluster import Cluster, parse_cluster
@@ -172,7 +173,8 @@ def schedule(
     policies: Sequence[str] = ("foresight", "srtf", "fifo"),
     round_s: float = 60.0,
     seed: int = 0,
-    network_gbit_per_s: float | None = None,
+    intra: str | None = None,
+    inter: str | None = None,
 ) -> Schedule:
     """Who gets which devices now, when each job is done, and how policies compare.
 
@@ -182,7 +184,8 @@ def schedule(
         policies: Names of policies, the preferred one first.
         round_s: Time between two decisions [s].
         seed: Of the draws behind the intervals.
-        network_gbit_per_s: Bandwidth between nodes for jobs whose speed is predicted.
+        intra: Link inside a node for jobs whose speed is predicted, where the form of the board does not say it.
+        inter: Link between nodes for these jobs, such as ``"ethernet-25g"``.
 
     Raises:
         UsageError: The question must be changed.
@@ -190,10 +193,7 @@ def schedule(
     """
     found = parse_cluster(cluster) if isinstance(cluster, str) else cluster
     chosen = _policies(policies)
-    network = (
-        Network() if network_gbit_per_s is None else Network(node_bytes_per_s=0.8e9 / 8 * network_gbit_per_s)
-    )
-    known = known_jobs(_entries(jobs), found, network)
+    known = known_jobs(_entries(jobs), found, Links(intra=intra, inter=inter))
     options = SimulationOptions(round_s=round_s, seed=seed)
     with_intervals = len(known) <= MOST_JOBS_WITH_INTERVALS
     return Schedule(
@@ -373,10 +373,6 @@ def _notes(known: Sequence[KnownJob], with_intervals: bool) -> list[str]:
     for item in known:
         sources.setdefault(item.source, []).append(item.job.name)
     notes = [f"speed {source}: {', '.join(names)}" for source, names in sources.items()]
-    if any("network assumed" in source for source in sources):
-        notes.append(
-            "where the speed is predicted, scaling rests on an assumed network; measured points are better"
-        )
     if with_intervals:
         notes.append(f"intervals: {NUM_DRAWS} schedules with speeds and works drawn within their own errors")
     else:

@@ -19,6 +19,7 @@ from forerun.communication.parameter_server import (
     parameter_server_step_s,
     synchronous_terms,
 )
+from forerun.communication.speed_models import StepInterval
 from forerun.communication.speed_points import SpeedPoint, read_points
 from forerun.errors import InvalidSetupError
 from forerun.hardware import find_device, load_catalog
@@ -348,7 +349,7 @@ def fit_speed(
         parameters=chosen.fitted.parameters,
         errors={name: error if error < float("inf") else None for name, error in chosen.errors.items()},
         points=tuple(
-            _row(point, interval.value_s, interval.low_s, interval.high_s)
+            _row(point, interval, _measured_s(point, measured))
             for point, interval in zip(asked, chosen.fitted.intervals(asked), strict=True)
         ),
         proposals=proposals,
@@ -406,8 +407,15 @@ def _asked(
     return found
 
 
-def _row(point: SpeedPoint, value_s: float, low_s: float, high_s: float) -> dict[str, Any]:
+def _measured_s(asked: SpeedPoint, measured: Sequence[SpeedPoint]) -> float | None:
+    """Mean of what was measured at this very size; None if nothing was [s]."""
+    found = [point.measured_s for point in measured if point.size == asked.size]
+    return sum(found) / len(found) if found else None
+
+
+def _row(point: SpeedPoint, interval: StepInterval, measured_s: float | None) -> dict[str, Any]:
     samples = point.batch_size_global
+    value_s, low_s, high_s = interval.value_s, interval.low_s, interval.high_s
     sizes: dict[str, Any] = (
         {"num_workers": point.num_devices, "num_servers": point.num_servers}
         if point.num_servers
@@ -422,7 +430,7 @@ def _row(point: SpeedPoint, value_s: float, low_s: float, high_s: float) -> dict
             "low": samples / high_s,
             "high": samples / low_s,
         },
-        "measured_step_time_s": point.step_time_s,
+        "measured_step_time_s": measured_s,
     }
 
 

@@ -47,11 +47,24 @@ def evaluate(
     parity: Annotated[
         bool, typer.Option("--parity", help="Compare networks in PyTorch with the same in Keras instead.")
     ] = False,
+    stack: Annotated[
+        bool,
+        typer.Option("--stack", help="Study steps of Keras and TensorFlow in the public tables instead."),
+    ] = False,
     as_json: JsonOption = False,
     plot: PlotOption = None,
     debug: DebugOption = False,
 ) -> None:
     """Compare predictions with measured steps, beside simple baselines."""
+    if stack:
+        if records is not None or reference or parity or as_json or plot is not None:
+            raise UsageError("--stack takes no RECORDS and no other option but --debug; leave them out")
+        from forerun import api
+
+        with quiet_libraries(debug=debug):
+            page = api.stack_study()
+        typer.echo(page)
+        return
     if parity:
         if records is not None or reference or plot is not None:
             raise UsageError("--parity takes no RECORDS, --reference or --plot; leave them out")

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["fit"]
 
-_MODELS = ("ann", "linear", "boosting", "layers", "op")
+_PUBLIC_MODELS = ("op", "scaling")
+_MODELS = ("ann", "linear", "boosting", "layers", *_PUBLIC_MODELS)
 
 
 def fit(
@@ -65,8 +66,10 @@ def fit(
     if not records:
         _refuse_without_records(model, {"--on": on, "--hidden": hidden, "--loss": loss, "--seeds": seeds,
                                         "--epochs": epochs, "--plots": plots, "--json": as_json or None})  # fmt: skip
-        _fit_public_tables(out, quick, debug)
+        _fit_public_tables(model, out, quick, debug)
         return
+    if model == "scaling":
+        raise UsageError("the constants of scaling are fitted to the public tables; leave RECORDS out")
     if quick:
         raise UsageError("--quick shortens the fit to the public tables; leave it out with RECORDS")
     if plots is not None and not plots.is_dir():
@@ -86,8 +89,8 @@ def fit(
 
 
 def _refuse_without_records(model: str, options: dict[str, object]) -> None:
-    """Without records only the op-level model can be fitted, as it is."""
-    if model != "op":
+    """Without records only what is fitted to the public tables can be, as it is."""
+    if model not in _PUBLIC_MODELS:
         raise UsageError(
             f"a model of kind {model} is fitted to measurements; name them, as in: "
             f"forerun fit RECORDS --model {model} --out FILE"
@@ -99,11 +102,16 @@ def _refuse_without_records(model: str, options: dict[str, object]) -> None:
         )
 
 
-def _fit_public_tables(out: Path, quick: bool, debug: bool) -> None:
+def _fit_public_tables(model: str, out: Path, quick: bool, debug: bool) -> None:
     from forerun import api
 
+    if model == "scaling" and quick:
+        raise UsageError("the fit of scaling takes some minutes as it is; leave --quick out")
     with quiet_libraries(debug=debug):
-        api.fit_op_model(out, quick)
+        if model == "scaling":
+            api.fit_scaling_model(out)
+        else:
+            api.fit_op_model(out, quick)
     typer.echo(f"weights written to {out}", err=True)
 
 

@@ -124,11 +124,13 @@ def forecast(
     _check_one_mode(run, evaluate, trade_off, batches, networks)
     _check_asked(run, evaluate, save, watch, cut, as_json)
     if plot is not None:
+        if batches is not None or networks is not None:
+            raise UsageError("--plot draws a forecast, --evaluate or --trade-off; leave it out")
         from forerun.report.figure import check_plot_path
 
         check_plot_path(plot)
     if evaluate is not None:
-        evaluate_forecasters(evaluate, metric or _metric_of(target), schedule, save, as_json, debug)
+        evaluate_forecasters(evaluate, metric or _metric_of(target), schedule, save, as_json, plot, debug)
         return
     if trade_off is not None:
         compare_configurations(trade_off, target, metric or _metric_of(target), as_json, plot, debug)

@@ -7,7 +7,6 @@ from pathlib import Path
 import typer
 
 from forerun.cli.output import page_width, print_json, print_page, quiet_libraries
-from forerun.errors import UsageError
 
 __all__ = [
     "PAGE_WIDTH",
@@ -23,28 +22,40 @@ REFERENCE = "reference"
 
 
 def evaluate_forecasters(
-    folder: Path, metric: str | None, schedule: str | None, save: Path | None, as_json: bool, debug: bool
+    folder: Path,
+    metric: str | None,
+    schedule: str | None,
+    save: Path | None,
+    as_json: bool,
+    plot: Path | None,
+    debug: bool,
 ) -> None:
-    """Prints a back-test."""
+    """Prints a back-test; on the public tables the section of the accuracy page."""
     from forerun import api
 
-    if str(folder) == REFERENCE:
-        if as_json:
-            raise UsageError("--evaluate reference prints a section of the accuracy page; leave out --json")
-        with quiet_libraries(debug=debug):
-            page = api.backtest_reference(save)
-        typer.echo(page)
-        return
+    section = None
     with quiet_libraries(debug=debug):
-        found = api.backtest(folder, metric=metric, schedule=schedule, save=save).as_dict()
+        if str(folder) == REFERENCE:
+            reference = api.backtest_reference(save)
+            found, section = reference.scheduled.as_dict(), reference.section
+        else:
+            found = api.backtest(folder, metric=metric, schedule=schedule, save=save).as_dict()
+    if plot is not None:
+        from forerun.report.forecast_plots import backtest_plot
+
+        backtest_plot(plot, found)
     if as_json:
         print_json(found)
         return
-    from forerun.report.forecast_page import backtest_page
+    if section is None:
+        from forerun.report.forecast_page import backtest_page
 
-    print_page(backtest_page(found), page_width(PAGE_WIDTH))
-    if save is not None:
-        typer.echo(f"figures written to {save}", err=True)
+        print_page(backtest_page(found), page_width(PAGE_WIDTH))
+    else:
+        typer.echo(section)
+    for path, words in ((save, "figures"), (plot, "plot")):
+        if path is not None:
+            typer.echo(f"{words} written to {path}", err=True)
 
 
 def compare_configurations(

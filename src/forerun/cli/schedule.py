@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -44,11 +44,16 @@ def schedule(
     round_length: Annotated[
         str, typer.Option("--round", metavar="TIME", help="Time between two decisions, such as 60s or 10min.")
     ] = "60s",
-    network_gbit: Annotated[
-        float | None,
+    intra: Annotated[
+        str | None,
         typer.Option(
-            help="Bandwidth between nodes [Gbit/s], for jobs whose speed is predicted; 25 if not given."
+            metavar="LINK",
+            help="Link inside a node for predicted jobs, where the form of the board does not say it.",
         ),
+    ] = None,
+    inter: Annotated[
+        str | None,
+        typer.Option(metavar="LINK", help="Link between nodes for predicted jobs, such as ethernet-25g."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the draws behind the intervals.")] = 0,
     as_json: JsonOption = False,
@@ -62,7 +67,8 @@ def schedule(
         raise UsageError("--plot draws JOBS on their devices; a trace has none, leave it out")
     names = None if policy is None else [name.strip() for name in policy.split(",") if name.strip()]
     with quiet_libraries(debug=debug):
-        answer = _answer(jobs, trace, cluster, names, _round_s(round_length), seed, network_gbit, plot)
+        options = {"round_s": _round_s(round_length), "seed": seed, "intra": intra, "inter": inter}
+        answer = _answer(jobs, trace, cluster, names, options, plot)
     if as_json:
         print_json(answer.as_dict())
         return
@@ -91,9 +97,7 @@ def _answer(
     trace: Path | None,
     cluster: str,
     names: list[str] | None,
-    round_s: float,
-    seed: int,
-    network_gbit: float | None,
+    options: dict[str, Any],
     plot: Path | None,
 ) -> Schedule:
     if plot is not None:
@@ -102,13 +106,11 @@ def _answer(
         check_plot_path(plot)
     from forerun import api
 
+    policies: dict[str, Any] = {} if names is None else {"policies": names}
     if trace is not None:
-        return api.schedule_trace(trace, cluster=cluster, **({} if names is None else {"policies": names}))
+        return api.schedule_trace(trace, cluster=cluster, **policies)
     assert jobs is not None
-    options = {} if names is None else {"policies": names}
-    answer = api.schedule(
-        jobs, cluster=cluster, round_s=round_s, seed=seed, network_gbit_per_s=network_gbit, **options
-    )
+    answer = api.schedule(jobs, cluster=cluster, **options, **policies)
     if plot is not None:
         from forerun.report.gantt import gantt_chart
 

@@ -29,12 +29,10 @@ __all__ = [
     "FEWEST_JOBS",
     "MOST_SIBLINGS",
     "CutResult",
-    "HeldOutForecast",
     "MeanErrors",
     "StoredRun",
     "cut_results",
     "horizon_values",
-    "leave_jobs_out",
     "mean_errors",
     "mixed",
     "points_seen",
@@ -277,79 +275,3 @@ def _quantiles(
     num_borrowed = max(1, len({job for job, _ in borrowed}))
     weights = {job: 1.0 if job.startswith("own") else len(own_jobs) / num_borrowed for job, _ in named}
     return weighted_quantiles(np.stack([s for _, s in named]), [job for job, _ in named], LEVELS, weights)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldOutForecast:
-    """The final value of a run as forecast by a table that has not seen its job.
-
-    Attributes:
-        result: The run at a cut.
-        tier: What was known.
-        forecast: Final error forecast.
-        low_90, high_90, low_80, high_80: Its intervals.
-        mix: The mixture.
-        median_path: Its errors moved to the middle of the calibrated futures, (n,).
-    """
-
-    result: CutResult
-    tier: Tier
-    forecast: float
-    low_90: float
-    high_90: float
-    low_80: float
-    high_80: float
-    mix: Mixture
-    median_path: Floats
-
-    @property
-    def actual(self) -> float:
-        """What came."""
-        return float(self.result.actual[-1])
-
-    @property
-    def is_covered(self) -> bool:
-        """Whether it lies in the 90 % interval."""
-        return self.low_90 <= self.actual <= self.high_90
-
-
-def leave_jobs_out(results: Sequence[CutResult]) -> list[HeldOutForecast]:
-    """Every result in every tier it has the data for, its job left out of errors, quantiles and regression."""
-    errors = mean_errors(results)
-    found = []
-    for job in dict.fromkeys(r.run.job for r in results):
-        table = summarise(results, errors, {}, without_job=job)
-        for result in (r for r in results if r.run.job == job):
-            found += [_held_out(result, tier, table) for tier in tiers_of(result)]
-    return found
-
-
-def _held_out(result: CutResult, tier: Tier, table: BacktestTable) -> HeldOutForecast:
-    mix = mixed(result, tier, table.errors(tier, result.cut))
-    forecast = float(result.at_horizons(mix.errors)[-1])
-    scale = float(result.at_horizons(mix.scale)[-1])
-    nan = np.full(len(LEVELS), np.nan)
-    quantiles = table.quantiles(tier, result.cut)[-1] if table.has(tier) else nan
-    ends = [forecast + scale * float(np.interp(level, LEVELS, quantiles)) for level in (0.05, 0.95, 0.1, 0.9)]
-    low_90, high_90, low_80, high_80 = (max(0.0, end) for end in ends)
-    return HeldOutForecast(
-        result=result,
-        tier=tier,
-        forecast=forecast,
-        low_90=low_90,
-        high_90=high_90,
-        low_80=low_80,
-        high_80=high_80,
-        mix=mix,
-        median_path=_median_path(result, mix, table.quantiles(tier, result.cut) if table.has(tier) else None),
-    )
-
-
-def _median_path(result: CutResult, mix: Mixture, quantiles: Floats | None) -> Floats:
-    if quantiles is None:
-        return mix.errors
-    epochs, seen = result.prefix.epochs, result.prefix.num_seen
-    middle = np.asarray([np.interp(0.5, LEVELS, row) for row in quantiles])
-    share = (epochs - epochs[seen - 1]) / (epochs[-1] - epochs[seen - 1])
-    moved = np.interp(share, (0.0, *HORIZONS), (0.5 * middle[0], *middle))
-    return np.asarray(np.where(share > 0, mix.errors + mix.scale * moved, mix.errors), dtype=float)

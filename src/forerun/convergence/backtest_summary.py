@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from forerun.convergence.backtest import CutResult, HeldOutForecast, leave_jobs_out
+from forerun.convergence.backtest import CutResult
+from forerun.convergence.held_out import HeldOutForecast, leave_jobs_out
 from forerun.convergence.mixture import Tier
 
 __all__ = ["Backtest", "summary_of"]

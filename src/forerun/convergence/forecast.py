@@ -15,10 +15,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from forerun.convergence.backtest import MOST_SIBLINGS
-from forerun.convergence.backtest_table import FEWEST_RUNS, HORIZONS, LEVELS, BacktestTable
+from forerun.convergence.backtest_table import FEWEST_RUNS, BacktestTable
 from forerun.convergence.cleaning import CleanCurve, clean
 from forerun.convergence.curve import FINAL_SHARE, Curve, ErrorScale, Floats, error_scale
 from forerun.convergence.forecaster import Prefix
+from forerun.convergence.futures import (
+    RANKS,
+    TargetTimes,
+    between_rows,
+    futures_of,
+    stored_quantiles,
+    target_times,
+)
 from forerun.convergence.mixture import Mixture, Tier, mixture, tier_of
 from forerun.convergence.schedule import Schedule
 from forerun.convergence.target import Target
@@ -28,7 +36,6 @@ __all__ = ["FEWEST_POINTS", "Band", "CurveForecast", "forecast_curve"]
 
 FEWEST_POINTS = 4
 _MOST_POINTS = 4000
-_RANKS = np.linspace(0.025, 0.975, 191)
 _RATE_CHANGE = 0.02
 _STILL = 1e-9
 
@@ -64,6 +71,7 @@ class CurveForecast:
         reached_epoch: First epoch at which it was reached already, or None.
         probability: That it will have been reached at each point to come, (m,).
         epochs_to_target: Epoch by which it is reached with probability 0.1, 0.5 and 0.9; infinite if not by the end.
+        likely_epoch: The epoch to the target whose expected relative error is least; infinite if not by the end.
         notes: What a reader must know.
     """
 
@@ -85,6 +93,7 @@ class CurveForecast:
     reached_epoch: float | None
     probability: Floats
     epochs_to_target: tuple[float, float, float]
+    likely_epoch: float
     notes: tuple[str, ...]
 
     @property
@@ -277,33 +286,6 @@ def _notes(tier: Tier, table: BacktestTable, prefix: Prefix) -> list[str]:
     return notes
 
 
-def _quantile_curves(tier: Tier, table: BacktestTable, prefix: Prefix, ranks: Floats) -> Floats:
-    """Scaled residual of each rank at each point to come, (ranks, m)."""
-    to_come = prefix.epochs[prefix.num_seen :]
-    if not table.has(tier):
-        # Without back-tests, a normal spread as wide as the scale says.
-        normal = np.asarray(
-            [-1.96, -1.645, -1.28, -0.84, -0.52, -0.25, 0, 0.25, 0.52, 0.84, 1.28, 1.645, 1.96]
-        )
-        stored = np.tile(normal, (len(HORIZONS), 1))
-    else:
-        stored = table.quantiles(tier, prefix.progress)
-    now = float(prefix.epochs[prefix.num_seen - 1])
-    share = (to_come - now) / max(float(prefix.epochs[-1]) - now, 1e-12)
-    at_levels = np.stack(
-        [np.interp(share, (0.0, *HORIZONS), np.concatenate([[0.5 * c[0]], c])) for c in stored.T]
-    )
-    where = np.interp(ranks, LEVELS, np.arange(len(LEVELS)))
-    return _between_rows(at_levels, where)
-
-
-def _between_rows(rows: Floats, where: Floats) -> Floats:
-    """Rows at fractional row numbers, (len(where), columns)."""
-    low = np.minimum(np.floor(where).astype(int), len(rows) - 2)
-    share = (where - low)[:, None]
-    return np.asarray((1 - share) * rows[low] + share * rows[low + 1], dtype=float)
-
-
 def _answer(
     curve: Curve,
     scale: ErrorScale,
@@ -317,24 +299,23 @@ def _answer(
 ) -> CurveForecast:
     seen = prefix.num_seen
     to_come = prefix.epochs[seen:]
-    futures = np.maximum(
-        mix.errors[seen:] + mix.scale[seen:] * _quantile_curves(tier, table, prefix, _RANKS), 0.0
-    )
+    futures = futures_of(mix, prefix, stored_quantiles(tier, table, prefix.progress))
     order = slice(None, None, -1) if curve.is_rising else slice(None)
     ranked = scale.values(futures)[order]  # ascending in the metric
 
     levels = (0.05, 0.1, 0.9, 0.95)
-    rows = _between_rows(ranked, np.interp(levels, _RANKS, np.arange(len(_RANKS))))
+    rows = between_rows(ranked, np.interp(levels, RANKS, np.arange(len(RANKS))))
     ends = dict(zip(levels, rows, strict=True))
     values = scale.values(mix.errors[seen:])
     width = max(1, round(FINAL_SHARE * len(prefix.epochs)))
-    probability = np.zeros(len(to_come))
-    times = (float("inf"),) * 3
+    never = float("inf")
+    times = TargetTimes(probability=np.zeros(len(to_come)), epochs=(never,) * 3, likely_epoch=never)
     if target is not None and reached is None:
+        now = (float(curve.epochs[-1]), float(scale.errors(_best(curve))))
         lucky = futures * (1 - prefix.noise)
-        probability, times = _target_times(lucky, to_come, scale, target, curve)
+        times = target_times(lucky, to_come, float(scale.errors(target.value)), now)
     elif reached is not None:
-        probability, times = np.ones(len(to_come)), (reached,) * 3
+        times = TargetTimes(probability=np.ones(len(to_come)), epochs=(reached,) * 3, likely_epoch=reached)
     return CurveForecast(
         curve=curve,
         epochs=to_come,
@@ -357,8 +338,9 @@ def _answer(
         num_runs=table.num_runs(tier, prefix.progress),
         target=target,
         reached_epoch=reached,
-        probability=probability,
-        epochs_to_target=times,
+        probability=times.probability,
+        epochs_to_target=times.epochs,
+        likely_epoch=times.likely_epoch,
         notes=tuple(notes),
     )
 
@@ -374,35 +356,3 @@ def _final(values: Floats, ends: dict[float, Floats], width: int, curve: Curve) 
         return min(found, value) if level < 0.5 else max(found, value)
 
     return Band(value=value, low_80=end(0.1), high_80=end(0.9), low_90=end(0.05), high_90=end(0.95))
-
-
-def _target_times(
-    futures: Floats, to_come: Floats, scale: ErrorScale, target: Target, curve: Curve
-) -> tuple[Floats, tuple[float, float, float]]:
-    """Probability of having reached the target by each point, and the epochs at 0.1, 0.5 and 0.9 of it."""
-    wanted = float(scale.errors(target.value))
-    last = float(curve.epochs[-1])
-    if not len(to_come):
-        return np.zeros(0), (float("inf"),) * 3
-    best = np.minimum.accumulate(futures, axis=1)
-    reached = np.asarray(
-        [_crossing(row, to_come, wanted, last, float(scale.errors(_best(curve)))) for row in best]
-    )
-    probability = np.asarray([np.mean(reached <= epoch) for epoch in to_come])
-    # The ranks end at 2.5 and 97.5 %: what lies outside is said to be neither certain nor impossible.
-    probability = 0.025 + 0.95 * probability
-    order = np.sort(reached)
-    levels = (np.arange(len(order)) + 0.5) / len(order)
-    times = tuple(float(order[min(len(order) - 1, int(np.searchsorted(levels, q)))]) for q in (0.1, 0.5, 0.9))
-    return probability, (times[0], times[1], times[2])
-
-
-def _crossing(best: Floats, epochs: Floats, wanted: float, last: float, best_seen: float) -> float:
-    """First epoch at which a falling path is at or below the wanted error; infinite if never."""
-    hits = np.flatnonzero(best <= wanted)
-    if not len(hits):
-        return float("inf")
-    i = int(hits[0])
-    before_epoch, before = (last, best_seen) if i == 0 else (float(epochs[i - 1]), float(best[i - 1]))
-    share = (before - wanted) / max(before - float(best[i]), 1e-12)
-    return before_epoch + min(1.0, max(0.0, share)) * (float(epochs[i]) - before_epoch)

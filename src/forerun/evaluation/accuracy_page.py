@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.evaluation.corpus import SkippedModel
-from forerun.evaluation.forecast_section import ForecastFigures, forecast_section
+from forerun.evaluation.forecast_section import ForecastFigures, forecast_section, forecast_summary_row
 from forerun.evaluation.interval_laws import IntervalCheck, check_law
 from forerun.evaluation.layer_study import LayerResult
 from forerun.evaluation.markdown import error_cells, markdown_table
@@ -17,7 +17,7 @@ from forerun.evaluation.memory_study import Bracket, TransformerVerdicts, bracke
 from forerun.evaluation.op_time_fit import OTHER_IMPLEMENTATION
 from forerun.evaluation.op_time_studies import DeviceResult, HeldOut, joined
 from forerun.evaluation.runtime_study import TRACKED_METHODS, RuntimeRow
-from forerun.evaluation.schedule_page import schedule_section
+from forerun.evaluation.schedule_page import schedule_section, schedule_summary
 from forerun.evaluation.schedule_study import ScheduleResults
 from forerun.regressors.evaluation import ErrorMetrics, errors
 from forerun.workload.setup import Phase
@@ -52,6 +52,7 @@ class AccuracyPage:
         choices: The section about choosing a device.
         energy: The section about energy under power limits.
         scaling: The section about several devices.
+        stack: The section about Keras and TensorFlow.
         transformer_parts_s: Measured forward and backward time of the transformer rows, by row.
         forecasts: Studies of learning curves.
         schedule: Policies, placement and times of the scheduler.
@@ -77,6 +78,7 @@ class AccuracyPage:
     choices: str
     energy: str
     scaling: str
+    stack: str
 
     def as_markdown(self) -> str:
         """The page."""
@@ -100,6 +102,7 @@ class AccuracyPage:
             self.energy,
             self.scaling,
             self.own_records,
+            self.stack,
             self._skipped(),
         ]
         return "\n".join(sections)
@@ -343,6 +346,8 @@ class AccuracyPage:
                 f"{100 * replay.verdicts_right:.1f} % of verdicts right",
                 f"16 bytes per parameter {100 * rule.verdicts_right:.0f} %",
             ),
+            schedule_summary(self.schedule),
+            forecast_summary_row(self.forecasts),
         ]
         return f"Made on {self.date}.\n\n" + markdown_table(("question", "forerun", "beside it"), rows)
 

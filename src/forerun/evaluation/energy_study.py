@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -85,7 +86,9 @@ def energy_study(rows: EnergyRows) -> EnergyResult:
 
 def mean_law(laws: Sequence[PowerLaw]) -> PowerLaw:
     """The law of a GPU that nobody measured: the mean of the others."""
-    means = {name: float(np.mean([getattr(law, name) for law in laws])) for name in (*_PER_GPU, *_SHARED)}
+    means: dict[str, Any] = {
+        name: float(np.mean([getattr(law, name) for law in laws])) for name in (*_PER_GPU, *_SHARED)
+    }
     return replace(laws[0], **means)
 
 
@@ -162,8 +165,8 @@ def energy_section(result: EnergyResult) -> str:
     return (
         "## Energy under power limits\n\n`zeus_epoch_time_power`: epochs of four networks on A40, P100, Quadro RTX "
         "6000 and V100 under power limits from 100 W. Given is the time of the epoch at the largest limit; power and "
-        "the slowdown under the limit are predicted. The baselines are given the measured time under the limit itself. "
-        "Left out is the speech network, whose samples have no one length.\n\n"
+        "the slowdown under the limit are predicted. The baselines are given the measured time under the limit "
+        "itself. Left out is the speech network, whose samples have no one length.\n\n"
         + markdown_table(("predictor", "rows", "MAPE", "median", "p90"), table)
         + "\nBy network, network and power limit held out:\n\n"
         + markdown_table(("network", "rows", "MAPE", "median", "p90"), by_network)

@@ -13,7 +13,7 @@ from forerun.evaluation.batch_study import BatchRow, BatchStudy, SystemCStudy
 from forerun.evaluation.forecast_study import ForecastStudy
 from forerun.evaluation.own_curves import BATCH_TARGET, CUT, TARGET, OwnBatches, OwnCurves
 
-__all__ = ["ForecastFigures", "forecast_section"]
+__all__ = ["ForecastFigures", "forecast_section", "forecast_summary_row"]
 
 _CUTS = (0.1, 0.2, 0.3, 0.5, 0.7)
 _TARGET_CUTS = (0.1, 0.3, 0.5, 0.7)
@@ -52,6 +52,18 @@ def forecast_section(figures: ForecastFigures) -> str:
         _own(figures.own),
     ]
     return "\n".join(parts)
+
+
+def forecast_summary_row(figures: ForecastFigures) -> tuple[str, str, str]:
+    """A row of the README: the value at the end of a run, forecast at 30 %."""
+    study = figures.curves.scheduled
+    ours = study.mixture_errors
+    alone, with_history = ours[str(Tier.SCHEDULE)][0.3], ours[str(Tier.HISTORY)][0.3]
+    return (
+        "accuracy at the end of a run, forecast at 30 % of it",
+        f"mean error {alone:.3f}, with finished runs of the job {with_history:.3f}",
+        f"Optimus {study.errors['optimus'][0.3]:.3f}",
+    )
 
 
 def _intro(study: ForecastStudy) -> str:
@@ -132,7 +144,8 @@ def _targets(study: ForecastStudy) -> str:
     )
     return (
         "### Epochs to a target\n\nEpochs to 98 % of the whole fall, `adaptdl_validation_curves`: |predicted / actual "
-        "- 1| where the target still lies ahead. Hard for everyone: the answer always comes as a range.\n\n"
+        "- 1| where the target still lies ahead; ours is the likely epoch of the "
+        "answer. Hard for everyone: the answer always comes as a range.\n\n"
         + _table(header, [*rows, earlier])
     )
 
@@ -200,7 +213,7 @@ def _system_c(study: SystemCStudy) -> str:
 def _own(own: OwnCurves) -> str:
     rows = []
     for row in own.rows:
-        final, (p10, p50, p90) = row.forecast.final, row.forecast.epochs_to_target
+        final, (p10, _, p90) = row.forecast.final, row.forecast.epochs_to_target
         reached = row.outcome.reached_epoch
         rows.append(
             (
@@ -210,18 +223,20 @@ def _own(own: OwnCurves) -> str:
                 f"{row.outcome.final_value:.3f}",
                 "already"
                 if row.forecast.reached_epoch
-                else f"{_epoch(p50)} ({_epoch(p10)} to {_epoch(p90)})",
+                else f"{_epoch(row.forecast.likely_epoch)} ({_epoch(p10)} to {_epoch(p90)})",
                 "never" if reached is None else f"{reached:.0f}",
             )
         )
+    num_inside = sum(row.outcome.is_inside_90 for row in own.rows)
     header = ("run", "known", "end, forecast (90 %)", "end, came", "epoch of the target (p10 to p90)", "came")
     return (
-        f"### Own runs\n\nA small ResNet trained here (`{own.command}`), forecast after {CUT:.0%} of its 60 epochs "
-        f"with nothing fitted to it; target {TARGET}. History: the three other runs.\n\n"
+        f"### Own runs\n\nA small ResNet trained here (`{own.command}`), forecast after {_percent(CUT)} of its 60 "
+        f"epochs with nothing fitted to it; target {TARGET}. History: the three other runs. "
+        f"{num_inside} of {len(own.rows)} ends came inside their interval.\n\n"
         + _table(header, rows)
         + _own_batches(own.batches)
-        + f"\nOne forecast of a curve of 100 points with all members, intervals, schedule and five sibling runs, and "
-        f"one more without the siblings: {1000 * own.forecast_time_s:.0f} ms together, warm.\n"
+        + f"\nOne curve of 100 points by every forecaster, and the answer with intervals and target: "
+        f"{1000 * own.forecast_time_s:.0f} ms, warm, the fastest of five.\n"
     )
 
 

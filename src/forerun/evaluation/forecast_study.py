@@ -16,15 +16,15 @@ import numpy as np
 
 from forerun.convergence.backtest import (
     CutResult,
-    HeldOutForecast,
     cut_results,
-    leave_jobs_out,
     mean_errors,
     summarise,
 )
 from forerun.convergence.backtest_summary import Backtest, summary_of
 from forerun.convergence.backtest_table import save_table
 from forerun.convergence.curve import Floats, final_error
+from forerun.convergence.futures import futures_of, target_times
+from forerun.convergence.held_out import HeldOutForecast, leave_jobs_out
 from forerun.convergence.mixture import Tier
 from forerun.evaluation.curve_tables import CURVE_TABLES, read_all_curves
 
@@ -32,7 +32,7 @@ __all__ = ["FORECAST_STUDY_VERSION", "ForecastStudy", "TargetErrors", "forecast_
 
 SCHEDULED_TABLE = CURVE_TABLES[0]
 
-FORECAST_STUDY_VERSION = 3
+FORECAST_STUDY_VERSION = 4
 """Raised whenever forecasters, weights or intervals change; a kept study of another version is not used."""
 
 _DROP_SHARE = 0.98
@@ -116,39 +116,50 @@ def _coverage(held: Sequence[HeldOutForecast]) -> dict[float, tuple[float, float
 
 def _target_study(results: Sequence[CutResult], held: Sequence[HeldOutForecast]) -> dict[str, TargetErrors]:
     names = ("optimus", "pow3", "annealing", "scaled siblings", "siblings", "best so far")
-    found = {name: _target_errors([(r, r.paths[name]) for r in results if name in r.paths]) for name in names}
+    found = {
+        name: _target_errors([(r, _path_epoch(r, r.paths[name])) for r in results if name in r.paths])
+        for name in names
+    }
     for tier in (Tier.SCHEDULE, Tier.HISTORY):
-        pairs = [(h.result, h.median_path * (1 - h.result.prefix.noise)) for h in held if h.tier is tier]
-        found[f"mixture, {tier}"] = _target_errors(pairs)
+        of_tier = [h for h in held if h.tier is tier]
+        found[f"mixture, {tier}"] = _target_errors([(h.result, _likely_epoch(h)) for h in of_tier])
     return found
 
 
-def _target_errors(pairs: Sequence[tuple[CutResult, Floats]]) -> TargetErrors:
+def _target_errors(pairs: Sequence[tuple[CutResult, float]]) -> TargetErrors:
+    """Errors |predicted / actual - 1| where the target lies ahead; one never reached counts as reached at the end."""
     misses: dict[float, list[float]] = {}
-    for result, path in pairs:
-        miss = epochs_error(result, path)
-        if miss is not None:
-            misses.setdefault(result.cut, []).append(miss)
+    for result, predicted in pairs:
+        actual = _first_at(result.run.errors, result.run.epochs, _wanted(result))
+        if actual is not None and actual > result.run.epochs[result.prefix.num_seen - 1]:
+            end = float(result.run.epochs[-1])
+            misses.setdefault(result.cut, []).append(abs(min(predicted, end) / actual - 1))
     return TargetErrors(
         median={cut: float(np.median(m)) for cut, m in misses.items()},
         mean={cut: float(np.mean(m)) for cut, m in misses.items()},
     )
 
 
-def epochs_error(result: CutResult, path: Floats) -> float | None:
-    """|predicted / actual - 1| of the epochs to 98 % of the whole fall; None if they lie behind the cut.
+def _wanted(result: CutResult) -> float:
+    """The error after 98 % of the whole fall."""
+    errors = result.run.errors
+    return float(errors[0]) - _DROP_SHARE * (float(errors[0]) - final_error(errors))
 
-    A target that a forecast never reaches counts as reached at the end.
-    """
-    errors, epochs = result.run.errors, result.run.epochs
-    wanted = float(errors[0]) - _DROP_SHARE * (float(errors[0]) - final_error(errors))
-    actual = _first_at(errors, epochs, wanted)
+
+def _path_epoch(result: CutResult, path: Floats) -> float:
     seen = result.prefix.num_seen
-    if actual is None or actual <= epochs[seen - 1]:
-        return None
-    full = np.concatenate([errors[:seen], path[seen:]])
-    predicted = _first_at(full, epochs, wanted) or float(epochs[-1])
-    return abs(predicted / actual - 1)
+    full = np.concatenate([result.run.errors[:seen], path[seen:]])
+    found = _first_at(full, result.run.epochs, _wanted(result))
+    return float("inf") if found is None else found
+
+
+def _likely_epoch(held: HeldOutForecast) -> float:
+    """As ``forecast_curve`` answers."""
+    prefix = held.result.prefix
+    seen = prefix.num_seen
+    lucky = futures_of(held.mix, prefix, held.quantiles) * (1 - prefix.noise)
+    now = (float(prefix.epochs[seen - 1]), prefix.best)
+    return target_times(lucky, prefix.epochs[seen:], _wanted(held.result), now).likely_epoch
 
 
 def _first_at(errors: Floats, epochs: Floats, wanted: float) -> float | None:

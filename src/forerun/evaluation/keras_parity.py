@@ -46,7 +46,7 @@ REASONS: dict[OpClass, str] = {
     OpClass.BATCH_NORM: "one kernel in PyTorch; moments and element-wise operations in Keras without XLA",
     OpClass.REDUCE: "Keras: moments of batch norms; gradients of biases, which PyTorch has inside its products",
     OpClass.MUL: "Keras: scaling of batch norms and of the loss's gradient",
-    OpClass.ADD: "Keras: biases added by operations of their own, batch norms shift; PyTorch has both inside kernels",
+    OpClass.ADD: "Keras adds biases by operations of their own, batch norms shift; PyTorch has both inside kernels",
     OpClass.ELEMENTWISE: "Keras: squares and roots of batch norms; probabilities clipped before their logarithm",
     OpClass.COPY: "Keras: padding as a layer of its own, statistics assigned; PyTorch pads inside the convolution",
     OpClass.CAST: "labels are cast in one framework only",

@@ -133,7 +133,7 @@ def _rounds(folder: Path) -> list[list[_Size]]:
         & table["samples_per_second_per_accelerator"].notna()
     )
     keys = ["mlperf_round", "accelerator", "n_accelerators", "accelerators_per_node", "global_batch_size"]
-    medians = table[keep].groupby(keys, as_index=False)["samples_per_second_per_accelerator"].median()
+    medians = table[keep].groupby(keys)[["samples_per_second_per_accelerator"]].median().reset_index()
     # Later rounds list systems again that were measured for an earlier one: such rows count once.
     medians = medians.drop_duplicates([*keys[1:], "samples_per_second_per_accelerator"])
     found: dict[tuple[str, str], list[_Size]] = {}

@@ -55,8 +55,9 @@ from forerun.evaluation.own_records import own_records_digest
 from forerun.evaluation.own_records_page import own_records_section
 from forerun.evaluation.reference_tables import ReferenceSteps, read_reference_steps, require_reference_folder
 from forerun.evaluation.runtime_study import RuntimeRow, runtime_study, tracker_study
-from forerun.evaluation.scaling_page import scaling_section
+from forerun.evaluation.scaling_page import scaling_digest, scaling_section
 from forerun.evaluation.schedule_study import schedule_study
+from forerun.evaluation.stack_study import stack_markdown, stack_study
 from forerun.prediction.estimate import Provenance
 from forerun.records.reference import read_timm_train
 from forerun.records.reference_transformers import read_neusight_e2e
@@ -143,7 +144,8 @@ def run_reference(quick: bool = False) -> AccuracyPage:
             quick,
             lambda: own_records_section(published_compositions(folder)),
         ),
-        scaling=_kept("scaling", quick, lambda: scaling_section(folder, quick)),
+        scaling=_kept(f"scaling {scaling_digest()}", quick, lambda: scaling_section(folder, quick)),
+        stack=_kept("software stack", quick, lambda: stack_markdown(stack_study(folder))),
         choices=_choices(folder, steps, devices, quick),
         energy=energy_section(_kept("energy", quick, lambda: _energy(folder))),
     )

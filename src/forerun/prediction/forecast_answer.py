@@ -258,7 +258,10 @@ class RunForecast:
             "target": {"metric": found.target.metric, "value": found.target.value},
             "reached_epoch": found.reached_epoch,
             "probability_of_target": found.probability_at_end,
-            "epochs_to_target": _ranked(found.epochs_to_target),
+            "epochs_to_target": {
+                "likely": found.likely_epoch if math.isfinite(found.likely_epoch) else None,
+                **_ranked(found.epochs_to_target),
+            },
             "steps_to_target": None
             if steps is None
             else _ranked([epoch * steps for epoch in found.epochs_to_target]),

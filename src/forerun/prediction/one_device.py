@@ -28,17 +28,19 @@ def one_device(model: PreparedModel, question: Question, bucket_bytes: float) ->
     step = predict_steps(model, question.device, [setup], question.weights, question.torch_version)[0]
     gradients = gradients_of(model, step)
     number, statistics = batch_norms(model.graph)
+    memory = estimate_memory(model.graph, setup, memory_constants_of(question))
     return OneDevice(
         step_s=step.step_s,
         parts=pass_of(model, step),
         host_s=_host_s(model, question),
         gradient_bytes=sum(gradient.size_bytes for gradient in gradients),
+        held_gradient_bytes=sum(p.size_bytes for p in memory.parts if p.name == "gradients"),
         weight_bytes=_weight_bytes(model),
         state_bytes=optimizer_state_bytes(model.graph),
         buckets=gradient_buckets(gradients, bucket_bytes),
         num_batch_norms=number,
         batch_norm_bytes=statistics,
-        peak_memory_bytes=estimate_memory(model.graph, setup, memory_constants_of(question)).peak_bytes,
+        peak_memory_bytes=memory.peak_bytes,
     )
 
 

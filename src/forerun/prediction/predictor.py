@@ -8,12 +8,14 @@ from forerun.costs.memory import estimate_memory, fits
 from forerun.costs.memory_constants import MemoryConstants, memory_constants, visible_memory
 from forerun.costs.memory_max_batch import MaxBatchSize, max_batch_size
 from forerun.costs.op_weights import OpTimeWeights
+from forerun.costs.software_stack import stack_note
 from forerun.errors import InvalidSetupError
 from forerun.hardware.device import Device, DeviceKind
 from forerun.prediction.estimate import Estimate, Interval, MemoryShare
 from forerun.prediction.job import Job, JobTimes, job_times
 from forerun.prediction.point_times import ideal_times_s
 from forerun.prediction.power import training_energy_j
+from forerun.prediction.software_stack import is_keras_graph, stack_of, with_stack
 from forerun.prediction.step import (
     PreparedModel,
     StepPrediction,
@@ -104,7 +106,9 @@ def estimate(model: PreparedModel, validation: PreparedModel | None, question: Q
 
 
 def _predict_one(model: PreparedModel, question: Question, setup: TrainingSetup) -> StepPrediction:
-    return predict_steps(model, question.device, [setup], question.weights, question.torch_version)[0]
+    step = predict_steps(model, question.device, [setup], question.weights, question.torch_version)[0]
+    effect = stack_of(model.graph, question.device, question.weights)
+    return step if effect is None else with_stack(step, effect, setup.phase)
 
 
 def _job_times(
@@ -230,6 +234,14 @@ def _notes(model: PreparedModel, question: Question) -> list[str]:
         notes.append(
             f"no measurement of a {question.device.kind} stands behind the cost model, which was fitted on GPUs: "
             "take the time as an order of magnitude, and calibrate: forerun calibrate"
+        )
+    effect = stack_of(model.graph, question.device, question.weights)
+    if effect is not None:
+        notes.append(stack_note(effect, question.device.name))
+    elif is_keras_graph(model.graph) and question.weights.calibrated_device is None:
+        notes.append(
+            f"software stack: no step of Keras on TensorFlow was measured on a {question.device.kind}; the time is "
+            "that of the same operations in PyTorch"
         )
     if question.setup.compile:
         notes.append("memory is that of eager execution; torch.compile usually needs less")

@@ -93,6 +93,7 @@ class OneDevice:
         parts: Forward, backward, optimizer.
         host_s: Time the host needs to launch it [s].
         gradient_bytes: All gradients [bytes].
+        held_gradient_bytes: What of them is there when memory peaks, often little: activations fill it before [bytes].
         weight_bytes: All weights [bytes].
         state_bytes: State of the optimizer [bytes].
         buckets: Gradients in the order they are sent.
@@ -105,6 +106,7 @@ class OneDevice:
     parts: Pass
     host_s: float
     gradient_bytes: float
+    held_gradient_bytes: float
     weight_bytes: float
     state_bytes: float
     buckets: tuple[Bucket, ...]
@@ -162,14 +164,12 @@ class ScalePoint:
 
 
 def link_class(cluster: Cluster) -> str:
-    """What limits a cluster: "network" over several nodes, else the kind of link inside."""
+    """What limits a cluster: "network" over several nodes, else the kind of link inside, such as "nvlink" or "host"."""
     if cluster.num_nodes > 1:
         return "network"
     if cluster.intra_link is None:
         return "pcie"
-    return {LinkKind.NVLINK: "nvlink", LinkKind.PCIE: "pcie", LinkKind.NETWORK: "network"}.get(
-        cluster.intra_link.kind, "pcie"
-    )
+    return str(cluster.intra_link.kind)
 
 
 def scaled_step(
@@ -209,7 +209,8 @@ def scaled_step(
 
 def _constants(table: ScalingTable, settings: ScaleSettings, kind: str) -> ScalingConstants:
     stack = "tensorflow" if settings.strategy is Strategy.MIRRORED else "pytorch"
-    found = table.of(stack, kind)
+    # Processes on a processor hide nothing: the cores that send are those that compute. Their link is a measured one.
+    found = ScalingConstants(slowdown=1.0) if kind == LinkKind.HOST else table.of(stack, kind)
     drag = settings.coefficient_of_variation
     if drag is None:
         return found
@@ -297,9 +298,9 @@ def _widened(step: Interval, log_spread: float, least_s: float) -> Interval:
 
 
 def held_state(one: OneDevice, settings: ScaleSettings, num_devices: int) -> ShardedMemory:
-    """Weights, gradients and optimizer state that each of n devices holds."""
+    """Weights, gradients and optimizer state that each of n devices holds when its memory peaks."""
     return sharded_memory(
-        one.weight_bytes, one.gradient_bytes, one.state_bytes, num_devices, settings.strategy.stage
+        one.weight_bytes, one.held_gradient_bytes, one.state_bytes, num_devices, settings.strategy.stage
     )
 
 
@@ -315,7 +316,7 @@ def scaled_memory_bytes(one: OneDevice, settings: ScaleSettings, num_devices: in
         return one.peak_memory_bytes
     stage = settings.strategy.stage
     held = held_state(one, settings, num_devices)
-    whole = one.weight_bytes + one.gradient_bytes + one.state_bytes
+    whole = one.weight_bytes + one.held_gradient_bytes + one.state_bytes
     buckets = one.gradient_bytes if stage == 0 else min(2 * settings.bucket_bytes, one.gradient_bytes)
     return one.peak_memory_bytes - whole + held.total_bytes + buckets
 

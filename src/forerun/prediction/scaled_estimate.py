@@ -103,7 +103,7 @@ def _memory_parts(
     held = held_state(one, settings, num_devices)
     saved = {
         "weights": one.weight_bytes - held.weights_bytes,
-        "gradients": one.gradient_bytes - held.gradients_bytes,
+        "gradients": one.held_gradient_bytes - held.gradients_bytes,
         "optimizer state": one.state_bytes - held.optimizer_bytes,
     }
     parts = [MemoryShare(p.name, p.size_bytes - saved.get(p.name, 0.0)) for p in alone.memory_parts]

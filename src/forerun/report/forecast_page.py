@@ -85,7 +85,7 @@ def _add_target(table: Table, answer: Mapping[str, Any]) -> None:
     times = answer["epochs_to_target"]
     table.add_row(
         f"{unit}s to the target",
-        _ranked(times["p50"], "{:,.1f}"),
+        _ranked(times["likely"], "{:,.1f}"),
         f"{_ranked(times['p10'], '{:,.1f}')} to {_ranked(times['p90'], '{:,.1f}')}",
         "",
     )

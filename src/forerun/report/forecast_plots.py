@@ -13,7 +13,9 @@ from forerun.report.figure import COLOURS, Floats, check_plot_path, look_of, new
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["forecast_plot", "trade_off_plot"]
+__all__ = ["backtest_plot", "forecast_plot", "trade_off_plot"]
+
+_BASELINES = ("optimus", "pow3", "best so far", "scaled siblings")
 
 
 def forecast_plot(
@@ -139,3 +141,34 @@ def _draw_configuration(axes: Axes, index: int, row: Mapping[str, Any]) -> None:
         label=f"{row['name']}, {row['device']}",
         **look_of(index),
     )
+
+
+def backtest_plot(path: Path, answer: Mapping[str, Any]) -> None:
+    """Mean error of the final value against the share of the run, our mixtures thick, each forecaster alone thin.
+
+    Args:
+        path: File to write.
+        answer: What ``forerun forecast --evaluate DIR --json`` prints.
+
+    Raises:
+        UsageError, FailureError: The file cannot be written.
+    """
+    check_plot_path(path)
+    figure = new_figure(width_in=7.5, height_in=4.8)
+    axes = figure.subplots()
+    for index, (name, row) in enumerate(answer["mixture_errors"].items()):
+        _draw_errors(axes, row, f"forerun, {name}", linewidth=2.4, **look_of(index))
+    for index, name in enumerate(_BASELINES, start=len(answer["mixture_errors"])):
+        if name in answer["errors"]:
+            look = look_of(index)
+            _draw_errors(axes, answer["errors"][name], name, linewidth=1.0, linestyle="--", **look)
+    axes.set_yscale("log")
+    axes.set(xlabel="share of the run that was seen [%]", ylabel="mean error of the value at the end")
+    axes.grid(visible=True, which="both", alpha=0.3)
+    axes.legend(loc="best", fontsize="small")
+    axes.set_title(f"{answer['num_runs']} runs of {answer['num_jobs']} jobs", fontsize="medium")
+    save_figure(figure, path)
+
+
+def _draw_errors(axes: Axes, row: Mapping[str, float], label: str, **look: Any) -> None:
+    axes.plot([100 * float(cut) for cut in row], list(row.values()), label=label, **look)

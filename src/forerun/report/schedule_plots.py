@@ -33,6 +33,6 @@ def error_plot(path: Path, errors: Mapping[str, Mapping[str, Mapping[float, floa
         axes.set_ylim(bottom=0)
         axes.grid(visible=True, alpha=0.3)
     panels[0].set_ylabel("average completion [h]")
-    panels[0].legend(loc="lower left", fontsize="small")
+    panels[-1].legend(loc="upper right", fontsize="small")
     figure.suptitle("What forecast errors cost")
     save_figure(figure, path)

@@ -118,7 +118,7 @@ class _Table:
 
 
 def fit_server_speed(
-    num_workers: Sequence[int], num_servers: Sequence[int], steps_per_s: Sequence[float]
+    num_workers: npt.ArrayLike, num_servers: npt.ArrayLike, steps_per_s: npt.ArrayLike
 ) -> SynchronousServerSpeed:
     """Optimus' five coefficients by non-negative least squares on the relative error of the step time.
 

@@ -28,6 +28,15 @@ _POLICIES = {
     Precision.BF16: "bfloat16",
 }
 _FORMATS = {Layout.NCHW: "channels_first", Layout.NHWC: "channels_last"}
+_UNKNOWN_CLASS = (
+    "Could not locate class",
+    "Unknown layer",
+    "register_keras_serializable",
+    "No module named",
+    "cannot be imported",
+    "Could not deserialize class",
+)
+_LONGEST_CHAIN = 10
 Shape = tuple[int, ...]
 
 
@@ -109,14 +118,25 @@ def _read_file(path_text: str) -> str:
     return text
 
 
+def _whole_text(error: BaseException) -> str:
+    """What an error and those that led to it say: Keras wraps the cause."""
+    texts: list[str] = []
+    current: BaseException | None = error
+    while current is not None and len(texts) < _LONGEST_CHAIN:
+        texts.append(str(current))
+        current = current.__cause__ or current.__context__
+    return "\n".join(texts)
+
+
 def _why_unreadable(name: str, error: BaseException) -> str:
     text = first_line(error)
-    if "Could not locate class" in text or "Unknown layer" in text or "register_keras_serializable" in text:
+    whole = _whole_text(error)
+    if any(phrase in whole for phrase in _UNKNOWN_CLASS):
         return (
             f"{name} holds a layer of the user's own, whose operations are not known from the file ({text}); name the "
             "function that makes the model as path/to/file.py:factory"
         )
-    if "Lambda" in text or "unsafe" in text.lower():
+    if "Lambda" in whole or "unsafe" in whole.lower():
         return (
             f"{name} holds a Lambda layer, whose code is not run from a file; name the function that makes the "
             "model as path/to/file.py:factory"
