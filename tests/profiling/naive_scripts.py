@@ -34,10 +34,12 @@ def folder(part):
 
 train = DataLoader(folder("seg_train"), batch_size=args.batch_size, shuffle=True)
 test = DataLoader(folder("seg_test"), batch_size=args.batch_size)
-model = nn.Sequential(
-    nn.Conv2d(3, 16, 3, 2, 1), nn.ReLU(), nn.Conv2d(16, 32, 3, 2, 1), nn.ReLU(), nn.Conv2d(32, 64, 3, 2, 1), nn.ReLU(),
-    nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(256, 6),
-)
+def block(inputs, outputs):
+    return nn.Sequential(nn.Conv2d(inputs, outputs, 3, 2, 1), nn.BatchNorm2d(outputs), nn.ReLU())
+
+
+layers = block(3, 16), block(16, 32), block(32, 64), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 6)
+model = nn.Sequential(*layers)
 optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
 loss_of = nn.CrossEntropyLoss()
 for epoch in range(args.epochs):

@@ -92,10 +92,14 @@ class TrialStore:
             if trial.state.name != "RUNNING" or worker is None or worker["host"] != platform.node():
                 continue
             if worker["pid"] != os.getpid() and not _is_alive(worker["pid"], worker["started"]):
-                self.study.tell(trial.number, state=self._optuna.trial.TrialState.FAIL)
-                self.study.enqueue_trial(
-                    trial.params, user_attrs={"source": trial.user_attrs.get("source", "sampler")}
-                )
+                try:
+                    self.study.tell(trial.number, state=self._optuna.trial.TrialState.FAIL)
+                except ValueError:  # another session of the study was faster
+                    continue
+                # A trial may die between being taken from the queue and its first drawn value.
+                values = {**trial.system_attrs.get("fixed_params", {}), **trial.params}
+                source = trial.user_attrs.get("source", "sampler")
+                self.study.enqueue_trial(values, user_attrs={"source": source})
                 count += 1
         return count
 

@@ -76,6 +76,7 @@ class Tuner:
     run: TrialRunner = run_trial
     num_rejected: int = 0
     _began_s: float = field(default_factory=time.monotonic)
+    _began_at: float = field(default_factory=time.time)
 
     def seed(self, profile: Profile | None) -> None:
         """Queues the script as it is, then what the cost model expects to be fast."""
@@ -205,8 +206,13 @@ class Tuner:
         return "" if seconds is None or self._used_s() < seconds else f"{seconds:.0f} s"
 
     def _used_s(self) -> float:
-        """Time of this session, and of trials of earlier ones."""
-        return time.monotonic() - self._began_s
+        """Time of this session, and of trials that ended before it began [s]."""
+        earlier_s = sum(
+            trial.user_attrs["record"]["result"]["wall_s"]
+            for trial in self.run_trials()
+            if trial.user_attrs.get("ended", 0.0) < self._began_at
+        )
+        return time.monotonic() - self._began_s + float(earlier_s)
 
     def _line(self, number: int, values: Mapping[str, Any], result: TrialResult, found: list[Any]) -> str:
         runs = self.run_trials()
