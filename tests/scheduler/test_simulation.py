@@ -31,6 +31,12 @@ def test_a_job_starts_at_the_round_after_its_arrival():
     assert outcome.start_s == 120.0
 
 
+@pytest.mark.parametrize("arrival_s", [1e-300, 1e-8, 300 + 1e-7, 3e5 + 2e-7])
+def test_a_job_a_moment_after_a_round_is_let_in(arrival_s):
+    outcome = run([job(arrival_s=arrival_s)], round_s=300.0).outcomes[0]
+    assert outcome.start_s == pytest.approx(300 * round(arrival_s / 300))
+
+
 def test_events_tell_the_story_in_order():
     jobs = [job("a", num_workers=4, work=1e4), job("b", num_workers=4, work=1e3, arrival_s=60.0)]
     outcome = run(jobs, "srtf")

@@ -155,7 +155,9 @@ class _Simulation:
 
     def _admit(self, now_s: float) -> bool:
         came = False
-        while self.coming and self.coming[-1].job.arrival_s <= now_s + 1e-9:
+        # More than ``_round_from`` takes off, or a job a moment after a round would never be let in.
+        until_s = now_s + 2e-9 * self.options.round_s
+        while self.coming and self.coming[-1].job.arrival_s <= until_s:
             state = self.coming.pop()
             self.active.append(state)
             self.events.append(Event(state.job.arrival_s, state.job.name, EventKind.ARRIVE))
