@@ -1,0 +1,81 @@
+"""What profiling adds to a step: the same script alone and under the profiler, in turns.
+
+    python benchmarks/profile_overhead.py [--pairs 3]
+
+The script times its own steps and waits. Printed: its median step alone and profiled with the paired ratio, the wait by
+hand beside the profile's, and the phases' sum beside the wall time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import forerun
+from forerun.tuning.comparison import paired_ratio
+
+SCRIPT = """
+import statistics, time, torch
+from torch.utils.data import DataLoader, Dataset
+class Images(Dataset):
+    def __len__(self): return 480
+    def __getitem__(self, index):
+        time.sleep(0.001)
+        return torch.randn(3, 48, 48), index % 6
+layers = torch.nn.Conv2d(3, 32, 3), torch.nn.ReLU(), torch.nn.Conv2d(32, 32, 3), torch.nn.AdaptiveAvgPool2d(1)
+model = torch.nn.Sequential(*layers, torch.nn.Flatten(), torch.nn.Linear(32, 6))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+steps, waits = [], []
+for epoch in range(2):
+    iterator = iter(DataLoader(Images(), batch_size=8, shuffle=True))
+    begin = time.monotonic()
+    for images, labels in iterator:
+        waits.append(time.monotonic() - begin)
+        torch.nn.functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        steps.append(time.monotonic() - begin)
+        begin = time.monotonic()
+print("BYHAND", statistics.median(steps[10:]), statistics.mean(waits[1:]))
+"""
+
+
+def main() -> None:
+    """Runs the pairs and prints the figures."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--pairs", type=int, default=3)
+    pairs = parser.parse_args().pairs
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / "loop.py"
+        script.write_text(SCRIPT, encoding="utf-8")
+        command = [sys.executable, str(script)]
+        alone, watched = [], []
+        for _ in range(pairs):
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            alone.append(_by_hand(done.stdout)[0])
+            output = Path(folder) / "output.txt"
+            with output.open("w", encoding="utf-8") as echo:
+                found = forerun.profile(command, echo=echo)
+            step_s, wait_s = _by_hand(output.read_text(encoding="utf-8"))
+            watched.append(step_s)
+            total_s = sum(found.phases_s.values())
+            print(
+                f"wait {1e3 * found.loader_wait_s:.3f} ms, by hand {1e3 * wait_s:.3f} ms; "
+                f"phases {total_s:.2f} s, wall {found.wall_s:.2f} s; parts {1e3 * found.parts.step_s:.3f} ms, "
+                f"step {1e3 * found.step_time_s:.3f} ms"
+            )
+    ratio = paired_ratio(alone, watched)
+    ends = "" if ratio.low is None else f", 95 % {ratio.low:.3f} to {ratio.high:.3f}"
+    print(f"median step: alone {alone}, profiled {watched}; ratio {ratio.ratio:.3f}{ends} over {pairs} pairs")
+
+
+def _by_hand(text: str) -> tuple[float, float]:
+    words = text.split("BYHAND")[1].split()
+    return float(words[0]), float(words[1])
+
+
+if __name__ == "__main__":
+    main()
