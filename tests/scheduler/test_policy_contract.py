@@ -72,7 +72,7 @@ class TestContract:
         for found in outcome.outcomes:
             # From the round after its arrival until its end, something runs.
             moments = [found.arrival_s + 301, (found.arrival_s + found.end_s) / 2]
-            for moment in (m for m in moments if m < found.end_s):
+            for moment in (m for m in moments if moments[0] <= m < found.end_s):
                 in_round = (moment - 301, moment)
                 assert any(s.start_s <= in_round[1] and s.end_s >= in_round[0] for s in outcome.stretches)
 
