@@ -22,6 +22,7 @@ from forerun.profiling.profile import Profile, summarise_run
 from forerun.profiling.recorded import read_processes, training_process
 from forerun.tuning.configuration import Configuration, with_arguments
 from forerun.tuning.scenarios.plan import Scenario, chosen_scenarios, training_command
+from forerun.tuning.trial import say_nothing
 
 __all__ = ["tune_scenarios"]
 
@@ -38,7 +39,7 @@ def tune_scenarios(
     budget: str = "15min",
     folder: Path = Path("forerun-study"),
     seed: int | None = None,
-    say: Callable[[str], None] | None = None,
+    say: Callable[[str], None] = say_nothing,
 ) -> list[dict[str, Any]]:
     """Trains the built-in task as it is, then as each scenario finds best; each final run is whole and measured.
 
@@ -64,14 +65,13 @@ def tune_scenarios(
             "a scenario needs images: --data FOLDER with seg_train and seg_test, a folder per class"
         )
     command = training_command(data, epochs=epochs, weights=weights)
-    tell = say or (lambda line: None)
     cores = int(describe_host().num_usable_cores)
     found: list[dict[str, Any]] = []
     configuration = Configuration(arguments={}, hooks={})
     for each in chosen_scenarios(scenario, num_cores=cores, epochs=epochs):
-        tell(f"scenario {each.name}: {each.words}")
+        say(f"scenario {each.name}: {each.words}")
         base = with_arguments(configuration.command(command), dict(each.settings or {}))
-        study = _search(each, base, configuration, budget, folder / each.name, seed, tell)
+        study = _search(each, base, configuration, budget, folder / each.name, seed, say)
         if study is not None:
             configuration = Configuration(
                 arguments={

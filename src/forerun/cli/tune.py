@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -48,6 +48,12 @@ def tune(
     max_loss: Annotated[float, typer.Option(help="Loss of the metric accepted for speed.", min=0.0)] = 0.01,
     price: Annotated[str | None, typer.Option(metavar="1.89/h", help="Price of this machine.")] = None,
     device: Annotated[str | None, typer.Option(metavar="cuda:0", help="Device of the trials.")] = None,
+    workers: Annotated[
+        int,
+        typer.Option(
+            help="Sessions that search at once, each on a GPU (with --ray, a node) of its own.", min=1
+        ),
+    ] = 1,
     sampler: Annotated[str, typer.Option(metavar="NAME", help="tpe or random.")] = "tpe",
     seed: Annotated[int | None, typer.Option(help="Of the sampler.")] = None,
     ray: Annotated[
@@ -95,11 +101,6 @@ def tune(
     space = Path(words.pop(0)) if words and words[0].endswith((".yaml", ".yml")) else None
     if sampler not in ("tpe", "random"):
         raise UsageError(f"expected the sampler tpe or random, got '{sampler}'")
-    options: dict[str, Any] = {}
-    if ray is not None:
-        from forerun.tuning.ray_trials import ray_runner
-
-        options["runner"] = ray_runner(ray)
     found = api.tune(
         words,
         budget=budget,
@@ -120,9 +121,10 @@ def tune(
         seed=seed,
         price_usd_per_hour=None if price is None else parse_price_usd_per_hour(price),
         device_index=device,
+        num_sessions=workers,
+        ray_address=ray,
         say=_say,
         echo=sys.stderr if show_output else None,
-        **options,
     )
     _print(found, as_json=as_json)
 

@@ -20,7 +20,7 @@ from forerun.tuning.configuration import Configuration
 from forerun.tuning.metrics import Reading, find_metric, read_metric
 from forerun.tuning.space import Metric
 
-__all__ = ["TrialOrder", "TrialResult", "run_trial"]
+__all__ = ["TrialOrder", "TrialResult", "run_trial", "say_nothing"]
 
 _OUT_OF_MEMORY = re.compile(
     r"out of memory|OutOfMemoryError|MemoryError|can't allocate memory|Cannot allocate memory|"
@@ -107,12 +107,17 @@ class TrialResult:
         return (max if is_rising else min)(values, default=None)
 
 
+def say_nothing(line: str) -> None:
+    """Takes a line that nobody wants to read."""
+
+
 def run_trial(
     order: TrialOrder,
     configuration: Configuration,
     *,
     echo: IO[str] | None = None,
     on_value: Callable[[int, float], bool] | None = None,
+    say: Callable[[str], None] = say_nothing,
 ) -> TrialResult:
     """Runs a configuration while no other trial runs on the device.
 
@@ -121,6 +126,7 @@ def run_trial(
         configuration: What.
         echo: Where the script's output goes.
         on_value: Called with the number and value of each printed metric; ends the trial by returning true.
+        say: Told who has the device, if the trial must wait for it.
     """
     seen: list[float] = []
 
@@ -136,7 +142,7 @@ def run_trial(
 
     with (
         tempfile.TemporaryDirectory(prefix="forerun-") as folder,
-        lock_device(order.device_index, wait_s=_LOCK_PATIENCE_S),
+        lock_device(order.device_index, wait_s=_LOCK_PATIENCE_S, on_wait=say),
     ):
         settings = HookSettings(
             folder=folder,
