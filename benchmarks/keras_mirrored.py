@@ -1,10 +1,11 @@
 """MirroredStrategy of Keras on two logical processors: measured steps beside predicted ones.
 
 The replicas share the threads, so their work adds up: a step of two replicas is a step of twice the batch, and what the
-strategy costs for each variable (its gradient is summed and handed back). That cost is measured on one network and used
-for the other:
+strategy costs. Three forms of that cost, each fitted on the other networks:
 
-    predicted = step of one replica with twice the batch + variables * cost of a variable of the other network
+    a                  each step is split, run by the replicas' threads and joined
+    c * variables      each gradient is summed and handed back
+    a + c * variables  both, by least squares with neither below zero
 
     python benchmarks/keras_mirrored.py --batch-size 32
 """
@@ -16,10 +17,25 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from statistics import median
 
-NETWORKS = {"cnn:depth=1,base_filters=8": 8, "cnn:depth=2,base_filters=8": 12}
+import numpy as np
+from scipy.optimize import nnls
+
+NETWORKS = {
+    "cnn:depth=1,base_filters=8": 8,
+    "cnn:depth=2,base_filters=8": 12,
+    "cnn:depth=3,base_filters=8": 16,
+    "cnn:depth=1,base_filters=32": 8,
+    "cnn:depth=3,base_filters=16": 16,
+}
 """Networks with their trainable variables: two for each convolution and dense layer."""
+FORMS: dict[str, Callable[[float], list[float]]] = {
+    "a": lambda variables: [1.0],
+    "c * variables": lambda variables: [variables],
+    "a + c * variables": lambda variables: [1.0, variables],
+}
 
 
 def _measure_ms(network: str, batch_size: int, num_replicas: int, repetitions: int) -> float:
@@ -74,12 +90,19 @@ def main() -> None:
         name: (_measure_ms(name, 2 * batch, 1, repetitions), _measure_ms(name, batch, 2, repetitions))
         for name in NETWORKS
     }
-    cost = {name: max(0.0, (two - one) / NETWORKS[name]) for name, (one, two) in found.items()}
-    print("network                    one replica, twice the batch  two replicas  predicted  error")
+    print("network                      one replica, twice the batch  two replicas  " + "  ".join(FORMS))
+    errors: dict[str, list[float]] = {form: [] for form in FORMS}
     for name, (one, two) in found.items():
-        other = next(value for key, value in cost.items() if key != name)
-        predicted = one + NETWORKS[name] * other
-        print(f"{name:25s}  {one:25.1f} ms  {two:9.1f} ms  {predicted:6.1f} ms  {predicted / two - 1:+.0%}")
+        cells = []
+        for form, terms in FORMS.items():
+            others = {key: value for key, value in found.items() if key != name}
+            rows = np.array([terms(NETWORKS[key]) for key in others])
+            extra = np.array([max(0.0, second - first) for first, second in others.values()])
+            predicted = one + float(np.dot(nnls(rows, extra)[0], terms(NETWORKS[name])))
+            errors[form].append(abs(predicted / two - 1))
+            cells.append(f"{predicted:.1f} ms ({predicted / two - 1:+.0%})")
+        print(f"{name:27s}  {one:25.1f} ms  {two:9.1f} ms  " + "  ".join(cells))
+    print("mean error: " + ", ".join(f"{form} {np.mean(found):.0%}" for form, found in errors.items()))
 
 
 if __name__ == "__main__":

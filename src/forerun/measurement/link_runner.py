@@ -94,16 +94,22 @@ def _work(rank: int, num_processes: int, device: str, num_repetitions: int) -> _
 
 
 def _sharing_slowdown(rank: int, num_repetitions: int) -> float:
-    """Time of a layer's step while all processes make it, over that while one does: they share caches and memory."""
+    """Time of a block's step while all processes make it, over that while one does: they share caches and memory.
+
+    Convolution, batch norm and ReLU on tensors of 4 MiB, as networks have them: what fits in a core's own cache shares
+    nothing and would show nothing.
+    """
     import torch
     import torch.distributed as dist
 
-    images = torch.randn(8, 32, 32, 32, requires_grad=True)
-    kernel = torch.randn(32, 32, 3, 3, requires_grad=True)
+    images = torch.randn(16, 64, 32, 32, requires_grad=True)
+    block = torch.nn.Sequential(
+        torch.nn.Conv2d(64, 64, 3, padding=1), torch.nn.BatchNorm2d(64), torch.nn.ReLU()
+    )
 
     def step_s() -> float:
         began_s = time.perf_counter()
-        torch.nn.functional.conv2d(images, kernel, padding=1).relu().sum().backward()
+        block(images).sum().backward()
         return time.perf_counter() - began_s
 
     alone_s, together_s = [], []
