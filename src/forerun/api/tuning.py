@@ -25,14 +25,13 @@ from forerun.tuning.configuration import Configuration, configure, read_configur
 from forerun.tuning.objectives import parse_objectives
 from forerun.tuning.space import Metric, Space, default_space, read_space
 from forerun.tuning.study import TrialStore
-from forerun.tuning.trial import TrialOrder, TrialResult, run_trial
+from forerun.tuning.trial import TrialOrder, TrialResult, run_trial, say_nothing
 from forerun.tuning.tuner import Task, TrialRunner, Tuner, base_values, check_arguments
 
 __all__ = ["Comparison", "TuneResult", "apply", "compare", "tune"]
 
 _PROFILE_STEPS = 40
 _MOST_CHECKED = 3
-_QUIET: Callable[[str], None] = lambda line: None  # noqa: E731
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +103,7 @@ def tune(
     price_usd_per_hour: float | None = None,
     device_index: str | None = None,
     runner: TrialRunner | None = None,
-    say: Callable[[str], None] = _QUIET,
+    say: Callable[[str], None] = say_nothing,
     echo: IO[str] | None = None,
 ) -> TuneResult:
     """Searches for a better configuration of a training command, which is never edited.
@@ -238,7 +237,7 @@ def _look_at_script(
     if found.outcome not in ("done", "stopped"):
         raise ScriptError(
             f"expected the script to run as it is, but it {found.outcome} after {found.num_steps} steps"
-            f" (exit status {found.status})"
+            f" (exit status {found.status}); it said: {found.said or 'nothing'}"
         )
     check_arguments(space, options)
     base = base_values(space, found, options)
@@ -412,7 +411,7 @@ def compare(
     metric: str | None = None,
     margin: float = 0.01,
     timeout_s: float = 3600.0,
-    say: Callable[[str], None] = _QUIET,
+    say: Callable[[str], None] = say_nothing,
     echo: IO[str] | None = None,
 ) -> Comparison:
     """Runs a command in two configurations in turns, A-B-A-B, and compares speed and metric in pairs.
@@ -493,7 +492,7 @@ def apply(
     command: Sequence[str],
     configuration: Configuration | Path,
     *,
-    say: Callable[[str], None] = _QUIET,
+    say: Callable[[str], None] = say_nothing,
     echo: IO[str] | None = None,
 ) -> Launch:
     """Runs a command with a configuration that ``tune`` found.

@@ -145,6 +145,7 @@ class Tuner:
             self.store.tell(trial, found, record)
         self.say(self._line(trial.number, values, result, found))
         self._stop_if_all_crash()
+        self._stop_without_metric(result)
 
     def _reject(self, trial: Any, values: dict[str, Any], expected: float, limit: float) -> None:
         """Told to the sampler as a constraint that is violated by so much; costs no time."""
@@ -229,7 +230,8 @@ class Tuner:
         )
         what = ", ".join(f"{name}={value}" for name, value in values.items())
         eta = "" if left_s is None else f"; about {left_s:.0f} s left"
-        return f"trial {number} [{what}]: {result.outcome}, {worth}{eta}"
+        reason = f" ({result.reason})" if result.outcome in ("crashed", "out of memory") else ""
+        return f"trial {number} [{what}]: {result.outcome}{reason}, {worth}{eta}"
 
     def _own_values(self) -> dict[str, Any] | None:
         """The script as it is, if every value of it is inside the space."""
@@ -271,6 +273,13 @@ class Tuner:
             raise ScriptError(
                 f"the last {_LATEST_CRASHES} trials crashed; the last one: {latest[-1]['reason']}"
             )
+
+    def _stop_without_metric(self, result: TrialResult) -> None:
+        """A script that never prints its metric would use up the budget for nothing."""
+        is_needed = any(objective.needs_metric for objective in self.task.objectives)
+        seen = any(trial.user_attrs["record"]["result"]["curve"] for trial in self.run_trials())
+        if is_needed and result.outcome == "done" and not seen:
+            raise ScriptError(result.reason)
 
 
 def _is_between(value: Any, parameter: Any) -> bool:
