@@ -160,3 +160,16 @@ def test_an_interrupt_keeps_what_was_seen_and_ends_everything(tmp_path):
     assert answer["outcome"] == "interrupted"
     assert answer["num_steps"] > 3
     assert processes_with(path) == []
+
+
+def test_a_script_that_ends_inside_the_traced_window_ends_well(tmp_path):
+    # Ten steps of an epoch: the window begins after the third and is open for twenty.
+    done = run_forerun(
+        "profile", "--json", "--window", "20", "--", sys.executable, script(tmp_path, LOOP), "1"
+    )
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["outcome"] == "done"
+    assert answer["num_steps"] == 10
+    assert answer["has_window"]
+    assert answer["parts"]["host_s"] > 0.015

@@ -79,6 +79,7 @@ class Watch:
         if os.getpid() != self._pid:
             return
         self._clock.finish(time.monotonic())
+        self._window.close()  # an open one crashes the interpreter's end
         self._write_window()
         self._recording.flush()
         self._write_memory()

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 __all__ = ["IMAGE_SIZE", "load_model", "main"]
@@ -178,6 +179,8 @@ def _write(folder: Path, history: list[dict[str, float]]) -> None:
         {name: value if math.isfinite(value) else None for name, value in row.items()} for row in history
     ]
     (folder / "metrics.json").write_text(json.dumps(plain, indent=2, allow_nan=False), encoding="utf-8")
+    # TensorBoard takes this empty module as the wish to do without TensorFlow, which is seconds of importing.
+    sys.modules.setdefault("tensorboard.compat.notf", ModuleType("tensorboard.compat.notf"))
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
