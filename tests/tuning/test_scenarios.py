@@ -17,7 +17,7 @@ from forerun.tuning.scenarios.generated_images import CLASSES, generate_images
 from forerun.tuning.scenarios.plan import SCENARIOS, chosen_scenarios, training_command
 
 WORDS = (
-    "tune", "--scenario", "all", "--task", "squeezenet", "--data", "images", "--generate", "36", "--weights", "none",
+    "tune", "--scenario", "all", "--task", "squeezenet", "--data", "images", "--generate", "24", "--weights", "none",
     "--epochs", "2", "--budget", "2 trials", "--trial-time", "0.3s", "--study", "study", "--seed", "3", "--json",
 )  # fmt: skip
 PLOTS = ("training_loss_comparison.png", "training_accuracy_comparison.png", "utilisation.png")

@@ -167,14 +167,17 @@ class Tuner:
         return Metric(name=result.metric, is_rising="loss" not in result.metric)
 
     def _pruner(self, trial: Any) -> Callable[[int, float], bool] | None:
+        metric = self.task.order.metric
         if not self.task.with_pruning or not self.task.num_rounds or self.task.num_rounds < 2:
             return None
+        # As in the objective, a falling metric is told with its sign turned.
+        sign = 1.0 if metric is None or metric.is_rising else -1.0
         from forerun.callbacks import ForecastPruner
 
         pruner = ForecastPruner(self.task.num_rounds)
 
         def on_value(number: int, value: float) -> bool:
-            trial.report(value, number)
+            trial.report(sign * value, number)
             frozen = self.store.study.get_trials(deepcopy=False)[trial.number]
             return bool(pruner.prune(self.store.study, frozen))
 
