@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from forerun.api.backtests import Backtest, ReferenceBacktest, backtest, backtest_reference
     from forerun.api.calibration import Calibration, calibrate
+    from forerun.api.comparing import Comparison, apply, compare
     from forerun.api.composition import CompositionRun, measure_composition, recorded_compositions
     from forerun.api.configurations import TradeOff, trade_off
     from forerun.api.convergence_tables import (
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
     from forerun.api.skypilot import time_estimator
     from forerun.api.speeds import ServerCurve, SpeedFit, fit_speed, scale_servers
     from forerun.api.suite import SuiteRun, measure_suite
-    from forerun.api.tuning import Comparison, TuneResult, apply, compare, tune
+    from forerun.api.tuning import TuneResult, tune
 
 __all__ = [
     "Backtest",
@@ -127,7 +128,7 @@ _MODULES = {
     "Backtest": "backtests",
     "BatchForecast": "convergence_tables",
     "Calibration": "calibration",
-    "Comparison": "tuning",
+    "Comparison": "comparing",
     "CompositionRun": "composition",
     "Evaluation": "prediction",
     "LoaderRun": "loading",
@@ -144,11 +145,11 @@ _MODULES = {
     "TradeOff": "configurations",
     "TrainedCurve": "curves",
     "TuneResult": "tuning",
-    "apply": "tuning",
+    "apply": "comparing",
     "backtest": "backtests",
     "backtest_reference": "backtests",
     "calibrate": "calibration",
-    "compare": "tuning",
+    "compare": "comparing",
     "evaluate": "prediction",
     "evaluate_reference": "prediction",
     "fit_op_model": "prediction",

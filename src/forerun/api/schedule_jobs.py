@@ -130,7 +130,9 @@ def _measured(entry: JobEntry, cluster: Cluster) -> dict[str, SpeedModel]:
         raise InvalidSetupError(
             f"job '{entry.name}': points are for {', '.join(unknown)}, the cluster has {', '.join(cluster.kinds)}"
         )
-    return {kind: known.get(kind, known.get("")) for kind in cluster.kinds if kind in known or "" in known}  # type: ignore[misc]
+    return {
+        kind: known[kind if kind in known else ""] for kind in cluster.kinds if kind in known or "" in known
+    }
 
 
 def _fitted(entry: JobEntry, path: Path, cluster: Cluster) -> dict[str, SpeedModel]:

@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
 from forerun.api.profiling import device_index as first_device
 from forerun.api.profiling import profile
-from forerun.errors import FailureError, ScriptError, UsageError
+from forerun.errors import ScriptError, UsageError
 from forerun.hardware import describe_host
 from forerun.profiling.files import write_json
-from forerun.profiling.hooks.settings import HookSettings
-from forerun.profiling.launch import Launch, check_command, launch
+from forerun.profiling.launch import check_command
 from forerun.profiling.profile import Profile
 from forerun.profiling.recorded import read_processes
+from forerun.tuning.acceptance import accept_best
 from forerun.tuning.budget import parse_budget
-from forerun.tuning.comparison import non_inferiority, paired_ratio
-from forerun.tuning.configuration import Configuration, configure, read_configuration, write_configuration
+from forerun.tuning.configuration import Configuration, configure, write_configuration
 from forerun.tuning.objectives import parse_objectives
+from forerun.tuning.sessions import StudyOrder, search_together
 from forerun.tuning.space import Metric, Space, default_space, read_space
 from forerun.tuning.study import TrialStore
-from forerun.tuning.trial import TrialOrder, TrialResult, run_trial, say_nothing
-from forerun.tuning.tuner import Task, TrialRunner, Tuner, base_values, check_arguments
+from forerun.tuning.trial import TrialOrder, say_nothing
+from forerun.tuning.tuner import Task, Tuner, base_values, check_arguments
 
-__all__ = ["Comparison", "TuneResult", "apply", "compare", "tune"]
+__all__ = ["TuneResult", "tune"]
 
 _PROFILE_STEPS = 40
-_MOST_CHECKED = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +100,8 @@ def tune(
     seed: int | None = None,
     price_usd_per_hour: float | None = None,
     device_index: str | None = None,
-    runner: TrialRunner | None = None,
+    num_sessions: int = 1,
+    ray_address: str | None = None,
     say: Callable[[str], None] = say_nothing,
     echo: IO[str] | None = None,
 ) -> TuneResult:
@@ -133,7 +132,9 @@ def tune(
         seed: Of the sampler.
         price_usd_per_hour: Of the machine.
         device_index: ``cpu`` or ``cuda:N``; the first GPU if there is one.
-        runner: Runs a trial; on this machine if None.
+        num_sessions: Processes that search at once, each on a GPU of its own where there are several; those on one
+            device take turns. More than one needs ``if __name__ == "__main__":`` in a script that calls this.
+        ray_address: ``auto`` or ``HOST:PORT`` of a Ray cluster that the trials run on; this machine if None.
         say: Receives a line about each trial.
         echo: Where the script's output goes.
 
@@ -142,6 +143,8 @@ def tune(
         ScriptError: The script fails as it is.
     """
     words = check_command(command)
+    if num_sessions < 1:
+        raise UsageError(f"expected one session or more, got {num_sessions}")
     limits, objectives = parse_budget(budget), parse_objectives(objective)
     limits.seconds(price_usd_per_hour)
     host = describe_host()
@@ -195,10 +198,21 @@ def tune(
         with_priors=with_priors,
         with_pruning=with_pruning,
         num_rounds=None if epochs is None else int(epochs),
+        num_sessions=num_sessions,
     )
-    tuner = Tuner(task=task, store=store, base=base, optimizer=optimizer, say=say, run=runner or run_trial)
+    shared = StudyOrder(
+        folder=study,
+        identity=identity,
+        task=task,
+        base=base,
+        optimizer=optimizer,
+        sampler=sampler,
+        seed=seed,
+        ray_address=ray_address,
+    )
+    tuner = shared.tuner(store, say)
     tuner.seed(found)
-    ended_by = tuner.search()
+    ended_by = search_together(tuner, shared, _devices(device, device_index or ray_address, num_sessions))
     return _conclude(tuner, found, ended_by, study, max_accuracy_loss, check=check, echo=echo)
 
 
@@ -219,6 +233,16 @@ def _machine_limit(device: str, memory_bytes: float) -> float | None:
 
     gpus = visible_gpus(list_gpus())
     return float(gpus[0].memory_bytes) if gpus else None
+
+
+def _devices(first: str, asked: str | None, num_sessions: int) -> list[str]:
+    """A device for each session: all on the one asked for, or the machine's GPUs in turn; a node's first with Ray."""
+    if asked is not None or first == "cpu":
+        return [first] * num_sessions
+    from forerun.hardware.host_gpus import list_gpus, visible_gpus
+
+    num_gpus = max(1, len(visible_gpus(list_gpus())))
+    return [f"cuda:{index % num_gpus}" for index in range(num_sessions)]
 
 
 def _look_at_script(
@@ -275,7 +299,7 @@ def _conclude(
         complete = [t for t in tuner.store.trials() if t.state.name == "COMPLETE" and _is_feasible(t)]
         sign = -1.0 if tuner.task.objectives[0].is_rising else 1.0
         ranked = sorted(complete, key=lambda t: sign * t.values[0])
-    chosen, checked, notes = _check(tuner, ranked, max_loss, check=check, echo=echo)
+    chosen, checked, notes = accept_best(tuner, ranked, max_loss, check=check, echo=echo)
     outcomes = [t.user_attrs["record"]["result"]["outcome"] for t in tuner.store.trials()]
     best = None
     if chosen is not None:
@@ -327,205 +351,3 @@ def _row(trial: Any) -> dict[str, Any]:
         "curve": result["curve"],
         "hooks": result["hooks"],
     }
-
-
-def _check(
-    tuner: Tuner, ranked: Sequence[Any], max_loss: float, *, check: bool, echo: IO[str] | None
-) -> tuple[Any, dict[str, Any] | None, tuple[str, ...]]:
-    """Runs the script as it is and the best trials whole, until one keeps the metric."""
-    if not ranked:
-        return None, None, ("no trial brought a value",)
-    order = tuner.task.order
-    if not check or not order.is_short:
-        note = () if not order.is_short else ("accuracy was not checked: --no-check",)
-        return ranked[0], None, note
-    whole = replace(order, is_short=False)
-    before = run_trial(whole, Configuration(arguments={}, hooks={}), echo=echo)
-    if before.outcome != "done":
-        return (
-            ranked[0],
-            None,
-            (f"accuracy was not checked: the script as it is {before.outcome}: {before.reason}",),
-        )
-    tried: list[dict[str, Any]] = []
-    for trial in ranked[:_MOST_CHECKED]:
-        configuration = configure(
-            tuner.task.space, trial.user_attrs["record"]["values"], tuner.base, tuner.optimizer
-        )
-        after = run_trial(whole, configuration, echo=echo)
-        verdict = _verdict(before, after, tuner.metric(before), max_loss)
-        tuner.say(f"whole run of trial {trial.number}: {after.outcome}, {verdict['words']}")
-        tried.append({"number": trial.number, **verdict})
-        if verdict["is_accepted"]:
-            checked = {"baseline": before.as_dict(), "best": after.as_dict(), **verdict, "tried": tried}
-            return trial, checked, ()
-    lost = f"none of the {len(tried)} fastest trials keeps the metric within {max_loss:g}: the script as it is stays"
-    return None, {"baseline": before.as_dict(), "best": None, "tried": tried}, (lost,)
-
-
-def _verdict(
-    before: TrialResult, after: TrialResult, metric: Metric | None, max_loss: float
-) -> dict[str, Any]:
-    if after.outcome != "done":
-        return {"is_accepted": False, "words": after.reason}
-    speedup = (
-        None
-        if not before.rate_samples_per_s or not after.rate_samples_per_s
-        else after.rate_samples_per_s / before.rate_samples_per_s
-    )
-    if metric is None or not before.curve or not after.curve:
-        return {"is_accepted": True, "speedup": speedup, "words": "the script prints no metric: not compared"}
-    first, second = before.curve[-1][1], after.curve[-1][1]
-    loss = first - second if metric.is_rising else second - first
-    return {
-        "is_accepted": bool(loss <= max_loss and math.isfinite(second)),
-        "speedup": speedup,
-        "metric": metric.name,
-        "metric_before": first,
-        "metric_after": second,
-        "words": f"{metric.name} {first:.4f} before, {second:.4f} after",
-    }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """Two configurations, run in turns.
-
-    Attributes:
-        speed: Ratio of samples a second, B over A.
-        time: Ratio of the whole time, A over B.
-        accuracy: Non-inferiority of B; None without a metric.
-        metric: Its name.
-        runs: Every run: ``which``, ``rate_samples_per_s``, ``wall_s``, ``metric``.
-    """
-
-    speed: dict[str, Any] | None
-    time: dict[str, Any]
-    accuracy: dict[str, Any] | None
-    metric: str | None
-    runs: tuple[dict[str, Any], ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Every field as types that JSON has."""
-        return asdict(self)
-
-
-def compare(
-    command: Sequence[str],
-    first: Configuration | Path | None,
-    second: Configuration | Path | None,
-    *,
-    repetitions: int = 3,
-    metric: str | None = None,
-    margin: float = 0.01,
-    timeout_s: float = 3600.0,
-    say: Callable[[str], None] = say_nothing,
-    echo: IO[str] | None = None,
-) -> Comparison:
-    """Runs a command in two configurations in turns, A-B-A-B, and compares speed and metric in pairs.
-
-    Args:
-        command: Words of the command.
-        first: A: a configuration or its file; the command as it is if None.
-        second: B.
-        repetitions: Runs of each.
-        metric: Figure the script prints; a usual one if None.
-        margin: Loss of the metric that counts as none.
-        timeout_s: Longest time of a run [s].
-        say: Receives a line about each run.
-        echo: Where the script's output goes.
-
-    Raises:
-        UsageError: The command or a file cannot be used.
-        ScriptError: A run fails.
-    """
-    words = check_command(command)
-    if repetitions < 1:
-        raise UsageError(f"expected one repetition or more, got {repetitions}")
-    wanted = None if metric is None else Metric(name=metric, is_rising="loss" not in metric)
-    order = TrialOrder(
-        command=words, metric=wanted, is_short=False, timeout_s=timeout_s, device_index=first_device()
-    )
-    configurations = {"A": _read(first), "B": _read(second)}
-    results: dict[str, list[TrialResult]] = {"A": [], "B": []}
-    for index in range(repetitions):
-        # Who goes first changes from pair to pair.
-        for which in ("AB", "BA")[index % 2]:
-            result = run_trial(order, configurations[which], echo=echo)
-            if result.outcome == "interrupted":
-                raise KeyboardInterrupt
-            if result.outcome != "done":
-                raise ScriptError(
-                    f"expected {which} to run to its end, but it {result.outcome}: {result.reason}"
-                )
-            results[which].append(result)
-            say(f"{which}: {result.wall_s:.1f} s, {result.rate_samples_per_s or 0:.1f} samples/s")
-    return _compared(results, wanted, margin)
-
-
-def _read(found: Configuration | Path | None) -> Configuration:
-    if found is None:
-        return Configuration(arguments={}, hooks={})
-    return read_configuration(found) if isinstance(found, Path) else found
-
-
-def _compared(results: Mapping[str, list[TrialResult]], wanted: Metric | None, margin: float) -> Comparison:
-    rates = {w: [r.rate_samples_per_s for r in runs if r.rate_samples_per_s] for w, runs in results.items()}
-    has_rates = all(len(rates[w]) == len(results[w]) for w in "AB")
-    last = {w: [r.curve[-1][1] for r in runs if r.curve] for w, runs in results.items()}
-    name = results["A"][0].metric
-    metric = wanted or (None if name is None else Metric(name=name, is_rising="loss" not in name))
-    has_metric = metric is not None and all(len(last[w]) == len(results[w]) for w in "AB")
-    return Comparison(
-        speed=paired_ratio(rates["A"], rates["B"]).as_dict() if has_rates else None,
-        time=paired_ratio([r.wall_s for r in results["B"]], [r.wall_s for r in results["A"]]).as_dict(),
-        accuracy=non_inferiority(last["A"], last["B"], margin=margin, is_rising=metric.is_rising)
-        if has_metric and metric is not None
-        else None,
-        metric=metric.name if has_metric and metric is not None else None,
-        runs=tuple(
-            {
-                "which": which,
-                "rate_samples_per_s": result.rate_samples_per_s,
-                "wall_s": result.wall_s,
-                "metric": result.curve[-1][1] if result.curve else None,
-            }
-            for which in "AB"
-            for result in results[which]
-        ),
-    )
-
-
-def apply(
-    command: Sequence[str],
-    configuration: Configuration | Path,
-    *,
-    say: Callable[[str], None] = say_nothing,
-    echo: IO[str] | None = None,
-) -> Launch:
-    """Runs a command with a configuration that ``tune`` found.
-
-    Raises:
-        UsageError: The command or the file cannot be used.
-        ScriptError: The command fails.
-    """
-    words = check_command(command)
-    found = _read(configuration)
-    exact = found.command(words)
-    say(f"command: {shlex.join(exact)}")
-    with tempfile.TemporaryDirectory(prefix="forerun-") as folder:
-        settings = HookSettings(folder=folder, parent_pid=0, window_steps=0, knobs=found.hooks)
-        environment = (
-            {"OMP_NUM_THREADS": str(found.hooks["num_threads"])} if "num_threads" in found.hooks else {}
-        )
-        run = launch(exact, settings, echo=echo, environment=environment)
-        seen = {hook["what"]: hook for process in read_processes(Path(folder)) for hook in process.hooks}
-        for hook in seen.values():
-            say(f"hook: {hook['knob']}: {hook['what']}")
-        for knob in set(found.hooks) - {hook["knob"] for hook in seen.values()}:
-            say(f"hook: {knob}: not applied, the script never came to it")
-    if run.outcome == "interrupted":
-        raise KeyboardInterrupt
-    if run.outcome != "done":
-        raise FailureError(f"the command {run.outcome} with status {run.status}")
-    return run

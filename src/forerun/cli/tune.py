@@ -48,12 +48,20 @@ def tune(
     max_loss: Annotated[float, typer.Option(help="Loss of the metric accepted for speed.", min=0.0)] = 0.01,
     price: Annotated[str | None, typer.Option(metavar="1.89/h", help="Price of this machine.")] = None,
     device: Annotated[str | None, typer.Option(metavar="cuda:0", help="Device of the trials.")] = None,
+    workers: Annotated[
+        int,
+        typer.Option(
+            help="Sessions that search at once, each on a GPU (with --ray, a node) of its own.", min=1
+        ),
+    ] = 1,
     sampler: Annotated[str, typer.Option(metavar="NAME", help="tpe or random.")] = "tpe",
     seed: Annotated[int | None, typer.Option(help="Of the sampler.")] = None,
     ray: Annotated[
         str | None, typer.Option(metavar="auto", help="Run trials on a Ray cluster: auto or HOST:PORT.")
     ] = None,
-    prune: Annotated[bool, typer.Option("--prune", help="End whole runs whose forecast cannot win.")] = False,
+    prune: Annotated[
+        bool, typer.Option("--prune", help="For accuracy: end runs whose forecast cannot win.")
+    ] = False,
     no_check: Annotated[
         bool, typer.Option("--no-check", help="Do not run the best whole beside the script as it is.")
     ] = False,
@@ -112,11 +120,6 @@ def tune(
     space = Path(words.pop(0)) if words and words[0].endswith((".yaml", ".yml")) else None
     if sampler not in ("tpe", "random"):
         raise UsageError(f"expected the sampler tpe or random, got '{sampler}'")
-    options: dict[str, Any] = {}
-    if ray is not None:
-        from forerun.tuning.ray_trials import ray_runner
-
-        options["runner"] = ray_runner(ray)
     result = api.tune(
         words,
         budget=budget,
@@ -137,9 +140,10 @@ def tune(
         seed=seed,
         price_usd_per_hour=None if price is None else parse_price_usd_per_hour(price),
         device_index=device,
+        num_sessions=workers,
+        ray_address=ray,
         say=_say,
         echo=sys.stderr if show_output else None,
-        **options,
     )
     _print(result, as_json=as_json)
 

@@ -15,6 +15,7 @@ from typing import Literal
 from forerun.costs.memory_constants import MemoryConstants
 from forerun.costs.memory_replay import ReplayPlan, replay, replay_plan, smallest_limit_bytes
 from forerun.costs.memory_stream import LivePeak, check_stream, live_peak, live_peak_bytes
+from forerun.costs.per_graph import PerGraph
 from forerun.errors import InvalidSetupError
 from forerun.workload.graph import AllocationKind, Graph, MemoryEvent, at_batch
 from forerun.workload.setup import Layout, TrainingSetup
@@ -119,9 +120,7 @@ def estimate_memory(
     _require_batch_size(graph, setup.batch_size_per_device)
     peak = live_peak(graph.memory, setup.batch_size_per_device)
     if by_replay and constants.uses_caching_allocator:
-        limit_bytes: float = smallest_limit_bytes(
-            plan_for_setup(graph, setup, constants), setup.batch_size_per_device
-        )
+        limit_bytes: float = _smallest_limit_bytes(graph, setup, constants)
     else:
         check_stream(graph.memory)
         limit_bytes = peak.total_bytes * constants.live_factor
@@ -136,6 +135,19 @@ def estimate_memory(
         parts=_parts(peak, limit_bytes, constants.overhead_bytes),
         peak_phase=peak.phase,
         source=constants.source,
+    )
+
+
+_limits_kept: PerGraph[int] = PerGraph(4096)
+
+
+def _smallest_limit_bytes(graph: Graph, setup: TrainingSetup, constants: MemoryConstants) -> int:
+    """``smallest_limit_bytes``, remembered: of the device it knows no more than the factor of the workspace."""
+    batch_size = setup.batch_size_per_device
+    return _limits_kept.get(
+        graph,
+        (batch_size, _workspace_factor(setup, constants)),
+        lambda: smallest_limit_bytes(plan_for_setup(graph, setup, constants), batch_size),
     )
 
 

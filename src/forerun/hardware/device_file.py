@@ -7,15 +7,14 @@ catalogue takes to read.
 
 from __future__ import annotations
 
-import math
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from forerun.errors import CatalogError, near_matches
+from forerun.errors import CatalogError
 from forerun.hardware.device import Device, DeviceKind, NumberFormat
+from forerun.hardware.toml_fields import positive_figure, read_toml, refuse_unknown_keys, text_field
 
 __all__ = ["load_device_file", "parse_devices", "read_device_file"]
 
@@ -62,20 +61,13 @@ def load_device_file(path: str | Path) -> Device:
 
 def read_device_file(path: Path) -> tuple[Device, ...]:
     """All devices of one TOML file."""
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CatalogError(
-            f"{path}: expected a readable hardware file, got {error.strerror or error}"
-        ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise CatalogError(f"{path}: expected a TOML file, but {error}; correct the file") from error
+    document = read_toml(path, "hardware")
     return parse_devices(document, str(path))
 
 
 def parse_devices(document: Mapping[str, Any], where: str) -> tuple[Device, ...]:
     """All devices of one parsed document; ``where`` names it in messages."""
-    _refuse_unknown(document, ("device",), where)
+    refuse_unknown_keys(document, ("device",), where)
     tables = document.get("device", [])
     tables = [tables] if isinstance(tables, dict) else tables
     if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
@@ -85,10 +77,10 @@ def parse_devices(document: Mapping[str, Any], where: str) -> tuple[Device, ...]
 
 def _device(table: Mapping[str, Any], file: str) -> Device:
     where = f"{file}, device '{table.get('name', '?')}'"
-    _refuse_unknown(table, _KEYS, where)
-    texts = {key: _text(table, key, where) for key in _TEXTS}
+    refuse_unknown_keys(table, _KEYS, where)
+    texts = {key: text_field(table, key, where) for key in _TEXTS}
     _check_spelling(texts, where)
-    figures = {field: _figure(table, key, where) * unit for key, (field, unit) in _FIGURES.items()}
+    figures = {field: positive_figure(table, key, where) * unit for key, (field, unit) in _FIGURES.items()}
     peaks = _peaks(table, where)
     return Device(
         name=texts["name"],
@@ -109,7 +101,7 @@ def _device(table: Mapping[str, Any], file: str) -> Device:
         peak_flops_per_s=peaks,
         aliases=_aliases(table, where),
         sources=_sources(table, peaks, where),
-        notes=_text(table, "notes", where) if "notes" in table else "",
+        notes=text_field(table, "notes", where) if "notes" in table else "",
     )
 
 
@@ -122,34 +114,6 @@ def _check_spelling(texts: Mapping[str, str], where: str) -> None:
         )
     if not _NAME.fullmatch(texts["name"]):
         raise CatalogError(f"{where}: name must be lower-case words joined by hyphens, got '{texts['name']}'")
-
-
-def _refuse_unknown(table: Mapping[str, Any], known: Iterable[str], where: str) -> None:
-    known = tuple(known)
-    for key in table:
-        if key not in known:
-            raise CatalogError(f"{where}: unknown key '{key}'{near_matches(key, known)}; remove or rename it")
-
-
-def _text(table: Mapping[str, Any], key: str, where: str) -> str:
-    value = table.get(key)
-    if not isinstance(value, str) or not value.strip():
-        raise CatalogError(f"{where}: '{key}' must be a text that is not empty, got {value!r}; add it")
-    return value
-
-
-def _figure(table: Mapping[str, Any], key: str, where: str) -> float:
-    value = table.get(key)
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or not math.isfinite(value)
-        or value <= 0
-    ):
-        raise CatalogError(
-            f"{where}: '{key}' must be a positive number, got {value!r}; add the figure and its source"
-        )
-    return float(value)
 
 
 def _whole(value: float, where: str) -> int:
@@ -173,10 +137,10 @@ def _peaks(table: Mapping[str, Any], where: str) -> dict[NumberFormat, float]:
         raise CatalogError(
             f"{where}: expected a table 'peak_tflops' with a dense rate per number format, got {rates!r}"
         )
-    _refuse_unknown(rates, _FORMATS, f"{where}, peak_tflops")
+    refuse_unknown_keys(rates, _FORMATS, f"{where}, peak_tflops")
     if "fp32" not in rates:
         raise CatalogError(f"{where}: 'peak_tflops' must give fp32; add the dense rate and its source")
-    return {NumberFormat(key): _figure(rates, key, f"{where}, peak_tflops") * 1e12 for key in rates}
+    return {NumberFormat(key): positive_figure(rates, key, f"{where}, peak_tflops") * 1e12 for key in rates}
 
 
 def _sources(table: Mapping[str, Any], peaks: Iterable[NumberFormat], where: str) -> dict[str, str]:
@@ -185,13 +149,13 @@ def _sources(table: Mapping[str, Any], peaks: Iterable[NumberFormat], where: str
         raise CatalogError(
             f"{where}: expected a table 'sources' that says where each figure is from, got {given!r}"
         )
-    _refuse_unknown(given, _SOURCE_KEYS, f"{where}, sources")
+    refuse_unknown_keys(given, _SOURCE_KEYS, f"{where}, sources")
     found: dict[str, str] = {}
     for key, group in _SOURCE_GROUPS.items():
         if key not in given and group not in given:
             raise CatalogError(f"{where}: '{key}' has no source; add sources.{key} or sources.{group}")
         field = _FIGURES[key][0] if key in _FIGURES else key
-        found[field] = _text(given, key if key in given else group, f"{where}, sources")
+        found[field] = text_field(given, key if key in given else group, f"{where}, sources")
     return found | _peak_sources(given, frozenset(peaks), where)
 
 
@@ -199,9 +163,9 @@ def _peak_sources(given: Mapping[str, Any], peaks: frozenset[NumberFormat], wher
     """The source of the rates, either one text for all or a table with a text per number format."""
     source = given.get("peak_tflops")
     if not isinstance(source, dict):
-        return {_PEAKS_FIELD: _text(given, "peak_tflops", f"{where}, sources")}
-    _refuse_unknown(source, peaks, f"{where}, sources.peak_tflops")
+        return {_PEAKS_FIELD: text_field(given, "peak_tflops", f"{where}, sources")}
+    refuse_unknown_keys(source, peaks, f"{where}, sources.peak_tflops")
     return {
-        f"{_PEAKS_FIELD}.{peak}": _text(source, peak, f"{where}, sources.peak_tflops")
+        f"{_PEAKS_FIELD}.{peak}": text_field(source, peak, f"{where}, sources.peak_tflops")
         for peak in sorted(peaks)
     }

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import tomllib
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 from forerun.errors import CatalogError, UnknownDeviceError, near_matches
 from forerun.hardware.link import Link, LinkKind
 from forerun.hardware.names import name_key
+from forerun.hardware.toml_fields import positive_figure, read_toml, refuse_unknown_keys, text_field
 
 __all__ = ["find_link", "load_link_file", "load_links", "parse_links"]
 
@@ -78,11 +77,7 @@ def load_link_file(path: str | Path) -> Link:
 
 
 def _read(path: Path) -> tuple[Link, ...]:
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise CatalogError(f"{path}: expected a TOML file of links, but {error}; correct the file") from error
-    return parse_links(document, str(path))
+    return parse_links(read_toml(path, "link"), str(path))
 
 
 def parse_links(document: Mapping[str, Any], where: str) -> tuple[Link, ...]:
@@ -96,15 +91,11 @@ def parse_links(document: Mapping[str, Any], where: str) -> tuple[Link, ...]:
 
 def _link(table: Mapping[str, Any], file: str) -> Link:
     where = f"{file}, link '{table.get('name', '?')}'"
-    unknown = sorted(set(table) - _KEYS)
-    if unknown:
-        raise CatalogError(
-            f"{where}: unknown key '{unknown[0]}'{near_matches(unknown[0], _KEYS)}; remove or rename it"
-        )
-    texts = {key: _text(table, key, where) for key in _TEXTS}
+    refuse_unknown_keys(table, _KEYS, where)
+    texts = {key: text_field(table, key, where) for key in _TEXTS}
     if texts["kind"] not in set(LinkKind):
         raise CatalogError(f"{where}: kind must be one of {', '.join(LinkKind)}, got '{texts['kind']}'")
-    figures = {field: _figure(table, key, where) * unit for key, (field, unit) in _FIGURES.items()}
+    figures = {field: positive_figure(table, key, where) * unit for key, (field, unit) in _FIGURES.items()}
     if figures["usable_share"] > 1:
         raise CatalogError(f"{where}: usable_share must be at most 1, got {figures['usable_share']}")
     return Link(
@@ -115,23 +106,6 @@ def _link(table: Mapping[str, Any], file: str) -> Link:
         sources=_sources(table, where),
         **figures,
     )
-
-
-def _text(table: Mapping[str, Any], key: str, where: str) -> str:
-    value = table.get(key)
-    if not isinstance(value, str) or not value.strip():
-        raise CatalogError(f"{where}: '{key}' must be a text that is not empty, got {value!r}; add it")
-    return value
-
-
-def _figure(table: Mapping[str, Any], key: str, where: str) -> float:
-    value: Any = table.get(key)
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or value <= 0:
-        raise CatalogError(
-            f"{where}: '{key}' must be a positive number, got {value!r}; add the figure and its source"
-        )
-    return float(value)
 
 
 def _sources(table: Mapping[str, Any], where: str) -> dict[str, str]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import datetime
 import math
-import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from forerun.errors import CatalogError, ForerunError, near_matches
+from forerun.errors import CatalogError, ForerunError
 from forerun.hardware.catalogue import find_device
 from forerun.hardware.prices import InstancePrice, PriceKind, owned_price_usd_per_hour
+from forerun.hardware.toml_fields import read_toml, refuse_unknown_keys, text_field
 
 __all__ = ["read_price_file"]
 
@@ -29,15 +29,8 @@ def read_price_file(path: Path) -> tuple[InstancePrice, ...]:
         CatalogError: The file cannot be read, or an entry lacks a figure, its date or its source.
         UnknownDeviceError: A device is not in the catalogue.
     """
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CatalogError(
-            f"{path}: expected a readable price file, got {error.strerror or error}"
-        ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise CatalogError(f"{path}: expected a TOML file, but {error}; correct the file") from error
-    _refuse_unknown(document, ("price", "owned"), str(path))
+    document = read_toml(path, "price")
+    refuse_unknown_keys(document, ("price", "owned"), str(path))
     rented = [price for table in _tables(document, "price", path) for price in _rented(table, path)]
     owned = [_owned(table, path) for table in _tables(document, "owned", path)]
     if not rented and not owned:
@@ -54,14 +47,14 @@ def _tables(document: Mapping[str, Any], key: str, path: Path) -> list[Mapping[s
 
 def _rented(table: Mapping[str, Any], path: Path) -> Iterable[InstancePrice]:
     where = f"{path}, instance '{table.get('instance', '?')}'"
-    _refuse_unknown(table, _PRICE_KEYS, where)
-    texts = {key: _text(table, key, where) for key in _TEXTS}
+    refuse_unknown_keys(table, _PRICE_KEYS, where)
+    texts = {key: text_field(table, key, where) for key in _TEXTS}
     prices = table.get("usd_per_hour")
     if not isinstance(prices, dict) or not prices:
         raise CatalogError(
             f"{where}: 'usd_per_hour' must be a table such as {{ on-demand = 1.2 }}, got {prices!r}"
         )
-    _refuse_unknown(prices, _RENTED, f"{where}, usd_per_hour")
+    refuse_unknown_keys(prices, _RENTED, f"{where}, usd_per_hour")
     for kind in prices:
         yield InstancePrice(
             provider=texts["provider"].lower(),
@@ -80,8 +73,8 @@ def _rented(table: Mapping[str, Any], path: Path) -> Iterable[InstancePrice]:
 
 def _owned(table: Mapping[str, Any], path: Path) -> InstancePrice:
     where = f"{path}, owned device '{table.get('device', '?')}'"
-    _refuse_unknown(table, _OWNED_KEYS, where)
-    device = find_device(_text(table, "device", where))
+    refuse_unknown_keys(table, _OWNED_KEYS, where)
+    device = find_device(text_field(table, "device", where))
     figures = {key: _amount(table, key, where) for key in _OWNED_FIGURES}
     power_w = _amount(table, "power_w", where) if "power_w" in table else device.power_limit_w
     utilisation = _amount(table, "utilisation", where) if "utilisation" in table else 1.0
@@ -103,20 +96,6 @@ def _owned(table: Mapping[str, Any], path: Path) -> InstancePrice:
         date=datetime.date.today(),
         source=f"{path.name}: purchase, years of use and energy",
     )
-
-
-def _refuse_unknown(table: Mapping[str, Any], known: Iterable[str], where: str) -> None:
-    known = tuple(known)
-    for key in table:
-        if key not in known:
-            raise CatalogError(f"{where}: unknown key '{key}'{near_matches(key, known)}; remove or rename it")
-
-
-def _text(table: Mapping[str, Any], key: str, where: str) -> str:
-    value = table.get(key)
-    if not isinstance(value, str) or not value.strip():
-        raise CatalogError(f"{where}: '{key}' must be a text that is not empty, got {value!r}; add it")
-    return value
 
 
 def _amount(table: Mapping[str, Any], key: str, where: str) -> float:

@@ -16,7 +16,7 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from pathlib import Path
@@ -61,13 +61,20 @@ _held: ContextVar[frozenset[Path]] = ContextVar("forerun_held_devices", default=
 
 
 @contextlib.contextmanager
-def lock_device(device_index: str, *, wait_s: float = 0.0, folder: Path | None = None) -> Iterator[Path]:
+def lock_device(
+    device_index: str,
+    *,
+    wait_s: float = 0.0,
+    folder: Path | None = None,
+    on_wait: Callable[[str], None] | None = None,
+) -> Iterator[Path]:
     """Holds the device for as long as the context lasts; inside, the same thread may ask for it again.
 
     Args:
         device_index: Such as ``cpu`` or ``cuda:0``.
         wait_s: How long to wait for another holder [s].
         folder: Where the file is; the machine's folder for temporary files if None.
+        on_wait: Told once who holds it, if there is somebody to wait for.
 
     Raises:
         DeviceBusyError: Another process holds it; the message names it.
@@ -80,7 +87,7 @@ def lock_device(device_index: str, *, wait_s: float = 0.0, folder: Path | None =
     descriptor = _open(path)
     token = _held.set(held | {path})
     try:
-        _acquire(descriptor, path, device_index, time.monotonic() + wait_s)
+        _acquire(descriptor, path, device_index, time.monotonic() + wait_s, on_wait)
         _write_holder(descriptor)
         yield path
     finally:
@@ -110,7 +117,13 @@ def _open(path: Path) -> int:
         ) from error
 
 
-def _acquire(descriptor: int, path: Path, device_index: str, deadline_s: float) -> None:
+def _acquire(
+    descriptor: int,
+    path: Path,
+    device_index: str,
+    deadline_s: float,
+    on_wait: Callable[[str], None] | None,
+) -> None:
     import fcntl
 
     while True:
@@ -122,6 +135,9 @@ def _acquire(descriptor: int, path: Path, device_index: str, deadline_s: float) 
                     f"expected device {device_index} to be free, but {_holder(path)} is measuring on it; "
                     f"wait until it ends, or end it (lock: {path})"
                 ) from None
+            if on_wait is not None:
+                on_wait(f"waiting for device {device_index}: {_holder(path)} is measuring on it")
+                on_wait = None
             time.sleep(_POLL_S)
         except OSError as error:
             raise MeasurementError(

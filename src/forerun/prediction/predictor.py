@@ -8,6 +8,7 @@ from forerun.costs.memory import estimate_memory, fits
 from forerun.costs.memory_constants import MemoryConstants, memory_constants, visible_memory
 from forerun.costs.memory_max_batch import MaxBatchSize, max_batch_size
 from forerun.costs.op_weights import OpTimeWeights
+from forerun.costs.per_graph import PerGraph
 from forerun.costs.software_stack import stack_note
 from forerun.errors import InvalidSetupError
 from forerun.hardware.device import Device, DeviceKind
@@ -205,8 +206,7 @@ def _memory(model: PreparedModel, question: Question) -> _Memory:
     )
 
 
-_KEPT_LARGEST = 256
-_largest_kept: dict[tuple[int, TrainingSetup, float, MemoryConstants], tuple[Graph, MaxBatchSize]] = {}
+_largest_kept: PerGraph[MaxBatchSize] = PerGraph(256)
 
 
 def _largest_batch(
@@ -214,15 +214,11 @@ def _largest_batch(
 ) -> MaxBatchSize:
     """``max_batch_size``, remembered: it does not depend on the batch size that is asked about."""
     general = replace(setup, batch_size_per_device=1)
-    key = (id(graph), general, visible_bytes, constants)
-    found = _largest_kept.get(key)
-    # The graph itself is kept beside its answer, so that its identity cannot pass to another.
-    if found is None or found[0] is not graph:
-        if len(_largest_kept) >= _KEPT_LARGEST:
-            _largest_kept.clear()
-        found = (graph, max_batch_size(graph, setup, visible_bytes, constants))
-        _largest_kept[key] = found
-    return found[1]
+    return _largest_kept.get(
+        graph,
+        (general, visible_bytes, constants),
+        lambda: max_batch_size(graph, setup, visible_bytes, constants),
+    )
 
 
 def _notes(model: PreparedModel, question: Question) -> list[str]:

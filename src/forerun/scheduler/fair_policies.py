@@ -26,11 +26,7 @@ class EqualShare:
 
     def allocate(self, jobs: Sequence[JobView], cluster: Cluster, now_s: float) -> dict[str, Allocation]:
         """Rounds of one more for each job that gains by it, the smallest share first."""
-        free = FreeResources(cluster)
-        waiting_first = sorted(jobs, key=lambda v: (v.attained_device_s, v.order))
-        given = start_all(waiting_first, cluster, free)
-        _fill(jobs, free, given, cluster, until_best=True)
-        return given
+        return _progressive_filling(jobs, cluster, until_best=True)
 
     def reason(self, view: JobView, given: Allocation | None) -> str:
         """Its share."""
@@ -52,15 +48,22 @@ class DominantResourceFairness:
 
     def allocate(self, jobs: Sequence[JobView], cluster: Cluster, now_s: float) -> dict[str, Allocation]:
         """Progressive filling."""
-        free = FreeResources(cluster)
-        waiting_first = sorted(jobs, key=lambda v: (v.attained_device_s, v.order))
-        given = start_all(waiting_first, cluster, free)
-        _fill(jobs, free, given, cluster, until_best=False)
-        return given
+        return _progressive_filling(jobs, cluster, until_best=False)
 
     def reason(self, view: JobView, given: Allocation | None) -> str:
         """Its share."""
         return "its fair dominant share" if given else "waits: more jobs than the cluster can start"
+
+
+def _progressive_filling(
+    jobs: Sequence[JobView], cluster: Cluster, *, until_best: bool
+) -> dict[str, Allocation]:
+    """Every job started, who had least first, then one unit after another to the smallest share."""
+    free = FreeResources(cluster)
+    waiting_first = sorted(jobs, key=lambda v: (v.attained_device_s, v.order))
+    given = start_all(waiting_first, cluster, free)
+    _fill(jobs, free, given, cluster, until_best=until_best)
+    return given
 
 
 def _fill(

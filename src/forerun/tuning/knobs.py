@@ -79,6 +79,13 @@ KNOBS: Mapping[str, Knob] = {
             choices=("off", "default", "reduce-overhead", "max-autotune"),
         ),
         Knob(name="num_workers", words="processes of the loader", has_hook=True, is_number=True),
+        Knob(
+            name="jpeg_decode_size",
+            words="JPEGs are decoded at a scale that keeps this height and width; 0 for full size [pixels]",
+            has_hook=True,
+            is_number=True,
+            changes_result=True,
+        ),
         Knob(name="pin_memory", words="page-locked batches", has_hook=True, choices=_ONOFF),
         Knob(
             name="prefetch_factor", words="batches ahead per worker", has_hook=True, is_number=True, lowest=1

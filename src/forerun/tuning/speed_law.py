@@ -63,8 +63,9 @@ def first_guesses(
 ) -> list[dict[str, Any]]:
     """Configurations worth trying first, the most promising before the others.
 
-    The batch sizes and workers that the model expects to be fastest, with all settings that usually help; the same
-    with these settings as the script has them; then half the batch size, which often trains better at nearly the speed.
+    The batch sizes and workers that the model expects to be fastest, with all settings that usually help and, on a
+    processor, threads that leave the workers their cores; the same with these settings as the script has them; then
+    half the batch size, which often trains better at nearly the speed.
     """
     modelled = [p for p in space.parameters if p.name in ("batch_size", "num_workers") and p.values]
     neutral = {p.name: _own_value(p.values, base.get(p.name)) for p in space.parameters if p.values}
@@ -79,14 +80,28 @@ def first_guesses(
     if not ranked:
         return [{**neutral, **helping}] if helping else []
     best = ranked[0]
-    found = [{**neutral, **helping, **best}, {**neutral, **best}]
-    smaller = [v for v in ranked if v.get("batch_size", 0) < best.get("batch_size", 0)]
-    found += [{**neutral, **helping, **values} for values in (*smaller[:1], *ranked[1:])]
+    helped = [
+        {**neutral, **helping, **_fitting_threads(space, profile, values), **values} for values in ranked
+    ]
+    found = [helped[0], {**neutral, **best}]
+    smaller = [v for v in helped if v.get("batch_size", 0) < best.get("batch_size", 0)]
+    found += [*smaller[:1], *helped[1:]]
     unique: list[dict[str, Any]] = []
     for guess in found:
         if guess not in unique:
             unique.append(guess)
     return unique[:num_guesses]
+
+
+def _fitting_threads(space: Space, profile: Profile, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Threads for a processor's kernels that leave a core to each worker: more of both only wait for each other."""
+    parameter = next((p for p in space.parameters if p.name == "num_threads" and p.values), None)
+    num_workers = int(values.get("num_workers", 0))
+    if parameter is None or not num_workers or not profile.device.startswith("cpu"):
+        return {}
+    num_left = max(1.0, profile.num_usable_cores - num_workers)
+    fitting = [value for value in parameter.values if value <= num_left]
+    return {"num_threads": max(fitting)} if fitting else {}
 
 
 def _own_value(values: tuple[Any, ...], own: Any) -> Any:

@@ -87,21 +87,36 @@ class TrialStore:
     def claim_lost_trials(self) -> int:
         """Trials of workers that died on this machine are queued again; tells how many."""
         count = 0
+        for trial, is_alive in self._running_elsewhere():
+            if is_alive:
+                continue
+            try:
+                self.study.tell(trial.number, state=self._optuna.trial.TrialState.FAIL)
+            except ValueError:  # another session of the study was faster
+                continue
+            # A trial may die between being taken from the queue and its first drawn value.
+            values = {**trial.system_attrs.get("fixed_params", {}), **trial.params}
+            source = trial.user_attrs.get("source", "sampler")
+            self.study.enqueue_trial(values, user_attrs={"source": source})
+            count += 1
+        return count
+
+    def num_running_elsewhere(self, *, before: int | None = None) -> int:
+        """Trials that other living sessions on this machine are running now, those of a smaller number if given."""
+        return sum(
+            is_alive and (before is None or trial.number < before)
+            for trial, is_alive in self._running_elsewhere()
+        )
+
+    def _running_elsewhere(self) -> list[tuple[Any, bool]]:
+        """Running trials of other sessions on this machine, and whether the session lives."""
+        found = []
         for trial in self.study.get_trials(deepcopy=False):
             worker = trial.user_attrs.get(_WORKER)
-            if trial.state.name != "RUNNING" or worker is None or worker["host"] != platform.node():
-                continue
-            if worker["pid"] != os.getpid() and not _is_alive(worker["pid"], worker["started"]):
-                try:
-                    self.study.tell(trial.number, state=self._optuna.trial.TrialState.FAIL)
-                except ValueError:  # another session of the study was faster
-                    continue
-                # A trial may die between being taken from the queue and its first drawn value.
-                values = {**trial.system_attrs.get("fixed_params", {}), **trial.params}
-                source = trial.user_attrs.get("source", "sampler")
-                self.study.enqueue_trial(values, user_attrs={"source": source})
-                count += 1
-        return count
+            is_here = worker is not None and worker["host"] == platform.node()
+            if trial.state.name == "RUNNING" and is_here and worker["pid"] != os.getpid():
+                found.append((trial, _is_alive(worker["pid"], worker["started"])))
+        return found
 
     def enqueue(self, values: Mapping[str, Any], source: str) -> None:
         """Puts a configuration first in the queue, unless the study has it."""

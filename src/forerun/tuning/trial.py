@@ -116,6 +116,7 @@ def run_trial(
     *,
     echo: IO[str] | None = None,
     on_value: Callable[[int, float], bool] | None = None,
+    say: Callable[[str], None] = say_nothing,
 ) -> TrialResult:
     """Runs a configuration while no other trial runs on the device.
 
@@ -124,6 +125,7 @@ def run_trial(
         configuration: What.
         echo: Where the script's output goes.
         on_value: Called with the number and value of each printed metric; ends the trial by returning true.
+        say: Told who has the device, if the trial must wait for it.
     """
     seen: list[float] = []
 
@@ -139,7 +141,7 @@ def run_trial(
 
     with (
         tempfile.TemporaryDirectory(prefix="forerun-") as folder,
-        lock_device(order.device_index, wait_s=_LOCK_PATIENCE_S),
+        lock_device(order.device_index, wait_s=_LOCK_PATIENCE_S, on_wait=say),
     ):
         settings = HookSettings(
             folder=folder,

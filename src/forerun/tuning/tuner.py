@@ -41,6 +41,7 @@ class Task:
         with_priors: Whether the first trials come from the cost model.
         with_pruning: Whether trials end when their forecast cannot win.
         num_rounds: Reports of a metric in a whole run, for pruning.
+        num_sessions: Processes that search at once; for the time that is left.
     """
 
     space: Space
@@ -53,6 +54,7 @@ class Task:
     with_priors: bool = True
     with_pruning: bool = False
     num_rounds: int | None = None
+    num_sessions: int = 1
 
 
 @dataclass(slots=True)
@@ -105,7 +107,10 @@ class Tuner:
             if expected is not None and limit is not None and self.task.with_memory_law and expected > limit:
                 self._reject(trial, values, expected, limit)
                 continue
-            self._run(trial, values, expected)
+            if self._is_beyond_the_budget(trial):
+                self.store.drop(trial)
+            else:
+                self._run(trial, values, expected)
             return True
         return False
 
@@ -113,7 +118,7 @@ class Tuner:
         configuration = configure(self.task.space, values, self.base, self.optimizer)
         callback = self._pruner(trial)
         try:
-            result = self.run(self.task.order, configuration, **({"on_value": callback} if callback else {}))
+            result = self.run(self.task.order, configuration, on_value=callback, say=self.say)
         except BaseException:
             self.store.drop(trial)
             raise
@@ -204,10 +209,16 @@ class Tuner:
 
     def _spent(self) -> str:
         limit = self.task.budget.num_trials
-        if limit is not None and len(self.run_trials()) >= limit:
+        if limit is not None and len(self.run_trials()) + self.store.num_running_elsewhere() >= limit:
             return f"{limit} trials"
         seconds = self.task.budget.seconds(self.task.price_usd_per_hour)
         return "" if seconds is None or self._used_s() < seconds else f"{seconds:.0f} s"
+
+    def _is_beyond_the_budget(self, trial: Any) -> bool:
+        """Whether other sessions have taken the last trials since this one looked."""
+        limit = self.task.budget.num_trials
+        num_earlier = self.store.num_running_elsewhere(before=trial.number)
+        return limit is not None and len(self.run_trials()) + num_earlier >= limit
 
     def _used_s(self) -> float:
         """Time of this session, and of trials that ended before it began [s]."""
@@ -226,6 +237,7 @@ class Tuner:
             durations,
             num_left=None if limit is None else limit - len(runs),
             budget_left_s=None if seconds is None else seconds - self._used_s(),
+            num_workers=self.task.num_sessions,
         )
         worth = ", ".join(
             f"{o.name} {'-' if v is None else format(v, '.4g')} {o.unit}".rstrip()
@@ -305,6 +317,7 @@ def base_values(space: Space, profile: Profile | None, options: tuple[dict[str, 
         "channels_last": False,
         "optimizer_implementation": "foreach",
         "cudnn_benchmark": False,
+        "jpeg_decode_size": 0,
         "accumulation": 1,
         "num_threads": profile.optimizer.get("num_threads") if profile is not None else None,
         "lr": profile.optimizer.get("lr") if profile is not None else None,

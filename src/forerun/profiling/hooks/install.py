@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
-import ctypes
 import os
-import signal
 import sys
 import time
 from functools import partial
@@ -16,19 +13,18 @@ from forerun.profiling.hooks.arguments import record_arguments
 from forerun.profiling.hooks.images import name_unreadable_images
 from forerun.profiling.hooks.imports import after_import
 from forerun.profiling.hooks.knob_hooks import knob_patches
+from forerun.profiling.hooks.parent import die_with_parent
 from forerun.profiling.hooks.recording import Recording
 from forerun.profiling.hooks.settings import read_settings
 from forerun.profiling.hooks.watch import Watch
 
 __all__ = ["install"]
 
-_PR_SET_PDEATHSIG = 1
-
 
 def install(settings_file: Path) -> None:
     """Watches this process from now on; nothing is imported that the script does not import itself."""
     settings = read_settings(settings_file)
-    _follow_the_parent_into_death(settings.parent_pid)
+    die_with_parent(settings.parent_pid)
     recording = Recording(Path(settings.folder))
     recording.write(
         "process",
@@ -55,13 +51,7 @@ def install(settings_file: Path) -> None:
             "torch.utils.data.dataloader": loaders,
             "torch.optim.optimizer": optimizers,
             "torch.nn.modules.module": patches.modules,
+            "PIL.Image": patches.images,
         }
     )
     atexit.register(watch.finish)
-
-
-def _follow_the_parent_into_death(parent_pid: int) -> None:
-    """The kernel ends the script when forerun dies, even by SIGKILL."""
-    if sys.platform == "linux" and os.getppid() == parent_pid:
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

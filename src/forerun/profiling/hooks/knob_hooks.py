@@ -24,7 +24,7 @@ def knob_patches(knobs: dict[str, Any], recording: Recording) -> KnobPatches:
 
 @dataclass(slots=True)
 class KnobPatches:
-    """Changes of loaders, optimizers and models.
+    """Changes of loaders, images, optimizers and models.
 
     Attributes:
         knobs: Values by knob.
@@ -91,6 +91,23 @@ class KnobPatches:
     def modules(self, module: Any) -> None:
         """Changes the outermost modules that are trained."""
         ModelHooks(self.knobs, self._tell).patch(module)
+
+    def images(self, module: Any) -> None:
+        """Decodes JPEGs at the smallest of libjpeg's scales (1/2, 1/4, 1/8) that keeps the asked height and width."""
+        size = int(self.knobs.get("jpeg_decode_size", 0))
+        if not size:
+            return
+        read = module.open
+
+        @functools.wraps(read)
+        def opened(*args: Any, **kwargs: Any) -> Any:
+            image = read(*args, **kwargs)
+            if image.format == "JPEG":
+                image.draft(None, (size, size))
+            return image
+
+        module.open = opened
+        self._tell("jpeg_decode_size", f"PIL.Image.open(...).draft(None, ({size}, {size})) for JPEGs")
 
     def _loader_arguments(
         self, given: dict[str, Any], wanted: dict[str, Any], batch_size: int | None

@@ -1,0 +1,166 @@
+"""Compares two configurations of a training command, or runs it with one."""
+
+from __future__ import annotations
+
+import shlex
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from forerun.api.profiling import device_index as first_device
+from forerun.errors import FailureError, ScriptError, UsageError
+from forerun.profiling.hooks.settings import HookSettings
+from forerun.profiling.launch import Launch, check_command, launch
+from forerun.profiling.recorded import read_processes
+from forerun.tuning.comparison import non_inferiority, paired_ratio
+from forerun.tuning.configuration import Configuration, read_configuration
+from forerun.tuning.space import Metric
+from forerun.tuning.trial import TrialOrder, TrialResult, run_trial, say_nothing
+
+__all__ = ["Comparison", "apply", "compare"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Two configurations, run in turns.
+
+    Attributes:
+        speed: Ratio of samples a second, B over A.
+        time: Ratio of the whole time, A over B.
+        accuracy: Non-inferiority of B; None without a metric.
+        metric: Its name.
+        runs: Every run: ``which``, ``rate_samples_per_s``, ``wall_s``, ``metric``.
+    """
+
+    speed: dict[str, Any] | None
+    time: dict[str, Any]
+    accuracy: dict[str, Any] | None
+    metric: str | None
+    runs: tuple[dict[str, Any], ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Every field as types that JSON has."""
+        return asdict(self)
+
+
+def compare(
+    command: Sequence[str],
+    first: Configuration | Path | None,
+    second: Configuration | Path | None,
+    *,
+    repetitions: int = 3,
+    metric: str | None = None,
+    margin: float = 0.01,
+    timeout_s: float = 3600.0,
+    say: Callable[[str], None] = say_nothing,
+    echo: IO[str] | None = None,
+) -> Comparison:
+    """Runs a command in two configurations in turns, A-B-A-B, and compares speed and metric in pairs.
+
+    Args:
+        command: Words of the command.
+        first: A: a configuration or its file; the command as it is if None.
+        second: B.
+        repetitions: Runs of each.
+        metric: Figure the script prints; a usual one if None.
+        margin: Loss of the metric that counts as none.
+        timeout_s: Longest time of a run [s].
+        say: Receives a line about each run.
+        echo: Where the script's output goes.
+
+    Raises:
+        UsageError: The command or a file cannot be used.
+        ScriptError: A run fails.
+    """
+    words = check_command(command)
+    if repetitions < 1:
+        raise UsageError(f"expected one repetition or more, got {repetitions}")
+    wanted = None if metric is None else Metric(name=metric, is_rising="loss" not in metric)
+    order = TrialOrder(
+        command=words, metric=wanted, is_short=False, timeout_s=timeout_s, device_index=first_device()
+    )
+    configurations = {"A": _read(first), "B": _read(second)}
+    results: dict[str, list[TrialResult]] = {"A": [], "B": []}
+    for index in range(repetitions):
+        # Who goes first changes from pair to pair.
+        for which in ("AB", "BA")[index % 2]:
+            result = run_trial(order, configurations[which], echo=echo)
+            if result.outcome == "interrupted":
+                raise KeyboardInterrupt
+            if result.outcome != "done":
+                raise ScriptError(
+                    f"expected {which} to run to its end, but it {result.outcome}: {result.reason}"
+                )
+            results[which].append(result)
+            say(f"{which}: {result.wall_s:.1f} s, {result.rate_samples_per_s or 0:.1f} samples/s")
+    return _compared(results, wanted, margin)
+
+
+def _read(found: Configuration | Path | None) -> Configuration:
+    if found is None:
+        return Configuration(arguments={}, hooks={})
+    return read_configuration(found) if isinstance(found, Path) else found
+
+
+def _compared(results: Mapping[str, list[TrialResult]], wanted: Metric | None, margin: float) -> Comparison:
+    rates = {w: [r.rate_samples_per_s for r in runs if r.rate_samples_per_s] for w, runs in results.items()}
+    has_rates = all(len(rates[w]) == len(results[w]) for w in "AB")
+    last = {w: [r.curve[-1][1] for r in runs if r.curve] for w, runs in results.items()}
+    name = results["A"][0].metric
+    metric = wanted or (None if name is None else Metric(name=name, is_rising="loss" not in name))
+    has_metric = metric is not None and all(len(last[w]) == len(results[w]) for w in "AB")
+    return Comparison(
+        speed=paired_ratio(rates["A"], rates["B"]).as_dict() if has_rates else None,
+        time=paired_ratio([r.wall_s for r in results["B"]], [r.wall_s for r in results["A"]]).as_dict(),
+        accuracy=non_inferiority(last["A"], last["B"], margin=margin, is_rising=metric.is_rising)
+        if has_metric and metric is not None
+        else None,
+        metric=metric.name if has_metric and metric is not None else None,
+        runs=tuple(
+            {
+                "which": which,
+                "rate_samples_per_s": result.rate_samples_per_s,
+                "wall_s": result.wall_s,
+                "metric": result.curve[-1][1] if result.curve else None,
+            }
+            for which in "AB"
+            for result in results[which]
+        ),
+    )
+
+
+def apply(
+    command: Sequence[str],
+    configuration: Configuration | Path,
+    *,
+    say: Callable[[str], None] = say_nothing,
+    echo: IO[str] | None = None,
+) -> Launch:
+    """Runs a command with a configuration that ``tune`` found.
+
+    Raises:
+        UsageError: The command or the file cannot be used.
+        ScriptError: The command fails.
+    """
+    words = check_command(command)
+    found = _read(configuration)
+    exact = found.command(words)
+    say(f"command: {shlex.join(exact)}")
+    with tempfile.TemporaryDirectory(prefix="forerun-") as folder:
+        settings = HookSettings(folder=folder, parent_pid=0, window_steps=0, knobs=found.hooks)
+        environment = (
+            {"OMP_NUM_THREADS": str(found.hooks["num_threads"])} if "num_threads" in found.hooks else {}
+        )
+        run = launch(exact, settings, echo=echo, environment=environment)
+        seen = {hook["what"]: hook for process in read_processes(Path(folder)) for hook in process.hooks}
+        for hook in seen.values():
+            say(f"hook: {hook['knob']}: {hook['what']}")
+        for knob in set(found.hooks) - {hook["knob"] for hook in seen.values()}:
+            say(f"hook: {knob}: not applied, the script never came to it")
+    if run.outcome == "interrupted":
+        raise KeyboardInterrupt
+    if run.outcome != "done":
+        raise FailureError(f"the command {run.outcome} with status {run.status}")
+    return run

@@ -1,0 +1,24 @@
+"""A process that ends when its parent does, however that ends."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+
+__all__ = ["die_with_parent"]
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Asks the kernel to end this process when its parent dies, even by SIGKILL; on Linux alone.
+
+    Args:
+        parent_pid: Who must be the parent: a child of a child that calls this is left alone.
+    """
+    if sys.platform == "linux" and os.getppid() == parent_pid:
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,0 +1,103 @@
+"""Several sessions of one study, each a process with a device of its own where there are several, or with a node."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from forerun.errors import ForerunError
+from forerun.profiling.hooks.parent import die_with_parent
+from forerun.tuning.ray_trials import ray_runner
+from forerun.tuning.study import TrialStore
+from forerun.tuning.trial import run_trial
+from forerun.tuning.tuner import Task, Tuner
+
+__all__ = ["StudyOrder", "search_together"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyOrder:
+    """All that a session needs to know; plain values, so that it can be sent to a process.
+
+    Attributes:
+        folder: Of the study.
+        identity: What must be equal for sessions to share it.
+        task: What is tuned.
+        base: The script's own values by parameter.
+        optimizer: Name of its optimizer.
+        sampler: ``tpe`` or ``random``.
+        seed: Of the first session's sampler; each further one has the next.
+        ray_address: Cluster that the trials run on; None for this machine.
+    """
+
+    folder: Path
+    identity: Mapping[str, Any]
+    task: Task
+    base: Mapping[str, Any]
+    optimizer: str | None
+    sampler: str
+    seed: int | None
+    ray_address: str | None = None
+
+    def tuner(self, store: TrialStore, say: Callable[[str], None]) -> Tuner:
+        """A session of the study, with its connection to the cluster."""
+        run = run_trial if self.ray_address is None else ray_runner(self.ray_address)
+        return Tuner(task=self.task, store=store, base=self.base, optimizer=self.optimizer, say=say, run=run)
+
+    def for_session(self, index: int, device_index: str) -> StudyOrder:
+        """The order of a further session: its device, and a sampler that draws other numbers."""
+        order = replace(self.task.order, device_index=device_index)
+        seed = None if self.seed is None else self.seed + index
+        return replace(self, task=replace(self.task, order=order), seed=seed)
+
+
+def search_together(tuner: Tuner, order: StudyOrder, devices: Sequence[str]) -> str:
+    """Searches here and in a process for each further device, until the budget is used; tells why it ended.
+
+    Args:
+        tuner: The session of this process.
+        order: What the others are told.
+        devices: A device for each session, this one's first.
+    """
+    # Not forked: this process has threads of the storage and of the samplers.
+    context = multiprocessing.get_context("spawn")
+    others = [
+        context.Process(target=_work, args=(order.for_session(index, device), os.getpid()))
+        for index, device in enumerate(devices[1:], start=1)
+    ]
+    try:
+        for process in others:
+            process.start()
+        # Ray tells on stdout what its nodes do, and stdout belongs to the answer.
+        with contextlib.redirect_stdout(sys.stderr):
+            reason = tuner.search()
+            for process in others:
+                process.join()
+    finally:
+        for process in others:
+            if process.is_alive():
+                process.terminate()
+                process.join()
+    failed = sum(process.exitcode != 0 for process in others)
+    return f"{reason}; {failed} of {len(devices)} sessions failed" if failed else reason
+
+
+def _work(order: StudyOrder, parent_pid: int) -> None:
+    die_with_parent(parent_pid)
+    objectives = order.task.objectives
+    store = TrialStore(order.folder, objectives, order.identity, sampler=order.sampler, seed=order.seed)
+    try:
+        order.tuner(store, _tell).search()
+    except (ForerunError, KeyboardInterrupt) as error:
+        _tell(f"a session ended: {error or 'interrupted'}")
+        sys.exit(1)
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
