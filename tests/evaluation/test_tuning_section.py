@@ -64,14 +64,17 @@ def test_a_table_stands_for_each_file_that_is_there(tmp_path):
 
 
 def test_what_profiling_adds_is_a_paired_ratio_and_differences_are_the_largest(tmp_path):
-    write(tmp_path, "profile_overhead.json", {**MACHINE, "pairs": [pair(0.102, 0.051), pair(0.102, 0.048)]})
+    idle = {"idle_pairs": [{**pair(0.1, 0.05), "alone_median_s": 1e-3, "profiled_median_s": 1.04e-3}]}
+    pairs = [pair(0.102, 0.051), pair(0.102, 0.048)]
+    write(tmp_path, "profile_overhead.json", {**MACHINE, **idle, "pairs": pairs})
     section = tuning_section(tmp_path)
     assert (
         "| added to a step, tenth percentile of each run | 3 % | +2.0 % (95 %: +2.0 to +2.0 %) |" in section
     )
     assert "| wait for the loader against that by hand | 10 % | 3.00 %, at most 4.00 % |" in section
+    assert "next to nothing, median | - | 40 µs |" in section
     assert "| phases against the wall time | 3 % | 0.99 %, at most 0.99 % |" in section
-    write(tmp_path, "profile_overhead.json", {**MACHINE, "pairs": [pair(0.102, 0.051)]})
+    write(tmp_path, "profile_overhead.json", {**MACHINE, **idle, "pairs": pairs[:1]})
     assert "| 3 % | +2.0 % |" in tuning_section(tmp_path)
 
 

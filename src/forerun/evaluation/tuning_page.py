@@ -93,6 +93,7 @@ def _overhead(found: Mapping[str, Any]) -> str:
     rows = [
         ("added to a step, tenth percentile of each run", "3 %", _added(pairs, "low")),
         ("added to a step, median of each run", "3 %", _added(pairs, "median")),
+        ("the same of steps that do next to nothing, median", "-", _hooks(found["idle_pairs"])),
         ("wait for the loader against that by hand", "10 %", _largest(waits)),
         ("phases against the wall time", "3 %", _largest(phases)),
         ("four parts against the step", "3 %", _largest(parts)),
@@ -113,6 +114,12 @@ def _added(pairs: Sequence[Mapping[str, float]], name: str) -> str:
     if ratio.low is None or ratio.high is None:
         return found
     return f"{found} (95 %: {100 * (ratio.low - 1):+.1f} to {100 * (ratio.high - 1):+.1f} %)"
+
+
+def _hooks(pairs: Sequence[Mapping[str, float]]) -> str:
+    """Time that the hooks take: what is added where there is little to add it to."""
+    added_s = [pair["profiled_median_s"] - pair["alone_median_s"] for pair in pairs]
+    return f"{1e6 * float(np.median(added_s)):.0f} µs"
 
 
 def _largest(differences: Sequence[float]) -> str:
