@@ -1,6 +1,6 @@
 """A script written without thought, tuned: before and after, from real runs, and the hash of its file.
 
-    python benchmarks/tune_before_after.py FOLDER [--budget 4min] [--epochs 2]
+    python benchmarks/tune_before_after.py FOLDER [--budget 4min] [--epochs 2] [--out FILE.json]
 
 Writes 1,800 JPEGs of 640 x 480 pixels in six classes that can be learned, and a script (batch 8, no workers, single
 precision, decoding in the main process), to the folder, tunes it for speed with the accuracy held, and prints both
@@ -17,6 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "profiling"))
 
 from naive_scripts import NAIVE_SCRIPT, make_image_folder
+from result_files import write_results
 
 import forerun
 from forerun.report.profile_plots import parts_plot
@@ -36,6 +37,9 @@ SPACE = {
         "jpeg_decode_size": {"values": [0, 128]},
     },
 }
+IMAGE_SIZE = (640, 480)
+NUM_IMAGES = (1500, 300)
+SHOWN = ("rate_samples_per_s", "step_time_s", "wall_s", "cpu_utilisation", "peak_memory_bytes")
 
 
 def main() -> None:
@@ -44,13 +48,14 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--budget", default="4min")
     parser.add_argument("--epochs", default="2")
+    parser.add_argument("--out", type=Path, metavar="FILE.json", help="Results for the page of figures.")
     options = parser.parse_args()
     folder, script = options.folder, options.folder / "train.py"
     if not script.exists():
         folder.mkdir(parents=True, exist_ok=True)
         script.write_text(NAIVE_SCRIPT.lstrip(), encoding="utf-8")
-        make_image_folder(folder / "data", num_train=1500, num_test=300, size=(640, 480))
-    before_hash = hashlib.sha256(script.read_bytes()).hexdigest()
+        make_image_folder(folder / "data", num_train=NUM_IMAGES[0], num_test=NUM_IMAGES[1], size=IMAGE_SIZE)
+    before_hash = _hash(script)
     command = [sys.executable, str(script), "--data", str(folder / "data"), "--epochs", options.epochs]
     found = forerun.tune(
         command,
@@ -79,14 +84,32 @@ def main() -> None:
         print(
             f"ratio of images/s: {checked['speedup']:.2f}; trials {len(found.trials)}, ended by {found.ended_by}"
         )
+        write_results(
+            options.out,
+            budget=options.budget,
+            epochs=options.epochs,
+            num_images=sum(NUM_IMAGES),
+            image_size=IMAGE_SIZE,
+            num_trials=len(found.trials),
+            ended_by=found.ended_by,
+            values=found.best_values,
+            metric=checked["metric"],
+            before={**{name: first[name] for name in SHOWN}, "metric": checked["metric_before"]},
+            after={**{name: second[name] for name in SHOWN}, "metric": checked["metric_after"]},
+            speedup=checked["speedup"],
+            script_sha256=before_hash,
+            is_script_unchanged=_hash(script) == before_hash,
+        )
     print(f"notes {found.notes}")
-    print(
-        f"script unchanged: {hashlib.sha256(script.read_bytes()).hexdigest() == before_hash} ({before_hash[:16]})"
-    )
+    print(f"script unchanged: {_hash(script) == before_hash} ({before_hash[:16]})")
     if found.best is not None and found.profile is not None:
         tuned = read_configuration(folder / "study" / "best.yaml")
         parts_plot(folder / "parts.png", {"as written": found.profile})
         print(f"exact command: {found.command}; hooks {tuned.hooks}")
+
+
+def _hash(script: Path) -> str:
+    return hashlib.sha256(script.read_bytes()).hexdigest()
 
 
 if __name__ == "__main__":

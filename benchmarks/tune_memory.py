@@ -1,6 +1,6 @@
 """A study under a limit of memory: trials lost to memory with the prediction of memory and without it.
 
-    python benchmarks/tune_memory.py FOLDER [--trials 40] [--memory 1500MB] [--seed 0]
+    python benchmarks/tune_memory.py FOLDER [--trials 40] [--memory 1500MB] [--seed 0] [--out FILE.json]
 
 The script and its images are those of ``tune_before_after.py``; the space holds batches and images that need many
 times the limit. Both studies have the same seed, budget and limit. Printed for each: trials that ran, those that were
@@ -18,6 +18,7 @@ from statistics import median
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "profiling"))
 
 from naive_scripts import NAIVE_SCRIPT, make_image_folder
+from result_files import write_results
 
 import forerun
 from forerun.tuning.space import space_of
@@ -40,6 +41,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=40)
     parser.add_argument("--memory", default="1500MB")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, metavar="FILE.json", help="Results for the page of figures.")
     options = parser.parse_args()
     folder, script = options.folder, options.folder / "train.py"
     if not script.exists():
@@ -49,6 +51,8 @@ def main() -> None:
     command = [sys.executable, str(script), "--data", str(folder / "data"), "--epochs", "20"]
     print("| | trials that ran | ended at the limit | rejected before | best | predicted over used, median |")
     print("|---|---|---|---|---|---|")
+    studies = []
+    limit_bytes = parse_amount(options.memory, "memory")
     for words, with_memory_law in (("with prediction", True), ("without", False)):
         found = forerun.tune(
             command,
@@ -56,7 +60,7 @@ def main() -> None:
             space=space_of(SPACE),
             study=folder / words.replace(" ", "-"),
             trial_s=1.0,
-            memory_limit_bytes=parse_amount(options.memory, "memory"),
+            memory_limit_bytes=limit_bytes,
             with_memory_law=with_memory_law,
             check=False,
             seed=options.seed,
@@ -73,6 +77,17 @@ def main() -> None:
             f"{median(over):.2f} |",
             flush=True,
         )
+        studies.append(
+            {
+                "name": words,
+                "num_run": num_run,
+                "num_out_of_memory": found.num_out_of_memory,
+                "num_rejected": found.num_rejected,
+                "best_rate_samples_per_s": best,
+                "median_predicted_over_used": median(over),
+            }
+        )
+    write_results(options.out, limit_bytes=limit_bytes, studies=studies)
 
 
 if __name__ == "__main__":

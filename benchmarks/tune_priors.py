@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "profiling"))
 
 import numpy as np
 from naive_scripts import NAIVE_SCRIPT, make_image_folder
+from result_files import write_results
 
 import forerun
 from forerun.hardware import describe_host
@@ -59,10 +60,24 @@ def main() -> None:
     parser.add_argument("--measure", type=Path, metavar="FOLDER")
     parser.add_argument("--records", type=Path, default=RECORDS)
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--out", type=Path, metavar="FILE.json", help="Results for the page of figures.")
     options = parser.parse_args()
     if options.measure is not None:
         measure(options.measure, options.records)
-    print_table(replays(options.records, options.seeds))
+    shares = replays(options.records, options.seeds)
+    print_table(shares)
+    known = json.loads(options.records.read_text(encoding="utf-8"))
+    write_results(
+        options.out,
+        machine=known["machine"],
+        num_configurations=len(known["configurations"]),
+        num_seeds=options.seeds,
+        checkpoints=CHECKPOINTS,
+        searches={
+            name: {"mean": share.mean(0).tolist(), "worst": share.min(0).tolist()}
+            for name, share in shares.items()
+        },
+    )
 
 
 def measure(folder: Path, records: Path) -> None:

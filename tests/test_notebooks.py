@@ -16,7 +16,7 @@ def cells(path, kind):
     return [cell for cell in notebook["cells"] if cell["cell_type"] == kind]
 
 
-def test_there_are_five_and_their_page_names_them():
+def test_there_are_six_and_their_page_names_them():
     page = (ROOT / "notebooks" / "README.md").read_text(encoding="utf-8")
     assert [path.stem for path in NOTEBOOKS] == [
         "01_baseline",
@@ -24,6 +24,7 @@ def test_there_are_five_and_their_page_names_them():
         "03_regressor",
         "04_what_if",
         "05_keras",
+        "06_scripts",
     ]
     assert all(f"({path.name})" in page for path in NOTEBOOKS)
 

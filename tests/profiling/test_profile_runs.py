@@ -160,3 +160,29 @@ def test_an_interrupt_keeps_what_was_seen_and_ends_everything(tmp_path):
     assert answer["outcome"] == "interrupted"
     assert answer["num_steps"] > 3
     assert processes_with(path) == []
+
+
+def test_a_script_that_ends_inside_the_traced_window_ends_well(tmp_path):
+    # Ten steps of an epoch: the window begins after the third and is open for twenty.
+    done = run_forerun(
+        "profile", "--json", "--window", "20", "--", sys.executable, script(tmp_path, LOOP), "1"
+    )
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["outcome"] == "done"
+    assert answer["num_steps"] == 10
+    assert answer["has_window"]
+    assert answer["parts"]["host_s"] > 0.015
+
+
+def test_what_runs_between_epochs_is_no_kernel_of_a_step(tmp_path):
+    # Two steps an epoch, each 20 ms of sleep and next to no operators; then operators alone.
+    between = "    for _ in range(4): torch.randn(500, 500) @ torch.randn(500, 500)\n"
+    text = LOOP.replace("return 40", "return 8").replace("print(", f"{between}print(", 1)
+    done = run_forerun("profile", "--json", "--", sys.executable, script(tmp_path, text), "7")
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["num_steps"] == 14
+    assert answer["has_window"]
+    assert answer["parts"]["host_s"] > 0.015
+    assert answer["parts"]["kernels_s"] < 0.01

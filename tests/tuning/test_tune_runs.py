@@ -2,16 +2,13 @@
 
 import hashlib
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
-
-SOURCE = Path(__file__).parents[2] / "src"
+from study_commands import environment, run
 
 SCRIPT = """
 import argparse, time
@@ -40,16 +37,6 @@ parameters:
   lr: {scale_with: batch_size, rule: linear, map: --lr}
   channels_last: {values: [false, true]}
 """
-
-
-def environment() -> dict[str, str]:
-    path = os.pathsep.join([str(SOURCE), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
-
-
-def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "forerun", *words]
-    return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment())
 
 
 @pytest.fixture

@@ -18,8 +18,6 @@ from forerun.profiling.recorded import ProcessRecord, read_processes, training_p
 
 __all__ = ["device_index", "profile"]
 
-_TAIL_LINES = 3
-
 
 def profile(
     command: Sequence[str],
@@ -104,8 +102,9 @@ def _no_steps(run: Launch, processes: tuple[ProcessRecord, ...]) -> str:
     if run.outcome == "interrupted":
         return f"'{command}' was interrupted before its second training step; nothing was seen"
     if run.outcome == "crashed":
-        said = " | ".join(line.text.strip() for line in run.lines[-_TAIL_LINES:] if line.text.strip())
-        return f"'{command}' ended with status {run.status} before its second training step; it said: {said}"
+        return (
+            f"'{command}' ended with status {run.status} before its second training step; it said: {run.said}"
+        )
     if not processes:
         return (
             f"'{command}' ended without starting a Python process that could be watched; expected python, torchrun or "

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from forerun.api.profiling import device_index
 from forerun.api.tuning import tune
@@ -21,12 +20,16 @@ from forerun.profiling.launch import Launch, launch
 from forerun.profiling.profile import Profile, summarise_run
 from forerun.profiling.recorded import read_processes, training_process
 from forerun.tuning.configuration import Configuration, with_arguments
+from forerun.tuning.scenarios.figures import run_figures, usage_rows
+from forerun.tuning.scenarios.generated_images import generate_images
 from forerun.tuning.scenarios.plan import Scenario, chosen_scenarios, training_command
+from forerun.tuning.scenarios.squeezenet_training import IMAGE_SIZE
 from forerun.tuning.trial import say_nothing
 
 __all__ = ["tune_scenarios"]
 
 _METRIC = "test_acc"
+_LOCK_PATIENCE_S = 24 * 3600.0
 
 
 def tune_scenarios(
@@ -37,11 +40,15 @@ def tune_scenarios(
     weights: str = "imagenet",
     epochs: int = 10,
     budget: str = "15min",
+    trial_s: float = 8.0,
+    num_generated: int | None = None,
     folder: Path = Path("forerun-study"),
     seed: int | None = None,
     say: Callable[[str], None] = say_nothing,
 ) -> list[dict[str, Any]]:
     """Trains the built-in task as it is, then as each scenario finds best; each final run is whole and measured.
+
+    Each scenario starts from what those before it found. What is in the folder already is not done again.
 
     Args:
         scenario: ``baseline``, ``resolution``, ``hyperparameters``, ``hardware`` or ``all``.
@@ -50,9 +57,15 @@ def tune_scenarios(
         weights: ``imagenet`` or ``none``.
         epochs: Of a whole run.
         budget: Of each scenario's study.
+        trial_s: Time of steps of a trial for speed [s].
+        num_generated: Training images that are generated where the folder has none; None for none.
         folder: Of all files that are written.
         seed: Of the sampler.
         say: Receives lines about the progress.
+
+    Returns:
+        A table per scenario: ``scenario``, ``arguments``, ``hooks``, ``image_size``, ``study``, the figures of
+        ``forerun.tuning.scenarios.figures.run_figures``, ``history`` and ``utilisation``.
 
     Raises:
         UsageError: The folder or a name cannot be used.
@@ -64,49 +77,83 @@ def tune_scenarios(
         raise UsageError(
             "a scenario needs images: --data FOLDER with seg_train and seg_test, a folder per class"
         )
-    command = training_command(data, epochs=epochs, weights=weights)
+    device = device_index()
     cores = int(describe_host().num_usable_cores)
+    chosen = chosen_scenarios(scenario, num_cores=cores, epochs=epochs, is_gpu=device != "cpu")
+    if num_generated is not None and not (data / "seg_train").exists():
+        say(f"generating {num_generated} images of six classes in {data}")
+        generate_images(data, num_images=num_generated)
+    command = training_command(data, epochs=epochs, weights=weights)
+    job = _Job(
+        command=command, budget=budget, trial_s=trial_s, folder=folder, seed=seed, device=device, say=say
+    )
     found: list[dict[str, Any]] = []
-    configuration = Configuration(arguments={}, hooks={})
-    for each in chosen_scenarios(scenario, num_cores=cores, epochs=epochs):
-        say(f"scenario {each.name}: {each.words}")
-        base = with_arguments(configuration.command(command), dict(each.settings or {}))
-        study = _search(each, base, configuration, budget, folder / each.name, seed, say)
-        if study is not None:
-            configuration = Configuration(
-                arguments={
-                    **configuration.arguments,
-                    **dict(each.settings or {}),
-                    **study["best"]["arguments"],
-                },
-                hooks={**configuration.hooks, **study["best"]["hooks"]},
-            )
-        found.append(_whole_run(each, command, configuration, folder / each.name, study))
-    write_json(folder / "scenarios.json", {"scenarios": found})
+    for each in chosen:
+        before = found[-1] if found else {"arguments": {}, "hooks": {}}
+        so_far = Configuration(arguments=before["arguments"], hooks=before["hooks"])
+        found.append(_kept_or_made(job, each, so_far))
+        write_json(folder / "scenarios.json", {"scenarios": found})
     return found
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """What all scenarios of a call share; the fields are those of ``tune_scenarios``."""
+
+    command: tuple[str, ...]
+    budget: str
+    trial_s: float
+    folder: Path
+    seed: int | None
+    device: str
+    say: Callable[[str], None]
+
+
+def _kept_or_made(job: _Job, scenario: Scenario, so_far: Configuration) -> dict[str, Any]:
+    """The table of a scenario: from an earlier call, if that was asked for the same and its model is still there."""
+    folder = job.folder / scenario.name
+    asked: dict[str, Any] = {
+        "command": list(with_arguments(so_far.command(job.command), dict(scenario.settings or {}))),
+        "hooks": so_far.hooks,
+    }
+    if scenario.objective is not None:
+        asked |= {"budget": job.budget, "trial_s": job.trial_s, "seed": job.seed}
+    kept = _read(folder / "scenario.json")
+    if kept.get("asked") == asked and (folder / "model.safetensors").is_file():
+        job.say(f"scenario {scenario.name}: done before, taken from {folder}")
+        return dict(kept["found"])
+    job.say(f"scenario {scenario.name}: {scenario.words}")
+    study = _search(job, scenario, asked["command"], so_far)
+    configuration = so_far if study is None else _chosen(scenario, so_far, study)
+    found = _whole_run(job, scenario, configuration, study)
+    write_json(folder / "scenario.json", {"asked": asked, "found": found})
+    return found
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, json.JSONDecodeError):
+        return {}
+
+
 def _search(
-    scenario: Scenario,
-    base: tuple[str, ...],
-    so_far: Configuration,
-    budget: str,
-    folder: Path,
-    seed: int | None,
-    say: Callable[[str], None],
+    job: _Job, scenario: Scenario, command: list[str], so_far: Configuration
 ) -> dict[str, Any] | None:
     if scenario.objective is None:
         return None
     result = tune(
-        base,
-        budget=budget,
+        command,
+        budget=job.budget,
         space=scenario.space(),
         objective=scenario.objective,
-        study=folder / "study",
+        study=job.folder / scenario.name / "study",
         metric=_METRIC,
+        trial_s=job.trial_s,
         check=False,
-        seed=seed,
-        say=say,
+        seed=job.seed,
+        device_index=job.device,
+        say=job.say,
     )
     if result.best is None:
         raise ScriptError(f"scenario {scenario.name}: {'; '.join(result.notes)}")
@@ -119,65 +166,54 @@ def _search(
     }
 
 
+def _chosen(scenario: Scenario, so_far: Configuration, study: Mapping[str, Any]) -> Configuration:
+    best = study["best"]
+    return Configuration(
+        arguments={**so_far.arguments, **dict(scenario.settings or {}), **best["arguments"]},
+        hooks={**so_far.hooks, **best["hooks"]},
+    )
+
+
 def _whole_run(
-    scenario: Scenario,
-    command: tuple[str, ...],
-    configuration: Configuration,
-    folder: Path,
-    study: dict[str, Any] | None,
+    job: _Job, scenario: Scenario, configuration: Configuration, study: dict[str, Any] | None
 ) -> dict[str, Any]:
-    words = (*configuration.command(command), "--out", str(folder))
-    device = device_index()
-    with tempfile.TemporaryDirectory(prefix="forerun-") as records, lock_device(device, wait_s=86400.0):
-        settings = HookSettings(folder=records, parent_pid=0, knobs=configuration.hooks)
+    folder = job.folder / scenario.name
+    words = (*configuration.command(job.command), "--out", str(folder))
+    run, profile = _measured(job.device, scenario, words, configuration.hooks)
+    history = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
+    found = {
+        "scenario": scenario.name,
+        "arguments": configuration.arguments,
+        "hooks": configuration.hooks,
+        "image_size": int(configuration.arguments.get("--image-size", IMAGE_SIZE)),
+        "study": study,
+        **run_figures(history, run, profile),
+        "history": history,
+        "utilisation": usage_rows(
+            run.samples, run.gpu_busy, begin_s=run.begin_s, num_cores=profile.num_usable_cores
+        ),
+    }
+    job.say(
+        f"scenario {scenario.name}: test accuracy {found['test_accuracy']:.4f}, "
+        f"{found['images_per_s'] or 0:.1f} images/s, whole run {found['wall_s']:.1f} s"
+    )
+    return found
+
+
+def _measured(
+    device: str, scenario: Scenario, words: tuple[str, ...], hooks: dict[str, Any]
+) -> tuple[Launch, Profile]:
+    """A whole run, with nothing else on the device that forerun knows of."""
+    with (
+        tempfile.TemporaryDirectory(prefix="forerun-") as records,
+        lock_device(device, wait_s=_LOCK_PATIENCE_S),
+    ):
+        settings = HookSettings(folder=records, parent_pid=0, window_steps=0, knobs=hooks)
         run = launch(words, settings, device_index=device)
         if run.outcome == "interrupted":
             raise KeyboardInterrupt
         process = training_process(read_processes(Path(records)))
         if run.outcome != "done" or process is None:
-            said = run.lines[-1].text if run.lines else "nothing"
-            raise ScriptError(f"scenario {scenario.name} {run.outcome}: it said: {said}")
-        profile = summarise_run(
-            run, process, num_ranks=1, num_usable_cores=describe_host().num_usable_cores, epochs=None
-        )
-    history = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
-    return {
-        "scenario": scenario.name,
-        "arguments": configuration.arguments,
-        "hooks": configuration.hooks,
-        "study": study,
-        **_figures(history, run, profile),
-        "history": history,
-        "utilisation": _utilisation(run, profile.num_usable_cores),
-    }
-
-
-def _figures(history: list[dict[str, float]], run: Launch, profile: Profile) -> dict[str, Any]:
-    last = history[-1]
-    sensors = run.telemetry
-    return {
-        "train_accuracy": last["train_acc"],
-        "test_accuracy": last["test_acc"],
-        "train_loss": last["train_loss"],
-        "test_loss": last["test_loss"],
-        "best_test_accuracy": max(row["test_acc"] for row in history),
-        "gpu_utilisation": sensors.get("gpu_busy_fraction_mean"),
-        "cpu_utilisation": profile.cpu_utilisation,
-        "cpu_time_s": max((sample.cpu_s for sample in run.samples), default=0.0),
-        "step_time_s": profile.step_time_s,
-        "images_per_s": profile.throughput_samples_per_s,
-        "peak_memory_bytes": profile.device_peak_bytes or profile.peak_memory_bytes,
-        "energy_j": sensors.get("gpu_energy_j"),
-        "wall_s": profile.wall_s,
-    }
-
-
-def _utilisation(run: Launch, num_cores: float) -> list[list[float]]:
-    """Time since the start [s], share of the cores and memory [bytes] between looks at the processes."""
-    times = np.asarray([sample.time_s for sample in run.samples]) - run.begin_s
-    used = np.asarray([sample.cpu_s for sample in run.samples])
-    memory = np.asarray([float(sample.memory_bytes) for sample in run.samples])
-    if len(times) < 2:
-        return []
-    shares = np.diff(used) / np.maximum(np.diff(times), 1e-3) / num_cores
-    return [[float(t), float(s), float(m)] for t, s, m in zip(times[1:], shares, memory[1:], strict=True)]
+            raise ScriptError(f"scenario {scenario.name} {run.outcome}: it said: {run.said or 'nothing'}")
+        cores = describe_host().num_usable_cores
+        return run, summarise_run(run, process, num_ranks=1, num_usable_cores=cores, epochs=None)

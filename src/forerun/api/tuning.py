@@ -125,7 +125,7 @@ def tune(
         memory_limit_bytes: Most memory of a trial; that of the machine or the device if None [bytes].
         with_memory_law: Whether trials are rejected by predicted memory.
         with_priors: Whether the first trials come from the cost model.
-        with_pruning: Whether whole trials end when their forecast cannot win.
+        with_pruning: Whether trials for accuracy end when their forecast cannot win.
         max_accuracy_loss: Loss of the metric that is accepted for speed.
         check: Whether the best is run whole beside the script as it is.
         sampler: ``tpe`` or ``random``.
@@ -162,6 +162,10 @@ def tune(
                 f"the objective {item.name} needs the name of a printed figure: --metric val_acc"
             )
     is_short = not any(item.needs_whole_run for item in objectives)
+    if with_pruning and [item.name for item in objectives] != ["accuracy"]:
+        raise UsageError(
+            "a forecast ends trials of the objective accuracy alone: --prune --objective accuracy"
+        )
     order = TrialOrder(
         command=words,
         metric=wanted,
@@ -179,6 +183,10 @@ def tune(
     }
     store = TrialStore(study, objectives, identity, sampler=sampler, seed=seed)
     base, optimizer, found, epochs = _look_at_script(words, asked, store, say=say, echo=echo)
+    if with_pruning and epochs is None:
+        say(
+            "no trial is pruned: the script has no argument --epochs that tells how many values it will print"
+        )
     task = Task(
         space=asked,
         order=order,
@@ -188,7 +196,7 @@ def tune(
         memory_limit_bytes=memory_limit_bytes or _machine_limit(device, host.memory_usable_bytes),
         with_memory_law=with_memory_law,
         with_priors=with_priors,
-        with_pruning=with_pruning and not is_short,
+        with_pruning=with_pruning,
         num_rounds=None if epochs is None else int(epochs),
         num_sessions=num_sessions,
     )
@@ -261,7 +269,7 @@ def _look_at_script(
     if found.outcome not in ("done", "stopped"):
         raise ScriptError(
             f"expected the script to run as it is, but it {found.outcome} after {found.num_steps} steps"
-            f" (exit status {found.status})"
+            f" (exit status {found.status}); it said: {found.said or 'nothing'}"
         )
     check_arguments(space, options)
     base = base_values(space, found, options)

@@ -77,4 +77,5 @@ def profile(
         raise ScriptError(
             f"the script {'crashed' if found.outcome == 'crashed' else 'ran into the time limit'} after "
             f"{found.num_steps} steps (exit status {found.status}); the profile is of what was seen"
+            + (f"; it said: {found.said}" if found.said else "")
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -59,7 +59,9 @@ def tune(
     ray: Annotated[
         str | None, typer.Option(metavar="auto", help="Run trials on a Ray cluster: auto or HOST:PORT.")
     ] = None,
-    prune: Annotated[bool, typer.Option("--prune", help="End whole runs whose forecast cannot win.")] = False,
+    prune: Annotated[
+        bool, typer.Option("--prune", help="For accuracy: end runs whose forecast cannot win.")
+    ] = False,
     no_check: Annotated[
         bool, typer.Option("--no-check", help="Do not run the best whole beside the script as it is.")
     ] = False,
@@ -82,26 +84,43 @@ def tune(
     data: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Images of the task: seg_train and seg_test.")
     ] = None,
+    generate: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Generate N training images in --data if it has none.", min=6),
+    ] = None,
     weights: Annotated[str, typer.Option(metavar="NAME", help="imagenet or none.")] = "imagenet",
     epochs: Annotated[int, typer.Option(help="Epochs of the task.", min=1)] = 10,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
     """Find a faster or better configuration of a training script within a budget, without editing it."""
-    words = list(command or [])
-    if scenario is not None:
-        if words:
-            raise UsageError("expected a scenario of a built-in task or a command, got both")
-        _scenarios(scenario, task, data, weights, epochs, budget, study, seed, as_json=as_json)
-        return
     from forerun import api
     from forerun.cli.parsing import parse_price_usd_per_hour
     from forerun.units import parse_amount
 
+    words = list(command or [])
+    if scenario is not None:
+        if words:
+            raise UsageError("expected a scenario of a built-in task or a command, got both")
+        found = api.tune_scenarios(
+            scenario,
+            task=task,
+            data=data,
+            weights=weights,
+            epochs=epochs,
+            budget=budget,
+            trial_s=parse_amount(trial_time, "time"),
+            num_generated=generate,
+            folder=study,
+            seed=seed,
+            say=_say,
+        )
+        _print_scenarios(study, found, as_json=as_json)
+        return
     space = Path(words.pop(0)) if words and words[0].endswith((".yaml", ".yml")) else None
     if sampler not in ("tpe", "random"):
         raise UsageError(f"expected the sampler tpe or random, got '{sampler}'")
-    found = api.tune(
+    result = api.tune(
         words,
         budget=budget,
         space=space,
@@ -126,7 +145,7 @@ def tune(
         say=_say,
         echo=sys.stderr if show_output else None,
     )
-    _print(found, as_json=as_json)
+    _print(result, as_json=as_json)
 
 
 def _print(found: TuneResult, *, as_json: bool) -> None:
@@ -142,35 +161,12 @@ def _say(line: str) -> None:
     typer.echo(line, err=True)
 
 
-def _scenarios(
-    scenario: str,
-    task: str,
-    data: Path | None,
-    weights: str,
-    epochs: int,
-    budget: str,
-    study: Path,
-    seed: int | None,
-    *,
-    as_json: bool,
-) -> None:
-    from forerun import api
+def _print_scenarios(folder: Path, found: list[dict[str, Any]], *, as_json: bool) -> None:
     from forerun.report.scenario_page import scenario_page
     from forerun.report.scenario_plots import write_scenario_plots
 
-    found = api.tune_scenarios(
-        scenario,
-        task=task,
-        data=data,
-        weights=weights,
-        epochs=epochs,
-        budget=budget,
-        folder=study,
-        seed=seed,
-        say=_say,
-    )
-    write_scenario_plots(study, found)
+    write_scenario_plots(folder, found)
     if as_json:
-        print_json({"folder": str(study), "scenarios": found})
+        print_json({"folder": str(folder), "scenarios": found})
     else:
-        print_page(scenario_page(found, study), page_width(TABLE_WIDTH_IN_A_PIPE))
+        print_page(scenario_page(found, folder), page_width(TABLE_WIDTH_IN_A_PIPE))

@@ -53,6 +53,7 @@ class AccuracyPage:
         energy: The section about energy under power limits.
         scaling: The section about several devices.
         stack: The section about Keras and TensorFlow.
+        tuning: The section about scripts that were profiled and tuned.
         transformer_parts_s: Measured forward and backward time of the transformer rows, by row.
         forecasts: Studies of learning curves.
         schedule: Policies, placement and times of the scheduler.
@@ -79,6 +80,7 @@ class AccuracyPage:
     energy: str
     scaling: str
     stack: str
+    tuning: str
 
     def as_markdown(self) -> str:
         """The page."""
@@ -103,6 +105,7 @@ class AccuracyPage:
             self.scaling,
             self.own_records,
             self.stack,
+            *filter(None, [self.tuning]),
             self._skipped(),
         ]
         return "\n".join(sections)

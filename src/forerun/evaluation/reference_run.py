@@ -58,6 +58,7 @@ from forerun.evaluation.runtime_study import RuntimeRow, runtime_study, tracker_
 from forerun.evaluation.scaling_page import scaling_digest, scaling_section
 from forerun.evaluation.schedule_study import schedule_study
 from forerun.evaluation.stack_study import stack_markdown, stack_study
+from forerun.evaluation.tuning_page import tuning_section
 from forerun.prediction.estimate import Provenance
 from forerun.records.reference import read_timm_train
 from forerun.records.reference_transformers import read_neusight_e2e
@@ -147,6 +148,7 @@ def run_reference(quick: bool = False) -> AccuracyPage:
         scaling=_kept(f"scaling {scaling_digest()}", quick, lambda: scaling_section(folder, quick)),
         stack=_kept("software stack", quick, lambda: stack_markdown(stack_study(folder))),
         choices=_choices(folder, steps, devices, quick),
+        tuning=tuning_section(),
         energy=energy_section(_kept("energy", quick, lambda: _energy(folder))),
     )
 

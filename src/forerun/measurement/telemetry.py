@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -53,7 +54,7 @@ class Recorder:
         self._sensors = sensors
         self._counters = counters
         self._every_s = every_s
-        self._during: list[Reading] = []
+        self._during: list[tuple[float, Reading]] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._sample, name="telemetry", daemon=True)
         self.figures: dict[str, float] = {}
@@ -67,7 +68,9 @@ class Recorder:
         """Reads everything a last time; ``figures`` then holds the summary."""
         self._stop.set()
         self._thread.join()
-        self.figures = summarise_samples(self._before, self._during, self._sensors())
+        self.figures = summarise_samples(
+            self._before, [reading for _, reading in self._during], self._sensors()
+        )
         # A counter is told as what it grew by during the job.
         after = self._counters()
         self.figures.update(
@@ -76,7 +79,11 @@ class Recorder:
 
     def _sample(self) -> None:
         while not self._stop.wait(self._every_s):
-            self._during.append(self._sensors())
+            self._during.append((time.monotonic(), self._sensors()))
+
+    def series(self, name: str) -> tuple[tuple[float, float], ...]:
+        """Values of one sensor during the job with the monotonic time of each [s]; nothing where it does not exist."""
+        return tuple((time_s, reading[name]) for time_s, reading in self._during if name in reading)
 
 
 @contextlib.contextmanager

@@ -19,11 +19,13 @@ from forerun.errors import ScriptError, UsageError
 from forerun.measurement.telemetry import record_telemetry
 from forerun.profiling.hooks.settings import STARTUP_VARIABLE, STOPPED_STATUS, HookSettings, write_settings
 from forerun.profiling.process_tree import TreeSample, TreeWatch, end_tree
+from forerun.profiling.recorded import was_stopped
 
 __all__ = ["Launch", "OutputLine", "check_command", "launch"]
 
 _SAMPLE_EVERY_S = 0.25
 _KEPT_LINES = 4000
+_TAIL_LINES = 3
 _STARTUP_FOLDER = Path(__file__).parent / "startup"
 
 
@@ -55,6 +57,7 @@ class Launch:
         lines: Last lines of its output.
         samples: What its processes used.
         telemetry: Figures of sensors, see ``measurement.telemetry``.
+        gpu_busy: When the GPU was asked [s], and the share of time it was busy; empty without one.
         num_killed: Processes that had to be killed at the end.
     """
 
@@ -67,12 +70,18 @@ class Launch:
     lines: tuple[OutputLine, ...]
     samples: tuple[TreeSample, ...]
     telemetry: dict[str, float]
+    gpu_busy: tuple[tuple[float, float], ...] = ()
     num_killed: int = 0
 
     @property
     def peak_memory_bytes(self) -> int:
         """Largest memory of all processes together [bytes]."""
         return max((sample.memory_bytes for sample in self.samples), default=0)
+
+    @property
+    def said(self) -> str:
+        """The last lines of its output as one line."""
+        return " | ".join(line.text.strip() for line in self.lines[-_TAIL_LINES:] if line.text.strip())
 
 
 def check_command(command: Sequence[str]) -> tuple[str, ...]:
@@ -139,13 +148,14 @@ def launch(
     return Launch(
         command=tuple(command),
         folder=Path(settings.folder),
-        outcome=outcome or _outcome(status),
+        outcome=outcome or _outcome(status, Path(settings.folder)),
         status=status if not outcome else None,
         begin_s=begin_s,
         end_s=time.monotonic() if outcome else run.end_s,
         lines=tuple(run.lines[-_KEPT_LINES:]),
         samples=tuple(run.samples),
         telemetry=recorder.figures,
+        gpu_busy=recorder.series("gpu_busy_fraction"),
         num_killed=num_killed,
     )
 
@@ -223,10 +233,11 @@ class _Run:
                 self._is_enough.set()
 
 
-def _outcome(status: int) -> str:
-    if status == STOPPED_STATUS:
-        return "stopped"
-    return "done" if status == 0 else "crashed"
+def _outcome(status: int, folder: Path) -> str:
+    if status == 0:
+        return "done"
+    # A launcher such as torchrun makes a failure of its own out of a process that was stopped.
+    return "stopped" if status == STOPPED_STATUS or was_stopped(folder) else "crashed"
 
 
 @contextlib.contextmanager

@@ -101,6 +101,7 @@ class Profile:
         advice: Bottleneck and next step.
         hooks: Changes that hooks made.
         num_killed: Processes that had to be killed at the end.
+        said: Last lines of its output, if it crashed.
         notes: What is not known and why.
     """
 
@@ -137,6 +138,7 @@ class Profile:
     advice: Advice | None = None
     hooks: tuple[dict[str, Any], ...] = ()
     num_killed: int = 0
+    said: str = ""
     notes: tuple[str, ...] = field(default=())
 
     def as_dict(self) -> dict[str, Any]:
@@ -198,6 +200,13 @@ def summarise_run(
 ) -> Profile:
     """The figures of a run, without advice.
 
+    Args:
+        run: How it ran.
+        process: Whose steps stand for it.
+        num_ranks: Processes that train.
+        num_usable_cores: Cores they may use.
+        epochs: Of the job; None to take the script's own argument.
+
     Raises:
         ScriptError: The process made no training step.
     """
@@ -247,6 +256,7 @@ def summarise_run(
         time_left_s=left_s,
         hooks=process.hooks,
         num_killed=run.num_killed,
+        said=run.said if run.outcome == "crashed" else "",
         notes=_notes(process, epochs, per_epoch, num_ranks),
     )
 

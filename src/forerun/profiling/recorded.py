@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["ProcessRecord", "read_process", "read_processes", "training_process"]
+__all__ = ["ProcessRecord", "read_processes", "training_process", "was_stopped"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -55,8 +55,15 @@ class ProcessRecord:
 
 def read_processes(folder: Path) -> tuple[ProcessRecord, ...]:
     """All watched processes of a run, in order of their start."""
-    found = [read_process(path) for path in folder.glob("process-*.jsonl")]
-    return tuple(sorted(found, key=lambda process: process.begin_s))
+    found = (_read_process(path) for path in folder.glob("process-*.jsonl"))
+    return tuple(sorted((each for each in found if each is not None), key=lambda process: process.begin_s))
+
+
+def was_stopped(folder: Path) -> bool:
+    """Whether the hooks of a process stopped it after the steps that were asked for."""
+    return any(
+        record["kind"] == "stopped" for path in folder.glob("process-*.jsonl") for record in _records(path)
+    )
 
 
 def training_process(processes: tuple[ProcessRecord, ...]) -> ProcessRecord | None:
@@ -65,11 +72,13 @@ def training_process(processes: tuple[ProcessRecord, ...]) -> ProcessRecord | No
     return min(training, key=lambda process: (process.rank or 0, -len(process.steps)), default=None)
 
 
-def read_process(path: Path) -> ProcessRecord:
-    """One process; a last line that was cut off by its death is left out."""
+def _read_process(path: Path) -> ProcessRecord | None:
+    """One process; a last line that was cut off by its death is left out, and None comes of one that was its first."""
     records: dict[str, list[dict[str, Any]]] = {}
     for record in _records(path):
         records.setdefault(record["kind"], []).append(record)
+    if "process" not in records:
+        return None
     start = records["process"][0]
     ends = [*records.get("end", []), *records.get("stopped", [])]
     window = records.get("window", [None])[-1]

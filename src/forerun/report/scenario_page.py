@@ -28,7 +28,9 @@ _ROWS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("memory", "peak_memory_bytes", format_bytes),
     ("energy of the GPU", "energy_j", format_energy_j),
     ("whole run", "wall_s", format_duration_s),
+    ("resolution", "image_size", lambda v: f"{v} x {v}"),
 )
+_TITLES = {name: title for title, name, _ in _ROWS}
 
 
 def scenario_page(found: Sequence[Mapping[str, Any]], folder: Path) -> RenderableType:
@@ -38,11 +40,11 @@ def scenario_page(found: Sequence[Mapping[str, Any]], folder: Path) -> Renderabl
     for run in found:
         table.add_column(run["scenario"], justify="right")
     for title, name, form in _ROWS:
-        if any(run[name] is not None for run in found):
-            table.add_row(title, *("-" if run[name] is None else form(run[name]) for run in found))
-    table.add_row("image size", *(str(run["arguments"].get("--image-size", 160)) for run in found))
+        table.add_row(title, *("-" if run[name] is None else form(run[name]) for run in found))
     lines = [Text(f"{run['scenario']}: {_changes(run)}") for run in found]
-    return Group(table, Text(""), *lines, Text(f"files: {folder}"))
+    reasons = {f"{_TITLES[name]}: {words}" for run in found for name, words in run["reasons"].items()}
+    notes = [Text(f"note: {reason}", style="dim") for reason in sorted(reasons)]
+    return Group(table, Text(""), *lines, Text(f"files: {folder}"), *notes)
 
 
 def _changes(run: Mapping[str, Any]) -> str:

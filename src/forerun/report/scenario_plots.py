@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from forerun.report.figure import look_of, new_figure, save_figure
 
 __all__ = ["write_scenario_plots"]
+
+_SMOOTHED = 5
 
 
 def write_scenario_plots(folder: Path, found: Sequence[Mapping[str, Any]]) -> None:
@@ -27,27 +32,52 @@ def _curves(path: Path, found: Sequence[Mapping[str, Any]], name: str, label: st
     for axes, part in zip(figure.subplots(1, 2, sharey=True), ("train", "test"), strict=True):
         for index, run in enumerate(found):
             rows = run["history"]
-            values = [factor * row[f"{part}_{name}"] for row in rows]
-            axes.plot([row["epoch"] for row in rows], values, label=run["scenario"], **look_of(index))
-        axes.set(xlabel="epoch", ylabel=f"{part} {label}")
+            values = [factor * _number(row[f"{part}_{name}"]) for row in rows]
+            # Later curves are thinner: where they meet, those below can be seen.
+            look = {**look_of(index), "linewidth": max(1.2, 3.6 - 0.8 * index), "markersize": 9 - 1.5 * index}
+            axes.plot([row["epoch"] for row in rows], values, label=run["scenario"], **look)
+        axes.set(title=part, xlabel="epoch")
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(visible=True, alpha=0.3)
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize="small")
+        axes.set_ylim(bottom=0, top=100 if name == "acc" else None)
+    figure.supylabel(label)
+    _legend(figure, axes)
     save_figure(figure, path)
+
+
+def _number(value: float | None) -> float:
+    """A loss that was lost leaves a gap."""
+    return math.nan if value is None else value
 
 
 def _utilisation(path: Path, found: Sequence[Mapping[str, Any]]) -> None:
-    figure = new_figure(width_in=9.6, height_in=4.6)
-    upper, lower = figure.subplots(2, 1, sharex=True)
-    for index, run in enumerate(found):
-        looks = {"color": look_of(index)["color"], "linewidth": 1.2}
-        times = [row[0] for row in run["utilisation"]]
-        upper.plot(times, [100 * row[1] for row in run["utilisation"]], label=run["scenario"], **looks)
-        lower.plot(times, [row[2] / 1024**3 for row in run["utilisation"]], **looks)
-    upper.set(ylabel="CPU [% of all cores]")
-    lower.set(ylabel="memory [GiB]", xlabel="time since the start of the run [s]")
-    for axes in (upper, lower):
+    """CPU, memory and, where there is one, GPU over the time of each final run."""
+    panels = [("cpu", "CPU [% of all cores]", 100.0), ("memory_bytes", "memory [GiB]", 1 / 1024**3)]
+    if any(row["gpu"] is not None for run in found for row in run["utilisation"]):
+        panels.insert(0, ("gpu", "GPU busy [%]", 100.0))
+    figure = new_figure(width_in=9.6, height_in=1.0 + 2.0 * len(panels))
+    grid = figure.subplots(len(panels), 1, sharex=True)
+    for axes, (name, label, factor) in zip(grid, panels, strict=True):
+        for index, run in enumerate(found):
+            rows = run["utilisation"]
+            values = _smoothed([factor * _number(row[name]) for row in rows])
+            colour = look_of(index)["color"]
+            axes.plot(
+                [row["time_s"] for row in rows], values, label=run["scenario"], color=colour, linewidth=1.4
+            )
+        axes.set(ylabel=label)
         axes.set_ylim(bottom=0)
         axes.grid(visible=True, alpha=0.3)
-    figure.legend(*upper.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize="small")
+    axes.set(xlabel=f"time since the start of the run [s]; means of {_SMOOTHED} looks")
+    _legend(figure, axes)
     save_figure(figure, path)
+
+
+def _smoothed(values: Sequence[float]) -> list[float]:
+    """Mean of each look with those around it: a quarter of a second alone is mostly noise."""
+    reach = _SMOOTHED // 2
+    return [float(np.mean(values[max(0, i - reach) : i + reach + 1])) for i in range(len(values))]
+
+
+def _legend(figure: Any, axes: Any) -> None:
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize="small")

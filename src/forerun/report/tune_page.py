@@ -40,8 +40,20 @@ def tune_page(found: TuneResult) -> RenderableType:
         hooks = ", ".join(f"{name}={value}" for name, value in found.best.hooks.items())
         parts.append(Text(f"      hooks: {hooks or 'none'}"))
         parts.append(Text(f"Run it: forerun apply {found.folder / 'best.yaml'} -- COMMAND"))
-    parts += [Text(f"note: {note}", style="dim") for note in found.notes]
+    parts += [Text(f"note: {note}", style="dim") for note in (*_failures(found), *found.notes)]
     return Group(*parts)
+
+
+def _failures(found: TuneResult) -> list[str]:
+    """What trials that ended badly said, the same words once."""
+    failed = [trial for trial in found.trials if trial["outcome"] in ("crashed", "timeout")]
+    reasons: dict[str, list[str]] = {}
+    for trial in failed:
+        reasons.setdefault(f"{trial['outcome']}: {trial['reason']}", []).append(str(trial["number"]))
+    return [
+        f"trial{'s' if len(numbers) > 1 else ''} {', '.join(numbers)} {reason}"
+        for reason, numbers in reasons.items()
+    ]
 
 
 def _indented(part: RenderableType) -> Padding:

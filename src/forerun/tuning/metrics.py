@@ -6,10 +6,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from forerun.errors import near_matches
 from forerun.profiling.launch import OutputLine
 from forerun.tuning.space import Metric
 
-__all__ = ["USUAL_METRICS", "Reading", "find_metric", "read_metric"]
+__all__ = ["USUAL_METRICS", "Reading", "find_metric", "missing_metric", "read_metric"]
 
 USUAL_METRICS = (
     "val_acc",
@@ -25,7 +26,9 @@ USUAL_METRICS = (
 )
 """Names that are looked for where none is given, best first."""
 
+_MOST_NAMES = 8
 _NUMBER = r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(%?)"
+_NAMED = re.compile(rf"([A-Za-z_][\w/.-]*)[\"']?\s*[:=]\s*{_NUMBER}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +53,15 @@ def read_metric(name: str, lines: Sequence[OutputLine]) -> tuple[Reading, ...]:
             value = float(match[1]) / (100.0 if match[2] else 1.0)
             found.append(Reading(time_s=line.time_s, value=value))
     return tuple(found)
+
+
+def missing_metric(name: str, lines: Sequence[OutputLine]) -> str:
+    """A sentence about a metric that a whole run did not print, with the figures that it did print."""
+    names = dict.fromkeys(match[1] for line in lines for match in _NAMED.finditer(line.text))
+    printed = (
+        f"it printed {', '.join(list(names)[:_MOST_NAMES])}" if names else "it printed no figure by name"
+    )
+    return f"the script printed no '{name}=VALUE'; {printed}{near_matches(name, list(names))}"
 
 
 def find_metric(lines: Sequence[OutputLine]) -> Metric | None:

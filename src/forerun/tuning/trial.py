@@ -17,7 +17,7 @@ from forerun.profiling.hooks.settings import HookSettings
 from forerun.profiling.launch import Launch, OutputLine, launch
 from forerun.profiling.recorded import ProcessRecord, read_processes, training_process
 from forerun.tuning.configuration import Configuration
-from forerun.tuning.metrics import Reading, find_metric, read_metric
+from forerun.tuning.metrics import Reading, find_metric, missing_metric, read_metric
 from forerun.tuning.space import Metric
 
 __all__ = ["TrialOrder", "TrialResult", "run_trial", "say_nothing"]
@@ -29,7 +29,6 @@ _OUT_OF_MEMORY = re.compile(
 )
 _SIGKILL = -9
 _LOCK_PATIENCE_S = 24 * 3600.0
-_TAIL_LINES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +62,7 @@ class TrialResult:
 
     Attributes:
         outcome: ``done``, ``out of memory``, ``crashed``, ``timeout``, ``pruned`` or ``interrupted``.
-        reason: Why it is not done.
+        reason: Why it is not done, or has no metric.
         rate_samples_per_s: Samples a second in steady steps; None where they cannot be counted.
         step_time_s: Mean steady step [s].
         num_steps: Steps seen.
@@ -201,7 +200,6 @@ def _result(order: TrialOrder, run: Launch, processes: tuple[ProcessRecord, ...]
 def _outcome(
     order: TrialOrder, run: Launch, process: ProcessRecord | None, readings: Sequence[Reading]
 ) -> tuple[str, str]:
-    said = " | ".join(line.text.strip() for line in run.lines[-_TAIL_LINES:] if line.text.strip())
     if run.outcome == "ended":
         is_reached = order.metric is not None and any(_is_reached(order.metric, r.value) for r in readings)
         return ("done", "") if is_reached and order.stop_at_target else ("pruned", "its forecast cannot win")
@@ -210,12 +208,14 @@ def _outcome(
     if run.outcome in ("crashed", "timeout", "interrupted"):
         text = "\n".join(line.text for line in run.lines)
         if run.outcome == "crashed" and (run.status == _SIGKILL or _OUT_OF_MEMORY.search(text)):
-            return "out of memory", said
+            return "out of memory", run.said
         if run.outcome == "timeout":
             return "timeout", f"it ran into the limit of {order.timeout_s:.0f} s"
-        return run.outcome, f"status {run.status}: {said}"
+        return run.outcome, f"status {run.status}: {run.said}"
     if process is None:
         return "crashed", "it ended without a second step of a torch optimizer"
+    if order.metric is not None and not order.is_short and not readings:
+        return "done", missing_metric(order.metric.name, run.lines)
     return "done", ""
 
 

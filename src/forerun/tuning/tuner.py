@@ -150,6 +150,7 @@ class Tuner:
             self.store.tell(trial, found, record)
         self.say(self._line(trial.number, values, result, found))
         self._stop_if_all_crash()
+        self._stop_without_metric(result)
 
     def _reject(self, trial: Any, values: dict[str, Any], expected: float, limit: float) -> None:
         """Told to the sampler as a constraint that is violated by so much; costs no time."""
@@ -171,14 +172,17 @@ class Tuner:
         return Metric(name=result.metric, is_rising="loss" not in result.metric)
 
     def _pruner(self, trial: Any) -> Callable[[int, float], bool] | None:
+        metric = self.task.order.metric
         if not self.task.with_pruning or not self.task.num_rounds or self.task.num_rounds < 2:
             return None
+        # As in the objective, a falling metric is told with its sign turned.
+        sign = 1.0 if metric is None or metric.is_rising else -1.0
         from forerun.callbacks import ForecastPruner
 
         pruner = ForecastPruner(self.task.num_rounds)
 
         def on_value(number: int, value: float) -> bool:
-            trial.report(value, number)
+            trial.report(sign * value, number)
             frozen = self.store.study.get_trials(deepcopy=False)[trial.number]
             return bool(pruner.prune(self.store.study, frozen))
 
@@ -241,7 +245,8 @@ class Tuner:
         )
         what = ", ".join(f"{name}={value}" for name, value in values.items())
         eta = "" if left_s is None else f"; about {left_s:.0f} s left"
-        return f"trial {number} [{what}]: {result.outcome}, {worth}{eta}"
+        reason = f" ({result.reason})" if result.outcome in ("crashed", "out of memory") else ""
+        return f"trial {number} [{what}]: {result.outcome}{reason}, {worth}{eta}"
 
     def _own_values(self) -> dict[str, Any] | None:
         """The script as it is, if every value of it is inside the space."""
@@ -283,6 +288,13 @@ class Tuner:
             raise ScriptError(
                 f"the last {_LATEST_CRASHES} trials crashed; the last one: {latest[-1]['reason']}"
             )
+
+    def _stop_without_metric(self, result: TrialResult) -> None:
+        """A script that never prints its metric would use up the budget for nothing."""
+        is_needed = any(objective.needs_metric for objective in self.task.objectives)
+        seen = any(trial.user_attrs["record"]["result"]["curve"] for trial in self.run_trials())
+        if is_needed and result.outcome == "done" and not seen:
+            raise ScriptError(result.reason)
 
 
 def _is_between(value: Any, parameter: Any) -> bool:

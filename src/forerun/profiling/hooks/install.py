@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from forerun.profiling.hooks.arguments import record_arguments
+from forerun.profiling.hooks.images import name_unreadable_images
 from forerun.profiling.hooks.imports import after_import
 from forerun.profiling.hooks.knob_hooks import knob_patches
 from forerun.profiling.hooks.parent import die_with_parent
@@ -46,6 +47,7 @@ def install(settings_file: Path) -> None:
     after_import(
         {
             "argparse": partial(record_arguments, recording=recording),
+            "PIL.ImageFile": name_unreadable_images,
             "torch.utils.data.dataloader": loaders,
             "torch.optim.optimizer": optimizers,
             "torch.nn.modules.module": patches.modules,

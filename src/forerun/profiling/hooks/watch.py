@@ -79,6 +79,7 @@ class Watch:
         if os.getpid() != self._pid:
             return
         self._clock.finish(time.monotonic())
+        self._window.close()  # an open one crashes the interpreter's end
         self._write_window()
         self._recording.flush()
         self._write_memory()
@@ -111,7 +112,7 @@ class Watch:
         self._num_steps += 1
         if self._first_step_s is None:
             self._first_step_s = interval.end_s
-        if self._window.turn(self._num_steps, interval.end_s - interval.begin_s):
+        if self._window.turn(self._num_steps, interval.begin_s, interval.end_s):
             self._write_window()
             now_s = time.monotonic()
             self._recording.add("own", [interval.end_s, now_s])

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import sys
+import time
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -13,6 +16,7 @@ __all__ = ["Window", "covered", "minus", "timeline_sums"]
 Spans = list[tuple[float, float]]
 
 _WAIT_MARK = "forerun::wait"
+_ORIGIN_MARK = "forerun::origin"
 # Marks and nodes of the autograd engine enclose operators and the Python between them; operators are what is left.
 _OPERATOR = re.compile(r"(?!autograd::|forerun::|profiler::)[\w.]+::")
 _US = 1e-6
@@ -25,19 +29,24 @@ class Window:
         self._first, self._last = warmup_steps, warmup_steps + num_steps
         self._profiler: Any = None
         self._sums: dict[str, Any] | None = None
-        self._wall_s = 0.0
-        self._num_steps = 0
+        self._steps: Spans = []
+        self._origin_s = 0.0
 
     @property
     def is_open(self) -> bool:
         """Whether steps are traced now."""
         return self._profiler is not None
 
-    def turn(self, num_steps: int, last_step_s: float) -> bool:
-        """Opens or closes the window after a step; tells whether it did something that took time."""
+    def turn(self, num_steps: int, begin_s: float, end_s: float) -> bool:
+        """Opens or closes the window after a step; tells whether it did something that took time.
+
+        Args:
+            num_steps: Steps so far.
+            begin_s: When the last one began, monotonic clock [s].
+            end_s: When it ended [s].
+        """
         if self.is_open:
-            self._wall_s += last_step_s
-            self._num_steps += 1
+            self._steps.append((begin_s, end_s))
         if num_steps == self._first and self._last > self._first:
             self._open()
             return True
@@ -61,9 +70,21 @@ class Window:
             return
         profiler, self._profiler = self._profiler, None
         profiler.stop()
-        if self._num_steps:
-            sums = timeline_sums(profiler.events())
-            self._sums = {"wall_s": self._wall_s, "num_steps": self._num_steps, **sums}
+        if not self._steps:
+            return
+        events = profiler.events()
+        # Traced times count from another moment than the clock of the steps; the first mark was made at a known one.
+        origin = next((e.time_range.start * _US for e in events if e.name == _ORIGIN_MARK), None)
+        if origin is None:
+            return
+        steps = [
+            (begin - self._origin_s + origin, end - self._origin_s + origin) for begin, end in self._steps
+        ]
+        self._sums = {
+            "wall_s": _length(steps),
+            "num_steps": len(steps),
+            **timeline_sums([event for event in events if _starts_in(event, steps)]),
+        }
 
     def take_sums(self) -> dict[str, Any] | None:
         """The sums of a window that has closed since the last call."""
@@ -86,6 +107,16 @@ class Window:
         except RuntimeError:  # the script traces itself; two tracers exclude each other
             return
         self._profiler = profiler
+        self._origin_s = time.monotonic()
+        with torch.autograd.profiler.record_function(_ORIGIN_MARK):
+            pass
+
+
+def _starts_in(event: Any, steps: Spans) -> bool:
+    """Whether an event belongs to a step, and not to the validation or the saving between two epochs."""
+    start_s = event.time_range.start * _US
+    index = bisect_right(steps, (start_s, math.inf)) - 1
+    return index >= 0 and start_s < steps[index][1]
 
 
 def timeline_sums(events: Iterable[Any]) -> dict[str, Any]:

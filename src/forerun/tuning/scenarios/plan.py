@@ -39,11 +39,18 @@ class Scenario:
         return Space(parameters=self.parameters)
 
 
-def _hardware_parameters(num_cores: int) -> tuple[Parameter, ...]:
-    workers = tuple(sorted({0, *(n for n in (1, 2, 4, 8) if n <= max(1, num_cores))}))
+def _hardware_parameters(num_cores: int, *, is_gpu: bool) -> tuple[Parameter, ...]:
+    counts = tuple(n for n in (1, 2, 4, 8) if n <= max(1, num_cores))
+    # On a processor the workers and the kernels share the cores; fp16 needs the scaled loss of a GPU.
+    own = (
+        Parameter(name="cudnn_benchmark", values=(False, True))
+        if is_gpu
+        else Parameter(name="num_threads", values=counts)
+    )
     return (
-        Parameter(name="num_workers", values=workers, flag="--workers"),
-        Parameter(name="amp", values=("off", "bf16"), flag="--amp"),
+        Parameter(name="num_workers", values=(0, *counts), flag="--workers"),
+        Parameter(name="amp", values=("off", "bf16", "fp16") if is_gpu else ("off", "bf16"), flag="--amp"),
+        own,
         Parameter(name="batch_size", values=(16, 32, 64, 128), flag="--batch-size"),
         Parameter(name="lr", scale_with="batch_size", rule="auto", flag="--lr"),
         Parameter(name="channels_last", values=(False, True)),
@@ -52,7 +59,7 @@ def _hardware_parameters(num_cores: int) -> tuple[Parameter, ...]:
     )
 
 
-def _scenarios(num_cores: int) -> dict[str, Scenario]:
+def _scenarios(*, num_cores: int, epochs: int, is_gpu: bool) -> dict[str, Scenario]:
     found = (
         Scenario(name="baseline", words="the script as it is", objective=None),
         Scenario(
@@ -68,7 +75,9 @@ def _scenarios(num_cores: int) -> dict[str, Scenario]:
             parameters=(
                 Parameter(name="lr", low=1e-5, high=3e-3, is_log=True, flag="--lr"),
                 Parameter(name="batch_size", values=(16, 32, 64, 128), flag="--batch-size"),
-                Parameter(name="epochs", low=1, high=10, is_whole=True, flag="--epochs"),
+                Parameter(
+                    name="epochs", values=tuple(sorted({max(1, epochs // 2), epochs})), flag="--epochs"
+                ),
             ),
             settings={"--cosine": True},
         ),
@@ -76,8 +85,7 @@ def _scenarios(num_cores: int) -> dict[str, Scenario]:
             name="hardware",
             words="workers, precision, memory order, optimizer and batch for speed",
             objective="speed",
-            parameters=_hardware_parameters(num_cores),
-            settings={"--cosine": True},
+            parameters=_hardware_parameters(num_cores, is_gpu=is_gpu),
         ),
     )
     return {scenario.name: scenario for scenario in found}
@@ -87,40 +95,34 @@ SCENARIOS = ("baseline", "resolution", "hyperparameters", "hardware")
 """In the order of ``all``: each starts from what those before it found."""
 
 
-def chosen_scenarios(name: str, *, num_cores: int, epochs: int) -> tuple[Scenario, ...]:
+def chosen_scenarios(name: str, *, num_cores: int, epochs: int, is_gpu: bool = False) -> tuple[Scenario, ...]:
     """The scenarios of a name; all but the baseline bring the baseline along, to be compared with.
+
+    Args:
+        name: One of ``SCENARIOS``, or ``all``.
+        num_cores: Cores that workers may use.
+        epochs: Of a whole run; half of them are tried as well.
+        is_gpu: Whether it runs on a GPU.
 
     Raises:
         UsageError: There is none of this name.
     """
-    known = _scenarios(num_cores)
+    known = _scenarios(num_cores=num_cores, epochs=epochs, is_gpu=is_gpu)
     if name != "all" and name not in known:
         raise UsageError(
             f"expected a scenario ({', '.join(SCENARIOS)} or all), got '{name}'{near_matches(name, SCENARIOS)}"
         )
     names = SCENARIOS if name == "all" else tuple(dict.fromkeys(("baseline", name)))
-    return tuple(_within(known[each], epochs) for each in names)
-
-
-def _within(scenario: Scenario, epochs: int) -> Scenario:
-    """Epochs are searched up to those asked for."""
-    parameters = tuple(
-        parameter
-        if parameter.name != "epochs"
-        else Parameter(name="epochs", values=tuple(sorted({max(1, epochs // 2), epochs})), flag="--epochs")
-        for parameter in scenario.parameters
-    )
-    return Scenario(
-        name=scenario.name,
-        words=scenario.words,
-        objective=scenario.objective,
-        parameters=parameters,
-        settings=scenario.settings,
-    )
+    return tuple(known[each] for each in names)
 
 
 def training_command(data: Path, *, epochs: int, weights: str) -> tuple[str, ...]:
     """The command of the built-in task.
+
+    Args:
+        data: Folder with ``seg_train`` and ``seg_test``, a folder per class in each.
+        epochs: Of a whole run.
+        weights: ``imagenet`` or ``none``.
 
     Raises:
         UsageError: The folder has not the layout of Intel's images.

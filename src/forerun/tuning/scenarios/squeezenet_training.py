@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-__all__ = ["main"]
+__all__ = ["IMAGE_SIZE", "load_model", "main"]
+
+IMAGE_SIZE = 160
+"""Height and width of its images, if not told otherwise [pixels]."""
 
 _MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, as the weights expect
 
@@ -25,7 +30,7 @@ def _arguments(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--lr", type=float, default=3e-4)
-    parser.add_argument("--image-size", type=int, default=160)
+    parser.add_argument("--image-size", type=int, default=IMAGE_SIZE)
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--weights", choices=("imagenet", "none"), default="imagenet")
     parser.add_argument("--amp", choices=("off", "bf16", "fp16"), default="off")
@@ -39,22 +44,31 @@ def main(words: list[str] | None = None) -> int:
     """Trains, prints a line an epoch, writes metrics, model and TensorBoard events to ``--out``."""
     options = _arguments(words)
     try:
-        history, model = _train(options)
+        _train(options)
     except (OSError, RuntimeError, ValueError) as error:
-        print(f"error: {' '.join(str(error).split())[-400:]}", file=sys.stderr)
+        print(f"error: {_sentence(error)}", file=sys.stderr)
         return 1
-    if options.out is not None:
-        _write(options, history, model)
     return 0
 
 
-def _train(options: argparse.Namespace) -> tuple[list[dict[str, float]], Any]:
+def _sentence(error: Exception) -> str:
+    """One line; from a worker of the loader comes a whole traceback, whose last line is the error."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if "Original Traceback" in str(error):
+        return lines[-1].partition(": ")[2]
+    return " ".join(lines)[:400]
+
+
+def _train(options: argparse.Namespace) -> None:
     import torch
 
     torch.manual_seed(options.seed)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     train, test = (_loader(options, part, device.type) for part in ("seg_train", "seg_test"))
-    model = _model(options.weights, len(train.dataset.classes)).to(device)
+    classes = train.dataset.classes
+    if test.dataset.classes != classes:
+        raise ValueError(f"expected the classes {', '.join(classes)} in seg_test, got {test.dataset.classes}")
+    model = _model(options.weights, len(classes)).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=options.lr)
     scaler = torch.amp.GradScaler(device.type, enabled=options.amp == "fp16" and device.type == "cuda")
     schedule = (
@@ -71,7 +85,9 @@ def _train(options: argparse.Namespace) -> tuple[list[dict[str, float]], Any]:
         row.update(_epoch(torch, model, test, options, device, None))
         history.append(row)
         print(" ".join(f"{name}={value:.5g}" for name, value in row.items()), flush=True)
-    return history, model
+    if options.out is not None:
+        _write(options.out, history)
+        _save(options, model, classes)
 
 
 def _model(weights: str, num_classes: int) -> Any:
@@ -155,22 +171,55 @@ def _update(loss: Any, optimizer: Any, scaler: Any, schedule: Any) -> None:
         schedule.step()
 
 
-def _write(options: argparse.Namespace, history: list[dict[str, float]], model: Any) -> None:
-    from safetensors.torch import save_file
-
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "metrics.json").write_text(json.dumps(history, indent=2), encoding="utf-8")
-    weights = {name: value.contiguous().cpu() for name, value in model.state_dict().items()}
-    save_file(weights, options.out / "model.safetensors")
+def _write(folder: Path, history: list[dict[str, float]]) -> None:
+    """A row per epoch as JSON and, with TensorBoard installed, as its events."""
+    folder.mkdir(parents=True, exist_ok=True)
+    # JSON knows no number for a loss that was lost.
+    plain = [
+        {name: value if math.isfinite(value) else None for name, value in row.items()} for row in history
+    ]
+    (folder / "metrics.json").write_text(json.dumps(plain, indent=2, allow_nan=False), encoding="utf-8")
+    # TensorBoard takes this empty module as the wish to do without TensorFlow, which is seconds of importing.
+    sys.modules.setdefault("tensorboard.compat.notf", ModuleType("tensorboard.compat.notf"))
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         print("note: tensorboard is not installed, no events are written", file=sys.stderr)
         return
-    with SummaryWriter(str(options.out / "events")) as writer:
+    for earlier in (folder / "events").glob("events.out.tfevents.*"):
+        earlier.unlink()  # a viewer would draw the curves of two runs as one
+    with SummaryWriter(str(folder / "events")) as writer:
         for row in history:
             for name in ("train_loss", "train_acc", "test_loss", "test_acc", "train_s"):
                 writer.add_scalar(name, row[name], int(row["epoch"]))
+
+
+def _save(options: argparse.Namespace, model: Any, classes: list[str]) -> None:
+    from safetensors.torch import save_file
+
+    weights = {name: value.contiguous().cpu() for name, value in model.state_dict().items()}
+    about = {"classes": json.dumps(classes), "image_size": str(options.image_size)}
+    save_file(weights, options.out / "model.safetensors", metadata=about)
+
+
+def load_model(path: Path) -> tuple[Any, tuple[str, ...], int]:
+    """A trained network, ready to be asked.
+
+    Args:
+        path: Of ``model.safetensors``, as a run with ``--out`` writes it.
+
+    Returns:
+        The network, the names of its classes, and the height and width of the images it was trained on [pixels].
+    """
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        about = file.metadata()
+        weights = {name: file.get_tensor(name) for name in file.offset_keys()}
+    classes = tuple(json.loads(about["classes"]))
+    model = _model("none", len(classes))
+    model.load_state_dict(weights)
+    return model.eval(), classes, int(about["image_size"])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,19 @@
+"""Results of a benchmark as a small file, for the page of figures."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import Any
+
+from forerun.hardware import describe_host
+from forerun.profiling.files import write_json
+
+
+def write_results(path: Path | None, **found: Any) -> None:
+    """Writes what was found with the day and the machine; nothing without a file to write to."""
+    if path is None:
+        return
+    host = describe_host()
+    machine = {"processor": host.cpu.model, "num_usable_cores": host.num_usable_cores}
+    write_json(path, {"date": datetime.date.today().isoformat(), "machine": machine, **found})

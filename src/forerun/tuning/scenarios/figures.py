@@ -1,0 +1,99 @@
+"""The figures of a scenario's final run, and why some of them cannot be had here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from forerun.profiling.launch import Launch
+from forerun.profiling.process_tree import TreeSample
+from forerun.profiling.profile import Profile
+
+__all__ = ["run_figures", "usage_rows"]
+
+_NO_GPU = "the run was on a processor, whose energy and utilisation no GPU counts"
+_REASONS = {
+    "gpu_utilisation": "the driver does not tell the utilisation of the GPU",
+    "energy_j": "the GPU has no counter of energy",
+    "train_loss": "the training diverged: its loss is no number",
+    "test_loss": "the training diverged: its loss is no number",
+    "images_per_s": "the batches do not tell how many images they hold",
+}
+
+
+def run_figures(history: Sequence[Mapping[str, Any]], run: Launch, profile: Profile) -> dict[str, Any]:
+    """The table of a run; a figure that cannot be had is None, with its reason under ``reasons``.
+
+    Accuracy and loss are those of the last epoch. ``gpu_utilisation`` is the mean share of the run's time in which
+    kernels ran, as the driver tells it; ``cpu_utilisation`` the share of all usable cores between the first and the
+    last step; ``cpu_time_s`` what all processes of the run used; step time and images a second are of steady steps;
+    ``peak_memory_bytes`` is the GPU's or, without one, that of all processes.
+
+    Args:
+        history: A row per epoch, as the training writes them; a loss that is no number is None.
+        run: How it ran.
+        profile: Of it.
+    """
+    last = history[-1]
+    is_on_gpu = profile.device.startswith("cuda")
+    found: dict[str, Any] = {
+        "train_accuracy": last["train_acc"],
+        "test_accuracy": last["test_acc"],
+        "train_loss": last["train_loss"],
+        "test_loss": last["test_loss"],
+        "best_test_accuracy": max(row["test_acc"] for row in history),
+        "gpu_utilisation": run.telemetry.get("gpu_busy_fraction_mean") if is_on_gpu else None,
+        "cpu_utilisation": profile.cpu_utilisation,
+        "cpu_time_s": max((sample.cpu_s for sample in run.samples), default=0.0),
+        "step_time_s": profile.step_time_s,
+        "images_per_s": profile.throughput_samples_per_s,
+        "peak_memory_bytes": profile.device_peak_bytes or profile.peak_memory_bytes,
+        "energy_j": run.telemetry.get("gpu_energy_j") if is_on_gpu else None,
+        "wall_s": profile.wall_s,
+    }
+    found["reasons"] = {
+        name: _NO_GPU if name in ("gpu_utilisation", "energy_j") and not is_on_gpu else words
+        for name, words in _REASONS.items()
+        if found[name] is None
+    }
+    return found
+
+
+def usage_rows(
+    samples: Sequence[TreeSample],
+    gpu_busy: Sequence[tuple[float, float]],
+    *,
+    begin_s: float,
+    num_cores: float,
+) -> list[dict[str, float | None]]:
+    """What a run used over time, a row between two looks at its processes.
+
+    ``time_s`` since the start, ``cpu`` as a share of the cores, ``memory_bytes`` of all processes, ``gpu`` as the
+    share of time with kernels at the nearest look; None where there is no GPU.
+
+    Args:
+        samples: Looks at the processes, in order.
+        gpu_busy: When the GPU was asked [s], and the share it told.
+        begin_s: Start of the run, on the clock of both [s].
+        num_cores: Cores that the run may use.
+    """
+    times = np.asarray([sample.time_s for sample in samples])
+    used = np.asarray([sample.cpu_s for sample in samples])
+    rows: list[dict[str, float | None]] = []
+    for index in range(1, len(samples)):
+        span_s = max(float(times[index] - times[index - 1]), 1e-3)
+        rows.append(
+            {
+                "time_s": float(times[index]) - begin_s,
+                "cpu": max(0.0, float(used[index] - used[index - 1])) / span_s / num_cores,
+                "memory_bytes": float(samples[index].memory_bytes),
+                "gpu": _nearest(gpu_busy, float(times[index])),
+            }
+        )
+    return rows
+
+
+def _nearest(gpu_busy: Sequence[tuple[float, float]], time_s: float) -> float | None:
+    return min(gpu_busy, key=lambda look: abs(look[0] - time_s))[1] if gpu_busy else None
