@@ -235,7 +235,7 @@ def test_a_corrupt_image_in_a_worker_is_named_by_profile_and_by_a_new_study(imag
 def test_runs_whose_forecast_cannot_win_are_ended(folder):
     (folder / "space.yaml").write_text(METRIC_SPACE)
     words = ("--objective", "accuracy", "--prune", "--sampler", "random")
-    done = tune(folder, *words, trials=7, script=("--epochs", "16"))
+    done = tune(folder, *words, trials=6, script=("--epochs", "16"))
     assert done.returncode == 0, done.stderr
     trials = json.loads(done.stdout)["trials"]
     for trial in trials:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -87,7 +86,8 @@ def _picture(numbers: np.random.Generator, look: _Look, size: tuple[int, int]) -
     """(height, width, 3)."""
     width, height = size
     y, x = (grid[..., None] for grid in np.mgrid[0:height, 0:width] / max(width, height))
-    picture = np.where(y < numbers.uniform(0.3, 0.6), _colour(look.upper), _colour(look.lower))
+    colours = _colour(look.upper), _colour(look.lower)
+    picture: npt.NDArray[np.float64] = np.where(y < numbers.uniform(0.3, 0.6), *colours)
     for position, waves in ((x, look.across), (y, look.down)):
         if waves:
             phase, stretch = numbers.uniform(0, 2 * np.pi), numbers.normal(1.0, 0.1)
@@ -98,5 +98,5 @@ def _picture(numbers: np.random.Generator, look: _Look, size: tuple[int, int]) -
     return np.clip(picture, 0, 255).astype(np.uint8)
 
 
-def _colour(values: tuple[int, int, int]) -> Any:
+def _colour(values: tuple[int, int, int]) -> npt.NDArray[np.float64]:
     return np.asarray(values, dtype=float)
