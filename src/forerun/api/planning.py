@@ -365,6 +365,9 @@ def _check_answerable(
         raise InvalidSetupError("co2 needs the intensity of the grid: --co2 GRAMS per kWh, such as 400")
     if co2_g_per_kwh is not None and not 0 <= co2_g_per_kwh < math.inf:
         raise InvalidSetupError(f"a carbon intensity must be zero or more g/kWh, got {co2_g_per_kwh}")
+    if asked & {"energy", "co2"} and all(option.device.kind != "gpu" for option in options):
+        names = ", ".join(option.label for option in options)
+        raise InvalidSetupError(f"energy is known of GPUs only, not of {names}: leave it out, or name a GPU")
     if "cost" in asked and all(option.usd_per_hour is None for option in options):
         names = ", ".join(option.label for option in options)
         raise InvalidSetupError(f"no price is known of {names}: give --price 1.89/h or --prices FILE.toml")

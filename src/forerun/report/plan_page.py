@@ -209,8 +209,9 @@ def _cell(interval: Interval | None, kind: str) -> str:
         return "-"
     low, high = (format_quantity(end, kind) for end in (interval.low, interval.high))
     unit = format_quantity(interval.value, kind).partition(" ")[2]
-    ends = [end.partition(" ")[0] if unit and end.partition(" ")[2] == unit else end for end in (low, high)]
-    return f"{format_quantity(interval.value, kind)} ({ends[0]} to {ends[1]})"
+    if unit and low.endswith(f" {unit}") and high.endswith(f" {unit}"):
+        low, high = low.removesuffix(f" {unit}"), high.removesuffix(f" {unit}")
+    return f"{format_quantity(interval.value, kind)} ({low} to {high})"
 
 
 def _memory_cell(point: PlanPoint) -> str:
