@@ -14,7 +14,7 @@ from forerun.costs.op_time import step_times
 from forerun.costs.op_weights import OpTimeWeights
 from forerun.hardware.device import Device
 from forerun.prediction.grid import between_nodes, grid_nodes
-from forerun.prediction.kept import Kept
+from forerun.costs.kept import Kept
 from forerun.prediction.step import (
     PreparedModel,
     device_offsets,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 __all__ = ["Kept"]
@@ -34,6 +34,16 @@ class Kept(Generic[Result]):
         if len(self._results) >= self._most:
             self.clear()
         self._results[(*map(id, parts), *values)] = (parts, result)
+
+    def get(
+        self, parts: tuple[object, ...], values: tuple[Hashable, ...], make: Callable[[], Result]
+    ) -> Result:
+        """The result for these objects and values, made if there is none."""
+        found = self.find(parts, values)
+        if found is None:
+            found = make()
+            self.keep(parts, values, found)
+        return found
 
     def clear(self) -> None:
         """Forgets all."""
