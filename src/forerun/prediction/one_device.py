@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 
 from forerun.communication.buckets import gradient_buckets
+from forerun.costs.kept import Kept
 from forerun.costs.memory import estimate_memory
 from forerun.prediction.gradients import batch_norms, gradients_of, optimizer_state_bytes, pass_of
-from forerun.costs.kept import Kept
 from forerun.prediction.predictor import Question, memory_constants_of
 from forerun.prediction.scale import OneDevice, OneStep
 from forerun.prediction.step import PreparedModel, predict_steps

@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 from threadpoolctl import threadpool_limits
 
+from forerun.costs.kept import Kept
 from forerun.costs.memory_stream import live_peak_bytes
 from forerun.costs.op_time import step_times
 from forerun.costs.op_weights import OpTimeWeights
 from forerun.hardware.device import Device
 from forerun.prediction.grid import between_nodes, grid_nodes
-from forerun.costs.kept import Kept
 from forerun.prediction.step import (
     PreparedModel,
     device_offsets,
