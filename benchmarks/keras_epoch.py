@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-BATCHES = 48
+BATCHES = 96
 EPOCHS = 4
 
 

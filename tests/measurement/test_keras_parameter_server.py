@@ -10,7 +10,7 @@ from importlib import util
 import psutil
 import pytest
 
-from forerun.errors import InvalidSetupError, MeasurementError, UnknownModelError
+from forerun.errors import InvalidSetupError, MeasurementError
 from forerun.measurement.jobs import Job
 from forerun.measurement.keras_parameter_server import check_servers, measure_parameter_server
 from forerun.measurement.keras_server_runner import run_keras_servers
@@ -58,12 +58,6 @@ def test_one_worker_and_one_server_make_steps():
     assert result.results["gradient_bytes"] == 4 * result.results["num_parameters"]
     assert (result.results["world_size"], result.results["num_servers"]) == (1, 1)
     assert result.results["first_step_s"] > min(result.repetitions_s)  # it traces
-
-
-@needs_tensorflow
-def test_a_model_that_cannot_be_built_is_one_clear_error():
-    with pytest.raises(UnknownModelError, match="no Keras network 'ResNet51'"):
-        measure_parameter_server(server_job("keras:ResNet51"), QUICK)
 
 
 @needs_tensorflow

@@ -25,7 +25,7 @@ from forerun.costs.calibration import PriorScales, coefficients, sensitivities
 from forerun.costs.op_time import step_times
 from forerun.costs.op_weights import NetworkWeights, OpTimeWeights
 from forerun.errors import RecordError
-from forerun.evaluation.interval_laws import fit_law
+from forerun.evaluation.interval_laws import IntervalLaw, fit_law
 from forerun.evaluation.measured_layers import DeviceSample, sampling_weights
 from forerun.evaluation.op_time_fit import as_weights
 from forerun.hardware.device import Device
@@ -224,6 +224,19 @@ def _with_latents(network: NetworkWeights, latents: Floats) -> NetworkWeights:
     return NetworkWeights(**(values | {"latents": latents.astype(np.float32)}))
 
 
+def _calibrated_law(log_after: Floats, whole: Sequence[DeviceSample], otherwise: IntervalLaw) -> IntervalLaw:
+    """The law of the models left out; of too few, that of devices others have measured, or wider where they were off.
+
+    A conformal quantile of fewer than nine rows is infinite.
+    """
+    if len(whole) >= _LEAST_LAW_ROWS:
+        found = fit_law(log_after, np.zeros(len(whole)), [sample.group for sample in whole])
+        if np.isfinite(found.quantile):
+            return found
+    largest = float(np.abs(log_after).max(initial=0.0)) / otherwise.base
+    return replace(otherwise, quantile=max(otherwise.quantile, largest))
+
+
 def _with_provenance(
     weights: OpTimeWeights,
     samples: Sequence[DeviceSample],
@@ -235,13 +248,8 @@ def _with_provenance(
     loop_s: float,
 ) -> OpTimeWeights:
     laws = dict(start.provenance["intervals"])
-    if len(whole) >= _LEAST_LAW_ROWS:
-        laws[str(Provenance.CALIBRATED)] = asdict(
-            fit_law(log_after, np.zeros(len(whole)), [sample.group for sample in whole])
-        )
-    else:
-        # Too few to tell: as wide as for a device that others have measured.
-        laws[str(Provenance.CALIBRATED)] = laws[str(Provenance.INTERPOLATED)]
+    known = IntervalLaw(**laws[str(Provenance.INTERPOLATED)])
+    laws[str(Provenance.CALIBRATED)] = asdict(_calibrated_law(log_after, whole, known))
     kinds = {"half" if sample.point.setup.precision.is_half else "full" for sample in samples}
     around = samples[0].measurement.circumstances
     return OpTimeWeights(
