@@ -166,7 +166,7 @@ def test_layers_are_measured_kept_resumed_and_fit_for_a_regressor(tmp_path):
     assert json.loads(again.stdout)["num_skipped"] == 6
     with table.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert {row["framework"] for row in rows} == {"keras"}
+    assert {json.loads(row["circumstances"])["framework"] for row in rows} == {"keras"}
     assert {row["subject"] for row in rows} == {"null", "dense", "max_pool"}
     with RecordStore.open(records, create=False) as store:
         (dense, *_) = [m for m in store.measurements(kind=JobKind.LAYER) if m.subject == "dense"]
