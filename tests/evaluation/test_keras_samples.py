@@ -6,7 +6,7 @@ from importlib import util
 import numpy as np
 import pytest
 
-from forerun.api.calibration import loop_cost_s
+from forerun.api.calibration_session import loop_cost_s
 from forerun.costs.op_weights import load_weights, shipped_weights_path
 from forerun.errors import RecordError
 from forerun.evaluation.device_calibration import calibrate, log_predictions

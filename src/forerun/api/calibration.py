@@ -2,47 +2,31 @@
 
 from __future__ import annotations
 
-import datetime
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from forerun.api.calibration_session import loop_cost_s, measure_for_calibration
 from forerun.costs.calibration_files import calibration_path
 from forerun.costs.op_weights import load_weights, save_weights, shipped_weights_path
 from forerun.errors import InvalidSetupError, MissingExtraError, RecordError, UsageError
 from forerun.evaluation.device_calibration import CalibrationResult
 from forerun.hardware import find_device
-from forerun.hardware.device import Device, DeviceKind
+from forerun.hardware.device import Device
 from forerun.hardware.this_device import device_at
-from forerun.measurement.calibration_jobs import LOOP_MODEL, calibration_layers, calibration_models
-from forerun.measurement.circumstances import describe_circumstances
+from forerun.measurement.calibration_jobs import LOOP_MODEL
 from forerun.measurement.device_index import gpu_index
-from forerun.measurement.device_lock import lock_device
-from forerun.measurement.jobs import Job
-from forerun.measurement.keras_run import KERAS_RUN
 from forerun.measurement.progress import Event
-from forerun.measurement.protocol import Protocol
-from forerun.records.measurement import JobKind, Measurement, Outcome
+from forerun.records.measurement import Measurement, Outcome
 from forerun.records.store import RecordStore
 
-__all__ = ["Calibration", "LeftOutModel", "calibrate", "loop_cost_s"]
+__all__ = ["Calibration", "LeftOutModel", "calibrate"]
 
-_LAYER_SHARE = {"pytorch": 0.5, "keras": 0.35}
-"""Of the time to measure; models of Keras need more of it, for TensorFlow builds a graph of each first."""
-
-_JOBS_PER_ROUND = 6
-_LAYER_PROTOCOL = Protocol(
-    min_warm_up=2, max_warm_up=12, window=3, num_repetitions=7, max_seconds=0.8, timeout_s=60, anchor_every=0
-)
-_MODEL_PROTOCOL = Protocol(
-    min_warm_up=2, max_warm_up=8, window=3, num_repetitions=7, max_seconds=5.0, timeout_s=120, anchor_every=0
-)
 _FIT_SHARE = 0.25
 """Of the minutes, for tracing and fitting."""
 
@@ -149,7 +133,9 @@ def calibrate(
     else:
         found = device_at(gpu_index(device))
         deadline_s = began_s + 60.0 * minutes * (1 - _FIT_SHARE)
-        measured, name = _measured(device, found, precision, framework, records, deadline_s, on_event)
+        measured, name = measure_for_calibration(
+            device, found, precision, framework, records, deadline_s, on_event
+        )
     report(f"fitting {len(measured)} measurements")
     result, notes = _fitted(measured, found, report)
     path = Path(out) if out is not None else calibration_path(found, framework)
@@ -203,58 +189,6 @@ def _recorded(source: str | Path, device: Device, framework: str) -> list[Measur
     return found
 
 
-def _measured(
-    device_index: str,
-    device: Device,
-    precision: str,
-    framework: str,
-    records: str | Path | None,
-    deadline_s: float,
-    on_event: Callable[[Event], None] | None,
-) -> tuple[list[Measurement], str]:
-    is_gpu = device.kind is DeviceKind.GPU
-    shared: dict[str, Any] = {"is_gpu": is_gpu, "precision": precision, "framework": framework}
-    layers, models = calibration_layers(400, **shared), calibration_models(**shared)
-    occasion = f"calibration {datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds')}"
-    middle_s = time.monotonic() + _LAYER_SHARE[framework] * (deadline_s - time.monotonic())
-    with RecordStore.open(records) as store, lock_device(device_index):
-        rounds = ((layers, _LAYER_PROTOCOL, middle_s), (models, _MODEL_PROTOCOL, deadline_s))
-        for jobs, protocol, until_s in rounds:
-            session = {
-                "device_index": device_index,
-                "protocol": protocol,
-                "occasion": occasion,
-                "on_event": on_event,
-            }
-            _measure_until(jobs, store, until_s, _session_of(session, framework))
-        measured = list(store.measurements(occasion=occasion, outcome=Outcome.DONE))
-        return measured, store.name
-
-
-def _session_of(session: dict[str, Any], framework: str) -> dict[str, Any]:
-    """Arguments of ``run_jobs``; those of Keras have a runner of their own."""
-    if framework != "keras":
-        return session
-    around = describe_circumstances(
-        session["device_index"], protocol=session["protocol"], framework=framework
-    )
-    return {**session, "circumstances": around, "run": KERAS_RUN}
-
-
-def _measure_until(jobs: Sequence[Job], store: RecordStore, until_s: float, session: dict[str, Any]) -> None:
-    """Measures jobs in their order until the time is up; at least one round."""
-    from forerun.measurement.session import run_jobs
-
-    waiting = iter(jobs)
-    for size in cycle([_JOBS_PER_ROUND if session["protocol"] is _LAYER_PROTOCOL else 1]):
-        chunk = list(islice(waiting, size))
-        if not chunk:
-            return
-        run_jobs(chunk, store, anchor=None, **session)
-        if time.monotonic() >= until_s:
-            return
-
-
 def _fitted(
     measured: Sequence[Measurement], device: Device, report: Callable[[str], None]
 ) -> tuple[CalibrationResult, list[str]]:
@@ -272,21 +206,6 @@ def _fitted(
         return fit(samples, device, load_weights(shipped_weights_path()), report, loop_s=loop_s), reasons
     finally:
         torch.set_num_threads(num_threads)
-
-
-def loop_cost_s(measured: Sequence[Measurement]) -> float:
-    """What a step of ``fit`` takes beside its operations [s].
-
-    A step of a network of next to no work, less the call of a layer without any: that call is in the measured layers,
-    and so in the cost model. Zero where no such network was measured, as with PyTorch, whose loop is the user's own.
-    """
-
-    def median_s(chosen: Iterable[Measurement]) -> float:
-        times = [float(np.median(m.repetitions_s)) for m in chosen if m.repetitions_s]
-        return float(np.median(times)) if times else 0.0
-
-    nulls = (m for m in measured if m.kind is JobKind.LAYER and m.subject == "null")
-    return max(0.0, median_s(m for m in measured if m.subject == LOOP_MODEL) - median_s(nulls))
 
 
 def _left_out(result: CalibrationResult) -> tuple[LeftOutModel, ...]:
