@@ -42,7 +42,7 @@ def asked(batch_sizes: range | list[int], **options: object) -> Plan:
 def print_times() -> None:
     """The plan beside the loop."""
     asked([64])  # traces
-    point_times._rows_kept.clear()
+    point_times.KEPT_ROWS.clear()
     begin, begin_cpu = time.perf_counter(), time.process_time()
     found = asked(BATCH_SIZES, within="cost<=1")
     plan_s, plan_cpu_s = time.perf_counter() - begin, time.process_time() - begin_cpu

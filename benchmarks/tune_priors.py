@@ -114,13 +114,8 @@ def _described(command: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _profile(known: Mapping[str, Any]) -> Profile:
-    plain = {
-        **known["profile"],
-        "command": (),
-        "parts": StepParts(**known["profile"]["parts"]),
-        "advice": None,
-    }
-    return Profile(**plain)
+    parts = {name: known["profile"]["parts"][name] for name in StepParts.__dataclass_fields__}
+    return Profile(**{**known["profile"], "command": (), "parts": StepParts(**parts), "advice": None})
 
 
 def _base(known: Mapping[str, Any]) -> dict[str, Any]:

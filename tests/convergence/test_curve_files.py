@@ -172,7 +172,7 @@ def test_a_damaged_event_file_is_said_to_be_one(tmp_path):
         read_curve(path, "loss")
 
 
-@pytest.mark.parametrize("text", ["accuracy", "accuracy=0.9", ">=0.9", "accuracy>=x", "accuracy>=0.9.2"])
+@pytest.mark.parametrize("text", ["accuracy", "speed=0.9", ">=0.9", "accuracy>=x", "accuracy>=0.9.2"])
 def test_a_target_that_is_none(text):
     with pytest.raises(InvalidSetupError, match="compare a metric with a number"):
         parse_target(text)
@@ -181,5 +181,7 @@ def test_a_target_that_is_none(text):
 def test_targets_know_their_sense():
     assert parse_target("val_acc > 92%").value == pytest.approx(0.92)
     assert parse_target("loss<=1.5").is_rising is False
+    assert parse_target("accuracy=0.9") == parse_target("accuracy>=0.9")
+    assert parse_target("val_loss = 1.5") == parse_target("val_loss<=1.5")
     assert parse_target("loss<=1.5").is_reached_by(1.4)
     assert not parse_target("accuracy>=0.9").is_reached_by(0.89)

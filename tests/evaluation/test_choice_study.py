@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from forerun.evaluation.choice_sets import MeasuredRate, kind_of
-from forerun.evaluation.choice_study import choice_results, choice_section
-from forerun.workload.setup import Precision
+from forerun.evaluation.choice_study import (
+    RepeatNoise,
+    choice_results,
+    choice_section,
+    perfect_choices,
+    repeat_noise,
+)
+from forerun.records.step_record import StepRecord
+from forerun.workload.setup import Phase, Precision
 
 DEVICES = ("t4", "v100-sxm2-16gb", "a100-sxm4-40gb", "h100-sxm", "rtx-3090")
 
@@ -70,3 +79,37 @@ def test_half_precision_is_a_kind_of_its_own():
 def test_the_section_has_a_line_for_each_predictor():
     text = choice_section(choice_results("made up", rates([1, 2, 3, 5, 4], [1, 2, 3, 5, 4])))
     assert "| made up | **forerun** | 1 | 5 to 5 | 1.000 | 100 % | 0 % |" in text
+
+
+def record(step_time_s, device="t4", version="1.4"):
+    return StepRecord(
+        source="gpu_benchmarks",
+        row_id="1",
+        model="torchvision:resnet18",
+        family="resnet",
+        device=device,
+        batch_size_per_device=12,
+        step_time_s=step_time_s,
+        precision=Precision.FP32,
+        phase=Phase.TRAIN,
+        framework_version=version,
+    )
+
+
+def test_noise_is_that_of_runs_which_repeat_each_other():
+    apart = math.exp(0.1)
+    pairs = [record(1.0), record(apart), record(2.0, "v100-sxm2-16gb"), record(2 * apart, "v100-sxm2-16gb")]
+    found = repeat_noise([*pairs, record(9.0, version="1.7")])
+    assert found.num_runs == 4
+    assert found.log_deviation == pytest.approx(0.1 / math.sqrt(2))
+
+
+def test_a_perfect_chooser_is_as_good_as_the_measurements():
+    rows = rates([1, 2, 3, 3.1, 3.2], [5, 4, 3, 2, 1])
+    exact = perfect_choices("sets", rows, RepeatNoise(log_deviation=0.0, num_runs=0))
+    assert (exact.median_spearman, exact.right_share) == (pytest.approx(1.0), 1.0)
+    noisy = perfect_choices("sets", rows, RepeatNoise(log_deviation=0.2, num_runs=9))
+    assert 0.5 < noisy.median_spearman < 1.0
+    assert 0.2 < noisy.right_share < 1.0
+    often = perfect_choices("sets", rows * 25, RepeatNoise(log_deviation=0.2, num_runs=9))
+    assert often.right_share > noisy.right_share

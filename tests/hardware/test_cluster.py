@@ -102,6 +102,7 @@ def test_devices_are_spread_evenly_or_refused(nodes, per_node, number):
         ("0x8xt4", InvalidSetupError, "at least 1, got '0x8xt4'"),
         ("4x0xt4", InvalidSetupError, "at least 1, got '4x0xt4'"),
         ("-1x8xt4", InvalidSetupError, "at least 1, got '-1x8xt4'"),
+        ("999999x8xt4", InvalidSetupError, "at most 100,000, got 7,999,992"),
         ("4x8xt5", UnknownDeviceError, "t5"),
     ],
 )

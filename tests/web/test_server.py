@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 import forerun
 from forerun.errors import FailureError, UsageError
 from forerun.web.app import MAX_BODY_BYTES, make_app
-from forerun.web.questions import check_device_name, check_model_name
+from forerun.web.questions import check_device_name, check_link_name, check_model_name
 from forerun.web.tracer import Tracer
 
 MODEL = "cnn:depth=2,base_filters=32"
@@ -48,6 +48,44 @@ def test_predict_answers_what_the_package_answers(client):
     answer = ask(client, "/predict", PREDICT, **options)
     assert answer.status_code == 200, answer.text
     assert answer.json() == forerun.predict(MODEL, device="t4", **options).as_dict()
+
+
+def test_several_devices_are_answered_as_the_package_answers_them(client):
+    options = {"batch_size": 64, "dataset": "cifar10", "price_usd_per_hour": 0.5, "num_devices": 4}
+    answer = ask(client, "/predict", PREDICT, **options)
+    assert answer.status_code == 200, answer.text
+    own = forerun.predict(MODEL, device="t4", **options)
+    assert answer.json() == own.as_dict()
+    assert answer.json()["num_devices"] == 4
+    whole = ask(client, "/predict", PREDICT, **{**options, "device": "1x4xt4", "num_devices": None})
+    assert whole.json()["step_time_s"] == answer.json()["step_time_s"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_devices": [1, 2, 8]},
+        {
+            "num_devices": [2, 4],
+            "scaling": "both",
+            "batch_size": 64,
+            "strategy": "fsdp",
+            "dataset": "cifar10",
+        },
+        {
+            "device": "2x4xv100-sxm2-16gb",
+            "inter": "ethernet-10g",
+            "num_devices": [8],
+            "sync_batch_norm": True,
+        },
+    ],
+)
+def test_scale_answers_what_the_package_answers(client, options):
+    question = {**PREDICT, **options}
+    answer = ask(client, "/scale", question)
+    assert answer.status_code == 200, answer.text
+    model = question.pop("model")
+    assert answer.json() == forerun.scale(model, **question).as_dict()
 
 
 def test_plan_answers_what_the_package_answers(client):
@@ -145,6 +183,37 @@ def test_a_budget_that_nobody_meets_is_an_answer(client):
     assert answer.json()["nearest_miss"]["broken"][0]["limit"] == "time<=1ms"
 
 
+@pytest.mark.parametrize(
+    ("changes", "status", "words"),
+    [
+        ({"num_devices": []}, 422, "num_devices"),
+        ({"num_devices": [0]}, 422, "num_devices"),
+        ({"num_devices": [5000]}, 422, "num_devices"),
+        ({"num_devices": 4}, 422, "num_devices"),
+        ({"num_devices": list(range(1, 100))}, 422, "num_devices"),
+        ({"num_devices": [3], "num_nodes": 2}, 400, "cannot be spread evenly over 2 nodes"),
+        ({"num_devices": [1, 3], "scaling": "strong"}, 400, "cannot be shared by 3 devices"),
+        ({"num_devices": [2], "device": "mi300x"}, 400, "link"),
+        ({"num_devices": [8], "num_nodes": 2}, 400, "link"),
+        ({"intra": "/etc/link.toml"}, 400, "expected a link of the catalogue"),
+        ({"inter": "../link"}, 400, "expected a link of the catalogue"),
+        ({"inter": "infiniband-hrd"}, 400, "infiniband-hdr"),
+        ({"device": "99999999x99999999xt4"}, 400, "at most 100,000"),
+        ({"bucket_mb": 0}, 422, "bucket_mb"),
+        ({"algorithm": "butterfly"}, 422, "algorithm"),
+        ({"phase": "inference"}, 422, "phase"),
+    ],
+)
+def test_a_wrong_question_of_several_devices_is_told_what_was_wrong(client, changes, status, words):
+    refused(ask(client, "/scale", PREDICT, **changes), status, words)
+
+
+def test_what_several_devices_cannot_do_is_said(client):
+    refused(ask(client, "/predict", PREDICT, num_devices=2, phase="inference"), 400, "in training only")
+    refused(ask(client, "/predict", PREDICT, num_devices=2, device="mi300x"), 400, "link")
+    refused(ask(client, "/plan", PLAN, devices=["t4x1000000"]), 400, "at most 100,000")
+
+
 @pytest.mark.parametrize("text", ["", "{", "[1, 2]", "null", '"text"', '{"model": NaN}', "\x00"])
 def test_what_is_no_question_is_refused(client, text):
     answer = client.post("/predict", content=text, headers={"content-type": "application/json"})
@@ -174,8 +243,8 @@ def test_the_page_may_load_nothing_from_elsewhere(client):
 
 def test_the_document_describes_every_question(client):
     paths = client.get("/openapi.json").json()["paths"]
-    assert set(paths) == {"/predict", "/plan", "/hardware", "/models", "/datasets"}
-    for path in ("/predict", "/plan"):
+    assert set(paths) == {"/predict", "/scale", "/plan", "/hardware", "/models", "/datasets"}
+    for path in ("/predict", "/scale", "/plan"):
         assert {"200", "400", "408", "413", "422"} <= set(paths[path]["post"]["responses"])
 
 
@@ -183,6 +252,11 @@ def test_names_that_are_fine_are_left_alone():
     for name in (" timm:vit_base_patch16_224.augreg_in1k ", "cifar-resnet:56", "cnn", "gpt:depth=2|4"):
         assert check_model_name(name) == name.strip()
     assert check_device_name("NVIDIA A100-SXM4-40GB") == "NVIDIA A100-SXM4-40GB"
+    assert [check_link_name(name) for name in (None, "8xinfiniband-hdr", " NVLink 3")] == [
+        None,
+        "8xinfiniband-hdr",
+        "NVLink 3",
+    ]
     with pytest.raises(UsageError, match="sizes above 512"):
         check_model_name("cifar-resnet:4000")
 

@@ -125,11 +125,53 @@ def test_every_part_of_the_page_has_an_answer(opened, complaints):
     assert page.locator("#table tbody tr").count() == 4
     assert "Least time: " in page.locator("#choice").inner_text()
     assert page.locator("#bound").inner_text().startswith("Bound by ")
-    for chart in ("#rate-chart canvas", "#compare-chart canvas"):
+    for chart in ("#rate-chart canvas", "#compare-chart canvas", "#scale-chart canvas"):
         assert page.locator(chart).bounding_box()["width"] > 200
+    for chart, at in (("#rate-chart", "batch\\W*64"), ("#scale-chart", "devices\\W*1")):
+        assert re.match(at, page.locator(f"{chart} .u-legend").inner_text())
     assert len(page.locator("#memory-bar + .legend li").all()) > 3
     assert page.locator("#notes li").count() >= 2
     assert complaints == []
+
+
+def answered_ms(page) -> int:
+    return int(page.evaluate("document.body.dataset.answeredMs"))
+
+
+def test_the_number_of_devices_changes_every_part(opened, complaints):
+    page = opened()
+    before = {
+        name: page.locator(f"#{name}").inner_text() for name in ("scale-words", "memory-words", "choice")
+    }
+    alone = cards(page)
+    slide(page, "devices", 4)
+    print(f"devices 1 -> 4: answered in {answered_ms(page)} ms")
+    assert page.locator("#devices-out").inner_text() == "4"
+    assert cards(page)["throughput"] != alone["throughput"]
+    after = {name: page.locator(f"#{name}").inner_text() for name in before}
+    assert after["scale-words"].startswith("4 devices are ")
+    assert all(after[name] != before[name] for name in before)
+    assert " x4 at batch " in after["choice"]
+    assert page.get_by_role("button", name="h100-sxm x4").count() == 1
+    assert "gradient buckets" in page.locator("#memory-bar + .legend").inner_text()
+    legend = page.locator("#scale-chart .u-legend").inner_text()
+    assert re.match(r"devices\W*4\W*high", legend)
+    assert "linear" in legend
+    screenshot(page, "four-devices")
+    for number in (5, 8, 3):
+        slide(page, "devices", number)
+        print(f"devices -> {number}: answered in {answered_ms(page)} ms")
+    slide(page, "batch", 24)
+    print(f"batch of 3 devices: answered in {answered_ms(page)} ms")
+    assert complaints == []
+
+
+def test_a_device_whose_link_is_not_known_has_no_curve_but_an_answer(opened):
+    page = opened(link="#model=cnn:depth=2,base_filters=32&device=mi300x&dataset=cifar10&compare=t4")
+    assert "link" in page.locator("#scale-words").inner_text()
+    assert page.locator("#scale-chart canvas").count() == 0
+    assert cards(page)["step"]
+    assert page.locator("#error").is_hidden()
 
 
 def test_a_phone_shows_everything_without_scrolling_sideways(opened, complaints):
@@ -165,6 +207,7 @@ def test_the_keyboard_reaches_and_moves_every_control(opened, complaints):
         page.keyboard.press("Tab")
     wanted = {
         "device",
+        "devices",
         "batch",
         "image",
         "precision",
@@ -195,6 +238,7 @@ def wait_for_hash(page, word: str) -> None:
 def test_a_link_reproduces_the_view(opened, complaints):
     page = opened()
     slide(page, "batch", 30)
+    slide(page, "devices", 2)
     page.locator("#within").fill("cost<=1")
     page.locator("#within").press("Tab")
     wait_for_hash(page, "within")
@@ -202,6 +246,8 @@ def test_a_link_reproduces_the_view(opened, complaints):
     again = opened(link=page.evaluate("location.hash"))
     assert cards(again) == cards(page)
     assert again.locator("#within").input_value() == "cost<=1"
+    assert again.locator("#devices-out").inner_text() == "2"
+    assert again.locator("#scale-words").inner_text() == page.locator("#scale-words").inner_text()
     assert again.locator("#choice").inner_text() == page.locator("#choice").inner_text()
     assert complaints == []
 
@@ -218,6 +264,18 @@ def test_the_command_that_is_copied_is_the_question(opened, complaints):
     points = {point["device"]: point for point in json.loads(result.stdout)["best_by_device"]}
     assert set(points) == {"t4", "l4", "a100-sxm4-40gb", "h100-sxm"}
     assert page.locator("#batch-out").inner_text() == str(points["t4"]["batch_size_per_device"])
+    slide(page, "devices", 4)
+    page.locator("#copy-command").click()
+    page.wait_for_timeout(200)
+    words = shlex.split(page.evaluate("navigator.clipboard.readText()"))
+    assert words[words.index("--on") + 1] == "t4x4,l4x4,a100-sxm4-40gbx4,h100-sxmx4"
+    result = CliRunner().invoke(app, [*words[1:], "--json"])
+    assert result.exit_code == 0, result.stderr
+    own = next(p for p in json.loads(result.stdout)["best_by_device"] if p["device"] == "t4")
+    step = page.evaluate(
+        "(s) => import('/static/words.js').then((say) => say.duration(s))", own["step_time_s"]["value"]
+    )
+    assert cards(page)["step"] == step
     assert complaints == []
 
 

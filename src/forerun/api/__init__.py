@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         measure_model,
     )
     from forerun.api.models import kept_model_names, model_names, trace_model
+    from forerun.api.plan_targets import read_curves
     from forerun.api.planning import plan, read_accuracies
     from forerun.api.prediction import (
         Evaluation,
@@ -109,6 +110,7 @@ __all__ = [
     "predict_time",
     "profile",
     "read_accuracies",
+    "read_curves",
     "recorded_compositions",
     "save_trained_model",
     "scale",
@@ -177,6 +179,7 @@ _MODULES = {
     "predict_time": "regressors",
     "profile": "profiling",
     "read_accuracies": "planning",
+    "read_curves": "plan_targets",
     "recorded_compositions": "composition",
     "save_trained_model": "regressors",
     "scale": "scaling",

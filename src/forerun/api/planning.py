@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from forerun.api.models import is_fixed, prepared_model
+from forerun.api.plan_targets import TargetEpochs, TargetQuestion, epochs_to_target
+from forerun.convergence.curve import Curve
 from forerun.costs.calibration_files import find_calibration
 from forerun.costs.input_pipeline import InputPipeline
 from forerun.costs.op_weights import OpTimeWeights, load_weights, shipped_weights_path
@@ -23,7 +25,7 @@ from forerun.planner.choice import OBJECTIVES
 from forerun.planner.devices import DeviceOption, parse_devices, with_prices
 from forerun.planner.engine import Engine, PlanQuestion
 from forerun.planner.limits import Limit, parse_limits
-from forerun.planner.plan import Plan
+from forerun.planner.plan import Plan, PlanWords
 from forerun.planner.scaling import DataParallelScaling
 from forerun.planner.space import check_count, expand_models, parse_batch_sizes
 from forerun.prediction.job import DATASETS, Dataset, Job, find_dataset
@@ -71,6 +73,13 @@ def plan(
     power_limit_w: float | None = None,
     loader: InputPipeline | None = None,
     accuracies: Mapping[str, float] | None = None,
+    target: str | None = None,
+    curve: str | Path | Curve | Mapping[str, str | Path | Curve] | None = None,
+    curve_batch_size: int | None = None,
+    schedule: Any = None,
+    history: str | Path | None = None,
+    batches: str | Path | None = None,
+    critical_batch_size: float | None = None,
     torch_version: str | None = None,
     num_points: int = 12,
     max_rejected: int = 1000,
@@ -93,7 +102,7 @@ def plan(
         sequence_length: Tokens of one sample.
         dataset: Name of a known dataset; the usual one of the input's shape if no length is given.
         dataset_size: Samples of an epoch, instead of ``dataset``.
-        epochs: Epochs of the job, one if not given.
+        epochs: Epochs of the job, one if not given; with a target the length of the run, as in ``forecast``.
         validation_size: Samples evaluated after each epoch.
         startup_s: Time before the first step [s].
         checkpoint_s: Time of a checkpoint after each epoch [s].
@@ -105,6 +114,13 @@ def plan(
         power_limit_w: Power limit that is set on every device [W].
         loader: The input pipeline of one device.
         accuracies: Known accuracy by model, for limits on accuracy.
+        target: What training is to reach, such as ``accuracy>=0.92``; the epochs are then those of a forecast.
+        curve: The run so far, as in ``forecast``, or one for each model.
+        curve_batch_size: Samples of a step of that run, where the file does not say.
+        schedule: Its learning rate, as in ``forecast``.
+        history: Finished runs of the same job, a folder; enough without a curve.
+        batches: A table of steps or epochs to the target at several batch sizes, as in ``forecast_batches``.
+        critical_batch_size: Batch size at which twice the least number of epochs is needed, instead of ``batches``.
         torch_version: PyTorch version of the run.
         num_points: Candidates to list.
         max_rejected: Rejected candidates to list with their reasons.
@@ -115,7 +131,7 @@ def plan(
     Raises:
         UsageError: The question must be changed: unknown names, limits that cannot be read or contradict each other,
             an empty or too large set of candidates.
-        FailureError: A model could not be built or traced, or a file could not be read.
+        FailureError: A model could not be built or traced, a file could not be read, or a curve says nothing.
 
     Example:
         >>> import forerun
@@ -143,7 +159,18 @@ def plan(
         validation_size,
         startup_s,
         checkpoint_s,
+        is_target=target is not None,
     )
+    learning = TargetQuestion(
+        target=target,
+        curve=curve,
+        curve_batch_size=curve_batch_size,
+        schedule=schedule,
+        history=history,
+        batches=batches,
+        critical_batch_size=critical_batch_size,
+    )
+    needed = epochs_to_target(learning, specs, job.num_samples, epochs)
     table = _prices(prices_file)
     kinds = [choice(PriceKind, kind, "way of paying") for kind in price_kinds]
     priced = with_prices(
@@ -163,14 +190,14 @@ def plan(
         loader=loader,
         accuracies=known,
         scaling=DataParallelScaling(source.weights, torch_version),
+        epochs_of=None if needed is None else needed.epochs,
     )
     return make_plan(
         Engine(question, source),
         limits,
         minimize,
-        job_words=_job_words(job, dataset, epochs),
+        words=_words(job, dataset, needed, (*notes, *_price_notes(priced), *_energy_notes(priced))),
         loader=loader,
-        notes=(*notes, *_price_notes(priced), *_energy_notes(priced)),
         num_points=num_points,
         max_rejected=max_rejected,
         exact=exact,
@@ -260,6 +287,8 @@ def _job(
     validation_size: int,
     startup_s: float,
     checkpoint_s: float,
+    *,
+    is_target: bool,
 ) -> tuple[Job, tuple[str, ...]]:
     """The job, and a note where its dataset was assumed."""
     if dataset is not None and dataset_size is not None:
@@ -271,7 +300,7 @@ def _job(
         dataset_size = known.num_training_samples
     elif dataset is not None:
         dataset_size = find_dataset(dataset).num_training_samples
-    if epochs is None:
+    if epochs is None and not is_target:
         notes.append("no number of epochs was given: the job is one epoch")
     assert dataset_size is not None
     job = Job(
@@ -301,9 +330,13 @@ def _usual_dataset(input_shape: tuple[int, ...], model: str) -> Dataset:
     return DATASETS[name]
 
 
-def _job_words(job: Job, dataset: str | None, epochs: float | None) -> str:
-    name = dataset or "samples"
-    return f"{job.num_epochs:g} epoch{'s' if job.num_epochs != 1 else ''} of {job.num_samples:,} {name}"
+def _words(job: Job, dataset: str | None, needed: TargetEpochs | None, notes: tuple[str, ...]) -> PlanWords:
+    data = f"{job.num_samples:,} {dataset or 'samples'}"
+    if needed is not None:
+        said = f"training on {data} until {needed.target}"
+        return PlanWords(job=said, target=needed.target, notes=(*notes, *needed.notes))
+    said = f"{job.num_epochs:g} epoch{'s' if job.num_epochs != 1 else ''} of {data}"
+    return PlanWords(job=said, target=None, notes=notes)
 
 
 def _prices(path: str | Path | None) -> tuple[InstancePrice, ...]:
@@ -332,6 +365,9 @@ def _check_answerable(
         raise InvalidSetupError("co2 needs the intensity of the grid: --co2 GRAMS per kWh, such as 400")
     if co2_g_per_kwh is not None and not 0 <= co2_g_per_kwh < math.inf:
         raise InvalidSetupError(f"a carbon intensity must be zero or more g/kWh, got {co2_g_per_kwh}")
+    if asked & {"energy", "co2"} and all(option.device.kind != "gpu" for option in options):
+        names = ", ".join(option.label for option in options)
+        raise InvalidSetupError(f"energy is known of GPUs only, not of {names}: leave it out, or name a GPU")
     if "cost" in asked and all(option.usd_per_hour is None for option in options):
         names = ", ".join(option.label for option in options)
         raise InvalidSetupError(f"no price is known of {names}: give --price 1.89/h or --prices FILE.toml")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
@@ -214,9 +214,15 @@ class _Curve:
     price_usd_per_hour: float | None
     torch_version: str | None
     weights_of: str
+    _ones: dict[int, OneDevice] = field(default_factory=dict)
 
     def one(self, batch_size: int) -> OneDevice:
-        """One device at a batch size."""
+        """One device at a batch size, worked out once."""
+        if batch_size not in self._ones:
+            self._ones[batch_size] = self._worked_out(batch_size)
+        return self._ones[batch_size]
+
+    def _worked_out(self, batch_size: int) -> OneDevice:
         graph = self.prepared.graph
         if graph.only_batch_size not in (None, batch_size):
             raise InvalidSetupError(

@@ -108,6 +108,39 @@ def plan(
         Path | None,
         typer.Option(metavar="FILE.csv", help="Known accuracy of each model: columns model,accuracy."),
     ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            metavar="METRIC>=VALUE",
+            help="Train until this is reached, such as 'accuracy>=0.92'; needs --curve.",
+        ),
+    ] = None,
+    curve: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN",
+            help="The run so far, as in 'forerun forecast', or a table with the columns model,run.",
+        ),
+    ] = None,
+    curve_batch_size: Annotated[
+        int | None, typer.Option(help="Samples of a step of that run, where its file does not say.")
+    ] = None,
+    schedule: Annotated[
+        str | None, typer.Option(metavar="WORDS", help="Its learning rate, as in 'forerun forecast'.")
+    ] = None,
+    history: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Finished runs of the same job; enough without --curve."),
+    ] = None,
+    batches: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.csv", help="Steps or epochs to the target at several batch sizes, as in forecast."
+        ),
+    ] = None,
+    critical_batch_size: Annotated[
+        float | None, typer.Option(help="Batch size that doubles the epochs, instead of --batches.")
+    ] = None,
     torch_version: Annotated[str | None, typer.Option(metavar="2.4", help="PyTorch of the run.")] = None,
     points: Annotated[int, typer.Option(help="Candidates to list.", min=1)] = 12,
     rejected: Annotated[
@@ -165,6 +198,13 @@ def plan(
                 "power_limit_w": power_limit,
                 "loader": _loader(loader_ms, workers, rates),
                 "accuracies": accuracies,
+                "target": target,
+                "curve": curve,
+                "curve_batch_size": curve_batch_size,
+                "schedule": schedule,
+                "history": history,
+                "batches": batches,
+                "critical_batch_size": critical_batch_size,
                 "torch_version": torch_version,
                 "num_points": points,
                 "max_rejected": rejected,
@@ -221,6 +261,8 @@ def _plan(model: str, on: str, pareto: Path | None, options: dict[str, Any]) -> 
         options["price_usd_per_hour"] = parse_prices(options["price_usd_per_hour"])
     sizes = options["image_sizes"]
     options["image_sizes"] = () if sizes is None else parse_batch_sizes(sizes)
+    if options["curve"] is not None:
+        options["curve"] = api.read_curves(options["curve"])
     if options["accuracies"] is not None:
         options["accuracies"] = api.read_accuracies(options["accuracies"])
     found = api.plan(model, devices=on, **options)

@@ -19,7 +19,16 @@ import numpy.typing as npt
 
 from forerun.errors import RecordError
 
-__all__ = ["FINAL_SHARE", "Curve", "ErrorScale", "Floats", "error_scale", "final_error", "is_rising_metric"]
+__all__ = [
+    "FINAL_SHARE",
+    "Curve",
+    "ErrorScale",
+    "Floats",
+    "error_scale",
+    "final_error",
+    "is_falling_metric",
+    "is_rising_metric",
+]
 
 Floats = npt.NDArray[np.float64]
 
@@ -30,6 +39,7 @@ _RISING_WORDS: tuple[str, ...] = (
     *("acc", "top1", "top5", "top-1", "top-5", "f1", "auc", "map", "bleu", "precision", "recall", "hit"),
     *("score", "iou", "dice", "r2", "ndcg", "exact_match", "correlation"),
 )
+_FALLING_WORDS: tuple[str, ...] = ("loss", "error", "perplexity")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,9 +159,12 @@ def error_scale(values: npt.ArrayLike, is_rising: bool) -> ErrorScale:
 def is_rising_metric(name: str) -> bool:
     """Whether a metric of this name is better when larger; losses, errors and unknown words are not."""
     lowered = name.lower()
-    if "loss" in lowered or "error" in lowered or "perplexity" in lowered:
-        return False
-    return any(word in lowered for word in _RISING_WORDS)
+    return not is_falling_metric(name) and any(word in lowered for word in _RISING_WORDS)
+
+
+def is_falling_metric(name: str) -> bool:
+    """Whether a metric of this name is better when smaller, beyond doubt."""
+    return any(word in name.lower() for word in _FALLING_WORDS)
 
 
 def final_error(errors: Floats) -> float:

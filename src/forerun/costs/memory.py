@@ -12,10 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from forerun.costs.kept import Kept
 from forerun.costs.memory_constants import MemoryConstants
 from forerun.costs.memory_replay import ReplayPlan, replay, replay_plan, smallest_limit_bytes
 from forerun.costs.memory_stream import LivePeak, check_stream, live_peak, live_peak_bytes
-from forerun.costs.per_graph import PerGraph
 from forerun.errors import InvalidSetupError
 from forerun.workload.graph import AllocationKind, Graph, MemoryEvent, at_batch
 from forerun.workload.setup import Layout, TrainingSetup
@@ -138,14 +138,14 @@ def estimate_memory(
     )
 
 
-_limits_kept: PerGraph[int] = PerGraph(4096)
+_limits_kept: Kept[int] = Kept(4096)
 
 
 def _smallest_limit_bytes(graph: Graph, setup: TrainingSetup, constants: MemoryConstants) -> int:
     """``smallest_limit_bytes``, remembered: of the device it knows no more than the factor of the workspace."""
     batch_size = setup.batch_size_per_device
     return _limits_kept.get(
-        graph,
+        (graph,),
         (batch_size, _workspace_factor(setup, constants)),
         lambda: smallest_limit_bytes(plan_for_setup(graph, setup, constants), batch_size),
     )

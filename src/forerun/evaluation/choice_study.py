@@ -20,17 +20,22 @@ from forerun.evaluation.op_time_studies import HeldOut, family_study, predict_wi
 from forerun.hardware import find_device
 from forerun.hardware.device import NumberFormat
 from forerun.hardware.prices import PriceKind, cheapest_rental, load_prices
+from forerun.records.step_record import StepRecord
 from forerun.regressors.op_fit import FitSettings
 from forerun.workload.setup import Phase, Precision
 
 __all__ = [
     "ChoiceResult",
+    "RepeatNoise",
     "SetResult",
     "all_choices",
     "choice_results",
     "choice_section",
     "held_out_rates",
     "lambda_study",
+    "noise_words",
+    "perfect_choices",
+    "repeat_noise",
     "torchvision_study",
 ]
 
@@ -38,6 +43,7 @@ Floats = npt.NDArray[np.float64]
 
 MIN_DEVICES = 4
 RIGHT_WITHIN = 0.05
+_NUM_DRAWS = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +80,56 @@ class ChoiceResult:
     def right_share(self) -> float:
         """Share of sets whose chosen device is within 5 % of the best."""
         return float(np.mean([found.loss <= RIGHT_WITHIN for found in self.sets]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepeatNoise:
+    """How far runs of one network on one device with the same software, precision and batch size lie apart.
+
+    Attributes:
+        log_deviation: Standard deviation of the logarithm of the step time around the mean of its runs.
+        num_runs: Runs of which there are two or more.
+    """
+
+    log_deviation: float
+    num_runs: int
+
+
+def repeat_noise(records: Iterable[StepRecord]) -> RepeatNoise:
+    """The noise of measurements of which some repeat each other, pooled over networks and devices."""
+    runs: dict[tuple[object, ...], list[float]] = {}
+    for record in records:
+        key = (
+            *(record.source, record.model, record.phase, record.device, record.precision, record.layout),
+            *(record.compile, record.framework_version, record.batch_size_per_device),
+        )
+        runs.setdefault(key, []).append(float(np.log(record.step_time_s)))
+    repeated = [own for own in runs.values() if len(own) > 1]
+    squares = sum(float(np.var(own)) * len(own) for own in repeated)
+    freedom = sum(len(own) - 1 for own in repeated)
+    return RepeatNoise(
+        log_deviation=float(np.sqrt(squares / max(1, freedom))), num_runs=sum(map(len, repeated))
+    )
+
+
+def perfect_choices(title: str, rates: Sequence[MeasuredRate], noise: RepeatNoise) -> ChoiceResult:
+    """What a chooser that knows every true speed would score, were each set measured once more.
+
+    The measured speeds stand for the true ones; each device is measured anew as often as it was, its median falling
+    beside the truth by the noise of a run over the root of their number. Fifty draws a set, from a fixed seed.
+    """
+    generator = np.random.default_rng(0)
+    found = []
+    for group, rows in groups_of(rates).items():
+        devices = _by_device(rows)
+        if len(devices) < MIN_DEVICES:
+            continue
+        true = np.asarray([device.measured_samples_per_s for device in devices])
+        counts = np.asarray([sum(row.device == device.device for row in rows) for device in devices])
+        for _ in range(_NUM_DRAWS):
+            error = generator.normal(0.0, noise.log_deviation / np.sqrt(counts))
+            found.append(_scored(group, true, true * np.exp(error)))
+    return ChoiceResult(title=title, predictor="perfect", sets=tuple(found))
 
 
 def lambda_study(
@@ -174,10 +230,13 @@ def _ranked(
     scored = [(value, rate.measured_samples_per_s) for rate in rates if (value := score(rate)) is not None]
     if len(scored) < MIN_DEVICES:
         return None
-    scores, measured = np.asarray(scored).T
+    return _scored(group, *np.asarray(scored).T)
+
+
+def _scored(group: str, scores: Floats, measured: Floats) -> SetResult:
     return SetResult(
         group=group,
-        num_devices=len(scored),
+        num_devices=len(scores),
         spearman=float(spearmanr(scores, measured).statistic),
         loss=float(1 - measured[np.argmax(scores)] / measured.max()),
     )
@@ -217,8 +276,27 @@ def all_choices(
     ]
 
 
-def choice_section(results: Sequence[ChoiceResult]) -> str:
-    """The section of the accuracy page."""
+def noise_words(networks: HeldOut) -> str:
+    """How much of the misses is the noise of the measurements."""
+    noise = repeat_noise(step.record for step in networks.steps if step.record.source == "gpu_benchmarks")
+    rates = held_out_rates([networks])
+    perfect = perfect_choices("network held out", rates, noise)
+    return (
+        f"\nThe measurements allow no perfect score: {noise.num_runs} runs that repeat one network on one device with "
+        f"the same software lie {100 * noise.log_deviation:.1f} % apart (standard deviation of the logarithm). A "
+        "chooser that knew every true speed, judged by one more such measurement, would reach a median rank "
+        f"correlation of {perfect.median_spearman:.3f} and a right choice in {100 * perfect.right_share:.0f} % of "
+        "the sets with networks held out.\n"
+    )
+
+
+def choice_section(results: Sequence[ChoiceResult], noise: str = "") -> str:
+    """The section of the accuracy page.
+
+    Args:
+        results: Sets of all kinds.
+        noise: What of the misses is the noise of the measurements.
+    """
     lines = [
         "| sets | ranked by | sets | devices | median Spearman | chosen within 5 % of the best | worst loss |\n",
         "| --- | --- | --- | --- | --- | --- | --- |\n",
@@ -239,4 +317,5 @@ def choice_section(results: Sequence[ChoiceResult]) -> str:
         "that no fit has read (PyTorch 0.3, Torch7, TensorFlow, BERT), by the shipped model. Price ranks the devices "
         "of the price table. In `dle_training` no framework measured a network on four single devices.\n\n"
         + "".join(lines)
+        + noise
     )

@@ -23,7 +23,13 @@ from forerun.evaluation.accuracy_page import AccuracyPage
 from forerun.evaluation.baseline_study import baseline_study
 from forerun.evaluation.batch_study import batch_study, system_c_study
 from forerun.evaluation.choice_sets import outside_rates
-from forerun.evaluation.choice_study import all_choices, choice_section, lambda_study, torchvision_study
+from forerun.evaluation.choice_study import (
+    all_choices,
+    choice_section,
+    lambda_study,
+    noise_words,
+    torchvision_study,
+)
 from forerun.evaluation.composition_study import published_compositions
 from forerun.evaluation.corpus import Measured, print_progress
 from forerun.evaluation.energy_study import EnergyResult, energy_section, energy_study
@@ -252,7 +258,8 @@ def _choices(folder: Path, steps: ReferenceSteps, devices: dict[str, HeldOut], q
     outside = _kept(
         "choice outside", quick, lambda: outside_rates(folder, load_weights(shipped_weights_path()))
     )
-    return choice_section(all_choices(networks, [*devices.values(), others], outside))
+    results = all_choices(networks, [*devices.values(), others], outside)
+    return choice_section(results, noise_words(networks))
 
 
 def _energy(folder: Path) -> EnergyResult:

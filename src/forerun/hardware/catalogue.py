@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 from forerun.errors import CatalogError, UnknownDeviceError, near_matches
@@ -47,6 +47,7 @@ def _catalogue_index() -> dict[str, Device]:
     return index_by_key(load_catalog().values())
 
 
+@lru_cache(maxsize=4096)
 def matching_devices(name: str) -> tuple[Device, ...]:
     """The device of this name, or else all devices one of whose names has every word of it."""
     exact = _catalogue_index().get(name_key(name))

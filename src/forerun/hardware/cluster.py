@@ -26,6 +26,8 @@ __all__ = [
 _SPEC = re.compile(r"(?:(\d+)\s*x\s*)?(\d+)\s*x\s*(.+)", re.IGNORECASE)
 _SIGNED = re.compile(r"\s*-\s*\d+\s*x|\d+\s*x\s*-\s*\d+\s*x", re.IGNORECASE)
 _RAILS = re.compile(r"(\d+)\s*x\s*(.+)", re.IGNORECASE)
+_MOST_DEVICES = 100_000
+"""No job has trained on more; a larger number is a slip of the keyboard."""
 # Boards whose form fixes how they are joined: SXM boards sit on carriers with NVLink, PCIe boards meet over their slot.
 _LINK_OF_BUS = {
     "SXM3": "nvlink-2",
@@ -67,6 +69,7 @@ class Cluster:
                 raise InvalidSetupError(
                     f"{name.replace('_', ' ')} must be at least 1, got {getattr(self, name)}; give a positive number"
                 )
+        check_num_devices(self.num_devices)
 
     @property
     def num_devices(self) -> int:
@@ -100,6 +103,10 @@ def check_num_devices(num_devices: int) -> None:
     if num_devices < 1:
         raise InvalidSetupError(
             f"the number of devices must be at least 1, got {num_devices}; give a positive number"
+        )
+    if num_devices > _MOST_DEVICES:
+        raise InvalidSetupError(
+            f"the number of devices must be at most {_MOST_DEVICES:,}, got {num_devices:,}; give a smaller number"
         )
 
 

@@ -31,6 +31,7 @@ from forerun.planner.plan import (
     PlanPoint,
     PlanRelaxation,
     PlanSensitivity,
+    PlanWords,
     Rejection,
 )
 
@@ -52,9 +53,8 @@ def make_plan(
     limits: Sequence[Limit],
     minimize: str,
     *,
-    job_words: str,
+    words: PlanWords,
     loader: InputPipeline | None,
-    notes: Sequence[str],
     num_points: int,
     max_rejected: int,
     exact: bool = True,
@@ -67,9 +67,8 @@ def make_plan(
         engine: Evaluates candidates.
         limits: Limits to keep.
         minimize: The objective, a key of ``OBJECTIVES``.
-        job_words: The job in words.
+        words: The job in words, and remarks that are known already.
         loader: The input pipeline, for the workers it would need.
-        notes: Remarks that are known already.
         num_points: Candidates to list.
         max_rejected: Rejected candidates to list.
         exact: Whether to do that; without, what is listed is as the grid has it.
@@ -83,7 +82,7 @@ def make_plan(
             break
         table = _with_rows(table, missing, engine.exactly([table.key(int(row)) for row in missing]))
         is_exact[missing] = True
-    return _plan(table, limits, minimize, job_words, loader, tuple(notes), num_points, max_rejected)
+    return _plan(table, limits, minimize, words, loader, num_points, max_rejected)
 
 
 def _shown_rows(table: CandidateTable, limits: Sequence[Limit], minimize: str, num_points: int) -> Ints:
@@ -129,6 +128,7 @@ def _candidate(table: CandidateTable, row: int, keeps_limits: bool) -> PlanCandi
         step_time_high_s=float(table.values["step_time_s"][HIGH, row]),
         throughput_samples_per_s=float(table.values["throughput_samples_per_s"][VALUE, row]),
         job_time_s=float(table.values["job_time_s"][VALUE, row]),
+        num_epochs=float(table.values["num_epochs"][VALUE, row]),
         cost_usd=value("cost_usd"),
         energy_j=value("energy_j"),
         peak_memory_bytes=float(table.values["peak_memory_bytes"][VALUE, row]),
@@ -201,9 +201,8 @@ def _plan(
     table: CandidateTable,
     limits: Sequence[Limit],
     minimize: str,
-    job_words: str,
+    words: PlanWords,
     loader: InputPipeline | None,
-    notes: tuple[str, ...],
     num_points: int,
     max_rejected: int,
 ) -> Plan:
@@ -247,8 +246,9 @@ def _plan(
             for item in found
         ),
         sensitivity=None if chosen is None else _sensitivity(table, limits, minimize, chosen, loader),
-        job=job_words,
-        notes=notes,
+        job=words.job,
+        target=words.target,
+        notes=words.notes,
     )
 
 
@@ -301,6 +301,7 @@ def _point(table: CandidateTable, row: int, loader: InputPipeline | None) -> Pla
             "throughput_samples_per_s",
             "epoch_time_s",
             "job_time_s",
+            "num_epochs",
             "peak_memory_bytes",
         )
     }

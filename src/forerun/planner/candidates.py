@@ -120,8 +120,9 @@ def quantities(
 ) -> dict[str, Floats]:
     """Every quantity but memory and accuracy of n candidates on one device option, (3, n) each.
 
-    cost = hours of the job * price; energy = devices * power * time; CO2 = energy * intensity of the grid.
-    The intervals of time and power are taken as independent: relative half-widths add in squares.
+    job = start-up + epochs * epoch; cost = hours of the job * price; energy = devices * power * time; CO2 = energy *
+    intensity of the grid. The intervals of epochs, time and power are taken as independent: relative half-widths add in
+    squares.
     """
     power = device_power(option.device, activity, compute_fraction, power_limit_w)
     slowdown = 1.0 if power is None else power.slowdown
@@ -133,7 +134,7 @@ def quantities(
     )
     global_batch = batch_size * option.num_devices
     epoch = epoch_s(job, slowed, global_batch)
-    whole = job.startup_s + slowed.num_epochs * epoch
+    whole = job.startup_s + product(slowed.num_epochs, epoch)
     unknown = np.full_like(whole, np.nan)
     hourly_usd = option.usd_per_hour
     energy = unknown
@@ -145,6 +146,7 @@ def quantities(
         "throughput_samples_per_s": global_batch / slowed.step_s[[VALUE, HIGH, LOW]],
         "epoch_time_s": epoch,
         "job_time_s": whole,
+        "num_epochs": slowed.num_epochs,
         "cost_usd": whole * hourly_usd / 3600 if hourly_usd is not None else unknown,
         "energy_j": energy,
         "co2_g": energy / 3.6e6 * co2_g_per_kwh if co2_g_per_kwh is not None else unknown,

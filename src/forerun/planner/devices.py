@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from forerun.errors import InvalidSetupError
 from forerun.hardware.catalogue import find_device, matching_devices
+from forerun.hardware.cluster import check_num_devices
 from forerun.hardware.device import Device
 from forerun.hardware.prices import InstancePrice, PriceKind, Rental, cheapest_rental
 from forerun.planner.space import split_list
@@ -69,6 +70,7 @@ def _options(word: str) -> Sequence[DeviceOption]:
     count = int(counted["count"])
     if count < 1:
         raise InvalidSetupError(f"a number of devices must be at least 1, got '{word}'")
+    check_num_devices(count)
     name = counted["name"]
     devices = matching_devices(name) or (find_device(name),)
     return [DeviceOption(device=device, name=name, num_devices=count) for device in devices]

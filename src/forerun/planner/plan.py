@@ -10,24 +10,52 @@ from forerun.prediction.estimate import Interval
 
 __all__ = [
     "BrokenLimit",
+    "CandidateAxes",
     "Plan",
     "PlanCandidate",
     "PlanPoint",
     "PlanRelaxation",
     "PlanSensitivity",
+    "PlanWords",
     "Rejection",
 ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanPoint:
+class CandidateAxes:
+    """What tells a candidate from the others.
+
+    Attributes:
+        model: The model as it is named.
+        device, num_devices: Catalogue name, and how many of it.
+        batch_size_per_device: Samples of a step of each.
+        precision, layout: As in the training setup.
+        image_size: Height and width of images, None for the model's own [pixels].
+    """
+
+    model: str
+    device: str
+    num_devices: int
+    batch_size_per_device: int
+    precision: str
+    layout: str
+    image_size: int | None
+
+    @property
+    def device_words(self) -> str:
+        """The devices in words: ``t4`` or ``t4 x4``."""
+        return f"{self.device} x{self.num_devices}" if self.num_devices > 1 else self.device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanPoint(CandidateAxes):
     """One candidate with everything that is known of it.
 
     A quantity that is not known is None. Names and units are those of ``Estimate``.
 
     Attributes:
-        model, device, num_devices, batch_size_per_device, precision, layout, image_size: The candidate.
         step_time_s, throughput_samples_per_s, epoch_time_s, job_time_s: Times, over all devices.
+        num_epochs: Epochs of the job; to the target, where one is given.
         peak_memory_bytes: Memory of a device.
         cost_usd, energy_j, co2_g: What the job takes.
         accuracy: Known accuracy of the model, None if it was not given.
@@ -38,17 +66,11 @@ class PlanPoint:
         workers_needed: Loader workers that keep a device busy, None without a loader or where none would do.
     """
 
-    model: str
-    device: str
-    num_devices: int
-    batch_size_per_device: int
-    precision: str
-    layout: str
-    image_size: int | None
     step_time_s: Interval
     throughput_samples_per_s: Interval
     epoch_time_s: Interval
     job_time_s: Interval
+    num_epochs: Interval
     peak_memory_bytes: Interval
     cost_usd: Interval | None
     energy_j: Interval | None
@@ -62,21 +84,15 @@ class PlanPoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanCandidate:
+class PlanCandidate(CandidateAxes):
     """A candidate as one line of figures, for pictures; a quantity that is not known is None."""
 
-    model: str
-    device: str
-    num_devices: int
-    batch_size_per_device: int
-    precision: str
-    layout: str
-    image_size: int | None
     step_time_s: float
     step_time_low_s: float
     step_time_high_s: float
     throughput_samples_per_s: float
     job_time_s: float
+    num_epochs: float
     cost_usd: float | None
     energy_j: float | None
     peak_memory_bytes: float
@@ -94,16 +110,9 @@ class BrokenLimit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rejection:
+class Rejection(CandidateAxes):
     """A candidate that was left out, with every limit it breaks, the worst first."""
 
-    model: str
-    device: str
-    num_devices: int
-    batch_size_per_device: int
-    precision: str
-    layout: str
-    image_size: int | None
     broken: tuple[BrokenLimit, ...]
 
 
@@ -146,6 +155,15 @@ class PlanSensitivity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlanWords:
+    """What a plan says of its job in words; attributes are those of ``Plan``."""
+
+    job: str
+    target: str | None
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """Answer of ``forerun.plan``.
 
@@ -166,6 +184,7 @@ class Plan:
         relaxations: The smallest change of each limit that would help, smallest first.
         sensitivity: How sure the choice is, None without a choice.
         job: Dataset and epochs in words.
+        target: What training is to reach, None where the number of epochs is given.
         notes: What a reader must know.
     """
 
@@ -185,6 +204,7 @@ class Plan:
     relaxations: tuple[PlanRelaxation, ...]
     sensitivity: PlanSensitivity | None
     job: str
+    target: str | None
     notes: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:

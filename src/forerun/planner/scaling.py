@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,9 +12,9 @@ from forerun.communication.scaling_constants import load_scaling_table
 from forerun.costs.op_weights import OpTimeWeights
 from forerun.hardware.cluster import cluster_of
 from forerun.planner.devices import DeviceOption
-from forerun.prediction.one_device import one_device
+from forerun.prediction.one_device import one_steps
 from forerun.prediction.predictor import Question
-from forerun.prediction.scale import ScaleSettings, scaled_memory_bytes, scaled_step
+from forerun.prediction.scale import ScaleSettings, scaled_step
 from forerun.prediction.step import PreparedModel
 from forerun.workload.setup import TrainingSetup
 
@@ -54,7 +54,7 @@ class DataParallelScaling:
         self._weights_of = weights_of
         self._torch_version = torch_version
         self._settings = ScaleSettings()
-        self._kept: dict[tuple[int, str, TrainingSetup], tuple[PreparedModel, Floats]] = {}
+        self._kept: dict[tuple[int, str, TrainingSetup, int], tuple[PreparedModel, Floats]] = {}
 
     def __call__(
         self,
@@ -83,31 +83,38 @@ class DataParallelScaling:
         if not exact and len(batch_sizes) > _MOST_NODES:
             chosen = np.linspace(0, len(batch_sizes) - 1, _MOST_NODES).round().astype(int)
             nodes = batch_sizes[chosen]
-        found = np.stack([self._at(model, option, setup, int(size)) for size in nodes], axis=1)
+        found = self._at(model, option, setup, [int(size) for size in nodes])
         if nodes is not batch_sizes:
             found = np.stack([np.interp(np.log(batch_sizes), np.log(nodes), row) for row in found])
         return ScaledSteps(step_s=step_s * found[:3], grown_bytes=found[3])
 
-    def _at(self, model: PreparedModel, option: DeviceOption, setup: TrainingSetup, size: int) -> Floats:
-        """Ratios of value, low and high to those of one device, and the memory beyond [bytes], (4,)."""
-        own = replace(setup, batch_size_per_device=size)
-        key = (id(model), option.label, own)
-        if key not in self._kept:
-            self._kept[key] = (model, self._worked_out(model, option, own))
-        return self._kept[key][1]
+    def _at(
+        self, model: PreparedModel, option: DeviceOption, setup: TrainingSetup, sizes: Sequence[int]
+    ) -> Floats:
+        """Ratios of value, low and high to those of one device, and the memory beyond [bytes], (4, n)."""
+        general = replace(setup, batch_size_per_device=1)
+        keys = [(id(model), option.label, general, size) for size in sizes]
+        missing = [size for key, size in zip(keys, sizes, strict=True) if key not in self._kept]
+        if missing:
+            for size, column in zip(missing, self._worked_out(model, option, setup, missing), strict=True):
+                self._kept[id(model), option.label, general, size] = (model, column)
+        return np.stack([self._kept[key][1] for key in keys], axis=1)
 
-    def _worked_out(self, model: PreparedModel, option: DeviceOption, setup: TrainingSetup) -> Floats:
+    def _worked_out(
+        self, model: PreparedModel, option: DeviceOption, setup: TrainingSetup, sizes: Sequence[int]
+    ) -> list[Floats]:
         question = Question(
             device=option.device,
             setup=setup,
             torch_version=self._torch_version,
             weights=self._weights_of(option),
         )
-        one = one_device(model, question, self._settings.bucket_bytes)
         cluster = cluster_of(option.device, 1, option.num_devices)
-        step_s, _ = scaled_step(
-            one, cluster, self._settings, load_scaling_table(), setup.batch_size_per_device
-        )
-        grown = scaled_memory_bytes(one, self._settings, option.num_devices) - one.peak_memory_bytes
-        ends = [getattr(step_s, end) / getattr(one.step_s, end) for end in ("value", "low", "high")]
-        return np.asarray([*ends, grown])
+        columns = []
+        steps = one_steps(model, question, sizes, self._settings.bucket_bytes)
+        for one, size in zip(steps, sizes, strict=True):
+            step_s, _ = scaled_step(one, cluster, self._settings, load_scaling_table(), size)
+            ends = [getattr(step_s, end) / getattr(one.step_s, end) for end in ("value", "low", "high")]
+            # Replicas hold their buckets beside the gradients, as ``scaled_memory_bytes`` has it.
+            columns.append(np.asarray([*ends, one.gradient_bytes]))
+        return columns

@@ -60,23 +60,16 @@ def expand_range(text: str, what: str) -> tuple[int, ...]:
     low, high = int(found["low"]), int(found["high"])
     if low > high or low < 1:
         raise InvalidSetupError(f"a range of {what} must rise from at least 1, got '{text.strip()}'")
+    if found["step"] is None and low >= _DOUBLES_FROM:
+        return tuple(low << doubling for doubling in range((high // low).bit_length()))
     if found["step"] is None:
-        return _rising(low, high)
+        check_count(high - low + 1, f"{what} {text.strip()}")
+        return tuple(range(low, high + 1))
     step = int(found["step"])
     if step < 1:
         raise InvalidSetupError(f"the step of a range of {what} must be at least 1, got '{text.strip()}'")
     check_count((high - low) // step + 1, f"{what} {text.strip()}")
     return tuple(range(low, high + 1, step))
-
-
-def _rising(low: int, high: int) -> tuple[int, ...]:
-    values = [low]
-    while True:
-        following = values[-1] * 2 if low >= _DOUBLES_FROM else values[-1] + 1
-        if following > high:
-            return tuple(values)
-        values.append(following)
-        check_count(len(values), "values of one range")
 
 
 def parse_batch_sizes(text: str) -> tuple[int, ...]:

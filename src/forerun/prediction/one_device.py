@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Sequence
+from dataclasses import fields, replace
 
 from forerun.communication.buckets import gradient_buckets
+from forerun.costs.kept import Kept
 from forerun.costs.memory import estimate_memory
-from forerun.costs.op_time import step_times
 from forerun.prediction.gradients import batch_norms, gradients_of, optimizer_state_bytes, pass_of
 from forerun.prediction.predictor import Question, memory_constants_of
-from forerun.prediction.scale import OneDevice
-from forerun.prediction.step import PreparedModel, points_of, predict_steps
+from forerun.prediction.scale import OneDevice, OneStep
+from forerun.prediction.step import PreparedModel, predict_steps
 from forerun.workload.graph import AllocationKind, MemoryEvent
 
-__all__ = ["one_device"]
+__all__ = ["one_device", "one_steps"]
+
+_STEPS: Kept[list[OneStep]] = Kept(512)
 
 
 def one_device(model: PreparedModel, question: Question, bucket_bytes: float) -> OneDevice:
@@ -25,33 +28,62 @@ def one_device(model: PreparedModel, question: Question, bucket_bytes: float) ->
         bucket_bytes: Capacity of a gradient bucket [bytes].
     """
     setup = question.setup
-    step = predict_steps(model, question.device, [setup], question.weights, question.torch_version)[0]
-    gradients = gradients_of(model, step)
-    number, statistics = batch_norms(model.graph)
+    (step,) = one_steps(model, question, [setup.batch_size_per_device], bucket_bytes)
     memory = estimate_memory(model.graph, setup, memory_constants_of(question))
     return OneDevice(
-        step_s=step.step_s,
-        parts=pass_of(model, step),
-        host_s=_host_s(model, question),
-        gradient_bytes=sum(gradient.size_bytes for gradient in gradients),
+        **{field.name: getattr(step, field.name) for field in fields(step)},
         held_gradient_bytes=sum(p.size_bytes for p in memory.parts if p.name == "gradients"),
-        weight_bytes=_weight_bytes(model),
         state_bytes=optimizer_state_bytes(model.graph),
-        buckets=gradient_buckets(gradients, bucket_bytes),
-        num_batch_norms=number,
-        batch_norm_bytes=statistics,
         peak_memory_bytes=memory.peak_bytes,
     )
 
 
-def _host_s(model: PreparedModel, question: Question) -> float:
-    """Time the host needs to launch the step [s]."""
-    points = points_of(model, [question.device], [question.setup], question.torch_version)
-    setup = question.setup
-    offsets = question.weights.offsets_of_device(
-        question.device.name, setup.precision, setup.layout, "compiled" if setup.compile else "eager"
-    )
-    return float(step_times(model.ops, points, question.weights, np.stack([offsets], axis=1)).host_s[0])
+def one_steps(
+    model: PreparedModel, question: Question, batch_sizes: Sequence[int], bucket_bytes: float
+) -> list[OneStep]:
+    """Predicted steps of one device at several batch sizes, without their memory.
+
+    They are remembered: a plan is often asked again with another number of devices.
+
+    Args:
+        model: The traced step.
+        question: Device, setup and weights; the batch size of its setup is not looked at.
+        batch_sizes: Samples of a step.
+        bucket_bytes: Capacity of a gradient bucket [bytes].
+    """
+    parts = (model, question.device, question.weights)
+    general = replace(question.setup, batch_size_per_device=1)
+    values = (general, tuple(batch_sizes), question.torch_version, bucket_bytes)
+    found = _STEPS.find(parts, values)
+    if found is None:
+        found = _worked_out(model, question, batch_sizes, bucket_bytes)
+        _STEPS.keep(parts, values, found)
+    return found
+
+
+def _worked_out(
+    model: PreparedModel, question: Question, batch_sizes: Sequence[int], bucket_bytes: float
+) -> list[OneStep]:
+    setups = [replace(question.setup, batch_size_per_device=size) for size in batch_sizes]
+    steps = predict_steps(model, question.device, setups, question.weights, question.torch_version)
+    number, statistics = batch_norms(model.graph)
+    weight_bytes = _weight_bytes(model)
+    found = []
+    for step in steps:
+        gradients = gradients_of(model, step)
+        found.append(
+            OneStep(
+                step_s=step.step_s,
+                parts=pass_of(model, step),
+                host_s=step.host_s,
+                gradient_bytes=sum(gradient.size_bytes for gradient in gradients),
+                weight_bytes=weight_bytes,
+                buckets=gradient_buckets(gradients, bucket_bytes),
+                num_batch_norms=number,
+                batch_norm_bytes=statistics,
+            )
+        )
+    return found
 
 
 def _weight_bytes(model: PreparedModel) -> float:

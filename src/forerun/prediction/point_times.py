@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from threadpoolctl import threadpool_limits
 
+from forerun.costs.kept import Kept
 from forerun.costs.memory_stream import live_peak_bytes
 from forerun.costs.op_time import step_times
 from forerun.costs.op_weights import OpTimeWeights
@@ -25,10 +26,13 @@ from forerun.regressors.op_features import Point, point_arrays, roofline_terms_s
 from forerun.workload.graph import Graph
 from forerun.workload.setup import TrainingSetup
 
-__all__ = ["PointTimes", "grid_live_bytes", "grid_times", "ideal_times_s", "point_times"]
+__all__ = ["KEPT_ROWS", "PointTimes", "grid_live_bytes", "grid_times", "ideal_times_s", "point_times"]
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+
+KEPT_ROWS: Kept[Floats] = Kept(1024)
+"""Rows of devices over a grid of batch sizes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,20 +96,15 @@ def grid_times(
     More than 16 batch sizes are interpolated between as many, as in ``predict_grid``. Rows of devices are remembered:
     a plan is often asked again with another budget.
     """
-    general = replace(setup, batch_size_per_device=1)
-    keys = [
-        (id(model), id(device), id(weights), batch_sizes.tobytes(), general, torch_version)
-        for device in devices
-    ]
-    parts = (model, weights)
-    rows = [_remembered(key, (*parts, device)) for key, device in zip(keys, devices, strict=True)]
+    values = (batch_sizes.tobytes(), replace(setup, batch_size_per_device=1), torch_version)
+    rows = [KEPT_ROWS.find((model, weights, device), values) for device in devices]
     missing = [number for number, row in enumerate(rows) if row is None]
     if missing:
         wanted = [devices[number] for number in missing]
         new = _grid_rows(model, wanted, batch_sizes, setup, weights, torch_version)
         for number, row in zip(missing, new, strict=True):
             rows[number] = row
-            _remember(keys[number], (*parts, devices[number]), row)
+            KEPT_ROWS.keep((model, weights, devices[number]), values, row)
     stacked = np.stack([row for row in rows if row is not None], axis=1)
     return PointTimes(
         step_s=stacked[0], log_width=stacked[1], activity=stacked[2], compute_fraction=stacked[3]
@@ -132,24 +131,6 @@ def _grid_rows(
 
     columns = (found.step_s, found.log_width, found.activity, found.compute_fraction)
     return list(np.stack([at_wanted(values) for values in columns], axis=1))
-
-
-_ROWS_KEPT = 1024
-_rows_kept: dict[tuple[object, ...], tuple[tuple[object, ...], Floats]] = {}
-
-
-def _remembered(key: tuple[object, ...], parts: tuple[object, ...]) -> Floats | None:
-    found = _rows_kept.get(key)
-    # The objects themselves are kept beside the row, so that their identities cannot pass to others.
-    if found is None or any(own is not part for own, part in zip(found[0], parts, strict=True)):
-        return None
-    return found[1]
-
-
-def _remember(key: tuple[object, ...], parts: tuple[object, ...], row: Floats) -> None:
-    if len(_rows_kept) >= _ROWS_KEPT:
-        _rows_kept.clear()
-    _rows_kept[key] = (parts, row)
 
 
 def grid_live_bytes(graph: Graph, batch_sizes: Ints) -> Floats:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from forerun.costs.kept import Kept
 from forerun.costs.memory import estimate_memory, fits
 from forerun.costs.memory_constants import MemoryConstants, memory_constants, visible_memory
 from forerun.costs.memory_max_batch import MaxBatchSize, max_batch_size
 from forerun.costs.op_weights import OpTimeWeights
-from forerun.costs.per_graph import PerGraph
 from forerun.costs.software_stack import stack_note
 from forerun.errors import InvalidSetupError
 from forerun.hardware.device import Device, DeviceKind
@@ -206,7 +206,7 @@ def _memory(model: PreparedModel, question: Question) -> _Memory:
     )
 
 
-_largest_kept: PerGraph[MaxBatchSize] = PerGraph(256)
+_largest_kept: Kept[MaxBatchSize] = Kept(256)
 
 
 def _largest_batch(
@@ -215,7 +215,7 @@ def _largest_batch(
     """``max_batch_size``, remembered: it does not depend on the batch size that is asked about."""
     general = replace(setup, batch_size_per_device=1)
     return _largest_kept.get(
-        graph,
+        (graph,),
         (general, visible_bytes, constants),
         lambda: max_batch_size(graph, setup, visible_bytes, constants),
     )

@@ -24,6 +24,7 @@ from forerun.prediction.estimate import Interval
 
 __all__ = [
     "OneDevice",
+    "OneStep",
     "ScalePoint",
     "ScaleSettings",
     "Strategy",
@@ -85,33 +86,43 @@ class ScaleSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OneDevice:
-    """What is known of the step of one device at one batch size.
+class OneStep:
+    """The step of one device at one batch size, taken apart.
 
     Attributes:
         step_s: Its time with its interval [s].
         parts: Forward, backward, optimizer.
         host_s: Time the host needs to launch it [s].
         gradient_bytes: All gradients [bytes].
-        held_gradient_bytes: What of them is there when memory peaks, often little: activations fill it before [bytes].
         weight_bytes: All weights [bytes].
-        state_bytes: State of the optimizer [bytes].
         buckets: Gradients in the order they are sent.
         num_batch_norms: Batch norms of the forward pass.
         batch_norm_bytes: Statistics of one [bytes].
-        peak_memory_bytes: Memory of one device alone [bytes].
     """
 
     step_s: Interval
     parts: Pass
     host_s: float
     gradient_bytes: float
-    held_gradient_bytes: float
     weight_bytes: float
-    state_bytes: float
     buckets: tuple[Bucket, ...]
     num_batch_norms: int
     batch_norm_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneDevice(OneStep):
+    """The step of one device with its memory.
+
+    Attributes:
+        held_gradient_bytes: What of the gradients is there when memory peaks, often little: activations fill it before
+            [bytes].
+        state_bytes: State of the optimizer [bytes].
+        peak_memory_bytes: Memory of one device alone [bytes].
+    """
+
+    held_gradient_bytes: float
+    state_bytes: float
     peak_memory_bytes: float
 
 
@@ -173,7 +184,7 @@ def link_class(cluster: Cluster) -> str:
 
 
 def scaled_step(
-    one: OneDevice, cluster: Cluster, settings: ScaleSettings, table: ScalingTable, batch_size_per_device: int
+    one: OneStep, cluster: Cluster, settings: ScaleSettings, table: ScalingTable, batch_size_per_device: int
 ) -> tuple[Interval, DataParallelStep]:
     """The step of all devices of a cluster, with its interval and its parts.
 
@@ -220,7 +231,7 @@ def _constants(table: ScalingTable, settings: ScaleSettings, kind: str) -> Scali
 
 
 def _replicated(
-    one: OneDevice, about: AllReduce, constants: ScalingConstants, settings: ScaleSettings
+    one: OneStep, about: AllReduce, constants: ScalingConstants, settings: ScaleSettings
 ) -> DataParallelStep:
     return data_parallel_step(
         one.parts,
@@ -237,7 +248,7 @@ def _replicated(
 
 
 def _sharded(
-    one: OneDevice, about: AllReduce, constants: ScalingConstants, settings: ScaleSettings
+    one: OneStep, about: AllReduce, constants: ScalingConstants, settings: ScaleSettings
 ) -> DataParallelStep:
     """ZeRO: gradients are scattered in the backward pass, weights gathered after the update (1, 2) or before use (3).
 
@@ -270,7 +281,7 @@ def _sharded(
     )
 
 
-def _mirrored(one: OneDevice, about: AllReduce, batch_size_per_device: int) -> DataParallelStep:
+def _mirrored(one: OneStep, about: AllReduce, batch_size_per_device: int) -> DataParallelStep:
     device_s = max(one.parts.total_s, 1e-12)
     reduce_s = about.time_s(one.gradient_bytes)
     split = HostAndDevice(
@@ -350,6 +361,6 @@ def stops_paying_at(points: Sequence[ScalePoint], least_gain: float = 0.5) -> in
     return None
 
 
-def volume_bytes(one: OneDevice, settings: ScaleSettings, num_devices: int) -> float:
+def volume_bytes(one: OneStep, settings: ScaleSettings, num_devices: int) -> float:
     """What each device sends in a step [bytes]."""
     return communication_bytes(one.gradient_bytes, num_devices, settings.strategy.stage)

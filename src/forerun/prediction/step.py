@@ -76,6 +76,7 @@ class StepPrediction:
         bound_by: "compute", "memory bandwidth" or "host".
         provenance: What the prediction rests on.
         kernel_s: Time of each distinct kernel, all launches, scaled to the step (n,) [s].
+        host_s: Time the host needs to launch it [s].
     """
 
     step_s: Interval
@@ -83,6 +84,7 @@ class StepPrediction:
     bound_by: str
     provenance: Provenance
     kernel_s: Floats
+    host_s: float
 
 
 def prepare(graph: Graph) -> PreparedModel:
@@ -186,6 +188,7 @@ def _prediction(
         bound_by=_bound_by(times, index),
         provenance=tier,
         kernel_s=kernel_s,
+        host_s=float(times.host_s[index]),
     )
 
 

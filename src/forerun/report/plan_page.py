@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -11,7 +11,7 @@ from rich.text import Text
 
 from forerun.planner.choice import DEVICE_MEMORY
 from forerun.planner.limits import QUANTITIES, Quantity
-from forerun.planner.plan import BrokenLimit, Plan, PlanPoint, PlanRelaxation, Rejection
+from forerun.planner.plan import BrokenLimit, CandidateAxes, Plan, PlanPoint, PlanRelaxation, Rejection
 from forerun.prediction.estimate import Interval
 from forerun.report.wording import format_percent, format_usd, format_whole, range_words
 from forerun.units import format_bytes, format_count, format_duration_s, format_energy_j, format_mass_g
@@ -45,7 +45,7 @@ def plan_choice_lines(plan: Plan) -> tuple[str, ...]:
 
 def rejection_line(rejection: Rejection) -> str:
     """A candidate that was left out, with what it breaks."""
-    return f"{_candidate_words(rejection)}: {', '.join(_broken_words(broken) for broken in rejection.broken)}"
+    return f"{point_words(rejection)}: {', '.join(_broken_words(broken) for broken in rejection.broken)}"
 
 
 def _indented(part: RenderableType) -> Padding:
@@ -67,7 +67,7 @@ def _choice(plan: Plan) -> list[Text]:
         miss = plan.nearest_miss
         assert miss is not None
         lines = [
-            Text.assemble(("Nothing keeps all limits. ", "bold red"), f"Nearest: {_candidate_words(miss)}"),
+            Text.assemble(("Nothing keeps all limits. ", "bold red"), f"Nearest: {point_words(miss)}"),
             Text(f"  it breaks {', '.join(_broken_words(broken) for broken in miss.broken)}"),
         ]
         return [*lines, *_relaxations(plan)]
@@ -76,35 +76,13 @@ def _choice(plan: Plan) -> list[Text]:
     return [*lines, *_binding(plan), *_relaxations(plan), *_sensitivity(plan)]
 
 
-def point_words(point: PlanPoint) -> str:
+def point_words(point: CandidateAxes) -> str:
     """A candidate in words: 'cnn:depth=2 on t4 x4, batch 64, amp, nchw'."""
-    return _words(
-        point.model,
-        point.device,
-        point.num_devices,
-        point.batch_size_per_device,
-        (point.precision, point.layout),
-        point.image_size,
+    image = f", {point.image_size} pixels" if point.image_size else ""
+    return (
+        f"{point.model} on {point.device_words}, batch {format_whole(point.batch_size_per_device)}, "
+        f"{point.precision}, {point.layout}{image}"
     )
-
-
-def _candidate_words(rejection: Rejection) -> str:
-    return _words(
-        rejection.model,
-        rejection.device,
-        rejection.num_devices,
-        rejection.batch_size_per_device,
-        (rejection.precision, rejection.layout),
-        rejection.image_size,
-    )
-
-
-def _words(
-    model: str, device: str, count: int, batch: int, recipe: tuple[str, str], image_size: int | None
-) -> str:
-    devices = f"{device} x{count}" if count > 1 else device
-    image = f", {image_size} pixels" if image_size else ""
-    return f"{model} on {devices}, batch {format_whole(batch)}, {', '.join(recipe)}{image}"
 
 
 def _figures(point: PlanPoint) -> list[str]:
@@ -112,6 +90,8 @@ def _figures(point: PlanPoint) -> list[str]:
         f"job {_with_range(point.job_time_s, 'time')}, step {_with_range(point.step_time_s, 'time')}",
         f"memory {_with_range(point.peak_memory_bytes, 'memory')}",
     ]
+    if point.num_epochs.high > point.num_epochs.low:
+        lines[0] += f", {_with_range(point.num_epochs, 'epochs')} epochs"
     money = [f"cost {_with_range(point.cost_usd, 'money')}"] if point.cost_usd else []
     energy = [f"energy {_with_range(point.energy_j, 'energy')}"] if point.energy_j else []
     carbon = [f"CO2 {_with_range(point.co2_g, 'mass')}"] if point.co2_g else []
@@ -132,8 +112,8 @@ def _with_range(interval: Interval, kind: str) -> str:
 
 
 def format_quantity(value: float, kind: str) -> str:
-    """A value of a kind of quantity, as ``units.UNITS`` knows them."""
-    formats = {
+    """A value of a kind of quantity, as ``units.UNITS`` knows them, or of epochs."""
+    formats: Mapping[str, Callable[[float], str]] = {
         "time": format_duration_s,
         "money": format_usd,
         "memory": format_bytes,
@@ -141,6 +121,7 @@ def format_quantity(value: float, kind: str) -> str:
         "mass": format_mass_g,
         "rate": lambda rate: f"{format_count(rate)} samples/s",
         "share": format_percent,
+        "epochs": lambda epochs: f"{epochs:.3g}",
     }
     return formats[kind](value)
 
@@ -197,11 +178,7 @@ def _columns(plan: Plan, points: Sequence[PlanPoint]) -> list[tuple[str, int, _C
     if several["model"]:
         columns.append(("model", 0, lambda point: point.model))
     columns += [
-        (
-            "device",
-            0,
-            lambda point: point.device + (f" x{point.num_devices}" if point.num_devices > 1 else ""),
-        ),
+        ("device", 0, lambda point: point.device_words),
         ("batch", 1, lambda point: format_whole(point.batch_size_per_device)),
         ("precision", 0, lambda point: point.precision),
     ]
@@ -209,6 +186,8 @@ def _columns(plan: Plan, points: Sequence[PlanPoint]) -> list[tuple[str, int, _C
         columns.append(("layout", 0, lambda point: point.layout))
     if several["image_size"]:
         columns.append(("image", 1, lambda point: str(point.image_size or "own")))
+    if plan.target is not None:
+        columns.append(("epochs", 1, interval("num_epochs", "epochs")))
     columns.append(("job", 1, interval("job_time_s", "time")))
     if any(point.cost_usd for point in points):
         columns.append(("cost", 1, interval("cost_usd", "money")))
@@ -230,8 +209,9 @@ def _cell(interval: Interval | None, kind: str) -> str:
         return "-"
     low, high = (format_quantity(end, kind) for end in (interval.low, interval.high))
     unit = format_quantity(interval.value, kind).partition(" ")[2]
-    ends = [end.partition(" ")[0] if unit and end.partition(" ")[2] == unit else end for end in (low, high)]
-    return f"{format_quantity(interval.value, kind)} ({ends[0]} to {ends[1]})"
+    if unit and low.endswith(f" {unit}") and high.endswith(f" {unit}"):
+        low, high = low.removesuffix(f" {unit}"), high.removesuffix(f" {unit}")
+    return f"{format_quantity(interval.value, kind)} ({low} to {high})"
 
 
 def _memory_cell(point: PlanPoint) -> str:

@@ -39,9 +39,9 @@ def pareto_figure(plan: Plan) -> Figure:
     points = points or list(plan.points)
     by_cost = any(point.cost_usd for point in points)
     seconds, unit = _unit([point.job_time_s.value for point in points])
-    for index, device in enumerate(dict.fromkeys(_device(point) for point in points)):
-        _draw_cloud(axes, [c for c in plan.candidates if _device(c) == device], index, seconds, by_cost)
-        _draw_device(axes, [p for p in points if _device(p) == device], device, index, seconds, by_cost)
+    for index, device in enumerate(dict.fromkeys(point.device_words for point in points)):
+        _draw_cloud(axes, [c for c in plan.candidates if c.device_words == device], index, seconds, by_cost)
+        _draw_device(axes, [p for p in points if p.device_words == device], device, index, seconds, by_cost)
     front = [(point.job_time_s.value / seconds, _second(point, by_cost)) for point in plan.pareto]
     known = [(x, second.value) for x, second in front if second is not None]
     if len(known) > 1:
@@ -59,10 +59,6 @@ def _unit(times_s: Sequence[float]) -> tuple[float, str]:
     """The largest unit in which the shortest time is at least one."""
     shortest = min(times_s, default=1.0)
     return next((pair for pair in reversed(_UNITS) if shortest >= pair[0]), _UNITS[0])
-
-
-def _device(point: PlanPoint | PlanCandidate) -> str:
-    return f"{point.device} x{point.num_devices}" if point.num_devices > 1 else point.device
 
 
 def _second(point: PlanPoint, by_cost: bool) -> Interval | None:

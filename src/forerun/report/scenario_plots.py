@@ -39,7 +39,8 @@ def _curves(path: Path, found: Sequence[Mapping[str, Any]], name: str, label: st
         axes.set(title=part, xlabel="epoch")
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(visible=True, alpha=0.3)
-        axes.set_ylim(bottom=0, top=100 if name == "acc" else None)
+    # Both panels share the axis; a limit that is set before the last curve would not follow it.
+    axes.set_ylim(bottom=0, top=102 if name == "acc" else 1.05 * axes.get_ylim()[1])
     figure.supylabel(label)
     _legend(figure, axes)
     save_figure(figure, path)
@@ -66,7 +67,7 @@ def _utilisation(path: Path, found: Sequence[Mapping[str, Any]]) -> None:
                 [row["time_s"] for row in rows], values, label=run["scenario"], color=colour, linewidth=1.4
             )
         axes.set(ylabel=label)
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(bottom=0, top=1.05 * axes.get_ylim()[1])
         axes.grid(visible=True, alpha=0.3)
     axes.set(xlabel=f"time since the start of the run [s]; means of {_SMOOTHED} looks")
     _legend(figure, axes)

@@ -158,9 +158,16 @@ class TrialStore:
 
     def drop(self, trial: Any) -> None:
         """Gives an interrupted trial back to the queue."""
-        params, source = trial.params, trial.user_attrs.get("source", "sampler")
+        self.replace(trial, trial.params, trial.user_attrs.get("source", "sampler"))
+
+    def replace(self, trial: Any, values: Mapping[str, Any], source: str) -> None:
+        """Ends a trial that has not run, and queues a configuration in its place."""
+        self.fail(trial)
+        self.study.enqueue_trial(dict(values), user_attrs={"source": source})
+
+    def fail(self, trial: Any) -> None:
+        """Ends a trial that has not run; the sampler takes no notice of it."""
         self.study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
-        self.study.enqueue_trial(params, user_attrs={"source": source})
 
     def trials(self) -> list[Any]:
         """All finished trials, pruned ones included, in order."""

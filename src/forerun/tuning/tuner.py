@@ -12,6 +12,7 @@ from forerun.profiling.profile import Profile
 from forerun.tuning.budget import Budget, time_left_s
 from forerun.tuning.configuration import configure
 from forerun.tuning.memory_law import MemoryPoint, predicted_memory_bytes
+from forerun.tuning.neighbours import configuration_key, num_configurations, untried_neighbour
 from forerun.tuning.objectives import Objective, value_of
 from forerun.tuning.space import Metric, Space
 from forerun.tuning.speed_law import first_guesses
@@ -95,24 +96,37 @@ class Tuner:
             self.store.claim_lost_trials()
             if reason := self._spent():
                 return reason
-            if not self._try_one():
-                return "the space: nothing is left that would fit in memory"
+            if reason := self._try_one():
+                return reason
 
-    def _try_one(self) -> bool:
+    def _try_one(self) -> str:
+        """Runs the next configuration that is new and fits; why there is none, or nothing."""
         for _ in range(_MOST_REJECTED_IN_A_ROW):
             trial = self.store.ask()
             values = suggest(trial, self.task.space)
+            if configuration_key(values) in (tried := self._tried()):
+                other = untried_neighbour(self.task.space, values, tried, seed=trial.number)
+                if other is not None:
+                    self.store.replace(trial, other, "neighbour")
+                    continue
+                if num_configurations(self.task.space) is not None:
+                    self.store.fail(trial)
+                    return "the space: every configuration has been tried"
             expected = self._expected_memory(values)
             limit = self.task.memory_limit_bytes
             if expected is not None and limit is not None and self.task.with_memory_law and expected > limit:
                 self._reject(trial, values, expected, limit)
-                continue
-            if self._is_beyond_the_budget(trial):
+            elif self._is_beyond_the_budget(trial):
                 self.store.drop(trial)
+                return ""
             else:
                 self._run(trial, values, expected)
-            return True
-        return False
+                return ""
+        return "the space: nothing is left that would fit in memory"
+
+    def _tried(self) -> set[str]:
+        """What ran: another run of it would tell less than a run of something new."""
+        return {configuration_key(trial.user_attrs["record"]["values"]) for trial in self.run_trials()}
 
     def _run(self, trial: Any, values: dict[str, Any], expected_bytes: float | None) -> None:
         configuration = configure(self.task.space, values, self.base, self.optimizer)

@@ -13,14 +13,14 @@ from forerun import api
 from forerun.hardware import device_as_dict, load_catalog
 from forerun.prediction.job import DATASETS
 from forerun.tracing.trace import ModelRequest, is_traced
-from forerun.web.questions import PlanBody, PredictBody
+from forerun.web.questions import PlanBody, PredictBody, ScaleBody
 from forerun.web.tracer import Tracer
 from forerun.workload.setup import Phase, TrainingSetup
 
 __all__ = ["Answers"]
 
 _ANSWERS_KEPT = 2048
-_SETUP_NAMES = ("precision", "layout", "compile", "optimizer", "phase")
+_SETUP_NAMES = ("precision", "layout", "compile", "optimizer")
 
 
 class Answers:
@@ -37,6 +37,11 @@ class Answers:
         """The JSON of ``forerun predict``."""
         arguments = body.arguments()
         return self._remembered("predict", arguments, lambda: self._predict(arguments))
+
+    def scale(self, body: ScaleBody) -> dict[str, Any]:
+        """The JSON of ``forerun scale`` for devices."""
+        arguments = body.arguments()
+        return self._remembered("scale", arguments, lambda: self._scale(arguments))
 
     def plan(self, body: PlanBody) -> dict[str, Any]:
         """The JSON of ``forerun plan``."""
@@ -66,13 +71,20 @@ class Answers:
         return {"datasets": found}
 
     def _predict(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        setup = TrainingSetup(**{name: arguments[name] for name in _SETUP_NAMES})
+        setup = TrainingSetup(phase=arguments["phase"], **{name: arguments[name] for name in _SETUP_NAMES})
         request = _request(arguments["model"], arguments["image_size"], arguments["sequence_length"])
         training = setup if setup.phase is Phase.TRAIN else replace(setup, optimizer="none")
         self._trace(request, training)
         if arguments["validation_size"] or arguments["validate"]:
             self._trace(request, replace(setup, phase=Phase.INFERENCE, optimizer="none"))
         return api.predict(**arguments).as_dict()
+
+    def _scale(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        setup = TrainingSetup(**{name: arguments[name] for name in _SETUP_NAMES})
+        self._trace(
+            _request(arguments["model"], arguments["image_size"], arguments["sequence_length"]), setup
+        )
+        return api.scale(**arguments).as_dict()
 
     def _plan(self, arguments: dict[str, Any]) -> dict[str, Any]:
         for model in arguments["models"]:

@@ -1,4 +1,4 @@
-"""The server: four questions, one page, errors as JSON."""
+"""The server: its questions, one page, errors as JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from forerun import __version__
 from forerun.errors import FailureError, ForerunError
 from forerun.web.answers import Answers
-from forerun.web.questions import PlanBody, PredictBody
+from forerun.web.questions import PlanBody, PredictBody, ScaleBody
 from forerun.web.tracer import Tracer
 
 __all__ = ["MAX_BODY_BYTES", "make_app"]
@@ -100,6 +100,10 @@ def _add_questions(app: FastAPI, answers: Answers, pool: ThreadPoolExecutor, lim
     @app.post("/predict", responses=problems, summary="Time, memory and cost of a training job")
     async def predict(body: PredictBody) -> JSONResponse:
         return await answered(answers.predict, body)
+
+    @app.post("/scale", responses=problems, summary="Throughput of a training job on more and more devices")
+    async def scale(body: ScaleBody) -> JSONResponse:
+        return await answered(answers.scale, body)
 
     @app.post("/plan", responses=problems, summary="The best configuration under limits")
     async def plan(body: PlanBody) -> JSONResponse:

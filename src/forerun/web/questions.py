@@ -13,7 +13,9 @@ __all__ = [
     "MAX_HTTP_CANDIDATES",
     "PlanBody",
     "PredictBody",
+    "ScaleBody",
     "check_device_name",
+    "check_link_name",
     "check_model_name",
 ]
 
@@ -21,6 +23,7 @@ MAX_HTTP_CANDIDATES = 20_000
 
 _MODEL = re.compile(r"(?:torchvision|timm):[A-Za-z0-9_.]+|[a-z][a-z0-9-]*(?::[a-z0-9_=,.|]*)?")
 _DEVICE = re.compile(r"[A-Za-z0-9 ()_.+*×-]+")
+_LINK = re.compile(r"[A-Za-z0-9 ().-]+")
 _FAMILY_NUMBER = re.compile(r"\d+")
 _LARGEST_FAMILY_NUMBER = 4096
 _LARGEST_DEPTH = 512
@@ -32,6 +35,8 @@ ImageSize = Annotated[int, Field(ge=1, le=1024)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 Price = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
+NumDevices = Annotated[int, Field(ge=1, le=4096)]
+Strategy = Literal["ddp", "zero1", "zero2", "fsdp", "mirrored"]
 
 
 def check_model_name(model: str) -> str:
@@ -79,6 +84,20 @@ def check_device_name(device: str) -> str:
     return text
 
 
+def check_link_name(link: str | None) -> str | None:
+    """A link's name, if it can only be one of the catalogue.
+
+    Raises:
+        UsageError: It names a file.
+    """
+    if link is None:
+        return None
+    text = link.strip()
+    if text.lower().endswith(".toml") or not _LINK.fullmatch(text):
+        raise UsageError(f"expected a link of the catalogue such as infiniband-hdr, got '{text}'")
+    return text
+
+
 class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -89,8 +108,8 @@ class _Body(BaseModel):
         return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
 
 
-class PredictBody(_Body):
-    """A question as ``forerun predict`` takes it; names are those of ``forerun.predict``."""
+class _RunBody(_Body):
+    """What a question about one run says, whatever is asked of it."""
 
     model: Name = Field(examples=["torchvision:resnet50"])
     device: Name = Field(examples=["a100-sxm4-40gb"])
@@ -99,20 +118,19 @@ class PredictBody(_Body):
     layout: Layout = "nchw"
     compile: bool = False
     optimizer: Annotated[str, Field(max_length=20)] = "sgd"
-    phase: Literal["train", "forward", "inference"] = "train"
     image_size: ImageSize | None = None
     sequence_length: Annotated[int, Field(ge=1, le=8192)] | None = None
     dataset: Annotated[str, Field(max_length=40)] | None = None
     dataset_size: Annotated[int, Field(ge=1, le=10**12)] | None = None
     epochs: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] | None = None
-    validation_size: Annotated[int, Field(ge=0, le=10**12)] | None = None
-    validate_: bool = Field(default=False, alias="validate")
-    startup_s: Seconds = 0.0
-    checkpoint_s: Seconds = 0.0
     price_usd_per_hour: Price | None = None
+    num_nodes: NumDevices | None = None
+    strategy: Strategy = "ddp"
+    intra: Name | None = None
+    inter: Name | None = None
 
     def arguments(self) -> dict[str, Any]:
-        """Arguments of ``forerun.predict``.
+        """Arguments of the package's function.
 
         Raises:
             UsageError: A name reaches beyond the catalogue and the libraries.
@@ -120,7 +138,32 @@ class PredictBody(_Body):
         found = self.model_dump(by_alias=True)
         found["model"] = check_model_name(self.model)
         found["device"] = check_device_name(self.device)
+        found["intra"] = check_link_name(self.intra)
+        found["inter"] = check_link_name(self.inter)
         return found
+
+
+class PredictBody(_RunBody):
+    """A question as ``forerun predict`` takes it; names are those of ``forerun.predict``."""
+
+    num_devices: NumDevices | None = None
+    phase: Literal["train", "forward", "inference"] = "train"
+    validation_size: Annotated[int, Field(ge=0, le=10**12)] | None = None
+    validate_: bool = Field(default=False, alias="validate")
+    startup_s: Seconds = 0.0
+    checkpoint_s: Seconds = 0.0
+
+
+class ScaleBody(_RunBody):
+    """A question as ``forerun scale`` takes it for devices; names are those of ``forerun.scale``."""
+
+    num_devices: Annotated[list[NumDevices], Field(min_length=1, max_length=64)] = [1, 2, 4, 8]
+    scaling: Literal["weak", "strong", "both"] = "weak"
+    algorithm: Literal["auto", "ring", "tree", "hierarchical"] = "auto"
+    bucket_mb: Annotated[float, Field(gt=0, le=1e5, allow_inf_nan=False)] = 25.0
+    num_accumulation_steps: Annotated[int, Field(ge=1, le=10_000)] = 1
+    sync_batch_norm: bool = False
+    coefficient_of_variation: Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)] | None = None
 
 
 class PlanBody(_Body):

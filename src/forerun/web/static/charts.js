@@ -1,4 +1,4 @@
-// The two charts, on uPlot.
+// The charts, on uPlot.
 
 /* global uPlot */
 import * as say from "/static/words.js";
@@ -24,25 +24,43 @@ function draw(id, options, data) {
   return plot;
 }
 
-// Throughput with its 90 % band against batch size; batches that do not fit are left out of the band.
-export function throughput(points, chosen) {
-  const sizes = points.map((point) => point.batch);
-  const data = [sizes, points.map((p) => p.high), points.map((p) => p.low), points.map((p) => p.value)];
-  const mark = sizes.map((size, i) => (size === chosen ? points[i].value : null));
-  const plot = draw("rate-chart", {
-    scales: { x: { time: false, distr: 3, log: 2 }, y: { range: (_, low, high) => [0, high * 1.08] } },
-    axes: [axis("batch size", (_, splits) => splits.map((v) => (v == null ? "" : Math.log2(v) % 1 === 0 ? String(v) : ""))), axis("samples/s", (_, splits) => splits.map((v) => (v == null ? "" : say.count(v))), true)],
-    series: [
-      { label: "batch" },
-      { label: "high", stroke: "transparent", points: { show: false }, value: (_, v) => (v == null ? "" : say.rate(v)) },
-      { label: "low", stroke: "transparent", points: { show: false }, value: (_, v) => (v == null ? "" : say.rate(v)) },
-      { label: "predicted", stroke: css("--c0"), width: 2, points: { show: true, size: 5 }, value: (_, v) => (v == null ? "" : say.rate(v)) },
-      { label: "chosen", stroke: css("--c1"), points: { show: true, size: 13, width: 3, fill: "transparent" }, paths: () => null, value: (_, v) => (v == null ? "" : say.rate(v)) },
-    ],
+// Throughput with its 90 % band against what grows along x; a dashed line stands beside it where one is given.
+function curve(id, x, points, chosen, line) {
+  const xs = points.map((point) => point.x);
+  const rate = (_, v) => (v == null ? "" : say.rate(v));
+  const hidden = (label) => ({ label, stroke: "transparent", points: { show: false }, value: rate });
+  const series = [
+    { label: x.short },
+    hidden("high"),
+    hidden("low"),
+    { label: "predicted", stroke: css("--c0"), width: 2, points: { show: true, size: 5 }, value: rate },
+    { label: "chosen", stroke: css("--c1"), points: { show: true, size: 13, width: 3, fill: "transparent" }, paths: () => null, value: rate },
+  ];
+  const data = [xs, points.map((p) => p.high), points.map((p) => p.low), points.map((p) => p.value), xs.map((at, i) => (at === chosen ? points[i].value : null))];
+  if (line) {
+    series.push({ label: line.label, stroke: css("--soft"), width: 1.5, dash: [6, 4], points: { show: false }, value: rate });
+    data.push(xs.map(line.at));
+  }
+  const plot = draw(id, {
+    scales: { x: { time: false, ...x.scale }, y: { range: (_, low, high) => [0, high * 1.08] } },
+    axes: [{ ...axis(x.title, (_, splits) => splits.map((v) => (v == null || !x.isTick(v) ? "" : String(v)))), ...x.axis }, axis("samples/s", (_, splits) => splits.map((v) => (v == null ? "" : say.count(v))), true)],
+    series,
     bands: [{ series: [1, 2], fill: `color-mix(in srgb, ${css("--c0")} 22%, transparent)` }],
-  }, [...data, mark]);
-  // The legend says the chosen batch until the pointer names another.
-  requestAnimationFrame(() => plot.setLegend({ idx: Math.max(0, sizes.indexOf(chosen)) }));
+  }, data);
+  // The legend says the chosen point until the pointer names another.
+  requestAnimationFrame(() => plot.setLegend({ idx: Math.max(0, xs.indexOf(chosen)) }));
+}
+
+// Batches that do not fit are left out of the points.
+export const throughput = (points, chosen) => curve("rate-chart", { title: "batch size", short: "batch", scale: { distr: 3, log: 2 }, isTick: (v) => Math.log2(v) % 1 === 0 }, points, chosen);
+
+// What the devices would bring if none waited for another is the straight line.
+export const scaling = (points, chosen) => curve("scale-chart", { title: "devices", short: "devices", scale: {}, isTick: Number.isInteger, axis: { incrs: [1, 2, 4, 8, 16, 32, 64] } }, points, chosen, { label: "linear", at: (number) => (number * points[0].value) / points[0].x });
+
+export function noScaling() {
+  kept.get("scale-chart")?.destroy();
+  kept.delete("scale-chart");
+  document.getElementById("scale-chart").replaceChildren();
 }
 
 // One point per device, its name beside it; the front is joined by a line.

@@ -3,7 +3,7 @@
 
 import * as charts from "/static/charts.js";
 import * as say from "/static/words.js";
-import { BATCH_SIZES, IMAGE_SIZES, fromLink, planBody, predictBody, toCommand, toLink } from "/static/state.js";
+import { BATCH_SIZES, IMAGE_SIZES, fromLink, planBody, predictBody, scaleBody, toCommand, toLink } from "/static/state.js";
 
 const at = (id) => document.getElementById(id);
 const made = (tag, properties = {}, ...children) => {
@@ -16,8 +16,8 @@ const POPULAR = ["t4", "l4", "a10g", "a10", "l40s", "v100-sxm2-16gb", "a100-sxm4
 let state = fromLink(location.hash);
 let turn = 0;
 let exactTimer = 0;
-let devices = [];
 let last = { key: "", plan: null };
+let lastScale = { key: "", curve: null };
 let aheadTimer = 0;
 let moved = "";
 
@@ -33,6 +33,8 @@ const nearest = (values, wanted) => values.reduce((best, value, i) => (Math.abs(
 
 function showControls() {
   for (const name of ["model", "device", "precision", "dataset", "epochs", "within", "kind", "minimize"]) at(name).value = state[name];
+  at("devices").value = state.devices;
+  at("devices-out").value = state.devices;
   at("batch").max = BATCH_SIZES.length - 1;
   at("batch").value = nearest(BATCH_SIZES, state.batch);
   at("batch-out").value = state.batch;
@@ -45,10 +47,12 @@ function readControls(event) {
   const name = event.target.name;
   moved = name;
   if (name === "batch") state.batch = BATCH_SIZES[at("batch").value];
+  else if (name === "devices") state.devices = Number(at("devices").value);
   else if (name === "image") state.image = IMAGE_SIZES[at("image").value];
   else if (name === "epochs") state.epochs = Number(at("epochs").value) > 0 ? Number(at("epochs").value) : 1;
   else if (name === "compare") state.compare = [...document.querySelectorAll("#compare input:checked")].map((box) => box.value);
   else if (name in state) state[name] = at(name).value;
+  at("devices-out").value = state.devices;
   at("batch-out").value = state.batch;
   at("image-out").value = state.image ?? "the model's own";
   renew();
@@ -85,25 +89,50 @@ async function planned() {
 
 async function renewExact(mine, plan) {
   try {
-    const own = plan.best_by_device.find((point) => point.device === state.device) ?? plan.points.find((p) => p.device === state.device);
-    const estimate = await ask("/predict", predictBody(state, own?.price_usd_per_hour));
+    const estimate = await ask("/predict", predictBody(state, usdPerHour(plan)));
     if (mine !== turn) return;
     showEstimate(estimate);
+    await renewScaling(mine);
+    if (mine !== turn) return;
     document.body.dataset.exact = String(mine);
     clearTimeout(aheadTimer);
-    if (moved === "image") aheadTimer = setTimeout(() => lookAhead(mine), 400);
+    aheadTimer = setTimeout(() => lookAhead(mine), 400);
   } catch (error) {
     if (mine === turn) showError(error.message);
   }
 }
 
-// An image size that nobody asked about yet has to be traced first: once the slider has been moved, the sizes beside it
-// are asked for while nothing happens.
+// Price of one device that the plan goes by, also where the device keeps no limit and is not listed.
+function usdPerHour(plan) {
+  const own = plan.candidates.find((one) => one.device === state.device && one.cost_usd !== null);
+  return own ? Number(((own.cost_usd / own.job_time_s) * (3600 / state.devices)).toPrecision(9)) : null;
+}
+
+// How devices are joined is not known of every device: then that is said in the place of its curve.
+async function renewScaling(mine) {
+  const body = scaleBody(state);
+  const key = JSON.stringify(body);
+  try {
+    if (lastScale.key !== key) lastScale = { key, curve: await ask("/scale", body) };
+    if (mine === turn) showScaling(lastScale.curve);
+  } catch (error) {
+    if (mine !== turn) return;
+    lastScale = { key: "", curve: null };
+    at("scale-words").textContent = error.message;
+    charts.noScaling();
+  }
+}
+
+// What takes the server longest is asked for while nothing happens, so that it is there when a slider moves: the steps of
+// several devices taken apart, which hold for any number of them, and, once the image size has been moved, the traces of
+// the sizes beside it.
 async function lookAhead(mine) {
   const here = Number(at("image").value);
-  for (const image of [here + 1, here - 1]) {
+  const images = moved === "image" ? [here + 1, here - 1].filter((i) => IMAGE_SIZES[i]).map((i) => ({ image: IMAGE_SIZES[i] })) : [];
+  const several = lastScale.curve && state.devices === 1 ? [{ devices: 2 }] : [];
+  for (const change of [...several, ...images]) {
     if (mine !== turn) return;
-    if (IMAGE_SIZES[image]) await ask("/plan", planBody({ ...state, image: IMAGE_SIZES[image] }, false)).catch(() => null);
+    await ask("/plan", planBody({ ...state, ...change }, false)).catch(() => null);
   }
 }
 
@@ -173,6 +202,17 @@ function bar(place, parts, whole, limit, words) {
 
 const FITS = { yes: "fits", no: "does not fit", close: "too close to call, may run out of memory" };
 
+function showScaling(curve) {
+  const points = curve.points.map((point) => ({ x: point.num_devices, ...point.throughput_samples_per_s }));
+  charts.scaling(points, state.devices);
+  const chosen = curve.points.find((point) => point.num_devices === state.devices);
+  const stop = curve.stops_paying_at.weak;
+  const pays = stop ? `Adding devices stops paying at ${stop}: those added bring less than half of what the first does.` : `Up to ${points.at(-1).x}, every device added brings at least half of what the first does.`;
+  const own = state.devices === 1 ? "" : `${state.devices} devices are ${chosen.speedup.toFixed(2)} times as fast as one (${say.percent(chosen.efficiency)} each). `;
+  const link = curve.intra_link ? `Over ${curve.intra_link}, in one machine, batch ${state.batch} on each. ` : "";
+  at("scale-words").textContent = `${own}${link}${pays}`;
+}
+
 function showMemory(estimate) {
   const card = estimate.device_memory_bytes;
   const peak = estimate.peak_memory_bytes;
@@ -191,24 +231,26 @@ function showStep(estimate) {
 function showCurve(candidates) {
   const points = candidates.map((one) => {
     const spread = one.step_time_high_s / one.step_time_s;
-    return { batch: one.batch_size_per_device, value: one.throughput_samples_per_s, low: one.throughput_samples_per_s / spread, high: one.throughput_samples_per_s * spread };
+    return { x: one.batch_size_per_device, value: one.throughput_samples_per_s, low: one.throughput_samples_per_s / spread, high: one.throughput_samples_per_s * spread };
   });
   charts.throughput(points, state.batch);
 }
+
+const label = (point) => (point.num_devices > 1 ? `${point.device} x${point.num_devices}` : point.device);
 
 function showDevices(plan) {
   const found = plan.best_by_device;
   const byCost = found.some((point) => point.cost_usd);
   const second = byCost ? { title: "cost of the job", say: say.money } : { title: "energy of the job", say: say.energy };
   const value = (point) => (byCost ? point.cost_usd : point.energy_j)?.value;
-  const drawn = found.filter((point) => value(point) > 0).map((point) => ({ name: point.device, x: point.job_time_s.value, y: value(point), chosen: point.device === plan.chosen?.device }));
-  if (drawn.length) charts.devices(drawn, plan.pareto.map((point) => point.device), second);
+  const drawn = found.filter((point) => value(point) > 0).map((point) => ({ name: label(point), x: point.job_time_s.value, y: value(point), chosen: point.device === plan.chosen?.device }));
+  if (drawn.length) charts.devices(drawn, plan.pareto.map(label), second);
   showTable(plan, found);
   if (plan.chosen) {
-    at("choice").textContent = `Least ${plan.minimize}: ${plan.chosen.device} at batch ${plan.chosen.batch_size_per_device}. ${plan.num_feasible} of ${plan.num_candidates} candidates keep the limits${plan.binding ? `; binding: ${plan.binding}` : ""}.`;
+    at("choice").textContent = `Least ${plan.minimize}: ${label(plan.chosen)} at batch ${plan.chosen.batch_size_per_device}. ${plan.num_feasible} of ${plan.num_candidates} candidates keep the limits${plan.binding ? `; binding: ${plan.binding}` : ""}.`;
   } else if (plan.nearest_miss) {
     const broken = plan.nearest_miss.broken.map((limit) => `${limit.limit}${limit.excess === null ? " (not known)" : ` by ${say.percent(limit.excess)}`}`);
-    at("choice").textContent = `Nothing keeps all limits. Nearest: ${plan.nearest_miss.device} at batch ${plan.nearest_miss.batch_size_per_device}, which breaks ${broken.join(", ")}.`;
+    at("choice").textContent = `Nothing keeps all limits. Nearest: ${label(plan.nearest_miss)} at batch ${plan.nearest_miss.batch_size_per_device}, which breaks ${broken.join(", ")}.`;
   }
 }
 
@@ -216,7 +258,7 @@ function showTable(plan, found) {
   const titles = ["device", "batch", "step", "job", "cost", "energy", "memory", "price"];
   at("table").tHead.replaceChildren(made("tr", {}, ...titles.map((title) => made("th", { textContent: title, scope: "col" }))));
   const rows = [...found].sort((a, b) => a.job_time_s.value - b.job_time_s.value).map((point) => {
-    const pick = made("button", { type: "button", textContent: point.device, title: "look at this device" });
+    const pick = made("button", { type: "button", textContent: label(point), title: "look at this device" });
     pick.addEventListener("click", () => {
       state.device = point.device;
       state.batch = point.batch_size_per_device;
@@ -245,8 +287,8 @@ async function copy(text, what) {
 
 async function begin() {
   const [hardware, data] = await Promise.all([ask("/hardware"), ask("/datasets")]);
-  devices = hardware.devices.filter((device) => device.kind === "gpu");
-  at("device").replaceChildren(...devices.map((device) => made("option", { value: device.name, textContent: device.title })));
+  const catalogue = hardware.devices.filter((device) => device.kind === "gpu");
+  at("device").replaceChildren(...catalogue.map((device) => made("option", { value: device.name, textContent: device.title })));
   at("dataset").replaceChildren(...data.datasets.map((one) => made("option", { value: one.name, textContent: one.name })));
   const offered = [...new Set([...POPULAR, ...state.compare])];
   at("compare").replaceChildren(...offered.map((value) => made("label", {}, made("input", { type: "checkbox", name: "compare", value }), value)));

@@ -7,8 +7,11 @@ export const BATCH_SIZES = Array.from({ length: 45 }, (_, i) => {
 
 export const IMAGE_SIZES = [null, ...Array.from({ length: 32 }, (_, i) => 16 * (i + 1))];
 
+// Numbers of devices of the scaling curve: one machine holds up to sixteen.
+export const DEVICE_COUNTS = Array.from({ length: 16 }, (_, i) => i + 1);
+
 export const DEFAULTS = {
-  model: "torchvision:resnet50", device: "a100-sxm4-40gb", precision: "amp", batch: 64, image: null, dataset: "imagenet",
+  model: "torchvision:resnet50", device: "a100-sxm4-40gb", devices: 1, precision: "amp", batch: 64, image: null, dataset: "imagenet",
   epochs: 1, within: "", kind: "on-demand", minimize: "time", compare: ["t4", "l4", "a10g", "v100-sxm2-16gb", "a100-sxm4-40gb", "h100-sxm", "rtx-4090"],
 };
 
@@ -19,6 +22,7 @@ export function fromLink(hash) {
     if (!(key in DEFAULTS)) continue;
     if (key === "compare") state.compare = value.split(",").filter(Boolean);
     else if (key === "batch" || key === "epochs") state[key] = Number(value) > 0 ? Number(value) : DEFAULTS[key];
+    else if (key === "devices") state.devices = Number.isInteger(Number(value)) && Number(value) > 0 ? Number(value) : 1;
     else if (key === "image") state.image = Number(value) > 0 ? Number(value) : null;
     else state[key] = value;
   }
@@ -35,8 +39,11 @@ export function toLink(state) {
 
 const quoted = (word) => (/^[\w.:=,@%+/-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`);
 
+// The chosen device and those it is compared with, as many of each as are asked for.
+const compared = (state) => [...new Set([state.device, ...state.compare])].map((name) => (state.devices > 1 ? `${name}x${state.devices}` : name));
+
 export function toCommand(state) {
-  const words = ["forerun", "plan", state.model, "--on", [state.device, ...state.compare.filter((d) => d !== state.device)].join(",")];
+  const words = ["forerun", "plan", state.model, "--on", compared(state).join(",")];
   words.push("--batch-size", String(state.batch), "--precision", state.precision, "--dataset", state.dataset, "--epochs", String(state.epochs));
   if (state.image) words.push("--image-size", String(state.image));
   if (state.within.trim()) words.push("--within", state.within);
@@ -45,18 +52,21 @@ export function toCommand(state) {
   return words.map(quoted).join(" ");
 }
 
-export function predictBody(state, usdPerHour) {
-  return {
-    model: state.model, device: state.device, batch_size: state.batch, precision: state.precision, image_size: state.image,
-    dataset: state.dataset, epochs: state.epochs, price_usd_per_hour: usdPerHour ?? null,
-  };
-}
+const runBody = (state) => ({
+  model: state.model, device: state.device, batch_size: state.batch, precision: state.precision, image_size: state.image, dataset: state.dataset, epochs: state.epochs,
+});
+
+// The price is that of one device.
+export const predictBody = (state, usdPerHour) => ({ ...runBody(state), num_devices: state.devices > 1 ? state.devices : null, price_usd_per_hour: usdPerHour ?? null });
+
+// The curve holds every number of devices of the slider, so moving it changes the mark only.
+export const scaleBody = (state) => ({ ...runBody(state), num_devices: [...new Set([...DEVICE_COUNTS, state.devices])].sort((a, b) => a - b) });
 
 // Every device at every batch size of the slider: the chosen point, the curve and the comparison in one answer.
 export function planBody(state, exact) {
   const sizes = [...new Set([...BATCH_SIZES, state.batch])].sort((a, b) => a - b);
   return {
-    models: [state.model], devices: [...new Set([state.device, ...state.compare])], batch_sizes: sizes,
+    models: [state.model], devices: compared(state), batch_sizes: sizes,
     precisions: [state.precision], image_sizes: state.image ? [state.image] : [], dataset: state.dataset, epochs: state.epochs,
     within: state.within.split(",").map((word) => word.trim()).filter(Boolean), minimize: state.minimize,
     price_kinds: [state.kind], num_points: 1, max_rejected: 0, exact,
