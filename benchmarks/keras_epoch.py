@@ -5,7 +5,7 @@ the calibration has not seen by ``fit`` on arrays with ``forerun.keras.StepTimer
 prints measured and predicted steps and epochs. Beside them: the prediction from the datasheet alone, and a line over
 the work of a step through the steps that the calibration measured, a + b * FLOP with the least relative squares.
 
-    python benchmarks/keras_epoch.py --minutes 3
+    python benchmarks/keras_epoch.py --minutes 2.5
     python benchmarks/keras_epoch.py --calibration keras.safetensors --records keras.sqlite
 """
 
@@ -182,7 +182,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--minutes", type=float, default=3.0, help="Time of the calibration.")
+    parser.add_argument("--minutes", type=float, default=2.5, help="Time of the calibration.")
     parser.add_argument("--calibration", type=Path, help="Take this one instead of making it.")
     parser.add_argument("--records", type=Path, help="Its records, for the line over FLOP.")
     parser.add_argument("--keep", type=Path, help="Folder that keeps the calibration and all records.")

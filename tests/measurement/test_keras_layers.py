@@ -85,6 +85,20 @@ for text in json.loads(sys.argv[1]):
 print(json.dumps(told))
 """
 
+COMMANDS = """
+import json, sys, tempfile
+from typer.testing import CliRunner
+from forerun.cli.main import app
+tempfile.tempdir = sys.argv[2]  # must not wait for a session of this machine
+if __name__ == "__main__":
+    told = []
+    for words in json.loads(sys.argv[1]):
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 0, done.stderr
+        told.append(json.loads(done.stdout))
+    print(json.dumps(told))
+"""
+
 MODELS_PY = """
 import keras
 
@@ -130,52 +144,44 @@ def test_a_layer_of_keras_is_the_layer_that_its_sizes_say():
 
 
 @needs_tensorflow
-def test_layers_are_measured_kept_resumed_and_fit_for_a_regressor(tmp_path):
+def test_layers_and_models_are_measured_kept_resumed_and_fit_for_a_regressor(tmp_path):
     records, table = tmp_path / "r.sqlite", tmp_path / "layers.csv"
-    command = (
-        *(
-            sys.executable,
-            "-m",
-            "forerun",
-            "measure",
-            "layers",
-            "--framework",
-            "keras",
-            "--kinds",
-            "dense,max_pool",
-        ),
-        *(
-            "--num-layers",
-            "4",
-            "--max-gflop",
-            "0.001",
-            "--max-mb",
-            "0.1",
-            "--threads",
-            "1",
-            "--repetitions",
-            "3",
-        ),
-        *("--max-seconds", "0.1", "--records", str(records), "--csv", str(table), "--json"),
+    quick = (
+        "--threads",
+        "1",
+        "--repetitions",
+        "3",
+        "--max-seconds",
+        "0.1",
+        "--records",
+        str(records),
+        "--json",
     )
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}  # must not wait for a session of this machine
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert json.loads(done.stdout)["outcomes"] == {"done": 6}
-    again = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert json.loads(again.stdout)["num_skipped"] == 6
+    layers = (
+        *("measure", "layers", "--framework", "keras", "--kinds", "dense,max_pool", "--num-layers", "2"),
+        *("--max-gflop", "0.001", "--max-mb", "0.1", *quick, "--csv", str(table)),
+    )
+    model = ("measure", "model", "mlp:depth=1,width=2", "--framework", "keras", "--batch-sizes", "4", *quick)
+    first, again, step = run_script(COMMANDS, json.dumps([layers, layers, model]), str(tmp_path))
+    assert (first["outcomes"], step["outcomes"]) == ({"done": 4}, {"done": 1})
+    assert again["num_skipped"] == 4
     with table.open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert {json.loads(row["circumstances"])["framework"] for row in rows} == {"keras"}
     assert {row["subject"] for row in rows} == {"null", "dense", "max_pool"}
     with RecordStore.open(records, create=False) as store:
-        (dense, *_) = [m for m in store.measurements(kind=JobKind.LAYER) if m.subject == "dense"]
+        (dense,) = [m for m in store.measurements(kind=JobKind.LAYER) if m.subject == "dense"]
+        (trained,) = store.measurements(kind=JobKind.STEP)
     assert dense.parameters["layout"] == "nhwc"
     assert {"flops", "input_bytes", "output_bytes", "weight_bytes"} <= set(dense.parameters)
     assert {"num_parameters", "first_step_s", "peak_rss_delta_bytes"} <= set(dense.results)
-    layers = read_layers([records])
-    assert len(layers.time_s) == 6
-    assert layers.software[0].startswith("keras 3")
+    found = read_layers([records])
+    assert len(found.time_s) == 4
+    assert found.software[0].startswith("keras 3")
+    assert (trained.subject, trained.family) == ("keras:mlp:depth=1,width=2", "mlp")
+    record = as_step_record(trained)
+    assert record.framework == "keras"
+    assert record.training_setup().layout == "nhwc"
 
 
 @needs_tensorflow
@@ -202,24 +208,6 @@ def test_steps_of_fit_are_timed_for_any_model_and_bad_jobs_say_why(tmp_path):
     assert phase == ["InvalidSetupError", "steps of Keras are measured in training only, got phase inference"]
     assert optimizer[0] == "InvalidSetupError"
     assert name[0] == "UnknownModelError"
-
-
-@needs_tensorflow
-def test_a_model_of_keras_is_known_by_its_name_and_recorded_as_such(tmp_path):
-    command = (
-        *(sys.executable, "-m", "forerun", "measure", "model", "mlp:depth=1,width=2", "--framework", "keras"),
-        *("--batch-sizes", "4", "--threads", "1", "--repetitions", "3", "--max-seconds", "0.1"),
-        *("--records", str(tmp_path / "r.sqlite"), "--json"),
-    )
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    with RecordStore.open(tmp_path / "r.sqlite", create=False) as store:
-        (m,) = store.measurements(kind=JobKind.STEP)
-    assert (m.subject, m.family) == ("keras:mlp:depth=1,width=2", "mlp")
-    record = as_step_record(m)
-    assert record.framework == "keras"
-    assert record.training_setup().layout == "nhwc"
 
 
 def test_even_windows_padded_the_same_are_no_layers_of_a_design_for_keras():

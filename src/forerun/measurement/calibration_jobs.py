@@ -64,8 +64,7 @@ _KERAS_LAYERS = (
     *("conv2d", "dense", "depthwise_conv2d", "batch_norm"),
     *("max_pool", "avg_pool", "layer_norm", "attention"),
 )
-"""Without recurrent layers, which are loops of many small operations, and grouped convolutions, whose gradients
-TensorFlow does not have on processors."""
+"""Those that image networks and Transformers are made of; a recurrent layer is a loop of many small operations."""
 
 _WORK_OF_GPU = 100.0
 """A GPU takes layers of so many times the work for the same time."""

@@ -227,9 +227,10 @@ def _notes(model: PreparedModel, question: Question) -> list[str]:
     if missing:
         notes.append(missing)
     if question.device.kind is not DeviceKind.GPU and question.weights.calibrated_device is None:
+        command = f"forerun calibrate{' --framework keras' if is_keras_graph(model.graph) else ''}"
         notes.append(
             f"no measurement of a {question.device.kind} stands behind the cost model, which was fitted on GPUs: "
-            "take the time as an order of magnitude, and calibrate: forerun calibrate"
+            f"take the time as an order of magnitude, and calibrate: {command}"
         )
     effect = stack_of(model.graph, question.device, question.weights)
     if effect is not None:

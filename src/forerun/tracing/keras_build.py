@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -119,6 +120,11 @@ def _read_file(path_text: str) -> str:
     path = Path(path_text).expanduser()
     if not path.is_file():
         raise UnknownModelError(f"there is no file {path_text!r}; save one with model.save('name.keras')")
+    if path.suffix == ".keras" and not zipfile.is_zipfile(path):
+        raise ModelBuildError(
+            f"{path_text} cannot be read as a Keras model, expected a file of model.save('name.keras'): it is no zip "
+            "archive, or was cut short; save or copy it again"
+        )
     try:
         model = keras.saving.load_model(path, compile=False)
         text: str = model.to_json()

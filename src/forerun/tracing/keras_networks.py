@@ -188,10 +188,10 @@ def _resnet50(shape: Shape, *, num_classes: int) -> Any:
 
 
 KERAS_FAMILIES: dict[str, Callable[..., Any]] = {
-    "mlp": _mlp,
     "cnn": _cnn,
     "mnist-cnn": _mnist_cnn,
     "cifar10-cnn": _cifar10_cnn,
     "pcam-cnn": _pcam_cnn,
     "resnet50-v1.5": _resnet50,
+    "mlp": _mlp,
 }
