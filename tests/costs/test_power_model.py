@@ -11,9 +11,12 @@ from hypothesis import strategies as st
 
 from forerun.costs.power import (
     POWER_LAW,
+    POWER_LAWS,
     check_power_limit_w,
     demand_share,
     device_power,
+    limited_share,
+    power_law_of,
     power_slowdown,
 )
 from forerun.errors import InvalidSetupError
@@ -33,6 +36,24 @@ def test_a_device_that_waits_draws_its_idle_power_and_a_busy_one_more():
     shares = demand_share(np.linspace(0, 1.2, 50))
     assert (np.diff(shares) > 0).all()
     assert shares[-1] <= POWER_LAW.full_share
+
+
+def test_every_law_is_of_a_device_of_the_catalogue_and_others_have_the_mean():
+    for name, law in POWER_LAWS.items():
+        assert power_law_of(find_device(name)) is law
+        assert find_device(name).name == name
+        assert 0 < law.idle_share < law.full_share < 1
+        assert law.log_width < POWER_LAW.log_width
+    assert power_law_of(find_device("t4")) is POWER_LAW
+
+
+def test_mean_power_under_a_limit_is_below_limit_and_demand():
+    demand, limit = np.linspace(0.1, 1.0, 40), 0.5
+    mean = limited_share(demand, limit)
+    assert (mean <= np.minimum(demand, limit)).all()
+    assert mean[0] == pytest.approx(demand[0], rel=1e-6)
+    assert mean[-1] == pytest.approx(limit, rel=1e-3)
+    assert (np.diff(mean) > 0).all()
 
 
 def test_a_limit_above_the_demand_changes_nothing():

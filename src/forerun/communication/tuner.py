@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from math import floor, log2
 
 from forerun.communication.collectives import (
@@ -162,8 +163,9 @@ _PROTOCOLS = (
 )  # fmt: skip
 
 
+@lru_cache(maxsize=4096)
 def nccl_choice(about: AllReduce, message_bytes: float) -> Choice:
-    """The fastest algorithm and protocol for a message, with its time.
+    """The fastest algorithm and protocol for a message, with its time; buckets are the same at every batch size.
 
     Raises:
         InvalidSetupError: The message is negative.

@@ -5,13 +5,14 @@ bandwidth [s], and a step that takes t [s]:
 
     activity   a = (c + m) / t
     demand     P = idle + (full - idle) (1 - exp(-(k a)^q))
-    limited    P' = min(P, L)
-    slowdown   s = ((P' - idle) / (P - idle))^(-g),  g = g0 (1 + g1 (c / (c + m) - 1/2))
+    limited    P' = (P^-12 + L^-12)^(-1/12)
+    slowdown   s = ((min(P, L) - idle) / (P - idle))^(-g),  g = g0 (1 + g1 (c / (c + m) - 1/2))
 
 Powers are shares of the board's power limit as shipped; L is the limit that is set. ``idle`` is the power of a
-device whose clocks are up and that waits, above that of an idle desktop. Dynamic power falls with a power of the
-clock, and the time of what is bound by arithmetic falls with the clock, so g is below one and larger for arithmetic.
-Power of the host, cooling and network is left out.
+device whose clocks are up and that waits, above that of an idle desktop. Power scatters within a step, so that its
+hungriest parts reach the limit before the mean does: mean power under a limit stays somewhat below both. Dynamic
+power falls with a power of the clock, and the time of what is bound by arithmetic falls with the clock, so g is below
+one and larger for arithmetic. Power of the host, cooling and network is left out.
 
 Fitted by ``forerun evaluate --reference`` on ``zeus_epoch_time_power`` (You, Chung and Chowdhury, NSDI 2023): A40,
 P100, Quadro RTX 6000 and V100, power limits from 100 W.
@@ -19,7 +20,8 @@ P100, Quadro RTX 6000 and V100, power limits from 100 W.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -29,18 +31,21 @@ from forerun.hardware.device import Device, DeviceKind
 
 __all__ = [
     "POWER_LAW",
+    "POWER_LAWS",
     "Power",
     "PowerLaw",
     "check_power_limit_w",
     "demand_share",
     "device_power",
     "limited_share",
+    "power_law_of",
     "power_slowdown",
 ]
 
 Floats = npt.NDArray[np.float64]
 
 _LEAST_DYNAMIC_SHARE = 0.05
+_SHARPNESS = 12.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,16 +74,39 @@ class PowerLaw:
 
 
 POWER_LAW = PowerLaw(
-    idle_share=0.19,
-    full_share=0.77,
-    activity_factor=4.2,
-    activity_exponent=1.30,
-    slowdown_exponent=0.47,
-    compute_weight=0.61,
+    idle_share=0.183,
+    full_share=0.796,
+    activity_factor=4.19,
+    activity_exponent=1.27,
+    slowdown_exponent=0.463,
+    compute_weight=0.483,
     log_width=0.45,
     source="zeus_epoch_time_power, 1,308 epochs on four GPUs, 2026-11-21",
 )
 """Mean of the laws of four GPUs; the width is that of a GPU that took no part."""
+
+
+def _own(
+    idle: float, full: float, factor: float, exponent: float, slowdown: float, log_width: float
+) -> PowerLaw:
+    return replace(
+        POWER_LAW,
+        idle_share=idle,
+        full_share=full,
+        activity_factor=factor,
+        activity_exponent=exponent,
+        slowdown_exponent=slowdown,
+        log_width=log_width,
+    )
+
+
+POWER_LAWS: Mapping[str, PowerLaw] = {
+    "a40": _own(0.266, 0.787, 3.49, 1.27, 0.618, 0.19),
+    "p100-pcie-16gb": _own(0.095, 0.657, 5.84, 1.01, 0.331, 0.41),
+    "quadro-rtx-6000": _own(0.246, 0.888, 3.91, 1.54, 0.395, 0.26),
+    "v100-pcie-16gb": _own(0.124, 0.854, 3.52, 1.26, 0.508, 0.21),
+}
+"""Laws of the GPUs that were measured; widths are those of their networks and limits that took no part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +137,9 @@ def demand_share(activity: Floats, law: PowerLaw = POWER_LAW) -> Floats:
 
 
 def limited_share(demand: Floats, limit_share: Floats | float) -> Floats:
-    """Power under a limit, both as shares of the limit as shipped."""
-    return np.asarray(np.minimum(demand, limit_share), dtype=np.float64)
+    """Mean power under a limit, both as shares of the limit as shipped."""
+    parts = np.asarray(demand, dtype=np.float64) ** -_SHARPNESS + np.asarray(limit_share) ** -_SHARPNESS
+    return np.asarray(parts ** (-1 / _SHARPNESS), dtype=np.float64)
 
 
 def power_slowdown(
@@ -126,10 +155,15 @@ def power_slowdown(
     """
     demand = np.asarray(demand, dtype=np.float64)
     dynamic = np.maximum(demand - law.idle_share, 1e-9)
-    left = np.maximum(limited_share(demand, limit_share) - law.idle_share, _LEAST_DYNAMIC_SHARE * dynamic)
+    left = np.maximum(np.minimum(demand, limit_share) - law.idle_share, _LEAST_DYNAMIC_SHARE * dynamic)
     exponent = law.slowdown_exponent * (1 + law.compute_weight * (compute_fraction - 0.5))
     factor: Floats = np.where(demand > limit_share, np.maximum(1.0, (left / dynamic) ** -exponent), 1.0)
     return factor
+
+
+def power_law_of(device: Device) -> PowerLaw:
+    """The constants of a device: its own where it was measured, else the mean of those that were."""
+    return POWER_LAWS.get(device.name, POWER_LAW)
 
 
 def check_power_limit_w(limit_w: float, device: Device) -> float:
@@ -152,7 +186,7 @@ def device_power(
     activity: Floats,
     compute_fraction: Floats,
     limit_w: float | None = None,
-    law: PowerLaw = POWER_LAW,
+    law: PowerLaw | None = None,
 ) -> Power | None:
     """Average power of a device at work; None where no power figures stand behind the model.
 
@@ -161,8 +195,9 @@ def device_power(
         activity: Ideal time of the work over the time it takes without a limit.
         compute_fraction: Share of arithmetic in the ideal time.
         limit_w: Power limit that is set, None for that of the board [W].
-        law: Constants.
+        law: Constants; those of the device if None.
     """
+    law = law or power_law_of(device)
     if device.kind is not DeviceKind.GPU or device.power_limit_w <= 0:
         return None
     limit = 1.0 if limit_w is None else check_power_limit_w(limit_w, device) / device.power_limit_w

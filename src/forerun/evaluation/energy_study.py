@@ -1,7 +1,7 @@
 """Energy of epochs under power limits, with the network and the limit, and with the GPU as well, held out.
 
 The time of the epoch at the board's largest limit is given, as it is to the baseline; the study predicts power and
-the slowdown under the limit. Constants of the law: one idle, one full share and one exponent per GPU, the rest shared.
+the slowdown under the limit. Constants of the law are of a GPU each, taken to be alike, but for one.
 """
 
 from __future__ import annotations
@@ -19,19 +19,22 @@ from forerun.evaluation.energy_table import EnergyRows
 from forerun.evaluation.markdown import error_cells, markdown_table
 from forerun.regressors.evaluation import errors
 
-__all__ = ["EnergyResult", "energy_section", "energy_study", "fit_power_laws"]
+__all__ = ["ENERGY_STUDY_VERSION", "EnergyResult", "energy_section", "energy_study", "fit_power_laws"]
+
+ENERGY_STUDY_VERSION = 2
+"""Raised whenever the study changes what it computes; kept results of other versions are not used."""
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
-_PER_GPU = ("idle_share", "full_share", "slowdown_exponent")
-_SHARED = ("activity_factor", "activity_exponent", "compute_weight")
+_PER_GPU = ("idle_share", "full_share", "slowdown_exponent", "activity_factor", "activity_exponent")
+_SHARED = ("compute_weight",)
 _LOW = {"idle_share": 0.02, "full_share": 0.4, "slowdown_exponent": 0.05, "activity_factor": 0.5}
 _LOW |= {"activity_exponent": 0.5, "compute_weight": -2.0}
 _HIGH = {"idle_share": 0.39, "full_share": 1.1, "slowdown_exponent": 1.5, "activity_factor": 30.0}
 _HIGH |= {"activity_exponent": 3.0, "compute_weight": 2.0}
-_LIKENESS = {"idle_share": 1.0, "slowdown_exponent": 0.3}
-"""How much GPUs are taken to be alike: weights of their differences from the mean."""
+_LIKENESS = {"idle_share": 0.2, "slowdown_exponent": 0.15, "activity_factor": 1.0, "activity_exponent": 1.3}
+"""How much GPUs are taken to be alike: weights of the differences of their logarithms from the mean."""
 
 _OUTLIER = 0.1
 
@@ -41,7 +44,7 @@ class EnergyResult:
     """Energies of epochs, each predicted by a law that has seen neither its network nor its limit [J].
 
     Attributes:
-        network: Network of each row.
+        gpu, network: GPU and network of each row.
         measured_j: Measured energy.
         known_gpu_j: Predicted, with other networks and limits of the same GPU in the fit.
         new_gpu_j: Predicted, with no row of the GPU in the fit.
@@ -50,6 +53,7 @@ class EnergyResult:
         laws: Constants fitted to all rows, by GPU.
     """
 
+    gpu: npt.NDArray[np.str_]
     network: npt.NDArray[np.str_]
     measured_j: Floats
     known_gpu_j: Floats
@@ -74,6 +78,7 @@ def energy_study(rows: EnergyRows) -> EnergyResult:
             laws = fit_power_laws(rows, (rows.network != network) & (rows.gpu != gpu))
             _predict_into(new, rows, tested, {str(gpu): mean_law(list(laws.values()))})
     return EnergyResult(
+        gpu=rows.gpu,
         network=rows.network,
         measured_j=rows.power_w * rows.time_s,
         known_gpu_j=known,
@@ -131,7 +136,7 @@ def fit_power_laws(rows: EnergyRows, fitted: Bools) -> dict[str, PowerLaw]:
         parts = [_residuals(rows, chosen[index], law) for index, law in enumerate(laws(values))]
         own = values[: -len(_SHARED)].reshape(len(_PER_GPU), len(gpus))
         for name, weight in _LIKENESS.items():
-            part = own[_PER_GPU.index(name)]
+            part = np.log(own[_PER_GPU.index(name)])
             parts.append(weight * (part - part.mean()))
         return np.concatenate([*parts, [0.5 * values[-1]]])
 
@@ -157,19 +162,26 @@ def energy_section(result: EnergyResult) -> str:
         "set limit x time": result.limit_time_j,
     }
     table = [(name, *error_cells(errors(energy, result.measured_j))) for name, energy in predictors.items()]
-    by_network = []
-    for name in np.unique(result.network).tolist():
-        own = result.network == name
-        found = errors(result.known_gpu_j[own], result.measured_j[own])
-        by_network.append((name, *error_cells(found)))
     return (
         "## Energy under power limits\n\n`zeus_epoch_time_power`: epochs of four networks on A40, P100, Quadro RTX "
         "6000 and V100 under power limits from 100 W. Given is the time of the epoch at the largest limit; power and "
         "the slowdown under the limit are predicted. The baselines are given the measured time under the limit "
         "itself. Left out is the speech network, whose samples have no one length.\n\n"
         + markdown_table(("predictor", "rows", "MAPE", "median", "p90"), table)
-        + "\nBy network, network and power limit held out:\n\n"
-        + markdown_table(("network", "rows", "MAPE", "median", "p90"), by_network)
+        + "\nBy network and by GPU, network and power limit held out:\n\n"
+        + markdown_table(
+            ("rows of", "rows", "MAPE", "median", "p90"),
+            [*_groups(result, result.network), *_groups(result, result.gpu)],
+        )
         + "\nWhere we lose: limits near the board's least (100 W of 260 or 300 W), where the clock falls faster than "
-        "the law, and the P100 with networks that keep it little busy.\n"
+        "the law, and the P100 with networks that keep it little busy: its power rises with the least work, as that "
+        "of no other of the four, which only the network that is held out shows.\n"
     )
+
+
+def _groups(result: EnergyResult, names: npt.NDArray[np.str_]) -> list[tuple[str, ...]]:
+    found = []
+    for name in np.unique(names).tolist():
+        own = names == name
+        found.append((name, *error_cells(errors(result.known_gpu_j[own], result.measured_j[own]))))
+    return found

@@ -32,7 +32,12 @@ from forerun.evaluation.choice_study import (
 )
 from forerun.evaluation.composition_study import published_compositions
 from forerun.evaluation.corpus import Measured, print_progress
-from forerun.evaluation.energy_study import EnergyResult, energy_section, energy_study
+from forerun.evaluation.energy_study import (
+    ENERGY_STUDY_VERSION,
+    EnergyResult,
+    energy_section,
+    energy_study,
+)
 from forerun.evaluation.energy_table import energy_rows
 from forerun.evaluation.forecast_section import ForecastFigures
 from forerun.evaluation.forecast_study import FORECAST_STUDY_VERSION, forecast_study
@@ -155,7 +160,7 @@ def run_reference(quick: bool = False) -> AccuracyPage:
         stack=_kept("software stack", quick, lambda: stack_markdown(stack_study(folder))),
         choices=_choices(folder, steps, devices, quick),
         tuning=tuning_section(),
-        energy=energy_section(_kept("energy", quick, lambda: _energy(folder))),
+        energy=energy_section(_kept(f"energy {ENERGY_STUDY_VERSION}", quick, lambda: _energy(folder))),
     )
 
 

@@ -56,11 +56,20 @@ def matching_devices(name: str) -> tuple[Device, ...]:
     words = frozenset(name_tokens(name))
     if not words:
         return ()
-    return tuple(device for device in load_catalog().values() if _has_words(device, words))
+    return tuple(
+        device
+        for device, spellings in zip(load_catalog().values(), _words_of_names(), strict=True)
+        if any(words <= spelling for spelling in spellings)
+    )
 
 
-def _has_words(device: Device, words: frozenset[str]) -> bool:
-    return any(words <= set(name_tokens(spelling)) for spelling in (device.name, *device.aliases))
+@cache
+def _words_of_names() -> tuple[tuple[frozenset[str], ...], ...]:
+    """The words of every spelling of every device, in the order of the catalogue."""
+    return tuple(
+        tuple(frozenset(name_tokens(spelling)) for spelling in (device.name, *device.aliases))
+        for device in load_catalog().values()
+    )
 
 
 def find_device(name: str) -> Device:
