@@ -62,10 +62,12 @@ def test_an_unknown_framework_and_one_that_is_not_installed():
     with pytest.raises(InvalidSetupError, match="expected framework pytorch or keras, got 'caffe'"):
         software_version("caffe")
     try:
-        metadata.version("keras")
+        version = metadata.version("keras")
     except metadata.PackageNotFoundError:
         with pytest.raises(MeasurementError, match="pip install keras"):
             software_version("keras")
+    else:
+        assert software_version("keras").split(", ")[0] == version
 
 
 @pytest.mark.parametrize(

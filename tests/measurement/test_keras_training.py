@@ -11,7 +11,7 @@ import pytest
 import forerun
 from forerun.errors import InvalidSetupError
 from forerun.measurement.grid import Grid, grid_jobs
-from forerun.measurement.keras_runner import KERAS_OPTIMIZERS
+from forerun.measurement.tensorflow_device import KERAS_OPTIMIZERS
 from forerun.records.measurement import JobKind
 from forerun.records.step_view import as_step_record
 from forerun.records.store import RecordStore

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from forerun.measurement.protocol import Protocol
-from forerun.measurement.timing import time_repetitions
+from forerun.measurement.timing import Repetitions, time_repetitions
 
 
 class Machine:
@@ -120,3 +120,29 @@ def test_both_ends_of_the_timed_repetitions_are_told():
     )
     assert seen[1] - seen[0] == pytest.approx(sum(timed.repetitions_s))
     assert seen[0] == pytest.approx(100.0 + sum(timed.warm_up_s))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_repetitions": 4, "window": 3, "max_seconds": 100},
+        {"num_repetitions": 50, "window": 3, "max_seconds": 12},
+        {"num_repetitions": 3, "min_warm_up": 1, "max_warm_up": 2, "window": 3, "max_seconds": 100},
+    ],
+)
+def test_a_loop_that_is_not_ours_is_timed_by_the_same_rules(settings):
+    def duration_s(i):
+        return 1.0 + (2.0 if i == 0 else 0.0001 * (i % 2))
+
+    expected = timed_on(Machine(duration_s), **settings)
+    machine = Machine(duration_s)
+    taken = Repetitions(Protocol(**settings), clock=machine.clock)
+    is_done = False
+    while not is_done:
+        time_s = duration_s(machine.num_steps)
+        machine.step()
+        machine.synchronise()
+        is_done = taken.add(time_s)
+    assert taken.warm_up_s == pytest.approx(expected.warm_up_s)
+    assert taken.repetitions_s == pytest.approx(expected.repetitions_s)
+    assert taken.is_stationary == expected.is_stationary

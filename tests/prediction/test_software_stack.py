@@ -42,8 +42,8 @@ def test_pytorch_and_processors_have_no_such_effect(graph):
     assert stack_of(graph, gpu, WEIGHTS) is None
     assert stack_of(of_keras(graph), cpu, WEIGHTS) is None
     assert stack_of(of_keras(graph), gpu, WEIGHTS) is KERAS_ON_TENSORFLOW
-    provenance = {**WEIGHTS.provenance, "calibrated_device": "t4"}
-    assert stack_of(of_keras(graph), gpu, replace(WEIGHTS, provenance=provenance)) is None
+    provenance = {**WEIGHTS.provenance, "calibrated_device": "t4", "framework": "pytorch 2.15"}
+    assert stack_of(of_keras(graph), gpu, replace(WEIGHTS, provenance=provenance)) is KERAS_ON_TENSORFLOW
 
 
 def test_an_estimate_names_its_stack_and_says_where_there_is_no_measurement(graph):

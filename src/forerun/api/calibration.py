@@ -2,40 +2,31 @@
 
 from __future__ import annotations
 
-import datetime
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import cycle, islice
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from forerun.api.calibration_session import loop_cost_s, measure_for_calibration
 from forerun.costs.calibration_files import calibration_path
 from forerun.costs.op_weights import load_weights, save_weights, shipped_weights_path
-from forerun.errors import InvalidSetupError, RecordError, UsageError
+from forerun.errors import InvalidSetupError, MissingExtraError, RecordError, UsageError
 from forerun.evaluation.device_calibration import CalibrationResult
 from forerun.hardware import find_device
-from forerun.hardware.device import Device, DeviceKind
+from forerun.hardware.device import Device
 from forerun.hardware.this_device import device_at
+from forerun.measurement.calibration_jobs import LOOP_MODEL
 from forerun.measurement.device_index import gpu_index
-from forerun.measurement.jobs import Job
 from forerun.measurement.progress import Event
-from forerun.measurement.protocol import Protocol
 from forerun.records.measurement import Measurement, Outcome
 from forerun.records.store import RecordStore
 
 __all__ = ["Calibration", "LeftOutModel", "calibrate"]
 
-_LAYER_SHARE = 0.5
-_JOBS_PER_ROUND = 6
-_LAYER_PROTOCOL = Protocol(
-    min_warm_up=2, max_warm_up=12, window=3, num_repetitions=7, max_seconds=0.8, timeout_s=60, anchor_every=0
-)
-_MODEL_PROTOCOL = Protocol(
-    min_warm_up=2, max_warm_up=8, window=3, num_repetitions=7, max_seconds=5.0, timeout_s=120, anchor_every=0
-)
 _FIT_SHARE = 0.25
 """Of the minutes, for tracing and fitting."""
 
@@ -58,16 +49,19 @@ class Calibration:
 
     Attributes:
         device: Title of the device.
+        framework: ``pytorch`` or ``keras``, whose models it is for.
         file: Where the calibration was written.
         records: Where the measurements are.
         method: ``refined`` (from layers and models) or ``offset`` (from a few steps).
         num_layers, num_models: Measurements it rests on.
         models: The whole models, left out in turn.
         duration_s: Time it took [s].
+        step_cost_s: What a step of the training loop takes beside its operations; of Keras' ``fit`` [s].
         notes: What could not be used, and why.
     """
 
     device: str
+    framework: str
     file: str
     records: str
     method: str
@@ -75,6 +69,7 @@ class Calibration:
     num_models: int
     models: tuple[LeftOutModel, ...]
     duration_s: float
+    step_cost_s: float = 0.0
     notes: tuple[str, ...] = ()
 
     @property
@@ -103,6 +98,7 @@ def calibrate(
     *,
     minutes: float = 3.0,
     precision: str = "fp32",
+    framework: str = "pytorch",
     records: str | Path | None = None,
     from_records: str | Path | None = None,
     out: str | Path | None = None,
@@ -115,6 +111,7 @@ def calibrate(
         device: ``cpu`` or ``cuda:N``; with ``from_records``, the name of the device they were measured on.
         minutes: Time to take, measuring and fitting together, 0.5 or more.
         precision: Precision of what is measured.
+        framework: ``pytorch``, or ``keras`` on TensorFlow; each has a calibration of its own.
         records: Store that keeps the measurements; the default store if None.
         from_records: A store or file of measurements to fit instead of measuring.
         out: File of the calibration; if None, where ``predict --on here`` finds it.
@@ -128,17 +125,20 @@ def calibrate(
     """
     if not minutes >= 0.5:
         raise InvalidSetupError(f"a calibration needs half a minute or more, got {minutes} minutes")
+    _check_framework(framework)
     began_s = time.monotonic()
     if from_records is not None:
         found = find_device(device)
-        measured, name = _recorded(from_records, found), str(from_records)
+        measured, name = _recorded(from_records, found, framework), str(from_records)
     else:
         found = device_at(gpu_index(device))
         deadline_s = began_s + 60.0 * minutes * (1 - _FIT_SHARE)
-        measured, name = _measured(device, found, precision, records, deadline_s, on_event)
+        measured, name = measure_for_calibration(
+            device, found, precision, framework, records, deadline_s, on_event
+        )
     report(f"fitting {len(measured)} measurements")
     result, notes = _fitted(measured, found, report)
-    path = Path(out) if out is not None else calibration_path(found)
+    path = Path(out) if out is not None else calibration_path(found, framework)
     try:
         save_weights(result.weights, path)
     except OSError as error:
@@ -147,6 +147,7 @@ def calibrate(
         ) from error
     return Calibration(
         device=found.title,
+        framework=framework,
         file=str(path),
         records=name,
         method=result.method,
@@ -154,17 +155,26 @@ def calibrate(
         num_models=result.num_models,
         models=_left_out(result),
         duration_s=time.monotonic() - began_s,
+        step_cost_s=result.weights.step_cost_s,
         notes=tuple(notes),
     )
 
 
-def _recorded(source: str | Path, device: Device) -> list[Measurement]:
+def _check_framework(framework: str) -> None:
+    if framework not in ("pytorch", "keras"):
+        raise InvalidSetupError(f"expected framework pytorch or keras, got '{framework}'")
+    if framework == "keras" and (find_spec("keras") is None or find_spec("tensorflow") is None):
+        raise MissingExtraError("a calibration with Keras", "keras")
+
+
+def _recorded(source: str | Path, device: Device, framework: str) -> list[Measurement]:
     from forerun.records.store import is_store
     from forerun.records.store_files import import_measurements
 
     def of_device(measurements: Iterable[Measurement]) -> list[Measurement]:
         wanted = {device.name, device.title}
-        return [m for m in measurements if wanted & {m.circumstances.device, m.circumstances.device_title}]
+        own = (m for m in measurements if m.circumstances.framework == framework)
+        return [m for m in own if wanted & {m.circumstances.device, m.circumstances.device_title}]
 
     if is_store(source):
         with RecordStore.open(source, create=False) as store:
@@ -173,64 +183,10 @@ def _recorded(source: str | Path, device: Device) -> list[Measurement]:
         found = of_device(import_measurements(source))
     if not found:
         raise RecordError(
-            f"{source}: expected measurements on {device.title} ({device.name}), found none; "
-            "name the device they were measured on"
+            f"{source}: expected measurements of {framework} on {device.title} ({device.name}), found none; "
+            "name the device and the framework they were measured on"
         )
     return found
-
-
-def _measured(
-    device_index: str,
-    device: Device,
-    precision: str,
-    records: str | Path | None,
-    deadline_s: float,
-    on_event: Callable[[Event], None] | None,
-) -> tuple[list[Measurement], str]:
-    from forerun.measurement.calibration_jobs import calibration_layers, calibration_models
-    from forerun.measurement.device_lock import lock_device
-
-    is_gpu = device.kind is DeviceKind.GPU
-    layers = calibration_layers(400, is_gpu=is_gpu, precision=precision)
-    models = calibration_models(is_gpu=is_gpu, precision=precision)
-    occasion = f"calibration {datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds')}"
-    middle_s = time.monotonic() + _LAYER_SHARE * (deadline_s - time.monotonic())
-    with RecordStore.open(records) as store, lock_device(device_index):
-        rounds = ((layers, _LAYER_PROTOCOL, middle_s), (models, _MODEL_PROTOCOL, deadline_s))
-        for jobs, protocol, until_s in rounds:
-            _measure_until(jobs, store, device_index, protocol, occasion, until_s, on_event)
-        measured = list(store.measurements(occasion=occasion, outcome=Outcome.DONE))
-        return measured, store.name
-
-
-def _measure_until(
-    jobs: Sequence[Job],
-    store: RecordStore,
-    device_index: str,
-    protocol: Protocol,
-    occasion: str,
-    until_s: float,
-    on_event: Callable[[Event], None] | None,
-) -> None:
-    """Measures jobs in their order until the time is up; at least one round."""
-    from forerun.measurement.session import run_jobs
-
-    waiting = iter(jobs)
-    for size in cycle([_JOBS_PER_ROUND if protocol is _LAYER_PROTOCOL else 1]):
-        chunk = list(islice(waiting, size))
-        if not chunk:
-            return
-        run_jobs(
-            chunk,
-            store,
-            device_index=device_index,
-            protocol=protocol,
-            occasion=occasion,
-            anchor=None,
-            on_event=on_event,
-        )
-        if time.monotonic() >= until_s:
-            return
 
 
 def _fitted(
@@ -244,8 +200,10 @@ def _fitted(
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the products are small: threads would wait for each other
     try:
-        samples, reasons = device_samples(measured, device)
-        return fit(samples, device, load_weights(shipped_weights_path()), report), reasons
+        loop_s = loop_cost_s(measured)
+        rest = [m for m in measured if m.subject != LOOP_MODEL]
+        samples, reasons = device_samples(rest, device, loop_s=loop_s)
+        return fit(samples, device, load_weights(shipped_weights_path()), report, loop_s=loop_s), reasons
     finally:
         torch.set_num_threads(num_threads)
 

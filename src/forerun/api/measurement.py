@@ -13,13 +13,16 @@ from forerun.measurement.data_parallel_runner import check_strategy
 from forerun.measurement.datasets import check_dataset
 from forerun.measurement.grid import Grid, grid_jobs, spread_order
 from forerun.measurement.jobs import Job
-from forerun.measurement.keras_runner import KERAS_OPTIMIZERS
+from forerun.measurement.keras_parameter_server import check_servers
+from forerun.measurement.keras_server_runner import SERVER_STRATEGY
 from forerun.measurement.layer_design import LayerDesign, design_layers
 from forerun.measurement.progress import Event
 from forerun.measurement.protocol import Protocol
+from forerun.measurement.tensorflow_device import KERAS_OPTIMIZERS
 from forerun.records.measurement import JobKind, Scalar
 from forerun.records.model_names import subject_family
-from forerun.tracing.keras_networks import KERAS_FAMILIES
+from forerun.tracing.keras_networks import KERAS_FAMILIES, check_keras_name
+from forerun.tracing.keras_source import is_keras, own_layout
 from forerun.tracing.trace import ModelRequest, trace
 from forerun.workload.setup import Phase
 
@@ -65,18 +68,27 @@ def measure_grid(
 
 
 def _check_keras(grid: Grid, ray: str | None) -> None:
-    if find_spec("keras") is None or find_spec("tensorflow") is None:
-        raise MissingExtraError("measuring with Keras", "keras")
-    if ray is not None:
-        raise InvalidSetupError("grids of Keras run on this machine only; leave --ray out")
+    _check_tensorflow(ray)
     if grid.network not in KERAS_FAMILIES:
         raise InvalidSetupError(
             f"expected one of the networks {', '.join(KERAS_FAMILIES)} for Keras, got {grid.network!r}"
         )
-    if grid.optimizer not in KERAS_OPTIMIZERS:
-        raise InvalidSetupError(
-            f"expected an optimizer of {', '.join(KERAS_OPTIMIZERS)} for Keras, got {grid.optimizer!r}"
-        )
+    _check_optimizers([grid.optimizer])
+
+
+def _check_tensorflow(ray: str | None) -> None:
+    if find_spec("keras") is None or find_spec("tensorflow") is None:
+        raise MissingExtraError("measuring with Keras", "keras")
+    if ray is not None:
+        raise InvalidSetupError("Keras is measured on this machine only; leave --ray out")
+
+
+def _check_optimizers(optimizers: Sequence[str]) -> None:
+    for name in optimizers:
+        if name not in KERAS_OPTIMIZERS and name != "none":
+            raise InvalidSetupError(
+                f"expected an optimizer of {', '.join(KERAS_OPTIMIZERS)} for Keras, got {name!r}"
+            )
 
 
 def measure_layers(
@@ -90,8 +102,12 @@ def measure_layers(
     on_event: Callable[[Event], None] | None = None,
 ) -> MeasurementRun:
     """Measures single layers whose sizes fill the space evenly; arguments as in ``measure_grid``."""
-    jobs = design_layers(design or LayerDesign())
-    return measure_jobs(jobs, device, records, occasion, protocol, ray, on_event)
+    design = design or LayerDesign()
+    if design.framework == "keras":
+        _check_tensorflow(ray)
+        _check_optimizers(design.optimizers)
+    jobs = design_layers(design)
+    return measure_jobs(jobs, device, records, occasion, protocol, ray, on_event, design.framework)
 
 
 def measure_model(
@@ -99,15 +115,18 @@ def measure_model(
     *,
     batch_sizes: Sequence[int] = (32,),
     precisions: Sequence[str] = ("fp32",),
-    layouts: Sequence[str] = ("nchw",),
+    layouts: Sequence[str] | None = None,
     compiles: Sequence[bool] = (False,),
-    optimizer: str = "sgd",
+    optimizer: str | None = None,
     phase: str = "train",
     image_size: int | None = None,
     input_shape: Sequence[int] | None = None,
     sequence_length: int | None = None,
     num_devices: int = 1,
     strategy: str = "ddp",
+    framework: str | None = None,
+    num_servers: int = 0,
+    num_workers: int = 2,
     device: str = "cpu",
     records: str | Path | None = None,
     occasion: str = "",
@@ -121,9 +140,9 @@ def measure_model(
         model: The model as ``predict`` names it.
         batch_sizes: Samples of a step; of these four, all combinations are measured.
         precisions: fp32, tf32, amp, amp-bf16, bf16 or fp16.
-        layouts: nchw or nhwc.
+        layouts: nchw or nhwc; the framework's own if None.
         compiles: Whether the step runs under torch.compile.
-        optimizer: sgd, adam, adamw, ... or none.
+        optimizer: sgd, adam, adamw, ... or none; sgd if None, and sgd-plain under parameter servers.
         phase: train, forward or inference.
         image_size: Height and width of square images [pixels].
         input_shape: Shape of one sample.
@@ -131,6 +150,10 @@ def measure_model(
         num_devices: Devices that share the work, each with the batch size; on a processor, processes that share its
             cores.
         strategy: How they share it: ddp.
+        framework: pytorch or keras; what the model is of if None. A name that is not one of Keras is then one of its
+            families, so that ``mnist-cnn`` with keras is ``keras:mnist-cnn``.
+        num_servers: With Keras, parameter servers, in local processes; 0 for training in one process.
+        num_workers: Workers under parameter servers, each with the batch size.
         device: ``cpu`` or ``cuda:N``.
         records: Store of the records; the default store if None.
         occasion: Label of the session.
@@ -138,6 +161,15 @@ def measure_model(
         ray: Address of a Ray cluster that runs the jobs.
         on_event: Told of every job.
     """
+    model, framework = _named_for(model, framework)
+    if framework == "keras":
+        _check_tensorflow(ray)
+        _check_keras_steps(num_devices, phase, num_servers)
+    elif num_servers:
+        raise InvalidSetupError(
+            "parameter servers are those of TensorFlow; name a Keras model, or --framework keras"
+        )
+    optimizer = optimizer or ("sgd-plain" if num_servers else "sgd")
     shared: dict[str, Scalar] = {
         "optimizer": optimizer if phase == Phase.TRAIN else "none",
         "phase": phase,
@@ -146,7 +178,11 @@ def measure_model(
         "sequence_length": sequence_length,
     }
     kind = JobKind.STEP
-    if num_devices != 1:
+    if num_servers:
+        check_servers(num_workers, num_servers, phase, optimizer, device)
+        kind = JobKind.DATA_PARALLEL
+        shared |= {"strategy": SERVER_STRATEGY, "num_workers": num_workers, "num_servers": num_servers}
+    elif num_devices != 1:
         check_strategy(strategy, num_devices, phase)
         kind = JobKind.DATA_PARALLEL
         shared |= {"num_devices": num_devices, "strategy": strategy}
@@ -159,7 +195,7 @@ def measure_model(
             family=subject_family(model),
             parameters={**shared, **dict(zip(axes, row, strict=True))},
         )
-        for row in product(batch_sizes, precisions, layouts, compiles)
+        for row in product(batch_sizes, precisions, layouts or (str(own_layout(model)),), compiles)
     ]
     if not jobs:
         raise InvalidSetupError(
@@ -167,7 +203,31 @@ def measure_model(
         )
     for job in jobs:
         _check_model(job)
-    return measure_jobs(spread_order(jobs), device, records, occasion, protocol, ray, on_event)
+    return measure_jobs(spread_order(jobs), device, records, occasion, protocol, ray, on_event, framework)
+
+
+def _named_for(model: str, framework: str | None) -> tuple[str, str]:
+    """The model as it is named for a framework, and that framework."""
+    found = "keras" if is_keras(model) else "pytorch"
+    if framework in (None, found):
+        return model, found
+    if framework != "keras":
+        raise InvalidSetupError(
+            f"expected framework keras for {model}, or pytorch for a model of PyTorch, got {framework!r}"
+        )
+    return (model if ".py:" in model else f"keras:{model}"), framework
+
+
+def _check_keras_steps(num_devices: int, phase: str, num_servers: int) -> None:
+    if num_devices != 1:
+        raise InvalidSetupError(
+            f"expected one device for steps of Keras, got {num_devices}; replicas of a MirroredStrategy are measured "
+            "by: forerun measure grid --framework keras --replicas N"
+        )
+    if num_servers < 0:
+        raise InvalidSetupError(f"expected parameter servers of 0 or more, got {num_servers}")
+    if phase != Phase.TRAIN:
+        raise InvalidSetupError(f"steps of Keras are measured in training only, got phase {phase}")
 
 
 def measure_link(
@@ -205,7 +265,13 @@ def _check_model(job: Job) -> None:
     """Lets an unknown model or an impossible setup fail here, with one message, instead of in every child."""
     from forerun.measurement.job_parameters import input_options_of, setup_of
 
+    setup = setup_of(job.parameters)
+    if is_keras(job.subject):
+        # Tracing would build the network in a process of its own, which takes longer than most jobs.
+        check_keras_name(job.subject)
+        _check_optimizers([setup.optimizer])
+        return
     try:
-        trace(ModelRequest(model=job.subject, **input_options_of(job.parameters)), setup_of(job.parameters))
+        trace(ModelRequest(model=job.subject, **input_options_of(job.parameters)), setup)
     except TraceError:
         return  # what cannot be traced may still run

@@ -112,12 +112,17 @@ def _here(
         store,
         device_index=device,
         circumstances=around,
-        expected_s=_Expectation(name, shared["protocol"]),
+        expected_s=_Expectation(name, shared["protocol"]) if _is_foreseeable(jobs, framework) else None,
         **shared,
     )
     wanted = {key_of(job, around) for job in jobs}
     kept = store.measurements(occasion=shared["occasion"])
     return report, [m for m in kept if m.key in wanted]  # read again: anchors may have marked some of them
+
+
+def _is_foreseeable(jobs: Sequence[Job], framework: str) -> bool:
+    """Whether a prediction of the jobs takes less time than it tells: models of Keras are traced in a process each."""
+    return framework != "keras" or all(job.kind is JobKind.LAYER for job in jobs)
 
 
 def _on_ray(

@@ -30,6 +30,7 @@ from forerun.planner.scaling import DataParallelScaling
 from forerun.planner.space import check_count, expand_models, parse_batch_sizes
 from forerun.prediction.job import DATASETS, Dataset, Job, find_dataset
 from forerun.prediction.step import PreparedModel, prepare
+from forerun.tracing.keras_source import own_stack
 from forerun.tracing.trace import ModelRequest, trace
 from forerun.workload.setup import Layout, Precision, TrainingSetup, choice
 
@@ -148,7 +149,9 @@ def plan(
     configurations = _configurations(specs, precisions, layouts, image_sizes)
     check_count(len(configurations) * len(options) * len(sizes))
     setup = TrainingSetup(compile=compile, optimizer=optimizer.lower())
-    source = _Source(sequence_length=sequence_length, use_cache=use_cache)
+    source = _Source(
+        sequence_length=sequence_length, use_cache=use_cache, stacks=frozenset(map(own_stack, specs))
+    )
     job, notes = _job(
         source,
         configurations[0],
@@ -210,6 +213,7 @@ class _Source:
 
     sequence_length: int | None
     use_cache: bool
+    stacks: frozenset[str]
     _own: dict[tuple[ModelRequest, TrainingSetup], PreparedModel] = field(default_factory=dict)
 
     def prepared(self, configuration: Configuration, setup: TrainingSetup) -> PreparedModel:
@@ -238,7 +242,11 @@ class _Source:
         return self._own[key]
 
     def weights(self, option: DeviceOption) -> OpTimeWeights:
-        own = find_calibration(option.device) if option.name == "here" else None
+        own = None
+        if (
+            option.name == "here" and len(self.stacks) == 1
+        ):  # no calibration is good for models of both frameworks
+            own = find_calibration(option.device, *self.stacks)
         return own or load_weights(shipped_weights_path())
 
 

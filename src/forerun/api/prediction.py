@@ -13,10 +13,10 @@ import numpy.typing as npt
 
 from forerun.api.clusters import ClusterRequest, estimate_of_cluster
 from forerun.api.models import is_fixed, prepared_model
-from forerun.costs.calibration_files import find_calibration, load_calibration
+from forerun.costs.calibration_files import calibration_path, find_calibration, load_calibration
 from forerun.costs.memory_constants import visible_memory
 from forerun.costs.memory_stream import live_peak_bytes
-from forerun.costs.op_weights import OpTimeWeights, load_weights, shipped_weights_path
+from forerun.costs.op_weights import DEFAULT_STACK, OpTimeWeights, load_weights, shipped_weights_path
 from forerun.errors import InvalidSetupError
 from forerun.hardware import find_device
 from forerun.hardware.device import Device
@@ -24,8 +24,9 @@ from forerun.prediction.estimate import Estimate
 from forerun.prediction.grid import predict_grid
 from forerun.prediction.job import Job, find_dataset
 from forerun.prediction.predictor import Question, estimate, memory_constants_of
+from forerun.prediction.software_stack import stack_of, with_stack_times
 from forerun.prediction.step import PreparedModel, prepare
-from forerun.tracing.keras_source import own_layout
+from forerun.tracing.keras_source import own_layout, own_stack
 from forerun.tracing.trace import ModelRequest, trace
 from forerun.workload.setup import Layout, OptimizerImplementation, Phase, Precision, TrainingSetup, choice
 
@@ -217,12 +218,30 @@ def _job(
     )
 
 
-def _weights(device: str | Device, found: Device, calibration: str | Path | None = None) -> OpTimeWeights:
-    """The calibration that is named, or that of this machine for ``here``, or else the shipped weights."""
+def _weights(
+    device: str | Device, found: Device, calibration: str | Path | None = None, stack: str = DEFAULT_STACK
+) -> OpTimeWeights:
+    """The calibration that is named, or that of this machine for ``here``, or else the shipped weights.
+
+    A calibration is taken for models of the framework it was made with only.
+    """
     if calibration is not None:
-        return load_calibration(Path(calibration), found)
-    own = find_calibration(found) if device == "here" else None
+        return load_calibration(Path(calibration), found, stack)
+    own = find_calibration(found, stack) if device == "here" else None
     return own or load_weights(shipped_weights_path())
+
+
+def _other_calibration_note(device: str | Device, question: Question, stack: str) -> tuple[str, ...]:
+    """What to tell where this machine was calibrated, but with another framework."""
+    other = "keras" if stack == DEFAULT_STACK else DEFAULT_STACK
+    if device != "here" or question.weights.calibrated_device is not None:
+        return ()
+    if not calibration_path(question.device, other).exists():
+        return ()
+    return (
+        f"this machine has a calibration of {other}, which says little of {stack}: it was not used; make one with: "
+        f"forerun calibrate --framework {stack}",
+    )
 
 
 def _device(device: str | Device) -> Device:
@@ -320,6 +339,7 @@ def predict(
         fused_attention,
     )
     request = _request(model, image_size, input_shape, sequence_length)
+    stack = own_stack(model)
     asked = ClusterRequest(
         device=device,
         num_devices=None if num_devices is None else _whole("the number of devices", num_devices),
@@ -338,7 +358,7 @@ def predict(
         price_usd_per_hour=price_usd_per_hour,
         memory_overhead_bytes=memory_overhead_bytes,
         torch_version=torch_version,
-        weights=_weights(device, found, calibration),
+        weights=_weights(device, found, calibration, stack),
     )
     prepared = _prepared(model, request, setup, use_cache)
     validation = None
@@ -346,6 +366,7 @@ def predict(
         inference = replace(setup, phase=Phase.INFERENCE, optimizer="none")
         validation = _prepared(model, request, inference, use_cache)
     alone = estimate(prepared, validation, question)
+    alone = replace(alone, notes=(*alone.notes, *_other_calibration_note(device, question, stack)))
     if settings is None:
         return alone
     return estimate_of_cluster(alone, prepared, validation, question, cluster, settings)
@@ -381,7 +402,8 @@ def sweep(
     if not devices or not batch_sizes or not precisions:
         raise InvalidSetupError("a sweep needs at least one device, one batch size and one precision")
     found = [_device(device) for device in devices]
-    weights = [_weights(*pair, calibration) for pair in zip(devices, found, strict=True)]
+    stack = own_stack(model)
+    weights = [_weights(*pair, calibration, stack) for pair in zip(devices, found, strict=True)]
     shape = (len(found), len(precisions), len(batch_sizes))
     step, low, high, memory = (np.empty(shape) for _ in range(4))
     request = _request(model, image_size, input_shape, sequence_length)
@@ -404,8 +426,13 @@ def sweep(
             for model_weights, rows in _by_weights(weights):
                 asked = [found[row] for row in rows]
                 grids = predict_grid(prepared, asked, sizes[part], chosen[0], model_weights, torch_version)
-                for target, grid in zip((step, low, high), grids, strict=True):
-                    target[rows, j, part] = grid
+                for place, row in enumerate(rows):
+                    times = tuple(grid[place] for grid in grids)
+                    effect = stack_of(prepared.graph, found[row], model_weights)
+                    if effect is not None:
+                        times = with_stack_times(times, effect, chosen[0].phase)
+                    for target, values in zip((step, low, high), times, strict=True):
+                        target[row, j, part] = values
             memory[:, j, part] = _live_memory(prepared, found, chosen, weights[0], torch_version)
     return Sweep(
         devices=tuple(device.name for device in found),

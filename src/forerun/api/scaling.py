@@ -27,6 +27,7 @@ from forerun.prediction.scale import (
     steps_per_epoch,
     stops_paying_at,
 )
+from forerun.prediction.software_stack import stack_name
 from forerun.prediction.step import PreparedModel
 from forerun.workload.setup import TrainingSetup, choice
 
@@ -233,7 +234,11 @@ class _Curve:
             device=found,
             setup=replace(self.setup, batch_size_per_device=batch_size),
             torch_version=self.torch_version,
-            weights=_weights(self.weights_of if self.weights_of.strip().lower() == "here" else found, found),
+            weights=_weights(
+                self.weights_of if self.weights_of.strip().lower() == "here" else found,
+                found,
+                stack=stack_name(graph),
+            ),
         )
         return one_device(self.prepared, question, self.settings.bucket_bytes)
 

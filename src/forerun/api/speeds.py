@@ -27,6 +27,7 @@ from forerun.hardware.cluster import parse_link, require_link
 from forerun.prediction.job import Job
 from forerun.prediction.predictor import Question
 from forerun.prediction.scale import steps_per_epoch
+from forerun.prediction.software_stack import stack_name
 from forerun.prediction.step import PreparedModel, predict_steps
 
 __all__ = ["ServerCurve", "ServerPoint", "SpeedFit", "fit_speed", "scale_servers"]
@@ -212,7 +213,9 @@ def _first_principles(
     """The job on this hardware: compute of a worker as a line in the batch, a model update at the memory's speed."""
     found = find_device(device)
     link = require_link(parse_link(inter)[1] if inter else None, "workers and servers", "--inter")
-    question = Question(device=found, setup=setup, weights=_weights(device, found))
+    question = Question(
+        device=found, setup=setup, weights=_weights(device, found, stack=stack_name(prepared.graph))
+    )
     small = max(1, setup.batch_size_per_device // 4)
     setups = [replace(setup, batch_size_per_device=b) for b in (small, setup.batch_size_per_device)]
     if prepared.graph.only_batch_size is not None or small == setup.batch_size_per_device:

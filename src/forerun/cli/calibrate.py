@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from forerun.cli.measure_options import FrameworkOption
 from forerun.cli.options import DebugOption, JsonOption
 from forerun.cli.output import TABLE_WIDTH_IN_A_PIPE, page_width, print_json, print_page, quiet_libraries
 
@@ -25,6 +26,7 @@ def calibrate(
     ] = "cpu",
     minutes: Annotated[float, typer.Option(help="Time to take, measuring and fitting.")] = 3.0,
     precision: Annotated[str, typer.Option(metavar="NAME", help="Precision of what is measured.")] = "fp32",
+    framework: FrameworkOption = "pytorch",
     from_records: Annotated[
         str | None,
         typer.Option(
@@ -44,7 +46,7 @@ def calibrate(
 ) -> None:
     """Measure this machine for some minutes and fit the cost model to it."""
     with quiet_libraries(debug=debug):
-        found = _calibrate(device, minutes, precision, from_records, records, out)
+        found = _calibrate(device, minutes, precision, framework, from_records, records, out)
     if as_json:
         print_json(found.as_dict())
         return
@@ -57,6 +59,7 @@ def _calibrate(
     device: str,
     minutes: float,
     precision: str,
+    framework: str,
     from_records: str | None,
     records: str | None,
     out: Path | None,
@@ -68,12 +71,15 @@ def _calibrate(
         typer.echo(message, err=True)
 
     if from_records is not None:
-        return run(device, precision=precision, from_records=from_records, out=out, report=say)
+        return run(
+            device, precision=precision, framework=framework, from_records=from_records, out=out, report=say
+        )
     with progress_bar() as on_event:
         return run(
             device,
             minutes=minutes,
             precision=precision,
+            framework=framework,
             records=records,
             out=out,
             on_event=on_event,

@@ -15,6 +15,7 @@ from forerun.cli.measure_options import (
     CsvOption,
     DeviceOption,
     EpochsOption,
+    FrameworkOption,
     MaxSecondsOption,
     OccasionOption,
     RayOption,
@@ -79,9 +80,7 @@ def grid(
     ] = None,
     workers: Annotated[int, typer.Option(help="Processes that prepare batches.")] = 0,
     seed: Annotated[int, typer.Option(help="Seed of weights, order and synthetic images.")] = 0,
-    framework: Annotated[
-        str, typer.Option(metavar="NAME", help="pytorch, or keras on TensorFlow.")
-    ] = "pytorch",
+    framework: FrameworkOption = "pytorch",
     replicas: Annotated[
         int, typer.Option(help="With keras: replicas of a MirroredStrategy, each with a batch of its own.")
     ] = 1,
@@ -109,7 +108,7 @@ def grid(
         sizes=chosen_sizes,
         batch_sizes=parse_whole_numbers("batch sizes", batch_sizes),
         precisions=parse_words("precision", precision, Precision),
-        layouts=parse_words("layout", layout or ("nhwc" if framework == "keras" else "nchw"), Layout),
+        layouts=parse_words("layout", layout or _own_layout(framework), Layout),
         compiles=parse_flags(compile),
         image_size=image_size,
         optimizer=optimizer,
@@ -143,7 +142,10 @@ def layers(
         str, typer.Option(metavar="NAME,NAME", help="forward, train_step or both.")
     ] = "forward,train_step",
     precision: Annotated[str, typer.Option(metavar="NAME", help="As in predict.")] = "fp32",
-    layout: Annotated[str, typer.Option(metavar="NAME", help="nchw or nhwc.")] = "nchw",
+    layout: Annotated[
+        str | None, typer.Option(metavar="NAME", help="nchw or nhwc; nchw, and nhwc for keras.")
+    ] = None,
+    framework: FrameworkOption = "pytorch",
     max_gflop: Annotated[float, typer.Option(help="Most work of one step [10^9 FLOP].")] = 4.0,
     max_mb: Annotated[float, typer.Option(help="Most memory of one step [10^6 bytes].")] = 200.0,
     seed: Annotated[int, typer.Option(help="Another seed measures other layers.")] = 0,
@@ -170,7 +172,8 @@ def layers(
         ranges=ranges,
         modes=_words(mode),
         precision=parse_words("precision", precision, Precision)[0],
-        layout=parse_words("layout", layout, Layout)[0],
+        layout=parse_words("layout", layout or _own_layout(framework), Layout)[0],
+        framework=framework,
         max_flops=max_gflop * 1e9,
         max_bytes=max_mb * 1e6,
         seed=seed,
@@ -186,11 +189,17 @@ def model(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="The model, as in predict.")],
     batch_sizes: Annotated[str, typer.Option(metavar="32,64", help="Samples of one step.")] = "32",
     precision: Annotated[str, typer.Option(metavar="NAME,NAME", help="Precisions, as in predict.")] = "fp32",
-    layout: Annotated[str, typer.Option(metavar="NAME,NAME", help="nchw, nhwc or both.")] = "nchw",
+    layout: Annotated[
+        str | None,
+        typer.Option(metavar="NAME,NAME", help="nchw, nhwc or both; the framework's own if not given."),
+    ] = None,
     compile: Annotated[
-        str, typer.Option(metavar="no,yes", help="Without torch.compile, with it, or both.")
+        str, typer.Option(metavar="no,yes", help="Without torch.compile (in Keras XLA), with it, or both.")
     ] = "no",
-    optimizer: Annotated[str, typer.Option(metavar="NAME", help="As in predict.")] = "sgd",
+    optimizer: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="As in predict; sgd, under parameter servers sgd-plain."),
+    ] = None,
     phase: Annotated[str, typer.Option(metavar="NAME", help="train, forward or inference.")] = "train",
     image_size: Annotated[int | None, typer.Option(help="Height and width of images [pixels].")] = None,
     input_shape: Annotated[
@@ -202,6 +211,13 @@ def model(
         typer.Option(help="Devices that share the work, each with the batch size; processes on a processor."),
     ] = 1,
     strategy: Annotated[str, typer.Option(metavar="NAME", help="How several devices share it: ddp.")] = "ddp",
+    framework: Annotated[
+        str | None, typer.Option(metavar="NAME", help="pytorch or keras; what the model is of if not given.")
+    ] = None,
+    parameter_servers: Annotated[
+        int, typer.Option(help="With keras: servers of a ParameterServerStrategy, local processes.")
+    ] = 0,
+    workers: Annotated[int, typer.Option(help="Its workers, each with the batch size.")] = 2,
     device: DeviceOption = "cpu",
     records: RecordsOption = None,
     occasion: OccasionOption = "",
@@ -227,7 +243,7 @@ def model(
         model=model,
         batch_sizes=parse_whole_numbers("batch sizes", batch_sizes),
         precisions=parse_words("precision", precision, Precision),
-        layouts=parse_words("layout", layout, Layout),
+        layouts=None if layout is None else parse_words("layout", layout, Layout),
         compiles=parse_flags(compile),
         optimizer=optimizer,
         phase=parse_words("phase", phase, Phase)[0],
@@ -236,6 +252,9 @@ def model(
         sequence_length=sequence_length,
         num_devices=num_devices,
         strategy=strategy,
+        framework=framework,
+        num_servers=parameter_servers,
+        num_workers=workers,
         **session,
     )
     _tell(run, as_json, csv, _write_table)
@@ -278,6 +297,11 @@ def link(
 
 measure.command("composition")(composition)
 measure.command("loader", short_help="Measure what loading images costs.")(loader)
+
+
+def _own_layout(framework: str) -> str:
+    """The layout a framework gives images unless told otherwise."""
+    return "nhwc" if framework == "keras" else "nchw"
 
 
 def _words(text: str) -> list[str]:

@@ -15,6 +15,7 @@ __all__ = [
     "CsvOption",
     "DeviceOption",
     "EpochsOption",
+    "FrameworkOption",
     "MaxSecondsOption",
     "OccasionOption",
     "RayOption",
@@ -41,6 +42,7 @@ OccasionOption = Annotated[
     str, typer.Option(metavar="NAME", help="Name of the session: the same one resumes, a new one repeats.")
 ]
 EpochsOption = Annotated[int, typer.Option(help="Epochs of each training.")]
+FrameworkOption = Annotated[str, typer.Option(metavar="NAME", help="pytorch, or keras on TensorFlow.")]
 RepetitionsOption = Annotated[int, typer.Option(help="Timed repetitions of a step; at least 3.")]
 MaxSecondsOption = Annotated[
     float, typer.Option("--max-seconds", help="Most time of warm-up, and of repetitions, of one job [s].")

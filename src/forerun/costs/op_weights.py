@@ -16,6 +16,7 @@ from forerun.errors import CostModelError
 from forerun.regressors.op_features import DYNAMIC_FEATURES, POINT_FEATURES, STATIC_FEATURES
 
 __all__ = [
+    "DEFAULT_STACK",
     "WEIGHTS_FORMAT_VERSION",
     "NetworkWeights",
     "OpTimeWeights",
@@ -29,6 +30,7 @@ Floats32 = npt.NDArray[np.float32]
 Floats64 = npt.NDArray[np.float64]
 
 WEIGHTS_FORMAT_VERSION = 1
+DEFAULT_STACK = "pytorch"
 FEATURES = (*STATIC_FEATURES, *POINT_FEATURES, *DYNAMIC_FEATURES)
 
 
@@ -72,6 +74,18 @@ class OpTimeWeights:
         """Title of the one device these weights were calibrated on; None for weights of all devices."""
         found = self.provenance.get("calibrated_device")
         return None if found is None else str(found)
+
+    @property
+    def calibrated_stack(self) -> str | None:
+        """The framework of the calibration, ``pytorch`` or ``keras``; None for weights of all devices."""
+        if self.calibrated_device is None:
+            return None
+        return str(self.provenance.get("framework", DEFAULT_STACK)).partition(" ")[0]
+
+    @property
+    def step_cost_s(self) -> float:
+        """What a step of the calibrated training loop takes beside its operations [s]."""
+        return float(self.provenance.get("step_cost_s", 0.0))
 
     @property
     def is_refined(self) -> bool:

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["KERAS_ON_TENSORFLOW", "StackEffect", "stack_note"]
+from forerun.costs.op_weights import OpTimeWeights
+
+__all__ = ["KERAS_ON_TENSORFLOW", "StackEffect", "calibrated_effect", "stack_note"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +47,27 @@ KERAS_ON_TENSORFLOW = StackEffect(
 )
 
 
+def calibrated_effect(weights: OpTimeWeights) -> StackEffect:
+    """The effect of the stack that a calibration was made with: its operations are in the weights, its loop is not."""
+    known = weights.provenance
+    return StackEffect(
+        name="Keras on TensorFlow",
+        factor=1.0,
+        step_cost_s=weights.step_cost_s,
+        log_spread=0.0,
+        devices=tuple(known["measured_devices"]),
+        source=f"calibrated with {known['framework']} on {known['date']}, {known['num_layers']} layers and "
+        f"{known['num_models']} models",
+    )
+
+
 def stack_note(effect: StackEffect, device: str) -> str:
     """What a reader must know of a stack's effect on a device."""
+    if effect.source.startswith("calibrated"):
+        return (
+            f"software stack: {effect.source}; a step of fit costs {1e3 * effect.step_cost_s:.1f} ms beside its "
+            "operations"
+        )
     text = (
         f"software stack: for {effect.name} the time of the device is {effect.factor:.2f} of PyTorch's and a step "
         f"costs {1e3 * effect.step_cost_s:.1f} ms more ({effect.source})"

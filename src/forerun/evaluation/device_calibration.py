@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -25,7 +25,7 @@ from forerun.costs.calibration import PriorScales, coefficients, sensitivities
 from forerun.costs.op_time import step_times
 from forerun.costs.op_weights import NetworkWeights, OpTimeWeights
 from forerun.errors import RecordError
-from forerun.evaluation.interval_laws import fit_law
+from forerun.evaluation.interval_laws import IntervalLaw, fit_law
 from forerun.evaluation.measured_layers import DeviceSample, sampling_weights
 from forerun.evaluation.op_time_fit import as_weights
 from forerun.hardware.device import Device
@@ -82,6 +82,7 @@ def calibrate(
     report: Callable[[str], None] = lambda _: None,
     num_folds: int = 4,
     settings: FitSettings = REFINE_SETTINGS,
+    loop_s: float = 0.0,
 ) -> CalibrationResult:
     """Fits a device and measures the error on families of models left out.
 
@@ -92,6 +93,7 @@ def calibrate(
         report: Told about each finished fit.
         num_folds: Folds of the families.
         settings: How networks are refined.
+        loop_s: What a step of the training loop takes beside its operations, as the samples say it [s].
 
     Raises:
         RecordError: No finished step or layer is among the measurements.
@@ -106,7 +108,7 @@ def calibrate(
     whole = [sample for sample in samples if sample.is_whole_model]
     before, after = np.zeros(len(whole)), np.zeros(len(whole))
     if whole:
-        before = _residuals(whole, start)
+        before = _residuals([replace(sample, loop_s=0.0) for sample in whole], start)
         for number, held_out in enumerate(_family_folds(whole, num_folds), start=1):
             families = {whole[i].group for i in held_out}
             rest = [sample for sample in samples if sample.group not in families]
@@ -116,7 +118,7 @@ def calibrate(
     weights = fit(samples, start)
     return CalibrationResult(
         weights=_with_provenance(
-            weights, samples, device, start, whole, after, "refined" if refines else "offset"
+            weights, samples, device, start, whole, after, "refined" if refines else "offset", loop_s
         ),
         method="refined" if refines else "offset",
         num_layers=len(samples) - len(whole),
@@ -148,11 +150,11 @@ def fitted_weights(
 
 
 def log_predictions(samples: Sequence[DeviceSample], weights: OpTimeWeights) -> Floats:
-    """Log of the predicted time of each sample, (n,)."""
+    """Log of the predicted time of each sample, its training loop included, (n,)."""
     logs = np.empty(len(samples))
     for index, sample in enumerate(samples):
         times = step_times(sample.ops, [sample.point], weights, _offsets(sample, weights))
-        logs[index] = np.log(times.step_s[0])
+        logs[index] = np.log(times.step_s[0] + sample.loop_s)
     return logs
 
 
@@ -204,7 +206,7 @@ def _offset(samples: Sequence[DeviceSample], start: OpTimeWeights) -> OpTimeWeig
         offsets = _offsets(sample, start)
         times = step_times(sample.ops, [sample.point], start, offsets, with_kernels=True)
         rows.append(sensitivities(sample.ops, times)[0])
-        residuals.append(np.log(sample.step_time_s / times.step_s[0]))
+        residuals.append(np.log(sample.ops_time_s / times.step_s[0]))
     scales = PriorScales(**start.provenance["calibration_scales"])
     overall, compute, memory, host, *classes = coefficients(np.asarray(rows), np.asarray(residuals), scales)
     shift = np.asarray([[compute, memory, host]], dtype=np.float32) + np.float32(overall)
@@ -222,6 +224,19 @@ def _with_latents(network: NetworkWeights, latents: Floats) -> NetworkWeights:
     return NetworkWeights(**(values | {"latents": latents.astype(np.float32)}))
 
 
+def _calibrated_law(log_after: Floats, whole: Sequence[DeviceSample], otherwise: IntervalLaw) -> IntervalLaw:
+    """The law of the models left out; of too few, that of devices others have measured, or wider where they were off.
+
+    A conformal quantile of fewer than nine rows is infinite.
+    """
+    if len(whole) >= _LEAST_LAW_ROWS:
+        found = fit_law(log_after, np.zeros(len(whole)), [sample.group for sample in whole])
+        if np.isfinite(found.quantile):
+            return found
+    largest = float(np.abs(log_after).max(initial=0.0)) / otherwise.base
+    return replace(otherwise, quantile=max(otherwise.quantile, largest))
+
+
 def _with_provenance(
     weights: OpTimeWeights,
     samples: Sequence[DeviceSample],
@@ -230,15 +245,11 @@ def _with_provenance(
     whole: Sequence[DeviceSample],
     log_after: Floats,
     method: str,
+    loop_s: float,
 ) -> OpTimeWeights:
     laws = dict(start.provenance["intervals"])
-    if len(whole) >= _LEAST_LAW_ROWS:
-        laws[str(Provenance.CALIBRATED)] = asdict(
-            fit_law(log_after, np.zeros(len(whole)), [sample.group for sample in whole])
-        )
-    else:
-        # Too few to tell: as wide as for a device that others have measured.
-        laws[str(Provenance.CALIBRATED)] = laws[str(Provenance.INTERPOLATED)]
+    known = IntervalLaw(**laws[str(Provenance.INTERPOLATED)])
+    laws[str(Provenance.CALIBRATED)] = asdict(_calibrated_law(log_after, whole, known))
     kinds = {"half" if sample.point.setup.precision.is_half else "full" for sample in samples}
     around = samples[0].measurement.circumstances
     return OpTimeWeights(
@@ -255,6 +266,7 @@ def _with_provenance(
             "host": around.host,
             "num_threads": around.num_threads,
             "framework": f"{around.framework} {around.framework_version}",
+            "step_cost_s": loop_s,
             "measured_devices": {device.name: sorted(kinds)},
             "intervals": laws,
             "calibration_scales": start.provenance["calibration_scales"],

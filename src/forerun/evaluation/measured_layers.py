@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,8 @@ import numpy as np
 from forerun.costs.op_weights import system_key
 from forerun.errors import ForerunError
 from forerun.evaluation.corpus import request_of
+from forerun.evaluation.keras_samples import keras_graphs
+from forerun.evaluation.layer_rows import only_modules
 from forerun.hardware.device import Device
 from forerun.measurement.job_parameters import flag_of, setup_of, text_of, whole_of
 from forerun.measurement.layer_figures import layer_figures
@@ -20,10 +22,13 @@ from forerun.regressors.op_features import NEWEST_ERA, Point, software_era
 from forerun.regressors.op_fit import StepSample
 from forerun.regressors.op_rows import DistinctOps, distinct_ops
 from forerun.tracing.trace import trace, trace_built
-from forerun.workload.graph import Graph, OpTable
+from forerun.workload.graph import Graph
 from forerun.workload.setup import Phase, TrainingSetup
 
 __all__ = ["DeviceSample", "device_samples", "layer_graph"]
+
+
+_LEAST_SHARE_OF_OPS = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +40,7 @@ class DeviceSample:
         ops: Its distinct kernels.
         point: Device and configuration.
         step_time_s: Median repetition [s].
+        loop_s: Part of it that a training loop takes whatever the model does, and no operation explains [s].
         relative_noise: Half the 95 % interval of the median over the median.
         group: What must not be split between fit and test: a layer is its own group, a model its family.
         is_whole_model: Whether it is a step of a whole model.
@@ -47,6 +53,12 @@ class DeviceSample:
     relative_noise: float
     group: str
     is_whole_model: bool
+    loop_s: float = 0.0
+
+    @property
+    def ops_time_s(self) -> float:
+        """What the operations took [s]: the rest, or a tenth of the step where the loop is nearly all of it."""
+        return max(self.step_time_s - self.loop_s, _LEAST_SHARE_OF_OPS * self.step_time_s)
 
     @property
     def system(self) -> str:
@@ -61,36 +73,53 @@ class DeviceSample:
     def fit_sample(self, weight: float) -> StepSample:
         """As a sample of the op-level fit."""
         return StepSample(
-            ops=self.ops, point=self.point, step_time_s=self.step_time_s, system=self.system, weight=weight
+            ops=self.ops, point=self.point, step_time_s=self.ops_time_s, system=self.system, weight=weight
         )
 
 
 def device_samples(
-    measurements: Iterable[Measurement], device: Device
+    measurements: Iterable[Measurement], device: Device, *, loop_s: float = 0.0
 ) -> tuple[list[DeviceSample], list[str]]:
     """Finished, timed steps and layers as samples, and why others could not be used.
 
     Args:
         measurements: Of any kind; null steps, anchors, kernels and jobs that did not end well are passed over.
         device: Where they were measured.
+        loop_s: What the training loop of whole models takes beside their operations [s].
     """
+    kept = [m for m in measurements if m.outcome is Outcome.DONE and m.kind in _GRAPHS and not m.is_anchor]
+    keras = keras_graphs([m for m in kept if m.circumstances.framework == "keras"])
     samples, reasons = [], []
-    for measurement in measurements:
-        is_sample = measurement.outcome is Outcome.DONE and measurement.kind in _GRAPHS
-        if not is_sample or measurement.is_anchor:
-            continue
+    for measurement in kept:
         try:
-            graph, setup, family = _GRAPHS[measurement.kind](measurement)
+            graph, setup = _traced(measurement, keras)
         except ForerunError as error:
             reasons.append(f"{measurement.subject}: {error}")
             continue
-        samples.append(_sample(measurement, graph, setup, family, device))
+        samples.append(_sample(measurement, graph, setup, device, loop_s))
     return samples, reasons
 
 
+def _era(framework: str, version: str) -> float:
+    """The era of PyTorch's software; other stacks have none and count as the newest."""
+    return software_era(version) if version and framework == "pytorch" else NEWEST_ERA
+
+
+def _traced(measurement: Measurement, keras: Mapping[str, Any]) -> tuple[Graph, TrainingSetup]:
+    if measurement.key not in keras:
+        found: tuple[Graph, TrainingSetup] = _GRAPHS[measurement.kind](measurement)
+        return found
+    answer = keras[measurement.key]
+    if isinstance(answer, ForerunError):
+        raise answer
+    graph, setup = answer
+    return graph, setup
+
+
 def _sample(
-    measurement: Measurement, graph: Graph, setup: TrainingSetup, group: str, device: Device
+    measurement: Measurement, graph: Graph, setup: TrainingSetup, device: Device, loop_s: float
 ) -> DeviceSample:
+    is_whole_model = measurement.kind is JobKind.STEP
     version = measurement.circumstances.framework_version
     summary = measurement.summary
     median_s = float(np.median(measurement.repetitions_s)) if summary is None else summary.median_s
@@ -102,25 +131,25 @@ def _sample(
             device=device,
             setup=setup,
             uses_layer_norm=graph.uses_layer_norm,
-            era=software_era(version) if version else NEWEST_ERA,
+            era=_era(measurement.circumstances.framework, version),
         ),
         step_time_s=median_s,
         relative_noise=noise,
-        group=group,
-        is_whole_model=measurement.kind is JobKind.STEP,
+        group=measurement.family if is_whole_model else f"layer {measurement.key}",
+        is_whole_model=is_whole_model,
+        loop_s=loop_s if is_whole_model else 0.0,
     )
 
 
-def _step_graph(measurement: Measurement) -> tuple[Graph, TrainingSetup, str]:
+def _step_graph(measurement: Measurement) -> tuple[Graph, TrainingSetup]:
     record = as_step_record(measurement)
     assert record is not None
     setup = record.training_setup()
-    return trace(request_of(record), setup), setup, measurement.family
+    return trace(request_of(record), setup), setup
 
 
-def _layer_graph(measurement: Measurement) -> tuple[Graph, TrainingSetup, str]:
-    graph, setup = layer_graph(measurement.subject, measurement.parameters)
-    return graph, setup, f"layer {measurement.key}"
+def _layer_graph(measurement: Measurement) -> tuple[Graph, TrainingSetup]:
+    return layer_graph(measurement.subject, measurement.parameters)
 
 
 _GRAPHS: dict[JobKind, Any] = {JobKind.STEP: _step_graph, JobKind.LAYER: _layer_graph}
@@ -161,21 +190,7 @@ def layer_graph(kind: str, parameters: dict[str, Any]) -> tuple[Graph, TrainingS
         name=f"layer:{kind}", module=module, input_shape=shape, make_batch=make_batch, loss=loss
     )
     graph = trace_built(built, setup)
-    return replace(graph, ops=_of_modules(graph.ops)), setup
-
-
-def _of_modules(ops: OpTable) -> OpTable:
-    """The rows that a module or the optimizer caused."""
-    from forerun.workload.graph import StepPart
-
-    has_module = np.asarray([bool(ops.module_names[i]) for i in ops.module], dtype=bool)
-    keep = has_module | (ops.step_part == StepPart.OPTIMIZER)
-    arrays = {
-        field.name: value[keep]
-        for field in fields(OpTable)
-        if isinstance(value := getattr(ops, field.name), np.ndarray)
-    }
-    return replace(ops, **arrays)
+    return replace(graph, ops=only_modules(graph.ops)), setup
 
 
 def sampling_weights(samples: Sequence[DeviceSample], whole_share: float = 0.5) -> np.ndarray:

@@ -6,13 +6,21 @@ Layers say how fast each kind of operation is, over its sizes; whole models say 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from forerun.measurement.jobs import Job
 from forerun.measurement.layer_design import LayerDesign, design_layers
 from forerun.records.measurement import JobKind, Scalar
 from forerun.records.model_names import subject_family
 
-__all__ = ["CALIBRATION_MODELS", "calibration_layers", "calibration_models"]
+__all__ = [
+    "CALIBRATION_MODELS",
+    "KERAS_CALIBRATION_MODELS",
+    "LOOP_MODEL",
+    "calibration_layers",
+    "calibration_models",
+    "loop_job",
+]
 
 CALIBRATION_MODELS: Sequence[tuple[str, int, int]] = (
     ("torchvision:resnet18", 64, 4),
@@ -34,13 +42,45 @@ CALIBRATION_MODELS: Sequence[tuple[str, int, int]] = (
 )
 """Model, image size [pixels] and batch size, in the order of their use: each next one unlike those before it."""
 
+KERAS_CALIBRATION_MODELS: Sequence[tuple[str, int, int]] = (
+    ("keras:cifar10-cnn", 32, 32),
+    ("keras:VGG16", 48, 4),
+    ("keras:MobileNet", 96, 8),
+    ("keras:pcam-cnn", 64, 4),
+    ("keras:ResNet50", 64, 4),
+    ("keras:MobileNetV2", 96, 4),
+    ("keras:Xception", 96, 2),
+    ("keras:DenseNet121", 64, 2),
+    ("keras:EfficientNetB0", 96, 2),
+    ("keras:VGG19", 64, 2),
+)
+"""The same in Keras: networks of keras.applications, and of the practicum; those that build quickly come first."""
+
+LOOP_MODEL = "keras:mlp:depth=1,width=1"
+"""A network of next to no work: a step of ``fit`` of it is what the training loop costs."""
+
+_LOOP_IMAGE_SIZE = 2
+_KERAS_LAYERS = (
+    *("conv2d", "dense", "depthwise_conv2d", "batch_norm"),
+    *("max_pool", "avg_pool", "layer_norm", "attention"),
+)
+"""Without recurrent layers, which are loops of many small operations, and grouped convolutions, whose gradients
+TensorFlow does not have on processors."""
+
 _WORK_OF_GPU = 100.0
 """A GPU takes layers of so many times the work for the same time."""
 
 
-def calibration_layers(num_layers: int, *, is_gpu: bool, precision: str, seed: int = 0) -> list[Job]:
-    """Layers to measure, in an order in which any first part fills the space as well."""
+def calibration_layers(
+    num_layers: int, *, is_gpu: bool, precision: str, seed: int = 0, framework: str = "pytorch"
+) -> list[Job]:
+    """Layers to measure, in an order in which any first part fills the space as well.
+
+    With Keras, a null layer in each mode comes first: what a call costs.
+    """
     factor = _WORK_OF_GPU if is_gpu else 1.0
+    is_keras = framework == "keras"
+    shared: dict[str, Any] = {"kinds": _KERAS_LAYERS, "layout": "nhwc"} if is_keras else {}
     design = LayerDesign(
         num_layers=num_layers,
         optimizers=("none", "sgd-plain", "momentum", "adam"),
@@ -48,15 +88,21 @@ def calibration_layers(num_layers: int, *, is_gpu: bool, precision: str, seed: i
         max_flops=1.5e9 * factor,
         max_bytes=1.5e8 * factor,
         seed=seed,
-        with_null=False,
+        with_null=is_keras,
+        framework=framework,
+        **shared,
     )
     return design_layers(design)
 
 
-def calibration_models(*, is_gpu: bool, precision: str) -> list[Job]:
-    """Training steps of whole models; on a GPU at images and batches that keep it busy."""
-    jobs = []
-    for model, image_size, batch_size in CALIBRATION_MODELS:
+def calibration_models(*, is_gpu: bool, precision: str, framework: str = "pytorch") -> list[Job]:
+    """Training steps of whole models; on a GPU at images and batches that keep it busy.
+
+    With Keras, the network of next to no work comes first (``loop_job``).
+    """
+    is_keras = framework == "keras"
+    jobs = [loop_job(precision)] if is_keras else []
+    for model, image_size, batch_size in KERAS_CALIBRATION_MODELS if is_keras else CALIBRATION_MODELS:
         parameters: dict[str, Scalar] = {
             "batch_size": batch_size * (16 if is_gpu else 1),
             "image_size": max(image_size, 128) if is_gpu and image_size > 32 else image_size,
@@ -64,7 +110,22 @@ def calibration_models(*, is_gpu: bool, precision: str) -> list[Job]:
             "optimizer": "sgd",
             "phase": "train",
         }
+        if is_keras:
+            parameters["layout"] = "nhwc"
         jobs.append(
             Job(kind=JobKind.STEP, subject=model, family=subject_family(model), parameters=parameters)
         )
     return jobs
+
+
+def loop_job(precision: str) -> Job:
+    """A step of ``fit`` of a network of next to no work."""
+    parameters: dict[str, Scalar] = {
+        "batch_size": 1,
+        "image_size": _LOOP_IMAGE_SIZE,
+        "precision": precision,
+        "optimizer": "sgd-plain",
+        "phase": "train",
+        "layout": "nhwc",
+    }
+    return Job(kind=JobKind.STEP, subject=LOOP_MODEL, family="loop", parameters=parameters)

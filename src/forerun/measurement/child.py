@@ -22,6 +22,7 @@ from typing import Any
 from forerun.measurement.child_process import ChildReport, Message, Started, child_main
 from forerun.measurement.circumstances import num_threads_of
 from forerun.measurement.jobs import Job
+from forerun.measurement.keras_run import KERAS_RUN
 from forerun.measurement.protocol import Protocol
 from forerun.records.measurement import Outcome
 
@@ -29,6 +30,12 @@ __all__ = ["DEFAULT_RUN", "ChildReport", "run_in_child"]
 
 DEFAULT_RUN = "forerun.measurement.runners:run_job"
 """Function that runs a job, ``(job, device_index, protocol) -> RunResult``, as ``module:function``."""
+
+_PRELOADED = {
+    DEFAULT_RUN: ["forerun.measurement.preloaded"],
+    KERAS_RUN: ["forerun.measurement.keras_preloaded"],
+}
+"""What the fork server imports; a runner from elsewhere brings its own imports."""
 
 _START_TIMEOUT_S = 300.0  # the first child waits for the server to load the framework, maybe from a slow disk
 _EXIT_TIMEOUT_S = 5.0
@@ -76,8 +83,7 @@ def _context(run: str, num_threads: int) -> Any:
     from multiprocessing import forkserver
 
     context = multiprocessing.get_context("forkserver")
-    # A runner from elsewhere brings its own imports.
-    context.set_forkserver_preload(["forerun.measurement.preloaded"] if run == DEFAULT_RUN else [])
+    context.set_forkserver_preload(_PRELOADED.get(run, []))
     # One thread of OpenBLAS, so that the server has none of its own when it forks.
     with (
         _patched_environment({**_thread_variables(num_threads), "OPENBLAS_NUM_THREADS": "1"}),

@@ -97,8 +97,8 @@ def software_version(framework: str) -> str:
         raise MeasurementError(
             f"expected {main} to be installed, found none; install it with: pip install {main}"
         )
-    found = {name: version for name in others if (version := _installed_version(name))}
-    return ", ".join([version, *(f"{name} {version}" for name, version in found.items())])
+    found = {name: other for name in others if (other := _installed_version(name))}
+    return ", ".join([version, *(f"{name} {other}" for name, other in found.items())])
 
 
 def _installed_version(distribution: str) -> str | None:

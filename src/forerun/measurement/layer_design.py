@@ -55,6 +55,8 @@ class LayerDesign:
         seed: Of the scrambling; another one gives another design of the same kind.
         with_null: Whether the null layer, in each mode, is measured too.
         copies: Equal layers in one step, each with weights and an input of its own; the limits hold for all together.
+        framework: ``pytorch``, or ``keras`` on TensorFlow, which means another layer by an even kernel padded ``same``:
+            those are passed over.
     """
 
     kinds: Sequence[str] = tuple(kind for kind in LAYER_KINDS if kind != "null")
@@ -69,6 +71,7 @@ class LayerDesign:
     seed: int = 0
     with_null: bool = True
     copies: int = 1
+    framework: str = "pytorch"
 
     def __post_init__(self) -> None:
         for kind in self.kinds:
@@ -78,6 +81,11 @@ class LayerDesign:
                 )
         if self.ranges not in RANGES:
             raise InvalidSetupError(f"expected ranges {', '.join(RANGES)}, got '{self.ranges}'")
+        if self.framework not in ("pytorch", "keras") or (self.framework == "keras" and self.copies != 1):
+            raise InvalidSetupError(
+                f"expected framework pytorch, or keras with one copy of each layer, got {self.framework!r} with "
+                f"{self.copies}"
+            )
         if self.num_layers < 1 or not self.kinds or not self.modes:
             raise InvalidSetupError(
                 f"expected at least one layer, kind and mode, got {self.num_layers} of {list(self.kinds)}, "
@@ -137,6 +145,12 @@ def _job_at(
         asked["optimizer"] = "none"
     if design.copies > 1:
         asked["copies"] = design.copies
+    if (
+        design.framework == "keras"
+        and asked.get("padding") == "same"
+        and not int(asked.get("kernel") or 1) % 2
+    ):
+        return None
     try:
         figures = layer_figures(kind, asked)
     except InvalidSetupError:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from forerun.measurement.protocol import Protocol
 from forerun.measurement.stationarity import has_settled
 
-__all__ = ["Timed", "time_repetitions"]
+__all__ = ["Repetitions", "Timed", "time_repetitions"]
 
 _LEAST_REPETITIONS = 3
 
@@ -69,29 +69,75 @@ def time_repetitions(
     if at_both_ends is not None:
         at_both_ends()
     began_s = clock()
-    while len(repetitions_s) < protocol.num_repetitions:
-        if len(repetitions_s) >= _LEAST_REPETITIONS and clock() - began_s >= protocol.max_seconds:
-            break
+    while not _is_enough(repetitions_s, clock() - began_s, protocol):
         repetitions_s.append(time_once_s())
     if at_both_ends is not None:
         at_both_ends()
-    settled = _has_settled(warm_up_s, protocol) or _has_settled([*warm_up_s, *repetitions_s], protocol)
     return Timed(
         warm_up_s=tuple(warm_up_s),
         repetitions_s=tuple(repetitions_s),
         returned_s=tuple(returned_s),
-        is_stationary=settled,
+        is_stationary=_are_settled(warm_up_s, repetitions_s, protocol),
     )
+
+
+class Repetitions:
+    """The rules of ``time_repetitions`` for a loop that is not ours: told each time, it says when it has enough.
+
+    Args:
+        protocol: Settings.
+        clock: Monotonic clock [s].
+
+    Attributes:
+        warm_up_s, repetitions_s: What it was told [s].
+    """
+
+    def __init__(self, protocol: Protocol, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._protocol, self._clock = protocol, clock
+        self.warm_up_s: list[float] = []
+        self.repetitions_s: list[float] = []
+        self._began_s = clock()
+        self._is_warm = False
+
+    def add(self, time_s: float) -> bool:
+        """Takes the time of a repetition that has just ended; True when no more are needed [s]."""
+        if not self._is_warm:
+            self.warm_up_s.append(time_s)
+            if _is_warm(self.warm_up_s, self._clock() - self._began_s, self._protocol):
+                self._is_warm, self._began_s = True, self._clock()
+            return False
+        self.repetitions_s.append(time_s)
+        return _is_enough(self.repetitions_s, self._clock() - self._began_s, self._protocol)
+
+    @property
+    def is_stationary(self) -> bool:
+        """As in ``Timed``."""
+        return _are_settled(self.warm_up_s, self.repetitions_s, self._protocol)
+
+
+def _is_warm(times_s: Sequence[float], taken_s: float, protocol: Protocol) -> bool:
+    if len(times_s) >= protocol.max_warm_up:
+        return True
+    if len(times_s) < protocol.min_warm_up:
+        return False
+    return taken_s >= protocol.max_seconds or has_settled(
+        times_s, window=protocol.window, tolerance=protocol.tolerance
+    )
+
+
+def _is_enough(times_s: Sequence[float], taken_s: float, protocol: Protocol) -> bool:
+    is_over_time = len(times_s) >= _LEAST_REPETITIONS and taken_s >= protocol.max_seconds
+    return is_over_time or len(times_s) >= protocol.num_repetitions
+
+
+def _are_settled(warm_up_s: Sequence[float], repetitions_s: Sequence[float], protocol: Protocol) -> bool:
+    return _has_settled(warm_up_s, protocol) or _has_settled([*warm_up_s, *repetitions_s], protocol)
 
 
 def _warm_up(time_once_s: Callable[[], float], protocol: Protocol, clock: Callable[[], float]) -> list[float]:
     times_s: list[float] = []
     began_s = clock()
-    while len(times_s) < protocol.max_warm_up:
-        if len(times_s) >= protocol.min_warm_up:
-            is_over_time = clock() - began_s >= protocol.max_seconds
-            if is_over_time or has_settled(times_s, window=protocol.window, tolerance=protocol.tolerance):
-                break
+    while not _is_warm(times_s, clock() - began_s, protocol):
         times_s.append(time_once_s())
     return times_s
 

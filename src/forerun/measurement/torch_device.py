@@ -15,7 +15,14 @@ from forerun.workload.setup import Precision
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["PeakMemory", "limit_device_memory", "open_device", "set_numeric_flags", "synchroniser"]
+__all__ = [
+    "PeakMemory",
+    "ResidentPeak",
+    "limit_device_memory",
+    "open_device",
+    "set_numeric_flags",
+    "synchroniser",
+]
 
 _PROCESS = Path("/proc/self")
 
@@ -98,8 +105,7 @@ class PeakMemory:
 
             torch.cuda.reset_peak_memory_stats(device)
         else:
-            _forget_peak()
-            self._resident_bytes = _resident_bytes()
+            self._resident = ResidentPeak()
 
     def figures(self) -> dict[str, Scalar]:
         """``peak_memory_bytes`` and ``peak_reserved_bytes`` of a GPU, ``peak_rss_delta_bytes`` of a processor."""
@@ -110,8 +116,19 @@ class PeakMemory:
                 "peak_memory_bytes": torch.cuda.max_memory_allocated(self._device),
                 "peak_reserved_bytes": torch.cuda.max_memory_reserved(self._device),
             }
-        grown_bytes = max(0, _peak_resident_bytes() - self._resident_bytes)
-        return {"peak_rss_delta_bytes": grown_bytes + self._held_bytes}
+        return {"peak_rss_delta_bytes": self._resident.grown_bytes() + self._held_bytes}
+
+
+class ResidentPeak:
+    """How much the resident memory of this process has grown at most since this was made."""
+
+    def __init__(self) -> None:
+        _forget_peak()
+        self._begin_bytes = _resident_bytes()
+
+    def grown_bytes(self) -> int:
+        """Peak less what there was in the beginning [bytes]."""
+        return max(0, _peak_resident_bytes() - self._begin_bytes)
 
 
 def _forget_peak() -> None:

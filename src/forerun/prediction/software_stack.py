@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import exp, hypot, log
 
-from forerun.costs.op_weights import OpTimeWeights
-from forerun.costs.software_stack import KERAS_ON_TENSORFLOW, StackEffect
+import numpy as np
+import numpy.typing as npt
+
+from forerun.costs.op_weights import DEFAULT_STACK, OpTimeWeights
+from forerun.costs.software_stack import KERAS_ON_TENSORFLOW, StackEffect, calibrated_effect
 from forerun.hardware.device import Device, DeviceKind
 from forerun.prediction.estimate import BreakdownPart, Interval
 from forerun.prediction.step import StepPrediction
 from forerun.workload.graph import Graph
 from forerun.workload.setup import Phase
 
-__all__ = ["is_keras_graph", "stack_of", "with_stack"]
+Floats = npt.NDArray[np.float64]
+
+__all__ = ["is_keras_graph", "stack_name", "stack_of", "with_stack", "with_stack_times"]
 
 
 def is_keras_graph(graph: Graph) -> bool:
@@ -21,18 +25,21 @@ def is_keras_graph(graph: Graph) -> bool:
     return any(name == "keras" for name, _ in graph.versions)
 
 
+def stack_name(graph: Graph) -> str:
+    """The framework a graph is of, ``keras`` or ``pytorch``, as calibrations name it."""
+    return "keras" if is_keras_graph(graph) else DEFAULT_STACK
+
+
 def stack_of(graph: Graph, device: Device, weights: OpTimeWeights) -> StackEffect | None:
     """The stack whose effect is not in the cost model yet; None for PyTorch, and where nothing is known of it.
 
-    A calibration was measured with its own stack and needs no other effect.
+    A calibration with Keras holds the times of its operations; only the cost of its loop is added.
     """
-    if (
-        not is_keras_graph(graph)
-        or device.kind is not DeviceKind.GPU
-        or weights.calibrated_device is not None
-    ):
+    if not is_keras_graph(graph):
         return None
-    return KERAS_ON_TENSORFLOW
+    if weights.calibrated_stack == "keras":
+        return calibrated_effect(weights)
+    return KERAS_ON_TENSORFLOW if device.kind is DeviceKind.GPU else None
 
 
 def with_stack(step: StepPrediction, effect: StackEffect, phase: Phase) -> StepPrediction:
@@ -41,14 +48,26 @@ def with_stack(step: StepPrediction, effect: StackEffect, phase: Phase) -> StepP
     The half-widths of both intervals add in squares, in the logarithm; the parts still add up to the step.
     """
     added_s = effect.step_cost_s if phase is Phase.TRAIN else 0.0
-    value = effect.factor * step.step_s.value + added_s
-    width = hypot(log(step.step_s.high / step.step_s.value), effect.log_spread)
+    times = (np.asarray(time_s) for time_s in (step.step_s.value, step.step_s.low, step.step_s.high))
+    value, low, high = (float(time_s) for time_s in with_stack_times(tuple(times), effect, phase))
     parts = [BreakdownPart(part.name, effect.factor * part.time_s) for part in step.breakdown]
     if added_s:
         parts.append(BreakdownPart(f"training loop of {effect.name}", added_s))
     return replace(
         step,
-        step_s=Interval(value, value * exp(-width), value * exp(width)),
+        step_s=Interval(value, low, high),
         breakdown=tuple(sorted(parts, key=lambda part: -part.time_s)),
         kernel_s=effect.factor * step.kernel_s,
     )
+
+
+def with_stack_times(times: tuple[Floats, ...], effect: StackEffect, phase: Phase) -> tuple[Floats, ...]:
+    """Value, low and high of step times in a stack, arrays of one shape [s].
+
+    With w the half-width of the interval in the logarithm: value' = factor * value + cost of a step,
+    w' = sqrt(w^2 + spread^2).
+    """
+    value, _, high = times
+    changed = effect.factor * value + (effect.step_cost_s if phase is Phase.TRAIN else 0.0)
+    width = np.hypot(np.log(high / value), effect.log_spread)
+    return changed, changed * np.exp(-width), changed * np.exp(width)

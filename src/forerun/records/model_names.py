@@ -57,11 +57,22 @@ def subject_family(model: str) -> str:
 
     >>> subject_family("torchvision:resnet50"), subject_family("cnn:depth=2"), subject_family("hf:bert/config.json")
     ('resnet', 'cnn', 'config')
+    >>> subject_family("keras:ResNet50V2"), subject_family("keras:cnn:depth=2"), subject_family("keras:mine.keras")
+    ('resnet', 'cnn', 'mine')
     """
     prefix, _, rest = model.partition(":")
+    if prefix == "keras":
+        return _keras_family(rest)
     if prefix in _COLLECTIONS:
         return model_family(model)
     return Path(rest if prefix in _FILES else prefix).stem or model
+
+
+def _keras_family(name: str) -> str:
+    """Family of a network of Keras; those of keras.applications have capitals, and a V before their version."""
+    if ":" in name or "." in name:
+        return subject_family(name)
+    return re.sub(r"V?\d.*$", "", name).lower() if name[:1].isupper() else name
 
 
 def canonical_network(name: str) -> str:

@@ -21,7 +21,7 @@ def calibration_page(found: Mapping[str, Any]) -> RenderableType:
         found: The calibration as ``--json`` prints it.
     """
     lines: list[RenderableType] = [
-        Text(f"{found['device']}", style="bold"),
+        Text(f"{found['device']}, {found['framework']}", style="bold"),
         Text(
             f"{found['num_layers']} layers and {found['num_models']} models in "
             f"{format_duration_s(found['duration_s'])}; {_METHODS[found['method']]}"
@@ -34,6 +34,10 @@ def calibration_page(found: Mapping[str, Any]) -> RenderableType:
                 f"mean error on models left out: {found['mape_before']:.0%} before, {found['mape_after']:.0%} after "
                 "(each predicted by a calibration that had not seen its family)"
             )
+        )
+    if found["step_cost_s"]:
+        lines.append(
+            Text(f"a step of fit takes {format_duration_s(found['step_cost_s'])} beside its operations")
         )
     lines += [Text(note) for note in found["notes"]]
     lines.append(Text(f"written to {found['file']}; predict --on here uses it"))

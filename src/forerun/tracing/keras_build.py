@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import keras
 from forerun.errors import ForerunError, InvalidSetupError, ModelBuildError, UnknownModelError, near_matches
 from forerun.tracing.failures import first_line, place_of
 from forerun.tracing.input_options import InputOptions
-from forerun.tracing.keras_networks import KERAS_FAMILIES, build_keras_family
+from forerun.tracing.keras_networks import KERAS_FAMILIES, build_keras_family, keras_image_shape
 from forerun.tracing.keras_request import KerasRequest
 from forerun.tracing.user_code import factory_of
 from forerun.workload.setup import Layout, Precision, TrainingSetup
@@ -50,6 +51,7 @@ class KerasModel:
         input_shapes: Shape of one sample of each input.
         input_dtypes: Their types, as Keras names them.
         notes: Remarks for the user.
+        is_layer: Whether it is a layer alone, see ``KerasRequest``.
     """
 
     name: str
@@ -57,6 +59,7 @@ class KerasModel:
     input_shapes: tuple[Shape, ...]
     input_dtypes: tuple[str, ...]
     notes: tuple[str, ...]
+    is_layer: bool = False
 
 
 def build_keras(request: KerasRequest, setup: TrainingSetup) -> KerasModel:
@@ -84,13 +87,21 @@ def build_keras(request: KerasRequest, setup: TrainingSetup) -> KerasModel:
     shapes, dtypes = _inputs(model, options, request.name)
     notes = _format_notes(model, setup) if is_fixed else []
     return KerasModel(
-        name=request.name, model=model, input_shapes=shapes, input_dtypes=dtypes, notes=tuple(notes)
+        name=request.name,
+        model=model,
+        input_shapes=shapes,
+        input_dtypes=dtypes,
+        notes=tuple(notes),
+        is_layer=request.is_layer,
     )
 
 
 def _model(request: KerasRequest, options: InputOptions, policy: str) -> tuple[Any, bool]:
     """The model, and whether its image format came with it."""
     name = request.name
+    if request.builder is not None:
+        module, _, function = request.builder.partition(":")
+        return getattr(import_module(module), function)(**request.arguments), False
     if request.config is not None:
         return _from_config(request.config, name, policy), True
     if ".py:" in name:
@@ -99,7 +110,7 @@ def _model(request: KerasRequest, options: InputOptions, policy: str) -> tuple[A
     if rest.endswith((".keras", ".h5", ".hdf5")):
         return _from_config(_read_file(rest), name, policy), True
     if rest.partition(":")[0] in KERAS_FAMILIES:
-        shape = _channels_first(options, 3 if not rest.startswith("mnist") else 1)
+        shape = _channels_first(options, keras_image_shape(rest)[0])
         return build_keras_family(rest, shape, options.num_classes), False
     return _application(rest, options), False
 

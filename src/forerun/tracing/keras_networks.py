@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from forerun.errors import InvalidSetupError, UnknownModelError, near_matches
 
-__all__ = ["KERAS_FAMILIES", "build_keras_family", "channels_axis", "keras_image_shape"]
+__all__ = ["KERAS_FAMILIES", "build_keras_family", "channels_axis", "check_keras_name", "keras_image_shape"]
 
 Shape = tuple[int, ...]
 _DEFAULTS: dict[str, dict[str, int]] = {
+    "mlp": {"depth": 3, "width": 1024, "num_classes": 10},
     "cnn": {"depth": 4, "base_filters": 64, "dense_units": 128, "num_classes": 10},
     "mnist-cnn": {"num_classes": 10},
     "cifar10-cnn": {"num_classes": 10},
@@ -23,6 +25,7 @@ _DEFAULTS: dict[str, dict[str, int]] = {
     "resnet50-v1.5": {"num_classes": 1000},
 }
 _IMAGES: dict[str, Shape] = {
+    "mlp": (1, 28, 28),
     "cnn": (3, 32, 32),
     "mnist-cnn": (1, 28, 28),
     "cifar10-cnn": (3, 32, 32),
@@ -39,6 +42,29 @@ def channels_axis() -> int:
 def keras_image_shape(spec: str) -> Shape:
     """(channels, height, width) of the images of a family."""
     return _IMAGES[spec.partition(":")[0]]
+
+
+def check_keras_name(model: str) -> None:
+    """Refuses a misspelt family or file without loading Keras; what else a name may mean shows when it is built.
+
+    Args:
+        model: As ``predict`` takes it.
+
+    Raises:
+        UnknownModelError: No such file, or no such key of a family.
+        InvalidSetupError: A value of a key that is no whole number above zero.
+    """
+    rest = model.removeprefix("keras:")
+    path = rest.rpartition(":")[0] if ".py:" in rest else rest
+    if ".py:" in rest or rest.endswith((".keras", ".h5", ".hdf5")):
+        if not Path(path).expanduser().is_file():
+            raise UnknownModelError(
+                f"there is no file {path!r}; give a .keras file or path/to/file.py:factory"
+            )
+        return
+    name, _, text = rest.partition(":")
+    if name in KERAS_FAMILIES:
+        _given(name, text)
 
 
 def build_keras_family(spec: str, shape: Shape | None = None, num_classes: int | None = None) -> Any:
@@ -117,6 +143,11 @@ def _cnn(shape: Shape, *, depth: int, base_filters: int, dense_units: int, num_c
     return keras.Model(inputs, _dense_head(x, [dense_units], num_classes))
 
 
+def _mlp(shape: Shape, *, depth: int, width: int, num_classes: int) -> Any:
+    inputs = _input(shape)
+    return import_module("keras").Model(inputs, _dense_head(inputs, [width] * depth, num_classes))
+
+
 def _mnist_cnn(shape: Shape, *, num_classes: int) -> Any:
     return _pooled(shape, [32, 32], "valid", [128], num_classes)
 
@@ -157,6 +188,7 @@ def _resnet50(shape: Shape, *, num_classes: int) -> Any:
 
 
 KERAS_FAMILIES: dict[str, Callable[..., Any]] = {
+    "mlp": _mlp,
     "cnn": _cnn,
     "mnist-cnn": _mnist_cnn,
     "cifar10-cnn": _cifar10_cnn,

@@ -1,9 +1,9 @@
-"""What a process that traces a Keras model is asked, and what it answers: plain JSON and a graph file."""
+"""What a process that traces Keras models is asked, and what it answers: a line of JSON each, and graph files."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from forerun import errors
@@ -23,6 +23,10 @@ class KerasRequest:
         setup: The fields of the training setup.
         image_size, input_shape, sequence_length, num_classes: As in ``input_options``.
         graph_file: Where the graph goes.
+        builder: ``module:function`` that makes the model, instead of what the name means.
+        arguments: Its keyword arguments, plain values.
+        is_layer: Whether the model is a layer alone: a gradient of its output is handed over instead of a loss, and its
+            input gets one.
     """
 
     name: str
@@ -33,6 +37,9 @@ class KerasRequest:
     sequence_length: int | None
     num_classes: int | None
     graph_file: str
+    builder: str | None = None
+    arguments: dict[str, Any] = field(default_factory=dict)
+    is_layer: bool = False
 
     def as_json(self) -> str:
         """The request as one line of JSON."""

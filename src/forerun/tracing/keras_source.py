@@ -11,12 +11,13 @@ import re
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from importlib import metadata, util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forerun.errors import MissingExtraError, ModelBuildError, TraceError
+from forerun.errors import ForerunError, MissingExtraError, ModelBuildError, TraceError
 from forerun.tracing.keras_request import KerasRequest, error_from
 from forerun.workload.graph import Graph
 from forerun.workload.graph_file import read_graph
@@ -25,7 +26,7 @@ from forerun.workload.setup import Layout, TrainingSetup
 if TYPE_CHECKING:
     from forerun.tracing.trace import ModelRequest
 
-__all__ = ["is_keras", "own_layout", "trace_keras"]
+__all__ = ["is_keras", "keras_request", "own_layout", "own_stack", "trace_keras", "trace_keras_requests"]
 
 _TIMEOUT_S = 1800.0
 _IMPORTS_KERAS = re.compile(r"^\s*(?:import|from)\s+(?:keras|tensorflow)\b", re.MULTILINE)
@@ -55,31 +56,66 @@ def own_layout(model: Any) -> Layout:
     return Layout.NHWC if is_keras(model) else Layout.NCHW
 
 
+def own_stack(model: Any) -> str:
+    """The framework a model is of, ``keras`` or ``pytorch``."""
+    return "keras" if is_keras(model) else "pytorch"
+
+
 def trace_keras(request: ModelRequest, setup: TrainingSetup, model: Any = None) -> Graph:
     """The graph of one step of a Keras model; arguments and errors as of ``trace.trace``.
 
     Raises:
         MissingExtraError: Keras is not installed.
     """
+    found = trace_keras_requests([keras_request(request, setup, model)])[0]
+    if isinstance(found, ForerunError):
+        raise found
+    return found
+
+
+def keras_request(request: ModelRequest, setup: TrainingSetup, model: Any = None) -> KerasRequest:
+    """What the process that traces is asked about a model.
+
+    Raises:
+        ModelBuildError: The object has no configuration it could be built from again.
+    """
+    return KerasRequest(
+        name=request.model,
+        config=None if model is None else _config_of(model),
+        setup=asdict(setup),
+        image_size=request.image_size,
+        input_shape=request.input_shape or _built_shape(model),
+        sequence_length=request.sequence_length,
+        num_classes=request.num_classes,
+        graph_file="",
+    )
+
+
+def trace_keras_requests(requests: Sequence[KerasRequest]) -> list[Graph | ForerunError]:
+    """The graph of each request, or why there is none; all are traced in one process.
+
+    Raises:
+        MissingExtraError: Keras is not installed.
+        TraceError: The process took too long.
+    """
     if util.find_spec("keras") is None:
-        raise MissingExtraError(f"the Keras model {request.model}", "keras")
+        raise MissingExtraError(f"the Keras model {requests[0].name}", "keras")
     with tempfile.TemporaryDirectory(prefix="forerun-keras-") as folder:
-        path = Path(folder) / "graph.npz"
-        asked = KerasRequest(
-            name=request.model,
-            config=None if model is None else _config_of(model),
-            setup=asdict(setup),
-            image_size=request.image_size,
-            input_shape=request.input_shape or _built_shape(model),
-            sequence_length=request.sequence_length,
-            num_classes=request.num_classes,
-            graph_file=str(path),
-        )
-        _run_child(asked)
-        graph = read_graph(path)
-    if graph is None:
-        raise TraceError(f"the process that traced {request.model} left no graph; run it again with --debug")
-    return graph
+        paths = [Path(folder) / f"{index}.npz" for index in range(len(requests))]
+        asked = [
+            replace(request, graph_file=str(path)) for request, path in zip(requests, paths, strict=True)
+        ]
+        errors = _run_child(asked)
+        return [
+            error or _graph_of(request, path)
+            for request, path, error in zip(asked, paths, errors, strict=True)
+        ]
+
+
+def _graph_of(request: KerasRequest, path: Path) -> Graph | ForerunError:
+    return read_graph(path) or TraceError(
+        f"the process that traced {request.name} left no graph; run it again with --debug"
+    )
 
 
 def _config_of(model: Any) -> str:
@@ -107,7 +143,7 @@ def _built_shape(model: Any) -> tuple[int, ...] | None:
     return tuple(first[1:])
 
 
-def _run_child(asked: KerasRequest) -> None:
+def _run_child(asked: Sequence[KerasRequest]) -> list[ForerunError | None]:
     environment = {**os.environ, "KERAS_BACKEND": "torch", "CUDA_VISIBLE_DEVICES": ""}
     package = str(Path(__file__).parents[2])
     known = environment.get("PYTHONPATH")
@@ -116,7 +152,7 @@ def _run_child(asked: KerasRequest) -> None:
     try:
         done = subprocess.run(
             command,
-            input=asked.as_json(),
+            input="".join(f"{request.as_json()}\n" for request in asked),
             env=environment,
             capture_output=True,
             text=True,
@@ -124,10 +160,19 @@ def _run_child(asked: KerasRequest) -> None:
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise TraceError(f"tracing {asked.name} took more than {_TIMEOUT_S / 60:.0f} minutes") from error
-    if done.returncode:
-        last = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
-        raise error_from(
-            done.stdout.strip().splitlines()[-1] if done.stdout.strip() else "",
-            f"the process that builds {asked.name} with Keras {metadata.version('keras')} ended: {last[0]}",
-        )
+        names = ", ".join(dict.fromkeys(request.name for request in asked))
+        raise TraceError(f"tracing {names} took more than {_TIMEOUT_S / 60:.0f} minutes") from error
+    answers = done.stdout.strip().splitlines()
+    last = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
+    return [
+        _error_of(answers[i] if i < len(answers) else "", request, last[0]) for i, request in enumerate(asked)
+    ]
+
+
+def _error_of(answer: str, request: KerasRequest, last: str) -> ForerunError | None:
+    if answer == "{}":
+        return None
+    return error_from(
+        answer,
+        f"the process that builds {request.name} with Keras {metadata.version('keras')} ended: {last}",
+    )

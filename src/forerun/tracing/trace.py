@@ -6,13 +6,14 @@ import contextlib
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forerun.errors import ForerunError
-from forerun.tracing.keras_source import is_keras, trace_keras
+from forerun.tracing.keras_source import is_keras, keras_request, trace_keras, trace_keras_requests
 from forerun.workload.graph import Graph
 from forerun.workload.graph_file import GRAPH_FORMAT_VERSION, read_graph, write_graph
 from forerun.workload.setup import OptimizerImplementation, Phase, Precision, TrainingSetup
@@ -20,7 +21,7 @@ from forerun.workload.setup import OptimizerImplementation, Phase, Precision, Tr
 if TYPE_CHECKING:
     from forerun.tracing.built_model import BuiltModel
 
-__all__ = ["TRACE_VERSION", "ModelRequest", "cache_folder", "is_traced", "trace"]
+__all__ = ["TRACE_VERSION", "ModelRequest", "cache_folder", "is_traced", "trace", "trace_keras_models"]
 
 TRACE_VERSION = 2
 """Raised whenever the tracer or a rule changes what a graph holds."""
@@ -91,8 +92,8 @@ def trace(
         TraceError: The step could not be recorded.
     """
     path = _cache_path(request, setup) if use_cache and module is None else None
-    known = read_graph(path) if path is not None else None
-    if known is not None and known.only_batch_size in (None, setup.batch_size_per_device):
+    known = _known(path, setup)
+    if known is not None:
         return known
     if is_keras(request.model if module is None else module):
         graph = trace_keras(request, setup, module)
@@ -121,6 +122,40 @@ def is_traced(request: ModelRequest, setup: TrainingSetup) -> bool:
     """Whether the cache holds a graph of a model, so that tracing it needs no framework."""
     path = _cache_path(request, setup)
     return path is not None and path.exists()
+
+
+def trace_keras_models(questions: Sequence[tuple[ModelRequest, TrainingSetup]]) -> list[Graph | ForerunError]:
+    """Graphs of named Keras models, or why there is none: what the cache lacks is traced in one process.
+
+    Args:
+        questions: Models, each with its setup.
+
+    Raises:
+        MissingExtraError: Keras is not installed.
+        TraceError: The process took too long.
+    """
+    paths = [_cache_path(request, setup) for request, setup in questions]
+    known = {
+        index: kept
+        for index, (path, (_, setup)) in enumerate(zip(paths, questions, strict=True))
+        if (kept := _known(path, setup)) is not None
+    }
+    missing = [index for index in range(len(questions)) if index not in known]
+    asked = [keras_request(*questions[index]) for index in missing]
+    traced = dict(zip(missing, trace_keras_requests(asked) if asked else [], strict=True))
+    for index, graph in traced.items():
+        path = paths[index]
+        if path is not None and not isinstance(graph, ForerunError) and graph.only_batch_size is None:
+            _keep(graph, path)
+    return [known[index] if index in known else traced[index] for index in range(len(questions))]
+
+
+def _known(path: Path | None, setup: TrainingSetup) -> Graph | None:
+    """The graph that the cache holds, if it is good for the batch size."""
+    known = read_graph(path) if path is not None else None
+    return (
+        known if known is not None and known.only_batch_size in (None, setup.batch_size_per_device) else None
+    )
 
 
 def _keep(graph: Graph, path: Path) -> None:

@@ -1,0 +1,120 @@
+"""A calibration belongs to one framework: never taken for models of the other, and said where it is passed over."""
+
+from dataclasses import replace
+
+import pytest
+
+import forerun
+from forerun.costs.calibration_files import (
+    CALIBRATIONS_VARIABLE,
+    calibration_path,
+    find_calibration,
+    load_calibration,
+)
+from forerun.costs.op_weights import load_weights, save_weights, shipped_weights_path
+from forerun.costs.software_stack import calibrated_effect, stack_note
+from forerun.errors import InvalidSetupError, UsageError
+from forerun.hardware import find_device
+from forerun.prediction.predictor import Question, estimate
+from forerun.prediction.software_stack import stack_name, with_stack_times
+from forerun.prediction.step import prepare
+from forerun.tracing.trace import ModelRequest, trace
+from forerun.workload.setup import Phase, TrainingSetup
+
+SETUP = TrainingSetup(batch_size_per_device=64)
+HERE = find_device("here")
+
+
+def calibrated(framework, step_cost_s=0.0):
+    weights = load_weights(shipped_weights_path())
+    return replace(
+        weights,
+        provenance={
+            **weights.provenance,
+            "calibrated_device": HERE.title,
+            "framework": f"{framework} 3.0",
+            "step_cost_s": step_cost_s,
+            "measured_devices": {HERE.name: ["full"]},
+            "num_layers": 50,
+            "num_models": 8,
+            "method": "refined",
+            "intervals": {
+                **weights.provenance["intervals"],
+                "calibrated": weights.provenance["intervals"]["interpolated"],
+            },
+        },
+    )
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv(CALIBRATIONS_VARIABLE, str(tmp_path))
+    return tmp_path
+
+
+def test_each_framework_has_a_file_of_its_own(folder):
+    save_weights(calibrated("keras", 0.002), calibration_path(HERE, "keras"))
+    assert find_calibration(HERE) is None
+    assert find_calibration(HERE, "keras").step_cost_s == 0.002
+    save_weights(calibrated("pytorch"), calibration_path(HERE))
+    assert find_calibration(HERE).calibrated_stack == "pytorch"
+    assert find_calibration(HERE, "keras").calibrated_stack == "keras"
+
+
+def test_a_file_of_the_other_framework_is_refused(folder):
+    path = folder / "mine.safetensors"
+    save_weights(calibrated("keras"), path)
+    with pytest.raises(UsageError, match=r"a calibration of keras, but the model is one of pytorch"):
+        forerun.predict("mnist-cnn", device="here", calibration=path)
+    save_weights(calibrated("pytorch"), folder / "other.safetensors")
+    with pytest.raises(UsageError, match="make one with: forerun calibrate --framework keras"):
+        load_calibration(folder / "other.safetensors", HERE, "keras")
+    assert load_calibration(path, HERE, "keras").calibrated_stack == "keras"
+
+
+def test_a_calibration_that_is_passed_over_is_told(folder):
+    said = "calibration of keras, which says little of pytorch"
+    assert not any(said in note for note in forerun.predict("mnist-cnn", device="here").notes)
+    save_weights(calibrated("keras"), calibration_path(HERE, "keras"))
+    found = forerun.predict("mnist-cnn", device="here")
+    assert any(said in note for note in found.notes)
+    assert found.provenance != "calibrated"
+
+
+def test_the_cost_of_the_loop_is_a_part_of_a_calibrated_prediction():
+    graph = trace(ModelRequest(model="mnist-cnn"), SETUP)
+    keras = replace(graph, versions=(*graph.versions, ("keras", "3.15.1")))
+    assert (stack_name(graph), stack_name(keras)) == ("pytorch", "keras")
+    weights = calibrated("keras", 0.002)
+    question = Question(device=HERE, setup=SETUP, weights=weights)
+    found, plain = (estimate(prepare(g), None, question) for g in (keras, graph))
+    assert found.step_time_s.value == pytest.approx(plain.step_time_s.value + 0.002)
+    parts = {part.name: part.time_s for part in found.breakdown}
+    assert parts["training loop of Keras on TensorFlow"] == 0.002
+    assert sum(parts.values()) == pytest.approx(found.step_time_s.value)
+    assert found.provenance == "calibrated"
+    assert any("a step of fit costs 2.0 ms" in note for note in found.notes)
+    assert "keras 3.0" in stack_note(calibrated_effect(weights), "cpu")
+
+
+def test_times_in_a_stack_keep_the_width_of_their_interval():
+    effect = calibrated_effect(calibrated("keras", 0.5))
+    value, low, high = with_stack_times((1.0, 0.5, 2.0), effect, Phase.TRAIN)
+    assert (value, low, high) == pytest.approx((1.5, 0.75, 3.0))
+    assert with_stack_times((1.0, 0.5, 2.0), effect, Phase.INFERENCE)[0] == pytest.approx(1.0)
+
+
+def test_a_framework_nobody_calibrates_is_refused():
+    with pytest.raises(InvalidSetupError, match="expected framework pytorch or keras, got 'jax'"):
+        forerun.calibrate(framework="jax")
+
+
+def test_a_plan_of_both_frameworks_takes_no_calibration(folder):
+    from forerun.api.planning import _Source
+    from forerun.planner.devices import parse_devices
+
+    save_weights(calibrated("pytorch"), calibration_path(HERE))
+    (option,) = parse_devices("here")
+    for stacks, expected in ((("pytorch",), "pytorch"), (("keras",), None), (("keras", "pytorch"), None)):
+        source = _Source(sequence_length=None, use_cache=True, stacks=frozenset(stacks))
+        assert source.weights(option).calibrated_stack == expected
