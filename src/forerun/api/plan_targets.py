@@ -77,8 +77,9 @@ def epochs_to_target(
         num_epochs: Length of the runs; that of the schedule or of the history if None.
 
     Raises:
-        InvalidSetupError: Nothing says how a model learns, or something is given without its target.
-        ForecastError: The curve says nothing, or the target is not reached by the end of the run.
+        InvalidSetupError: Nothing says how a model learns, something is given without its target, or the target is not
+            likely to be reached by the end of the run.
+        ForecastError: The curve says nothing, or no finished run reached the target.
         RecordError: A file cannot be read.
     """
     if question.target is None:
