@@ -83,7 +83,8 @@ def device_samples(
     """Finished, timed steps and layers as samples, and why others could not be used.
 
     Args:
-        measurements: Of any kind; null steps and layers, anchors, kernels and jobs that did not end well are passed over.
+        measurements: Of any kind; null steps and layers, anchors, kernels and jobs that did not end well are passed
+            over.
         device: Where they were measured.
         loop_s: What the training loop of whole models takes beside their operations [s].
     """
