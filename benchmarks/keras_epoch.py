@@ -90,7 +90,7 @@ def _measured(run: Run, records: Path) -> dict[str, float]:
         check=False,
     )
     if done.returncode:
-        sys.exit(f"{run.model} did not train: {done.stderr.strip().splitlines()[-1]}")
+        sys.exit(f"{run.model} did not train (status {done.returncode}): {done.stderr.strip()[-2000:]}")
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
 

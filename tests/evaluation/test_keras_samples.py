@@ -111,6 +111,11 @@ def test_few_models_give_a_finite_interval_that_holds_the_worst_of_them(samples)
     assert law["quantile"] * law["base"] >= np.abs(result.log_after).max() - 1e-9
 
 
+def test_a_layer_without_operations_is_no_sample():
+    null = layer(9, "null", in_features=1)
+    assert device_samples([null, measurement(10, kind=JobKind.LAYER, subject="null")], DEVICE) == ([], [])
+
+
 def test_the_cost_of_the_loop_is_a_step_of_next_to_no_work_less_a_call():
     def timed(number, time_s, **changed):
         return measurement(number, repetitions_s=(time_s,) * 3, **changed)

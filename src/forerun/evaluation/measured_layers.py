@@ -83,11 +83,12 @@ def device_samples(
     """Finished, timed steps and layers as samples, and why others could not be used.
 
     Args:
-        measurements: Of any kind; null steps, anchors, kernels and jobs that did not end well are passed over.
+        measurements: Of any kind; null steps and layers, anchors, kernels and jobs that did not end well are passed
+            over.
         device: Where they were measured.
         loop_s: What the training loop of whole models takes beside their operations [s].
     """
-    kept = [m for m in measurements if m.outcome is Outcome.DONE and m.kind in _GRAPHS and not m.is_anchor]
+    kept = [m for m in measurements if m.outcome is Outcome.DONE and _has_operations(m) and not m.is_anchor]
     keras = keras_graphs([m for m in kept if m.circumstances.framework == "keras"])
     samples, reasons = [], []
     for measurement in kept:
@@ -98,6 +99,12 @@ def device_samples(
             continue
         samples.append(_sample(measurement, graph, setup, device, loop_s))
     return samples, reasons
+
+
+def _has_operations(measurement: Measurement) -> bool:
+    """Whether it is a step or a layer, and not the layer that does nothing."""
+    is_null = measurement.kind is JobKind.LAYER and measurement.subject == "null"
+    return measurement.kind in _GRAPHS and not is_null
 
 
 def _era(framework: str, version: str) -> float:
