@@ -1,11 +1,12 @@
 """MirroredStrategy of Keras on two logical processors: measured steps beside predicted ones.
 
 The replicas share the threads, so their work adds up: a step of two replicas is a step of twice the batch, and what the
-strategy costs. Three forms of that cost, each fitted on the other networks:
+strategy costs. Forms of that cost, each fitted on the other networks by least squares with no term below zero:
 
-    a                  each step is split, run by the replicas' threads and joined
-    c * variables      each gradient is summed and handed back
-    a + c * variables  both, by least squares with neither below zero
+    a                   each step is split, run by the replicas' threads and joined
+    c * variables       each gradient is a call to sum it and hand it back
+    a + c * variables
+    a + c * parameters  each gradient is copied, summed and handed back byte by byte
 
     python benchmarks/keras_mirrored.py --batch-size 32
 """
@@ -23,6 +24,8 @@ from statistics import median
 import numpy as np
 from scipy.optimize import nnls
 
+import forerun
+
 NETWORKS = {
     "cnn:depth=1,base_filters=8": 8,
     "cnn:depth=2,base_filters=8": 12,
@@ -31,11 +34,13 @@ NETWORKS = {
     "cnn:depth=3,base_filters=16": 16,
 }
 """Networks with their trainable variables: two for each convolution and dense layer."""
-FORMS: dict[str, Callable[[float], list[float]]] = {
-    "a": lambda variables: [1.0],
-    "c * variables": lambda variables: [variables],
-    "a + c * variables": lambda variables: [1.0, variables],
+FORMS: dict[str, Callable[[float, float], list[float]]] = {
+    "a": lambda variables, parameters: [1.0],
+    "c * variables": lambda variables, parameters: [variables],
+    "a + c * variables": lambda variables, parameters: [1.0, variables],
+    "a + c * parameters": lambda variables, parameters: [1.0, parameters],
 }
+"""Terms of a network with so many variables and so many millions of parameters."""
 
 
 def _measure_ms(network: str, batch_size: int, num_replicas: int, repetitions: int) -> float:
@@ -91,14 +96,18 @@ def main() -> None:
         for name in NETWORKS
     }
     print("network                      one replica, twice the batch  two replicas  " + "  ".join(FORMS))
+    sizes = {
+        name: (variables, 1e-6 * forerun.predict(name, device="t4").num_parameters)
+        for name, variables in NETWORKS.items()
+    }
     errors: dict[str, list[float]] = {form: [] for form in FORMS}
     for name, (one, two) in found.items():
         cells = []
         for form, terms in FORMS.items():
             others = {key: value for key, value in found.items() if key != name}
-            rows = np.array([terms(NETWORKS[key]) for key in others])
+            rows = np.array([terms(*sizes[key]) for key in others])
             extra = np.array([max(0.0, second - first) for first, second in others.values()])
-            predicted = one + float(np.dot(nnls(rows, extra)[0], terms(NETWORKS[name])))
+            predicted = one + float(np.dot(nnls(rows, extra)[0], terms(*sizes[name])))
             errors[form].append(abs(predicted / two - 1))
             cells.append(f"{predicted:.1f} ms ({predicted / two - 1:+.0%})")
         print(f"{name:27s}  {one:25.1f} ms  {two:9.1f} ms  " + "  ".join(cells))
