@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "profiling"))
 
-from naive_scripts import NAIVE_SCRIPT, make_image_folder
+from naive_scripts import naive_study
 from result_files import write_results
 
 import forerun
@@ -50,13 +50,10 @@ def main() -> None:
     parser.add_argument("--epochs", default="2")
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="Results for the page of figures.")
     options = parser.parse_args()
-    folder, script = options.folder, options.folder / "train.py"
-    if not script.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        script.write_text(NAIVE_SCRIPT.lstrip(), encoding="utf-8")
-        make_image_folder(folder / "data", num_train=NUM_IMAGES[0], num_test=NUM_IMAGES[1], size=IMAGE_SIZE)
+    folder = options.folder
+    script, naive = naive_study(folder, num_train=NUM_IMAGES[0], num_test=NUM_IMAGES[1], size=IMAGE_SIZE)
     before_hash = _hash(script)
-    command = [sys.executable, str(script), "--data", str(folder / "data"), "--epochs", options.epochs]
+    command = [*naive, "--epochs", options.epochs]
     found = forerun.tune(
         command,
         budget=options.budget,

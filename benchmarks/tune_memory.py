@@ -17,7 +17,7 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "profiling"))
 
-from naive_scripts import NAIVE_SCRIPT, make_image_folder
+from naive_scripts import naive_study
 from result_files import write_results
 
 import forerun
@@ -43,12 +43,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="Results for the page of figures.")
     options = parser.parse_args()
-    folder, script = options.folder, options.folder / "train.py"
-    if not script.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        script.write_text(NAIVE_SCRIPT.lstrip(), encoding="utf-8")
-        make_image_folder(folder / "data", num_train=1500, num_test=300)
-    command = [sys.executable, str(script), "--data", str(folder / "data"), "--epochs", "20"]
+    folder = options.folder
+    _, naive = naive_study(folder)
+    command = [*naive, "--epochs", "20"]
     print("| | trials that ran | ended at the limit | rejected before | best | predicted over used, median |")
     print("|---|---|---|---|---|---|")
     studies = []

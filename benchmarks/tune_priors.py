@@ -23,7 +23,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "profiling"))
 
 import numpy as np
-from naive_scripts import NAIVE_SCRIPT, make_image_folder
+from naive_scripts import naive_study
 from result_files import write_results
 
 import forerun
@@ -82,12 +82,8 @@ def main() -> None:
 
 def measure(folder: Path, records: Path) -> None:
     """Profiles the script and runs it in every configuration that the records do not have."""
-    script = folder / "train.py"
-    if not script.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        script.write_text(NAIVE_SCRIPT.lstrip(), encoding="utf-8")
-        make_image_folder(folder / "data", num_train=1500, num_test=300, size=(640, 480))
-    command = (sys.executable, str(script), "--data", str(folder / "data"), "--epochs", "20")
+    _, naive = naive_study(folder, size=(640, 480))
+    command = (*naive, "--epochs", "20")
     known = json.loads(records.read_text(encoding="utf-8")) if records.exists() else _described(command)
     base = _base(known)
     order = TrialOrder(command=command, is_short=True, short_s=2.0)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from layer_sizes import SIZES
 from real_jobs import run_here
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -13,23 +14,6 @@ from forerun.records.measurement import JobKind
 from forerun.tracing.trace import ModelRequest, trace
 from forerun.workload.setup import TrainingSetup
 
-IMAGE = {"batch_size": 3, "in_features": 8, "in_size": 9}
-WINDOW = {**IMAGE, "kernel": 3, "stride": 2, "padding": "same"}
-TOKENS = {"batch_size": 2, "sequence_length": 5, "in_features": 8}
-SIZES = {
-    "conv2d": {**WINDOW, "out_features": 6, "use_bias": True, "activation": "relu"},
-    "grouped_conv2d": {**WINDOW, "out_features": 12, "groups": 4, "use_bias": False, "padding": "valid"},
-    "depthwise_conv2d": {**WINDOW, "use_bias": True, "activation": "tanh"},
-    "dense": {"batch_size": 3, "in_features": 8, "out_features": 5, "use_bias": True},
-    "batch_norm": IMAGE,
-    "group_norm": {**IMAGE, "groups": 4},
-    "layer_norm": TOKENS,
-    "max_pool": WINDOW,
-    "avg_pool": {**WINDOW, "kernel": 4, "padding": "valid"},
-    "attention": {**TOKENS, "num_heads": 2, "use_bias": True},
-    "lstm": {**TOKENS, "out_features": 6, "use_bias": True},
-    "null": {"batch_size": 1, "in_features": 1},
-}
 WITH_PRODUCTS = ("conv2d", "grouped_conv2d", "depthwise_conv2d", "dense")
 
 

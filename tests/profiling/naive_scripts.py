@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +74,18 @@ def make_image_folder(
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(_picture(numbers, label, size)).save(path, quality=88)
     return root
+
+
+def naive_study(
+    folder: Path, *, num_train: int = 1500, num_test: int = 300, size: tuple[int, int] = (160, 120)
+) -> tuple[Path, tuple[str, ...]]:
+    """The script and its images in a folder, made once; the script's file and its command."""
+    script = folder / "train.py"
+    if not script.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        make_image_folder(folder / "data", num_train=num_train, num_test=num_test, size=size)
+        script.write_text(NAIVE_SCRIPT.lstrip(), encoding="utf-8")
+    return script, (sys.executable, str(script), "--data", str(folder / "data"))
 
 
 def _picture(numbers: np.random.Generator, label: int, size: tuple[int, int]) -> np.ndarray:
