@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from forerun.api.profiling import device_index as first_device
 from forerun.errors import FailureError, ScriptError, UsageError
+from forerun.measurement.device_index import first_device
 from forerun.profiling.hooks.settings import HookSettings
 from forerun.profiling.launch import Launch, check_command, launch
 from forerun.profiling.recorded import read_processes
@@ -77,7 +77,7 @@ def compare(
     words = check_command(command)
     if repetitions < 1:
         raise UsageError(f"expected one repetition or more, got {repetitions}")
-    wanted = None if metric is None else Metric(name=metric, is_rising="loss" not in metric)
+    wanted = None if metric is None else Metric.named(metric)
     order = TrialOrder(
         command=words, metric=wanted, is_short=False, timeout_s=timeout_s, device_index=first_device()
     )
@@ -109,7 +109,7 @@ def _compared(results: Mapping[str, list[TrialResult]], wanted: Metric | None, m
     has_rates = all(len(rates[w]) == len(results[w]) for w in "AB")
     last = {w: [r.curve[-1][1] for r in runs if r.curve] for w, runs in results.items()}
     name = results["A"][0].metric
-    metric = wanted or (None if name is None else Metric(name=name, is_rising="loss" not in name))
+    metric = wanted or (None if name is None else Metric.named(name))
     has_metric = metric is not None and all(len(last[w]) == len(results[w]) for w in "AB")
     return Comparison(
         speed=paired_ratio(rates["A"], rates["B"]).as_dict() if has_rates else None,
@@ -150,10 +150,7 @@ def apply(
     say(f"command: {shlex.join(exact)}")
     with tempfile.TemporaryDirectory(prefix="forerun-") as folder:
         settings = HookSettings(folder=folder, parent_pid=0, window_steps=0, knobs=found.hooks)
-        environment = (
-            {"OMP_NUM_THREADS": str(found.hooks["num_threads"])} if "num_threads" in found.hooks else {}
-        )
-        run = launch(exact, settings, echo=echo, environment=environment)
+        run = launch(exact, settings, echo=echo)
         seen = {hook["what"]: hook for process in read_processes(Path(folder)) for hook in process.hooks}
         for hook in seen.values():
             say(f"hook: {hook['knob']}: {hook['what']}")

@@ -10,13 +10,14 @@ from typing import IO
 
 from forerun.errors import FailureError, ScriptError, UsageError
 from forerun.hardware import describe_host
+from forerun.measurement.device_index import first_device
 from forerun.profiling.advice import advise
 from forerun.profiling.hooks.settings import HookSettings
 from forerun.profiling.launch import Launch, check_command, launch
 from forerun.profiling.profile import Profile, summarise_run
 from forerun.profiling.recorded import ProcessRecord, read_processes, training_process
 
-__all__ = ["device_index", "profile"]
+__all__ = ["profile"]
 
 
 def profile(
@@ -62,7 +63,7 @@ def profile(
             window_steps=window_steps,
             stop_after_steps=num_steps,
         )
-        run = launch(words, settings, echo=echo, timeout_s=timeout_s, device_index=device_index())
+        run = launch(words, settings, echo=echo, timeout_s=timeout_s, device_index=first_device())
         return _profile(run, read_processes(records), epochs)
 
 
@@ -74,13 +75,6 @@ def _made(folder: Path) -> Path:
     except OSError as error:
         raise FailureError(f"expected a folder to write to at '{folder}', got: {error.strerror}") from error
     return folder
-
-
-def device_index() -> str:
-    """The device of a run: the first visible GPU, or the processor."""
-    from forerun.hardware.host_gpus import list_gpus, visible_gpus
-
-    return "cuda:0" if visible_gpus(list_gpus()) else "cpu"
 
 
 def _profile(run: Launch, processes: tuple[ProcessRecord, ...], epochs: float | None) -> Profile:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forerun.api.profiling import device_index
 from forerun.api.tuning import tune
 from forerun.errors import ScriptError, UsageError
 from forerun.hardware import describe_host
+from forerun.measurement.device_index import first_device
 from forerun.measurement.device_lock import lock_device
 from forerun.profiling.files import write_json
 from forerun.profiling.hooks.settings import HookSettings
@@ -77,7 +77,7 @@ def tune_scenarios(
         raise UsageError(
             "a scenario needs images: --data FOLDER with seg_train and seg_test, a folder per class"
         )
-    device = device_index()
+    device = first_device()
     cores = int(describe_host().num_usable_cores)
     chosen = chosen_scenarios(scenario, num_cores=cores, epochs=epochs, is_gpu=device != "cpu")
     if num_generated is not None and not (data / "seg_train").exists():

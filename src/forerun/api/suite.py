@@ -24,9 +24,8 @@ from forerun.evaluation.suite_prediction import (
 )
 from forerun.hardware import describe_host, device_as_dict, find_device, host_as_dict
 from forerun.hardware.device import Device, DeviceKind
-from forerun.hardware.host_gpus import list_gpus, visible_gpus
 from forerun.hardware.this_device import device_at
-from forerun.measurement.device_index import gpu_index
+from forerun.measurement.device_index import first_device, gpu_index
 from forerun.measurement.jobs import Job
 from forerun.measurement.progress import Event
 from forerun.measurement.suite_jobs import batch_searches, step_jobs
@@ -146,7 +145,7 @@ def _check(minutes: float, stages: Sequence[str], on: str | None) -> None:
 
 def _index(device: str) -> str:
     if device == "here":
-        return "cuda:0" if visible_gpus(list_gpus()) else "cpu"
+        return first_device()
     gpu_index(device)  # refuses what is no device
     return device
 

@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-from forerun.api.profiling import device_index as first_device
 from forerun.api.profiling import profile
 from forerun.errors import ScriptError, UsageError
 from forerun.hardware import describe_host
+from forerun.measurement.device_index import first_device
 from forerun.profiling.files import write_json
 from forerun.profiling.launch import check_command
 from forerun.profiling.profile import Profile
@@ -221,7 +221,7 @@ def _metric(of_space: Metric | None, name: str | None, target: float | None) -> 
         if target is not None:
             raise UsageError("a target needs the name of its metric: --metric val_acc")
         return None
-    known = of_space if name is None else Metric(name=name, is_rising="loss" not in name)
+    known = of_space if name is None else Metric.named(name)
     assert known is not None
     return known if target is None else replace(known, target=target)
 

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.communication.scaling_constants import load_scaling_table
+from forerun.costs.kept import Kept
 from forerun.costs.op_weights import OpTimeWeights
 from forerun.hardware.cluster import cluster_of
 from forerun.planner.devices import DeviceOption
@@ -25,6 +26,7 @@ Ints = npt.NDArray[np.int64]
 
 _MOST_NODES = 6
 """Batch sizes at which a grid looks at communication; between them its share of the step changes slowly."""
+_MOST_KEPT = 65_536
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +56,7 @@ class DataParallelScaling:
         self._weights_of = weights_of
         self._torch_version = torch_version
         self._settings = ScaleSettings()
-        self._kept: dict[tuple[int, str, TrainingSetup, int], tuple[PreparedModel, Floats]] = {}
+        self._kept: Kept[Floats] = Kept(_MOST_KEPT)
 
     def __call__(
         self,
@@ -93,12 +95,17 @@ class DataParallelScaling:
     ) -> Floats:
         """Ratios of value, low and high to those of one device, and the memory beyond [bytes], (4, n)."""
         general = replace(setup, batch_size_per_device=1)
-        keys = [(id(model), option.label, general, size) for size in sizes]
-        missing = [size for key, size in zip(keys, sizes, strict=True) if key not in self._kept]
+        columns = {
+            size: column
+            for size in sizes
+            if (column := self._kept.find((model,), (option.label, general, size))) is not None
+        }
+        missing = [size for size in sizes if size not in columns]
         if missing:
             for size, column in zip(missing, self._worked_out(model, option, setup, missing), strict=True):
-                self._kept[id(model), option.label, general, size] = (model, column)
-        return np.stack([self._kept[key][1] for key in keys], axis=1)
+                self._kept.keep((model,), (option.label, general, size), column)
+                columns[size] = column
+        return np.stack([columns[size] for size in sizes], axis=1)
 
     def _worked_out(
         self, model: PreparedModel, option: DeviceOption, setup: TrainingSetup, sizes: Sequence[int]

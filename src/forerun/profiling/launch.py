@@ -134,7 +134,7 @@ def launch(
     settings_file = write_settings(replace(settings, parent_pid=os.getpid()))
     begin_s = time.monotonic()
     with record_telemetry(device_index, _SAMPLE_EVERY_S) as recorder:
-        process = _start(command, settings_file, environment or {})
+        process = _start(command, settings_file, {**_threads(settings), **(environment or {})})
         run = _Run(process, echo, on_line)
         try:
             outcome = run.watch(begin_s, timeout_s, memory_limit_bytes)
@@ -158,6 +158,11 @@ def launch(
         gpu_busy=recorder.series("gpu_busy_fraction"),
         num_killed=num_killed,
     )
+
+
+def _threads(settings: HookSettings) -> dict[str, str]:
+    """The knob as the libraries of a processor read it when they are loaded, which is before any hook."""
+    return {"OMP_NUM_THREADS": str(settings.knobs["num_threads"])} if "num_threads" in settings.knobs else {}
 
 
 def _start(command: Sequence[str], settings_file: Path, own: dict[str, str]) -> subprocess.Popen[str]:

@@ -68,5 +68,5 @@ def find_metric(lines: Sequence[OutputLine]) -> Metric | None:
     """The first usual metric that the lines have."""
     for name in USUAL_METRICS:
         if read_metric(name, lines):
-            return Metric(name=name, is_rising="loss" not in name)
+            return Metric.named(name)
     return None

@@ -73,6 +73,11 @@ class Metric:
     is_rising: bool = True
     target: float | None = None
 
+    @classmethod
+    def named(cls, name: str) -> Metric:
+        """The metric of a name alone: a loss falls, everything else rises."""
+        return cls(name=name, is_rising="loss" not in name)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
@@ -210,7 +215,7 @@ def _metric(found: Any) -> Metric | None:
     if found is None:
         return None
     if isinstance(found, str):
-        return Metric(name=found, is_rising="loss" not in found)
+        return Metric.named(found)
     if not isinstance(found, dict) or "name" not in found:
         raise UsageError(f"expected a metric such as {{name: val_acc, goal: maximize}}, got '{found}'")
     goal = found.get("goal", "minimize" if "loss" in str(found["name"]) else "maximize")

@@ -157,19 +157,16 @@ def run_trial(
             timeout_s=order.timeout_s,
             memory_limit_bytes=order.memory_limit_bytes,
             device_index=order.device_index,
-            environment=_environment(configuration, order.device_index),
+            environment=_environment(order.device_index),
             on_line=follow,
         )
         return _result(order, run, read_processes(Path(folder)))
 
 
-def _environment(configuration: Configuration, device_index: str) -> dict[str, str]:
-    own = {}
-    if "num_threads" in configuration.hooks:
-        own["OMP_NUM_THREADS"] = str(configuration.hooks["num_threads"])
+def _environment(device_index: str) -> dict[str, str]:
     if device_index.startswith("cuda:") and device_index != "cuda:0":
-        own["CUDA_VISIBLE_DEVICES"] = device_index.partition(":")[2]
-    return own
+        return {"CUDA_VISIBLE_DEVICES": device_index.partition(":")[2]}
+    return {}
 
 
 def _is_reached(metric: Metric, value: float) -> bool:

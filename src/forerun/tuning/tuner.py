@@ -183,7 +183,7 @@ class Tuner:
         """The study's metric, or the one that the script was found to print."""
         if self.task.order.metric is not None or result.metric is None:
             return self.task.order.metric
-        return Metric(name=result.metric, is_rising="loss" not in result.metric)
+        return Metric.named(result.metric)
 
     def _pruner(self, trial: Any) -> Callable[[int, float], bool] | None:
         metric = self.task.order.metric
