@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-# A change must fail for what it does, not for the draw; `--hypothesis-profile default` searches anew.
-settings.register_profile("repeatable", derandomize=True)
+# A change must fail for what it does, not for the draw or for what else the machine does just now;
+# `--hypothesis-profile default` searches anew.
+settings.register_profile(
+    "repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("repeatable")
 
 

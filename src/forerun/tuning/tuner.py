@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from forerun.errors import ScriptError, UsageError, near_matches
@@ -41,7 +41,7 @@ class Task:
         with_memory_law: Whether trials that would not fit are rejected before they start.
         with_priors: Whether the first trials come from the cost model.
         with_pruning: Whether trials end when their forecast cannot win.
-        num_rounds: Reports of a metric in a whole run, for pruning.
+        num_rounds: Values of the metric that the script prints in a whole run, for pruning.
         num_sessions: Processes that search at once; for the time that is left.
     """
 
@@ -130,15 +130,20 @@ class Tuner:
 
     def _run(self, trial: Any, values: dict[str, Any], expected_bytes: float | None) -> None:
         configuration = configure(self.task.space, values, self.base, self.optimizer)
-        callback = self._pruner(trial)
+        num_rounds = self._num_rounds(values)
         try:
-            result = self.run(self.task.order, configuration, on_value=callback, say=self.say)
+            result = self.run(
+                self.task.order, configuration, on_value=self._pruner(trial, num_rounds), say=self.say
+            )
         except BaseException:
             self.store.drop(trial)
             raise
         if result.outcome == "interrupted":
             self.store.drop(trial)
             raise KeyboardInterrupt
+        if result.outcome == "pruned" and num_rounds and len(result.curve) >= num_rounds:
+            # It had printed its last value by the time that an earlier one was judged.
+            result = replace(result, outcome="done", reason="")
         self._judge(trial, values, result, expected_bytes)
 
     def _judge(
@@ -185,18 +190,26 @@ class Tuner:
             return self.task.order.metric
         return Metric.named(result.metric)
 
-    def _pruner(self, trial: Any) -> Callable[[int, float], bool] | None:
+    def _num_rounds(self, values: Mapping[str, Any]) -> int | None:
+        """Values of the metric that a whole run of these values prints."""
+        if not self.task.with_pruning or self.task.num_rounds is None:
+            return None
+        return int(values.get("epochs", self.task.num_rounds))
+
+    def _pruner(self, trial: Any, num_rounds: int | None) -> Callable[[int, float], bool] | None:
         metric = self.task.order.metric
-        if not self.task.with_pruning or not self.task.num_rounds or self.task.num_rounds < 2:
+        if num_rounds is None or num_rounds < 2:
             return None
         # As in the objective, a falling metric is told with its sign turned.
         sign = 1.0 if metric is None or metric.is_rising else -1.0
         from forerun.callbacks import ForecastPruner
 
-        pruner = ForecastPruner(self.task.num_rounds)
+        pruner = ForecastPruner(num_rounds)
 
         def on_value(number: int, value: float) -> bool:
             trial.report(sign * value, number)
+            if number >= num_rounds:
+                return False  # nothing is left to save
             frozen = self.store.study.get_trials(deepcopy=False)[trial.number]
             return bool(pruner.prune(self.store.study, frozen))
 
