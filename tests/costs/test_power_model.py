@@ -81,6 +81,19 @@ def test_arithmetic_suffers_more_from_a_limit_than_traffic(activity, limit):
     assert slow == sorted(slow)
 
 
+def test_below_the_knee_the_clock_falls_in_proportion_to_the_power():
+    law, demand = replace(POWER_LAW, compute_weight=0.0), np.asarray([0.8])
+
+    def slowdown(left):
+        limit = law.idle_share + left * (demand[0] - law.idle_share)
+        return power_slowdown(demand, limit, np.asarray([0.5]), law)[0]
+
+    knee = law.knee_share
+    assert slowdown(0.8) == pytest.approx(0.8**-law.slowdown_exponent)
+    assert slowdown(knee) == pytest.approx(knee**-law.slowdown_exponent)
+    assert slowdown(knee / 2) == pytest.approx(2 * slowdown(knee))
+
+
 def test_a_moderate_limit_saves_energy_as_the_source_of_the_constants_found():
     # You, Chung and Chowdhury (NSDI 2023): the most thrifty limit lies below the largest one for every job.
     limits = np.arange(100, 251, 25)

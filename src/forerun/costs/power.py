@@ -6,13 +6,16 @@ bandwidth [s], and a step that takes t [s]:
     activity   a = (c + m) / t
     demand     P = idle + (full - idle) (1 - exp(-(k a)^q))
     limited    P' = (P^-12 + L^-12)^(-1/12)
-    slowdown   s = ((min(P, L) - idle) / (P - idle))^(-g),  g = g0 (1 + g1 (c / (c + m) - 1/2))
+    left       r = (min(P, L) - idle) / (P - idle)
+    clock      f = r^g0, below the knee r0 of r: r0^g0 (r / r0)
+    slowdown   s = f^-(1 + g1 (c / (c + m) - 1/2))
 
 Powers are shares of the board's power limit as shipped; L is the limit that is set. ``idle`` is the power of a
 device whose clocks are up and that waits, above that of an idle desktop. Power scatters within a step, so that its
 hungriest parts reach the limit before the mean does: mean power under a limit stays somewhat below both. Dynamic
-power falls with a power of the clock, and the time of what is bound by arithmetic falls with the clock, so g is below
-one and larger for arithmetic. Power of the host, cooling and network is left out.
+power goes with f V^2: while the voltage V falls with the clock, a small loss of clock saves much power; below the
+knee the voltage is at its least, and power falls in proportion to the clock. Time goes with the clock, that of
+arithmetic more than that of traffic. Power of the host, cooling and network is left out.
 
 Fitted by ``forerun evaluate --reference`` on ``zeus_epoch_time_power`` (You, Chung and Chowdhury, NSDI 2023): A40,
 P100, Quadro RTX 6000 and V100, power limits from 100 W.
@@ -58,6 +61,7 @@ class PowerLaw:
         activity_factor: k.
         activity_exponent: q.
         slowdown_exponent: g0.
+        knee_share: r0, dynamic power over that without a limit at which the voltage is at its least.
         compute_weight: g1.
         log_width: Half-width of the 90 % interval of log power.
         source: What they were fitted on.
@@ -68,26 +72,28 @@ class PowerLaw:
     activity_factor: float
     activity_exponent: float
     slowdown_exponent: float
+    knee_share: float
     compute_weight: float
     log_width: float
     source: str
 
 
 POWER_LAW = PowerLaw(
-    idle_share=0.183,
-    full_share=0.796,
-    activity_factor=4.19,
-    activity_exponent=1.27,
-    slowdown_exponent=0.463,
-    compute_weight=0.483,
-    log_width=0.45,
+    idle_share=0.165,
+    full_share=0.849,
+    activity_factor=3.89,
+    activity_exponent=1.09,
+    slowdown_exponent=0.329,
+    knee_share=0.538,
+    compute_weight=0.121,
+    log_width=0.49,
     source="zeus_epoch_time_power, 1,308 epochs on four GPUs, 2026-11-21",
 )
 """Mean of the laws of four GPUs; the width is that of a GPU that took no part."""
 
 
 def _own(
-    idle: float, full: float, factor: float, exponent: float, slowdown: float, log_width: float
+    idle: float, full: float, factor: float, exponent: float, slowdown: float, knee: float, log_width: float
 ) -> PowerLaw:
     return replace(
         POWER_LAW,
@@ -96,15 +102,16 @@ def _own(
         activity_factor=factor,
         activity_exponent=exponent,
         slowdown_exponent=slowdown,
+        knee_share=knee,
         log_width=log_width,
     )
 
 
 POWER_LAWS: Mapping[str, PowerLaw] = {
-    "a40": _own(0.266, 0.787, 3.49, 1.27, 0.618, 0.19),
-    "p100-pcie-16gb": _own(0.095, 0.657, 5.84, 1.01, 0.331, 0.41),
-    "quadro-rtx-6000": _own(0.246, 0.888, 3.91, 1.54, 0.395, 0.26),
-    "v100-pcie-16gb": _own(0.124, 0.854, 3.52, 1.26, 0.508, 0.21),
+    "a40": _own(0.208, 0.9, 2.95, 0.82, 0.314, 0.687, 0.24),
+    "p100-pcie-16gb": _own(0.0914, 0.66, 5.8, 0.98, 0.348, 0.53, 0.38),
+    "quadro-rtx-6000": _own(0.241, 0.94, 3.55, 1.39, 0.265, 0.386, 0.17),
+    "v100-pcie-16gb": _own(0.118, 0.896, 3.24, 1.17, 0.389, 0.547, 0.17),
 }
 """Laws of the GPUs that were measured; widths are those of their networks and limits that took no part."""
 
@@ -155,9 +162,13 @@ def power_slowdown(
     """
     demand = np.asarray(demand, dtype=np.float64)
     dynamic = np.maximum(demand - law.idle_share, 1e-9)
-    left = np.maximum(np.minimum(demand, limit_share) - law.idle_share, _LEAST_DYNAMIC_SHARE * dynamic)
-    exponent = law.slowdown_exponent * (1 + law.compute_weight * (compute_fraction - 0.5))
-    factor: Floats = np.where(demand > limit_share, np.maximum(1.0, (left / dynamic) ** -exponent), 1.0)
+    left = (
+        np.maximum(np.minimum(demand, limit_share) - law.idle_share, _LEAST_DYNAMIC_SHARE * dynamic) / dynamic
+    )
+    at_knee = np.maximum(left, law.knee_share) ** law.slowdown_exponent
+    clock = at_knee * np.minimum(left / law.knee_share, 1.0)
+    exponent = 1 + law.compute_weight * (compute_fraction - 0.5)
+    factor: Floats = np.where(demand > limit_share, np.maximum(1.0, clock**-exponent), 1.0)
     return factor
 
 
