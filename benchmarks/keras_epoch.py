@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 BATCHES = 96
-EPOCHS = 4
+EPOCHS = 10
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,7 +98,7 @@ def test_ctrl_c_ends_with_130_and_one_line(tmp_path):
         assert process.stderr is not None
         assert process.stderr.readline() == "ready\n"
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=240)
     assert (process.returncode, out, err) == (130, "", "interrupted\n")
 
 

@@ -23,7 +23,7 @@ def report_of(do, protocol=QUICK, on_progress=None, **parameters):
     return run_in_child(tiny_job(do, **parameters), "cpu", protocol, on_progress, run=RUN)
 
 
-def wait_until(condition, timeout_s=20.0):
+def wait_until(condition, timeout_s=120.0):
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
         if condition():
@@ -92,13 +92,13 @@ def test_a_hanging_job_and_what_it_started_are_ended(tmp_path):
     began_s = time.monotonic()
     report = report_of(
         "hang with a child",
-        replace(QUICK, timeout_s=2.0),
+        replace(QUICK, timeout_s=6.0),
         grandchild=str(grandchild),
         started=str(tmp_path / "started"),
     )
     assert report.outcome is Outcome.TIMED_OUT
-    assert report.reason == "not finished after 2 s"
-    assert time.monotonic() - began_s < 60
+    assert report.reason == "not finished after 6 s"
+    assert time.monotonic() - began_s < 120
     pids = [int(grandchild.read_text()), int((tmp_path / "started").read_text().split()[0])]
     assert wait_until(lambda: not any(is_running(pid) for pid in pids))
 

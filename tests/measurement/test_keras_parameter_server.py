@@ -22,7 +22,7 @@ needs_tensorflow = pytest.mark.skipif(
 )
 
 QUICK = Protocol(min_warm_up=1, max_warm_up=2, window=3, num_repetitions=3, max_seconds=1, num_threads=1)
-ENDED_S = 30.0
+ENDED_S = 120.0
 
 CLUSTER = """
 from forerun.measurement.jobs import Job

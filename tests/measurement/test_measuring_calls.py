@@ -50,7 +50,7 @@ def killed(tmp_path_factory):
         env={**os.environ, "PYTHONPATH": path, "TMPDIR": str(folder)},
     )
     try:
-        until_s = time.monotonic() + 120
+        until_s = time.monotonic() + 400
         while num_done(records) < 1 and session.poll() is None and time.monotonic() < until_s:
             time.sleep(0.05)
     finally:

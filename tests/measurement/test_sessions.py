@@ -165,7 +165,7 @@ def test_after_kill_9_the_rerun_finishes_the_rest_and_nothing_is_lost(tmp_path):
     started, records = tmp_path / "started", tmp_path / "records.sqlite"
     command = [sys.executable, "-c", SESSION_SCRIPT, str(tmp_path), str(records), str(started)]
     session = subprocess.Popen(command, env=script_environment())
-    deadline_s = time.monotonic() + 60
+    deadline_s = time.monotonic() + 240
     while time.monotonic() < deadline_s and not (started.exists() and started.read_text().count("\n") >= 3):
         time.sleep(0.02)
     session.kill()
@@ -174,7 +174,7 @@ def test_after_kill_9_the_rerun_finishes_the_rest_and_nothing_is_lost(tmp_path):
     # Two had ended when the third began; each that had ended is there, with its circumstances.
     assert 2 <= len(first) < 6
     assert all(measurement.outcome is Outcome.DONE for measurement in first)
-    subprocess.run(command, env=script_environment(), check=True, timeout=60)
+    subprocess.run(command, env=script_environment(), check=True, timeout=240)
     last = kernels_in(records)
     assert sorted(m.parameters["size"] for m in last) == list(range(6))
     assert [measurement for measurement in last if measurement in first] == first

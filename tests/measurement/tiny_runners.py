@@ -15,7 +15,7 @@ from forerun.measurement.protocol import Protocol
 from forerun.records.measurement import JobKind
 
 RUN = "tiny_runners:run_tiny"
-QUICK = Protocol(num_repetitions=6, timeout_s=30.0, anchor_every=0, num_threads=1, telemetry_every_s=0.02)
+QUICK = Protocol(num_repetitions=6, timeout_s=120.0, anchor_every=0, num_threads=1, telemetry_every_s=0.02)
 
 
 def tiny_job(do: str, **parameters) -> Job:

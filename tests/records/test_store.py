@@ -185,7 +185,7 @@ class StoreContract:
                     print(number, file=file, flush=True)
         """)
         writer = subprocess.Popen([sys.executable, "-c", script])
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240
         while time.monotonic() < deadline and not (
             written.exists() and len(written.read_text().split()) > 20
         ):

@@ -125,7 +125,7 @@ def test_a_node_killed_in_the_middle_of_a_trial_loses_no_trial(cluster, tmp_path
         raylet_pids = {parent.pid for parent in psutil.Process(pid).parents()}
         node = next(n for n in cluster.worker_nodes if raylet_pid(n) in raylet_pids)
         cluster.remove_node(node, allow_graceful=False)
-        output, _ = study.communicate(timeout=180)
+        output, _ = study.communicate(timeout=400)
     assert study.returncode == 0, (tmp_path / "said").read_text()
     answer = json.loads(output)
     assert [trial["outcome"] for trial in answer["trials"]] == ["done"] * 2
@@ -135,7 +135,7 @@ def test_a_node_killed_in_the_middle_of_a_trial_loses_no_trial(cluster, tmp_path
 
 
 def wait_for_start(started: Path, number: int, study: subprocess.Popen[str], said: Path) -> int:
-    deadline_s = time.monotonic() + 120
+    deadline_s = time.monotonic() + 400
     while time.monotonic() < deadline_s and study.poll() is None:
         lines = started.read_text().splitlines() if started.exists() else []
         if len(lines) >= number:

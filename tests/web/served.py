@@ -30,7 +30,7 @@ def serving(log: Path, *words: str) -> Iterator[str]:
             yield _address(process, log)
         finally:
             process.send_signal(signal.SIGINT)
-            process.wait(timeout=20)
+            process.wait(timeout=120)
 
 
 def _address(process: subprocess.Popen[bytes], log: Path) -> str:

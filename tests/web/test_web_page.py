@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from forerun.cli.main import app
 
 sync_api = pytest.importorskip("playwright.sync_api")
+sync_api.expect.set_options(timeout=120_000)
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason="no Chromium is installed (apt-get install chromium)"
@@ -239,10 +240,11 @@ def test_a_link_reproduces_the_view(opened, complaints):
     page = opened()
     slide(page, "batch", 30)
     slide(page, "devices", 2)
+    page.evaluate("delete document.body.dataset.exact")
     page.locator("#within").fill("cost<=1")
     page.locator("#within").press("Tab")
     wait_for_hash(page, "within")
-    page.wait_for_timeout(400)
+    page.wait_for_selector("body[data-exact]")
     again = opened(link=page.evaluate("location.hash"))
     assert cards(again) == cards(page)
     assert again.locator("#within").input_value() == "cost<=1"
@@ -265,8 +267,9 @@ def test_the_command_that_is_copied_is_the_question(opened, complaints):
     assert set(points) == {"t4", "l4", "a100-sxm4-40gb", "h100-sxm"}
     assert page.locator("#batch-out").inner_text() == str(points["t4"]["batch_size_per_device"])
     slide(page, "devices", 4)
+    page.evaluate("document.getElementById('said').textContent = ''")
     page.locator("#copy-command").click()
-    page.wait_for_timeout(200)
+    sync_api.expect(page.locator("#said")).not_to_have_text("")
     words = shlex.split(page.evaluate("navigator.clipboard.readText()"))
     assert words[words.index("--on") + 1] == "t4x4,l4x4,a100-sxm4-40gbx4,h100-sxmx4"
     result = CliRunner().invoke(app, [*words[1:], "--json"])
