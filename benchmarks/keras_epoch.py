@@ -1,9 +1,12 @@
 """Epochs of ``fit`` on this processor, measured and predicted from a calibration made on other networks.
 
 Calibrates Keras on TensorFlow (or takes a calibration that was made before, with its records), trains networks that
-the calibration has not seen by ``fit`` on arrays with ``forerun.keras.StepTimer``, each in a process of its own, and
-prints measured and predicted steps and epochs. Beside them: the prediction from the datasheet alone, and a line over
-the work of a step through the steps that the calibration measured, a + b * FLOP with the least relative squares.
+the calibration has not seen by ``fit`` with ``forerun.keras.StepTimer``, each in a process of its own, and prints
+measured and predicted steps and epochs. Beside them: the prediction from the datasheet alone, and a line over the work
+of a step through the steps that the calibration measured, a + b * FLOP with the least relative squares.
+
+The data come from a ``tf.data.Dataset`` whose tuner is off. Beside it stand epochs of ``fit`` on arrays, whose data
+set ``fit`` makes itself with the tuner on: more than every second of them waits for a tick of it.
 
     python benchmarks/keras_epoch.py --minutes 2.5
     python benchmarks/keras_epoch.py --calibration keras.safetensors --records keras.sqlite
@@ -72,14 +75,29 @@ def _fit(model: str, batch_size: int, shape: list[int], records: str) -> None:
     random = np.random.default_rng(0)
     images = random.random((num_samples, *shape), dtype=np.float32)
     labels = random.integers(0, 10, num_samples)
-    timer = StepTimer(
-        records, subject=model, dataset_size=num_samples, batch_size=batch_size, occasion=f"epoch {model}"
+    told = {"dataset_size": num_samples, "batch_size": batch_size, "subject": model}
+    fed = StepTimer(records, occasion=f"dataset {model}", **told)
+    network.fit(_dataset(images, labels, batch_size), epochs=EPOCHS, callbacks=[fed], verbose=0)
+    own = StepTimer(records, occasion=f"arrays {model}", **told)
+    network.fit(images, labels, batch_size=batch_size, epochs=EPOCHS, callbacks=[own], verbose=0)
+    figures = {name: fed.measurement.results[name] for name in ("step_time_s", "epoch_time_s")}
+    print(
+        json.dumps(
+            {**figures, "epochs_on_arrays_s": own.epoch_times_s[1:], "starts_s": own.epoch_starts_s[1:]}
+        )
     )
-    network.fit(images, labels, batch_size=batch_size, epochs=EPOCHS, callbacks=[timer], verbose=0)
-    print(json.dumps({name: timer.measurement.results[name] for name in ("step_time_s", "epoch_time_s")}))
 
 
-def _measured(run: Run, records: Path) -> dict[str, float]:
+def _dataset(images: np.ndarray, labels: np.ndarray, batch_size: int) -> Any:
+    import tensorflow as tf
+
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    found = tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(len(images))
+    return found.batch(batch_size, drop_remainder=True).prefetch(2).with_options(options)
+
+
+def _measured(run: Run, records: Path) -> dict[str, Any]:
     asked = json.dumps([run.model, run.batch_size, run.shape, str(records)])
     environment = {**os.environ, "KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"}
     done = subprocess.run(
@@ -91,7 +109,7 @@ def _measured(run: Run, records: Path) -> dict[str, float]:
     )
     if done.returncode:
         sys.exit(f"{run.model} did not train (status {done.returncode}): {done.stderr.strip()[-2000:]}")
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
@@ -154,7 +172,7 @@ def _calibrate(minutes: float, folder: Path) -> tuple[Path, Path]:
 def _report(calibration: Path, records: Path, own: Path) -> None:
     a, b = _line_over_work(records)
     print(f"{'network':34s} batch  step: measured  predicted (90 %)            error   epoch: measured  "
-          "predicted (90 %)          error   datasheet alone  line over FLOP")  # fmt: skip
+          "predicted (90 %)          error   datasheet alone  line over FLOP   epochs on arrays (waits)")  # fmt: skip
     errors = []
     for run in RUNS:
         measured = _measured(run, own)
@@ -170,7 +188,11 @@ def _report(calibration: Path, records: Path, own: Path) -> None:
             f"{1e3 * step.value:7.2f} ({1e3 * step.low:.2f} to {1e3 * step.high:.2f}) ms  "
             f"{step.value / measured['step_time_s'] - 1:+7.1%}  {epoch_s:13.3f} s  "
             f"{epoch.value:6.3f} ({epoch.low:.3f} to {epoch.high:.3f}) s  "
-            f"{row[0]:+7.1%}  {row[1]:+14.0%}  {row[2]:+13.0%}"
+            f"{row[0]:+7.1%}  {row[1]:+14.0%}  {row[2]:+13.0%}   "
+            + " ".join(
+                f"{epoch_s:.2f} ({start_s:.2f})"
+                for epoch_s, start_s in zip(measured["epochs_on_arrays_s"], measured["starts_s"], strict=True)
+            )
         )
     mean = np.abs(np.asarray(errors)).mean(axis=0)
     print(f"mean absolute error of the epoch: calibrated {mean[0]:.1%}, datasheet alone {mean[1]:.0%}, line over "

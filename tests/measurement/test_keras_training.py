@@ -62,6 +62,7 @@ def test_the_callback_writes_what_fit_did(tmp_path):
     assert m.parameters["optimizer"] == "adam"
     assert m.results["steps_per_epoch"] == 5
     assert m.results["num_parameters"] == 15
+    assert 0 < m.results["epoch_start_s"] < m.results["epoch_time_s"]
     assert len(m.repetitions_s) == 12
     assert m.results["loss_3"] > 0
     assert m.results["epoch_time_1_s"] > m.results["epoch_time_3_s"]  # the first holds tracing

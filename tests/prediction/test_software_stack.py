@@ -7,6 +7,7 @@ import pytest
 from forerun.costs.op_weights import load_weights, shipped_weights_path
 from forerun.costs.software_stack import KERAS_ON_TENSORFLOW, stack_note
 from forerun.hardware import find_device
+from forerun.prediction.job import Job
 from forerun.prediction.predictor import Question, estimate
 from forerun.prediction.software_stack import stack_of, with_stack
 from forerun.prediction.step import predict_steps, prepare
@@ -54,3 +55,15 @@ def test_an_estimate_names_its_stack_and_says_where_there_is_no_measurement(grap
     assert "no step" not in stack_note(KERAS_ON_TENSORFLOW, "v100-sxm2-16gb")
     on_cpu = estimate(prepare(of_keras(graph)), None, replace(question, device=find_device("cpu"))).notes
     assert any("measured on a cpu" in note for note in on_cpu)
+
+
+def test_an_epoch_of_keras_says_that_it_is_of_steps_alone(graph):
+    question = Question(device=find_device("t4"), setup=SETUP, weights=WEIGHTS)
+    with_epochs = replace(question, job=Job(num_samples=640))
+
+    def says(graph, asked):
+        return any("sum of its steps" in note for note in estimate(prepare(graph), None, asked).notes)
+
+    assert says(of_keras(graph), with_epochs)
+    assert not says(of_keras(graph), question)
+    assert not says(graph, with_epochs)

@@ -50,7 +50,9 @@ class StepTimer(keras.callbacks.Callback):  # type: ignore[misc]  # Keras is not
     A step's time is that between the ends of two batches, so it holds what the step waits for its data. The first step
     of ``fit``, which traces and compiles, and the first of each epoch, which follows validation, are kept apart. Keras
     hands the logs of each batch to its callbacks as numbers, so a step has ended on the device when it is counted;
-    with ``steps_per_execution`` above 1 the time of an execution is divided by its steps.
+    with ``steps_per_execution`` above 1 the time of an execution is divided by its steps. How long an epoch waits
+    before its first batch is among the results (``epoch_start_s``): on TensorFlow the iterator of the epoch before ends
+    there, which may wait for the tuner of tf.data.
 
     Args:
         records: Store of the record, as ``forerun records`` takes it; None for the default one.
@@ -65,6 +67,7 @@ class StepTimer(keras.callbacks.Callback):  # type: ignore[misc]  # Keras is not
     Attributes:
         measurement: What was written; None before the end of training.
         step_times_s, epoch_times_s: All times so far [s].
+        epoch_starts_s: Time from the beginning of each epoch to its first batch [s].
 
     Raises:
         MissingExtraError: Keras is not installed (when the module is imported).
@@ -96,6 +99,7 @@ class StepTimer(keras.callbacks.Callback):  # type: ignore[misc]  # Keras is not
         self.step_times_s: list[float] = []
         self.warm_up_s: list[float] = []
         self.epoch_times_s: list[float] = []
+        self.epoch_starts_s: list[float] = []
         self._logs: list[Mapping[str, Any]] = []
         self._num_steps = 0
         self._began_s = self._last_s = 0.0
@@ -111,6 +115,11 @@ class StepTimer(keras.callbacks.Callback):  # type: ignore[misc]  # Keras is not
         """Called by ``fit``."""
         self._began_s = self._last_s = time.perf_counter()
         self._last_step = -1
+
+    def on_train_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Called by ``fit`` before a step."""
+        if self._last_step < 0:
+            self.epoch_starts_s.append(time.perf_counter() - self._began_s)
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Called by ``fit`` after a step, or after all steps of an execution, with the number of the last."""
@@ -194,6 +203,7 @@ class StepTimer(keras.callbacks.Callback):  # type: ignore[misc]  # Keras is not
             "step_time_s": step_s,
             "steps_per_epoch": self._num_steps,
             "epoch_time_s": median(whole),
+            "epoch_start_s": median(self.epoch_starts_s[1:] or self.epoch_starts_s),
             "images_per_second": size / median(whole),
             "num_parameters": int(self.model.count_params()),
             "first_step_s": self.warm_up_s[0],

@@ -141,10 +141,14 @@ class _KerasTraining:
     def _dataset(self, images: tuple[Any, Any], batch_size: int, *, repeats: bool = False) -> Any:
         import tensorflow as tf
 
+        options = tf.data.Options()
+        options.autotune.enabled = (
+            False  # an epoch's iterator ends with a tick of the tuner: up to the epoch's length
+        )
         data = tf.data.Dataset.from_tensor_slices(images)
         if repeats:
             data = data.repeat()
-        return data.batch(batch_size).prefetch(2)
+        return data.batch(batch_size).prefetch(2).with_options(options)
 
 
 def _images_of(job: Job, layout: Layout) -> _Images:

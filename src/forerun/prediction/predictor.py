@@ -240,6 +240,12 @@ def _notes(model: PreparedModel, question: Question) -> list[str]:
             f"software stack: no step of Keras on TensorFlow was measured on a {question.device.kind}; the time is "
             "that of the same operations in PyTorch"
         )
+    if question.job is not None and is_keras_graph(model.graph):
+        notes.append(
+            "an epoch is taken as the sum of its steps: fit on arrays, or on a data set with the tuner of tf.data on, "
+            "often waits between epochs, up to an epoch's time and 60 s at most (docs/methods/keras.md says how to "
+            "avoid it)"
+        )
     if question.setup.compile:
         notes.append("memory is that of eager execution; torch.compile usually needs less")
     return notes
