@@ -186,8 +186,8 @@ def energy_section(result: EnergyResult) -> str:
             [*_groups(result, result.network), *_groups(result, result.gpu)],
         )
         + "\nWhere we lose: the P100 with networks that keep it little busy: its power rises with the least work, as "
-        "that of no other of the four, which only the network that is held out shows; and the A40 under 100 W of its "
-        "300 W, which is near what it draws idle.\n"
+        "that of no other of the four, which only the network that is held out shows; and the A40 at 100 and 125 W of "
+        "its 300 W, which is near what it draws idle.\n"
     )
 
 
