@@ -14,6 +14,7 @@ from forerun.tuning.configuration import configure
 from forerun.tuning.memory_law import MemoryPoint, predicted_memory_bytes
 from forerun.tuning.neighbours import configuration_key, num_configurations, untried_neighbour
 from forerun.tuning.objectives import Objective, value_of
+from forerun.tuning.pruning import TrialPruner
 from forerun.tuning.space import Metric, Space
 from forerun.tuning.speed_law import first_guesses
 from forerun.tuning.study import TrialStore, suggest
@@ -196,24 +197,12 @@ class Tuner:
             return None
         return int(values.get("epochs", self.task.num_rounds))
 
-    def _pruner(self, trial: Any, num_rounds: int | None) -> Callable[[int, float], bool] | None:
-        metric = self.task.order.metric
+    def _pruner(self, trial: Any, num_rounds: int | None) -> TrialPruner | None:
         if num_rounds is None or num_rounds < 2:
             return None
-        # As in the objective, a falling metric is told with its sign turned.
-        sign = 1.0 if metric is None or metric.is_rising else -1.0
-        from forerun.callbacks import ForecastPruner
-
-        pruner = ForecastPruner(num_rounds)
-
-        def on_value(number: int, value: float) -> bool:
-            trial.report(sign * value, number)
-            if number >= num_rounds:
-                return False  # nothing is left to save
-            frozen = self.store.study.get_trials(deepcopy=False)[trial.number]
-            return bool(pruner.prune(self.store.study, frozen))
-
-        return on_value
+        metric = self.task.order.metric
+        is_rising = metric is None or metric.is_rising
+        return TrialPruner(self.store.study, trial, num_rounds, is_rising=is_rising)
 
     def _expected_memory(self, values: Mapping[str, Any]) -> float | None:
         points = []
