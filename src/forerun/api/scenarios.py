@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forerun.api.planned_steps import predictable_device
 from forerun.api.tuning import tune
 from forerun.errors import ScriptError, UsageError
 from forerun.hardware import describe_host
@@ -23,7 +24,7 @@ from forerun.tuning.configuration import Configuration, with_arguments
 from forerun.tuning.scenarios.figures import run_figures, usage_rows
 from forerun.tuning.scenarios.generated_images import generate_images
 from forerun.tuning.scenarios.plan import Scenario, chosen_scenarios, training_command
-from forerun.tuning.scenarios.squeezenet_training import IMAGE_SIZE
+from forerun.tuning.scenarios.squeezenet_training import IMAGE_SIZE, MODEL
 from forerun.tuning.trial import say_nothing
 
 __all__ = ["tune_scenarios"]
@@ -85,7 +86,14 @@ def tune_scenarios(
         generate_images(data, num_images=num_generated)
     command = training_command(data, epochs=epochs, weights=weights)
     job = _Job(
-        command=command, budget=budget, trial_s=trial_s, folder=folder, seed=seed, device=device, say=say
+        command=command,
+        budget=budget,
+        trial_s=trial_s,
+        folder=folder,
+        seed=seed,
+        device=device,
+        model=_predicted_model(device, chosen, say),
+        say=say,
     )
     found: list[dict[str, Any]] = []
     for each in chosen:
@@ -96,9 +104,19 @@ def tune_scenarios(
     return found
 
 
+def _predicted_model(device: str, chosen: Sequence[Scenario], say: Callable[[str], None]) -> str | None:
+    """The network that is trained, where its steps on the device can be predicted; tells why they cannot."""
+    found = predictable_device(device)
+    if not isinstance(found, str):
+        return MODEL
+    if any(scenario.objective is not None for scenario in chosen):
+        say(f"first trials come from profiles alone: {found}")
+    return None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
-    """What all scenarios of a call share; the fields are those of ``tune_scenarios``."""
+    """What all scenarios of a call share: fields as of ``tune_scenarios``, and the model if it can be predicted."""
 
     command: tuple[str, ...]
     budget: str
@@ -106,6 +124,7 @@ class _Job:
     folder: Path
     seed: int | None
     device: str
+    model: str | None
     say: Callable[[str], None]
 
 
@@ -153,6 +172,7 @@ def _search(
         check=False,
         seed=job.seed,
         device_index=job.device,
+        model=job.model,
         say=job.say,
     )
     if result.best is None:
