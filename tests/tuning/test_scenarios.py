@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import subprocess
 import sys
 
@@ -22,7 +23,8 @@ from made_calibrations import made_calibration
 
 WORDS = (
     "tune", "--scenario", "all", "--task", "squeezenet", "--data", "images", "--generate", "24", "--weights", "none",
-    "--epochs", "2", "--budget", "2 trials", "--trial-time", "0.3s", "--study", "study", "--seed", "3", "--json",
+    "--epochs", "2", "--budget", "2 trials", "--trial-time", "0.3s", "--study", "study", "--seed", "3",
+    "--device", "cpu", "--json",
 )  # fmt: skip
 PLOTS = ("training_loss_comparison.png", "training_accuracy_comparison.png", "utilisation.png")
 
@@ -118,6 +120,20 @@ def test_first_trials_are_planned_from_the_network_where_it_can_be_predicted(fol
         assert {trial["source"] for trial in study["trials"]} == {"script", "plan"}
 
 
+def test_a_scenario_of_another_device_is_not_taken_for_this_one(folder, done):
+    shutil.copytree(folder / "study" / "baseline", folder / "moved" / "baseline")
+    path = folder / "moved" / "baseline" / "scenario.json"
+    kept = json.loads(path.read_text())
+    assert kept["asked"].pop("device") == "cpu"
+    words = ["baseline" if word == "all" else "moved" if word == "study" else word for word in WORDS]
+    if not describe_host().gpus:
+        # What was kept before a device could be named was made on the first one.
+        path.write_text(json.dumps(kept))
+        assert "done before" in run(folder, *words).stderr
+    path.write_text(json.dumps({**kept, "asked": {**kept["asked"], "device": "cuda:0"}}))
+    assert "done before" not in run(folder, *words).stderr
+
+
 def test_a_saved_model_loads_again_and_is_the_one_that_was_tested(folder, tables):
     import torch
     from torchvision import transforms
@@ -198,6 +214,11 @@ def test_a_corrupt_image_is_named_and_nothing_is_lost(folder, done):
             "expected the task squeezenet, got 'resnet'",
         ),
         (("--scenario", "all", "--data", ".", "--", "python", "train.py"), "got both"),
+        (
+            ("--scenario", "all", "--data", ".", "--device", "cuda:99"),
+            "expected cpu or one of this machine's",
+        ),
+        (("--scenario", "all", "--data", ".", "--device", "gpu"), "expected device cpu or cuda:N, got 'gpu'"),
     ],
 )
 def test_a_request_that_cannot_be_meant_is_one_line(tmp_path, words, message):

@@ -13,7 +13,7 @@ from forerun.api.planned_steps import predictable_device
 from forerun.api.tuning import tune
 from forerun.errors import ScriptError, UsageError
 from forerun.hardware import describe_host
-from forerun.measurement.device_index import first_device
+from forerun.measurement.device_index import check_device, first_device, only_device
 from forerun.measurement.device_lock import lock_device
 from forerun.profiling.files import write_json
 from forerun.profiling.hooks.settings import HookSettings
@@ -45,6 +45,7 @@ def tune_scenarios(
     num_generated: int | None = None,
     folder: Path = Path("forerun-study"),
     seed: int | None = None,
+    device_index: str | None = None,
     say: Callable[[str], None] = say_nothing,
 ) -> list[dict[str, Any]]:
     """Trains the built-in task as it is, then as each scenario finds best; each final run is whole and measured.
@@ -62,6 +63,7 @@ def tune_scenarios(
         num_generated: Training images that are generated where the folder has none; None for none.
         folder: Of all files that are written.
         seed: Of the sampler.
+        device_index: ``cpu`` or ``cuda:N``; the first GPU if there is one.
         say: Receives lines about the progress.
 
     Returns:
@@ -78,7 +80,7 @@ def tune_scenarios(
         raise UsageError(
             "a scenario needs images: --data FOLDER with seg_train and seg_test, a folder per class"
         )
-    device = first_device()
+    device = first_device() if device_index is None else check_device(device_index)
     cores = int(describe_host().num_usable_cores)
     chosen = chosen_scenarios(scenario, num_cores=cores, epochs=epochs, is_gpu=device != "cpu")
     if num_generated is not None and not (data / "seg_train").exists():
@@ -134,11 +136,15 @@ def _kept_or_made(job: _Job, scenario: Scenario, so_far: Configuration) -> dict[
     asked: dict[str, Any] = {
         "command": list(with_arguments(so_far.command(job.command), dict(scenario.settings or {}))),
         "hooks": so_far.hooks,
+        "device": job.device,
     }
     if scenario.objective is not None:
         asked |= {"budget": job.budget, "trial_s": job.trial_s, "seed": job.seed}
     kept = _read(folder / "scenario.json")
-    if kept.get("asked") == asked and (folder / "model.safetensors").is_file():
+    # What was made before a device could be asked for was made on the first one.
+    if {"device": first_device(), **kept.get("asked", {})} == asked and (
+        folder / "model.safetensors"
+    ).is_file():
         job.say(f"scenario {scenario.name}: done before, taken from {folder}")
         return dict(kept["found"])
     job.say(f"scenario {scenario.name}: {scenario.words}")
@@ -229,7 +235,7 @@ def _measured(
         lock_device(device, wait_s=_LOCK_PATIENCE_S),
     ):
         settings = HookSettings(folder=records, parent_pid=0, window_steps=0, knobs=hooks)
-        run = launch(words, settings, device_index=device)
+        run = launch(words, settings, device_index=device, environment=only_device(device))
         if run.outcome == "interrupted":
             raise KeyboardInterrupt
         process = training_process(read_processes(Path(records)))

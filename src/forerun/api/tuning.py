@@ -13,7 +13,7 @@ from forerun.api.planned_steps import ScriptModel, steps_or_reason
 from forerun.api.profiling import profile
 from forerun.errors import ScriptError, UsageError
 from forerun.hardware import describe_host
-from forerun.measurement.device_index import first_device, gpu_index
+from forerun.measurement.device_index import check_device, first_device, gpu_index
 from forerun.profiling.files import write_json
 from forerun.profiling.launch import check_command
 from forerun.profiling.profile import Profile
@@ -160,6 +160,8 @@ def tune(
     limits.seconds(price_usd_per_hour)
     host = describe_host()
     device = device_index or first_device()
+    if ray_address is None:  # the nodes of a cluster may have devices that this machine has not
+        device = check_device(device)
     asked = read_space(space) if isinstance(space, Path) else space
     asked = asked or default_space(host.num_usable_cores, is_gpu=device != "cpu")
     wanted = _metric(asked.metric, metric, target)
@@ -196,7 +198,7 @@ def tune(
         "objectives": [item.name for item in objectives],
     }
     store = TrialStore(study, objectives, identity, sampler=sampler, seed=seed)
-    script = _look_at_script(words, asked, store, say=say, echo=echo)
+    script = _look_at_script(words, asked, store, device, say=say, echo=echo)
     if with_pruning and script.epochs is None:
         say(
             "no trial is pruned: the script has no argument --epochs that tells how many values it will print"
@@ -321,6 +323,7 @@ def _look_at_script(
     words: tuple[str, ...],
     space: Space,
     store: TrialStore,
+    device: str,
     *,
     say: Callable[[str], None],
     echo: IO[str] | None,
@@ -332,7 +335,9 @@ def _look_at_script(
     say("profiling the script as it is")
     with tempfile.TemporaryDirectory(prefix="forerun-") as folder:
         try:
-            found = profile(words, num_steps=_PROFILE_STEPS, folder=Path(folder), echo=echo)
+            found = profile(
+                words, num_steps=_PROFILE_STEPS, folder=Path(folder), device_index=device, echo=echo
+            )
         except ScriptError:
             # An argument that the script does not know is told as such, not by its own usage message.
             check_arguments(space, _options(Path(folder)))

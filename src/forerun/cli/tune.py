@@ -134,6 +134,7 @@ def tune(
                 num_generated=generate,
                 folder=study,
                 seed=seed,
+                device_index=device,
                 say=_say,
             )
         _print_scenarios(study, found, as_json=as_json)
