@@ -20,8 +20,10 @@ def small_cluster() -> Iterator[Any]:
 
     # Ray's sockets lie below it, and the path of a socket is at most 107 characters long.
     folder = Path(tempfile.mkdtemp(prefix="fr-", dir="/tmp"))
+    # Ray starts workers with the least priority: beside other tests they would hardly run.
+    own = {"TMPDIR": str(folder), "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in environment(TMPDIR=str(folder), RAY_USAGE_STATS_ENABLED="0").items():
+        for name, value in environment(**own).items():
             patch.setenv(name, value)
         store_bytes = 80 * 2**20
         head = {"num_cpus": 0, "object_store_memory": store_bytes, "include_dashboard": False}
@@ -37,9 +39,10 @@ def small_cluster() -> Iterator[Any]:
 def node_of(cluster: Any, pid: int) -> Any:
     """The node that runs a process."""
     raylet_pids = {parent.pid for parent in psutil.Process(pid).parents()}
-    return next(node for node in cluster.worker_nodes if _raylet_pid(node) in raylet_pids)
+    return next(node for node in cluster.worker_nodes if raylet_pid(node) in raylet_pids)
 
 
-def _raylet_pid(node: Any) -> int:
+def raylet_pid(node: Any) -> int:
+    """Of the process whose children run the node's tasks and actors."""
     (raylet,) = node.all_processes["raylet"]
     return int(raylet.process.pid)

@@ -4,7 +4,7 @@ import sys
 
 import psutil
 import pytest
-from small_clusters import node_of, small_cluster
+from small_clusters import node_of, raylet_pid, small_cluster
 
 from forerun.tuning.budget import parse_budget
 from forerun.tuning.configuration import Configuration
@@ -139,6 +139,23 @@ def test_a_trial_on_a_node_ends_at_its_target(cluster, tmp_path):
     assert result.outcome == "done"
     reached_s = value_of(OBJECTIVES["time-to-target"], result, metric, None)
     assert next(time_s for time_s, value in result.curve if value >= 0.5) == reached_s
+
+
+def test_a_trial_that_nobody_can_judge_any_more_runs_to_its_end(cluster, tmp_path):
+    told = []
+
+    def on_value(number, value):
+        told.append(number)
+        raylet = psutil.Process(raylet_pid(cluster.head_node))
+        (mailbox,) = [child for child in raylet.children() if child.cmdline()[0].startswith("ray::_Mailbox")]
+        mailbox.kill()
+        mailbox.wait(60)
+        return False
+
+    runner = ray_runner(cluster.address)
+    result = runner(order(tmp_path), Configuration(arguments={}, hooks={}), on_value=on_value)
+    assert told == [1]
+    assert (result.outcome, len(result.curve)) == ("done", 4)
 
 
 def test_a_trial_whose_node_dies_is_judged_again_from_its_first_value(cluster, store, tmp_path):

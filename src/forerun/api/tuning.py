@@ -150,7 +150,8 @@ def tune(
         echo: Where the script's output goes.
 
     Raises:
-        UsageError: The command, the space or an option cannot be meant.
+        UsageError: The command, the space, the model or an option cannot be meant.
+        FailureError: The model cannot be built or traced.
         ScriptError: The script fails as it is.
     """
     words = check_command(command)
