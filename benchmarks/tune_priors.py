@@ -6,7 +6,9 @@
 The first measures all 96 configurations of a naive script for two seconds of steps each and writes them, with the
 script's profile, to ``records/tune_configurations.json``. The second runs real studies whose trials look their speed
 up there, so that searches differ by what they choose and not by the noise of the machine. All begin with the script as
-it is. Printed: the best speed after 5, 10 and 15 trials as a share of the best of all, mean and worst over the seeds.
+it is. Where this processor is that of the records and has a calibration (``forerun calibrate``), a search after the
+predicted steps of the script's network is among them. Printed: the best speed after 5, 10 and 15 trials as a share of
+the best of all, mean and worst over the seeds.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import argparse
 import json
 import sys
 import tempfile
+import textwrap
 from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
@@ -23,15 +26,17 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "profiling"))
 
 import numpy as np
-from naive_scripts import naive_study
+from naive_scripts import NAIVE_SCRIPT, naive_study
 from result_files import write_results
 
 import forerun
+from forerun.api.planned_steps import ScriptModel, steps_or_reason
 from forerun.hardware import describe_host
 from forerun.profiling.files import write_json
 from forerun.profiling.profile import Profile, StepParts
 from forerun.tuning.budget import parse_budget
 from forerun.tuning.configuration import Configuration, configure
+from forerun.tuning.device_steps import DeviceSteps
 from forerun.tuning.objectives import parse_objectives
 from forerun.tuning.space import space_of
 from forerun.tuning.study import TrialStore
@@ -51,7 +56,14 @@ SPACE = space_of(
     }
 )
 CHECKPOINTS = (5, 10, 15)
-SEARCHES = {"TPE after the cost model": ("tpe", True), "TPE": ("tpe", False), "random": ("random", False)}
+PLANNED = "TPE after the plan"
+SEARCHES = {
+    PLANNED: ("tpe", True),
+    "TPE after the cost model": ("tpe", True),
+    "TPE": ("tpe", False),
+    "random": ("random", False),
+}
+IMAGE_SIZE = 64
 
 
 def main() -> None:
@@ -122,14 +134,39 @@ def replays(records: Path, num_seeds: int) -> dict[str, np.ndarray]:
     """Best share of the best speed after each number of trials, by search: rows are seeds, columns checkpoints."""
     known = json.loads(records.read_text(encoding="utf-8"))
     best = max(row["rate_samples_per_s"] for row in known["configurations"])
-    shares = {}
+    shares, planned = {}, _planned_steps(known)
     for name, (sampler, with_priors) in SEARCHES.items():
-        runs = [_replay(known, sampler, with_priors=with_priors, seed=seed) for seed in range(num_seeds)]
+        steps = planned if name == PLANNED else None
+        if name == PLANNED and steps is None:
+            continue
+        runs = [
+            _replay(known, sampler, steps, with_priors=with_priors, seed=seed) for seed in range(num_seeds)
+        ]
         shares[name] = np.array([[max(run[:count]) / best for count in CHECKPOINTS] for run in runs])
     return shares
 
 
-def _replay(known: Mapping[str, Any], sampler: str, *, with_priors: bool, seed: int) -> list[float]:
+def _planned_steps(known: Mapping[str, Any]) -> DeviceSteps | None:
+    """Predicted steps of the script's network on this processor, if that is the one of the records."""
+    if describe_host().cpu.model != known["machine"]["processor"]:
+        print("no search after the plan: the records are of another processor", file=sys.stderr)
+        return None
+    begin, end = NAIVE_SCRIPT.index("def block"), NAIVE_SCRIPT.index("optimizer =")
+    lines = textwrap.indent(NAIVE_SCRIPT[begin:end], "    ")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "naive_network.py"
+        path.write_text(f"from torch import nn\ndef make():\n{lines}    return model\n", encoding="utf-8")
+        model = ScriptModel(model=f"{path}:make", image_size=IMAGE_SIZE)
+        found = steps_or_reason(model, "cpu", SPACE, _base(known), _profile(known), memory_bytes=None)
+    if isinstance(found, str):
+        print(f"no search after the plan: {found}", file=sys.stderr)
+        return None
+    return found
+
+
+def _replay(
+    known: Mapping[str, Any], sampler: str, steps: DeviceSteps | None, *, with_priors: bool, seed: int
+) -> list[float]:
     profile, base = _profile(known), _base(known)
     rates = {
         _key(configure(SPACE, row["values"], base, None)): row["rate_samples_per_s"]
@@ -150,7 +187,7 @@ def _replay(known: Mapping[str, Any], sampler: str, *, with_priors: bool, seed: 
     with tempfile.TemporaryDirectory() as folder:
         store = TrialStore(Path(folder), objectives, {}, sampler=sampler, seed=seed)
         tuner = Tuner(task=task, store=store, base=base, optimizer=None, say=lambda line: None, run=look_up)
-        tuner.seed(profile)
+        tuner.seed(profile, steps)
         tuner.search()
         return [trial.values[0] for trial in store.trials()]
 

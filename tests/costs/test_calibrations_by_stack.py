@@ -11,7 +11,7 @@ from forerun.costs.calibration_files import (
     find_calibration,
     load_calibration,
 )
-from forerun.costs.op_weights import load_weights, save_weights, shipped_weights_path
+from forerun.costs.op_weights import save_weights
 from forerun.costs.software_stack import calibrated_effect, stack_note
 from forerun.errors import InvalidSetupError, UsageError
 from forerun.hardware import find_device
@@ -20,30 +20,14 @@ from forerun.prediction.software_stack import stack_name, with_stack_times
 from forerun.prediction.step import prepare
 from forerun.tracing.trace import ModelRequest, trace
 from forerun.workload.setup import Phase, TrainingSetup
+from made_calibrations import made_calibration
 
 SETUP = TrainingSetup(batch_size_per_device=64)
 HERE = find_device("here")
 
 
 def calibrated(framework, step_cost_s=0.0):
-    weights = load_weights(shipped_weights_path())
-    return replace(
-        weights,
-        provenance={
-            **weights.provenance,
-            "calibrated_device": HERE.title,
-            "framework": f"{framework} 3.0",
-            "step_cost_s": step_cost_s,
-            "measured_devices": {HERE.name: ["full"]},
-            "num_layers": 50,
-            "num_models": 8,
-            "method": "refined",
-            "intervals": {
-                **weights.provenance["intervals"],
-                "calibrated": weights.provenance["intervals"]["interpolated"],
-            },
-        },
-    )
+    return made_calibration(HERE, framework, step_cost_s)
 
 
 @pytest.fixture
@@ -110,11 +94,11 @@ def test_a_framework_nobody_calibrates_is_refused():
 
 
 def test_a_plan_of_both_frameworks_takes_no_calibration(folder):
-    from forerun.api.planning import _Source
+    from forerun.api.planned_models import PlannedModels
     from forerun.planner.devices import parse_devices
 
     save_weights(calibrated("pytorch"), calibration_path(HERE))
     (option,) = parse_devices("here")
     for stacks, expected in ((("pytorch",), "pytorch"), (("keras",), None), (("keras", "pytorch"), None)):
-        source = _Source(sequence_length=None, use_cache=True, stacks=frozenset(stacks))
+        source = PlannedModels(stacks=frozenset(stacks))
         assert source.weights(option).calibrated_stack == expected

@@ -10,10 +10,10 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[2] / "src"
 
 
-def environment() -> dict[str, str]:
+def environment(**own: str) -> dict[str, str]:
     """The environment with this checkout on the import path; one thread, so that two cores are enough."""
     path = os.pathsep.join([str(SOURCE), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "100", **own}
 
 
 def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:

@@ -2,23 +2,29 @@
 
 import json
 import math
+import shutil
 import subprocess
 import sys
 
 import pytest
 from study_commands import environment, last_line, run
 
+from forerun.costs.calibration_files import CALIBRATIONS_VARIABLE, calibration_path
+from forerun.costs.op_weights import save_weights
 from forerun.errors import UsageError
 from forerun.hardware import describe_host
+from forerun.hardware.this_device import device_at
 from forerun.profiling.process_tree import TreeSample
 from forerun.report.scenario_plots import write_scenario_plots
 from forerun.tuning.scenarios.figures import usage_rows
 from forerun.tuning.scenarios.generated_images import CLASSES, generate_images
 from forerun.tuning.scenarios.plan import SCENARIOS, chosen_scenarios, training_command
+from made_calibrations import made_calibration
 
 WORDS = (
     "tune", "--scenario", "all", "--task", "squeezenet", "--data", "images", "--generate", "24", "--weights", "none",
-    "--epochs", "2", "--budget", "2 trials", "--trial-time", "0.3s", "--study", "study", "--seed", "3", "--json",
+    "--epochs", "2", "--budget", "2 trials", "--trial-time", "0.3s", "--study", "study", "--seed", "3",
+    "--device", "cpu", "--json",
 )  # fmt: skip
 PLOTS = ("training_loss_comparison.png", "training_accuracy_comparison.png", "utilisation.png")
 
@@ -26,6 +32,15 @@ PLOTS = ("training_loss_comparison.png", "training_accuracy_comparison.png", "ut
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("scenarios")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _calibrated(folder):
+    here = device_at(None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(CALIBRATIONS_VARIABLE, str(folder))
+        save_weights(made_calibration(here), calibration_path(here))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +111,27 @@ def test_each_scenario_starts_from_those_before_it(tables):
     assert before["--cosine"] is True
     assert tables["hyperparameters"]["hooks"] == {}
     assert "optimizer_implementation" in tables["hardware"]["hooks"]
+
+
+def test_first_trials_are_planned_from_the_network_where_it_can_be_predicted(folder, done):
+    assert "first trials by the predicted steps of torchvision:squeezenet1_1" in done.stderr
+    for name in SCENARIOS[1:]:
+        study = json.loads((folder / "study" / name / "study" / "result.json").read_text())
+        assert {trial["source"] for trial in study["trials"]} == {"script", "plan"}
+
+
+def test_a_scenario_of_another_device_is_not_taken_for_this_one(folder, done):
+    shutil.copytree(folder / "study" / "baseline", folder / "moved" / "baseline")
+    path = folder / "moved" / "baseline" / "scenario.json"
+    kept = json.loads(path.read_text())
+    assert kept["asked"].pop("device") == "cpu"
+    words = ["baseline" if word == "all" else "moved" if word == "study" else word for word in WORDS]
+    if not describe_host().gpus:
+        # What was kept before a device could be named was made on the first one.
+        path.write_text(json.dumps(kept))
+        assert "done before" in run(folder, *words).stderr
+    path.write_text(json.dumps({**kept, "asked": {**kept["asked"], "device": "cuda:0"}}))
+    assert "done before" not in run(folder, *words).stderr
 
 
 def test_a_saved_model_loads_again_and_is_the_one_that_was_tested(folder, tables):
@@ -178,6 +214,11 @@ def test_a_corrupt_image_is_named_and_nothing_is_lost(folder, done):
             "expected the task squeezenet, got 'resnet'",
         ),
         (("--scenario", "all", "--data", ".", "--", "python", "train.py"), "got both"),
+        (
+            ("--scenario", "all", "--data", ".", "--device", "cuda:99"),
+            "expected cpu or one of this machine's",
+        ),
+        (("--scenario", "all", "--data", ".", "--device", "gpu"), "expected device cpu or cuda:N, got 'gpu'"),
     ],
 )
 def test_a_request_that_cannot_be_meant_is_one_line(tmp_path, words, message):

@@ -2,20 +2,18 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
 
 import psutil
 import pytest
+from small_clusters import node_of, small_cluster
+from study_commands import environment
 
 from forerun.measurement.device_lock import lock_device
-
-SOURCE = Path(__file__).parents[2] / "src"
 
 SCRIPT = """
 import argparse, os, time
@@ -49,11 +47,6 @@ def write_study(folder: Path, *, pause_s: float) -> list[str]:
     (folder / "space.yaml").write_text(SPACE)
     words = ["tune", "space.yaml", "--trial-time", "0.3s", "--no-check", "--json", "--seed", "0"]
     return [sys.executable, "-m", "forerun", *words]
-
-
-def environment(**own: str) -> dict[str, str]:
-    path = os.pathsep.join([str(SOURCE), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **own}
 
 
 def test_two_sessions_share_a_study_and_stop_at_its_budget(tmp_path):
@@ -95,23 +88,8 @@ def test_who_has_the_device_is_said_once(tmp_path):
 
 @pytest.fixture
 def cluster():
-    pytest.importorskip("ray", reason="needs the extra 'ray'")
-    from ray.cluster_utils import Cluster
-
-    # Ray's sockets lie below it, and the path of a socket is at most 107 characters long.
-    folder = Path(tempfile.mkdtemp(prefix="fr-", dir="/tmp"))
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in environment(TMPDIR=str(folder), RAY_USAGE_STATS_ENABLED="0").items():
-            patch.setenv(name, value)
-        store_bytes = 80 * 2**20
-        head = {"num_cpus": 0, "object_store_memory": store_bytes, "include_dashboard": False}
-        cluster = Cluster(initialize_head=True, head_node_args=head)
-        for _ in range(2):
-            cluster.add_node(num_cpus=1, object_store_memory=store_bytes)
-        cluster.wait_for_nodes()
-        yield cluster
-        cluster.shutdown()
-    shutil.rmtree(folder, ignore_errors=True)
+    with small_cluster() as found:
+        yield found
 
 
 def test_a_node_killed_in_the_middle_of_a_trial_loses_no_trial(cluster, tmp_path):
@@ -122,9 +100,7 @@ def test_a_node_killed_in_the_middle_of_a_trial_loses_no_trial(cluster, tmp_path
         study = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True, cwd=tmp_path)
         # The first is the profile, here; the second a trial, on a node.
         pid = wait_for_start(tmp_path / "started", 2, study, tmp_path / "said")
-        raylet_pids = {parent.pid for parent in psutil.Process(pid).parents()}
-        node = next(n for n in cluster.worker_nodes if raylet_pid(n) in raylet_pids)
-        cluster.remove_node(node, allow_graceful=False)
+        cluster.remove_node(node_of(cluster, pid), allow_graceful=False)
         output, _ = study.communicate(timeout=400)
     assert study.returncode == 0, (tmp_path / "said").read_text()
     answer = json.loads(output)
@@ -142,8 +118,3 @@ def wait_for_start(started: Path, number: int, study: subprocess.Popen[str], sai
             return int(lines[number - 1])
         time.sleep(0.05)
     raise AssertionError(f"no trial was begun: {said.read_text()}")
-
-
-def raylet_pid(node) -> int:
-    (raylet,) = node.all_processes["raylet"]
-    return raylet.process.pid

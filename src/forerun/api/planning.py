@@ -6,16 +6,14 @@ import csv
 import datetime
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from forerun.api.models import is_fixed, prepared_model
 from forerun.api.plan_targets import TargetEpochs, TargetQuestion, epochs_to_target
+from forerun.api.planned_models import PlannedModels
 from forerun.convergence.curve import Curve
-from forerun.costs.calibration_files import find_calibration
 from forerun.costs.input_pipeline import InputPipeline
-from forerun.costs.op_weights import OpTimeWeights, load_weights, shipped_weights_path
 from forerun.errors import InvalidSetupError
 from forerun.hardware.price_file import read_price_file
 from forerun.hardware.prices import InstancePrice, PriceKind, load_prices, price_age_note
@@ -29,9 +27,7 @@ from forerun.planner.plan import Plan, PlanWords
 from forerun.planner.scaling import DataParallelScaling
 from forerun.planner.space import check_count, expand_models, parse_batch_sizes
 from forerun.prediction.job import DATASETS, Dataset, Job, find_dataset
-from forerun.prediction.step import PreparedModel, prepare
 from forerun.tracing.keras_source import own_stack
-from forerun.tracing.trace import ModelRequest, trace
 from forerun.workload.setup import Layout, Precision, TrainingSetup, choice
 
 __all__ = ["DEFAULT_BATCH_SIZES", "plan", "read_accuracies"]
@@ -149,7 +145,7 @@ def plan(
     configurations = _configurations(specs, precisions, layouts, image_sizes)
     check_count(len(configurations) * len(options) * len(sizes))
     setup = TrainingSetup(compile=compile, optimizer=optimizer.lower())
-    source = _Source(
+    source = PlannedModels(
         sequence_length=sequence_length, use_cache=use_cache, stacks=frozenset(map(own_stack, specs))
     )
     job, notes = _job(
@@ -207,49 +203,6 @@ def plan(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Source:
-    """Traced models and cost models of one plan."""
-
-    sequence_length: int | None
-    use_cache: bool
-    stacks: frozenset[str]
-    _own: dict[tuple[ModelRequest, TrainingSetup], PreparedModel] = field(default_factory=dict)
-
-    def prepared(self, configuration: Configuration, setup: TrainingSetup) -> PreparedModel:
-        request = ModelRequest(
-            model=configuration.model,
-            image_size=configuration.image_size,
-            sequence_length=self.sequence_length,
-        )
-        general = self._traced(request, replace(setup, batch_size_per_device=32))
-        if general.graph.only_batch_size in (None, setup.batch_size_per_device):
-            return general
-        exact = self._traced(request, setup)
-        if exact.graph.only_batch_size not in (None, setup.batch_size_per_device):
-            raise InvalidSetupError(
-                f"{configuration.model} runs at batch size {exact.graph.only_batch_size} only, got "
-                f"{setup.batch_size_per_device}; plan with that batch size alone"
-            )
-        return exact
-
-    def _traced(self, request: ModelRequest, setup: TrainingSetup) -> PreparedModel:
-        if self.use_cache and is_fixed(request.model):
-            return prepared_model(request, setup)
-        key = (request, setup)
-        if key not in self._own:
-            self._own[key] = prepare(trace(request, setup, use_cache=self.use_cache))
-        return self._own[key]
-
-    def weights(self, option: DeviceOption) -> OpTimeWeights:
-        own = None
-        if (
-            option.name == "here" and len(self.stacks) == 1
-        ):  # no calibration is good for models of both frameworks
-            own = find_calibration(option.device, *self.stacks)
-        return own or load_weights(shipped_weights_path())
-
-
 def _lower(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(word.lower() for word in words)
 
@@ -286,7 +239,7 @@ def _configurations(
 
 
 def _job(
-    source: _Source,
+    source: PlannedModels,
     first: Configuration,
     setup: TrainingSetup,
     dataset: str | None,

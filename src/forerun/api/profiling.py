@@ -10,7 +10,7 @@ from typing import IO
 
 from forerun.errors import FailureError, ScriptError, UsageError
 from forerun.hardware import describe_host
-from forerun.measurement.device_index import first_device
+from forerun.measurement.device_index import first_device, only_device
 from forerun.profiling.advice import advise
 from forerun.profiling.hooks.settings import HookSettings
 from forerun.profiling.launch import Launch, check_command, launch
@@ -29,6 +29,7 @@ def profile(
     epochs: float | None = None,
     timeout_s: float | None = None,
     folder: Path | None = None,
+    device_index: str | None = None,
     echo: IO[str] | None = None,
 ) -> Profile:
     """Runs a training command unchanged and tells where the time of its steps goes.
@@ -43,6 +44,7 @@ def profile(
         epochs: Epochs of the whole job, where its arguments do not tell.
         timeout_s: Longest time of the run [s].
         folder: Where the records of its processes are kept; None not to keep them.
+        device_index: ``cpu`` or ``cuda:N``, the only device that the command then sees; its own choice if None.
         echo: Where its output goes as well.
 
     Raises:
@@ -63,7 +65,14 @@ def profile(
             window_steps=window_steps,
             stop_after_steps=num_steps,
         )
-        run = launch(words, settings, echo=echo, timeout_s=timeout_s, device_index=first_device())
+        run = launch(
+            words,
+            settings,
+            echo=echo,
+            timeout_s=timeout_s,
+            device_index=device_index or first_device(),
+            environment=None if device_index is None else only_device(device_index),
+        )
         return _profile(run, read_processes(records), epochs)
 
 

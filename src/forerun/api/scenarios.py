@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forerun.api.planned_steps import predictable_device
 from forerun.api.tuning import tune
 from forerun.errors import ScriptError, UsageError
 from forerun.hardware import describe_host
-from forerun.measurement.device_index import first_device
+from forerun.measurement.device_index import check_device, first_device, only_device
 from forerun.measurement.device_lock import lock_device
 from forerun.profiling.files import write_json
 from forerun.profiling.hooks.settings import HookSettings
@@ -23,7 +24,7 @@ from forerun.tuning.configuration import Configuration, with_arguments
 from forerun.tuning.scenarios.figures import run_figures, usage_rows
 from forerun.tuning.scenarios.generated_images import generate_images
 from forerun.tuning.scenarios.plan import Scenario, chosen_scenarios, training_command
-from forerun.tuning.scenarios.squeezenet_training import IMAGE_SIZE
+from forerun.tuning.scenarios.squeezenet_training import IMAGE_SIZE, MODEL
 from forerun.tuning.trial import say_nothing
 
 __all__ = ["tune_scenarios"]
@@ -44,6 +45,7 @@ def tune_scenarios(
     num_generated: int | None = None,
     folder: Path = Path("forerun-study"),
     seed: int | None = None,
+    device_index: str | None = None,
     say: Callable[[str], None] = say_nothing,
 ) -> list[dict[str, Any]]:
     """Trains the built-in task as it is, then as each scenario finds best; each final run is whole and measured.
@@ -61,6 +63,7 @@ def tune_scenarios(
         num_generated: Training images that are generated where the folder has none; None for none.
         folder: Of all files that are written.
         seed: Of the sampler.
+        device_index: ``cpu`` or ``cuda:N``; the first GPU if there is one.
         say: Receives lines about the progress.
 
     Returns:
@@ -77,7 +80,7 @@ def tune_scenarios(
         raise UsageError(
             "a scenario needs images: --data FOLDER with seg_train and seg_test, a folder per class"
         )
-    device = first_device()
+    device = first_device() if device_index is None else check_device(device_index)
     cores = int(describe_host().num_usable_cores)
     chosen = chosen_scenarios(scenario, num_cores=cores, epochs=epochs, is_gpu=device != "cpu")
     if num_generated is not None and not (data / "seg_train").exists():
@@ -85,7 +88,14 @@ def tune_scenarios(
         generate_images(data, num_images=num_generated)
     command = training_command(data, epochs=epochs, weights=weights)
     job = _Job(
-        command=command, budget=budget, trial_s=trial_s, folder=folder, seed=seed, device=device, say=say
+        command=command,
+        budget=budget,
+        trial_s=trial_s,
+        folder=folder,
+        seed=seed,
+        device=device,
+        model=_predicted_model(device, chosen, say),
+        say=say,
     )
     found: list[dict[str, Any]] = []
     for each in chosen:
@@ -96,9 +106,19 @@ def tune_scenarios(
     return found
 
 
+def _predicted_model(device: str, chosen: Sequence[Scenario], say: Callable[[str], None]) -> str | None:
+    """The network that is trained, where its steps on the device can be predicted; tells why they cannot."""
+    found = predictable_device(device)
+    if not isinstance(found, str):
+        return MODEL
+    if any(scenario.objective is not None for scenario in chosen):
+        say(f"first trials come from profiles alone: {found}")
+    return None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
-    """What all scenarios of a call share; the fields are those of ``tune_scenarios``."""
+    """What all scenarios of a call share: fields as of ``tune_scenarios``, and the model if it can be predicted."""
 
     command: tuple[str, ...]
     budget: str
@@ -106,6 +126,7 @@ class _Job:
     folder: Path
     seed: int | None
     device: str
+    model: str | None
     say: Callable[[str], None]
 
 
@@ -115,11 +136,15 @@ def _kept_or_made(job: _Job, scenario: Scenario, so_far: Configuration) -> dict[
     asked: dict[str, Any] = {
         "command": list(with_arguments(so_far.command(job.command), dict(scenario.settings or {}))),
         "hooks": so_far.hooks,
+        "device": job.device,
     }
     if scenario.objective is not None:
         asked |= {"budget": job.budget, "trial_s": job.trial_s, "seed": job.seed}
     kept = _read(folder / "scenario.json")
-    if kept.get("asked") == asked and (folder / "model.safetensors").is_file():
+    # What was made before a device could be asked for was made on the first one.
+    if {"device": first_device(), **kept.get("asked", {})} == asked and (
+        folder / "model.safetensors"
+    ).is_file():
         job.say(f"scenario {scenario.name}: done before, taken from {folder}")
         return dict(kept["found"])
     job.say(f"scenario {scenario.name}: {scenario.words}")
@@ -153,6 +178,7 @@ def _search(
         check=False,
         seed=job.seed,
         device_index=job.device,
+        model=job.model,
         say=job.say,
     )
     if result.best is None:
@@ -209,7 +235,7 @@ def _measured(
         lock_device(device, wait_s=_LOCK_PATIENCE_S),
     ):
         settings = HookSettings(folder=records, parent_pid=0, window_steps=0, knobs=hooks)
-        run = launch(words, settings, device_index=device)
+        run = launch(words, settings, device_index=device, environment=only_device(device))
         if run.outcome == "interrupted":
             raise KeyboardInterrupt
         process = training_process(read_processes(Path(records)))

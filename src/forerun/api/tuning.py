@@ -9,10 +9,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
+from forerun.api.planned_steps import ScriptModel, steps_or_reason
 from forerun.api.profiling import profile
 from forerun.errors import ScriptError, UsageError
 from forerun.hardware import describe_host
-from forerun.measurement.device_index import first_device
+from forerun.measurement.device_index import check_device, first_device, gpu_index
 from forerun.profiling.files import write_json
 from forerun.profiling.launch import check_command
 from forerun.profiling.profile import Profile
@@ -20,6 +21,7 @@ from forerun.profiling.recorded import read_processes
 from forerun.tuning.acceptance import accept_best
 from forerun.tuning.budget import parse_budget
 from forerun.tuning.configuration import Configuration, configure, write_configuration
+from forerun.tuning.device_steps import DeviceSteps
 from forerun.tuning.objectives import parse_objectives
 from forerun.tuning.sessions import StudyOrder, search_together
 from forerun.tuning.space import Metric, Space, default_space, read_space
@@ -30,6 +32,7 @@ from forerun.tuning.tuner import Task, Tuner, base_values, check_arguments
 __all__ = ["TuneResult", "tune"]
 
 _PROFILE_STEPS = 40
+_IMAGE_SIZE_NAMES = ("image_size", "img_size", "imgsz", "input_size", "resolution", "crop_size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +96,10 @@ def tune(
     memory_limit_bytes: float | None = None,
     with_memory_law: bool = True,
     with_priors: bool = True,
+    model: str | None = None,
+    image_size: int | None = None,
+    input_shape: Sequence[int] | None = None,
+    sequence_length: int | None = None,
     with_pruning: bool = False,
     max_accuracy_loss: float = 0.01,
     check: bool = True,
@@ -125,6 +132,10 @@ def tune(
         memory_limit_bytes: Most memory of a trial; that of the machine or the device if None [bytes].
         with_memory_law: Whether trials are rejected by predicted memory.
         with_priors: Whether the first trials come from the cost model.
+        model: What the script trains, as in ``predict``; the first trials then come from its predicted steps.
+        image_size: Height and width of the script's images, where its arguments do not tell [pixels].
+        input_shape: Shape of one of its samples, instead.
+        sequence_length: Tokens of one of its samples.
         with_pruning: Whether trials for accuracy end when their forecast cannot win.
         max_accuracy_loss: Loss of the metric that is accepted for speed.
         check: Whether the best is run whole beside the script as it is.
@@ -139,7 +150,8 @@ def tune(
         echo: Where the script's output goes.
 
     Raises:
-        UsageError: The command, the space or an option cannot be meant.
+        UsageError: The command, the space, the model or an option cannot be meant.
+        FailureError: The model cannot be built or traced.
         ScriptError: The script fails as it is.
     """
     words = check_command(command)
@@ -149,6 +161,8 @@ def tune(
     limits.seconds(price_usd_per_hour)
     host = describe_host()
     device = device_index or first_device()
+    if ray_address is None:  # the nodes of a cluster may have devices that this machine has not
+        device = check_device(device)
     asked = read_space(space) if isinstance(space, Path) else space
     asked = asked or default_space(host.num_usable_cores, is_gpu=device != "cpu")
     wanted = _metric(asked.metric, metric, target)
@@ -161,6 +175,9 @@ def tune(
             raise UsageError(
                 f"the objective {item.name} needs the name of a printed figure: --metric val_acc"
             )
+    trained = _script_model(model, image_size, input_shape, sequence_length, with_priors=with_priors)
+    if trained is not None:
+        trained.check(asked)
     is_short = not any(item.needs_whole_run for item in objectives)
     if with_pruning and [item.name for item in objectives] != ["accuracy"]:
         raise UsageError(
@@ -182,38 +199,85 @@ def tune(
         "objectives": [item.name for item in objectives],
     }
     store = TrialStore(study, objectives, identity, sampler=sampler, seed=seed)
-    base, optimizer, found, epochs = _look_at_script(words, asked, store, say=say, echo=echo)
-    if with_pruning and epochs is None:
+    script = _look_at_script(words, asked, store, device, say=say, echo=echo)
+    if with_pruning and script.epochs is None:
         say(
             "no trial is pruned: the script has no argument --epochs that tells how many values it will print"
         )
+    memory_bytes = memory_limit_bytes or _machine_limit(device, host.memory_usable_bytes)
     task = Task(
         space=asked,
         order=order,
         objectives=objectives,
         budget=limits,
         price_usd_per_hour=price_usd_per_hour,
-        memory_limit_bytes=memory_limit_bytes or _machine_limit(device, host.memory_usable_bytes),
+        memory_limit_bytes=memory_bytes,
         with_memory_law=with_memory_law,
         with_priors=with_priors,
         with_pruning=with_pruning,
-        num_rounds=None if epochs is None else int(epochs),
+        num_rounds=None if script.epochs is None else int(script.epochs),
         num_sessions=num_sessions,
     )
     shared = StudyOrder(
         folder=study,
         identity=identity,
         task=task,
-        base=base,
-        optimizer=optimizer,
+        base=script.base,
+        optimizer=script.optimizer,
         sampler=sampler,
         seed=seed,
         ray_address=ray_address,
     )
     tuner = shared.tuner(store, say)
-    tuner.seed(found)
+    notes = _seed(tuner, script, trained, device, memory_bytes)
     ended_by = search_together(tuner, shared, _devices(device, device_index or ray_address, num_sessions))
-    return _conclude(tuner, found, ended_by, study, max_accuracy_loss, check=check, echo=echo)
+    return _conclude(tuner, script.profile, ended_by, study, max_accuracy_loss, notes, check=check, echo=echo)
+
+
+def _script_model(
+    model: str | None,
+    image_size: int | None,
+    input_shape: Sequence[int] | None,
+    sequence_length: int | None,
+    *,
+    with_priors: bool,
+) -> ScriptModel | None:
+    if model is None:
+        if image_size is not None or input_shape is not None or sequence_length is not None:
+            raise UsageError("the input of a model was given without the model: --model torchvision:resnet18")
+        return None
+    if not with_priors:
+        raise UsageError("a model is for the first trials of the cost model, which were not wanted")
+    return ScriptModel(
+        model=model,
+        image_size=image_size,
+        input_shape=None if input_shape is None else tuple(input_shape),
+        sequence_length=sequence_length,
+    )
+
+
+def _seed(
+    tuner: Tuner, script: _Script, model: ScriptModel | None, device: str, memory_bytes: float | None
+) -> tuple[str, ...]:
+    """Queues the first trials; tells why they do not come from the model, if it was given."""
+    if model is None or script.profile is None:
+        tuner.seed(script.profile)
+        return ()
+    steps = steps_or_reason(
+        model.sized(script.image_size),
+        device,
+        tuner.task.space,
+        tuner.base,
+        script.profile,
+        memory_bytes=memory_bytes,
+    )
+    if isinstance(steps, DeviceSteps):
+        tuner.seed(script.profile, steps)
+        return ()
+    note = f"the first trials come from the profile alone: {steps}"
+    tuner.say(note)
+    tuner.seed(script.profile)
+    return (note,)
 
 
 def _metric(of_space: Metric | None, name: str | None, target: float | None) -> Metric | None:
@@ -231,8 +295,8 @@ def _machine_limit(device: str, memory_bytes: float) -> float | None:
         return memory_bytes
     from forerun.hardware.host_gpus import list_gpus, visible_gpus
 
-    gpus = visible_gpus(list_gpus())
-    return float(gpus[0].memory_bytes) if gpus else None
+    gpus, index = visible_gpus(list_gpus()), gpu_index(device) or 0
+    return float(gpus[index].memory_bytes) if index < len(gpus) else None
 
 
 def _devices(first: str, asked: str | None, num_sessions: int) -> list[str]:
@@ -245,22 +309,36 @@ def _devices(first: str, asked: str | None, num_sessions: int) -> list[str]:
     return [f"cuda:{index % num_gpus}" for index in range(num_sessions)]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Script:
+    """What is known of a script: its own values by parameter, its optimizer, epochs and profile, None on resuming."""
+
+    base: dict[str, Any]
+    optimizer: str | None
+    epochs: float | None
+    profile: Profile | None = None
+    image_size: int | None = None
+
+
 def _look_at_script(
     words: tuple[str, ...],
     space: Space,
     store: TrialStore,
+    device: str,
     *,
     say: Callable[[str], None],
     echo: IO[str] | None,
-) -> tuple[dict[str, Any], str | None, Profile | None, float | None]:
-    """The script's own values, its optimizer, its profile and its epochs: seen once, then kept with the study."""
+) -> _Script:
+    """Profiles the script as it is; seen once, then kept with the study."""
     known = store.study.user_attrs.get("script")
     if known is not None:
-        return known["base"], known["optimizer"], None, known["epochs"]
+        return _Script(**known)
     say("profiling the script as it is")
     with tempfile.TemporaryDirectory(prefix="forerun-") as folder:
         try:
-            found = profile(words, num_steps=_PROFILE_STEPS, folder=Path(folder), echo=echo)
+            found = profile(
+                words, num_steps=_PROFILE_STEPS, folder=Path(folder), device_index=device, echo=echo
+            )
         except ScriptError:
             # An argument that the script does not know is told as such, not by its own usage message.
             check_arguments(space, _options(Path(folder)))
@@ -276,7 +354,20 @@ def _look_at_script(
     optimizer = found.optimizer.get("name")
     configure(space, {}, base, optimizer)
     store.study.set_user_attr("script", {"base": base, "optimizer": optimizer, "epochs": found.epochs})
-    return base, optimizer, found, found.epochs
+    return _Script(
+        base=base,
+        optimizer=optimizer,
+        epochs=found.epochs,
+        profile=found,
+        image_size=_image_size(options),
+    )
+
+
+def _image_size(options: tuple[dict[str, Any], ...]) -> int | None:
+    """The script's argument for the size of its images, by its usual names; None without one."""
+    values = {option["name"]: option["value"] for option in options}
+    sizes = [values[name] for name in _IMAGE_SIZE_NAMES if isinstance(values.get(name), int)]
+    return next((size for size in sizes if size > 0), None)
 
 
 def _options(folder: Path) -> tuple[dict[str, Any], ...]:
@@ -289,6 +380,7 @@ def _conclude(
     ended_by: str,
     study: Path,
     max_loss: float,
+    known_notes: tuple[str, ...],
     *,
     check: bool,
     echo: IO[str] | None,
@@ -320,7 +412,7 @@ def _conclude(
         checked=checked,
         profile=found,
         is_resumed=tuner.store.is_resumed,
-        notes=notes,
+        notes=(*known_notes, *notes),
     )
     write_json(study / "result.json", result.as_dict())
     if best is not None:

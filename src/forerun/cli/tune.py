@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forerun.cli.options import DebugOption, JsonOption
-from forerun.cli.output import TABLE_WIDTH_IN_A_PIPE, page_width, print_json, print_page
+from forerun.cli.output import (
+    TABLE_WIDTH_IN_A_PIPE,
+    page_width,
+    print_json,
+    print_page,
+    quiet_libraries,
+)
 from forerun.errors import UsageError
 
 if TYPE_CHECKING:
@@ -62,6 +68,20 @@ def tune(
     prune: Annotated[
         bool, typer.Option("--prune", help="For accuracy: end runs whose forecast cannot win.")
     ] = False,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SPEC",
+            help="What the script trains, as in predict; its predicted steps choose the first trials.",
+        ),
+    ] = None,
+    image_size: Annotated[
+        int | None, typer.Option(help="Size of its images, where no argument tells [pixels].", min=1)
+    ] = None,
+    input_shape: Annotated[
+        str | None, typer.Option(metavar="3,224,224", help="Shape of one of its samples, instead.")
+    ] = None,
+    sequence_length: Annotated[int | None, typer.Option(help="Tokens of one of its samples.", min=1)] = None,
     no_check: Annotated[
         bool, typer.Option("--no-check", help="Do not run the best whole beside the script as it is.")
     ] = False,
@@ -95,56 +115,63 @@ def tune(
 ) -> None:
     """Find a faster or better configuration of a training script within a budget, without editing it."""
     from forerun import api
-    from forerun.cli.parsing import parse_price_usd_per_hour
+    from forerun.cli.parsing import parse_input_shape, parse_price_usd_per_hour
     from forerun.units import parse_amount
 
     words = list(command or [])
     if scenario is not None:
         if words:
             raise UsageError("expected a scenario of a built-in task or a command, got both")
-        found = api.tune_scenarios(
-            scenario,
-            task=task,
-            data=data,
-            weights=weights,
-            epochs=epochs,
-            budget=budget,
-            trial_s=parse_amount(trial_time, "time"),
-            num_generated=generate,
-            folder=study,
-            seed=seed,
-            say=_say,
-        )
+        with quiet_libraries(debug=debug):
+            found = api.tune_scenarios(
+                scenario,
+                task=task,
+                data=data,
+                weights=weights,
+                epochs=epochs,
+                budget=budget,
+                trial_s=parse_amount(trial_time, "time"),
+                num_generated=generate,
+                folder=study,
+                seed=seed,
+                device_index=device,
+                say=_say,
+            )
         _print_scenarios(study, found, as_json=as_json)
         return
     space = Path(words.pop(0)) if words and words[0].endswith((".yaml", ".yml")) else None
     if sampler not in ("tpe", "random"):
         raise UsageError(f"expected the sampler tpe or random, got '{sampler}'")
-    result = api.tune(
-        words,
-        budget=budget,
-        space=space,
-        objective=objective,
-        study=study,
-        metric=metric,
-        target=target,
-        trial_s=parse_amount(trial_time, "time"),
-        timeout_s=parse_amount(timeout, "time"),
-        memory_limit_bytes=None if memory is None else parse_amount(memory, "memory"),
-        with_memory_law=not no_prediction,
-        with_priors=not no_priors,
-        with_pruning=prune,
-        max_accuracy_loss=max_loss,
-        check=not no_check,
-        sampler=sampler,
-        seed=seed,
-        price_usd_per_hour=None if price is None else parse_price_usd_per_hour(price),
-        device_index=device,
-        num_sessions=workers,
-        ray_address=ray,
-        say=_say,
-        echo=sys.stderr if show_output else None,
-    )
+    with quiet_libraries(debug=debug):
+        result = api.tune(
+            words,
+            budget=budget,
+            space=space,
+            objective=objective,
+            study=study,
+            metric=metric,
+            target=target,
+            trial_s=parse_amount(trial_time, "time"),
+            timeout_s=parse_amount(timeout, "time"),
+            memory_limit_bytes=None if memory is None else parse_amount(memory, "memory"),
+            with_memory_law=not no_prediction,
+            with_priors=not no_priors,
+            model=model,
+            image_size=image_size,
+            input_shape=None if input_shape is None else parse_input_shape(input_shape),
+            sequence_length=sequence_length,
+            with_pruning=prune,
+            max_accuracy_loss=max_loss,
+            check=not no_check,
+            sampler=sampler,
+            seed=seed,
+            price_usd_per_hour=None if price is None else parse_price_usd_per_hour(price),
+            device_index=device,
+            num_sessions=workers,
+            ray_address=ray,
+            say=_say,
+            echo=sys.stderr if show_output else None,
+        )
     _print(result, as_json=as_json)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 
-from forerun.errors import InvalidSetupError
+from forerun.errors import InvalidSetupError, UsageError
 
-__all__ = ["first_device", "gpu_index"]
+__all__ = ["check_device", "first_device", "gpu_index", "only_device"]
 
 
 def gpu_index(device_index: str) -> int | None:
@@ -24,3 +25,36 @@ def first_device() -> str:
     from forerun.hardware.host_gpus import list_gpus, visible_gpus
 
     return "cuda:0" if visible_gpus(list_gpus()) else "cpu"
+
+
+def check_device(device_index: str) -> str:
+    """The device as ``cpu`` or ``cuda:N``, if this machine has it.
+
+    Raises:
+        UsageError: It is none, or a GPU that is not there.
+    """
+    from forerun.hardware.host_gpus import list_gpus, visible_gpus
+
+    index = gpu_index(device_index)
+    if index is None:
+        return "cpu"
+    num_gpus = len(visible_gpus(list_gpus()))
+    if index >= num_gpus:
+        raise UsageError(f"expected cpu or one of this machine's {num_gpus} GPUs, got '{device_index}'")
+    return f"cuda:{index}"
+
+
+def only_device(device_index: str) -> dict[str, str]:
+    """Environment in which a script that takes the first GPU, or the processor without one, takes this device.
+
+    The first GPU is what a script finds anyhow, so nothing is hidden from one that uses several.
+    """
+    index = gpu_index(device_index)
+    known = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if index is None:
+        return {"CUDA_VISIBLE_DEVICES": ""} if first_device() != "cpu" else {}
+    if index == 0:
+        return {}
+    # Numbers count among those that this process sees.
+    entries = known.split(",") if known else []
+    return {"CUDA_VISIBLE_DEVICES": entries[index].strip() if index < len(entries) else str(index)}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 from forerun.errors import MeasurementError
@@ -17,12 +19,14 @@ __all__ = ["ray_runner"]
 
 _NUM_RETRIES = 3
 
+_Judge = Callable[[int, float], bool]
+
 
 def ray_runner(address: str) -> TrialRunner:
     """A runner that gives each trial to a node with a free core, or a free GPU if the trials need one.
 
     The script and its data must be where the node has them too. Several studies' processes may use the same cluster;
-    each waits for its own trial.
+    each waits for its own trial, and judges here each value that it prints there.
 
     Args:
         address: ``auto`` or ``HOST:PORT``.
@@ -34,15 +38,88 @@ def ray_runner(address: str) -> TrialRunner:
     ray = stack.enter_context(connected_ray(address))
     atexit.register(stack.close)
 
-    def run(order: TrialOrder, configuration: Configuration, **ignored: Any) -> TrialResult:
-        # Pruning needs every printed line while a trial runs; a remote trial runs to its end.
+    def run(
+        order: TrialOrder, configuration: Configuration, *, on_value: _Judge | None = None, **ignored: Any
+    ) -> TrialResult:
         resources = {"num_cpus": 1, "num_gpus": 0 if gpu_index(order.device_index) is None else 1}
-        task = ray.remote(run_trial).options(max_retries=_NUM_RETRIES, **resources)
+        task = ray.remote(_run_on_node).options(max_retries=_NUM_RETRIES, **resources)
+        mailbox = None if on_value is None else _mailbox_here(ray)
         try:
-            result: TrialResult = ray.get(task.remote(order, configuration))
+            running = task.remote(order, configuration, mailbox)
+            if on_value is not None:
+                _judge_until_done(ray, running, mailbox, on_value)
+            result: TrialResult = ray.get(running)
         except ray.exceptions.RayError as error:
             reason = str(error).strip().splitlines()[-1]
             raise MeasurementError(f"expected a trial to run on the cluster, got: {reason}") from error
+        finally:
+            if mailbox is not None:
+                ray.kill(mailbox)
         return result
 
     return run
+
+
+def _mailbox_here(ray: Any) -> Any:
+    """A mailbox on the node of this process: no other node that dies takes it along."""
+    affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+    here = affinity(ray.get_runtime_context().get_node_id(), soft=False)
+    return ray.remote(_Mailbox).options(num_cpus=0, scheduling_strategy=here).remote()
+
+
+def _judge_until_done(ray: Any, running: Any, mailbox: Any, on_value: _Judge) -> None:
+    """Answers for each value of a trial whether it ends the trial, until the trial has ended."""
+    while True:
+        asked = mailbox.next_value.remote()
+        ready, _ = ray.wait([running, asked], num_returns=1)
+        if running in ready:
+            return
+        try:
+            ticket, *told = ray.get(asked)
+        except ray.exceptions.RayActorError:  # the mailbox was killed: the trial runs to its end
+            return
+        mailbox.answer.remote(ticket, on_value(*told))
+
+
+class _Mailbox:
+    """An actor between a trial, which asks about each value, and the session that judges it.
+
+    The one who asks waits for the answer, so that values are judged as where there is no cluster: in turn, before the
+    next line is read. If its node dies nobody takes the answer, and the trial that is run again asks from the start.
+    """
+
+    def __init__(self) -> None:
+        self._values: asyncio.Queue[tuple[int, int, float]] = asyncio.Queue()
+        self._answers: list[asyncio.Future[bool]] = []
+
+    async def ask(self, number: int, value: float) -> bool:
+        """Whether the value of a number ends the trial."""
+        ticket, answer = len(self._answers), asyncio.get_running_loop().create_future()
+        self._answers.append(answer)
+        self._values.put_nowait((ticket, number, value))
+        return bool(await answer)
+
+    async def next_value(self) -> tuple[int, int, float]:
+        """The next question: its ticket, the number of the value, and the value."""
+        return await self._values.get()
+
+    async def answer(self, ticket: int, is_end: bool) -> None:
+        """Answers a question."""
+        self._answers[ticket].set_result(is_end)
+
+
+# -- in the tasks -----------------------------------------------------------------------------------------------------
+
+
+def _run_on_node(order: TrialOrder, configuration: Configuration, mailbox: Any) -> TrialResult:
+    if mailbox is None:
+        return run_trial(order, configuration)
+    import ray
+
+    def ask(number: int, value: float) -> bool:
+        try:
+            return bool(ray.get(mailbox.ask.remote(number, value)))
+        except ray.exceptions.RayActorError:  # nobody judges any more
+            return False
+
+    return run_trial(order, configuration, on_value=ask)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from forerun.profiling.advice import fed_step_time_s
 from forerun.profiling.profile import Profile
+from forerun.tuning.device_steps import PREDICTED_KNOBS, DeviceSteps
 from forerun.tuning.space import Space
 
 __all__ = ["expected_rate", "first_guesses"]
@@ -23,60 +25,96 @@ _USUALLY_GOOD: Mapping[str, Any] = {
 _LEAST_FIXED_SHARE = 0.25
 """Part of a step's kernels that small batches do not shrink: launches and short loops."""
 _MOST_COMBINATIONS = 4096
+_SAME_RATE = 0.02
+"""Predicted rates that differ by less are one: a loader that is waited for makes all devices equal."""
 
 
-def expected_rate(profile: Profile, values: Mapping[str, Any], base: Mapping[str, Any]) -> float:
-    """Samples a second of a configuration, by the input pipeline and a step that is affine in its batch.
+def expected_rate(
+    profile: Profile, values: Mapping[str, Any], base: Mapping[str, Any], steps: DeviceSteps | None = None
+) -> float:
+    """Samples a second of a configuration, by the input pipeline beside the device's part of a step.
 
-    T(b) = h + k ((1 - f) b / b0 + f) beside a loader that takes c a sample: h the host's part, k the kernels', f what
-    is fixed in them.
+    The loader takes c a sample. The device's part is T(b) = h + k ((1 - f) b / b0 + f), affine in the batch, with h the
+    host's part, k the kernels', f what is fixed in them; or with a prediction T0 times the predicted step over the
+    predicted step of the script as it is, with T0 the profiled step without its wait for the loader.
 
     Args:
         profile: Of the script as it is.
         values: Configuration.
         base: The script's own values.
+        steps: Predicted steps of its model; where they do not know the configuration, the affine law.
     """
     samples = profile.batch_size or float(base.get("batch_size") or 1)
-    batch = float(values.get("batch_size", samples))
-    pixels = float(values.get("image_size", 1)) / float(base.get("image_size") or values.get("image_size", 1))
+    # A step may hold several batches of the loader; all of them grow with the knob.
+    own_batch = float(base.get("batch_size") or samples)
+    growth = float(values.get("batch_size", own_batch)) / own_batch
+    batch = samples * growth
     own_workers = int(profile.loader.get("num_workers") or 0)
+    num_workers = int(values.get("num_workers", own_workers))
     cost_s = (
         profile.loader_wait_s / samples if own_workers == 0 else profile.step_time_s * own_workers / samples
     )
-    kernels_s = profile.step_time_s - profile.loader_wait_s - profile.parts.host_s
-    growth = batch / samples * pixels**2
-    compute_s = profile.parts.host_s + kernels_s * ((1 - _LEAST_FIXED_SHARE) * growth + _LEAST_FIXED_SHARE)
+    relative = None if steps is None else steps.relative_time(values)
+    compute_s = (
+        _affine_s(profile, growth * _pixels(values, base))
+        if relative is None
+        else relative * _device_s(profile, num_workers)
+    )
     is_on_cpu = profile.device.startswith("cpu")
     step_s = fed_step_time_s(
         compute_s=compute_s,
         sample_cost_s=cost_s,
         num_samples=batch,
-        num_workers=int(values.get("num_workers", own_workers)),
+        num_workers=num_workers,
         num_cores=profile.num_usable_cores,
         core_s=batch * cost_s + (compute_s if is_on_cpu else 0.0),
     )
     return batch / step_s
 
 
+def _pixels(values: Mapping[str, Any], base: Mapping[str, Any]) -> float:
+    """Pixels of a sample relative to the script's own."""
+    own = base.get("image_size") or values.get("image_size", 1)
+    return (float(values.get("image_size", own)) / float(own)) ** 2
+
+
+def _affine_s(profile: Profile, growth: float) -> float:
+    kernels_s = profile.step_time_s - profile.loader_wait_s - profile.parts.host_s
+    return profile.parts.host_s + kernels_s * ((1 - _LEAST_FIXED_SHARE) * growth + _LEAST_FIXED_SHARE)
+
+
+def _device_s(profile: Profile, num_workers: int) -> float:
+    """The profiled step without its wait for the loader [s]."""
+    waited_for_s = profile.step_time_s - profile.loader_wait_s
+    if num_workers == 0:
+        return waited_for_s
+    # A GPU works off its queue while the script waits for the loader; with workers that is all there is to see.
+    return max(waited_for_s, profile.parts.kernels_s + profile.parts.copy_s)
+
+
 def first_guesses(
-    space: Space, profile: Profile, base: Mapping[str, Any], *, num_guesses: int = 4
+    space: Space,
+    profile: Profile,
+    base: Mapping[str, Any],
+    steps: DeviceSteps | None = None,
+    *,
+    num_guesses: int = 4,
 ) -> list[dict[str, Any]]:
     """Configurations worth trying first, the most promising before the others.
 
-    The batch sizes and workers that the model expects to be fastest, with all settings that usually help and, on a
-    processor, threads that leave the workers their cores; the same with these settings as the script has them; then
-    half the batch size, which often trains better at nearly the speed.
+    The workers and batch sizes, with a prediction also precisions, memory orders and image sizes, that are expected to
+    be fastest, with all other settings that usually help and, on a processor, threads that leave the workers their
+    cores; the same with these settings as the script has them; then a smaller batch, which often trains better at
+    nearly the speed. What is not predicted, or predicted not to fit in the device's memory, is not among them.
     """
-    modelled = [p for p in space.parameters if p.name in ("batch_size", "num_workers") and p.values]
-    neutral = {p.name: _own_value(p.values, base.get(p.name)) for p in space.parameters if p.values}
+    names = ("num_workers", "batch_size") if steps is None else ("num_workers", *PREDICTED_KNOBS)
+    neutral = _script_values(space, base)
     helping = {
         p.name: _USUALLY_GOOD[p.name]
         for p in space.parameters
-        if p.name in _USUALLY_GOOD and _USUALLY_GOOD[p.name] in p.values
+        if p.name in _USUALLY_GOOD and _USUALLY_GOOD[p.name] in p.values and p.name not in names
     }
-    combinations = itertools.islice(itertools.product(*(p.values for p in modelled)), _MOST_COMBINATIONS)
-    guesses = [dict(zip((p.name for p in modelled), values, strict=True)) for values in combinations]
-    ranked = sorted(guesses, key=lambda values: -expected_rate(profile, {**neutral, **values}, base))
+    ranked = _ranked(space, profile, base, steps, names)
     if not ranked:
         return [{**neutral, **helping}] if helping else []
     best = ranked[0]
@@ -93,6 +131,47 @@ def first_guesses(
     return unique[:num_guesses]
 
 
+def _ranked(
+    space: Space,
+    profile: Profile,
+    base: Mapping[str, Any],
+    steps: DeviceSteps | None,
+    names: Sequence[str],
+) -> list[dict[str, Any]]:
+    """Combinations of the modelled parameters, the fastest first."""
+    modelled = [p for p in space.parameters if p.name in names and p.values]
+    if not modelled:
+        return []
+    neutral = _script_values(space, base)
+    combinations = itertools.islice(itertools.product(*(p.values for p in modelled)), _MOST_COMBINATIONS)
+    guesses = [dict(zip((p.name for p in modelled), values, strict=True)) for values in combinations]
+    if steps is None:
+        return sorted(guesses, key=lambda values: -expected_rate(profile, {**neutral, **values}, base))
+    whole = [{**neutral, **values} for values in guesses]
+    rates = [expected_rate(profile, values, base, steps) for values in whole]
+    usable = [
+        index
+        for index, values in enumerate(whole)
+        if steps.relative_time(values) is not None and steps.fits(values)
+    ]
+
+    # Among equally fast ones the one that changes least comes first: it has most of the script's accuracy.
+    def order(index: int) -> tuple[int, int, float]:
+        place = round(math.log(rates[index]) / _SAME_RATE)
+        return -place, steps.num_changes(whole[index]), -rates[index]
+
+    return [guesses[index] for index in sorted(usable, key=order)]
+
+
+def _script_values(space: Space, base: Mapping[str, Any]) -> dict[str, Any]:
+    """The script's own value of each parameter that lists its values; the first one where it has none of them."""
+    return {
+        p.name: own if (own := base.get(p.name)) in p.values else p.values[0]
+        for p in space.parameters
+        if p.values
+    }
+
+
 def _fitting_threads(space: Space, profile: Profile, values: Mapping[str, Any]) -> dict[str, Any]:
     """Threads for a processor's kernels that leave a core to each worker: more of both only wait for each other."""
     parameter = next((p for p in space.parameters if p.name == "num_threads" and p.values), None)
@@ -102,7 +181,3 @@ def _fitting_threads(space: Space, profile: Profile, values: Mapping[str, Any]) 
     num_left = max(1.0, profile.num_usable_cores - num_workers)
     fitting = [value for value in parameter.values if value <= num_left]
     return {"num_threads": max(fitting)} if fitting else {}
-
-
-def _own_value(values: tuple[Any, ...], own: Any) -> Any:
-    return own if own in values else values[0]

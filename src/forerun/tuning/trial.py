@@ -12,6 +12,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from forerun.measurement.device_index import only_device
 from forerun.measurement.device_lock import lock_device
 from forerun.profiling.hooks.settings import HookSettings
 from forerun.profiling.launch import Launch, OutputLine, launch
@@ -157,16 +158,10 @@ def run_trial(
             timeout_s=order.timeout_s,
             memory_limit_bytes=order.memory_limit_bytes,
             device_index=order.device_index,
-            environment=_environment(order.device_index),
+            environment=only_device(order.device_index),
             on_line=follow,
         )
         return _result(order, run, read_processes(Path(folder)))
-
-
-def _environment(device_index: str) -> dict[str, str]:
-    if device_index.startswith("cuda:") and device_index != "cuda:0":
-        return {"CUDA_VISIBLE_DEVICES": device_index.partition(":")[2]}
-    return {}
 
 
 def _is_reached(metric: Metric, value: float) -> bool:

@@ -11,11 +11,13 @@ from forerun.errors import ScriptError, UsageError, near_matches
 from forerun.profiling.profile import Profile
 from forerun.tuning.budget import Budget, time_left_s
 from forerun.tuning.configuration import configure
+from forerun.tuning.device_steps import DeviceSteps
 from forerun.tuning.memory_law import MemoryPoint, predicted_memory_bytes
 from forerun.tuning.neighbours import configuration_key, num_configurations, untried_neighbour
 from forerun.tuning.objectives import Objective, value_of
+from forerun.tuning.pruning import TrialPruner
 from forerun.tuning.space import Metric, Space
-from forerun.tuning.speed_law import first_guesses
+from forerun.tuning.speed_law import expected_rate, first_guesses
 from forerun.tuning.study import TrialStore, suggest
 from forerun.tuning.trial import TrialOrder, TrialResult, run_trial
 
@@ -81,14 +83,28 @@ class Tuner:
     _began_s: float = field(default_factory=time.monotonic)
     _began_at: float = field(default_factory=time.time)
 
-    def seed(self, profile: Profile | None) -> None:
-        """Queues the script as it is, then what the cost model expects to be fast."""
+    def seed(self, profile: Profile | None, steps: DeviceSteps | None = None) -> None:
+        """Queues the script as it is, then what the cost model expects to be fast.
+
+        Args:
+            profile: Of the script as it is; None for no guesses.
+            steps: Predicted steps of its model on the device; None where the profile alone has to do.
+        """
         own = self._own_values()
         if own is not None:
             self.store.enqueue(own, "script")
-        if profile is not None and self.task.with_priors:
-            for guess in first_guesses(self.task.space, profile, self.base):
-                self.store.enqueue({**self._filled(own), **guess}, "cost model")
+        if profile is None or not self.task.with_priors:
+            return
+        guesses = first_guesses(self.task.space, profile, self.base, steps)
+        for guess in guesses:
+            source = "cost model" if steps is None else "plan"
+            self.store.enqueue({**self._filled(own), **guess}, source)
+        if steps is not None and guesses:
+            best, now = (expected_rate(profile, values, self.base, steps) for values in (guesses[0], {}))
+            self.say(
+                f"first trials by the predicted steps of {steps.source}: the best is expected to be "
+                f"{best / now:.2g} times as fast as the script"
+            )
 
     def search(self) -> str:
         """Tries configurations until the budget is used; tells why it ended."""
@@ -196,24 +212,12 @@ class Tuner:
             return None
         return int(values.get("epochs", self.task.num_rounds))
 
-    def _pruner(self, trial: Any, num_rounds: int | None) -> Callable[[int, float], bool] | None:
-        metric = self.task.order.metric
+    def _pruner(self, trial: Any, num_rounds: int | None) -> TrialPruner | None:
         if num_rounds is None or num_rounds < 2:
             return None
-        # As in the objective, a falling metric is told with its sign turned.
-        sign = 1.0 if metric is None or metric.is_rising else -1.0
-        from forerun.callbacks import ForecastPruner
-
-        pruner = ForecastPruner(num_rounds)
-
-        def on_value(number: int, value: float) -> bool:
-            trial.report(sign * value, number)
-            if number >= num_rounds:
-                return False  # nothing is left to save
-            frozen = self.store.study.get_trials(deepcopy=False)[trial.number]
-            return bool(pruner.prune(self.store.study, frozen))
-
-        return on_value
+        metric = self.task.order.metric
+        is_rising = metric is None or metric.is_rising
+        return TrialPruner(self.store.study, trial, num_rounds, is_rising=is_rising)
 
     def _expected_memory(self, values: Mapping[str, Any]) -> float | None:
         points = []

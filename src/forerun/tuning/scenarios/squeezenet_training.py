@@ -16,10 +16,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-__all__ = ["IMAGE_SIZE", "load_model", "main"]
+__all__ = ["IMAGE_SIZE", "MODEL", "load_model", "main"]
 
 IMAGE_SIZE = 160
 """Height and width of its images, if not told otherwise [pixels]."""
+
+MODEL = "torchvision:squeezenet1_1"
+"""Its network, as predictions name it."""
 
 _MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, as the weights expect
 

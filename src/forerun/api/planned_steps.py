@@ -1,0 +1,207 @@
+"""Steps of a script's model on the device of its trials, in every configuration of a space: one call of the planner."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from forerun.api.planned_models import PlannedModels
+from forerun.costs.calibration_files import find_calibration
+from forerun.errors import ForerunError, InvalidSetupError, UsageError
+from forerun.hardware.device import Device, DeviceKind
+from forerun.hardware.this_device import device_at
+from forerun.measurement.device_index import gpu_index
+from forerun.planner.candidates import HIGH, CandidateTable, Configuration
+from forerun.planner.devices import DeviceOption
+from forerun.planner.engine import Engine, PlanQuestion
+from forerun.prediction.estimate import Provenance
+from forerun.prediction.job import Job
+from forerun.profiling.profile import Profile
+from forerun.tracing.keras_source import is_keras
+from forerun.tuning.device_steps import DevicePoint, DeviceSteps, device_points, script_point
+from forerun.tuning.space import Space
+from forerun.workload.setup import Layout, Precision, TrainingSetup
+
+__all__ = ["ScriptModel", "planned_steps", "predictable_device", "steps_or_reason"]
+
+_PRECISIONS: Mapping[str, Precision] = {
+    "off": Precision.FP32,
+    "bf16": Precision.AMP_BF16,
+    "fp16": Precision.AMP,
+}
+_LAYOUTS = {False: Layout.NCHW, True: Layout.NHWC}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptModel:
+    """The model that a script trains, as the user names it.
+
+    Attributes:
+        model: A specification as in ``predict``, of PyTorch.
+        image_size: Height and width of its images, where the script's arguments do not tell [pixels].
+        input_shape: Shape of one sample, instead.
+        sequence_length: Tokens of one sample of a text model.
+    """
+
+    model: str
+    image_size: int | None = None
+    input_shape: tuple[int, ...] | None = None
+    sequence_length: int | None = None
+
+    def check(self, space: Space) -> None:
+        """Traces the model once, before anything runs.
+
+        Raises:
+            UsageError: There is no such model, it is one of Keras, or its input is not what the space varies.
+            FailureError: It cannot be built or traced.
+        """
+        if is_keras(self.model):
+            raise UsageError(
+                f"expected a model of PyTorch, got '{self.model}' of Keras: hooks reach PyTorch scripts only"
+            )
+        varied = space.parameter("image_size")
+        if self.input_shape is not None and varied is not None:
+            raise UsageError(
+                "the space varies image_size, which an input shape fixes; leave --input-shape out, the script's own "
+                "size is read from its arguments or given as --image-size"
+            )
+        size = self.image_size or (varied.values[0] if varied is not None and varied.values else None)
+        asked = Configuration(model=self.model, precision=Precision.FP32, layout=Layout.NCHW, image_size=size)
+        self.source().prepared(asked, TrainingSetup())
+
+    def sized(self, image_size: int | None) -> ScriptModel:
+        """The same with images of a size [pixels], if nothing else was given."""
+        is_given = self.image_size is not None or self.input_shape is not None
+        return self if is_given else replace(self, image_size=image_size)
+
+    def source(self) -> PlannedModels:
+        """Where the planner gets it from."""
+        return PlannedModels(
+            sequence_length=self.sequence_length,
+            input_shape=self.input_shape,
+            stacks=frozenset({"pytorch"}),
+        )
+
+
+def predictable_device(device_index: str) -> Device | str:
+    """The device of this machine that trials run on; or why its steps are not predicted.
+
+    A GPU needs its entry in the catalogue, a processor a calibration: no datasheet tells what one of them does.
+    """
+    try:
+        device = device_at(gpu_index(device_index))
+        if device.kind is DeviceKind.GPU or find_calibration(device) is not None:
+            return device
+    except ForerunError as error:
+        return str(error)
+    return "this processor has no calibration; make one with: forerun calibrate"
+
+
+def steps_or_reason(
+    model: ScriptModel,
+    device_index: str,
+    space: Space,
+    base: Mapping[str, Any],
+    profile: Profile,
+    *,
+    memory_bytes: float | None,
+) -> DeviceSteps | str:
+    """``planned_steps`` on a device of this machine; or why there are none, as a study goes on without them."""
+    device = predictable_device(device_index)
+    if isinstance(device, str):
+        return device
+    try:
+        return planned_steps(model, device, space, base, profile, memory_bytes=memory_bytes)
+    except ForerunError as error:
+        return str(error)
+
+
+def planned_steps(
+    model: ScriptModel,
+    device: Device,
+    space: Space,
+    base: Mapping[str, Any],
+    profile: Profile,
+    *,
+    memory_bytes: float | None,
+) -> DeviceSteps:
+    """Predicted steps and memory at every combination of batch size, precision, memory order and image size.
+
+    Args:
+        model: What the script trains.
+        device: From ``predictable_device``.
+        space: What may be changed.
+        base: The script's own values.
+        profile: Of the script as it is.
+        memory_bytes: Memory of a GPU; None for no limit [bytes].
+
+    Raises:
+        InvalidSetupError: Nothing tells the script's batch size, or its precision was never calibrated.
+        UsageError, FailureError: The model cannot be built or traced at one of the image sizes.
+    """
+    own = script_point(profile, base, model.image_size)
+    if own is None:
+        raise InvalidSetupError(
+            "nothing tells the samples of a step; map batch_size to the script's argument"
+        )
+    axes = device_points(space, own)
+    words = tuple(itertools.product(axes["image_size"], axes["channels_last"], axes["amp"]))
+    question = PlanQuestion(
+        configurations=tuple(
+            Configuration(
+                model=model.model, precision=_PRECISIONS[amp], layout=_LAYOUTS[last], image_size=size
+            )
+            for size, last, amp in words
+        ),
+        options=(DeviceOption(device=device, name="here"),),
+        batch_sizes=tuple(sorted({round(size) for size in axes["batch_size"]})),
+        setup=TrainingSetup(optimizer=_optimizer(profile)),
+        job=Job(num_samples=own.batch_size),
+        accuracies={},
+    )
+    table = Engine(question, model.source()).all_candidates()
+    points = [
+        DevicePoint(batch_size=int(size), amp=amp, channels_last=last, image_size=pixels)
+        for (pixels, last, amp), size in zip(
+            (words[index] for index in table.configuration), table.batch_size, strict=True
+        )
+    ]
+    known = _known(table, device)
+    if not known[points.index(own)]:
+        raise InvalidSetupError(
+            f"the calibration of this processor says nothing of {own.amp}, in which the script runs"
+        )
+    steps_s = table.batch_size / table.values["device_samples_per_s"][0]
+    peaks = table.values["peak_memory_bytes"][HIGH]
+    tiers = ", ".join(dict.fromkeys(table.provenance[known].tolist()))
+    return DeviceSteps(
+        source=f"{model.model} on {device.title} ({tiers})",
+        own=own,
+        step_s={
+            point: float(s) for point, s, is_known in zip(points, steps_s, known, strict=True) if is_known
+        },
+        peak_bytes={point: float(peak) for point, peak in zip(points, peaks, strict=True)},
+        memory_bytes=memory_bytes if device.kind is DeviceKind.GPU else None,
+    )
+
+
+def _known(table: CandidateTable, device: Device) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Which candidates to believe: on a processor those of a precision that its calibration has measured.
+
+    Half precision without instructions for it is slower than single, which no GPU behind the cost model shows.
+    """
+    if device.kind is DeviceKind.GPU:
+        return np.ones(len(table), dtype=np.bool_)
+    return np.asarray(table.provenance == Provenance.CALIBRATED.value)
+
+
+def _optimizer(profile: Profile) -> str:
+    """The script's optimizer if the tracer knows it, else one with as much to do as most."""
+    from forerun.tracing.optimizers import OPTIMIZERS
+
+    name = str(profile.optimizer.get("name") or "").lower()
+    return name if name in OPTIMIZERS else "adam"

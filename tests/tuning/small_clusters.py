@@ -1,0 +1,48 @@
+"""A Ray cluster of two nodes with a core each, all on this machine."""
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from study_commands import environment
+
+
+@contextlib.contextmanager
+def small_cluster() -> Iterator[Any]:
+    """The cluster; its head runs no trial. Skips the test where Ray is not installed."""
+    pytest.importorskip("ray", reason="needs the extra 'ray'")
+    from ray.cluster_utils import Cluster
+
+    # Ray's sockets lie below it, and the path of a socket is at most 107 characters long.
+    folder = Path(tempfile.mkdtemp(prefix="fr-", dir="/tmp"))
+    # Ray starts workers with the least priority: beside other tests they would hardly run.
+    own = {"TMPDIR": str(folder), "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment(**own).items():
+            patch.setenv(name, value)
+        store_bytes = 80 * 2**20
+        head = {"num_cpus": 0, "object_store_memory": store_bytes, "include_dashboard": False}
+        cluster = Cluster(initialize_head=True, head_node_args=head)
+        for _ in range(2):
+            cluster.add_node(num_cpus=1, object_store_memory=store_bytes)
+        cluster.wait_for_nodes()
+        yield cluster
+        cluster.shutdown()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def node_of(cluster: Any, pid: int) -> Any:
+    """The node that runs a process."""
+    raylet_pids = {parent.pid for parent in psutil.Process(pid).parents()}
+    return next(node for node in cluster.worker_nodes if raylet_pid(node) in raylet_pids)
+
+
+def raylet_pid(node: Any) -> int:
+    """Of the process whose children run the node's tasks and actors."""
+    (raylet,) = node.all_processes["raylet"]
+    return int(raylet.process.pid)
