@@ -118,10 +118,10 @@ def test_a_losing_trial_is_ended_on_its_node(cluster, store, tmp_path):
         num_rounds=NUM_ROUNDS,
     )
     base = {"ceiling": 0.9}
-    runner = ray_runner(cluster.address)
     store.enqueue({"ceiling": 0.2}, "sampler")
-    tuner = Tuner(task=task, store=store, base=base, optimizer=None, say=say_nothing, run=runner)
-    assert tuner.search() == "5 trials"
+    with ray_runner(cluster.address) as runner:
+        tuner = Tuner(task=task, store=store, base=base, optimizer=None, say=say_nothing, run=runner)
+        assert tuner.search() == "5 trials"
     trial = store.trials()[-1]
     assert trial.state.name == "PRUNED"
     result = trial.user_attrs["record"]["result"]
@@ -135,10 +135,20 @@ def test_a_losing_trial_is_ended_on_its_node(cluster, store, tmp_path):
 def test_a_trial_on_a_node_ends_at_its_target(cluster, tmp_path):
     metric = Metric(name="val_acc", target=0.5)
     wanted = order(tmp_path, "--then-wait", metric=metric, stop_at_target=True)
-    result = ray_runner(cluster.address)(wanted, Configuration(arguments={}, hooks={}))
+    with ray_runner(cluster.address) as run:
+        result = run(wanted, Configuration(arguments={}, hooks={}))
     assert result.outcome == "done"
     reached_s = value_of(OBJECTIVES["time-to-target"], result, metric, None)
     assert next(time_s for time_s, value in result.curve if value >= 0.5) == reached_s
+
+
+def test_what_is_printed_while_ray_is_connected_is_no_answer(cluster, capsys):
+    with ray_runner(cluster.address):
+        print("a node has died")
+    print("the answer")
+    out, err = capsys.readouterr()
+    assert out == "the answer\n"
+    assert "a node has died" in err
 
 
 def test_a_trial_that_nobody_can_judge_any_more_runs_to_its_end(cluster, tmp_path):
@@ -152,8 +162,8 @@ def test_a_trial_that_nobody_can_judge_any_more_runs_to_its_end(cluster, tmp_pat
         mailbox.wait(60)
         return False
 
-    runner = ray_runner(cluster.address)
-    result = runner(order(tmp_path), Configuration(arguments={}, hooks={}), on_value=on_value)
+    with ray_runner(cluster.address) as run:
+        result = run(order(tmp_path), Configuration(arguments={}, hooks={}), on_value=on_value)
     assert told == [1]
     assert (result.outcome, len(result.curve)) == ("done", 4)
 
@@ -172,9 +182,9 @@ def test_a_trial_whose_node_dies_is_judged_again_from_its_first_value(cluster, s
             process.wait(60)
         return judge(number, value)
 
-    result = ray_runner(cluster.address)(
-        order(tmp_path, "--ceiling", str(WINNING)), Configuration(arguments={}, hooks={}), on_value=on_value
-    )
+    wanted = order(tmp_path, "--ceiling", str(WINNING))
+    with ray_runner(cluster.address) as run:
+        result = run(wanted, Configuration(arguments={}, hooks={}), on_value=on_value)
     values = list(enumerate(curve(WINNING, 4), start=1))
     assert told == [*values[:2], *values]
     assert (result.outcome, len(result.curve)) == ("done", 4)

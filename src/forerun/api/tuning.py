@@ -228,10 +228,12 @@ def tune(
         seed=seed,
         ray_address=ray_address,
     )
-    tuner = shared.tuner(store, say)
-    notes = _seed(tuner, script, trained, device, memory_bytes)
-    ended_by = search_together(tuner, shared, _devices(device, device_index or ray_address, num_sessions))
-    return _conclude(tuner, script.profile, ended_by, study, max_accuracy_loss, notes, check=check, echo=echo)
+    with shared.tuner(store, say) as tuner:
+        notes = _seed(tuner, script, trained, device, memory_bytes)
+        ended_by = search_together(tuner, shared, _devices(device, device_index or ray_address, num_sessions))
+        return _conclude(
+            tuner, script.profile, ended_by, study, max_accuracy_loss, notes, check=check, echo=echo
+        )
 
 
 def _script_model(

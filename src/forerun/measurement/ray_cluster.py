@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -39,25 +40,30 @@ class Order:
 
 @contextlib.contextmanager
 def connected_ray(address: str) -> Iterator[Any]:
-    """The module ``ray``, connected to the cluster at ``HOST:PORT``, or ``auto`` (found here, or started here)."""
+    """The module ``ray``, connected to the cluster at ``HOST:PORT``, or ``auto`` (found here, or started here).
+
+    Ray prints what happens on its nodes for as long as it is connected, on stdout, which belongs to the answer: until
+    the connection is closed, what is printed there goes to stderr.
+    """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
     except ImportError:
         raise MissingExtraError("measuring on a Ray cluster", "ray") from None
-    if ray.is_initialized():
-        yield ray
-        return
-    _check_reachable(address)
-    try:
-        # Without an address Ray looks for a cluster of this machine and, finding none, starts one.
-        ray.init(address=None if address == "auto" else address, include_dashboard=False)
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        raise _no_cluster(address, error) from error
-    try:
-        yield ray
-    finally:
-        ray.shutdown()
+    with contextlib.redirect_stdout(sys.stderr):
+        if ray.is_initialized():
+            yield ray
+            return
+        _check_reachable(address)
+        try:
+            # Without an address Ray looks for a cluster of this machine and, finding none, starts one.
+            ray.init(address=None if address == "auto" else address, include_dashboard=False)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise _no_cluster(address, error) from error
+        try:
+            yield ray
+        finally:
+            ray.shutdown()
 
 
 def _check_reachable(address: str) -> None:

@@ -7,8 +7,6 @@ one device: no two tasks need follow each other on the same machine.
 
 from __future__ import annotations
 
-import contextlib
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -66,7 +64,7 @@ def run_jobs_on_ray(
         run: ``module:function`` that runs a job.
     """
     order = Order(device_index=device_index, protocol=protocol or Protocol(), occasion=occasion, run=run)
-    with contextlib.redirect_stdout(sys.stderr), connected_ray(address) as ray:
+    with connected_ray(address) as ray:
         cluster = Cluster(ray, order, resources or {})
         wanted = _wanted(jobs, cluster.describe())
         done = store.done_keys([key for keys in wanted.values() for key in keys])

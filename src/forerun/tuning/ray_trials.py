@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from forerun.errors import MeasurementError
@@ -22,7 +22,8 @@ _NUM_RETRIES = 3
 _Judge = Callable[[int, float], bool]
 
 
-def ray_runner(address: str) -> TrialRunner:
+@contextlib.contextmanager
+def ray_runner(address: str) -> Iterator[TrialRunner]:
     """A runner that gives each trial to a node with a free core, or a free GPU if the trials need one.
 
     The script and its data must be where the node has them too. Several studies' processes may use the same cluster;
@@ -34,30 +35,33 @@ def ray_runner(address: str) -> TrialRunner:
     Raises:
         MissingExtraError, MeasurementError: Ray is not installed, or there is no cluster.
     """
-    stack = contextlib.ExitStack()
-    ray = stack.enter_context(connected_ray(address))
-    atexit.register(stack.close)
+    with connected_ray(address) as ray:
+        yield partial(_run_remotely, ray)
 
-    def run(
-        order: TrialOrder, configuration: Configuration, *, on_value: _Judge | None = None, **ignored: Any
-    ) -> TrialResult:
-        resources = {"num_cpus": 1, "num_gpus": 0 if gpu_index(order.device_index) is None else 1}
-        task = ray.remote(_run_on_node).options(max_retries=_NUM_RETRIES, **resources)
-        mailbox = None if on_value is None else _mailbox_here(ray)
-        try:
-            running = task.remote(order, configuration, mailbox)
-            if on_value is not None:
-                _judge_until_done(ray, running, mailbox, on_value)
-            result: TrialResult = ray.get(running)
-        except ray.exceptions.RayError as error:
-            reason = str(error).strip().splitlines()[-1]
-            raise MeasurementError(f"expected a trial to run on the cluster, got: {reason}") from error
-        finally:
-            if mailbox is not None:
-                ray.kill(mailbox)
-        return result
 
-    return run
+def _run_remotely(
+    ray: Any,
+    order: TrialOrder,
+    configuration: Configuration,
+    *,
+    on_value: _Judge | None = None,
+    **ignored: Any,
+) -> TrialResult:
+    resources = {"num_cpus": 1, "num_gpus": 0 if gpu_index(order.device_index) is None else 1}
+    task = ray.remote(_run_on_node).options(max_retries=_NUM_RETRIES, **resources)
+    mailbox = None if on_value is None else _mailbox_here(ray)
+    try:
+        running = task.remote(order, configuration, mailbox)
+        if on_value is not None:
+            _judge_until_done(ray, running, mailbox, on_value)
+        result: TrialResult = ray.get(running)
+    except ray.exceptions.RayError as error:
+        reason = str(error).strip().splitlines()[-1]
+        raise MeasurementError(f"expected a trial to run on the cluster, got: {reason}") from error
+    finally:
+        if mailbox is not None:
+            ray.kill(mailbox)
+    return result
 
 
 def _mailbox_here(ray: Any) -> Any:

@@ -6,7 +6,8 @@ import contextlib
 import multiprocessing
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -45,10 +46,13 @@ class StudyOrder:
     seed: int | None
     ray_address: str | None = None
 
-    def tuner(self, store: TrialStore, say: Callable[[str], None]) -> Tuner:
+    @contextlib.contextmanager
+    def tuner(self, store: TrialStore, say: Callable[[str], None]) -> Iterator[Tuner]:
         """A session of the study, with its connection to the cluster."""
-        run = run_trial if self.ray_address is None else ray_runner(self.ray_address)
-        return Tuner(task=self.task, store=store, base=self.base, optimizer=self.optimizer, say=say, run=run)
+        with nullcontext(run_trial) if self.ray_address is None else ray_runner(self.ray_address) as run:
+            yield Tuner(
+                task=self.task, store=store, base=self.base, optimizer=self.optimizer, say=say, run=run
+            )
 
     def for_session(self, index: int, device_index: str) -> StudyOrder:
         """The order of a further session: its device, and a sampler that draws other numbers."""
@@ -74,11 +78,9 @@ def search_together(tuner: Tuner, order: StudyOrder, devices: Sequence[str]) -> 
     try:
         for process in others:
             process.start()
-        # Ray tells on stdout what its nodes do, and stdout belongs to the answer.
-        with contextlib.redirect_stdout(sys.stderr):
-            reason = tuner.search()
-            for process in others:
-                process.join()
+        reason = tuner.search()
+        for process in others:
+            process.join()
     finally:
         for process in others:
             if process.is_alive():
@@ -93,7 +95,8 @@ def _work(order: StudyOrder, parent_pid: int) -> None:
     objectives = order.task.objectives
     store = TrialStore(order.folder, objectives, order.identity, sampler=order.sampler, seed=order.seed)
     try:
-        order.tuner(store, _tell).search()
+        with order.tuner(store, _tell) as tuner:
+            tuner.search()
     except (ForerunError, KeyboardInterrupt) as error:
         _tell(f"a session ended: {error or 'interrupted'}")
         sys.exit(1)
