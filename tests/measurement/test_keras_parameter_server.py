@@ -130,7 +130,12 @@ def test_no_process_is_left_when_the_command_is_interrupted(tmp_path):
         ),
     )
     started = subprocess.Popen(
-        command, env={**os.environ, "TMPDIR": str(tmp_path)}, stderr=subprocess.PIPE, text=True
+        command,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell that starts the tests in the background has them ignore Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         members = wait_for(lambda: len(found := members_of(started.pid)) == 4 and found)
