@@ -2,8 +2,6 @@
 
 import builtins
 import os
-import shutil
-import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -18,36 +16,20 @@ from forerun.measurement import progress
 from forerun.measurement.device_lock import lock_device
 from forerun.measurement.ray_session import run_jobs_on_ray
 from forerun.records.measurement import Outcome
+from small_clusters import raylet_pid, small_cluster
 
 ray = pytest.importorskip("ray", reason="needs the extra 'ray'")
-STORE_BYTES = 80 * 2**20
 
 
 @pytest.fixture(scope="module")
 def cluster():
-    from ray.cluster_utils import Cluster
-
-    # Ray's sockets lie below it, and the path of a socket is at most 107 characters long.
-    folder = Path(tempfile.mkdtemp(prefix="fr-", dir="/tmp"))
-    # The workers take both from their node: where the device's lock is, and where the runner of these tests is.
-    changed = {
-        "TMPDIR": str(folder),
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
-        "RAY_USAGE_STATS_ENABLED": "0",
-    }
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in changed.items():
-            patch.setenv(name, value)
-        head = {"num_cpus": 0, "object_store_memory": STORE_BYTES, "include_dashboard": False}
-        cluster = Cluster(initialize_head=True, head_node_args=head)
-        cluster.locks = Path(changed["TMPDIR"])
-        for _ in range(2):
-            cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES)
-        cluster.wait_for_nodes()
-        yield cluster
+    # The workers take it from their node: where the runner of these tests is.
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    with small_cluster({"PYTHONPATH": path}) as found:
+        # As they take the folder where the device's lock is.
+        found.locks = Path(os.environ["TMPDIR"])
+        yield found
         ray.shutdown()
-        cluster.shutdown()
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def measure(cluster, jobs, sink, protocol=QUICK, **options):
@@ -126,7 +108,7 @@ def test_a_node_killed_in_the_middle_of_a_job_loses_nothing(cluster, tmp_path):
     def kill_the_node_of_the_running_job(event):
         if isinstance(event, progress.JobFinished) and not victims:
             victims.append(_running_child(started, event.index + 2))
-            node = next(node for node in cluster.worker_nodes if _raylet_pid(node) == victims[0][1])
+            node = next(node for node in cluster.worker_nodes if raylet_pid(node) == victims[0][1])
             cluster.remove_node(node, allow_graceful=False)
 
     report = measure(cluster, jobs, sink, on_event=kill_the_node_of_the_running_job)
@@ -143,15 +125,10 @@ def _running_child(started, num_lines):
     while time.monotonic() < deadline_s:
         lines = started.read_text().splitlines()
         if len(lines) >= num_lines:
-            pid, raylet_pid = lines[num_lines - 1].split()
-            return int(pid), int(raylet_pid)
+            pid, parent_pid = lines[num_lines - 1].split()
+            return int(pid), int(parent_pid)
         time.sleep(0.02)
     raise AssertionError("no second job was begun")
-
-
-def _raylet_pid(node):
-    (raylet,) = node.all_processes["raylet"]
-    return raylet.process.pid
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "no-port"])

@@ -4,7 +4,7 @@ import sys
 
 import psutil
 import pytest
-from small_clusters import node_of, raylet_pid, small_cluster
+from study_commands import environment
 
 from forerun.tuning.budget import parse_budget
 from forerun.tuning.configuration import Configuration
@@ -15,6 +15,7 @@ from forerun.tuning.space import Metric, space_of
 from forerun.tuning.study import TrialStore, suggest
 from forerun.tuning.trial import TrialOrder, TrialResult, say_nothing
 from forerun.tuning.tuner import Task, Tuner
+from small_clusters import node_of, raylet_pid, small_cluster
 
 NUM_ROUNDS = 16
 CEILINGS = [0.9, 0.8, 0.7, 0.6, 0.2]
@@ -101,7 +102,7 @@ def test_the_last_value_ends_nothing_and_a_falling_metric_is_turned(store):
 
 @pytest.fixture(scope="module")
 def cluster():
-    with small_cluster() as found:
+    with small_cluster(environment()) as found:
         import ray
 
         yield found

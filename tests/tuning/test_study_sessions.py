@@ -10,10 +10,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from small_clusters import node_of, small_cluster
 from study_commands import environment
 
 from forerun.measurement.device_lock import lock_device
+from small_clusters import node_of, small_cluster
 
 SCRIPT = """
 import argparse, os, time
@@ -88,7 +88,7 @@ def test_who_has_the_device_is_said_once(tmp_path):
 
 @pytest.fixture
 def cluster():
-    with small_cluster() as found:
+    with small_cluster(environment()) as found:
         yield found
 
 

@@ -69,8 +69,7 @@ class PlannedModels:
     def weights(self, option: DeviceOption) -> OpTimeWeights:
         """The cost model of a device: for ``here`` its calibration, if all models are of one framework."""
         own = None
-        if (
-            option.name == "here" and len(self.stacks) == 1
-        ):  # no calibration is good for models of both frameworks
+        # No calibration is good for models of both frameworks.
+        if option.name == "here" and len(self.stacks) == 1:
             own = find_calibration(option.device, *self.stacks)
         return own or load_weights(shipped_weights_path())

@@ -295,9 +295,9 @@ def _metric(of_space: Metric | None, name: str | None, target: float | None) -> 
 def _machine_limit(device: str, memory_bytes: float) -> float | None:
     if device == "cpu":
         return memory_bytes
-    from forerun.hardware.host_gpus import list_gpus, visible_gpus
+    from forerun.hardware.host_gpus import visible_gpus
 
-    gpus, index = visible_gpus(list_gpus()), gpu_index(device) or 0
+    gpus, index = visible_gpus(), gpu_index(device) or 0
     return float(gpus[index].memory_bytes) if index < len(gpus) else None
 
 
@@ -305,9 +305,9 @@ def _devices(first: str, asked: str | None, num_sessions: int) -> list[str]:
     """A device for each session: all on the one asked for, or the machine's GPUs in turn; a node's first with Ray."""
     if asked is not None or first == "cpu":
         return [first] * num_sessions
-    from forerun.hardware.host_gpus import list_gpus, visible_gpus
+    from forerun.hardware.host_gpus import visible_gpus
 
-    num_gpus = max(1, len(visible_gpus(list_gpus())))
+    num_gpus = max(1, len(visible_gpus()))
     return [f"cuda:{index % num_gpus}" for index in range(num_sessions)]
 
 

@@ -27,26 +27,32 @@ ENERGY_STUDY_VERSION = 3
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
-_PER_GPU = (
-    "idle_share",
-    "full_share",
-    "slowdown_exponent",
-    "knee_share",
-    "activity_factor",
-    "activity_exponent",
-)
-_SHARED = ("compute_weight",)
-_LOW = {"idle_share": 0.02, "full_share": 0.4, "slowdown_exponent": 0.05, "activity_factor": 0.5}
-_LOW |= {"activity_exponent": 0.5, "knee_share": 0.02, "compute_weight": -2.0}
-_HIGH = {"idle_share": 0.39, "full_share": 1.1, "slowdown_exponent": 1.5, "activity_factor": 30.0}
-_HIGH |= {"activity_exponent": 3.0, "knee_share": 0.95, "compute_weight": 2.0}
-_BEGIN = {"idle_share": 0.2, "full_share": 0.9, "activity_factor": 3.0, "activity_exponent": 1.0}
-_BEGIN |= {"slowdown_exponent": 1 / 3, "knee_share": 0.5, "compute_weight": 0.0}
-"""Where a fit begins: power that goes with the cube of the clock down to half; not what other fits found."""
 
-_LIKENESS = {"idle_share": 0.2, "slowdown_exponent": 0.15, "activity_factor": 1.0, "activity_exponent": 1.3}
-_LIKENESS |= {"knee_share": 0.5}
-"""How much GPUs are taken to be alike: weights of the differences of their logarithms from the mean."""
+@dataclass(frozen=True, slots=True)
+class _Constant:
+    """How a constant of the law is fitted.
+
+    Attributes:
+        low, begin, high: Bounds, and where a fit begins: power that goes with the cube of the clock down to half, not
+            what other fits found.
+        likeness: How much GPUs are taken to be alike: weight of the differences of their logarithms from the mean.
+    """
+
+    low: float
+    begin: float
+    high: float
+    likeness: float = 0.0
+
+
+_PER_GPU = {
+    "idle_share": _Constant(0.02, 0.2, 0.39, likeness=0.2),
+    "full_share": _Constant(0.4, 0.9, 1.1),
+    "slowdown_exponent": _Constant(0.05, 1 / 3, 1.5, likeness=0.15),
+    "knee_share": _Constant(0.02, 0.5, 0.95, likeness=0.5),
+    "activity_factor": _Constant(0.5, 3.0, 30.0, likeness=1.0),
+    "activity_exponent": _Constant(0.5, 1.0, 3.0, likeness=1.3),
+}
+_SHARED = {"compute_weight": _Constant(-2.0, 0.0, 2.0)}
 
 _OUTLIER = 0.1
 
@@ -134,7 +140,7 @@ def fit_power_laws(rows: EnergyRows, fitted: Bools) -> dict[str, PowerLaw]:
     """
     gpus = [str(gpu) for gpu in np.unique(rows.gpu[fitted])]
     chosen = [fitted & (rows.gpu == gpu) for gpu in gpus]
-    names = [name for name in _PER_GPU for _ in gpus] + list(_SHARED)
+    constants = [constant for constant in _PER_GPU.values() for _ in gpus] + list(_SHARED.values())
 
     def laws(values: Floats) -> list[PowerLaw]:
         shared = dict(zip(_SHARED, values[-len(_SHARED) :], strict=True))
@@ -147,13 +153,14 @@ def fit_power_laws(rows: EnergyRows, fitted: Bools) -> dict[str, PowerLaw]:
     def residuals(values: Floats) -> Floats:
         parts = [_residuals(rows, chosen[index], law) for index, law in enumerate(laws(values))]
         own = values[: -len(_SHARED)].reshape(len(_PER_GPU), len(gpus))
-        for name, weight in _LIKENESS.items():
-            part = np.log(own[_PER_GPU.index(name)])
-            parts.append(weight * (part - part.mean()))
+        for row, constant in zip(own, _PER_GPU.values(), strict=True):
+            if constant.likeness:
+                part = np.log(row)
+                parts.append(constant.likeness * (part - part.mean()))
         return np.concatenate([*parts, [0.5 * values[-1]]])
 
-    begin = np.asarray([_BEGIN[name] for name in names])
-    bounds = ([_LOW[name] for name in names], [_HIGH[name] for name in names])
+    begin = np.asarray([constant.begin for constant in constants])
+    bounds = ([constant.low for constant in constants], [constant.high for constant in constants])
     found = least_squares(residuals, begin, bounds=bounds, loss="soft_l1", f_scale=_OUTLIER, xtol=1e-6)
     return dict(zip(gpus, laws(found.x), strict=True))
 

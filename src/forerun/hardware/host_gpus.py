@@ -98,15 +98,18 @@ def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def visible_gpus(gpus: Sequence[HostGpu], visible_devices: str | None = None) -> tuple[HostGpu, ...]:
+def visible_gpus(
+    gpus: Sequence[HostGpu] | None = None, visible_devices: str | None = None
+) -> tuple[HostGpu, ...]:
     """The GPUs that a CUDA program started now would see, in its order.
 
     Args:
-        gpus: All GPUs of the machine.
+        gpus: All GPUs of the machine; asked of the driver if None.
         visible_devices: Value of ``CUDA_VISIBLE_DEVICES``; read from the environment if None. Numbers are
             taken in the driver's order (``CUDA_DEVICE_ORDER=PCI_BUS_ID``). As in CUDA, the first unknown
             entry ends the list.
     """
+    gpus = list_gpus() if gpus is None else gpus
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES") if visible_devices is None else visible_devices
     if chosen is None:
         return tuple(gpus)

@@ -22,9 +22,9 @@ def gpu_index(device_index: str) -> int | None:
 
 def first_device() -> str:
     """The first visible GPU of this machine, or its processor."""
-    from forerun.hardware.host_gpus import list_gpus, visible_gpus
+    from forerun.hardware.host_gpus import visible_gpus
 
-    return "cuda:0" if visible_gpus(list_gpus()) else "cpu"
+    return "cuda:0" if visible_gpus() else "cpu"
 
 
 def check_device(device_index: str) -> str:
@@ -33,12 +33,12 @@ def check_device(device_index: str) -> str:
     Raises:
         UsageError: It is none, or a GPU that is not there.
     """
-    from forerun.hardware.host_gpus import list_gpus, visible_gpus
+    from forerun.hardware.host_gpus import visible_gpus
 
     index = gpu_index(device_index)
     if index is None:
         return "cpu"
-    num_gpus = len(visible_gpus(list_gpus()))
+    num_gpus = len(visible_gpus())
     if index >= num_gpus:
         raise UsageError(f"expected cpu or one of this machine's {num_gpus} GPUs, got '{device_index}'")
     return f"cuda:{index}"

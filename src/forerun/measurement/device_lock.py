@@ -39,9 +39,9 @@ def device_identity(device_index: str) -> str:
     index = gpu_index(device_index)
     if index is None:
         return "cpu"
-    from forerun.hardware.host_gpus import list_gpus, visible_gpus
+    from forerun.hardware.host_gpus import visible_gpus
 
-    gpus = visible_gpus(list_gpus())
+    gpus = visible_gpus()
     return gpus[index].uuid if index < len(gpus) else f"cuda:{index}"
 
 

@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -49,7 +48,11 @@ class StudyOrder:
     @contextlib.contextmanager
     def tuner(self, store: TrialStore, say: Callable[[str], None]) -> Iterator[Tuner]:
         """A session of the study, with its connection to the cluster."""
-        with nullcontext(run_trial) if self.ray_address is None else ray_runner(self.ray_address) as run:
+        with (
+            contextlib.nullcontext(run_trial)
+            if self.ray_address is None
+            else ray_runner(self.ray_address) as run
+        ):
             yield Tuner(
                 task=self.task, store=store, base=self.base, optimizer=self.optimizer, say=say, run=run
             )

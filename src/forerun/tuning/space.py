@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -218,15 +218,12 @@ def _metric(found: Any) -> Metric | None:
         return Metric.named(found)
     if not isinstance(found, dict) or "name" not in found:
         raise UsageError(f"expected a metric such as {{name: val_acc, goal: maximize}}, got '{found}'")
-    goal = found.get("goal", "minimize" if "loss" in str(found["name"]) else "maximize")
+    usual = Metric.named(str(found["name"]))
+    goal = found.get("goal", "maximize" if usual.is_rising else "minimize")
     if goal not in ("maximize", "minimize"):
         raise UsageError(f"expected the goal of the metric to be maximize or minimize, got '{goal}'")
     target = found.get("at_least", found.get("at_most"))
-    return Metric(
-        name=str(found["name"]),
-        is_rising=goal == "maximize",
-        target=None if target is None else float(target),
-    )
+    return replace(usual, is_rising=goal == "maximize", target=None if target is None else float(target))
 
 
 def default_space(num_cores: float, *, is_gpu: bool) -> Space:

@@ -3,18 +3,20 @@
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from study_commands import environment
 
 
 @contextlib.contextmanager
-def small_cluster() -> Iterator[Any]:
-    """The cluster; its head runs no trial. Skips the test where Ray is not installed."""
+def small_cluster(environment: Mapping[str, str]) -> Iterator[Any]:
+    """The cluster; its head runs no task. Skips the test where Ray is not installed.
+
+    The nodes, their workers and this process have the environment meanwhile, and a folder of their own in ``TMPDIR``.
+    """
     pytest.importorskip("ray", reason="needs the extra 'ray'")
     from ray.cluster_utils import Cluster
 
@@ -23,7 +25,7 @@ def small_cluster() -> Iterator[Any]:
     # Ray starts workers with the least priority: beside other tests they would hardly run.
     own = {"TMPDIR": str(folder), "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in environment(**own).items():
+        for name, value in {**environment, **own}.items():
             patch.setenv(name, value)
         store_bytes = 80 * 2**20
         head = {"num_cpus": 0, "object_store_memory": store_bytes, "include_dashboard": False}
