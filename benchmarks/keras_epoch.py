@@ -63,7 +63,7 @@ def _fit(model: str, batch_size: int, shape: list[int], records: str) -> None:
 
         network = resnet()
     else:
-        from forerun.tracing.keras_networks import build_keras_family
+        from forerun.tracing.keras.networks import build_keras_family
 
         network = build_keras_family(model.removeprefix("keras:"))
     network.compile(
@@ -135,7 +135,7 @@ def _line_over_work(records: Path) -> tuple[float, float]:
     from forerun.hardware import find_device
     from forerun.measurement.calibration_jobs import LOOP_MODEL
     from forerun.records.measurement import JobKind, Outcome
-    from forerun.records.store import RecordStore
+    from forerun.records.store.record_store import RecordStore
 
     with RecordStore.open(records, create=False) as store:
         steps = [

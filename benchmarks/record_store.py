@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from forerun.records.measurement import Circumstances, JobKind, Measurement, Outcome, Summary
-from forerun.records.store import RecordStore
-from forerun.records.store_files import export_measurements, import_measurements
+from forerun.records.store.files import export_measurements, import_measurements
+from forerun.records.store.record_store import RecordStore
 
 NUM_DEVICES = 20
 NUM_FAMILIES = 50

@@ -11,10 +11,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from forerun.evaluation.reference_tables import require_reference_folder
-from forerun.evaluation.schedule_page import schedule_section
-from forerun.evaluation.schedule_study import schedule_study
 from forerun.report.schedule_plots import error_plot
+from studies.schedule.page import schedule_section
+from studies.schedule.study import schedule_study
+from studies.tables.reference_steps import require_reference_folder
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from forerun.api.measurement import measure_link, measure_model
+from forerun.api.measure import measure_link, measure_model
 from forerun.communication.buckets import gradient_buckets, uniform_gradients
 from forerun.communication.scaling_constants import ScalingConstants, scale_measured_step
 from forerun.communication.tuner import AllReduce

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from forerun.costs.op_weights import OpTimeWeights, load_weights, shipped_weights_path
 from forerun.hardware.device import Device
+from forerun.optime.weights import OpTimeWeights, load_weights, shipped_weights_path
 
 
 def made_calibration(

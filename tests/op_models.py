@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from forerun.costs.op_weights import OpTimeWeights, load_weights, shipped_weights_path
-from forerun.evaluation.op_time_fit import as_weights
-from forerun.regressors.op_features import DYNAMIC_FEATURES, POINT_FEATURES, STATIC_FEATURES
-from forerun.regressors.op_fit import OpNetwork
-from forerun.regressors.op_rows import distinct_ops
+from forerun.optime.features import DYNAMIC_FEATURES, POINT_FEATURES, STATIC_FEATURES
+from forerun.optime.fit import OpNetwork, as_weights
+from forerun.optime.rows import distinct_ops
+from forerun.optime.weights import OpTimeWeights, load_weights, shipped_weights_path
+from forerun.run.setup import Phase, Precision, TrainingSetup
 from forerun.tracing.trace import ModelRequest, trace
-from forerun.workload.setup import Phase, Precision, TrainingSetup
 
 torch.set_num_threads(1)
 

@@ -11,32 +11,16 @@ import pytest
 import torch
 from torch import nn
 
-from forerun import api
-from forerun.costs.op_weights import load_weights, save_weights, shipped_weights_path
-from forerun.errors import CostModelError, InvalidSetupError, UnknownDeviceError, UnknownModelError
+import forerun
+from forerun.errors import InvalidSetupError, UnknownDeviceError, UnknownModelError
 from forerun.hardware import find_device
 from forerun.prediction.estimate import Estimate
-from op_models import random_weights
 
 MODEL = "cnn:depth=1,base_filters=8"
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _weights(tmp_path_factory):
-    """What is asked here holds for any weights; those of the package are taken where they can be read."""
-    try:
-        load_weights(shipped_weights_path())
-        yield
-    except CostModelError:
-        path = tmp_path_factory.mktemp("weights") / "random.safetensors"
-        save_weights(random_weights(), path)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(api, "shipped_weights_path", lambda: path)
-            yield
-
-
 def predict(model=MODEL, device="rtx-3090", **options) -> Estimate:
-    return api.predict(model, device=device, **options)
+    return forerun.predict(model, device=device, **options)
 
 
 class PairsOfSamples(nn.Module):
@@ -156,7 +140,7 @@ def test_a_model_that_is_not_affine_is_traced_at_its_batch_size():
 
 def test_a_sweep_says_what_single_predictions_say():
     devices, sizes, precisions = ("rtx-3090", "t4"), (1, 17, 256), ("fp32", "amp")
-    found = api.sweep(MODEL, devices=devices, batch_sizes=sizes, precisions=precisions)
+    found = forerun.sweep(MODEL, devices=devices, batch_sizes=sizes, precisions=precisions)
     assert found.step_time_s.shape == (2, 2, 3)
     for i, device in enumerate(devices):
         for j, precision in enumerate(precisions):
@@ -174,7 +158,9 @@ def test_a_sweep_says_what_single_predictions_say():
 
 
 def test_memory_of_a_sweep_grows_with_the_batch_and_shrinks_with_precision():
-    found = api.sweep(MODEL, devices=["rtx-3090"], batch_sizes=[64, 1024, 8192], precisions=["fp32", "fp16"])
+    found = forerun.sweep(
+        MODEL, devices=["rtx-3090"], batch_sizes=[64, 1024, 8192], precisions=["fp32", "fp16"]
+    )
     assert (np.diff(found.peak_memory_bytes, axis=2) > 0).all()
     assert found.peak_memory_bytes[0, 1, 2] < found.peak_memory_bytes[0, 0, 2]
     one = predict(batch_size=8192)
@@ -184,7 +170,7 @@ def test_memory_of_a_sweep_grows_with_the_batch_and_shrinks_with_precision():
 
 def test_a_sweep_of_a_model_that_is_not_affine_equals_predictions():
     module, sizes = PairsOfSamples(), (2, 10, 40)
-    found = api.sweep(module, devices=["t4", "l4"], batch_sizes=sizes, input_shape=(8,))
+    found = forerun.sweep(module, devices=["t4", "l4"], batch_sizes=sizes, input_shape=(8,))
     for i, device in enumerate(("t4", "l4")):
         expected = [predict(module, device, batch_size=n, input_shape=(8,)).step_time_s.value for n in sizes]
         assert found.step_time_s[i, 0].tolist() == pytest.approx(expected, rel=1e-6)
@@ -194,7 +180,7 @@ def test_a_sweep_of_a_model_that_is_not_affine_equals_predictions():
 def test_an_empty_sweep_is_refused(empty):
     axes = {"devices": ["t4"], "batch_sizes": [1], "precisions": ["fp32"]} | {empty: []}
     with pytest.raises(InvalidSetupError, match="at least one device, one batch size and one precision"):
-        api.sweep(MODEL, **axes)
+        forerun.sweep(MODEL, **axes)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -206,7 +192,7 @@ def test_batch_sizes_out_of_range(size):
     with pytest.raises(InvalidSetupError, match=r"batch size must be between 1 and 10,000,000"):
         predict(batch_size=size)
     with pytest.raises(InvalidSetupError, match=r"batch size must be between 1 and 10,000,000"):
-        api.sweep(MODEL, devices=["t4"], batch_sizes=[4, size])
+        forerun.sweep(MODEL, devices=["t4"], batch_sizes=[4, size])
 
 
 @pytest.mark.parametrize("size", [True, 2.5, nan, inf, None, "many", "32", [32]])
@@ -260,7 +246,7 @@ def test_questions_that_cannot_be_asked(options, message):
 
 def test_a_torch_version_no_sweep_can_read():
     with pytest.raises(InvalidSetupError, match="a PyTorch version looks like"):
-        api.sweep(MODEL, devices=["t4"], batch_sizes=[1], torch_version="newest")
+        forerun.sweep(MODEL, devices=["t4"], batch_sizes=[1], torch_version="newest")
 
 
 @pytest.mark.parametrize("overhead", [-1.0, nan, inf])
@@ -280,29 +266,31 @@ def test_an_unknown_model_lists_near_matches():
 
 
 def test_evaluation_is_loaded_on_first_use_and_nothing_else_is_there():
-    assert api.Evaluation.__name__ == "Evaluation"
+    assert forerun.Evaluation.__name__ == "Evaluation"
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        _ = api.nothing
+        _ = forerun.nothing
 
 
 def test_the_validation_split_of_a_named_dataset_is_evaluated_on_request():
     asked = {"device": "rtx-3090", "batch_size": 64, "image_size": 32, "epochs": 2}
-    without = api.predict("torchvision:resnet18", dataset="cifar10", **asked)
-    with_split = api.predict("torchvision:resnet18", dataset="cifar10", validate=True, **asked)
-    by_hand = api.predict("torchvision:resnet18", dataset="cifar10", validation_size=10_000, **asked)
+    without = forerun.predict("torchvision:resnet18", dataset="cifar10", **asked)
+    with_split = forerun.predict("torchvision:resnet18", dataset="cifar10", validate=True, **asked)
+    by_hand = forerun.predict("torchvision:resnet18", dataset="cifar10", validation_size=10_000, **asked)
     assert without.epoch_time_s.value < with_split.epoch_time_s.value == by_hand.epoch_time_s.value
     with pytest.raises(InvalidSetupError, match="--validation-size"):
-        api.predict("torchvision:resnet18", dataset_size=1000, validate=True, **asked)
+        forerun.predict("torchvision:resnet18", dataset_size=1000, validate=True, **asked)
 
 
 @pytest.mark.parametrize("model", ["torchvision:resnet18", "cnn:depth=2,base_filters=16"])
 def test_a_long_sweep_is_interpolated_close_to_single_answers(model):
     sizes = list(range(8, 808, 8))
-    swept = api.sweep(model, devices=["rtx-3090", "t4"], batch_sizes=sizes, precisions=["amp"])
+    swept = forerun.sweep(model, devices=["rtx-3090", "t4"], batch_sizes=sizes, precisions=["amp"])
     assert (np.diff(swept.step_time_s, axis=-1) >= 0).all()
     for index in (3, 41, 97):
         for row, device in enumerate(("rtx-3090", "t4")):
-            single = api.predict(model, device=device, batch_size=sizes[index], precision="amp").step_time_s
+            single = forerun.predict(
+                model, device=device, batch_size=sizes[index], precision="amp"
+            ).step_time_s
             assert swept.step_time_s[row, 0, index] == pytest.approx(single.value, rel=0.04)
 
 
@@ -312,7 +300,7 @@ def test_a_sweep_and_the_command_line_share_the_defaults_of_a_prediction():
     def defaults(call):
         return {name: p.default for name, p in inspect.signature(call).parameters.items()}
 
-    of_predict, of_sweep, of_command = defaults(api.predict), defaults(api.sweep), defaults(command)
+    of_predict, of_sweep, of_command = defaults(forerun.predict), defaults(forerun.sweep), defaults(command)
     shared = of_predict.keys() & of_sweep.keys() - {"model"}
     assert len(shared) >= 10
     assert {n: of_sweep[n] for n in shared} == {n: of_predict[n] for n in shared}

@@ -4,11 +4,11 @@ import pytest
 
 import forerun
 from forerun.api.planned_steps import ScriptModel, planned_steps, predictable_device, steps_or_reason
-from forerun.costs.calibration_files import CALIBRATIONS_VARIABLE, calibration_path
-from forerun.costs.op_weights import save_weights
 from forerun.errors import InvalidSetupError, UnknownModelError, UsageError
 from forerun.hardware import find_device
 from forerun.hardware.this_device import device_at
+from forerun.optime.correction_files import CALIBRATIONS_VARIABLE, calibration_path
+from forerun.optime.weights import save_weights
 from forerun.tuning.device_steps import DevicePoint
 from forerun.tuning.space import space_of
 from made_calibrations import made_calibration

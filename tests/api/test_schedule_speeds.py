@@ -3,8 +3,8 @@
 import pytest
 
 from forerun.api.predicted_speeds import Links, predicted_sizes
+from forerun.api.schedule import schedule
 from forerun.api.schedule_jobs import known_jobs
-from forerun.api.scheduling import schedule
 from forerun.errors import InvalidSetupError, UnknownDeviceError
 from forerun.scheduler.cluster import NodeGroup, parse_cluster
 from forerun.scheduler.jobs_file import check_entries

@@ -5,11 +5,11 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from forerun.api.suite import measure_suite
 from forerun.cli.main import app
 from forerun.errors import InvalidSetupError, RecordError, UnknownDeviceError
-from forerun.measurement.suite_models import Setting, SuiteModel
-from forerun.workload.setup import Layout, Precision
+from forerun.run.setup import Layout, Precision
+from studies.suite.models import Setting, SuiteModel
+from studies.suite.run import measure_suite
 
 TINY = (
     SuiteModel(

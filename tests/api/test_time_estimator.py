@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 import forerun
-from forerun.api.skypilot import SKYPILOT_ACCELERATORS, time_estimator
+from forerun.api.time_estimator import SKYPILOT_ACCELERATORS, time_estimator
 from forerun.errors import InvalidSetupError, UnknownDeviceError
 
 MODEL = "cnn:depth=2,base_filters=32"

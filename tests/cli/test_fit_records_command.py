@@ -3,9 +3,9 @@
 import pytest
 from command_line import invoke
 
-from forerun.api.regressors import load_trained_model, predict_time
+from forerun.api.fit import load_trained_model, predict_time
 from forerun.records.measurement import JobKind
-from forerun.records.store import RecordStore
+from forerun.records.store.record_store import RecordStore
 from made_measurements import measurement
 
 BATCHES = (16, 32, 64, 128)

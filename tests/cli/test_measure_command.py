@@ -6,11 +6,11 @@ import json
 import pytest
 from command_line import invoke, run
 
-from forerun.cli.measure_options import parse_flags, parse_sizes, parse_whole_numbers, parse_words
-from forerun.cli.measure_progress import _left, progress_bar
+from forerun.cli.measure.options import parse_flags, parse_sizes, parse_whole_numbers, parse_words
+from forerun.cli.measure.progress import _left, progress_bar
 from forerun.measurement.progress import SessionStarted
-from forerun.records.cnn_csv import CNN_COLUMNS
-from forerun.workload.setup import Precision
+from forerun.records.importers.cnn_csv import CNN_COLUMNS
+from forerun.run.setup import Precision
 
 QUICK = ("--threads", "1", "--repetitions", "3", "--max-seconds", "0.1")
 TINY_GRID = (

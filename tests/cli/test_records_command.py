@@ -3,9 +3,9 @@ import json
 import pytest
 
 from forerun.cli.main import app
-from forerun.records.cnn_csv import CNN_COLUMNS
+from forerun.records.importers.cnn_csv import CNN_COLUMNS
 from forerun.records.measurement import Outcome
-from forerun.records.store import RecordStore
+from forerun.records.store.record_store import RecordStore
 from made_measurements import measurement
 
 

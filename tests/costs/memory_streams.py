@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from forerun.workload.graph import AllocationKind, Graph, MemoryEvent, MemoryStream, OpTable
+from forerun.graph.graph import AllocationKind, Graph, MemoryEvent, MemoryStream, OpTable
 
 MIB = 1024**2
 

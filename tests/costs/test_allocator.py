@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forerun.costs.allocator import CachingAllocator, round_to_blocks
+from forerun.memory.allocator import CachingAllocator, round_to_blocks
 
 KIB, MIB = 1024, 1024**2
 

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forerun.costs.calibration import (
+from forerun.graph.graph import OpClass
+from forerun.hardware import find_device
+from forerun.optime.correction import (
     PriorScales,
     choose_steps,
     condition,
@@ -17,11 +19,9 @@ from forerun.costs.calibration import (
     information_order,
     sensitivities,
 )
-from forerun.costs.op_time import step_times
-from forerun.hardware import find_device
-from forerun.regressors.op_features import Point
-from forerun.workload.graph import OpClass
-from forerun.workload.setup import TrainingSetup
+from forerun.optime.features import Point
+from forerun.optime.step_times import step_times
+from forerun.run.setup import TrainingSetup
 from op_models import no_offsets, ops_named, random_weights
 
 NUM_COLUMNS = 4 + len(OpClass)

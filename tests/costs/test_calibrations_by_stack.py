@@ -5,21 +5,21 @@ from dataclasses import replace
 import pytest
 
 import forerun
-from forerun.costs.calibration_files import (
+from forerun.errors import InvalidSetupError, UsageError
+from forerun.hardware import find_device
+from forerun.optime.correction_files import (
     CALIBRATIONS_VARIABLE,
     calibration_path,
     find_calibration,
     load_calibration,
 )
-from forerun.costs.op_weights import save_weights
-from forerun.costs.software_stack import calibrated_effect, stack_note
-from forerun.errors import InvalidSetupError, UsageError
-from forerun.hardware import find_device
+from forerun.optime.software_stack import calibrated_effect, stack_note
+from forerun.optime.weights import save_weights
 from forerun.prediction.predictor import Question, estimate
 from forerun.prediction.software_stack import stack_name, with_stack_times
 from forerun.prediction.step import prepare
+from forerun.run.setup import Phase, TrainingSetup
 from forerun.tracing.trace import ModelRequest, trace
-from forerun.workload.setup import Phase, TrainingSetup
 from made_calibrations import made_calibration
 
 SETUP = TrainingSetup(batch_size_per_device=64)

@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.costs.composition import (
+from forerun.errors import InvalidSetupError
+from forerun.optime.composition import (
     HostCosts,
     host_costs,
     marginal_time_s,
     overlapped_step_time_s,
     serial_step_time_s,
 )
-from forerun.errors import InvalidSetupError
 
 TIMES_S = st.lists(st.floats(1e-6, 10.0), min_size=1, max_size=20)
 COSTS = HostCosts(alone_s=0.5e-3, per_step_s=0.4e-3, per_layer_s=0.1e-3)

@@ -9,8 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.costs.input_pipeline import InputPipeline, fed_step_s, loader_rate_samples_per_s, workers_needed
 from forerun.errors import InvalidSetupError
+from forerun.prediction.input_pipeline import (
+    InputPipeline,
+    fed_step_s,
+    loader_rate_samples_per_s,
+    workers_needed,
+)
 
 COSTS = st.floats(1e-5, 1.0)
 WORKERS = st.integers(0, 64)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from memory_streams import graph_of, training_stream
 
-from forerun.costs.kept import Kept
+from forerun.kept import Kept
 
 
 def test_a_result_is_made_once_for_its_parts_and_values():

@@ -5,16 +5,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_streams import MIB, graph_of, training_stream
 
-from forerun.costs.memory import (
+from forerun.errors import InvalidSetupError, TraceError
+from forerun.graph.graph import MemoryEvent, MemoryStream
+from forerun.memory.constants import MemoryConstants
+from forerun.memory.peak import (
     accelerate_rule_bytes,
     estimate_memory,
     fits,
     step_runs,
 )
-from forerun.costs.memory_constants import MemoryConstants
-from forerun.errors import InvalidSetupError, TraceError
-from forerun.workload.graph import MemoryEvent, MemoryStream
-from forerun.workload.setup import Layout, Precision, TrainingSetup
+from forerun.run.setup import Layout, Precision, TrainingSetup
 
 CONSTANTS = MemoryConstants(
     overhead_bytes=500 * MIB,

@@ -1,8 +1,8 @@
 import pytest
 
-from forerun.costs.memory_constants import memory_constants, visible_memory
 from forerun.errors import InvalidSetupError
 from forerun.hardware.device import Device, DeviceKind, NumberFormat
+from forerun.memory.constants import memory_constants, visible_memory
 
 MIB, GIB = 1024**2, 1024**3
 

@@ -3,16 +3,16 @@ import math
 import pytest
 from memory_streams import MIB, graph_of, training_stream
 
-from forerun.costs.memory_constants import MemoryConstants
-from forerun.costs.memory_evaluation import (
+from forerun.memory.constants import MemoryConstants
+from forerun.memory.max_batch import max_batch_size
+from forerun.run.setup import TrainingSetup
+from studies.memory.verdicts import (
     BracketRow,
     bracket_verdicts,
     runs_by_accelerate_rule,
     runs_by_live_bytes,
     runs_by_replay,
 )
-from forerun.costs.memory_max_batch import max_batch_size
-from forerun.workload.setup import TrainingSetup
 
 CONSTANTS = MemoryConstants(
     overhead_bytes=0.0, live_factor=1.0, workspace_factor=0.0, uses_caching_allocator=True, source="for tests"

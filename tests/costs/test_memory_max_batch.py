@@ -5,10 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_streams import MIB, graph_of, training_stream
 
-from forerun.costs.memory import estimate_memory, fits
-from forerun.costs.memory_constants import MemoryConstants
-from forerun.costs.memory_max_batch import max_batch_size
-from forerun.workload.setup import MAX_BATCH_SIZE, TrainingSetup
+from forerun.memory.constants import MemoryConstants
+from forerun.memory.max_batch import max_batch_size
+from forerun.memory.peak import estimate_memory, fits
+from forerun.run.setup import MAX_BATCH_SIZE, TrainingSetup
 
 GIB = 1024**3
 CONSTANTS = MemoryConstants(

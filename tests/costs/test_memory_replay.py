@@ -3,11 +3,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_streams import MIB, StreamBuilder, training_stream
 
-from forerun.costs.allocator import CachingAllocator
-from forerun.costs.memory_replay import replay, replay_plan, reserved_peak_bytes, smallest_limit_bytes
-from forerun.costs.memory_stream import block_sizes_bytes, live_peak_bytes, steady_state_events
 from forerun.errors import TraceError
-from forerun.workload.graph import MemoryEvent
+from forerun.graph.graph import MemoryEvent
+from forerun.memory.allocator import CachingAllocator
+from forerun.memory.replay import replay, replay_plan, reserved_peak_bytes, smallest_limit_bytes
+from forerun.memory.stream import block_sizes_bytes, live_peak_bytes, steady_state_events
 
 streams = st.builds(
     training_stream,

@@ -4,15 +4,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_streams import MIB, StreamBuilder, training_stream
 
-from forerun.costs.memory_stream import (
+from forerun.errors import TraceError
+from forerun.graph.graph import AllocationKind, MemoryEvent
+from forerun.memory.stream import (
     check_stream,
     live_peak,
     live_peak_bytes,
     repeating_step,
     steady_state_events,
 )
-from forerun.errors import TraceError
-from forerun.workload.graph import AllocationKind, MemoryEvent
 
 
 def live_bytes_at_step_ends(stream, batch_size):

@@ -10,13 +10,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from forerun.costs import op_time
-from forerun.costs.op_time import smooth_maximum, step_times
-from forerun.evaluation.op_time_fit import as_weights
 from forerun.hardware import find_device
-from forerun.regressors.op_features import Point
-from forerun.regressors.op_fit import StepSample, encode_samples, predict_log_times
-from forerun.workload.setup import Layout, Phase, Precision, TrainingSetup
+from forerun.optime import step_times as op_time
+from forerun.optime.features import Point
+from forerun.optime.fit import StepSample, as_weights, encode_samples, predict_log_times
+from forerun.optime.step_times import smooth_maximum, step_times
+from forerun.run.setup import Layout, Phase, Precision, TrainingSetup
 from op_models import MODELS, no_offsets, ops_named, random_networks, random_weights, shipped_weights
 
 DEVICES = ("a100-sxm4-40gb", "rtx-3090", "t4", "h100-sxm", "gtx-1080-ti", "cpu")

@@ -9,8 +9,8 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from forerun.costs.op_weights import NetworkWeights, load_weights, save_weights, system_key
 from forerun.errors import CostModelError
+from forerun.optime.weights import NetworkWeights, load_weights, save_weights, system_key
 from forerun.prediction.estimate import Provenance
 from op_models import random_weights, shipped_weights
 

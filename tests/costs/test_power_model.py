@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.costs.power import (
+from forerun.errors import InvalidSetupError
+from forerun.hardware import find_device
+from forerun.optime.power import (
     POWER_LAW,
     POWER_LAWS,
     check_power_limit_w,
@@ -19,8 +21,6 @@ from forerun.costs.power import (
     power_law_of,
     power_slowdown,
 )
-from forerun.errors import InvalidSetupError
-from forerun.hardware import find_device
 
 V100 = find_device("v100-pcie-16gb")
 SHARES = st.floats(0.0, 1.5)

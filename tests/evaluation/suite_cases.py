@@ -2,14 +2,14 @@
 
 from dataclasses import replace
 
-from forerun.costs.op_weights import load_weights, shipped_weights_path
-from forerun.evaluation.suite_prediction import about, predict_jobs
 from forerun.hardware import find_device
-from forerun.measurement.suite_jobs import REPEAT, batch_searches, step_jobs
-from forerun.measurement.suite_models import Search, Setting, SuiteModel
+from forerun.optime.weights import load_weights, shipped_weights_path
 from forerun.records.measurement import Outcome, Summary
-from forerun.workload.setup import Layout, Precision
+from forerun.run.setup import Layout, Precision
 from made_measurements import measurement
+from studies.suite.jobs import REPEAT, batch_searches, step_jobs
+from studies.suite.models import Search, Setting, SuiteModel
+from studies.suite.prediction import about, predict_jobs
 
 DEVICE = find_device("rtx-4070")
 

@@ -6,16 +6,16 @@ import math
 
 import pytest
 
-from forerun.evaluation.choice_sets import MeasuredRate, kind_of
-from forerun.evaluation.choice_study import (
+from forerun.records.step_record import StepRecord
+from forerun.run.setup import Phase, Precision
+from studies.optime.choice_sets import MeasuredRate, kind_of
+from studies.optime.choice_study import (
     RepeatNoise,
     choice_results,
     choice_section,
     perfect_choices,
     repeat_noise,
 )
-from forerun.records.step_record import StepRecord
-from forerun.workload.setup import Phase, Precision
 
 DEVICES = ("t4", "v100-sxm2-16gb", "a100-sxm4-40gb", "h100-sxm", "rtx-3090")
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from forerun.api.composition import measure_composition
+from forerun.api.measure_composition import measure_composition
 from forerun.errors import InvalidSetupError, MeasurementError
-from forerun.evaluation.composition_study import measured_compositions, published_compositions
+from forerun.fitting.compositions import measured_compositions, published_compositions
 from forerun.measurement.composition_jobs import composition_jobs
 from forerun.measurement.protocol import Protocol
 from forerun.records.measurement import JobKind

@@ -6,23 +6,23 @@ import numpy as np
 import pytest
 import torch
 
-from forerun.costs.calibration_files import (
+from forerun.errors import RecordError, UsageError
+from forerun.fitting.device_calibration import REFINE_SETTINGS, calibrate, log_predictions
+from forerun.fitting.measured_layers import device_samples, layer_graph
+from forerun.graph.graph import OpClass, StepPart
+from forerun.hardware import find_device
+from forerun.measurement.calibration_jobs import calibration_layers, calibration_models
+from forerun.optime.correction_files import (
     CALIBRATIONS_VARIABLE,
     calibration_path,
     find_calibration,
     load_calibration,
 )
-from forerun.costs.op_time import step_times
-from forerun.costs.op_weights import load_weights, save_weights, shipped_weights_path
-from forerun.errors import RecordError, UsageError
-from forerun.evaluation.device_calibration import REFINE_SETTINGS, calibrate, log_predictions
-from forerun.evaluation.measured_layers import device_samples, layer_graph
-from forerun.hardware import find_device
-from forerun.measurement.calibration_jobs import calibration_layers, calibration_models
+from forerun.optime.step_times import step_times
+from forerun.optime.weights import load_weights, save_weights, shipped_weights_path
 from forerun.prediction.estimate import Provenance
 from forerun.prediction.step import provenance_of
 from forerun.records.measurement import ANCHOR_FAMILY, JobKind, Outcome, Summary
-from forerun.workload.graph import OpClass, StepPart
 from made_measurements import measurement
 
 torch.set_num_threads(1)

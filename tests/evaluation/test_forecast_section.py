@@ -7,11 +7,11 @@ import pytest
 
 from forerun.convergence.backtest import StoredRun, cut_results
 from forerun.convergence.backtest_summary import summary_of
-from forerun.evaluation.batch_study import SYSTEM_C_EPOCHS, BatchRow, BatchStudy, system_c_study
-from forerun.evaluation.forecast_section import ForecastFigures, forecast_section, forecast_summary_row
-from forerun.evaluation.forecast_study import ForecastStudy, TargetErrors
-from forerun.evaluation.own_curves import own_curves
-from forerun.evaluation.reference_tables import reference_folder
+from studies.forecast.batch_study import SYSTEM_C_EPOCHS, BatchRow, BatchStudy, system_c_study
+from studies.forecast.own_curves import own_curves
+from studies.forecast.section import ForecastFigures, forecast_section, forecast_summary_row
+from studies.forecast.study import ForecastStudy, TargetErrors
+from studies.tables.reference_steps import reference_folder
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,7 @@ def test_mlperf_epochs_at_large_batches():
     folder = reference_folder()
     if folder is None:
         pytest.skip("the public tables were not found")
-    from forerun.evaluation.batch_study import mlperf_rows
+    from studies.forecast.batch_study import mlperf_rows
 
     errors = {row.batch_size: row.error for row in mlperf_rows(folder)}
     assert errors[16384] < 0.1

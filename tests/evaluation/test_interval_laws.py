@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from forerun.evaluation.interval_laws import check_law, fit_law
+from forerun.fitting.interval_laws import check_law, fit_law
 
 
 def test_quantile_of_known_residuals():

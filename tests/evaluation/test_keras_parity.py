@@ -5,10 +5,10 @@ from importlib import util
 
 import pytest
 
-from forerun.evaluation.keras_parity import PAIRS, compare_graphs, keras_parity, parity_markdown
+from forerun.graph.graph import OpClass
+from forerun.run.setup import TrainingSetup
 from forerun.tracing.trace import ModelRequest, trace
-from forerun.workload.graph import OpClass
-from forerun.workload.setup import TrainingSetup
+from studies.keras.parity import PAIRS, compare_graphs, keras_parity, parity_markdown
 
 needs_keras = pytest.mark.skipif(util.find_spec("keras") is None, reason="the extra 'keras' is not installed")
 

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from forerun.api.calibration_session import loop_cost_s
-from forerun.costs.op_weights import load_weights, shipped_weights_path
 from forerun.errors import RecordError
-from forerun.evaluation.device_calibration import calibrate, log_predictions
-from forerun.evaluation.measured_layers import device_samples, layer_graph
+from forerun.fitting.device_calibration import calibrate, log_predictions
+from forerun.fitting.measured_layers import device_samples, layer_graph
+from forerun.graph.graph import OpClass, StepPart, at_batch
 from forerun.hardware import find_device
 from forerun.measurement.calibration_jobs import LOOP_MODEL, calibration_layers, calibration_models
+from forerun.optime.weights import load_weights, shipped_weights_path
 from forerun.records.measurement import JobKind, Summary
-from forerun.workload.graph import OpClass, StepPart, at_batch
 from made_measurements import measurement
 
 needs_keras = pytest.mark.skipif(util.find_spec("keras") is None, reason="the extra 'keras' is not installed")
@@ -139,7 +139,7 @@ def test_a_calibration_of_keras_begins_with_its_calls_and_its_loop():
 
 def test_nothing_of_keras_among_the_records_is_an_error(tmp_path):
     import forerun
-    from forerun.records.store import RecordStore
+    from forerun.records.store.record_store import RecordStore
 
     with RecordStore.open(tmp_path / "r.sqlite") as store:
         store.add(measurement(1))

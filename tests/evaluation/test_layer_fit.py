@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forerun.api.regressors import load_trained_model, predict_time, save_trained_model
+from forerun.api.fit import load_trained_model, predict_time, save_trained_model
 from forerun.errors import CostModelError, RecordError, UsageError
-from forerun.evaluation.layer_table import measured_layer_table, public_layer_table
-from forerun.evaluation.regressor_fit import FitChoices, fit_layer_regressor
-from forerun.measurement.layer_figures import layer_figures
+from forerun.fitting.layer_table import measured_layer_table, public_layer_table
+from forerun.fitting.regressor_fit import FitChoices, fit_layer_regressor
+from forerun.measurement.layers.figures import layer_figures
 from forerun.records.measurement import JobKind, Outcome
-from forerun.tracing.model_layers import model_layers
+from forerun.tracing.models.model_layers import model_layers
 from forerun.tracing.trace import ModelRequest
 from made_measurements import measurement
 

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from forerun.evaluation.own_records import (
+from forerun.records.measurement import JobKind, Outcome
+from studies.own.records import (
     composition_rows,
     grid_study,
     layer_errors,
@@ -11,7 +12,6 @@ from forerun.evaluation.own_records import (
     own_measurements,
     own_record_folders,
 )
-from forerun.records.measurement import JobKind, Outcome
 
 CAMPAIGNS = ("grid", "layers", "calibration", "unseen", "composition")
 CPU = "cpu-epyc-2-cores"

@@ -5,11 +5,10 @@ import json
 import pytest
 
 import forerun
-from forerun import api
 from forerun.errors import InvalidSetupError, RecordError
+from forerun.records.importers.tables import write_records
 from forerun.records.step_record import StepRecord
-from forerun.records.tables import write_records
-from forerun.workload.setup import Phase, Precision
+from forerun.run.setup import Phase, Precision
 
 MODELS = ("resnet18", "squeezenet1_1", "mobilenet_v3_small", "shufflenet_v2_x0_5")
 
@@ -38,7 +37,7 @@ def table(tmp_path_factory):
 
 
 def test_contract_of_the_json(table):
-    found = json.loads(json.dumps(api.evaluate(table, format="forerun").as_dict()))
+    found = json.loads(json.dumps(forerun.evaluate(table, format="forerun").as_dict()))
     fields = {"n", "mape", "median_ape", "p90_ape", "rmse", "mae", "r2", "coverage_90"}
     assert fields | {"groups", "baselines"} <= set(found)
     assert found["n"] == 12
@@ -52,7 +51,7 @@ def test_few_rows_leave_fitted_baselines_out_and_say_so(table):
 
     short = table.with_name("short.csv")
     pd.read_csv(table).head(3).to_csv(short, index=False)
-    found = api.evaluate(short, format="forerun")
+    found = forerun.evaluate(short, format="forerun")
     assert found.baselines["ann"] is None
     assert found.baselines["roofline"] is not None
     assert any("at least 10 rows" in note for note in found.notes)
@@ -60,17 +59,17 @@ def test_few_rows_leave_fitted_baselines_out_and_say_so(table):
 
 def test_a_timm_table_needs_its_device(table):
     with pytest.raises(InvalidSetupError, match="exactly one with --on"):
-        api.evaluate(table, format="timm")
+        forerun.evaluate(table, format="timm")
 
 
 def test_unknown_format(table):
     with pytest.raises(InvalidSetupError, match="timm or forerun"):
-        api.evaluate(table, format="excel")
+        forerun.evaluate(table, format="excel")
 
 
 def test_no_row_of_the_wanted_device(table):
     with pytest.raises(RecordError, match="no row is left"):
-        api.evaluate(table, format="forerun", devices=["t4"])
+        forerun.evaluate(table, format="forerun", devices=["t4"])
 
 
 def test_the_format_is_told_by_the_columns(table, tmp_path):
@@ -79,8 +78,8 @@ def test_the_format_is_told_by_the_columns(table, tmp_path):
         "model,train_samples_per_sec,train_step_time,train_batch_size,train_img_size,param_count\n"
         "resnet18,400.0,160.0,64,64,11.69\n"
     )
-    assert api.evaluate(table).metrics.n == 12
-    assert api.evaluate(timm, devices=["rtx-3090"]).metrics.n == 1
+    assert forerun.evaluate(table).metrics.n == 12
+    assert forerun.evaluate(timm, devices=["rtx-3090"]).metrics.n == 1
 
 
 def test_here_means_the_figures_of_this_machine(tmp_path):
@@ -102,7 +101,10 @@ def test_here_means_the_figures_of_this_machine(tmp_path):
     path = tmp_path / "cpu.csv"
     write_records(steps, path)
     cores = forerun.find_device("cpu").num_compute_units
-    generic, here = api.evaluate(path), api.evaluate(path, devices=[str(small_cpu(tmp_path, cores // 8))])
+    generic, here = (
+        forerun.evaluate(path),
+        forerun.evaluate(path, devices=[str(small_cpu(tmp_path, cores // 8))]),
+    )
     assert (here.predicted_s > 2 * generic.predicted_s).all()
 
 

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from forerun.costs.op_weights import load_weights, shipped_weights_path
-from forerun.evaluation.corpus import measured_steps
-from forerun.evaluation.memory_study import bracket_shares, bracket_study
-from forerun.evaluation.records_evaluation import evaluate_records
-from forerun.records.reference import read_timm_train, reference_folder
-from forerun.regressors.evaluation import first_of_each_network
+from forerun.fitting.evaluation import first_of_each_network
+from forerun.fitting.measured_steps import measured_steps
+from forerun.fitting.records_evaluation import evaluate_records
+from forerun.optime.weights import load_weights, shipped_weights_path
+from studies.memory.study import bracket_shares, bracket_study
+from studies.tables.timm import read_timm_train, reference_folder
 
 pytestmark = pytest.mark.reference
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from forerun.api.regressors import (
+from forerun.api.fit import (
     fit_regressor,
     load_trained_model,
     model_summary,
@@ -12,10 +12,10 @@ from forerun.api.regressors import (
     save_trained_model,
 )
 from forerun.errors import CostModelError, ForerunError, InvalidSetupError, RecordError, UsageError
+from forerun.records.importers.tables import write_records
 from forerun.records.step_record import StepRecord
-from forerun.records.tables import write_records
+from forerun.run.setup import Phase, Precision, TrainingSetup
 from forerun.tracing.trace import ModelRequest, trace
-from forerun.workload.setup import Phase, Precision, TrainingSetup
 
 CONFIG = {"depth": 3, "base_filters": 32, "batch_size": 64}
 REPETITIONS = 2
@@ -187,7 +187,7 @@ def test_a_missing_table(tmp_path):
 
 
 def test_an_offset_to_other_weights_is_refused(grid, tmp_path, monkeypatch):
-    from forerun.prediction import calibrated_op
+    from forerun.fitting import calibrated_op
 
     path = tmp_path / "op.safetensors"
     save_trained_model(fit_regressor(grid, "op").model, path)

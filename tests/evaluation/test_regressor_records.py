@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from forerun.api.regressors import fit_regressor, read_accuracy_over_time, read_curves
+from forerun.api.fit import fit_regressor, read_accuracy_over_time, read_curves
 from forerun.errors import UsageError
-from forerun.evaluation.regressor_records import read_measured_steps, throughputs
-from forerun.records.cnn_csv import write_cnn_csv
+from forerun.fitting.regressor_records import read_measured_steps, throughputs
+from forerun.records.importers.cnn_csv import write_cnn_csv
 from forerun.records.measurement import JobKind
-from forerun.records.store import RecordStore
+from forerun.records.store.record_store import RecordStore
 from made_measurements import measurement
 
 BATCHES = (16, 32, 64, 128)

@@ -5,11 +5,11 @@ import os
 
 import pytest
 
-from forerun.costs.memory_stream import live_peak_bytes
-from forerun.evaluation.pytorch_tools import ToolProcess, estimated_step_s, tracked_peak_bytes
 from forerun.hardware import find_device
+from forerun.memory.stream import live_peak_bytes
+from forerun.run.setup import TrainingSetup
 from forerun.tracing.trace import ModelRequest, trace
-from forerun.workload.setup import TrainingSetup
+from studies.optime.pytorch_tools import ToolProcess, estimated_step_s, tracked_peak_bytes
 
 REQUEST = ModelRequest(model="torchvision:resnet18", image_size=64)
 SETUP = TrainingSetup(batch_size_per_device=64, precision="amp")

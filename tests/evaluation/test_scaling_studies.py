@@ -13,12 +13,12 @@ from forerun.communication.scaling_constants import (
     scale_measured_step,
 )
 from forerun.errors import CostModelError
-from forerun.evaluation.mirrored_study import mirrored_study
-from forerun.evaluation.mlperf_study import mlperf_study
-from forerun.evaluation.scaling_fit import all_reduce_of_row, fit_scaling_constants, predicted_step_s
-from forerun.evaluation.scaling_models import MODEL_PARAMETERS, parameters_of
-from forerun.evaluation.scaling_rows import ScalingRow, read_scaling_rows
-from forerun.evaluation.speed_studies import placement_study, server_study
+from studies.keras.mirrored_study import mirrored_study
+from studies.scaling.fit import all_reduce_of_row, fit_scaling_constants, predicted_step_s
+from studies.scaling.mlperf_study import mlperf_study
+from studies.scaling.models import MODEL_PARAMETERS, parameters_of
+from studies.scaling.rows import ScalingRow, read_scaling_rows
+from studies.scaling.speed_studies import placement_study, server_study
 
 REFERENCE = Path(os.environ.get("FORERUN_REFERENCE_DATA", Path(__file__).parents[3] / "shared" / "data"))
 

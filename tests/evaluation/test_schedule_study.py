@@ -3,16 +3,16 @@
 import numpy as np
 import pytest
 
-from forerun.evaluation.placement_study import placement_study
-from forerun.evaluation.schedule_applications import NoiseEfficiency, RecordedEfficiency, planned_points
-from forerun.evaluation.schedule_study import allocation_time
-from forerun.evaluation.schedule_workloads import draw_workload, read_philly
-from forerun.evaluation.server_schedule_study import ratios, server_study
-from forerun.records.reference import reference_folder
 from forerun.scheduler.cluster import parse_cluster
 from forerun.scheduler.policy import find_policy
 from forerun.scheduler.simulation import simulate
 from forerun.scheduler.speed_fit import StepPoint
+from studies.schedule.applications import NoiseEfficiency, RecordedEfficiency, planned_points
+from studies.schedule.placement_study import placement_study
+from studies.schedule.server_study import ratios, server_study
+from studies.schedule.study import allocation_time
+from studies.schedule.workloads import draw_workload, read_philly
+from studies.tables.timm import reference_folder
 
 reference = pytest.mark.reference
 
@@ -71,7 +71,7 @@ def test_large_decisions_give_every_job_its_tasks():
 
 @reference
 def test_a_workload_is_the_same_for_the_same_seed(folder):
-    from forerun.evaluation.schedule_applications import read_applications
+    from studies.schedule.applications import read_applications
 
     philly = read_philly(folder)
     applications = read_applications(folder, {"t4": "aws"})

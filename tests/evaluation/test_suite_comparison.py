@@ -6,16 +6,16 @@ from dataclasses import replace
 import pytest
 from suite_cases import measured, predicted, repeated
 
-from forerun.costs.calibration import PriorScales
 from forerun.errors import RecordError
-from forerun.evaluation.suite_baselines import suite_baselines
-from forerun.evaluation.suite_comparison import compare
-from forerun.evaluation.suite_memory import tried_batches
+from forerun.fitting.registry import baseline_names
 from forerun.hardware import find_device
 from forerun.measurement.jobs import Job
+from forerun.optime.correction import PriorScales
 from forerun.records.measurement import JobKind, Outcome
-from forerun.regressors.registry import baseline_names
 from made_measurements import measurement
+from studies.suite.baselines import suite_baselines
+from studies.suite.comparison import compare
+from studies.suite.memory import tried_batches
 
 SCALES = PriorScales()
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 from suite_cases import DEVICE, MODELS, predicted
 
-from forerun.costs.calibration import PriorScales
 from forerun.errors import RecordError
-from forerun.evaluation.suite_prediction import read_predictions, with_positions, write_predictions
 from forerun.hardware import find_device
 from forerun.measurement.jobs import Job
-from forerun.measurement.suite_models import SuiteModel
+from forerun.optime.correction import PriorScales
+from studies.suite.models import SuiteModel
+from studies.suite.prediction import read_predictions, with_positions, write_predictions
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def test_every_step_has_time_memory_and_what_a_calibration_needs(predictions):
 
 
 def test_a_search_without_a_limit_is_about_the_card(predictions):
-    from forerun.measurement.suite_models import WHOLE_CARD_GIB, Search
+    from studies.suite.models import WHOLE_CARD_GIB, Search
 
     model = MODELS[-1]
     whole = replace(model, settings=(), searches=(Search(model.searches[0].setting, WHOLE_CARD_GIB),))

@@ -5,7 +5,7 @@ import sys
 from forerun.measurement.grid import Grid, grid_jobs
 from forerun.measurement.protocol import Protocol
 from forerun.measurement.session import run_jobs
-from forerun.records.store import RecordStore
+from forerun.records.store.record_store import RecordStore
 
 GRID = Grid(
     sizes={"depth": (1, 2), "base_filters": (2, 4)},
@@ -21,7 +21,7 @@ QUICK = Protocol(
 
 
 def measure(records: str, **options):
-    from forerun.api.measurement import measure_grid
+    from forerun.api.measure import measure_grid
 
     return measure_grid(GRID, records=records, protocol=QUICK, **options)
 

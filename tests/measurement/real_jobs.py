@@ -4,7 +4,7 @@ import torch
 
 from forerun.measurement.jobs import Job, RunResult
 from forerun.measurement.protocol import Protocol
-from forerun.measurement.runners import run_job
+from forerun.measurement.runners.table import run_job
 from forerun.records.measurement import JobKind
 
 torch.set_num_threads(1)

@@ -127,7 +127,7 @@ def test_scratch_memory_that_a_library_was_refused_is_out_of_memory_under_a_limi
 
 
 def test_the_runners_own_error_for_full_memory_is_out_of_memory():
-    pytest.importorskip("forerun.measurement.runners")
+    pytest.importorskip("forerun.measurement.runners.table")
     report = report_of("fill device memory")
     assert report.outcome is Outcome.OUT_OF_MEMORY
     assert "no room for 3 GiB" in report.reason

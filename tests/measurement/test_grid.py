@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from forerun.errors import InvalidSetupError
 from forerun.measurement.grid import Grid, grid_jobs, spread_order
 from forerun.records.measurement import JobKind
-from forerun.workload.setup import Layout, Precision
+from forerun.run.setup import Layout, Precision
 
 
 def test_the_default_grid_is_system_a():

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from forerun.api import measure_loader
+from forerun.api.measure_loader import measure_loader
 from forerun.cli.main import app
 from forerun.errors import InvalidSetupError, MeasurementError
 from forerun.measurement.image_loading import image_files, loading_times

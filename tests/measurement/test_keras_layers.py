@@ -12,12 +12,12 @@ from layer_sizes import SIZES
 
 import forerun
 from forerun.errors import InvalidSetupError, UnknownModelError
-from forerun.evaluation.regressor_records import read_layers
-from forerun.measurement.layer_design import LayerDesign, design_layers
-from forerun.measurement.layer_figures import LAYER_KINDS, layer_figures
+from forerun.fitting.regressor_records import read_layers
+from forerun.measurement.layers.design import LayerDesign, design_layers
+from forerun.measurement.layers.figures import LAYER_KINDS, layer_figures
 from forerun.records.measurement import JobKind
 from forerun.records.step_view import as_step_record
-from forerun.records.store import RecordStore
+from forerun.records.store.record_store import RecordStore
 
 needs_tensorflow = pytest.mark.skipif(
     util.find_spec("tensorflow") is None, reason="the extra 'keras' is not installed"
@@ -25,13 +25,13 @@ needs_tensorflow = pytest.mark.skipif(
 
 LAYERS = """
 import json, sys
-from forerun.measurement.tensorflow_device import open_tensorflow, set_keras_defaults, use_tensorflow
+from forerun.measurement.keras.tensorflow_device import open_tensorflow, set_keras_defaults, use_tensorflow
 use_tensorflow()
 from forerun.errors import ForerunError
-from forerun.measurement import keras_layer_runner
-from forerun.measurement.keras_layers import build_keras_layer
+from forerun.measurement.keras import layer_runner as keras_layer_runner
+from forerun.measurement.keras.layers import build_keras_layer
 from forerun.measurement.protocol import Protocol
-from forerun.workload.setup import Layout, TrainingSetup
+from forerun.run.setup import Layout, TrainingSetup
 open_tensorflow("cpu", Protocol(num_threads=1))
 set_keras_defaults(TrainingSetup(layout=Layout.NHWC))
 told = {}
@@ -55,7 +55,7 @@ STEPS = """
 import json, sys
 from forerun.errors import ForerunError
 from forerun.measurement.jobs import Job
-from forerun.measurement.keras_runner import run_keras_job
+from forerun.measurement.keras.runner import run_keras_job
 from forerun.measurement.protocol import Protocol
 protocol = Protocol(min_warm_up=1, max_warm_up=3, window=3, num_repetitions=4, num_threads=1)
 told = []

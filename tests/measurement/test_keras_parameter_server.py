@@ -12,8 +12,8 @@ import pytest
 
 from forerun.errors import InvalidSetupError, MeasurementError
 from forerun.measurement.jobs import Job
-from forerun.measurement.keras_parameter_server import check_servers, measure_parameter_server
-from forerun.measurement.keras_server_runner import run_keras_servers
+from forerun.measurement.keras.parameter_server import check_servers, measure_parameter_server
+from forerun.measurement.keras.server_runner import run_keras_servers
 from forerun.measurement.protocol import Protocol
 from forerun.records.measurement import JobKind
 
@@ -26,7 +26,7 @@ ENDED_S = 120.0
 
 CLUSTER = """
 from forerun.measurement.jobs import Job
-from forerun.measurement.keras_parameter_server import measure_parameter_server
+from forerun.measurement.keras.parameter_server import measure_parameter_server
 from forerun.measurement.protocol import Protocol
 from forerun.records.measurement import JobKind
 parameters = {"batch_size": 2, "optimizer": "sgd-plain", "num_workers": 1, "num_servers": 1}
@@ -78,7 +78,7 @@ def members_of(parent):
 
 def is_member(process):
     try:
-        return "forerun.measurement.keras_parameter_server" in process.cmdline()
+        return "forerun.measurement.keras.parameter_server" in process.cmdline()
     except psutil.Error:
         return False
 

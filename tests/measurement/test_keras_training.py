@@ -11,10 +11,10 @@ import pytest
 import forerun
 from forerun.errors import InvalidSetupError
 from forerun.measurement.grid import Grid, grid_jobs
-from forerun.measurement.tensorflow_device import KERAS_OPTIMIZERS
+from forerun.measurement.keras.tensorflow_device import KERAS_OPTIMIZERS
 from forerun.records.measurement import JobKind
 from forerun.records.step_view import as_step_record
-from forerun.records.store import RecordStore
+from forerun.records.store.record_store import RecordStore
 from forerun.tracing.optimizers import OPTIMIZERS
 
 needs_tensorflow = pytest.mark.skipif(
@@ -35,7 +35,7 @@ assert len(timer.step_times_s) == 3 * 4 and len(timer.warm_up_s) == 3 and len(ti
 REPLICAS = """
 import json
 from forerun.measurement.jobs import Job
-from forerun.measurement.keras_runner import run_keras_job
+from forerun.measurement.keras.runner import run_keras_job
 from forerun.measurement.protocol import Protocol
 protocol = Protocol(min_warm_up=1, max_warm_up=3, window=3, num_repetitions=3, num_threads=1)
 result = run_keras_job(Job.from_json(JOB), "cpu", protocol)

@@ -6,7 +6,7 @@ import pytest
 from real_jobs import run_here
 
 from forerun.errors import InvalidSetupError
-from forerun.measurement.kernel_runner import KERNELS
+from forerun.measurement.runners.kernel_runner import KERNELS
 from forerun.records.measurement import JobKind
 
 SIZES = {

@@ -8,11 +8,11 @@ import torch
 from scipy.stats import qmc
 
 from forerun.errors import InvalidSetupError
-from forerun.measurement import layer_design
-from forerun.measurement.layer_axes import Axis, axes_of
-from forerun.measurement.layer_design import LayerDesign, design_layers, unit_points
-from forerun.measurement.layer_figures import LAYER_KINDS, layer_figures
-from forerun.measurement.layer_modules import build_layer
+from forerun.measurement.layers import design as layer_design
+from forerun.measurement.layers.axes import Axis, axes_of
+from forerun.measurement.layers.design import LayerDesign, design_layers, unit_points
+from forerun.measurement.layers.figures import LAYER_KINDS, layer_figures
+from forerun.measurement.layers.modules import build_layer
 from forerun.records.measurement import JobKind
 
 

@@ -7,12 +7,12 @@ from real_jobs import run_here
 from torch.utils.flop_counter import FlopCounterMode
 
 from forerun.errors import InvalidSetupError
-from forerun.measurement import layer_runner
-from forerun.measurement.layer_figures import LAYER_KINDS, layer_figures, output_size
-from forerun.measurement.layer_modules import build_layer
+from forerun.measurement.layers.figures import LAYER_KINDS, layer_figures, output_size
+from forerun.measurement.layers.modules import build_layer
+from forerun.measurement.runners.table import layer_runner
 from forerun.records.measurement import JobKind
+from forerun.run.setup import TrainingSetup
 from forerun.tracing.trace import ModelRequest, trace
-from forerun.workload.setup import TrainingSetup
 
 WITH_PRODUCTS = ("conv2d", "grouped_conv2d", "depthwise_conv2d", "dense")
 

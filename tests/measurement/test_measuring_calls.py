@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 from grid_session import GRID, QUICK, measure
 
-from forerun.api.measurement import measure_layers, measure_model
+from forerun.api.measure import measure_layers, measure_model
 from forerun.errors import InvalidSetupError, MeasurementError, UnknownModelError
 from forerun.measurement.grid import grid_jobs
-from forerun.measurement.layer_design import LayerDesign
+from forerun.measurement.layers.design import LayerDesign
 from forerun.measurement.progress import JobFinished, JobStarted, SessionFinished, SessionStarted
-from forerun.records.cnn_csv import CNN_COLUMNS, write_cnn_csv
+from forerun.records.importers.cnn_csv import CNN_COLUMNS, write_cnn_csv
 from forerun.records.measurement import Outcome
 from forerun.records.step_view import as_step_record
-from forerun.records.store import RecordStore
-from forerun.workload.setup import Precision
+from forerun.records.store.record_store import RecordStore
+from forerun.run.setup import Precision
 
 SESSION = Path(__file__).parent / "grid_session.py"
 SOURCE = Path(__file__).parents[2] / "src"

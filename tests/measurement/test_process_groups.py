@@ -8,11 +8,11 @@ from real_jobs import QUICK, TINY_CNN
 from forerun.errors import InvalidSetupError, MeasurementError
 from forerun.hardware.link_file import find_link
 from forerun.measurement.circumstances import describe_circumstances
-from forerun.measurement.data_parallel_runner import check_strategy, run_data_parallel
 from forerun.measurement.jobs import Job
 from forerun.measurement.link_file import write_measured_link
-from forerun.measurement.link_runner import PROBE_SIZES, fit_ring, run_link_probe
-from forerun.measurement.process_group import run_in_group
+from forerun.measurement.runners.data_parallel_runner import check_strategy, run_data_parallel
+from forerun.measurement.runners.link_runner import PROBE_SIZES, fit_ring, run_link_probe
+from forerun.measurement.runners.process_group import run_in_group
 from forerun.records.measurement import JobKind, Measurement, Outcome, Summary
 
 

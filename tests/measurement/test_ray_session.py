@@ -14,7 +14,7 @@ from tiny_runners import KILL, QUICK, RUN, tiny_job
 from forerun.errors import MeasurementError, MissingExtraError
 from forerun.measurement import progress
 from forerun.measurement.device_lock import lock_device
-from forerun.measurement.ray_session import run_jobs_on_ray
+from forerun.measurement.ray.session import run_jobs_on_ray
 from forerun.records.measurement import Outcome
 from small_clusters import raylet_pid, small_cluster
 

@@ -18,7 +18,7 @@ from forerun.measurement.device_lock import lock_device
 from forerun.measurement.measured_job import key_of
 from forerun.measurement.session import run_jobs
 from forerun.records.measurement import Circumstances, JobKind, Outcome
-from forerun.records.store import RecordStore
+from forerun.records.store.record_store import RecordStore
 
 HERE = Path(__file__).parent
 PLACE = Circumstances(device="cpu", device_title="a test", host="here", framework_version="0")
@@ -153,7 +153,7 @@ tempfile.tempdir = sys.argv[1]
 from tiny_runners import QUICK, RUN, tiny_job
 from forerun.measurement.session import run_jobs
 from forerun.records.measurement import Circumstances
-from forerun.records.store import RecordStore
+from forerun.records.store.record_store import RecordStore
 jobs = [tiny_job("sleep", sleep_s=0.3, size=size, started=sys.argv[3]) for size in range(6)]
 place = Circumstances(device="cpu", device_title="a test", host="here", framework_version="0")
 with RecordStore.open(sys.argv[2]) as store:

@@ -4,15 +4,15 @@ import pytest
 
 from forerun.measurement.grid import SYSTEM_A_SIZES
 from forerun.measurement.job_parameters import setup_of
-from forerun.measurement.kernel_runner import KERNELS
-from forerun.measurement.suite_jobs import LIMIT, REPEAT, batch_searches, kernel_jobs, repeat_jobs, step_jobs
-from forerun.measurement.suite_models import SUITE_MODELS, on_processor
+from forerun.measurement.runners.kernel_runner import KERNELS
 from forerun.records.measurement import JobKind
-from forerun.tracing.families import FAMILIES
-from forerun.tracing.sources import build_model
-from forerun.tracing.timm_models import timm_names
-from forerun.tracing.torchvision_models import torchvision_names
-from forerun.workload.setup import Layout, Precision
+from forerun.run.setup import Layout, Precision
+from forerun.tracing.models.families import FAMILIES
+from forerun.tracing.models.sources import build_model
+from forerun.tracing.models.timm_models import timm_names
+from forerun.tracing.models.torchvision_models import torchvision_names
+from studies.suite.jobs import LIMIT, REPEAT, batch_searches, kernel_jobs, repeat_jobs, step_jobs
+from studies.suite.models import SUITE_MODELS, on_processor
 
 
 @pytest.mark.parametrize("is_gpu", [True, False])

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from forerun.measurement.protocol import Protocol
-from forerun.measurement.timing import Repetitions, time_repetitions
+from forerun.measurement.runners.timing import Repetitions, time_repetitions
 
 
 class Machine:

@@ -8,8 +8,8 @@ import torch
 from forerun.errors import InvalidSetupError
 from forerun.measurement.jobs import Job
 from forerun.measurement.protocol import Protocol
-from forerun.measurement.runners import run_job
-from forerun.measurement.training_runner import EpochFigures, epoch_results
+from forerun.measurement.runners.table import run_job
+from forerun.measurement.runners.training_runner import EpochFigures, epoch_results
 from forerun.records.measurement import JobKind
 
 torch.set_num_threads(1)

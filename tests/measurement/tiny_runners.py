@@ -94,7 +94,7 @@ def _fill_memory(job: Job, protocol: Protocol) -> RunResult:
 
 
 def _fill_device_memory(job: Job, protocol: Protocol) -> RunResult:
-    from forerun.measurement.runners import OutOfMemory
+    from forerun.measurement.runners.table import OutOfMemory
 
     raise OutOfMemory("no room for 3 GiB")
 

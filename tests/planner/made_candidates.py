@@ -8,7 +8,7 @@ import numpy as np
 
 from forerun.planner.candidates import CandidateTable, Configuration
 from forerun.planner.devices import parse_devices
-from forerun.workload.setup import Layout, Precision
+from forerun.run.setup import Layout, Precision
 
 WIDTH = 1.1
 """Upper end over value of every interval."""

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import forerun
-from forerun.costs.input_pipeline import InputPipeline
 from forerun.errors import InvalidSetupError, UnknownDeviceError, UnknownModelError
 from forerun.planner.plan import Plan
+from forerun.prediction.input_pipeline import InputPipeline
 
 MODELS = "cnn:depth=2..3,base_filters=32"
 QUESTION = {

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from forerun.costs.power import device_power
 from forerun.hardware import find_device
+from forerun.optime.power import device_power
 from forerun.prediction.estimate import Interval
 from forerun.prediction.power import training_energy_j
 

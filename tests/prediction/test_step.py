@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from forerun.graph.graph import OpClass
 from forerun.hardware import find_device
 from forerun.prediction.estimate import Provenance
 from forerun.prediction.step import (
@@ -17,8 +18,7 @@ from forerun.prediction.step import (
     prepare,
     provenance_of,
 )
-from forerun.workload.graph import OpClass
-from forerun.workload.setup import Precision, TrainingSetup
+from forerun.run.setup import Precision, TrainingSetup
 from op_models import MODELS, graph_named, random_weights
 
 WEIGHTS = random_weights()

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from forerun.records.step_record import StepRecord
-from forerun.workload.setup import Phase, Precision
+from forerun.run.setup import Phase, Precision
 
 PLAIN = StepRecord(
     source="cases",

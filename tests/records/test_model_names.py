@@ -2,8 +2,8 @@ import doctest
 
 import pytest
 
-from forerun.records import model_names
-from forerun.records.model_names import canonical_network, model_family
+from forerun.records.importers import model_names
+from forerun.records.importers.model_names import canonical_network, model_family
 
 
 def test_examples_in_the_docstrings_run():

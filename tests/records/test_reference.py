@@ -8,18 +8,18 @@ import pandas as pd
 import pytest
 
 from forerun.errors import RecordError
-from forerun.records.device_names import REFERENCE_DEVICES, catalogue_device
-from forerun.records.model_names import canonical_network, model_family
-from forerun.records.reference import (
+from forerun.records.importers.device_names import REFERENCE_DEVICES, catalogue_device
+from forerun.records.importers.model_names import canonical_network, model_family
+from forerun.run.setup import OptimizerImplementation, Phase, Precision
+from studies.tables.gpu_benchmarks import read_lambda_resnet50, read_torchvision
+from studies.tables.timm import (
     FOLDER_VARIABLE,
     read_timm_history,
     read_timm_infer,
     read_timm_train,
     reference_folder,
 )
-from forerun.records.reference_gpu_benchmarks import read_lambda_resnet50, read_torchvision
-from forerun.records.reference_transformers import read_neusight_e2e, transformer_config
-from forerun.workload.setup import OptimizerImplementation, Phase, Precision
+from studies.tables.transformers import read_neusight_e2e, transformer_config
 
 
 @pytest.fixture(scope="module")

@@ -15,11 +15,11 @@ import pytest
 from postgres_server import running_server
 
 from forerun.errors import MissingExtraError, RecordError, UsageError
-from forerun.records import store_schema
 from forerun.records.documents import measurement_document, read_document
 from forerun.records.measurement import JobKind, Outcome
-from forerun.records.store import RecordStore, default_store_path, is_store
-from forerun.records.store_schema import measurements
+from forerun.records.store.record_store import RecordStore, default_store_path, is_store
+from forerun.records.store import schema as store_schema
+from forerun.records.store.schema import measurements
 from made_measurements import measurement
 
 HERE = Path(__file__).parents[1]
@@ -160,7 +160,7 @@ class StoreContract:
         script = textwrap.dedent(f"""
             import sys; sys.path.insert(0, {str(HERE)!r})
             from made_measurements import measurement
-            from forerun.records.store import RecordStore
+            from forerun.records.store.record_store import RecordStore
             start = int(sys.argv[1])
             with RecordStore.open({str(url)!r}) as store:
                 for number in range(start, start + 40):
@@ -178,7 +178,7 @@ class StoreContract:
         script = textwrap.dedent(f"""
             import sys; sys.path.insert(0, {str(HERE)!r})
             from made_measurements import measurement
-            from forerun.records.store import RecordStore
+            from forerun.records.store.record_store import RecordStore
             with RecordStore.open({str(url)!r}) as store, open({str(written)!r}, "w") as file:
                 for number in range(100_000):
                     store.add(measurement(number))

@@ -4,14 +4,14 @@ from pathlib import Path
 import pytest
 
 from forerun.errors import RecordError
-from forerun.records.cnn_csv import CNN_COLUMNS, read_cnn_csv, write_cnn_csv
+from forerun.records.importers.cnn_csv import CNN_COLUMNS, read_cnn_csv, write_cnn_csv
+from forerun.records.importers.tables import write_records
 from forerun.records.measurement import JobKind, Outcome
 from forerun.records.step_record import StepRecord
 from forerun.records.step_view import as_step_record, read_steps
-from forerun.records.store import RecordStore
-from forerun.records.store_files import FILE_COLUMNS, export_measurements, import_measurements
-from forerun.records.tables import write_records
-from forerun.workload.setup import Phase, Precision
+from forerun.records.store.files import FILE_COLUMNS, export_measurements, import_measurements
+from forerun.records.store.record_store import RecordStore
+from forerun.run.setup import Phase, Precision
 from made_measurements import measurement
 
 STEP = StepRecord(

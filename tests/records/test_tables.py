@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from record_cases import record
 
 from forerun.errors import RecordError
+from forerun.records.importers.tables import read_records, write_records
 from forerun.records.step_record import SCHEMA_VERSION
-from forerun.records.tables import read_records, write_records
-from forerun.workload.setup import Layout, OptimizerImplementation, Phase, Precision
+from forerun.run.setup import Layout, OptimizerImplementation, Phase, Precision
 
 FULL = record(
     row_id="2",

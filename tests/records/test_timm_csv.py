@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from forerun.errors import RecordError
-from forerun.records.timm_csv import read_timm_csv
-from forerun.workload.setup import Layout, OptimizerImplementation, Phase, Precision
+from forerun.records.importers.timm_csv import read_timm_csv
+from forerun.run.setup import Layout, OptimizerImplementation, Phase, Precision
 
 TRAIN_HEADER = "model,train_samples_per_sec,train_step_time,train_batch_size,train_img_size,param_count\n"
 # Two rows in the form of the published file for PyTorch 1.12 and NHWC.

@@ -3,7 +3,7 @@
 import numpy as np
 from regressor_cases import device
 
-from forerun.regressors.layer_features import LayerCase, LayerFeatures, layer_features
+from forerun.fitting.layer_features import LayerCase, LayerFeatures, layer_features
 
 
 def random_layers(n: int, seed: int = 0, largest: float = 8.0) -> LayerFeatures:

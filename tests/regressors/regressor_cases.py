@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from forerun.fitting.step_features import FLAG_NAMES, WholeModelFeatures
+from forerun.graph.graph import Graph, MemoryStream, OpClass, OpTable, StepPart
 from forerun.hardware.device import Device, DeviceKind, NumberFormat
-from forerun.regressors.features import FLAG_NAMES, WholeModelFeatures
-from forerun.workload.graph import Graph, MemoryStream, OpClass, OpTable, StepPart
 
 NUM_CLASSES = len(OpClass)
 

@@ -7,7 +7,7 @@ import pytest
 from regressor_cases import lawful_times_s, random_features
 
 from forerun.errors import CostModelError, RecordError
-from forerun.regressors.model_file import TrainedModel, load_model_file, save_model_file
+from forerun.fitting.model_file import TrainedModel, load_model_file, save_model_file
 
 
 @pytest.fixture(autouse=True, scope="module")

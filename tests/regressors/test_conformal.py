@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.errors import RecordError
-from forerun.regressors.conformal import (
+from forerun.fitting.conformal import (
     conformal_quantile,
     conformal_scores,
     coverage,

@@ -8,11 +8,8 @@ from hypothesis import strategies as st
 from regressor_cases import lawful_times_s, random_features
 
 from forerun.errors import RecordError
-from forerun.records.reference import FOLDER_VARIABLE, read_timm_train, reference_folder
-from forerun.records.reference_gpu_benchmarks import read_torchvision
-from forerun.records.step_record import StepRecord
-from forerun.regressors.baselines import NonNegativeSums, Roofline
-from forerun.regressors.evaluation import (
+from forerun.fitting.baselines import NonNegativeSums, Roofline
+from forerun.fitting.evaluation import (
     ErrorMetrics,
     Split,
     canonical_network,
@@ -24,7 +21,10 @@ from forerun.regressors.evaluation import (
     leave_one_configuration_out,
     leave_one_device_out,
 )
-from forerun.workload.setup import Phase, Precision
+from forerun.records.step_record import StepRecord
+from forerun.run.setup import Phase, Precision
+from studies.tables.gpu_benchmarks import read_torchvision
+from studies.tables.timm import FOLDER_VARIABLE, read_timm_train, reference_folder
 
 positive = st.floats(1e-3, 1e3)
 

@@ -7,11 +7,11 @@ import pytest
 from regressor_cases import NUM_CLASSES, device, graph, random_features
 
 from forerun.errors import RecordError
+from forerun.fitting.ideal_time import peak_flops_per_s, pytorch_rule_time_s, roofline_time_s
+from forerun.fitting.step_features import FLAG_NAMES, whole_model_features
+from forerun.graph.graph import OpClass
 from forerun.hardware.device import NumberFormat
-from forerun.regressors.features import FLAG_NAMES, whole_model_features
-from forerun.regressors.ideal_time import peak_flops_per_s, pytorch_rule_time_s, roofline_time_s
-from forerun.workload.graph import OpClass
-from forerun.workload.setup import Layout, Phase, Precision, TrainingSetup
+from forerun.run.setup import Layout, Phase, Precision, TrainingSetup
 
 SETUP = TrainingSetup(batch_size_per_device=10, precision=Precision.FP32)
 # Per sample: two convolutions of 1 TFLOP and 1 GB each, three activations of 2 GB.
@@ -95,7 +95,7 @@ def test_pytorch_rule_by_hand():
 
 def test_no_framework_is_loaded_for_features_and_baselines():
     code = (
-        "import sys, forerun.regressors.evaluation, forerun.regressors.registry, forerun.records.reference;"
+        "import sys, forerun.fitting.evaluation, forerun.fitting.registry, studies.tables.timm;"
         "assert not {'torch', 'sklearn', 'timm'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -8,8 +8,8 @@ from layer_cases_made import layer_law_s, random_layers
 from regressor_contract import StorableContract, one_thread  # noqa: F401 - a fixture
 
 from forerun.errors import CostModelError, RecordError, UsageError
-from forerun.regressors.baselines import LinearOnFlops
-from forerun.regressors.layer_net import LayerNetSettings, LayerNetwork
+from forerun.fitting.baselines import LinearOnFlops
+from forerun.fitting.layer_net import LayerNetSettings, LayerNetwork
 
 SMALL = LayerNetSettings(hidden_sizes=(24, 24, 16, 16), dropout=0.02, max_epochs=40, batch_rows=32)
 

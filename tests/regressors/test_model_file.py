@@ -9,10 +9,10 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from forerun.errors import CostModelError
-from forerun.regressors.ann import AnnSettings, NeuralNetwork
-from forerun.regressors.boosting import BoostedTrees
-from forerun.regressors.model_file import TrainedModel, load_model_file, save_model_file
-from forerun.regressors.registry import STORABLE_KINDS
+from forerun.fitting.ann import AnnSettings, NeuralNetwork
+from forerun.fitting.boosting import BoostedTrees
+from forerun.fitting.model_file import TrainedModel, load_model_file, save_model_file
+from forerun.fitting.registry import STORABLE_KINDS
 
 ENTRY = "forerun_regressor"
 

@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from forerun.graph.graph import OpClass, at_batch
 from forerun.hardware import find_device, load_catalog
 from forerun.hardware.device import NumberFormat
-from forerun.regressors.op_features import (
+from forerun.optime.features import (
     DYNAMIC_FEATURES,
     POINT_FEATURES,
     STATIC_FEATURES,
@@ -22,9 +23,8 @@ from forerun.regressors.op_features import (
     software_era,
     static_features,
 )
-from forerun.regressors.op_rows import distinct_ops
-from forerun.workload.graph import OpClass, at_batch
-from forerun.workload.setup import Layout, Phase, Precision, TrainingSetup
+from forerun.optime.rows import distinct_ops
+from forerun.run.setup import Layout, Phase, Precision, TrainingSetup
 from op_models import MODELS, ops_named
 
 

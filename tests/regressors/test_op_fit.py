@@ -10,8 +10,8 @@ import torch
 
 from forerun.errors import CostModelError
 from forerun.hardware import find_device
-from forerun.regressors.op_features import Point, point_arrays, roofline_terms_s
-from forerun.regressors.op_fit import (
+from forerun.optime.features import Point, point_arrays, roofline_terms_s
+from forerun.optime.fit import (
     FitSettings,
     StepSample,
     encode_samples,
@@ -19,7 +19,7 @@ from forerun.regressors.op_fit import (
     predict_log_times,
     take,
 )
-from forerun.workload.setup import TrainingSetup
+from forerun.run.setup import TrainingSetup
 from op_models import NUM_FEATURES, ops_named
 
 SETTINGS = FitSettings(hidden=16, num_iterations=50, samples_per_batch=16)

@@ -7,8 +7,8 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from forerun.regressors.op_rows import MATRIX_CLASSES, distinct_ops
-from forerun.workload.graph import OpClass, at_batch
+from forerun.graph.graph import OpClass, at_batch
+from forerun.optime.rows import MATRIX_CLASSES, distinct_ops
 from op_models import MODELS, graph_named, ops_named
 
 

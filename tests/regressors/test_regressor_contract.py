@@ -8,10 +8,10 @@ from regressor_cases import lawful_times_s, random_features
 from regressor_contract import RegressorContract, StorableContract, one_thread  # noqa: F401 - a fixture
 
 from forerun.errors import UsageError
-from forerun.regressors import registry
-from forerun.regressors.ann import AnnSettings, NeuralNetwork
-from forerun.regressors.baselines import LinearOnFlops, NonNegativeSums, PytorchRule, Roofline, ScaledRoofline
-from forerun.regressors.boosting import BoostedTrees
+from forerun.fitting import registry
+from forerun.fitting.ann import AnnSettings, NeuralNetwork
+from forerun.fitting.baselines import LinearOnFlops, NonNegativeSums, PytorchRule, Roofline, ScaledRoofline
+from forerun.fitting.boosting import BoostedTrees
 
 
 class TestRoofline(RegressorContract):
@@ -75,7 +75,7 @@ class TestBoostedTrees(StorableContract):
     def test_the_arrays_predict_what_scikit_learn_predicts(self, features, times):
         from sklearn.ensemble import HistGradientBoostingRegressor
 
-        from forerun.regressors.tree_arrays import arrays_of_histogram_trees
+        from forerun.fitting.tree_arrays import arrays_of_histogram_trees
 
         columns = BoostedTrees._columns(features)
         model = HistGradientBoostingRegressor(max_iter=50, min_samples_leaf=3, early_stopping=False)

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from forerun.api.scheduling import schedule
+from forerun.api.schedule import schedule
 from forerun.errors import FailureError, UsageError
 from forerun.report.gantt import device_rows, gantt_chart
 from forerun.report.schedule_plots import error_plot

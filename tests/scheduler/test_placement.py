@@ -112,7 +112,7 @@ def test_no_parameter_is_lost(sizes, num_servers):
 
 def test_resnet50_on_ten_servers_as_published():
     """Optimus, section 5.3: the size gap falls from 3.6 M to 0.1 M and the request gap to 1, with fewer requests."""
-    from forerun.evaluation.placement_study import resnet50_blocks
+    from studies.schedule.placement_study import resnet50_blocks
 
     sizes = resnet50_blocks()
     assert (len(sizes), sum(sizes)) == (161, 25_557_032)

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 from traced_steps import graph_of, setup_of
 
+from forerun.graph.graph import OpClass, StepPart, at_batch
+from forerun.run.setup import OptimizerImplementation
 from forerun.tracing.affine import are_comparable, is_affine, join_traces
-from forerun.tracing.sources import build_model
+from forerun.tracing.models.sources import build_model
 from forerun.tracing.step import record_step
 from forerun.tracing.trace import ModelRequest, trace, trace_built
-from forerun.workload.graph import OpClass, StepPart, at_batch
-from forerun.workload.setup import OptimizerImplementation
 
 AFFINE_OPS = ("flops", "read_bytes", "write_bytes", "gemm", "elements")
 

@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn import functional
 from traced_steps import allocated_bytes, kernels, record, rows_named
 
+from forerun.graph.graph import AllocationKind, StepPart
 from forerun.tracing.cuda_semantics import cuda_semantics, leave_autocast_region
-from forerun.workload.graph import AllocationKind, StepPart
 
 
 class Attention(nn.Module):

@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from forerun.errors import InvalidSetupError, UnknownModelError
-from forerun.tracing.families import FAMILIES, FamilyKey, describe_family, family
-from forerun.tracing.sources import build_model
+from forerun.tracing.models.families import FAMILIES, FamilyKey, describe_family, family
+from forerun.tracing.models.sources import build_model
 
 
 def num_parameters(spec, **options):

@@ -17,12 +17,12 @@ from forerun.errors import (
     UnknownModelError,
     UsageError,
 )
-from forerun.tracing import keras_source
-from forerun.tracing.keras_request import KerasRequest, error_from, error_text
-from forerun.tracing.keras_source import is_keras, own_layout, trace_keras
+from forerun.graph.graph import OpClass, StepPart
+from forerun.run.setup import Layout, Phase, Precision, TrainingSetup
+from forerun.tracing.keras import source as keras_source
+from forerun.tracing.keras.request import KerasRequest, error_from, error_text
+from forerun.tracing.keras.source import is_keras, own_layout, trace_keras
 from forerun.tracing.trace import ModelRequest, trace
-from forerun.workload.graph import OpClass, StepPart
-from forerun.workload.setup import Layout, Phase, Precision, TrainingSetup
 
 needs_keras = pytest.mark.skipif(util.find_spec("keras") is None, reason="the extra 'keras' is not installed")
 KERAS = TrainingSetup(layout=Layout.NHWC)
@@ -253,7 +253,7 @@ def test_requests_and_errors_survive_the_pipe():
 
 
 def test_a_keras_model_is_no_module_to_measure():
-    from forerun.tracing.sources import build_model
+    from forerun.tracing.models.sources import build_model
 
     with pytest.raises(UsageError, match="--framework keras"):
         build_model("keras:ResNet50")

@@ -14,9 +14,9 @@ from forerun.errors import (
     TraceError,
     UnknownModelError,
 )
-from forerun.tracing.onnx_import import load_onnx_module
-from forerun.tracing.onnx_registry import OPERATORS, onnx_op
-from forerun.tracing.sources import build_model
+from forerun.tracing.models.sources import build_model
+from forerun.tracing.onnx.model import load_onnx_module
+from forerun.tracing.onnx.operators import OPERATORS, onnx_op
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")

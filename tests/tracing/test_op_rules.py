@@ -9,11 +9,11 @@ import torch
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
+from forerun.graph.graph import OpClass
 from forerun.tracing.calls import Call, TensorInfo
 from forerun.tracing.op_rules import RULES, cost_rows, num_multi_tensor_launches
 from forerun.tracing.op_rules.registry import rule
 from forerun.tracing.recorder import StepRecorder
-from forerun.workload.graph import OpClass
 
 torch.set_num_threads(1)
 

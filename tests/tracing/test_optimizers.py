@@ -8,9 +8,9 @@ from torch import nn
 from traced_steps import allocated_bytes, record, setup_of
 
 from forerun.errors import InvalidSetupError
+from forerun.graph.graph import AllocationKind, StepPart
+from forerun.run.setup import OptimizerImplementation
 from forerun.tracing.optimizers import OPTIMIZERS, make_optimizer
-from forerun.workload.graph import AllocationKind, StepPart
-from forerun.workload.setup import OptimizerImplementation
 
 PARAMETERS = 8 * 16 + 16
 

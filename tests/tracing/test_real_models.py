@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from forerun.tracing.meta_build import building_on, is_building_on_meta, meta_copy
-from forerun.tracing.sources import build_model
+from forerun.run.setup import Layout, Precision, TrainingSetup
+from forerun.tracing.models.meta_build import building_on, is_building_on_meta, meta_copy
+from forerun.tracing.models.sources import build_model
 from forerun.tracing.step import prepared_batch
-from forerun.workload.setup import Layout, Precision, TrainingSetup
 
 torch.set_num_threads(1)
 

@@ -13,11 +13,11 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from torch.utils.checkpoint import checkpoint
 from traced_steps import allocated_bytes, graph_of, kernels, live_bytes, record, rows_named, setup_of
 
+from forerun.graph.graph import AllocationKind, MemoryEvent, OpClass, StepPart
+from forerun.run.setup import Layout, OptimizerImplementation, Phase
+from forerun.tracing.models.sources import build_model
 from forerun.tracing.recorder import StepRecorder
-from forerun.tracing.sources import build_model
 from forerun.tracing.step import record_step
-from forerun.workload.graph import AllocationKind, MemoryEvent, OpClass, StepPart
-from forerun.workload.setup import Layout, OptimizerImplementation, Phase
 
 
 def two_layers():

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from forerun.errors import UnknownModelError
+from forerun.graph.file import read_graph, write_graph
+from forerun.run.setup import Layout, OptimizerImplementation, Phase, Precision, TrainingSetup
 from forerun.tracing.trace import ModelRequest, cache_folder, trace
-from forerun.workload.graph_file import read_graph, write_graph
-from forerun.workload.setup import Layout, OptimizerImplementation, Phase, Precision, TrainingSetup
 
 torch.set_num_threads(1)
 SOURCE = Path(__file__).parents[2] / "src"
@@ -25,8 +25,8 @@ SETUP = TrainingSetup()
 QUESTION = """
 import sys
 from forerun.tracing.trace import ModelRequest, trace
-from forerun.workload.graph_file import read_graph, write_graph
-from forerun.workload.setup import TrainingSetup
+from forerun.graph.file import read_graph, write_graph
+from forerun.run.setup import TrainingSetup
 graph = trace(ModelRequest(model="cnn:depth=1,base_filters=4"), TrainingSetup(batch_size_per_device=77))
 print(len(graph.ops), "torch" in sys.modules)
 """

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from forerun.tracing.sources import build_model
+from forerun.graph.graph import AllocationKind, MemoryEvent
+from forerun.run.setup import Phase, Precision, TrainingSetup
+from forerun.tracing.models.sources import build_model
 from forerun.tracing.step import record_step
 from forerun.tracing.trace import ModelRequest, trace
-from forerun.workload.graph import AllocationKind, MemoryEvent
-from forerun.workload.setup import Phase, Precision, TrainingSetup
 
 torch.set_num_threads(1)
 

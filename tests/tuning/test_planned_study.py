@@ -6,9 +6,9 @@ import sys
 import pytest
 from study_commands import last_line, run
 
-from forerun.costs.calibration_files import CALIBRATIONS_VARIABLE, calibration_path
-from forerun.costs.op_weights import save_weights
 from forerun.hardware.this_device import device_at
+from forerun.optime.correction_files import CALIBRATIONS_VARIABLE, calibration_path
+from forerun.optime.weights import save_weights
 from made_calibrations import made_calibration
 
 NETWORK = """

@@ -9,11 +9,11 @@ import sys
 import pytest
 from study_commands import environment, last_line, run
 
-from forerun.costs.calibration_files import CALIBRATIONS_VARIABLE, calibration_path
-from forerun.costs.op_weights import save_weights
 from forerun.errors import UsageError
 from forerun.hardware import describe_host
 from forerun.hardware.this_device import device_at
+from forerun.optime.correction_files import CALIBRATIONS_VARIABLE, calibration_path
+from forerun.optime.weights import save_weights
 from forerun.profiling.process_tree import TreeSample
 from forerun.report.scenario_plots import write_scenario_plots
 from forerun.tuning.scenarios.figures import usage_rows

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forerun.workload import graph_file
-from forerun.workload.graph import Graph, MemoryStream, OpTable, at_batch
-from forerun.workload.graph_file import read_graph, write_graph
+from forerun.graph import file as graph_file
+from forerun.graph.file import read_graph, write_graph
+from forerun.graph.graph import Graph, MemoryStream, OpTable, at_batch
 
 
 def small_graph(num_rows=3, num_events=4):

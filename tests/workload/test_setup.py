@@ -7,7 +7,7 @@ from dataclasses import FrozenInstanceError
 import pytest
 
 from forerun.errors import InvalidSetupError
-from forerun.workload.setup import MAX_BATCH_SIZE, Layout, Phase, Precision, TrainingSetup
+from forerun.run.setup import MAX_BATCH_SIZE, Layout, Phase, Precision, TrainingSetup
 
 
 @pytest.mark.parametrize("size", [1, 2, 10_000, MAX_BATCH_SIZE])

@@ -17,11 +17,11 @@ from forerun.measurement.calibration_jobs import LOOP_MODEL, calibration_layers,
 from forerun.measurement.circumstances import describe_circumstances
 from forerun.measurement.device_lock import lock_device
 from forerun.measurement.jobs import Job
-from forerun.measurement.keras_run import KERAS_RUN
+from forerun.measurement.keras.run import KERAS_RUN
 from forerun.measurement.progress import Event
 from forerun.measurement.protocol import Protocol
 from forerun.records.measurement import JobKind, Measurement, Outcome
-from forerun.records.store import RecordStore
+from forerun.records.store.record_store import RecordStore
 
 __all__ = ["loop_cost_s", "measure_for_calibration"]
 

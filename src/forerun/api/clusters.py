@@ -15,7 +15,7 @@ from forerun.prediction.predictor import Question
 from forerun.prediction.scale import ScaleSettings, Strategy, scaled_step
 from forerun.prediction.scaled_estimate import scaled_estimate
 from forerun.prediction.step import PreparedModel, predict_steps
-from forerun.workload.setup import Phase, choice
+from forerun.run.setup import Phase, choice
 
 __all__ = ["ClusterRequest", "estimate_of_cluster"]
 

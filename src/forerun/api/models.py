@@ -13,8 +13,8 @@ from typing import Any
 
 from forerun import __version__
 from forerun.prediction.step import PreparedModel, prepare
+from forerun.run.setup import TrainingSetup
 from forerun.tracing.trace import ModelRequest, cache_folder, trace
-from forerun.workload.setup import TrainingSetup
 
 __all__ = ["is_fixed", "kept_model_names", "model_names", "prepared_model", "trace_model"]
 
@@ -76,10 +76,10 @@ def model_names() -> dict[str, Any]:
 
 
 def _names() -> dict[str, Any]:
-    from forerun.tracing import family_networks
-    from forerun.tracing.families import FAMILIES
-    from forerun.tracing.timm_models import timm_names
-    from forerun.tracing.torchvision_models import torchvision_names
+    from forerun.tracing.models import family_networks
+    from forerun.tracing.models.families import FAMILIES
+    from forerun.tracing.models.timm_models import timm_names
+    from forerun.tracing.models.torchvision_models import torchvision_names
 
     _ = family_networks.__name__  # imported for its registrations
     families = [

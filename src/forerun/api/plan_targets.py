@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forerun.api.convergence_tables import forecast_batches
-from forerun.api.forecasting import forecast
+from forerun.api.forecast import forecast
+from forerun.api.forecast_tables import forecast_batches
 from forerun.convergence.batch_scaling import BatchScaling
 from forerun.convergence.curve import Curve
 from forerun.convergence.curve_files import find_curve_files, read_curve

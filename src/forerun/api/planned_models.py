@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from forerun.api.models import is_fixed, prepared_model
-from forerun.costs.calibration_files import find_calibration
-from forerun.costs.op_weights import OpTimeWeights, load_weights, shipped_weights_path
 from forerun.errors import InvalidSetupError
+from forerun.optime.correction_files import find_calibration
+from forerun.optime.weights import OpTimeWeights, load_weights, shipped_weights_path
 from forerun.planner.candidates import Configuration
 from forerun.planner.devices import DeviceOption
 from forerun.prediction.step import PreparedModel, prepare
+from forerun.run.setup import TrainingSetup
 from forerun.tracing.trace import ModelRequest, trace
-from forerun.workload.setup import TrainingSetup
 
 __all__ = ["PlannedModels"]
 

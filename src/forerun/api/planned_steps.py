@@ -10,21 +10,21 @@ from typing import Any
 import numpy as np
 
 from forerun.api.planned_models import PlannedModels
-from forerun.costs.calibration_files import find_calibration
 from forerun.errors import ForerunError, InvalidSetupError, UsageError
 from forerun.hardware.device import Device, DeviceKind
 from forerun.hardware.this_device import device_at
 from forerun.measurement.device_index import gpu_index
+from forerun.optime.correction_files import find_calibration
 from forerun.planner.candidates import HIGH, CandidateTable, Configuration
 from forerun.planner.devices import DeviceOption
 from forerun.planner.engine import Engine, PlanQuestion
 from forerun.prediction.estimate import Provenance
 from forerun.prediction.job import Job
 from forerun.profiling.profile import Profile
-from forerun.tracing.keras_source import is_keras
+from forerun.run.setup import Layout, Precision, TrainingSetup
+from forerun.tracing.keras.source import is_keras
 from forerun.tuning.device_steps import DevicePoint, DeviceSteps, device_points, script_point
 from forerun.tuning.space import Space
-from forerun.workload.setup import Layout, Precision, TrainingSetup
 
 __all__ = ["ScriptModel", "planned_steps", "predictable_device", "steps_or_reason"]
 

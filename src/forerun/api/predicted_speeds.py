@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from math import inf, log
 from typing import Any
 
-from forerun.api.prediction import predict, sweep
-from forerun.api.scaling import scale
+from forerun.api.predict import predict, sweep
+from forerun.api.scale import scale
 from forerun.errors import InvalidSetupError
 from forerun.scheduler.cluster import Cluster, NodeGroup
 from forerun.scheduler.jobs_file import JobEntry

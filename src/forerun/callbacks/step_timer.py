@@ -25,8 +25,8 @@ from forerun.measurement.measured_job import key_of
 from forerun.measurement.protocol import Protocol
 from forerun.measurement.summary import summarise
 from forerun.records.measurement import JobKind, Measurement, Outcome, Scalar
-from forerun.records.store import RecordStore
-from forerun.workload.setup import Layout, Precision
+from forerun.records.store.record_store import RecordStore
+from forerun.run.setup import Layout, Precision
 
 try:
     import keras

@@ -23,7 +23,7 @@ def apply(
     debug: DebugOption = False,
 ) -> None:
     """Run a command with a configuration that was found, and print the exact command."""
-    from forerun import api
+    import forerun
     from forerun.profiling.launch import check_command
     from forerun.tuning.configuration import read_configuration
 
@@ -38,7 +38,7 @@ def apply(
         for name, value in found.hooks.items():
             typer.echo(f"hook: {name}={value}")
         return
-    run = api.apply(
+    run = forerun.apply(
         command,
         found,
         say=lambda line: typer.echo(line, err=True),

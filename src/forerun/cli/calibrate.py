@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forerun.cli.measure_options import FrameworkOption
+from forerun.cli.measure.options import FrameworkOption
 from forerun.cli.options import DebugOption, JsonOption
 from forerun.cli.output import TABLE_WIDTH_IN_A_PIPE, page_width, print_json, print_page, quiet_libraries
 
 if TYPE_CHECKING:
-    from forerun.api.calibration import Calibration
+    from forerun.api.calibrate import Calibration
 
 __all__ = ["calibrate"]
 
@@ -64,8 +64,8 @@ def _calibrate(
     records: str | None,
     out: Path | None,
 ) -> Calibration:
-    from forerun.api.calibration import calibrate as run
-    from forerun.cli.measure_progress import progress_bar
+    from forerun.api.calibrate import calibrate as run
+    from forerun.cli.measure.progress import progress_bar
 
     def say(message: str) -> None:
         typer.echo(message, err=True)

@@ -32,9 +32,9 @@ def compare(
     debug: DebugOption = False,
 ) -> None:
     """Run a command in two configurations in turns, and compare speed and accuracy in pairs."""
-    from forerun import api
+    import forerun
 
-    found = api.compare(
+    found = forerun.compare(
         command,
         None if first == _AS_IT_IS else Path(first),
         None if second == _AS_IT_IS else Path(second),

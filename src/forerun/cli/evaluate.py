@@ -12,7 +12,7 @@ from forerun.cli.output import page_width, print_json, print_page, quiet_librari
 from forerun.errors import UsageError
 
 if TYPE_CHECKING:
-    from forerun.api import Evaluation
+    from forerun.api.predict import Evaluation
 
 __all__ = ["evaluate"]
 
@@ -59,10 +59,10 @@ def evaluate(
     if stack:
         if records is not None or reference or parity or as_json or plot is not None:
             raise UsageError("--stack takes no RECORDS and no other option but --debug; leave them out")
-        from forerun import api
+        from studies.keras.frameworks import stack_study
 
         with quiet_libraries(debug=debug):
-            page = api.stack_study()
+            page = stack_study()
         typer.echo(page)
         return
     if parity:
@@ -93,14 +93,14 @@ def evaluate(
 
 
 def _print_parity(as_json: bool, debug: bool) -> None:
-    from forerun import api
+    from studies.keras.frameworks import keras_parity
 
     with quiet_libraries(debug=debug):
-        rows = api.keras_parity()
+        rows = keras_parity()
     if as_json:
         print_json({"pairs": [row.as_dict() for row in rows]})
         return
-    from forerun.evaluation.keras_parity import parity_markdown
+    from studies.keras.parity import parity_markdown
 
     typer.echo(parity_markdown(rows))
 
@@ -110,9 +110,9 @@ def _evaluate(records: str, file_format: str, devices: list[str], plot: Path | N
 
     if plot is not None:
         check_plot_path(plot)
-    from forerun import api
+    import forerun
 
-    evaluation = api.evaluate(records, format=file_format, devices=devices)
+    evaluation = forerun.evaluate(records, format=file_format, devices=devices)
     if plot is not None:
         predicted_versus_actual(
             plot,
@@ -125,14 +125,14 @@ def _evaluate(records: str, file_format: str, devices: list[str], plot: Path | N
 
 
 def _evaluate_reference(out: Path, quick: bool, debug: bool) -> None:
-    from forerun import api
+    from forerun.api.predict import evaluate_reference
 
     if not out.parent.is_dir():
         raise UsageError(
             f"the folder of the page '{out}' does not exist; create it or choose another with --out"
         )
     with quiet_libraries(debug=debug):
-        page = api.evaluate_reference(out, quick)
+        page = evaluate_reference(out, quick)
     typer.echo(page)
     typer.echo(f"page written to {out}", err=True)
     _draw_pictures(out.parent / "methods")
@@ -142,9 +142,9 @@ def _draw_pictures(folder: Path) -> None:
     """Renews the pictures of the methods that stand beside the page."""
     if not folder.is_dir():
         return
-    from forerun import api
+    from forerun.api.measure_composition import recorded_compositions
     from forerun.report.composition_page import plot_compositions
 
     picture = folder / "composition.png"
-    plot_compositions(picture, api.recorded_compositions())
+    plot_compositions(picture, recorded_compositions())
     typer.echo(f"picture written to {picture}", err=True)

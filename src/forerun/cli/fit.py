@@ -13,7 +13,7 @@ from forerun.cli.output import TABLE_WIDTH_IN_A_PIPE, page_width, print_json, pr
 from forerun.errors import InvalidSetupError, UsageError, near_matches
 
 if TYPE_CHECKING:
-    from forerun.evaluation.regressor_fit import FitResult
+    from forerun.fitting.regressor_fit import FitResult
 
 __all__ = ["fit"]
 
@@ -103,15 +103,15 @@ def _refuse_without_records(model: str, options: dict[str, object]) -> None:
 
 
 def _fit_public_tables(model: str, out: Path, quick: bool, debug: bool) -> None:
-    from forerun import api
+    from forerun.api.predict import fit_op_model, fit_scaling_model
 
     if model == "scaling" and quick:
         raise UsageError("the fit of scaling takes some minutes as it is; leave --quick out")
     with quiet_libraries(debug=debug):
         if model == "scaling":
-            api.fit_scaling_model(out)
+            fit_scaling_model(out)
         else:
-            api.fit_op_model(out, quick)
+            fit_op_model(out, quick)
     typer.echo(f"weights written to {out}", err=True)
 
 
@@ -134,21 +134,21 @@ def _whole_numbers(text: str, option: str) -> tuple[int, ...]:
 
 
 def _fit(records: list[str], model: str, device: str | None, choices: dict[str, object]) -> FitResult:
-    from forerun.api.regressors import fit_regressor
+    from forerun.api.fit import fit_regressor
 
     return fit_regressor(records, model, device=device, **choices)  # type: ignore[arg-type]
 
 
 def _save(result: FitResult, out: Path) -> str:
     """Writes the model; the layers of a network as text, empty for other kinds."""
-    from forerun.api.regressors import model_summary, save_trained_model
+    from forerun.api.fit import model_summary, save_trained_model
 
     save_trained_model(result.model, out)
     return model_summary(result.model)
 
 
 def _write_plots(result: FitResult, records: list[str], device: str | None, folder: Path) -> None:
-    from forerun.api.regressors import read_accuracy_over_time, read_curves, read_throughputs
+    from forerun.api.fit import read_accuracy_over_time, read_curves, read_throughputs
     from forerun.report.measured_plots import (
         accuracy_against_time,
         accuracy_curves,

@@ -198,10 +198,10 @@ def _metric_of(target: str | None) -> str | None:
 
 
 def _ask(run: Path, question: dict[str, Any], debug: bool) -> RunForecast:
-    from forerun import api
+    import forerun
 
     with quiet_libraries(debug=debug):
-        return api.forecast(run, **question)
+        return forerun.forecast(run, **question)
 
 
 def _tell(answer: RunForecast, as_json: bool, plot: Path | None) -> None:

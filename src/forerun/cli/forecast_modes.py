@@ -31,15 +31,16 @@ def evaluate_forecasters(
     debug: bool,
 ) -> None:
     """Prints a back-test; on the public tables the section of the accuracy page."""
-    from forerun import api
+    import forerun
+    from forerun.api.backtest import backtest_reference
 
     section = None
     with quiet_libraries(debug=debug):
         if str(folder) == REFERENCE:
-            reference = api.backtest_reference(save)
+            reference = backtest_reference(save)
             found, section = reference.scheduled.as_dict(), reference.section
         else:
-            found = api.backtest(folder, metric=metric, schedule=schedule, save=save).as_dict()
+            found = forerun.backtest(folder, metric=metric, schedule=schedule, save=save).as_dict()
     if plot is not None:
         from forerun.report.forecast_plots import backtest_plot
 
@@ -62,10 +63,10 @@ def compare_configurations(
     table: Path, target: str | None, metric: str | None, as_json: bool, plot: Path | None, debug: bool
 ) -> None:
     """Prints configurations against each other; metric names the axis of the plot."""
-    from forerun import api
+    import forerun
 
     with quiet_libraries(debug=debug):
-        found = api.trade_off(table, target=target, metric=metric).as_dict()
+        found = forerun.trade_off(table, target=target, metric=metric).as_dict()
     if plot is not None:
         from forerun.report.forecast_plots import trade_off_plot
 
@@ -84,10 +85,10 @@ def forecast_batch_sizes(
     table: Path, batch_size: int | None, dataset_size: int | None, as_json: bool, debug: bool
 ) -> None:
     """Prints steps to a target against the batch size."""
-    from forerun import api
+    from forerun.api.forecast_tables import forecast_batches
 
     with quiet_libraries(debug=debug):
-        found = api.forecast_batches(
+        found = forecast_batches(
             table, batch_sizes=() if batch_size is None else (batch_size,), dataset_size=dataset_size
         ).as_dict()
     if as_json:
@@ -100,10 +101,10 @@ def forecast_batch_sizes(
 
 def forecast_other_networks(table: Path, value: str | None, as_json: bool, debug: bool) -> None:
     """Prints what networks that were never trained need."""
-    from forerun import api
+    from forerun.api.forecast_tables import forecast_networks
 
     with quiet_libraries(debug=debug):
-        found = api.forecast_networks(table, value=value or "epochs").as_dict()
+        found = forecast_networks(table, value=value or "epochs").as_dict()
     if as_json:
         print_json(found)
         return

@@ -17,7 +17,7 @@ from forerun.cli.failures import OneLineErrors
 from forerun.cli.fit import fit
 from forerun.cli.forecast import forecast
 from forerun.cli.hardware import hardware
-from forerun.cli.measure import measure
+from forerun.cli.measure.commands import measure
 from forerun.cli.options import DebugOption
 from forerun.cli.plan import plan
 from forerun.cli.predict import predict

@@ -12,8 +12,8 @@ from forerun.cli.output import TABLE_WIDTH_IN_A_PIPE, page_width, print_json, pr
 from forerun.errors import UsageError
 
 if TYPE_CHECKING:
-    from forerun.costs.input_pipeline import InputPipeline
     from forerun.planner.plan import Plan
+    from forerun.prediction.input_pipeline import InputPipeline
 
 __all__ = ["plan"]
 
@@ -232,7 +232,7 @@ def _loader(loader_ms: float | None, workers: int, rates: dict[str, float | None
         if given:
             raise UsageError(f"{', '.join(given)}: the input pipeline needs --loader-ms as well")
         return None
-    from forerun.costs.input_pipeline import InputPipeline
+    from forerun.prediction.input_pipeline import InputPipeline
 
     def scaled(name: str, unit: float) -> float | None:
         value = rates[name]
@@ -253,7 +253,9 @@ def _plan(model: str, on: str, pareto: Path | None, options: dict[str, Any]) -> 
         from forerun.report.figure import check_plot_path
 
         check_plot_path(pareto)
-    from forerun import api
+    import forerun
+    from forerun.api.plan import read_accuracies
+    from forerun.api.plan_targets import read_curves
     from forerun.planner.devices import parse_prices
     from forerun.planner.space import parse_batch_sizes
 
@@ -262,10 +264,10 @@ def _plan(model: str, on: str, pareto: Path | None, options: dict[str, Any]) -> 
     sizes = options["image_sizes"]
     options["image_sizes"] = () if sizes is None else parse_batch_sizes(sizes)
     if options["curve"] is not None:
-        options["curve"] = api.read_curves(options["curve"])
+        options["curve"] = read_curves(options["curve"])
     if options["accuracies"] is not None:
-        options["accuracies"] = api.read_accuracies(options["accuracies"])
-    found = api.plan(model, devices=on, **options)
+        options["accuracies"] = read_accuracies(options["accuracies"])
+    found = forerun.plan(model, devices=on, **options)
     if pareto is not None:
         from forerun.report.plan_plots import pareto_plot
 

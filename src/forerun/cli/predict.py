@@ -156,9 +156,9 @@ def _estimate(
         from forerun.report.plots import check_plot_path
 
         check_plot_path(plot)
-    from forerun import api
+    import forerun
 
-    estimate = api.predict(model, device=on, batch_size=batch_size, precision=precision, **setup, **job)
+    estimate = forerun.predict(model, device=on, batch_size=batch_size, precision=precision, **setup, **job)
     if plot is not None and estimate.num_devices > 1:
         raise UsageError("--plot draws one device; for several use forerun scale with --plot")
     if plot is not None:
@@ -167,13 +167,13 @@ def _estimate(
 
 
 def _write_plot(path: Path, estimate: Estimate, on: str, precision: str, setup: dict[str, Any]) -> None:
-    from forerun import api
+    import forerun
     from forerun.report.plots import throughput_and_memory
     from forerun.report.wording import plot_title
 
     largest = estimate.max_batch_size.value if estimate.max_batch_size is not None else None
     sizes = plot_batch_sizes(estimate.batch_size_per_device, largest)
-    sweep = api.sweep(estimate.model, devices=[on], batch_sizes=sizes, precisions=[precision], **setup)
+    sweep = forerun.sweep(estimate.model, devices=[on], batch_sizes=sizes, precisions=[precision], **setup)
     throughput = (
         sweep.throughput_samples_per_s[0, 0],
         sweep.throughput_low_samples_per_s[0, 0],

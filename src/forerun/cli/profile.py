@@ -39,13 +39,13 @@ def profile(
     debug: DebugOption = False,
 ) -> None:
     """Run a training script unchanged and tell where its time goes, what limits it and what to try next."""
-    from forerun import api
+    import forerun
     from forerun.report.figure import check_plot_path
     from forerun.units import parse_amount
 
     if plot is not None:
         check_plot_path(plot)
-    found = api.profile(
+    found = forerun.profile(
         command,
         num_steps=steps,
         window_steps=window,

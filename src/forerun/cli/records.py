@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from forerun.records.measurement import Measurement
-    from forerun.records.store import RecordStore
+    from forerun.records.store.record_store import RecordStore
 
 __all__ = ["records"]
 
@@ -52,7 +52,7 @@ def list_records(
     debug: DebugOption = False,
 ) -> None:
     """List what has been measured, or how much of each kind without --device or --family."""
-    from forerun.records.store import RecordStore
+    from forerun.records.store.record_store import RecordStore
 
     with RecordStore.open(store, create=False) as opened:
         if device is None and family is None:
@@ -103,7 +103,7 @@ def show_record(
 ) -> None:
     """Show everything about one record: all repetitions, results and circumstances."""
     from forerun.records.documents import measurement_document
-    from forerun.records.store import RecordStore
+    from forerun.records.store.record_store import RecordStore
 
     with RecordStore.open(store, create=False) as opened:
         document = measurement_document(opened.find(key))
@@ -129,7 +129,7 @@ def import_file(
     debug: DebugOption = False,
 ) -> None:
     """Add the measurements of a file to the store; those already there are left as they are."""
-    from forerun.records.store import RecordStore
+    from forerun.records.store.record_store import RecordStore
 
     if cnn_grid != (device is not None):
         raise UsageError(
@@ -148,8 +148,8 @@ def import_file(
 
 def _measurements_of(file: Path, device: str | None) -> Iterable[Measurement]:
     from forerun.hardware import find_device
-    from forerun.records.cnn_csv import read_cnn_csv
-    from forerun.records.store_files import import_measurements
+    from forerun.records.importers.cnn_csv import read_cnn_csv
+    from forerun.records.store.files import import_measurements
 
     if device is None:
         return import_measurements(file)
@@ -183,9 +183,9 @@ def export_file(
     debug: DebugOption = False,
 ) -> None:
     """Write the measurements of the store to a file."""
-    from forerun.records.cnn_csv import write_cnn_csv
-    from forerun.records.store import RecordStore
-    from forerun.records.store_files import export_measurements
+    from forerun.records.importers.cnn_csv import write_cnn_csv
+    from forerun.records.store.files import export_measurements
+    from forerun.records.store.record_store import RecordStore
 
     write = write_cnn_csv if cnn_grid else export_measurements
     with RecordStore.open(store, create=False) as opened:

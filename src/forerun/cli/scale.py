@@ -13,8 +13,8 @@ from forerun.cli.parsing import parse_input_shape, parse_numbers, parse_price_us
 from forerun.errors import InvalidSetupError
 
 if TYPE_CHECKING:
-    from forerun.api.scaling import ScaleCurve
-    from forerun.api.speeds import ServerCurve, SpeedFit
+    from forerun.api.scale import ScaleCurve
+    from forerun.api.scale_servers import ServerCurve, SpeedFit
 
 __all__ = ["scale"]
 
@@ -182,9 +182,9 @@ def _devices(
     job: dict[str, Any],
     sharing: dict[str, Any],
 ) -> ScaleCurve:
-    from forerun import api
+    import forerun
 
-    return api.scale(
+    return forerun.scale(
         _required(model, "a MODEL"),
         device=_required(on, "a device with --on"),
         num_devices=num_devices or (1, 2, 4, 8),
@@ -207,9 +207,9 @@ def _servers(
     asynchronous: bool,
     coefficients: str | None,
 ) -> ServerCurve:
-    from forerun import api
+    import forerun
 
-    return api.scale_servers(
+    return forerun.scale_servers(
         _required(model, "a MODEL"),
         device=on,
         num_workers=sizes["num_workers"] or range(1, 33),
@@ -234,9 +234,9 @@ def _from_points(
     nodes: int | None,
     asynchronous: bool,
 ) -> SpeedFit:
-    from forerun import api
+    import forerun
 
-    return api.fit_speed(
+    return forerun.fit_speed(
         fit,
         speed_model=speed_model,
         num_proposals=propose or 0,

@@ -12,7 +12,7 @@ from forerun.cli.output import page_width, print_json, print_page, quiet_librari
 from forerun.errors import InvalidSetupError, UsageError
 
 if TYPE_CHECKING:
-    from forerun.api.scheduling import Schedule
+    from forerun.api.schedule import Schedule
 
 __all__ = ["schedule"]
 
@@ -104,13 +104,13 @@ def _answer(
         from forerun.report.figure import check_plot_path
 
         check_plot_path(plot)
-    from forerun import api
+    import forerun
 
     policies: dict[str, Any] = {} if names is None else {"policies": names}
     if trace is not None:
-        return api.schedule_trace(trace, cluster=cluster, **policies)
+        return forerun.schedule_trace(trace, cluster=cluster, **policies)
     assert jobs is not None
-    answer = api.schedule(jobs, cluster=cluster, **options, **policies)
+    answer = forerun.schedule(jobs, cluster=cluster, **options, **policies)
     if plot is not None:
         from forerun.report.gantt import gantt_chart
 

@@ -19,7 +19,7 @@ from forerun.cli.output import (
 from forerun.errors import UsageError
 
 if TYPE_CHECKING:
-    from forerun.api.tuning import TuneResult
+    from forerun.api.tune import TuneResult
 
 __all__ = ["tune"]
 
@@ -114,7 +114,7 @@ def tune(
     debug: DebugOption = False,
 ) -> None:
     """Find a faster or better configuration of a training script within a budget, without editing it."""
-    from forerun import api
+    import forerun
     from forerun.cli.parsing import parse_input_shape, parse_price_usd_per_hour
     from forerun.units import parse_amount
 
@@ -123,7 +123,7 @@ def tune(
         if words:
             raise UsageError("expected a scenario of a built-in task or a command, got both")
         with quiet_libraries(debug=debug):
-            found = api.tune_scenarios(
+            found = forerun.tune_scenarios(
                 scenario,
                 task=task,
                 data=data,
@@ -143,7 +143,7 @@ def tune(
     if sampler not in ("tpe", "random"):
         raise UsageError(f"expected the sampler tpe or random, got '{sampler}'")
     with quiet_libraries(debug=debug):
-        result = api.tune(
+        result = forerun.tune(
             words,
             budget=budget,
             space=space,

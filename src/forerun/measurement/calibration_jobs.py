@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from forerun.measurement.jobs import Job
-from forerun.measurement.layer_design import LayerDesign, design_layers
+from forerun.measurement.layers.design import LayerDesign, design_layers
+from forerun.records.importers.model_names import subject_family
 from forerun.records.measurement import JobKind, Scalar
-from forerun.records.model_names import subject_family
 
 __all__ = [
     "CALIBRATION_MODELS",

@@ -22,18 +22,18 @@ from typing import Any
 from forerun.measurement.child_process import ChildReport, Message, Started, child_main
 from forerun.measurement.circumstances import num_threads_of
 from forerun.measurement.jobs import Job
-from forerun.measurement.keras_run import KERAS_RUN
+from forerun.measurement.keras.run import KERAS_RUN
 from forerun.measurement.protocol import Protocol
 from forerun.records.measurement import Outcome
 
 __all__ = ["DEFAULT_RUN", "ChildReport", "run_in_child"]
 
-DEFAULT_RUN = "forerun.measurement.runners:run_job"
+DEFAULT_RUN = "forerun.measurement.runners.table:run_job"
 """Function that runs a job, ``(job, device_index, protocol) -> RunResult``, as ``module:function``."""
 
 _PRELOADED = {
     DEFAULT_RUN: ["forerun.measurement.preloaded"],
-    KERAS_RUN: ["forerun.measurement.keras_preloaded"],
+    KERAS_RUN: ["forerun.measurement.keras.preloaded"],
 }
 """What the fork server imports; a runner from elsewhere brings its own imports."""
 

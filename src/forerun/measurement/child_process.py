@@ -167,7 +167,7 @@ _REFUSED_SCRATCH = ("could not create a primitive", "could not execute a primiti
 def _outcome_of(error: Exception, is_limited: bool) -> Outcome:
     # The runners tell a framework's many errors for full memory by one of their own. Another runner may do without
     # their module, and must not pay for its import.
-    runners = sys.modules.get("forerun.measurement.runners")
+    runners = sys.modules.get("forerun.measurement.runners.table")
     kinds = (MemoryError, runners.OutOfMemory) if runners else (MemoryError,)
     is_refused = is_limited and any(phrase in str(error) for phrase in _REFUSED_SCRATCH)
     return Outcome.OUT_OF_MEMORY if is_refused or isinstance(error, kinds) else Outcome.FAILED

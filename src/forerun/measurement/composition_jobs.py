@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from forerun.errors import InvalidSetupError
 from forerun.measurement.jobs import Job
-from forerun.measurement.layer_design import LAYERS_WITHOUT_WEIGHTS, layer_job
+from forerun.measurement.layers.design import LAYERS_WITHOUT_WEIGHTS, layer_job
 from forerun.records.measurement import JobKind, Scalar
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def composition_jobs(
     Raises:
         UsageError, ModelBuildError, TraceError: The network cannot be built, or has no layer of a known kind.
     """
-    from forerun.tracing.model_layers import model_layers
+    from forerun.tracing.models.model_layers import model_layers
 
     found = model_layers(request, batch_size)
     if not found.layers:

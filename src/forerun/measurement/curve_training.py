@@ -21,7 +21,7 @@ import numpy.typing as npt
 from forerun.errors import InvalidSetupError, MeasurementError
 from forerun.measurement.datasets import check_dataset, load_images
 from forerun.measurement.image_batches import image_batches
-from forerun.measurement.torch_device import open_device, synchroniser
+from forerun.measurement.runners.torch_device import open_device, synchroniser
 
 if TYPE_CHECKING:
     import torch
@@ -142,7 +142,7 @@ class _CurveRun:
     def __init__(self, setup: CurveSetup, rates: Rates) -> None:
         import torch
 
-        from forerun.tracing.sources import build_model
+        from forerun.tracing.models.sources import build_model
 
         self.setup, self.rates = setup, rates
         self.device = open_device(setup.device)

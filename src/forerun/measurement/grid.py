@@ -14,7 +14,7 @@ from forerun.errors import InvalidSetupError
 from forerun.measurement.datasets import dataset_size
 from forerun.measurement.jobs import Job
 from forerun.records.measurement import JobKind, Scalar
-from forerun.workload.setup import Layout, Precision
+from forerun.run.setup import Layout, Precision
 
 __all__ = ["SYSTEM_A_SIZES", "Grid", "grid_jobs", "spread_order"]
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from forerun.errors import InvalidSetupError
 from forerun.records.measurement import Scalar
-from forerun.workload.setup import Layout, OptimizerImplementation, Phase, Precision, TrainingSetup
+from forerun.run.setup import Layout, OptimizerImplementation, Phase, Precision, TrainingSetup
 
 __all__ = ["choice_of", "flag_of", "input_options_of", "number_of", "setup_of", "text_of", "whole_of"]
 

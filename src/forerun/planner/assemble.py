@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from forerun.costs.input_pipeline import InputPipeline, workers_needed
 from forerun.planner.candidates import HIGH, LOW, VALUE, CandidateTable
 from forerun.planner.choice import (
     DEVICE_MEMORY,
@@ -34,6 +33,7 @@ from forerun.planner.plan import (
     PlanWords,
     Rejection,
 )
+from forerun.prediction.input_pipeline import InputPipeline, workers_needed
 
 __all__ = ["make_plan"]
 

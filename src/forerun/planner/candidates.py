@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from forerun.costs.power import device_power
+from forerun.optime.power import device_power
 from forerun.planner.devices import DeviceOption
 from forerun.prediction.estimate import Interval
 from forerun.prediction.job import Job
-from forerun.workload.setup import Layout, Precision
+from forerun.run.setup import Layout, Precision
 
 __all__ = ["HIGH", "LOW", "VALUE", "CandidateTable", "Configuration", "JobArrays", "joined", "quantities"]
 

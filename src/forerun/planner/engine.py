@@ -9,19 +9,19 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from forerun.costs.input_pipeline import InputPipeline, fed_step_s
-from forerun.costs.memory import CLOSE_FRACTION, estimate_memory
-from forerun.costs.memory_constants import MemoryConstants, memory_constants, visible_memory
-from forerun.costs.op_weights import OpTimeWeights
 from forerun.errors import InvalidSetupError
+from forerun.memory.constants import MemoryConstants, memory_constants, visible_memory
+from forerun.memory.peak import CLOSE_FRACTION, estimate_memory
+from forerun.optime.weights import OpTimeWeights
 from forerun.planner.candidates import CandidateTable, Configuration, JobArrays, joined, quantities
 from forerun.planner.devices import DeviceOption
 from forerun.planner.scaling import ScaledSteps
+from forerun.prediction.input_pipeline import InputPipeline, fed_step_s
 from forerun.prediction.job import Job
 from forerun.prediction.point_times import PointTimes, grid_live_bytes, grid_times, point_times
 from forerun.prediction.predictor import release_of
 from forerun.prediction.step import PreparedModel, provenance_of
-from forerun.workload.setup import Phase, TrainingSetup
+from forerun.run.setup import Phase, TrainingSetup
 
 __all__ = ["Engine", "EpochsOf", "ModelSource", "PlanQuestion", "Scaling"]
 

@@ -9,15 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.communication.scaling_constants import load_scaling_table
-from forerun.costs.kept import Kept
-from forerun.costs.op_weights import OpTimeWeights
 from forerun.hardware.cluster import cluster_of
+from forerun.kept import Kept
+from forerun.optime.weights import OpTimeWeights
 from forerun.planner.devices import DeviceOption
 from forerun.prediction.one_device import one_steps
 from forerun.prediction.predictor import Question
 from forerun.prediction.scale import ScaleSettings, scaled_step
 from forerun.prediction.step import PreparedModel
-from forerun.workload.setup import TrainingSetup
+from forerun.run.setup import TrainingSetup
 
 __all__ = ["DataParallelScaling", "ScaledSteps"]
 

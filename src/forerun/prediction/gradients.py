@@ -7,8 +7,8 @@ import numpy.typing as npt
 
 from forerun.communication.buckets import Gradient
 from forerun.communication.data_parallel import Pass
+from forerun.graph.graph import AllocationKind, Graph, MemoryEvent, OpClass, StepPart
 from forerun.prediction.step import PreparedModel, StepPrediction
-from forerun.workload.graph import AllocationKind, Graph, MemoryEvent, OpClass, StepPart
 
 __all__ = ["batch_norms", "gradients_of", "optimizer_state_bytes", "pass_of"]
 

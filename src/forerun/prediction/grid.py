@@ -10,10 +10,10 @@ import numpy.typing as npt
 from scipy.interpolate import PchipInterpolator
 from threadpoolctl import threadpool_limits
 
-from forerun.costs.op_weights import OpTimeWeights
 from forerun.hardware.device import Device
+from forerun.optime.weights import OpTimeWeights
 from forerun.prediction.step import PreparedModel, predict_intervals
-from forerun.workload.setup import TrainingSetup
+from forerun.run.setup import TrainingSetup
 
 __all__ = ["MAX_EXACT_BATCH_SIZES", "between_nodes", "grid_nodes", "predict_grid"]
 

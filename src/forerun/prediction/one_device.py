@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 
 from forerun.communication.buckets import gradient_buckets
-from forerun.costs.kept import Kept
-from forerun.costs.memory import estimate_memory
+from forerun.graph.graph import AllocationKind, MemoryEvent
+from forerun.kept import Kept
+from forerun.memory.peak import estimate_memory
 from forerun.prediction.gradients import batch_norms, gradients_of, optimizer_state_bytes, pass_of
 from forerun.prediction.predictor import Question, memory_constants_of
 from forerun.prediction.scale import OneDevice, OneStep
 from forerun.prediction.step import PreparedModel, predict_steps
-from forerun.workload.graph import AllocationKind, MemoryEvent
 
 __all__ = ["one_device", "one_steps"]
 

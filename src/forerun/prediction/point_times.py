@@ -9,11 +9,13 @@ import numpy as np
 import numpy.typing as npt
 from threadpoolctl import threadpool_limits
 
-from forerun.costs.kept import Kept
-from forerun.costs.memory_stream import live_peak_bytes
-from forerun.costs.op_time import step_times
-from forerun.costs.op_weights import OpTimeWeights
+from forerun.graph.graph import Graph
 from forerun.hardware.device import Device
+from forerun.kept import Kept
+from forerun.memory.stream import live_peak_bytes
+from forerun.optime.features import Point, point_arrays, roofline_terms_s
+from forerun.optime.step_times import step_times
+from forerun.optime.weights import OpTimeWeights
 from forerun.prediction.grid import between_nodes, grid_nodes
 from forerun.prediction.step import (
     PreparedModel,
@@ -22,9 +24,7 @@ from forerun.prediction.step import (
     points_of,
     provenance_of,
 )
-from forerun.regressors.op_features import Point, point_arrays, roofline_terms_s
-from forerun.workload.graph import Graph
-from forerun.workload.setup import TrainingSetup
+from forerun.run.setup import TrainingSetup
 
 __all__ = ["KEPT_ROWS", "PointTimes", "grid_live_bytes", "grid_times", "ideal_times_s", "point_times"]
 

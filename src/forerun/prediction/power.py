@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from forerun.costs.power import device_power
 from forerun.hardware.device import Device
+from forerun.optime.power import device_power
 from forerun.prediction.estimate import Interval
 
 __all__ = ["training_energy_j"]

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from forerun.costs.kept import Kept
-from forerun.costs.memory import estimate_memory, fits
-from forerun.costs.memory_constants import MemoryConstants, memory_constants, visible_memory
-from forerun.costs.memory_max_batch import MaxBatchSize, max_batch_size
-from forerun.costs.op_weights import OpTimeWeights
-from forerun.costs.software_stack import stack_note
 from forerun.errors import InvalidSetupError
+from forerun.graph.graph import Graph
 from forerun.hardware.device import Device, DeviceKind
+from forerun.kept import Kept
+from forerun.memory.constants import MemoryConstants, memory_constants, visible_memory
+from forerun.memory.max_batch import MaxBatchSize, max_batch_size
+from forerun.memory.peak import estimate_memory, fits
+from forerun.optime.software_stack import stack_note
+from forerun.optime.weights import OpTimeWeights
 from forerun.prediction.estimate import Estimate, Interval, MemoryShare
 from forerun.prediction.job import Job, JobTimes, job_times
 from forerun.prediction.point_times import ideal_times_s
@@ -26,8 +27,7 @@ from forerun.prediction.step import (
     predict_steps,
 )
 from forerun.records.step_record import framework_release
-from forerun.workload.graph import Graph
-from forerun.workload.setup import Phase, TrainingSetup
+from forerun.run.setup import Phase, TrainingSetup
 
 __all__ = ["Question", "estimate", "memory_constants_of", "release_of"]
 

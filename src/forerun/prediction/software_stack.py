@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from forerun.costs.op_weights import DEFAULT_STACK, OpTimeWeights
-from forerun.costs.software_stack import KERAS_ON_TENSORFLOW, StackEffect, calibrated_effect
+from forerun.graph.graph import Graph
 from forerun.hardware.device import Device, DeviceKind
+from forerun.optime.software_stack import KERAS_ON_TENSORFLOW, StackEffect, calibrated_effect
+from forerun.optime.weights import DEFAULT_STACK, OpTimeWeights
 from forerun.prediction.estimate import BreakdownPart, Interval
 from forerun.prediction.step import StepPrediction
-from forerun.workload.graph import Graph
-from forerun.workload.setup import Phase
+from forerun.run.setup import Phase
 
 Floats = npt.NDArray[np.float64]
 

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from forerun.costs.op_time import StepTimes, step_times
-from forerun.costs.op_weights import OpTimeWeights
+from forerun.graph.graph import Graph, OpClass
 from forerun.hardware.device import Device, DeviceKind, NumberFormat
+from forerun.optime.features import NEWEST_ERA, Point, software_era
+from forerun.optime.rows import DistinctOps, distinct_ops
+from forerun.optime.step_times import StepTimes, step_times
+from forerun.optime.weights import OpTimeWeights
 from forerun.prediction.estimate import BreakdownPart, Interval, LayerTime, Provenance
-from forerun.regressors.op_features import NEWEST_ERA, Point, software_era
-from forerun.regressors.op_rows import DistinctOps, distinct_ops
-from forerun.workload.graph import Graph, OpClass
-from forerun.workload.setup import Precision, TrainingSetup
+from forerun.run.setup import Precision, TrainingSetup
 
 __all__ = [
     "PreparedModel",

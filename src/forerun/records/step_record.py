@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from forerun.errors import RecordError
-from forerun.workload.setup import Layout, OptimizerImplementation, Phase, Precision, TrainingSetup
+from forerun.run.setup import Layout, OptimizerImplementation, Phase, Precision, TrainingSetup
 
 __all__ = [
     "SCHEMA_VERSION",

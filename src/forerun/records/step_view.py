@@ -11,9 +11,9 @@ from typing import Any
 from forerun.errors import RecordError
 from forerun.records.measurement import JobKind, Measurement, Outcome
 from forerun.records.step_record import StepRecord, default_optimizer_implementation
-from forerun.records.store import RecordStore, is_store
-from forerun.records.store_files import import_measurements
-from forerun.workload.setup import Layout, OptimizerImplementation, Phase, Precision
+from forerun.records.store.files import import_measurements
+from forerun.records.store.record_store import RecordStore, is_store
+from forerun.run.setup import Layout, OptimizerImplementation, Phase, Precision
 
 __all__ = ["as_step_record", "read_steps", "step_records"]
 

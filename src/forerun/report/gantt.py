@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forerun.api.scheduling import PolicyOutcome, Schedule
+from forerun.api.schedule import PolicyOutcome, Schedule
 from forerun.errors import FailureError
 from forerun.report.figure import COLOURS, check_plot_path, new_figure, save_figure
 from forerun.scheduler.events import Stretch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from forerun.api.loading import LoaderRun
+from forerun.api.measure_loader import LoaderRun
 from forerun.report.wording import range_words
 from forerun.units import format_bytes, format_duration_s
 

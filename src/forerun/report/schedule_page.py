@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from forerun.api.scheduling import FinishTime, JobPlan, PolicyOutcome, Schedule
+from forerun.api.schedule import FinishTime, JobPlan, PolicyOutcome, Schedule
 from forerun.report.wording import format_percent, range_words
 from forerun.units import format_duration_s
 

@@ -9,8 +9,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from forerun.api.comparing import Comparison
-from forerun.api.tuning import TuneResult
+from forerun.api.compare import Comparison
+from forerun.api.tune import TuneResult
 from forerun.report.wording import format_percent
 from forerun.units import format_bytes, format_duration_s
 

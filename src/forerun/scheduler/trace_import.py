@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forerun.errors import RecordError
-from forerun.records.table_checks import read_table
+from forerun.records.importers.table_checks import read_table
 from forerun.scheduler.rigid_trace import RigidJob
 
 if TYPE_CHECKING:

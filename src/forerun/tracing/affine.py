@@ -11,10 +11,10 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from forerun.tracing.built_model import BuiltModel
+from forerun.graph.graph import Graph, MemoryStream, OpClass, OpTable, StepPart
+from forerun.tracing.models.built_model import BuiltModel
 from forerun.tracing.recorder import RecordedEvent, RecordedRow
 from forerun.tracing.step import RawTrace
-from forerun.workload.graph import Graph, MemoryStream, OpClass, OpTable, StepPart
 
 __all__ = ["are_comparable", "is_affine", "join_traces"]
 

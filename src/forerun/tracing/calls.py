@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from forerun.workload.graph import OpClass
+from forerun.graph.graph import OpClass
 
 __all__ = ["Call", "CostRow", "TensorInfo"]
 

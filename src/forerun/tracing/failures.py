@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from forerun.errors import ForerunError, InvalidSetupError, ModelBuildError, TraceError
-from forerun.tracing.built_model import BuiltModel
+from forerun.tracing.models.built_model import BuiltModel
 
 __all__ = ["explain_failure", "first_line", "place_of"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from forerun.workload.graph import AllocationKind, Graph, OpTable, StepPart
+from forerun.graph.graph import AllocationKind, Graph, OpTable, StepPart
 
 __all__ = ["fuse_optimizer"]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from forerun.errors import InvalidSetupError, near_matches
-from forerun.workload.setup import OptimizerImplementation, TrainingSetup
+from forerun.run.setup import OptimizerImplementation, TrainingSetup
 
 __all__ = ["OPTIMIZERS", "make_optimizer"]
 

@@ -12,10 +12,10 @@ import torch
 from torch import _C
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from forerun.graph.graph import AllocationKind, MemoryEvent, StepPart
 from forerun.tracing.calls import Call, CostRow, TensorInfo
 from forerun.tracing.op_rules import cost_rows
 from forerun.tracing.shape_shortcuts import SHORTCUTS
-from forerun.workload.graph import AllocationKind, MemoryEvent, StepPart
 
 __all__ = ["RecordedEvent", "RecordedRow", "StepRecorder"]
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from forerun.tracing.built_model import BuiltModel
+from forerun.graph.graph import AllocationKind, MemoryEvent
+from forerun.run.setup import Layout, Phase, Precision, TrainingSetup
 from forerun.tracing.cuda_semantics import cuda_semantics, leave_autocast_region
+from forerun.tracing.models.built_model import BuiltModel
 from forerun.tracing.optimizers import make_optimizer
 from forerun.tracing.recorder import RecordedEvent, RecordedRow, StepRecorder
-from forerun.workload.graph import AllocationKind, MemoryEvent
-from forerun.workload.setup import Layout, Phase, Precision, TrainingSetup
 
 __all__ = ["AUTOCAST_DTYPE", "RawTrace", "prepared_batch", "record_step"]
 

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forerun.errors import ForerunError
-from forerun.tracing.keras_source import is_keras, keras_request, trace_keras, trace_keras_requests
-from forerun.workload.graph import Graph
-from forerun.workload.graph_file import GRAPH_FORMAT_VERSION, read_graph, write_graph
-from forerun.workload.setup import OptimizerImplementation, Phase, Precision, TrainingSetup
+from forerun.graph.file import GRAPH_FORMAT_VERSION, read_graph, write_graph
+from forerun.graph.graph import Graph
+from forerun.run.setup import OptimizerImplementation, Phase, Precision, TrainingSetup
+from forerun.tracing.keras.source import is_keras, keras_request, trace_keras, trace_keras_requests
 
 if TYPE_CHECKING:
-    from forerun.tracing.built_model import BuiltModel
+    from forerun.tracing.models.built_model import BuiltModel
 
 __all__ = ["TRACE_VERSION", "ModelRequest", "cache_folder", "is_traced", "trace", "trace_keras_models"]
 
@@ -100,7 +100,7 @@ def trace(
         if path is not None and graph.only_batch_size is None:
             _keep(graph, path)
         return graph
-    from forerun.tracing.sources import build_model
+    from forerun.tracing.models.sources import build_model
 
     built = build_model(
         request.model if module is None else module,
@@ -167,7 +167,7 @@ def _keep(graph: Graph, path: Path) -> None:
 def trace_built(built: BuiltModel, setup: TrainingSetup) -> Graph:
     """Traces a built model at two batch sizes and joins them; at one where sizes are not affine."""
     from forerun.tracing.affine import are_comparable, is_affine, join_traces
-    from forerun.tracing.sources import explain_failure
+    from forerun.tracing.models.sources import explain_failure
     from forerun.tracing.step import record_step
 
     versions = library_versions(built.name)

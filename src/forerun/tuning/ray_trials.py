@@ -10,7 +10,7 @@ from typing import Any
 
 from forerun.errors import MeasurementError
 from forerun.measurement.device_index import gpu_index
-from forerun.measurement.ray_cluster import connected_ray
+from forerun.measurement.ray.cluster import connected_ray
 from forerun.tuning.configuration import Configuration
 from forerun.tuning.trial import TrialOrder, TrialResult, run_trial
 from forerun.tuning.tuner import TrialRunner

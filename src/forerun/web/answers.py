@@ -9,13 +9,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from forerun import api
+import forerun
+from forerun.api.models import kept_model_names, model_names, trace_model
 from forerun.hardware import device_as_dict, load_catalog
 from forerun.prediction.job import DATASETS
+from forerun.run.setup import Phase, TrainingSetup
 from forerun.tracing.trace import ModelRequest, is_traced
 from forerun.web.questions import PlanBody, PredictBody, ScaleBody
 from forerun.web.tracer import Tracer
-from forerun.workload.setup import Phase, TrainingSetup
 
 __all__ = ["Answers"]
 
@@ -55,7 +56,7 @@ class Answers:
     def models(self) -> dict[str, Any]:
         """Names of models; the first call ever loads their libraries, in the child."""
         if self._models is None:
-            self._models = api.kept_model_names() or self._tracer.call(api.model_names)
+            self._models = kept_model_names() or self._tracer.call(model_names)
         return self._models
 
     def datasets(self) -> dict[str, Any]:
@@ -77,14 +78,14 @@ class Answers:
         self._trace(request, training)
         if arguments["validation_size"] or arguments["validate"]:
             self._trace(request, replace(setup, phase=Phase.INFERENCE, optimizer="none"))
-        return api.predict(**arguments).as_dict()
+        return forerun.predict(**arguments).as_dict()
 
     def _scale(self, arguments: dict[str, Any]) -> dict[str, Any]:
         setup = TrainingSetup(**{name: arguments[name] for name in _SETUP_NAMES})
         self._trace(
             _request(arguments["model"], arguments["image_size"], arguments["sequence_length"]), setup
         )
-        return api.scale(**arguments).as_dict()
+        return forerun.scale(**arguments).as_dict()
 
     def _plan(self, arguments: dict[str, Any]) -> dict[str, Any]:
         for model in arguments["models"]:
@@ -95,14 +96,14 @@ class Answers:
                             precision=precision, layout=layout, optimizer=arguments["optimizer"]
                         )
                         self._trace(_request(model, image_size, None), setup)
-        return api.plan(**arguments).as_dict()
+        return forerun.plan(**arguments).as_dict()
 
     def _trace(self, request: ModelRequest, setup: TrainingSetup) -> None:
         """Has the child trace a model, once."""
         key = (request, setup)
         if key not in self._traced:
             if not is_traced(request, setup):
-                self._tracer.call(api.trace_model, request, setup)
+                self._tracer.call(trace_model, request, setup)
             self._traced.add(key)
 
     def _remembered(

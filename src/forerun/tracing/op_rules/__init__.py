@@ -16,11 +16,11 @@ each of 2 B Ho Wo Cout (Cin/g) a FLOP.
 
 from __future__ import annotations
 
+from forerun.graph.graph import OpClass
 from forerun.tracing.calls import Call, CostRow
 from forerun.tracing.op_rules import convolutions, normalisations, products, streaming
 from forerun.tracing.op_rules.multi_tensor import multi_tensor_row, num_multi_tensor_launches
 from forerun.tracing.op_rules.registry import RULES, streaming_row
-from forerun.workload.graph import OpClass
 
 __all__ = ["RULES", "cost_rows", "num_multi_tensor_launches"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
+from forerun.graph.graph import OpClass
 from forerun.tracing.calls import Call, CostRow, TensorInfo
 from forerun.tracing.op_rules.registry import rule
-from forerun.workload.graph import OpClass
 
 __all__: list[str] = []
 

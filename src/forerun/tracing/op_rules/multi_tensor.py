@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import ceil
 
+from forerun.graph.graph import OpClass
 from forerun.tracing.calls import Call, CostRow, TensorInfo
-from forerun.workload.graph import OpClass
 
 __all__ = ["multi_tensor_row", "num_multi_tensor_launches"]
 

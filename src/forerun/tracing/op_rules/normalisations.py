@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from math import prod
 
+from forerun.graph.graph import OpClass
 from forerun.tracing.calls import Call, CostRow
 from forerun.tracing.op_rules.registry import rule, streaming_row
-from forerun.workload.graph import OpClass
 
 __all__: list[str] = []
 

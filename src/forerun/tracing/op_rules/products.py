@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from math import prod
 
+from forerun.graph.graph import OpClass
 from forerun.tracing.calls import Call, CostRow, TensorInfo
 from forerun.tracing.op_rules.registry import rule, streaming_row, traffic
-from forerun.workload.graph import OpClass
 
 __all__ = ["NUM_GATES"]
 

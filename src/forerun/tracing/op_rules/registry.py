@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from forerun.graph.graph import OpClass
 from forerun.tracing.calls import Call, CostRow, TensorInfo
-from forerun.workload.graph import OpClass
 
 __all__ = ["RULES", "Rule", "rule", "streaming_row", "streaming_rules", "traffic"]
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from forerun.graph.graph import OpClass
 from forerun.tracing.calls import Call, CostRow
 from forerun.tracing.op_rules.registry import rule, streaming_rules
-from forerun.workload.graph import OpClass
 
 __all__: list[str] = []
 

@@ -1,0 +1,104 @@
+"""``forerun forecast --evaluate`` as functions: forecasters tested on finished runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from forerun.api.forecast import schedule_from
+from forerun.convergence.backtest import StoredRun, cut_results, mean_errors, summarise
+from forerun.convergence.backtest_summary import Backtest, summary_of
+from forerun.convergence.backtest_table import save_table
+from forerun.convergence.cleaning import clean
+from forerun.convergence.curve import error_scale
+from forerun.convergence.curve_files import find_curve_files, read_curve
+from forerun.convergence.schedule import Schedule
+from forerun.errors import RecordError
+
+__all__ = ["Backtest", "ReferenceBacktest", "backtest", "backtest_reference"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReferenceBacktest:
+    """The back-test on the public tables.
+
+    Attributes:
+        section: The section of the accuracy page, Markdown.
+        scheduled: Forecasters and tiers on the table with known schedules.
+    """
+
+    section: str
+    scheduled: Backtest
+
+
+def backtest(
+    folder: str | Path,
+    *,
+    metric: str | None = None,
+    schedule: Any = None,
+    save: str | Path | None = None,
+) -> Backtest:
+    """Tests all forecasters on the finished runs of a folder; files of one sub-folder are runs of one job.
+
+    Args:
+        folder: Where the runs are.
+        metric: Name of the metric.
+        schedule: The schedule of all runs, if known.
+        save: File for the figures, to be used by ``forecast(..., backtest_file=...)``.
+
+    Raises:
+        RecordError: There are fewer than two runs that are long enough.
+    """
+    runs = _stored_runs(Path(folder), metric, schedule_from(schedule, None))
+    if len(runs) < 2:
+        raise RecordError(f"a back-test needs two or more runs of nine points, got {len(runs)} in '{folder}'")
+    results = cut_results(runs)
+    found = summary_of(results)
+    if save is not None:
+        source = f"{len(runs)} runs of {Path(folder).name}"
+        provenance = {"source": source, "coverage_90": found.rounded_coverage()}
+        save_table(summarise(results, mean_errors(results), provenance), Path(save))
+    return found
+
+
+def _stored_runs(folder: Path, metric: str | None, schedule: Schedule | None) -> list[StoredRun]:
+    found = []
+    for path in find_curve_files(folder):
+        cleaned = clean(read_curve(path, metric))
+        if cleaned is None or len(cleaned.curve) < 9:
+            continue
+        curve = cleaned.curve
+        scale = error_scale(curve.values, curve.is_rising)
+        found.append(
+            StoredRun(
+                table=folder.name,
+                job=path.parent.relative_to(folder).as_posix(),
+                name=path.name,
+                epochs=curve.epochs,
+                errors=np.maximum(scale.errors(curve.values), 1e-9),
+                rates=None if schedule is None else schedule.rates(curve.epochs),
+                is_bounded=curve.is_rising,
+            )
+        )
+    return found
+
+
+def backtest_reference(save: str | Path | None = None) -> ReferenceBacktest:
+    """Tests all forecasters on the public learning curves.
+
+    Args:
+        save: File for the figures that come with the package.
+
+    Raises:
+        RecordError: The public tables were not found.
+    """
+    from studies.forecast.section import forecast_section
+    from studies.reference_run import forecast_figures
+    from studies.tables.reference_steps import require_reference_folder
+
+    folder = require_reference_folder()
+    figures = forecast_figures(folder, None if save is None else Path(save))
+    return ReferenceBacktest(section=forecast_section(figures), scheduled=figures.curves.scheduled)

@@ -1,0 +1,223 @@
+"""``forerun calibrate`` as a function: measures for some minutes, fits, writes the calibration of a device."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from forerun.api.calibration_session import loop_cost_s, measure_for_calibration
+from forerun.errors import InvalidSetupError, MissingExtraError, RecordError, UsageError
+from forerun.fitting.device_calibration import CalibrationResult
+from forerun.hardware import find_device
+from forerun.hardware.device import Device
+from forerun.hardware.this_device import device_at
+from forerun.measurement.calibration_jobs import LOOP_MODEL
+from forerun.measurement.device_index import gpu_index
+from forerun.measurement.progress import Event
+from forerun.optime.correction_files import calibration_path
+from forerun.optime.weights import load_weights, save_weights, shipped_weights_path
+from forerun.records.measurement import Measurement, Outcome
+from forerun.records.store.record_store import RecordStore
+
+__all__ = ["Calibration", "LeftOutModel", "calibrate"]
+
+_FIT_SHARE = 0.25
+"""Of the minutes, for tracing and fitting."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOutModel:
+    """A measured model, and how it was predicted by calibrations that had not seen its family [s]."""
+
+    model: str
+    batch_size: int
+    measured_s: float
+    relative_noise: float
+    before_s: float
+    after_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """A finished calibration.
+
+    Attributes:
+        device: Title of the device.
+        framework: ``pytorch`` or ``keras``, whose models it is for.
+        file: Where the calibration was written.
+        records: Where the measurements are.
+        method: ``refined`` (from layers and models) or ``offset`` (from a few steps).
+        num_layers, num_models: Measurements it rests on.
+        models: The whole models, left out in turn.
+        duration_s: Time it took [s].
+        step_cost_s: What a step of the training loop takes beside its operations; of Keras' ``fit`` [s].
+        notes: What could not be used, and why.
+    """
+
+    device: str
+    framework: str
+    file: str
+    records: str
+    method: str
+    num_layers: int
+    num_models: int
+    models: tuple[LeftOutModel, ...]
+    duration_s: float
+    step_cost_s: float = 0.0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def mape_before(self) -> float | None:
+        """Mean absolute error of the left-out models by the shipped weights, as a fraction; None without models."""
+        return _mape([(model.measured_s, model.before_s) for model in self.models])
+
+    @property
+    def mape_after(self) -> float | None:
+        """The same by calibrations that had not seen the model's family."""
+        return _mape([(model.measured_s, model.after_s) for model in self.models])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        from dataclasses import asdict
+
+        return {**asdict(self), "mape_before": self.mape_before, "mape_after": self.mape_after}
+
+
+def _mape(pairs: Sequence[tuple[float, float]]) -> float | None:
+    return float(np.mean([abs(said / was - 1) for was, said in pairs])) if pairs else None
+
+
+def calibrate(
+    device: str = "cpu",
+    *,
+    minutes: float = 3.0,
+    precision: str = "fp32",
+    framework: str = "pytorch",
+    records: str | Path | None = None,
+    from_records: str | Path | None = None,
+    out: str | Path | None = None,
+    on_event: Callable[[Event], None] | None = None,
+    report: Callable[[str], None] = lambda _: None,
+) -> Calibration:
+    """Measures a device of this machine, or takes records of another one, and fits the cost model to it.
+
+    Args:
+        device: ``cpu`` or ``cuda:N``; with ``from_records``, the name of the device they were measured on.
+        minutes: Time to take, measuring and fitting together, 0.5 or more.
+        precision: Precision of what is measured.
+        framework: ``pytorch``, or ``keras`` on TensorFlow; each has a calibration of its own.
+        records: Store that keeps the measurements; the default store if None.
+        from_records: A store or file of measurements to fit instead of measuring.
+        out: File of the calibration; if None, where ``predict --on here`` finds it.
+        on_event: Told of every measured job.
+        report: Told what happens.
+
+    Raises:
+        UsageError: An argument cannot be meant.
+        MeasurementError: Nothing could be measured, or another process measures on the device.
+        RecordError: No measurement of the device can be used.
+    """
+    if not minutes >= 0.5:
+        raise InvalidSetupError(f"a calibration needs half a minute or more, got {minutes} minutes")
+    _check_framework(framework)
+    began_s = time.monotonic()
+    if from_records is not None:
+        found = find_device(device)
+        measured, name = _recorded(from_records, found, framework), str(from_records)
+    else:
+        found = device_at(gpu_index(device))
+        deadline_s = began_s + 60.0 * minutes * (1 - _FIT_SHARE)
+        measured, name = measure_for_calibration(
+            device, found, precision, framework, records, deadline_s, on_event
+        )
+    report(f"fitting {len(measured)} measurements")
+    result, notes = _fitted(measured, found, report)
+    path = Path(out) if out is not None else calibration_path(found, framework)
+    try:
+        save_weights(result.weights, path)
+    except OSError as error:
+        raise UsageError(
+            f"{path}: the calibration cannot be written ({error.strerror}); choose another --out"
+        ) from error
+    return Calibration(
+        device=found.title,
+        framework=framework,
+        file=str(path),
+        records=name,
+        method=result.method,
+        num_layers=result.num_layers,
+        num_models=result.num_models,
+        models=_left_out(result),
+        duration_s=time.monotonic() - began_s,
+        step_cost_s=result.weights.step_cost_s,
+        notes=tuple(notes),
+    )
+
+
+def _check_framework(framework: str) -> None:
+    if framework not in ("pytorch", "keras"):
+        raise InvalidSetupError(f"expected framework pytorch or keras, got '{framework}'")
+    if framework == "keras" and (find_spec("keras") is None or find_spec("tensorflow") is None):
+        raise MissingExtraError("a calibration with Keras", "keras")
+
+
+def _recorded(source: str | Path, device: Device, framework: str) -> list[Measurement]:
+    from forerun.records.store.files import import_measurements
+    from forerun.records.store.record_store import is_store
+
+    def of_device(measurements: Iterable[Measurement]) -> list[Measurement]:
+        wanted = {device.name, device.title}
+        own = (m for m in measurements if m.circumstances.framework == framework)
+        return [m for m in own if wanted & {m.circumstances.device, m.circumstances.device_title}]
+
+    if is_store(source):
+        with RecordStore.open(source, create=False) as store:
+            found = of_device(store.measurements(outcome=Outcome.DONE))
+    else:
+        found = of_device(import_measurements(source))
+    if not found:
+        raise RecordError(
+            f"{source}: expected measurements of {framework} on {device.title} ({device.name}), found none; "
+            "name the device and the framework they were measured on"
+        )
+    return found
+
+
+def _fitted(
+    measured: Sequence[Measurement], device: Device, report: Callable[[str], None]
+) -> tuple[CalibrationResult, list[str]]:
+    import torch
+
+    from forerun.fitting.device_calibration import calibrate as fit
+    from forerun.fitting.measured_layers import device_samples
+
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the products are small: threads would wait for each other
+    try:
+        loop_s = loop_cost_s(measured)
+        rest = [m for m in measured if m.subject != LOOP_MODEL]
+        samples, reasons = device_samples(rest, device, loop_s=loop_s)
+        return fit(samples, device, load_weights(shipped_weights_path()), report, loop_s=loop_s), reasons
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+def _left_out(result: CalibrationResult) -> tuple[LeftOutModel, ...]:
+    rows = zip(result.samples, result.log_before, result.log_after, strict=True)
+    return tuple(
+        LeftOutModel(
+            model=sample.measurement.subject,
+            batch_size=sample.point.setup.batch_size_per_device,
+            measured_s=sample.step_time_s,
+            relative_noise=sample.relative_noise,
+            before_s=float(sample.step_time_s * np.exp(-before)),
+            after_s=float(sample.step_time_s * np.exp(-after)),
+        )
+        for sample, before, after in rows
+    )

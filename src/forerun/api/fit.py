@@ -1,0 +1,326 @@
+"""Regressors fitted to a user's own records: fit, load, ask."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import ceil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from forerun.errors import InvalidSetupError, UsageError, near_matches
+from forerun.fitting.ann import NeuralNetwork
+from forerun.fitting.layer_net import LayerNetwork
+from forerun.fitting.model_file import TrainedModel, save_model_file
+from forerun.fitting.trained_models import load_trained, step_rows
+from forerun.hardware import find_device
+from forerun.run.setup import Layout, OptimizerImplementation, Phase, Precision, TrainingSetup
+from forerun.tracing.trace import ModelRequest, trace
+
+if TYPE_CHECKING:
+    from forerun.fitting.regressor_fit import FitResult
+    from forerun.fitting.regressor_records import Throughputs
+
+__all__ = [
+    "fit_regressor",
+    "load_trained_model",
+    "model_summary",
+    "predict_epoch_time",
+    "predict_time",
+    "read_accuracy_over_time",
+    "read_curves",
+    "read_throughputs",
+    "save_trained_model",
+]
+
+Config = Mapping[str, Any]
+_Choice = TypeVar("_Choice", Precision, Layout, Phase, OptimizerImplementation)
+
+_SETTINGS = {
+    "batch_size": 32,
+    "precision": "fp32",
+    "layout": "nchw",
+    "compile": False,
+    "optimizer": "none",
+    "optimizer_implementation": "foreach",
+    "phase": "train",
+}
+_PLACE = {"device": None, "framework_version": "", "framework": "pytorch"}
+_INPUTS = ("image_size", "input_shape", "sequence_length", "num_classes")
+_NAMES = ("model", "network")
+# Columns of system A's records that say what came out, or how much was trained; a row may be asked about as it is.
+_OUTCOMES = (
+    "num_params", "num_parameters", "dataset_size", "epochs", "time_per_epoch", "images_per_second", "max_gpu_mem_mb",
+    "dataset", "num_epochs", "num_steps", "num_workers", "seed",
+)  # fmt: skip
+_SIZES = ("depth", "base_filters")
+_LAYER = "layer"
+
+
+def fit_regressor(
+    records: str | Path | Sequence[str | Path],
+    kind: str,
+    *,
+    device: str | None = None,
+    hidden_sizes: Sequence[int] | None = None,
+    loss: str | None = None,
+    seeds: Sequence[int] | None = None,
+    max_epochs: int | None = None,
+) -> FitResult:
+    """Fits a regressor to measured steps or layers; errors are those on configurations left out.
+
+    Args:
+        records: Stores (a file or an SQLAlchemy URL), tables of forerun (``.csv``, ``.parquet``), files with the
+            columns of the CNN predictor of old (need ``device``), or for ``layers`` a public layer table.
+        kind: ``ann``, ``linear``, ``boosting``, ``op`` or ``layers``.
+        device: Where they were measured, instead of what the records say.
+        hidden_sizes: Units of the hidden layers of a network.
+        loss: ``mse`` or ``mae``, on the logarithm of the time.
+        seeds: One network per seed.
+        max_epochs: Most passes of a network over the rows.
+
+    Raises:
+        UsageError: The kind, the device or a setting is not known.
+        RecordError: The records cannot be used, or hold too few configurations.
+    """
+    from forerun.fitting.regressor_fit import FitChoices, fit_layer_regressor, fit_step_regressor
+    from forerun.fitting.regressor_records import read_layers, read_measured_steps
+    from forerun.fitting.step_table import step_table
+
+    names = [records] if isinstance(records, (str, Path)) else list(records)
+    if not names:
+        raise UsageError("expected at least one file or store of records, got none")
+    place = None if device is None else find_device(device)
+    choices = FitChoices(
+        hidden_sizes=None if hidden_sizes is None else tuple(hidden_sizes),
+        loss=loss,
+        seeds=None if seeds is None else tuple(seeds),
+        max_epochs=max_epochs,
+    )
+    shown = [Path(str(name)).name for name in names]  # without folders and passwords
+    if kind == LayerNetwork.kind:
+        return fit_layer_regressor(read_layers(names, place), shown, choices)
+    return fit_step_regressor(kind, step_table(read_measured_steps(names, place), place), shown, choices)
+
+
+def load_trained_model(path: str | Path) -> TrainedModel:
+    """A model that ``forerun fit RECORDS --out FILE`` wrote.
+
+    Raises:
+        CostModelError: The file is missing, damaged, of another kind, or newer or older than this version.
+    """
+    return load_trained(Path(path))
+
+
+def save_trained_model(model: TrainedModel, path: str | Path) -> None:
+    """Writes a fitted model to a file without pickle.
+
+    Raises:
+        CostModelError: The file cannot be written.
+    """
+    save_model_file(model, Path(path))
+
+
+def model_summary(model: TrainedModel) -> str:
+    """The layers of a fitted network as Keras prints them; empty for models without layers."""
+    regressor = model.regressor
+    return regressor.summary() if isinstance(regressor, (NeuralNetwork, LayerNetwork)) else ""
+
+
+def read_throughputs(records: Sequence[str | Path], device: str | None = None) -> Throughputs:
+    """Batch sizes and throughputs of the steps among records; arguments and errors as for ``fit_regressor``."""
+    from forerun.fitting.regressor_records import read_measured_steps, throughputs
+
+    return throughputs(read_measured_steps(records, None if device is None else find_device(device)))
+
+
+def read_curves(
+    records: Sequence[str | Path], device: str | None = None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Accuracy and loss after each epoch by run; empty where nothing was trained."""
+    from forerun.fitting.regressor_records import curves, read_all
+
+    return curves(read_all(records, None if device is None else find_device(device)))
+
+
+def read_accuracy_over_time(
+    records: Sequence[str | Path], device: str | None = None
+) -> dict[str, tuple[Any, Any]]:
+    """Time in training [s] and accuracy after each epoch by run; empty where nothing was trained."""
+    from forerun.fitting.regressor_records import accuracy_over_time, read_all
+
+    return accuracy_over_time(read_all(records, None if device is None else find_device(device)))
+
+
+def predict_time(
+    model: TrainedModel,
+    config: Config | str,
+    setup: TrainingSetup | None = None,
+    *,
+    device: str | None = None,
+) -> float:
+    """Time of one step of a configuration by a fitted model [s].
+
+    What the question leaves out is what all records of the fit had in common, then the defaults of ``predict``.
+
+    Args:
+        model: From ``load_trained_model``.
+        config: A dictionary with ``model`` (such as ``torchvision:resnet18``) or the sizes of the CNN family
+            (``depth``, ``base_filters``), ``batch_size`` and other settings of a step; a row of the CNN predictor of
+            old may be given as it is. A layer model also takes one layer: ``layer`` and its sizes. Or the name of a
+            model, with ``setup``.
+        setup: The whole setup, for a ``config`` that is a name.
+        device: Where the step runs.
+
+    Raises:
+        UsageError: A setting is not known or contradicts another.
+        FailureError: The model cannot be built or traced, or the fitted model cannot tell.
+
+    Example:
+        >>> model = load_trained_model("ann.safetensors")  # doctest: +SKIP
+        >>> predict_time(model, {"depth": 3, "base_filters": 32, "batch_size": 64})  # doctest: +SKIP
+        0.0213
+    """
+    shared: Mapping[str, Any] = model.provenance.get("shared", {})
+    asked = {"model": config} if isinstance(config, str) else dict(config)
+    if device is not None:
+        asked["device"] = device
+    if _LAYER in asked:
+        return _layer_time_s(model, asked, shared)
+    _check_names(asked)
+    known = {**_SETTINGS, **_PLACE, **shared, **{k: v for k, v in asked.items() if v is not None}}
+    if known["device"] is None:
+        raise InvalidSetupError(
+            "the records of this model come from several devices; name one with device, such as device='a100-sxm4-40gb'"
+        )
+    setup = setup or _setup(known)
+    request = _request(known)
+    if model.kind == LayerNetwork.kind:
+        return _sum_of_layers_s(model, request, setup, known)
+    version = str(known["framework_version"])
+    case = (trace(request, setup), find_device(known["device"]), setup, version)
+    return float(model.regressor.predict(step_rows(model.kind, [case]))[0])
+
+
+def predict_epoch_time(
+    model: TrainedModel, config: Config, *, dataset_size: int | None = None, device: str | None = None
+) -> float:
+    """Time of one epoch [s]: steps of a whole dataset, ceil(dataset size / batch size), times the step.
+
+    Args:
+        model: From ``load_trained_model``.
+        config: As for ``predict_time``; may hold ``dataset_size``.
+        dataset_size: Samples of an epoch, instead of the one of ``config``.
+        device: Where it runs.
+    """
+    size = dataset_size if dataset_size is not None else config.get("dataset_size")
+    if not isinstance(size, (int, float)) or not 1 <= size < float("inf"):
+        raise InvalidSetupError(
+            f"expected a dataset_size of at least 1 for the time of an epoch, got {size!r}"
+        )
+    batch_size = config.get("batch_size", _SETTINGS["batch_size"])
+    return ceil(size / _batch_size(batch_size)) * predict_time(model, config, device=device)
+
+
+def _check_names(asked: Config) -> None:
+    names = (*_SETTINGS, *_PLACE, *_INPUTS, *_NAMES, *_OUTCOMES, *_SIZES)
+    for name in asked:
+        if name not in names:
+            raise UsageError(
+                f"unknown setting '{name}' of a configuration{near_matches(name, names)}; "
+                f"expected some of {', '.join(names)}"
+            )
+
+
+def _request(known: Config) -> ModelRequest:
+    sizes = {name: known[name] for name in _SIZES if name in known}
+    if "model" in known:
+        if sizes:
+            raise InvalidSetupError(
+                f"give either a model ('{known['model']}') or the sizes of the CNN family, not both"
+            )
+        name = str(known["model"])
+    elif sizes or "network" in known:
+        text = ",".join(f"{size}={int(value)}" for size, value in sizes.items())
+        name = f"{known.get('network', 'cnn')}:{text}".rstrip(":")
+    else:
+        raise InvalidSetupError(
+            "expected a model or depth and base_filters in the configuration, got neither"
+        )
+    shape = known.get("input_shape")
+    return ModelRequest(
+        model=name,
+        image_size=known.get("image_size"),
+        input_shape=None if shape is None else tuple(shape),
+        sequence_length=known.get("sequence_length"),
+        num_classes=known.get("num_classes"),
+    )
+
+
+def _setup(known: Config) -> TrainingSetup:
+    phase = _chosen(Phase, known, "phase")
+    return TrainingSetup(
+        batch_size_per_device=_batch_size(known["batch_size"]),
+        precision=_chosen(Precision, known, "precision"),
+        layout=_chosen(Layout, known, "layout"),
+        compile=bool(known["compile"]),
+        optimizer=str(known["optimizer"]) if phase is Phase.TRAIN else "none",
+        optimizer_implementation=_chosen(OptimizerImplementation, known, "optimizer_implementation"),
+        phase=phase,
+    )
+
+
+def _batch_size(value: Any) -> int:
+    is_whole = isinstance(value, (int, float)) and not isinstance(value, bool) and float(value).is_integer()
+    if not is_whole or value < 1:
+        raise InvalidSetupError(f"expected a whole batch_size of at least 1, got {value!r}")
+    return int(value)
+
+
+def _chosen(kind: type[_Choice], known: Config, name: str) -> _Choice:
+    word = str(known[name])
+    if word not in [str(member) for member in kind]:
+        raise InvalidSetupError(f"unknown {name} '{word}'; expected one of {', '.join(map(str, kind))}")
+    return kind(word)
+
+
+def _layer_time_s(model: TrainedModel, asked: dict[str, Any], shared: Config) -> float:
+    if model.kind != LayerNetwork.kind:
+        raise UsageError(
+            f"a model of kind {model.kind} knows whole models, not layers; fit one with --model layers"
+        )
+    known = {**_PLACE, **shared, **asked}
+    kind = str(known.pop(_LAYER))
+    return _sum_s(model, [(kind, known)], known)
+
+
+def _sum_of_layers_s(
+    model: TrainedModel, request: ModelRequest, setup: TrainingSetup, known: Config
+) -> float:
+    """The sum of the layers as measured alone [s]: what each call costs on its own is in it each time."""
+    from forerun.tracing.models.model_layers import model_layers
+
+    trains = setup.phase is Phase.TRAIN
+    same = {
+        "mode": "train_step" if trains else "forward",
+        "optimizer": setup.optimizer,
+        "precision": str(setup.precision),
+        "layout": str(setup.layout),
+    }
+    found = model_layers(request, setup.batch_size_per_device)
+    if found.left_out:
+        raise UsageError(
+            f"no layer benchmark knows {', '.join(found.left_out)} of {request.model}; use a model of another kind, "
+            "such as: forerun fit RECORDS --model op"
+        )
+    return _sum_s(model, [(kind, {**sizes, **same}) for kind, sizes in found.layers], known)
+
+
+def _sum_s(model: TrainedModel, layers: Iterable[tuple[str, dict[str, Any]]], known: Config) -> float:
+    from forerun.fitting.layer_cases import layer_case
+    from forerun.fitting.layer_features import layer_features
+
+    if known["device"] is None:
+        raise InvalidSetupError("the layers of this model come from several devices; name one with device")
+    device = find_device(str(known["device"]))
+    cases = [layer_case(kind, parameters, device, str(known["framework"])) for kind, parameters in layers]
+    return float(model.regressor.predict(layer_features(cases)).sum())

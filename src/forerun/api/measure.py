@@ -1,0 +1,277 @@
+"""Real runs: what ``forerun measure`` does, as functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from itertools import product
+from pathlib import Path
+
+from forerun.api.measure_jobs import MeasurementRun, measure_jobs
+from forerun.errors import InvalidSetupError, MissingExtraError, TraceError
+from forerun.measurement.datasets import check_dataset
+from forerun.measurement.grid import Grid, grid_jobs, spread_order
+from forerun.measurement.jobs import Job
+from forerun.measurement.keras.parameter_server import check_servers
+from forerun.measurement.keras.server_runner import SERVER_STRATEGY
+from forerun.measurement.keras.tensorflow_device import KERAS_OPTIMIZERS
+from forerun.measurement.layers.design import LayerDesign, design_layers
+from forerun.measurement.progress import Event
+from forerun.measurement.protocol import Protocol
+from forerun.measurement.runners.data_parallel_runner import check_strategy
+from forerun.records.importers.model_names import subject_family
+from forerun.records.measurement import JobKind, Scalar
+from forerun.run.setup import Phase
+from forerun.tracing.keras.networks import KERAS_FAMILIES, check_keras_name
+from forerun.tracing.keras.source import is_keras, own_layout
+from forerun.tracing.trace import ModelRequest, trace
+
+__all__ = ["MeasurementRun", "measure_grid", "measure_layers", "measure_link", "measure_model"]
+
+
+def measure_grid(
+    grid: Grid | None = None,
+    *,
+    device: str = "cpu",
+    records: str | Path | None = None,
+    occasion: str = "",
+    protocol: Protocol | None = None,
+    ray: str | None = None,
+    on_event: Callable[[Event], None] | None = None,
+) -> MeasurementRun:
+    """Trains every network of a grid on images and records times, accuracy and loss.
+
+    Args:
+        grid: What to train; system A's 18 configurations if None.
+        device: ``cpu`` or ``cuda:N``.
+        records: Store of the records, a file or an SQLAlchemy URL; the default store if None.
+        occasion: Label of the session; the same label resumes it, another one repeats it.
+        protocol: How steps are timed.
+        ray: Address of a Ray cluster (``auto`` for one of this machine) that runs the jobs.
+        on_event: Told of every job.
+
+    Raises:
+        UsageError: The grid, the device or a model is not possible.
+        MeasurementError: The dataset cannot be had, the device is busy, or nothing could be measured.
+        RecordError: The store cannot be used.
+    """
+    grid = grid or Grid()
+    if grid.framework == "keras":
+        _check_keras(grid, ray)
+    jobs = grid_jobs(grid)
+    first, *others = {job.subject: job for job in jobs}.values()
+    _check_model(first)  # a mistyped name is told before anything is downloaded
+    check_dataset(grid.dataset, grid.image_size)
+    for job in others:
+        _check_model(job)
+    return measure_jobs(jobs, device, records, occasion, protocol, ray, on_event, grid.framework)
+
+
+def _check_keras(grid: Grid, ray: str | None) -> None:
+    _check_tensorflow(ray)
+    if grid.network not in KERAS_FAMILIES:
+        raise InvalidSetupError(
+            f"expected one of the networks {', '.join(KERAS_FAMILIES)} for Keras, got {grid.network!r}"
+        )
+    _check_optimizers([grid.optimizer])
+
+
+def _check_tensorflow(ray: str | None) -> None:
+    if find_spec("keras") is None or find_spec("tensorflow") is None:
+        raise MissingExtraError("measuring with Keras", "keras")
+    if ray is not None:
+        raise InvalidSetupError("Keras is measured on this machine only; leave --ray out")
+
+
+def _check_optimizers(optimizers: Sequence[str]) -> None:
+    for name in optimizers:
+        if name not in KERAS_OPTIMIZERS and name != "none":
+            raise InvalidSetupError(
+                f"expected an optimizer of {', '.join(KERAS_OPTIMIZERS)} for Keras, got {name!r}"
+            )
+
+
+def measure_layers(
+    design: LayerDesign | None = None,
+    *,
+    device: str = "cpu",
+    records: str | Path | None = None,
+    occasion: str = "",
+    protocol: Protocol | None = None,
+    ray: str | None = None,
+    on_event: Callable[[Event], None] | None = None,
+) -> MeasurementRun:
+    """Measures single layers whose sizes fill the space evenly; arguments as in ``measure_grid``."""
+    design = design or LayerDesign()
+    if design.framework == "keras":
+        _check_tensorflow(ray)
+        _check_optimizers(design.optimizers)
+    jobs = design_layers(design)
+    return measure_jobs(jobs, device, records, occasion, protocol, ray, on_event, design.framework)
+
+
+def measure_model(
+    model: str,
+    *,
+    batch_sizes: Sequence[int] = (32,),
+    precisions: Sequence[str] = ("fp32",),
+    layouts: Sequence[str] | None = None,
+    compiles: Sequence[bool] = (False,),
+    optimizer: str | None = None,
+    phase: str = "train",
+    image_size: int | None = None,
+    input_shape: Sequence[int] | None = None,
+    sequence_length: int | None = None,
+    num_devices: int = 1,
+    strategy: str = "ddp",
+    framework: str | None = None,
+    num_servers: int = 0,
+    num_workers: int = 2,
+    device: str = "cpu",
+    records: str | Path | None = None,
+    occasion: str = "",
+    protocol: Protocol | None = None,
+    ray: str | None = None,
+    on_event: Callable[[Event], None] | None = None,
+) -> MeasurementRun:
+    """Measures steps of any model that ``predict`` takes, on a batch that stays on the device.
+
+    Args:
+        model: The model as ``predict`` names it.
+        batch_sizes: Samples of a step; of these four, all combinations are measured.
+        precisions: fp32, tf32, amp, amp-bf16, bf16 or fp16.
+        layouts: nchw or nhwc; the framework's own if None.
+        compiles: Whether the step runs under torch.compile.
+        optimizer: sgd, adam, adamw, ... or none; sgd if None, and sgd-plain under parameter servers.
+        phase: train, forward or inference.
+        image_size: Height and width of square images [pixels].
+        input_shape: Shape of one sample.
+        sequence_length: Tokens of one sample.
+        num_devices: Devices that share the work, each with the batch size; on a processor, processes that share its
+            cores.
+        strategy: How they share it: ddp.
+        framework: pytorch or keras; what the model is of if None. A name that is not one of Keras is then one of its
+            families, so that ``mnist-cnn`` with keras is ``keras:mnist-cnn``.
+        num_servers: With Keras, parameter servers, in local processes; 0 for training in one process.
+        num_workers: Workers under parameter servers, each with the batch size.
+        device: ``cpu`` or ``cuda:N``.
+        records: Store of the records; the default store if None.
+        occasion: Label of the session.
+        protocol: How steps are timed.
+        ray: Address of a Ray cluster that runs the jobs.
+        on_event: Told of every job.
+    """
+    model, framework = _named_for(model, framework)
+    if framework == "keras":
+        _check_tensorflow(ray)
+        _check_keras_steps(num_devices, phase, num_servers)
+    elif num_servers:
+        raise InvalidSetupError(
+            "parameter servers are those of TensorFlow; name a Keras model, or --framework keras"
+        )
+    optimizer = optimizer or ("sgd-plain" if num_servers else "sgd")
+    shared: dict[str, Scalar] = {
+        "optimizer": optimizer if phase == Phase.TRAIN else "none",
+        "phase": phase,
+        "image_size": image_size,
+        "input_shape": None if input_shape is None else "x".join(map(str, input_shape)),
+        "sequence_length": sequence_length,
+    }
+    kind = JobKind.STEP
+    if num_servers:
+        check_servers(num_workers, num_servers, phase, optimizer, device)
+        kind = JobKind.DATA_PARALLEL
+        shared |= {"strategy": SERVER_STRATEGY, "num_workers": num_workers, "num_servers": num_servers}
+    elif num_devices != 1:
+        check_strategy(strategy, num_devices, phase)
+        kind = JobKind.DATA_PARALLEL
+        shared |= {"num_devices": num_devices, "strategy": strategy}
+    shared = {name: value for name, value in shared.items() if value is not None}
+    axes = ("batch_size", "precision", "layout", "compile")
+    jobs = [
+        Job(
+            kind=kind,
+            subject=model,
+            family=subject_family(model),
+            parameters={**shared, **dict(zip(axes, row, strict=True))},
+        )
+        for row in product(batch_sizes, precisions, layouts or (str(own_layout(model)),), compiles)
+    ]
+    if not jobs:
+        raise InvalidSetupError(
+            "a measurement needs at least one batch size, precision, layout and compilation"
+        )
+    for job in jobs:
+        _check_model(job)
+    return measure_jobs(spread_order(jobs), device, records, occasion, protocol, ray, on_event, framework)
+
+
+def _named_for(model: str, framework: str | None) -> tuple[str, str]:
+    """The model as it is named for a framework, and that framework."""
+    found = "keras" if is_keras(model) else "pytorch"
+    if framework in (None, found):
+        return model, found
+    if framework != "keras":
+        raise InvalidSetupError(
+            f"expected framework keras for {model}, or pytorch for a model of PyTorch, got {framework!r}"
+        )
+    return (model if ".py:" in model else f"keras:{model}"), framework
+
+
+def _check_keras_steps(num_devices: int, phase: str, num_servers: int) -> None:
+    if num_devices != 1:
+        raise InvalidSetupError(
+            f"expected one device for steps of Keras, got {num_devices}; replicas of a MirroredStrategy are measured "
+            "by: forerun measure grid --framework keras --replicas N"
+        )
+    if num_servers < 0:
+        raise InvalidSetupError(f"expected parameter servers of 0 or more, got {num_servers}")
+    if phase != Phase.TRAIN:
+        raise InvalidSetupError(f"steps of Keras are measured in training only, got phase {phase}")
+
+
+def measure_link(
+    *,
+    num_devices: int = 2,
+    device: str = "cpu",
+    records: str | Path | None = None,
+    occasion: str = "",
+    protocol: Protocol | None = None,
+    on_event: Callable[[Event], None] | None = None,
+) -> MeasurementRun:
+    """Measures latency and bandwidth of the link between the devices at hand, by all-reduces of five sizes.
+
+    Args:
+        num_devices: Devices, or processes of a processor; at least 2.
+        device: ``cpu`` or ``cuda``.
+        records: Store of the records; the default store if None.
+        occasion: Label of the session.
+        protocol: How they are timed.
+        on_event: Told of every job.
+
+    Raises:
+        UsageError: There are fewer than two devices.
+        MeasurementError: The devices cannot be used.
+    """
+    if num_devices < 2:
+        raise InvalidSetupError(
+            f"a link has two ends or more: expected at least 2 devices, got {num_devices}"
+        )
+    job = Job(kind=JobKind.LINK, subject="all-reduce", family="link", parameters={"num_devices": num_devices})
+    return measure_jobs([job], device, records, occasion, protocol, None, on_event)
+
+
+def _check_model(job: Job) -> None:
+    """Lets an unknown model or an impossible setup fail here, with one message, instead of in every child."""
+    from forerun.measurement.job_parameters import input_options_of, setup_of
+
+    setup = setup_of(job.parameters)
+    if is_keras(job.subject):
+        # Tracing would build the network in a process of its own, which takes longer than most jobs.
+        check_keras_name(job.subject)
+        _check_optimizers([setup.optimizer])
+        return
+    try:
+        trace(ModelRequest(model=job.subject, **input_options_of(job.parameters)), setup)
+    except TraceError:
+        return  # what cannot be traced may still run

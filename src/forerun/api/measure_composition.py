@@ -1,0 +1,110 @@
+"""A network against the sum of its layers, measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from forerun.api.measure_jobs import MeasurementRun, measure_jobs
+from forerun.errors import RecordError
+from forerun.fitting.compositions import Composition, measured_compositions
+from forerun.measurement.composition_jobs import composition_jobs
+from forerun.measurement.device_index import gpu_index
+from forerun.measurement.progress import Event
+from forerun.measurement.protocol import Protocol
+from forerun.records.importers.model_names import subject_family
+from forerun.tracing.trace import ModelRequest
+
+__all__ = ["CompositionRun", "measure_composition", "recorded_compositions"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompositionRun:
+    """Networks beside their layers.
+
+    Attributes:
+        run: What was measured.
+        compositions: One per network and batch size.
+    """
+
+    run: MeasurementRun
+    compositions: tuple[Composition, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; overshoots as fractions."""
+        return {**self.run.as_dict(), "compositions": [_row(row) for row in self.compositions]}
+
+
+def _row(row: Composition) -> dict[str, Any]:
+    return {
+        **asdict(row),
+        "overshoot_before": row.overshoot_before,
+        "overshoot_after": row.overshoot_after,
+    }
+
+
+def measure_composition(
+    models: Sequence[str],
+    *,
+    batch_sizes: Sequence[int] = (32,),
+    image_size: int | None = None,
+    optimizer: str = "adam",
+    precision: str = "fp32",
+    device: str = "cpu",
+    records: str | Path | None = None,
+    occasion: str = "",
+    protocol: Protocol | None = None,
+    on_event: Callable[[Event], None] | None = None,
+) -> CompositionRun:
+    """Measures networks, each of their layers alone, and calls without work; compares the step with the sums.
+
+    Args:
+        models: Networks as ``predict`` names them.
+        batch_sizes: Samples of a step; every network is measured at each.
+        image_size: Height and width of square images, the networks' own if None [pixels].
+        optimizer: As in ``predict``.
+        precision: As in ``predict``.
+        device: ``cpu`` or ``cuda:N``.
+        records: Store of the records; the default store if None.
+        occasion: Label of the session; the same label resumes it.
+        protocol: How steps are timed.
+        on_event: Told of every job.
+
+    Raises:
+        UsageError: A network, the device or the setup is not possible.
+        MeasurementError: The device is busy, or a part of a network could not be measured.
+        RecordError: The store cannot be used.
+    """
+    networks = [
+        composition_jobs(
+            ModelRequest(model=model, image_size=image_size),
+            subject_family(model),
+            batch_size,
+            optimizer=optimizer,
+            precision=precision,
+        )
+        for model in models
+        for batch_size in batch_sizes
+    ]
+    jobs = list({job.to_json(): job for network in networks for job in network.jobs}.values())
+    run = measure_jobs(jobs, device, records, occasion, protocol, None, on_event)
+    overlaps = gpu_index(device) is not None
+    rows = measured_compositions(networks, run.measurements, overlaps=overlaps)
+    return CompositionRun(run=run, compositions=tuple(rows))
+
+
+def recorded_compositions() -> dict[str, list[dict[str, Any]]]:
+    """Networks beside their layers, by machine: from the shipped records and, if they are there, the public tables."""
+    from forerun.fitting.compositions import published_compositions
+    from studies.own.records import composition_rows, own_device, own_record_folders
+    from studies.tables.reference_steps import require_reference_folder
+
+    panels = {
+        f"{own_device(folder).title}, PyTorch": composition_rows(folder) for folder in own_record_folders()
+    }
+    with suppress(RecordError):  # without the public tables the shipped records stand on their own
+        panels["P100, Keras (published)"] = published_compositions(require_reference_folder())
+    return {title: [_row(row) for row in rows] for title, rows in panels.items()}

@@ -1,0 +1,186 @@
+"""Runs the jobs of a call here or on a Ray cluster, and says what the store has of them at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from forerun.errors import ForerunError, MeasurementError
+from forerun.measurement.circumstances import describe_circumstances
+from forerun.measurement.device_index import gpu_index
+from forerun.measurement.jobs import Job
+from forerun.measurement.keras.run import KERAS_RUN
+from forerun.measurement.measured_job import key_of
+from forerun.measurement.progress import Event, JobFinished, SessionReport
+from forerun.measurement.protocol import Protocol
+from forerun.records.measurement import JobKind, Measurement, Outcome
+from forerun.records.store.record_store import RecordStore
+
+__all__ = ["MeasurementRun", "measure_jobs"]
+
+_FLOPS_PER_S = 2e10  # a guess for the remaining time only; the times of finished jobs correct it
+_START_S = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasurementRun:
+    """What a session has in the store at its end.
+
+    Attributes:
+        report: What this session did.
+        measurements: The measurements of all its jobs, those of earlier sessions included.
+        records: The store, without a password.
+    """
+
+    report: SessionReport
+    measurements: tuple[Measurement, ...]
+    records: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        report = asdict(self.report)
+        report["outcomes"] = {str(outcome): n for outcome, n in self.report.outcomes.items()}
+        return {**report, "records": self.records, "measurements": [_row(m) for m in self.measurements]}
+
+
+def _row(measurement: Measurement) -> dict[str, Any]:
+    summary = measurement.summary
+    return {
+        "key": measurement.key,
+        "kind": str(measurement.kind),
+        "subject": measurement.subject,
+        "parameters": measurement.parameters,
+        "outcome": str(measurement.outcome),
+        "reason": measurement.reason,
+        "summary": None if summary is None else asdict(summary),
+        "results": measurement.results,
+    }
+
+
+def measure_jobs(
+    jobs: Sequence[Job],
+    device: str,
+    records: str | Path | None,
+    occasion: str,
+    protocol: Protocol | None,
+    ray: str | None,
+    on_event: Callable[[Event], None] | None,
+    framework: str = "pytorch",
+) -> MeasurementRun:
+    """Measures the jobs the store does not have yet.
+
+    Raises:
+        MeasurementError: The device is busy, or nothing could be measured.
+        RecordError: The store cannot be used.
+    """
+    protocol = protocol or Protocol()
+    finished: list[Measurement] = []
+
+    def tell(event: Event) -> None:
+        if isinstance(event, JobFinished):
+            finished.append(event.measurement)
+        if on_event is not None:
+            on_event(event)
+
+    shared: dict[str, Any] = {"protocol": protocol, "occasion": occasion, "on_event": tell}
+    with RecordStore.open(records) as store:
+        if ray is not None:
+            report = _on_ray(jobs, store, ray, device, shared)
+        else:
+            report, finished = _here(jobs, store, device, shared, framework)
+        run = MeasurementRun(report=report, measurements=tuple(finished), records=store.name)
+    _refuse_nothing(run)
+    return run
+
+
+def _here(
+    jobs: Sequence[Job], store: RecordStore, device: str, shared: dict[str, Any], framework: str
+) -> tuple[SessionReport, list[Measurement]]:
+    from forerun.measurement.session import run_jobs
+
+    around = describe_circumstances(
+        device, protocol=shared["protocol"], occasion=shared["occasion"], framework=framework
+    )
+    if framework == "keras":
+        shared = {**shared, "run": KERAS_RUN, "anchor": None}  # the anchor is a step of PyTorch
+    name = around.device if gpu_index(device) is not None else "here"
+    report = run_jobs(
+        jobs,
+        store,
+        device_index=device,
+        circumstances=around,
+        expected_s=_Expectation(name, shared["protocol"]) if _is_foreseeable(jobs, framework) else None,
+        **shared,
+    )
+    wanted = {key_of(job, around) for job in jobs}
+    kept = store.measurements(occasion=shared["occasion"])
+    return report, [m for m in kept if m.key in wanted]  # read again: anchors may have marked some of them
+
+
+def _is_foreseeable(jobs: Sequence[Job], framework: str) -> bool:
+    """Whether a prediction of the jobs takes less time than it tells: models of Keras are traced in a process each."""
+    return framework != "keras" or all(job.kind is JobKind.LAYER for job in jobs)
+
+
+def _on_ray(
+    jobs: Sequence[Job], store: RecordStore, address: str, device: str, shared: dict[str, Any]
+) -> SessionReport:
+    from forerun.measurement.ray.session import run_jobs_on_ray
+
+    kind = "cpu" if gpu_index(device) is None else "cuda"
+    return run_jobs_on_ray(jobs, store, address=address, device_index=kind, **shared)
+
+
+def _refuse_nothing(run: MeasurementRun) -> None:
+    """An error if every job failed; full memory and a timeout are answers of their own."""
+    failed = [m for m in run.measurements if m.outcome in (Outcome.FAILED, Outcome.KILLED)]
+    if failed and len(failed) == len(run.measurements):
+        raise MeasurementError(
+            f"none of {len(failed)} jobs could be measured; {failed[0].subject} {failed[0].outcome}: {failed[0].reason}"
+        )
+
+
+class _Expectation:
+    """How long a job will take by forerun's own prediction; only the bar of progress depends on it."""
+
+    def __init__(self, device: str, protocol: Protocol) -> None:
+        self._device = device
+        self._protocol = protocol
+        self._step_time_s = cache(self._predicted_step_s)
+
+    def __call__(self, job: Job) -> float:
+        protocol = self._protocol
+        if job.kind is JobKind.LAYER:
+            flops = job.parameters.get("flops")
+            step_s = float(flops) / _FLOPS_PER_S if isinstance(flops, (int, float)) else 0.0
+        else:
+            step_s = self._step_time_s(job.to_json())
+        num_timed = protocol.min_warm_up + 2 * protocol.window + protocol.num_repetitions
+        timed_s = min(num_timed * step_s, 2 * protocol.max_seconds)
+        return _START_S + timed_s + step_s * _num_epoch_steps(job)
+
+    def _predicted_step_s(self, job_text: str) -> float:
+        from forerun.api.predict import predict
+        from forerun.measurement.job_parameters import input_options_of
+
+        job = Job.from_json(job_text)
+        asked = job.parameters
+        names = ("batch_size", "precision", "layout", "compile", "optimizer", "phase")
+        options: dict[str, Any] = {name: asked[name] for name in names if name in asked}
+        options |= {k: v for k, v in input_options_of(asked).items() if k != "num_classes"}
+        try:
+            return float(predict(job.subject, device=self._device, **options).step_time_s.value)
+        except ForerunError:
+            return 1.0  # a model that cannot be predicted can be measured
+
+
+def _num_epoch_steps(job: Job) -> float:
+    """Steps of the epochs of a training."""
+    epochs, size, batch = (job.parameters.get(n) for n in ("num_epochs", "dataset_size", "batch_size"))
+    if not all(isinstance(value, (int, float)) for value in (epochs, size, batch)):
+        return 0.0
+    steps = job.parameters.get("num_steps") or float(size or 0) / float(batch or 1)
+    return float(epochs or 0) * float(steps)

@@ -1,0 +1,157 @@
+"""Measuring an input pipeline on a real folder, and how many workers it needs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from forerun.errors import InvalidSetupError
+from forerun.hardware.container import container_limits
+from forerun.measurement.image_loading import image_files, loader_rates, loading_times
+from forerun.prediction.estimate import Interval
+from forerun.prediction.input_pipeline import InputPipeline, loader_rate_samples_per_s, workers_needed
+
+__all__ = ["LoaderRate", "LoaderRun", "measure_loader"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderRate:
+    """A real loader beside the rate that the cost of a sample predicts for it [samples/s]."""
+
+    num_workers: int
+    measured_samples_per_s: float
+    predicted_samples_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderRun:
+    """What a folder of images costs to load.
+
+    Attributes:
+        folder: The folder.
+        num_files: Images that were read.
+        sample_bytes: Their mean size [bytes].
+        sample_cost_s: Mean time of a core to decode and augment one, with the least and largest round [s].
+        decode_s, augment_s: Its two parts [s].
+        read_s: Mean time of reading one again, when it is in memory [s].
+        first_read_bytes_per_s: Bandwidth of the first round of reading; that of the storage if nothing was in memory.
+        num_cores: Cores this process may use.
+        rates: Real loaders beside their predicted rates.
+        wanted_samples_per_s: Rate of the device that was asked for, None if not asked.
+        workers_needed: Workers that keep it busy; None if not asked, or if this machine's cores forbid it.
+    """
+
+    folder: str
+    num_files: int
+    sample_bytes: float
+    sample_cost_s: Interval
+    decode_s: float
+    augment_s: float
+    read_s: float
+    first_read_bytes_per_s: float
+    num_cores: float
+    rates: tuple[LoaderRate, ...]
+    wanted_samples_per_s: float | None
+    workers_needed: int | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The measurement as plain JSON values; names are the attributes'."""
+        return {**asdict(self), "sample_cost_s": self.sample_cost_s.as_dict()}
+
+
+def measure_loader(
+    folder: str | Path,
+    *,
+    image_size: int = 224,
+    augmentation: str = "crop",
+    workers: Sequence[int] = (),
+    batch_size: int = 32,
+    most_files: int = 256,
+    num_rounds: int = 4,
+    seconds: float = 3.0,
+    samples_per_s: float | None = None,
+) -> LoaderRun:
+    """Measures what the images of a folder cost to read, decode and augment, for ``plan(loader=...)``.
+
+    Args:
+        folder: A folder with images, at any depth.
+        image_size: Height and width after augmentation [pixels].
+        augmentation: crop (random resized crop and flip), resize or none.
+        workers: Numbers of workers of a real ``DataLoader`` to check the prediction with; none if empty.
+        batch_size: Samples of its batches.
+        most_files: Files to read, at equal distances.
+        num_rounds: Rounds over the files; the first warms up.
+        seconds: About how long each real loader runs [s].
+        samples_per_s: Rate of a device, to tell how many workers it needs.
+
+    Raises:
+        InvalidSetupError: An argument cannot be meant, or the folder has no images.
+        MeasurementError: A file cannot be read or is no image.
+    """
+    _check(workers, batch_size, most_files, seconds, samples_per_s)
+    files = image_files(Path(folder), most_files)
+    times = loading_times(files, image_size=image_size, augmentation=augmentation, num_rounds=num_rounds)
+    costs = times.round_costs_s
+    cost = Interval(float(costs.mean()), float(costs.min()), float(costs.max()))
+    num_cores = _num_cores()
+    measured = loader_rates(
+        files,
+        workers,
+        image_size=image_size,
+        augmentation=augmentation,
+        batch_size=batch_size,
+        seconds=seconds,
+        cost_s=cost.value,
+    )
+    mean_bytes, read_s = float(times.sample_bytes.mean()), float(times.read_s[1:].mean())
+
+    def pipeline(num_workers: int) -> InputPipeline:
+        # Reading a file again is part of the worker's time too.
+        return InputPipeline(sample_cost_s=cost.value + read_s, num_workers=num_workers, num_cores=num_cores)
+
+    rates = tuple(
+        LoaderRate(
+            num_workers=count,
+            measured_samples_per_s=rate,
+            predicted_samples_per_s=loader_rate_samples_per_s(pipeline(count)),
+        )
+        for count, rate in zip(workers, measured, strict=True)
+    )
+    return LoaderRun(
+        folder=str(folder),
+        num_files=len(files),
+        sample_bytes=mean_bytes,
+        sample_cost_s=cost,
+        decode_s=float(times.decode_s[1:].mean()),
+        augment_s=float(times.augment_s[1:].mean()),
+        read_s=read_s,
+        first_read_bytes_per_s=float(times.sample_bytes.sum() / max(times.read_s[0].sum(), 1e-9)),
+        num_cores=num_cores,
+        rates=rates,
+        wanted_samples_per_s=samples_per_s,
+        workers_needed=None if samples_per_s is None else workers_needed(pipeline(1), samples_per_s),
+    )
+
+
+def _num_cores() -> float:
+    limit = container_limits().num_cores
+    usable = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    return usable if limit is None else min(limit, usable)
+
+
+def _check(
+    workers: Sequence[int], batch_size: int, most_files: int, seconds: float, samples_per_s: float | None
+) -> None:
+    if any(count < 0 for count in workers):
+        raise InvalidSetupError(f"numbers of workers must be zero or more, got {min(workers)}")
+    for name, value in {"batch size": batch_size, "number of files": most_files}.items():
+        if value < 1:
+            raise InvalidSetupError(f"{name} must be at least 1, got {value}")
+    for name, amount in {"seconds of a try": seconds, "samples per second": samples_per_s}.items():
+        if amount is not None and not 0 < amount < np.inf:
+            raise InvalidSetupError(f"{name} must be above zero and finite, got {amount}")

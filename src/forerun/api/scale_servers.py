@@ -1,0 +1,447 @@
+"""Parameter servers, and speed models fitted to measured points."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from forerun.api.predict import _job, _prepared, _request, _setup, _weights, _whole
+from forerun.api.scale import _check_price, _numbers
+from forerun.communication.design import candidate_points, propose_points
+from forerun.communication.model_choice import choose_speed_model
+from forerun.communication.parameter_server import (
+    OPTIMUS_ASYNCHRONOUS,
+    OPTIMUS_SYNCHRONOUS,
+    ParameterServerSetup,
+    asynchronous_terms,
+    parameter_server_step_s,
+    synchronous_terms,
+)
+from forerun.communication.speed_models import StepInterval
+from forerun.communication.speed_points import SpeedPoint, read_points
+from forerun.errors import InvalidSetupError
+from forerun.hardware import find_device, load_catalog
+from forerun.hardware.cluster import parse_link, require_link
+from forerun.prediction.job import Job
+from forerun.prediction.predictor import Question
+from forerun.prediction.scale import steps_per_epoch
+from forerun.prediction.software_stack import stack_name
+from forerun.prediction.step import PreparedModel, predict_steps
+
+__all__ = ["ServerCurve", "ServerPoint", "SpeedFit", "fit_speed", "scale_servers"]
+
+COEFFICIENTS = ("optimus",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerPoint:
+    """One number of workers and servers.
+
+    Attributes:
+        num_workers, num_servers: Sizes.
+        step_time_s: Step of all workers together (synchronous) or of one worker (asynchronous) [s].
+        steps_per_s: Updates of the model per second, of all workers together.
+        throughput_samples_per_s: Samples of all workers per second.
+        efficiency: Throughput over that many times the throughput of one worker with as many servers.
+        num_steps_per_epoch: Updates of an epoch; None without a dataset.
+        num_steps: Updates of all epochs; None without a number of epochs.
+        job_time_s: All epochs; None without a number of epochs [s].
+    """
+
+    num_workers: int
+    num_servers: int
+    step_time_s: float
+    steps_per_s: float
+    throughput_samples_per_s: float
+    efficiency: float
+    num_steps_per_epoch: int | None = None
+    num_steps: int | None = None
+    job_time_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerCurve:
+    """Answer of ``forerun.scale_servers``.
+
+    Attributes:
+        model: The model as it was named.
+        device: Device of a worker; None with published coefficients.
+        mode: synchronous or asynchronous.
+        batch_size_per_step: Samples of one update of the model.
+        epochs: Epochs that were asked about.
+        points: The sizes.
+        best_workers: Workers with the highest throughput, by number of servers.
+        notes: What a reader must know.
+    """
+
+    model: str
+    device: str | None
+    mode: str
+    batch_size_per_step: int
+    epochs: float | None
+    points: tuple[ServerPoint, ...]
+    best_workers: Mapping[int, int]
+    notes: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        found = {name: getattr(self, name) for name in self.__slots__}
+        best = {str(servers): workers for servers, workers in self.best_workers.items()}
+        return {
+            **found,
+            "points": [asdict(p) for p in self.points],
+            "best_workers": best,
+            "notes": list(self.notes),
+        }
+
+
+def scale_servers(
+    model: str,
+    *,
+    num_workers: Sequence[int],
+    num_servers: Sequence[int],
+    device: str | None = None,
+    inter: str | None = None,
+    batch_size: int = 32,
+    global_batch_size: int | None = None,
+    synchronous: bool = True,
+    coefficients: str | None = None,
+    precision: str = "fp32",
+    layout: str = "nchw",
+    compile: bool = False,
+    optimizer: str = "sgd",
+    image_size: int | None = None,
+    input_shape: Sequence[int] | None = None,
+    sequence_length: int | None = None,
+    dataset: str | None = None,
+    dataset_size: int | None = None,
+    epochs: float | None = None,
+    price_usd_per_hour: float | None = None,
+    use_cache: bool = True,
+) -> ServerCurve:
+    """Speed of training with parameter servers for numbers of workers and servers.
+
+    Args:
+        model: A specification such as ``torchvision:resnet50``; with published coefficients a name only.
+        num_workers: Numbers of workers.
+        num_servers: Numbers of servers.
+        device: Device of a worker; not needed with published coefficients.
+        inter: Link of each worker and server, such as ``ethernet-10g``; not needed with published coefficients.
+        batch_size: Samples of one worker's step (asynchronous).
+        global_batch_size: Samples of a step of all workers (synchronous); ``batch_size`` if None.
+        synchronous: Whether workers wait for each other.
+        coefficients: ``optimus`` for the published speed function of ResNet-50 instead of first principles.
+        precision: As in ``predict``, like the next six.
+        layout: nchw or nhwc.
+        compile: Whether the step runs under torch.compile.
+        optimizer: sgd, adam, ...
+        image_size: Height and width of images [pixels].
+        input_shape: Shape of one sample.
+        sequence_length: Tokens of one sample.
+        dataset: Name of a known dataset; an epoch has dataset / samples of an update steps.
+        dataset_size: Samples of an epoch, instead of ``dataset``.
+        epochs: Epochs to the target.
+        price_usd_per_hour: Not used by parameter servers, whose machines differ; must be None.
+        use_cache: Whether to use the cache of traced graphs.
+
+    Raises:
+        UsageError: The question must be changed, or the device or link must be named.
+    """
+    _check_price(price_usd_per_hour)
+    if price_usd_per_hour is not None:
+        raise InvalidSetupError("a price of one device says nothing of workers and servers; leave it out")
+    if coefficients is not None and coefficients not in COEFFICIENTS:
+        raise InvalidSetupError(
+            f"unknown coefficients '{coefficients}'; expected one of {', '.join(COEFFICIENTS)}"
+        )
+    workers, servers = _numbers(num_workers), _numbers(num_servers)
+    batch = _whole("batch size", global_batch_size if synchronous and global_batch_size else batch_size)
+    job = _job(dataset, dataset_size, epochs, None, False, 0.0, 0.0)
+    notes: list[str] = []
+    if coefficients is not None:
+        theta = OPTIMUS_SYNCHRONOUS if synchronous else OPTIMUS_ASYNCHRONOUS
+        notes.append(
+            f"speed function of Optimus (Peng et al. 2018, table 2: ResNet-50 on its 40 containers), {theta}, times "
+            "in seconds; whatever the model is called, the speed is that of their ResNet-50"
+        )
+
+        def step_s(w: int, p: int) -> float:
+            terms = synchronous_terms(w, p, batch) if synchronous else asynchronous_terms(w, p)
+            return sum(t * x for t, x in zip(theta, terms, strict=True))
+    else:
+        if device is None:
+            raise InvalidSetupError(
+                "expected the device of a worker with --on, or --coefficients optimus; give one"
+            )
+        setup = _setup(batch, precision, layout, compile, optimizer, "train", "foreach", True)
+        prepared = _prepared(
+            model, _request(model, image_size, input_shape, sequence_length), setup, use_cache
+        )
+        servers_setup, link = _first_principles(prepared, device, setup, inter)
+        notes.append(f"from first principles over {link}: compute, push, update and pull, none of it fitted")
+
+        def step_s(w: int, p: int) -> float:
+            return parameter_server_step_s(servers_setup, w, p, synchronous=synchronous)
+
+    points = [
+        _server_point(w, p, step_s(w, p), step_s(1, p), batch, synchronous, job)
+        for p in servers
+        for w in workers
+    ]
+    return ServerCurve(
+        model=model,
+        device=None if coefficients else device,
+        mode="synchronous" if synchronous else "asynchronous",
+        batch_size_per_step=batch,
+        epochs=epochs,
+        points=tuple(points),
+        best_workers={
+            p: max(
+                (q for q in points if q.num_servers == p), key=lambda q: q.throughput_samples_per_s
+            ).num_workers
+            for p in servers
+        },
+        notes=tuple(notes),
+    )
+
+
+def _first_principles(
+    prepared: PreparedModel, device: str, setup: Any, inter: str | None
+) -> tuple[ParameterServerSetup, str]:
+    """The job on this hardware: compute of a worker as a line in the batch, a model update at the memory's speed."""
+    found = find_device(device)
+    link = require_link(parse_link(inter)[1] if inter else None, "workers and servers", "--inter")
+    question = Question(
+        device=found, setup=setup, weights=_weights(device, found, stack=stack_name(prepared.graph))
+    )
+    small = max(1, setup.batch_size_per_device // 4)
+    setups = [replace(setup, batch_size_per_device=b) for b in (small, setup.batch_size_per_device)]
+    if prepared.graph.only_batch_size is not None or small == setup.batch_size_per_device:
+        setups = setups[1:] * 2
+    steps = predict_steps(prepared, found, setups, question.weights, None)
+    first_s, whole_s = (step.step_s.value for step in steps)
+    distance = setup.batch_size_per_device - small
+    slope_s = max(0.0, whole_s - first_s) / distance if distance else 0.0
+    compute_s = min(whole_s, slope_s * setup.batch_size_per_device)
+    model_bytes = 4.0 * prepared.graph.num_trainable_parameters
+    return (
+        ParameterServerSetup(
+            compute_s=compute_s,
+            fixed_compute_s=whole_s - compute_s,
+            model_bytes=model_bytes,
+            server_bytes_per_s=link.usable_bytes_per_s,
+            worker_bytes_per_s=link.usable_bytes_per_s,
+            # Gradient and weight are read and the weight written by a server's processor.
+            update_s=3 * model_bytes / load_catalog()["cpu"].memory_bandwidth_bytes_per_s,
+            latency_s=link.latency_s,
+        ),
+        link.title,
+    )
+
+
+def _server_point(
+    workers: int, servers: int, step_s: float, alone_s: float, batch: int, synchronous: bool, job: Job | None
+) -> ServerPoint:
+    steps_per_s = (1 if synchronous else workers) / step_s
+    times: dict[str, Any] = {}
+    if job is not None:
+        steps = steps_per_epoch(job.num_samples, batch)
+        total = None if job.num_epochs is None else round(steps * job.num_epochs)
+        times = {
+            "num_steps_per_epoch": steps,
+            "num_steps": total,
+            "job_time_s": None if total is None else total / steps_per_s,
+        }
+    return ServerPoint(
+        num_workers=workers,
+        num_servers=servers,
+        step_time_s=step_s,
+        steps_per_s=steps_per_s,
+        throughput_samples_per_s=batch * steps_per_s,
+        efficiency=steps_per_s * alone_s / workers,
+        **times,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeedFit:
+    """Answer of ``forerun.fit_speed``.
+
+    Attributes:
+        model: Name of the speed model; None if nothing was fitted.
+        parameters: Its coefficients.
+        errors: Mean error of left-out points by model, as fractions; None where a model could not be fitted without
+            them.
+        points: Asked sizes, each with ``step_time_s``, ``throughput_samples_per_s`` and their intervals.
+        proposals: Sizes to measure next.
+        notes: What a reader must know.
+    """
+
+    model: str | None
+    parameters: Mapping[str, float]
+    errors: Mapping[str, float | None]
+    points: tuple[Mapping[str, Any], ...]
+    proposals: tuple[Mapping[str, int], ...]
+    notes: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        found = {name: getattr(self, name) for name in self.__slots__}
+        lists = {name: [dict(item) for item in found[name]] for name in ("points", "proposals")}
+        return {
+            **found,
+            **lists,
+            "parameters": dict(self.parameters),
+            "errors": dict(self.errors),
+            "notes": list(self.notes),
+        }
+
+
+def fit_speed(
+    points: str | Path | Sequence[SpeedPoint] | None,
+    *,
+    speed_model: str | None = None,
+    num_devices: Sequence[int] | None = None,
+    num_workers: Sequence[int] | None = None,
+    num_servers: Sequence[int] | None = None,
+    num_nodes: int | None = None,
+    batch_size: float | None = None,
+    global_batch_size: float | None = None,
+    num_proposals: int = 0,
+    synchronous: bool = True,
+) -> SpeedFit:
+    """Fits a speed model to measured points, extrapolates with intervals, and proposes what to measure next.
+
+    Args:
+        points: A CSV file (columns in ``communication.speed_points``), or points; None for proposals only.
+        speed_model: pollux, ring, average, optimus-synchronous or optimus-asynchronous; None for the best by
+            cross-validation.
+        num_devices: Sizes to ask about; those of the points if None.
+        num_workers: The same for parameter servers, and the candidates of proposals.
+        num_servers: Numbers of servers to combine them with.
+        num_nodes: Nodes of the asked sizes; as many as the measured point nearest in size had, if None.
+        batch_size: Samples of one device of the asked sizes; that of the points' median if None.
+        global_batch_size: Samples of all of them instead, as in strong scaling.
+        num_proposals: How many sizes to propose.
+        synchronous: Which form proposals are for.
+
+    Raises:
+        UsageError: The points do not suffice, a time is not above zero, or a size cannot be meant.
+        RecordError: The file cannot be read.
+    """
+    measured = (
+        () if points is None else read_points(points) if isinstance(points, (str, Path)) else tuple(points)
+    )
+    if not measured and not num_proposals:
+        raise InvalidSetupError("expected measured points, got none; give --fit POINTS.csv")
+    proposals: tuple[Mapping[str, int], ...] = ()
+    if num_proposals:
+        proposals = _proposals(
+            measured, num_proposals, num_workers, num_servers, global_batch_size, synchronous
+        )
+    if not measured:
+        return SpeedFit(model=None, parameters={}, errors={}, points=(), proposals=proposals, notes=())
+    chosen = choose_speed_model(measured, speed_model)
+    asked = _asked(
+        measured, num_workers or num_devices, num_servers, num_nodes, batch_size, global_batch_size
+    )
+    return SpeedFit(
+        model=chosen.fitted.name,
+        parameters=chosen.fitted.parameters,
+        errors={name: error if error < float("inf") else None for name, error in chosen.errors.items()},
+        points=tuple(
+            _row(point, interval, _measured_s(point, measured))
+            for point, interval in zip(asked, chosen.fitted.intervals(asked), strict=True)
+        ),
+        proposals=proposals,
+        notes=tuple(_notes(measured, asked)),
+    )
+
+
+def _proposals(
+    measured: Sequence[SpeedPoint],
+    number: int,
+    num_workers: Sequence[int] | None,
+    num_servers: Sequence[int] | None,
+    global_batch_size: float | None,
+    synchronous: bool,
+) -> tuple[Mapping[str, int], ...]:
+    if num_workers is None or num_servers is None:
+        raise InvalidSetupError(
+            "proposals need candidates: give --workers and --servers, such as 1:16 and 1:8"
+        )
+    batch = global_batch_size or (measured[0].batch_size_global if measured else 1.0)
+    known = {(point.num_devices, point.num_servers) for point in measured}
+    candidates = [
+        p
+        for p in candidate_points(num_workers, num_servers, batch)
+        if (p.num_devices, p.num_servers) not in known
+    ]
+    theta = OPTIMUS_SYNCHRONOUS if synchronous else OPTIMUS_ASYNCHRONOUS
+    found = propose_points(candidates, number, measured=measured, theta=theta, synchronous=synchronous)
+    return tuple({"num_workers": p.num_devices, "num_servers": p.num_servers} for p in found)
+
+
+def _asked(
+    measured: Sequence[SpeedPoint],
+    numbers: Sequence[int] | None,
+    servers: Sequence[int] | None,
+    num_nodes: int | None,
+    batch_size: float | None,
+    global_batch_size: float | None,
+) -> list[SpeedPoint]:
+    if numbers is None:
+        return list({point.size: point for point in measured}.values())
+    sizes = sorted(point.batch_size_per_device for point in measured)
+    totals = {point.batch_size_global for point in measured}
+    if global_batch_size is None and measured[0].num_servers and len(totals) == 1:
+        global_batch_size = totals.pop()  # parameter servers were measured at one global batch
+    found = []
+    for p in servers or (sorted({point.num_servers for point in measured})[:1]):
+        for n in numbers:
+            nearest = min(measured, key=lambda point, n=n: abs(point.num_devices - n))  # type: ignore[misc]
+            batch = global_batch_size / n if global_batch_size else batch_size or sizes[len(sizes) // 2]
+            nodes = num_nodes or max(1, round(n * nearest.num_nodes / nearest.num_devices))
+            found.append(
+                SpeedPoint(num_devices=n, num_nodes=min(n, nodes), batch_size_per_device=batch, num_servers=p)
+            )
+    return found
+
+
+def _measured_s(asked: SpeedPoint, measured: Sequence[SpeedPoint]) -> float | None:
+    """Mean of what was measured at this very size; None if nothing was [s]."""
+    found = [point.measured_s for point in measured if point.size == asked.size]
+    return sum(found) / len(found) if found else None
+
+
+def _row(point: SpeedPoint, interval: StepInterval, measured_s: float | None) -> dict[str, Any]:
+    samples = point.batch_size_global
+    value_s, low_s, high_s = interval.value_s, interval.low_s, interval.high_s
+    sizes: dict[str, Any] = (
+        {"num_workers": point.num_devices, "num_servers": point.num_servers}
+        if point.num_servers
+        else {"num_devices": point.num_devices, "num_nodes": point.num_nodes}
+    )
+    return {
+        **sizes,
+        "batch_size_per_device": point.batch_size_per_device,
+        "step_time_s": {"value": value_s, "low": low_s, "high": high_s},
+        "throughput_samples_per_s": {
+            "value": samples / value_s,
+            "low": samples / high_s,
+            "high": samples / low_s,
+        },
+        "measured_step_time_s": measured_s,
+    }
+
+
+def _notes(measured: Sequence[SpeedPoint], asked: Sequence[SpeedPoint]) -> list[str]:
+    largest = max(point.num_devices for point in measured)
+    beyond = sum(point.num_devices > largest for point in asked)
+    return (
+        [f"{beyond} of {len(asked)} sizes lie beyond the {largest} that were measured: extrapolated"]
+        if beyond
+        else []
+    )

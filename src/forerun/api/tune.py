@@ -1,0 +1,447 @@
+"""Tunes a training command within a budget, compares two configurations, runs with one."""
+
+from __future__ import annotations
+
+import shlex
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import IO, Any
+
+from forerun.api.planned_steps import ScriptModel, steps_or_reason
+from forerun.api.profile import profile
+from forerun.errors import ScriptError, UsageError
+from forerun.hardware import describe_host
+from forerun.measurement.device_index import check_device, first_device, gpu_index
+from forerun.profiling.files import write_json
+from forerun.profiling.launch import check_command
+from forerun.profiling.profile import Profile
+from forerun.profiling.recorded import read_processes
+from forerun.tuning.acceptance import accept_best
+from forerun.tuning.budget import parse_budget
+from forerun.tuning.configuration import Configuration, configure, write_configuration
+from forerun.tuning.device_steps import DeviceSteps
+from forerun.tuning.objectives import parse_objectives
+from forerun.tuning.sessions import StudyOrder, search_together
+from forerun.tuning.space import Metric, Space, default_space, read_space
+from forerun.tuning.study import TrialStore
+from forerun.tuning.trial import TrialOrder, say_nothing
+from forerun.tuning.tuner import Task, Tuner, base_values, check_arguments
+
+__all__ = ["TuneResult", "tune"]
+
+_PROFILE_STEPS = 40
+_IMAGE_SIZE_NAMES = ("image_size", "img_size", "imgsz", "input_size", "resolution", "crop_size")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneResult:
+    """What a study found.
+
+    Attributes:
+        folder: Of the study.
+        objectives: What was looked for.
+        ended_by: What of the budget was used up.
+        best: Configuration of the best trial that keeps the accuracy; None if there is none.
+        best_values: Its values by parameter.
+        best_objectives: What it reached.
+        command: The exact command of the best.
+        trials: Every trial: ``number``, ``values``, ``outcome``, ``objectives``, ``source``.
+        front: Numbers of the trials that no other beats in all objectives.
+        num_rejected: Trials the memory model rejected before they started.
+        num_out_of_memory: Trials that ran out of memory all the same.
+        checked: Whole runs of the script as it is and of the best: ``baseline``, ``best`` and ``accuracy``.
+        profile: Of the script as it is.
+        is_resumed: Whether the study had trials before.
+        notes: What is not known.
+    """
+
+    folder: Path
+    objectives: tuple[str, ...]
+    ended_by: str
+    best: Configuration | None
+    best_values: dict[str, Any]
+    best_objectives: tuple[float, ...]
+    command: str
+    trials: tuple[dict[str, Any], ...]
+    front: tuple[int, ...]
+    num_rejected: int
+    num_out_of_memory: int
+    checked: dict[str, Any] | None
+    profile: Profile | None
+    is_resumed: bool
+    notes: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Every field as types that JSON has."""
+        plain = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        plain["folder"] = str(self.folder)
+        plain["best"] = None if self.best is None else asdict(self.best)
+        plain["profile"] = None if self.profile is None else self.profile.as_dict()
+        return plain
+
+
+def tune(
+    command: Sequence[str],
+    *,
+    budget: str,
+    space: Space | Path | None = None,
+    objective: str = "speed",
+    study: Path = Path("forerun-study"),
+    metric: str | None = None,
+    target: float | None = None,
+    trial_s: float = 8.0,
+    timeout_s: float = 1800.0,
+    memory_limit_bytes: float | None = None,
+    with_memory_law: bool = True,
+    with_priors: bool = True,
+    model: str | None = None,
+    image_size: int | None = None,
+    input_shape: Sequence[int] | None = None,
+    sequence_length: int | None = None,
+    with_pruning: bool = False,
+    max_accuracy_loss: float = 0.01,
+    check: bool = True,
+    sampler: str = "tpe",
+    seed: int | None = None,
+    price_usd_per_hour: float | None = None,
+    device_index: str | None = None,
+    num_sessions: int = 1,
+    ray_address: str | None = None,
+    say: Callable[[str], None] = say_nothing,
+    echo: IO[str] | None = None,
+) -> TuneResult:
+    """Searches for a better configuration of a training command, which is never edited.
+
+    The command is profiled as it is, then tried in configurations that its arguments and the hooks can realise, each
+    in processes of its own. Trials that would not fit in memory are rejected before they start. For the objective
+    ``speed`` trials last some seconds; in the end the script as it is and the best trial run whole, and a best one
+    whose metric is worse than allowed is given up for the next.
+
+    Args:
+        command: Words of the command.
+        budget: Such as ``2h``, ``40 trials``, ``10usd``.
+        space: What may be changed, or its file; settings that change no result if None.
+        objective: One of ``objectives.OBJECTIVES``, or several parted by commas.
+        study: Folder of the study; an existing one is resumed, also by several processes at once.
+        metric: Name of the figure the script prints, if the space names none.
+        target: Value to reach.
+        trial_s: Time of steps of a short trial [s].
+        timeout_s: Longest time of a trial [s].
+        memory_limit_bytes: Most memory of a trial; that of the machine or the device if None [bytes].
+        with_memory_law: Whether trials are rejected by predicted memory.
+        with_priors: Whether the first trials come from the cost model.
+        model: What the script trains, as in ``predict``; the first trials then come from its predicted steps.
+        image_size: Height and width of the script's images, where its arguments do not tell [pixels].
+        input_shape: Shape of one of its samples, instead.
+        sequence_length: Tokens of one of its samples.
+        with_pruning: Whether trials for accuracy end when their forecast cannot win.
+        max_accuracy_loss: Loss of the metric that is accepted for speed.
+        check: Whether the best is run whole beside the script as it is.
+        sampler: ``tpe`` or ``random``.
+        seed: Of the sampler.
+        price_usd_per_hour: Of the machine.
+        device_index: ``cpu`` or ``cuda:N``; the first GPU if there is one.
+        num_sessions: Processes that search at once, each on a GPU of its own where there are several; those on one
+            device take turns. More than one needs ``if __name__ == "__main__":`` in a script that calls this.
+        ray_address: ``auto`` or ``HOST:PORT`` of a Ray cluster that the trials run on; this machine if None.
+        say: Receives a line about each trial.
+        echo: Where the script's output goes.
+
+    Raises:
+        UsageError: The command, the space, the model or an option cannot be meant.
+        FailureError: The model cannot be built or traced.
+        ScriptError: The script fails as it is.
+    """
+    words = check_command(command)
+    if num_sessions < 1:
+        raise UsageError(f"expected one session or more, got {num_sessions}")
+    limits, objectives = parse_budget(budget), parse_objectives(objective)
+    limits.seconds(price_usd_per_hour)
+    host = describe_host()
+    device = device_index or first_device()
+    if ray_address is None:  # the nodes of a cluster may have devices that this machine has not
+        device = check_device(device)
+    asked = read_space(space) if isinstance(space, Path) else space
+    asked = asked or default_space(host.num_usable_cores, is_gpu=device != "cpu")
+    wanted = _metric(asked.metric, metric, target)
+    for item in objectives:
+        if item.name == "time-to-target" and (wanted is None or wanted.target is None):
+            raise UsageError("time-to-target needs a metric with a target: --metric val_acc --target 0.9")
+        if item.name == "cost" and price_usd_per_hour is None:
+            raise UsageError("the objective cost needs the price of this machine: --price 1.89/h")
+        if item.needs_metric and wanted is None:
+            raise UsageError(
+                f"the objective {item.name} needs the name of a printed figure: --metric val_acc"
+            )
+    trained = _script_model(model, image_size, input_shape, sequence_length, with_priors=with_priors)
+    if trained is not None:
+        trained.check(asked)
+    is_short = not any(item.needs_whole_run for item in objectives)
+    if with_pruning and [item.name for item in objectives] != ["accuracy"]:
+        raise UsageError(
+            "a forecast ends trials of the objective accuracy alone: --prune --objective accuracy"
+        )
+    order = TrialOrder(
+        command=words,
+        metric=wanted,
+        is_short=is_short,
+        short_s=trial_s,
+        timeout_s=timeout_s,
+        memory_limit_bytes=memory_limit_bytes if device == "cpu" else None,
+        device_index=device,
+        stop_at_target=any(item.name == "time-to-target" for item in objectives) and len(objectives) == 1,
+    )
+    identity = {
+        "command": list(words),
+        "space": [asdict(parameter) for parameter in asked.parameters],
+        "objectives": [item.name for item in objectives],
+    }
+    store = TrialStore(study, objectives, identity, sampler=sampler, seed=seed)
+    script = _look_at_script(words, asked, store, device, say=say, echo=echo)
+    if with_pruning and script.epochs is None:
+        say(
+            "no trial is pruned: the script has no argument --epochs that tells how many values it will print"
+        )
+    memory_bytes = memory_limit_bytes or _machine_limit(device, host.memory_usable_bytes)
+    task = Task(
+        space=asked,
+        order=order,
+        objectives=objectives,
+        budget=limits,
+        price_usd_per_hour=price_usd_per_hour,
+        memory_limit_bytes=memory_bytes,
+        with_memory_law=with_memory_law,
+        with_priors=with_priors,
+        with_pruning=with_pruning,
+        num_rounds=None if script.epochs is None else int(script.epochs),
+        num_sessions=num_sessions,
+    )
+    shared = StudyOrder(
+        folder=study,
+        identity=identity,
+        task=task,
+        base=script.base,
+        optimizer=script.optimizer,
+        sampler=sampler,
+        seed=seed,
+        ray_address=ray_address,
+    )
+    with shared.tuner(store, say) as tuner:
+        notes = _seed(tuner, script, trained, device, memory_bytes)
+        ended_by = search_together(tuner, shared, _devices(device, device_index or ray_address, num_sessions))
+        return _conclude(
+            tuner, script.profile, ended_by, study, max_accuracy_loss, notes, check=check, echo=echo
+        )
+
+
+def _script_model(
+    model: str | None,
+    image_size: int | None,
+    input_shape: Sequence[int] | None,
+    sequence_length: int | None,
+    *,
+    with_priors: bool,
+) -> ScriptModel | None:
+    if model is None:
+        if image_size is not None or input_shape is not None or sequence_length is not None:
+            raise UsageError("the input of a model was given without the model: --model torchvision:resnet18")
+        return None
+    if not with_priors:
+        raise UsageError("a model is for the first trials of the cost model, which were not wanted")
+    return ScriptModel(
+        model=model,
+        image_size=image_size,
+        input_shape=None if input_shape is None else tuple(input_shape),
+        sequence_length=sequence_length,
+    )
+
+
+def _seed(
+    tuner: Tuner, script: _Script, model: ScriptModel | None, device: str, memory_bytes: float | None
+) -> tuple[str, ...]:
+    """Queues the first trials; tells why they do not come from the model, if it was given."""
+    if model is None or script.profile is None:
+        tuner.seed(script.profile)
+        return ()
+    steps = steps_or_reason(
+        model.sized(script.image_size),
+        device,
+        tuner.task.space,
+        tuner.base,
+        script.profile,
+        memory_bytes=memory_bytes,
+    )
+    if isinstance(steps, DeviceSteps):
+        tuner.seed(script.profile, steps)
+        return ()
+    note = f"the first trials come from the profile alone: {steps}"
+    tuner.say(note)
+    tuner.seed(script.profile)
+    return (note,)
+
+
+def _metric(of_space: Metric | None, name: str | None, target: float | None) -> Metric | None:
+    if name is None and of_space is None:
+        if target is not None:
+            raise UsageError("a target needs the name of its metric: --metric val_acc")
+        return None
+    known = of_space if name is None else Metric.named(name)
+    assert known is not None
+    return known if target is None else replace(known, target=target)
+
+
+def _machine_limit(device: str, memory_bytes: float) -> float | None:
+    if device == "cpu":
+        return memory_bytes
+    from forerun.hardware.host_gpus import visible_gpus
+
+    gpus, index = visible_gpus(), gpu_index(device) or 0
+    return float(gpus[index].memory_bytes) if index < len(gpus) else None
+
+
+def _devices(first: str, asked: str | None, num_sessions: int) -> list[str]:
+    """A device for each session: all on the one asked for, or the machine's GPUs in turn; a node's first with Ray."""
+    if asked is not None or first == "cpu":
+        return [first] * num_sessions
+    from forerun.hardware.host_gpus import visible_gpus
+
+    num_gpus = max(1, len(visible_gpus()))
+    return [f"cuda:{index % num_gpus}" for index in range(num_sessions)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Script:
+    """What is known of a script: its own values by parameter, its optimizer, epochs and profile, None on resuming."""
+
+    base: dict[str, Any]
+    optimizer: str | None
+    epochs: float | None
+    profile: Profile | None = None
+    image_size: int | None = None
+
+
+def _look_at_script(
+    words: tuple[str, ...],
+    space: Space,
+    store: TrialStore,
+    device: str,
+    *,
+    say: Callable[[str], None],
+    echo: IO[str] | None,
+) -> _Script:
+    """Profiles the script as it is; seen once, then kept with the study."""
+    known = store.study.user_attrs.get("script")
+    if known is not None:
+        return _Script(**known)
+    say("profiling the script as it is")
+    with tempfile.TemporaryDirectory(prefix="forerun-") as folder:
+        try:
+            found = profile(
+                words, num_steps=_PROFILE_STEPS, folder=Path(folder), device_index=device, echo=echo
+            )
+        except ScriptError:
+            # An argument that the script does not know is told as such, not by its own usage message.
+            check_arguments(space, _options(Path(folder)))
+            raise
+        options = _options(Path(folder))
+    if found.outcome not in ("done", "stopped"):
+        raise ScriptError(
+            f"expected the script to run as it is, but it {found.outcome} after {found.num_steps} steps"
+            f" (exit status {found.status}); it said: {found.said or 'nothing'}"
+        )
+    check_arguments(space, options)
+    base = base_values(space, found, options)
+    optimizer = found.optimizer.get("name")
+    configure(space, {}, base, optimizer)
+    store.study.set_user_attr("script", {"base": base, "optimizer": optimizer, "epochs": found.epochs})
+    return _Script(
+        base=base,
+        optimizer=optimizer,
+        epochs=found.epochs,
+        profile=found,
+        image_size=_image_size(options),
+    )
+
+
+def _image_size(options: tuple[dict[str, Any], ...]) -> int | None:
+    """The script's argument for the size of its images, by its usual names; None without one."""
+    values = {option["name"]: option["value"] for option in options}
+    sizes = [values[name] for name in _IMAGE_SIZE_NAMES if isinstance(values.get(name), int)]
+    return next((size for size in sizes if size > 0), None)
+
+
+def _options(folder: Path) -> tuple[dict[str, Any], ...]:
+    return tuple(option for process in read_processes(folder) for option in process.options)
+
+
+def _conclude(
+    tuner: Tuner,
+    found: Profile | None,
+    ended_by: str,
+    study: Path,
+    max_loss: float,
+    known_notes: tuple[str, ...],
+    *,
+    check: bool,
+    echo: IO[str] | None,
+) -> TuneResult:
+    front = tuner.store.front()
+    ranked = sorted(front, key=lambda t: -t.values[0] if tuner.task.objectives[0].is_rising else t.values[0])
+    if len(tuner.task.objectives) == 1:
+        complete = [t for t in tuner.store.trials() if t.state.name == "COMPLETE" and _is_feasible(t)]
+        sign = -1.0 if tuner.task.objectives[0].is_rising else 1.0
+        ranked = sorted(complete, key=lambda t: sign * t.values[0])
+    chosen, checked, notes = accept_best(tuner, ranked, max_loss, check=check, echo=echo)
+    outcomes = [t.user_attrs["record"]["result"]["outcome"] for t in tuner.store.trials()]
+    best = None
+    if chosen is not None:
+        values = chosen.user_attrs["record"]["values"]
+        best = configure(tuner.task.space, values, tuner.base, tuner.optimizer)
+    result = TuneResult(
+        folder=study,
+        objectives=tuple(o.name for o in tuner.task.objectives),
+        ended_by=ended_by,
+        best=best,
+        best_values={} if chosen is None else chosen.user_attrs["record"]["values"],
+        best_objectives=() if chosen is None else tuple(chosen.values),
+        command="" if best is None else shlex.join(best.command(tuner.task.order.command)),
+        trials=tuple(_row(trial) for trial in tuner.store.trials()),
+        front=tuple(trial.number for trial in front),
+        num_rejected=outcomes.count("rejected"),
+        num_out_of_memory=outcomes.count("out of memory"),
+        checked=checked,
+        profile=found,
+        is_resumed=tuner.store.is_resumed,
+        notes=(*known_notes, *notes),
+    )
+    write_json(study / "result.json", result.as_dict())
+    if best is not None:
+        about = {"objective": ", ".join(result.objectives), "value": list(result.best_objectives)}
+        write_configuration(study / "best.yaml", best, tuner.task.order.command, about)
+    return result
+
+
+def _is_feasible(trial: Any) -> bool:
+    return bool(trial.user_attrs["record"].get("is_feasible"))
+
+
+def _row(trial: Any) -> dict[str, Any]:
+    record = trial.user_attrs["record"]
+    result = record["result"]
+    is_told = trial.state.name == "COMPLETE" and record.get("is_feasible")
+    return {
+        "number": trial.number,
+        "values": record["values"],
+        "outcome": result["outcome"],
+        "reason": result["reason"],
+        "objectives": list(trial.values) if is_told else None,
+        "source": record["source"],
+        "rate_samples_per_s": result["rate_samples_per_s"],
+        "wall_s": result["wall_s"],
+        "peak_memory_bytes": result["peak_memory_bytes"],
+        "expected_memory_bytes": record.get("expected_memory_bytes"),
+        "curve": result["curve"],
+        "hooks": result["hooks"],
+    }

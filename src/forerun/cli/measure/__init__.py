@@ -1,0 +1,1 @@
+"""``forerun measure`` and its commands."""

@@ -1,1 +1,0 @@
-"""Predicted against measured: fits, cross-validated studies and the accuracy document."""

@@ -1,0 +1,1 @@
+"""Fits to measured steps and layers: regressors, calibration of a device, splits, errors and intervals."""

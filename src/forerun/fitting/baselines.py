@@ -1,0 +1,172 @@
+"""Regressors with few or no constants, printed beside every accuracy statement."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Protocol, Self
+
+import numpy as np
+from scipy.optimize import nnls
+
+from forerun.fitting.interface import (
+    SHORTEST_STEP_S,
+    Floats,
+    RegressorState,
+    Rows,
+    check_fit_input,
+    not_fitted,
+)
+from forerun.fitting.step_features import WholeModelFeatures
+
+__all__ = ["LinearOnFlops", "NonNegativeSums", "PytorchRule", "Roofline", "ScaledRoofline"]
+
+
+def _rooflines_s(features: WholeModelFeatures) -> Floats:
+    compute_s = features.flops / features.peak_flops_per_s
+    transfer_s = features.traffic_bytes / features.bandwidth_bytes_per_s
+    return np.maximum(np.maximum(compute_s, transfer_s), SHORTEST_STEP_S)
+
+
+def _relative_nnls(columns: Floats, times: Floats) -> Floats:
+    """Non-negative coefficients x that minimise the squared relative error sum_i (a_i x / t_i - 1)^2.
+
+    Columns are scaled to unit length first: seconds of FLOPs and counts of kernels differ by 10^10, which
+    the solver's absolute tolerance would not survive.
+    """
+    relative = columns / times[:, None]
+    lengths = np.linalg.norm(relative, axis=0)
+    lengths[lengths == 0] = 1.0
+    coefficients, _ = nnls(relative / lengths, np.ones(len(times)))
+    return np.asarray(coefficients / lengths, dtype=float)
+
+
+class Roofline:
+    """t = max(F / P, D / B) of the whole step; nothing is fitted."""
+
+    def fit(self, features: WholeModelFeatures, step_time_s: Floats) -> None:
+        """Only check the input."""
+        check_fit_input(features, step_time_s)
+
+    def predict(self, features: WholeModelFeatures) -> Floats:
+        """Roofline times [s]."""
+        return _rooflines_s(features)
+
+
+class PytorchRule:
+    """PyTorch's own runtime estimation, see ``pytorch_rule_time_s``; nothing is fitted."""
+
+    def fit(self, features: WholeModelFeatures, step_time_s: Floats) -> None:
+        """Only check the input."""
+        check_fit_input(features, step_time_s)
+
+    def predict(self, features: WholeModelFeatures) -> Floats:
+        """Times by the rule [s]."""
+        return np.maximum(features.pytorch_rule_time_s, SHORTEST_STEP_S)
+
+
+class ScaledRoofline:
+    """t = c * max(F / P, D / B); c is the median of measured / roofline."""
+
+    def __init__(self) -> None:
+        self._factor: float | None = None
+
+    def fit(self, features: WholeModelFeatures, step_time_s: Floats) -> None:
+        """Fit the one constant."""
+        times = check_fit_input(features, step_time_s)
+        self._factor = float(np.median(times / _rooflines_s(features)))
+
+    def predict(self, features: WholeModelFeatures) -> Floats:
+        """Scaled roofline times [s]."""
+        if self._factor is None:
+            raise not_fitted("roofline x constant")
+        return np.maximum(self._factor * _rooflines_s(features), SHORTEST_STEP_S)
+
+
+class WorkRows(Rows, Protocol):
+    """Features that hold work and peak rates, of whole models or of layers."""
+
+    @property
+    def flops(self) -> Floats:
+        """Work [FLOP], (n,)."""
+        ...
+
+    @property
+    def peak_flops_per_s(self) -> Floats:
+        """Peak rate of the device [FLOP/s], (n,)."""
+        ...
+
+
+class LinearOnFlops:
+    """t = a + b * F / P with a, b >= 0, least squares on the relative error.
+
+    FLOPs are divided by the peak of the device so that devices and precisions share the two constants; on
+    one device in one precision this is a line in FLOPs. Whole models and layers alike.
+    """
+
+    kind: ClassVar[str] = "linear"
+    version: ClassVar[int] = 1
+
+    def __init__(self) -> None:
+        self._coefficients: Floats | None = None
+
+    @staticmethod
+    def _columns(features: WorkRows) -> Floats:
+        return np.column_stack([np.ones(len(features)), features.flops / features.peak_flops_per_s])
+
+    def fit(self, features: WorkRows, step_time_s: Floats) -> None:
+        """Fit the line."""
+        times = check_fit_input(features, step_time_s)
+        self._coefficients = _relative_nnls(self._columns(features), times)
+
+    def predict(self, features: WorkRows) -> Floats:
+        """Times on the line [s]."""
+        if self._coefficients is None:
+            raise not_fitted("linear on FLOPs")
+        return np.maximum(self._columns(features) @ self._coefficients, SHORTEST_STEP_S)
+
+    def state(self) -> RegressorState:
+        """The two constants."""
+        if self._coefficients is None:
+            raise not_fitted("linear on FLOPs")
+        return RegressorState(features=("one", "compute_s"), arrays={"coefficients": self._coefficients})
+
+    @classmethod
+    def from_state(cls, state: RegressorState) -> Self:
+        """The line that had this state."""
+        found = cls()
+        found._coefficients = np.asarray(state.arrays["coefficients"], dtype=float)
+        if found._coefficients.shape != (2,):
+            raise ValueError(f"expected two coefficients, got shape {found._coefficients.shape}")
+        return found
+
+
+class NonNegativeSums:
+    """t = a + l * kernels + sum over op classes of (p_c * F_c / P + q_c * D_c / B), all constants >= 0.
+
+    Least squares on the relative error. Each constant can be read: p_c and q_c are inverse efficiencies of
+    a class, l is the cost of a launch [s].
+    """
+
+    def __init__(self) -> None:
+        self._coefficients: Floats | None = None
+
+    @staticmethod
+    def _columns(features: WholeModelFeatures) -> Floats:
+        return np.column_stack(
+            [
+                np.ones(len(features)),
+                features.num_kernels,
+                features.class_flops / features.peak_flops_per_s[:, None],
+                features.class_bytes / features.bandwidth_bytes_per_s[:, None],
+            ]
+        )
+
+    def fit(self, features: WholeModelFeatures, step_time_s: Floats) -> None:
+        """Fit all constants at once."""
+        times = check_fit_input(features, step_time_s)
+        self._coefficients = _relative_nnls(self._columns(features), times)
+
+    def predict(self, features: WholeModelFeatures) -> Floats:
+        """Summed times [s]."""
+        if self._coefficients is None:
+            raise not_fitted("non-negative sums")
+        return np.maximum(self._columns(features) @ self._coefficients, SHORTEST_STEP_S)

@@ -1,0 +1,262 @@
+"""A table of measured steps against the shipped cost model, beside baselines fitted to the table itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.errors import InvalidSetupError, RecordError
+from forerun.fitting.calibrated_op import CalibratedOpModel
+from forerun.fitting.evaluation import (
+    ErrorMetrics,
+    Split,
+    configuration_of,
+    configuration_splits,
+    cross_validated_predictions,
+    errors,
+    family_folds,
+    grouped_errors,
+)
+from forerun.fitting.measured_steps import Measured, SkippedModel, measured_steps, request_of
+from forerun.fitting.registry import baseline_names, make_baseline
+from forerun.fitting.step_features import WholeModelFeatures, whole_model_features
+from forerun.fitting.trained_models import step_rows
+from forerun.graph.graph import Graph
+from forerun.hardware import find_device
+from forerun.hardware.device import Device
+from forerun.optime.weights import OpTimeWeights
+from forerun.prediction.step import PreparedModel, predict_intervals, provenance_of
+from forerun.records.importers.timm_csv import read_timm_csv
+from forerun.records.step_record import StepRecord
+from forerun.records.step_view import read_steps as read_measured_steps
+from forerun.tracing.trace import trace
+
+__all__ = ["Evaluation", "evaluate_records", "read_steps"]
+
+Floats = npt.NDArray[np.float64]
+
+_UNFITTED = ("roofline", "pytorch rule")
+_MIN_FITTED_ROWS = 10
+_CALIBRATED = "forerun, fitted to this table"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """Predicted against measured.
+
+    Attributes:
+        metrics: Errors of forerun over all rows.
+        groups: The same by device, precision, layout, phase and family.
+        baselines: Errors of each baseline; None where it could not be fitted, with a reason in ``notes``.
+        predicted_s, low_s, high_s, actual_s: Per row [s], (n,).
+        row_groups: Device of each row, for plots.
+        notes: Models that could not be traced, and what the figures rest on.
+    """
+
+    metrics: ErrorMetrics
+    groups: Mapping[str, ErrorMetrics]
+    baselines: Mapping[str, ErrorMetrics | None]
+    predicted_s: Floats
+    low_s: Floats
+    high_s: Floats
+    actual_s: Floats
+    row_groups: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The errors as plain JSON values."""
+        return {
+            **asdict(self.metrics),
+            "groups": {name: asdict(group) for name, group in self.groups.items()},
+            "baselines": {name: asdict(e) if e is not None else None for name, e in self.baselines.items()},
+            "notes": list(self.notes),
+        }
+
+
+def read_steps(
+    path: str | Path, file_format: str, devices: Sequence[str], options: Mapping[str, Any] | None = None
+) -> list[StepRecord]:
+    """Records of a file or store.
+
+    Args:
+        path: The table; for forerun's own format also a store, a file or a URL.
+        file_format: "timm" for the CSV of timm's benchmark script, "forerun" for the own format, "auto" for what its
+            columns say.
+        devices: For timm the device it ran on; for forerun the devices to keep, all if empty.
+        options: For timm the precision, layout, compiler and PyTorch version of the run.
+    """
+    if file_format == "auto":
+        file_format = "timm" if _has_timm_columns(path) else "forerun"
+    if file_format == "timm":
+        if len(devices) != 1:
+            raise InvalidSetupError(
+                f"a timm table does not name its device: give exactly one with --on DEVICE, got {len(devices)}"
+            )
+        return read_timm_csv(path, find_device(devices[0]).name, **(options or {}))
+    if file_format != "forerun":
+        raise InvalidSetupError(f"unknown format '{file_format}'; expected auto, timm or forerun")
+    records = read_measured_steps(path)
+    if devices:
+        wanted = {find_device(name).name for name in devices}
+        records = [record for record in records if find_device(record.device).name in wanted]
+    if not records:
+        raise RecordError(f"{path}: no row is left after keeping {', '.join(devices) or 'all devices'}")
+    return records
+
+
+def _has_timm_columns(path: str | Path) -> bool:
+    """Whether a file is a CSV with a column of timm's benchmark script."""
+    if Path(path).suffix != ".csv" or not Path(path).is_file():
+        return False
+    with Path(path).open(encoding="utf-8", errors="replace") as file:
+        columns = file.readline().strip().split(",")
+    return any(name.endswith(("_samples_per_sec", "_step_time")) for name in columns)
+
+
+def evaluate_records(
+    records: Sequence[StepRecord], weights: OpTimeWeights, devices: Mapping[str, Device] | None = None
+) -> Evaluation:
+    """Errors of forerun and of the baselines on measured steps.
+
+    Baselines that must be fitted are fitted to the table itself, with the families of the tested rows left
+    out; forerun's model has seen none of the table unless it is one of its reference tables.
+
+    Args:
+        records: The steps.
+        weights: The cost model.
+        devices: Figures of devices by name, instead of the catalogue's: of ``cpu``, say, those of this machine.
+
+    Raises:
+        RecordError: No model of the table could be traced.
+    """
+    graphs: dict[int, Graph] = {}
+    steps, skipped = measured_steps(records, devices=devices)
+    if not steps:
+        reasons = "; ".join(f"{s.model}: {s.reason}" for s in skipped[:3])
+        raise RecordError(f"no model of the table could be traced: {reasons}")
+    cases = []
+    for step in steps:
+        key = id(step.ops)
+        if key not in graphs:
+            graphs[key] = trace(request_of(step.record), step.setup)
+        cases.append((graphs[key], step.device, step.setup))
+    intervals = _predictions(steps, cases, weights)
+    actual = np.asarray([step.record.step_time_s for step in steps])
+    splits, split_name = _splits(steps)
+    baselines, notes = _baselines(whole_model_features(cases), actual, splits, split_name)
+    if splits is not None:
+        baselines[_CALIBRATED] = _calibrated_errors(steps, cases, actual, splits)
+    value, low, high = intervals
+    return Evaluation(
+        metrics=errors(value, actual, (low, high)),
+        groups=_groups(steps, value, actual, (low, high)),
+        baselines=baselines,
+        predicted_s=value,
+        low_s=low,
+        high_s=high,
+        actual_s=actual,
+        row_groups=tuple(step.device.title for step in steps),
+        notes=(*notes, *_provenance_notes(steps, weights), *_skipped_notes(skipped)),
+    )
+
+
+def _predictions(
+    steps: Sequence[Measured], cases: Sequence[tuple[Graph, Any, Any]], weights: OpTimeWeights
+) -> tuple[Floats, Floats, Floats]:
+    rows = np.empty((3, len(steps)))
+    for index, (step, (graph, device, setup)) in enumerate(zip(steps, cases, strict=True)):
+        model = PreparedModel(graph=graph, ops=step.ops)
+        version = step.record.framework_version or None
+        rows[:, index] = [
+            column[0] for column in predict_intervals(model, [device], [setup], weights, version)
+        ]
+    return rows[0], rows[1], rows[2]
+
+
+def _groups(
+    steps: Sequence[Measured], value: Floats, actual: Floats, intervals: tuple[Floats, Floats]
+) -> dict[str, ErrorMetrics]:
+    keys = {
+        "device": [step.device.name for step in steps],
+        "precision": [str(step.setup.precision) for step in steps],
+        "layout": [str(step.setup.layout) for step in steps],
+        "phase": [str(step.setup.phase) for step in steps],
+        "family": [step.record.family for step in steps],
+    }
+    found: dict[str, ErrorMetrics] = {}
+    for kind, names in keys.items():
+        for name, group in grouped_errors(value, actual, names, intervals).items():
+            found[f"{kind} {name}"] = group
+    return found
+
+
+def _splits(steps: Sequence[Measured]) -> tuple[tuple[Split, ...] | None, str]:
+    """What is left out of fits to the table, and its name: families, or configurations where all are relatives."""
+    records = [step.record for step in steps]
+    num_families = len({record.family for record in records})
+    configurations = [configuration_of(record) for record in records]
+    if min(len(records), len(set(configurations))) < _MIN_FITTED_ROWS:
+        return None, ""
+    if num_families > 1:
+        folds = family_folds(records, min(5, num_families))
+        return folds, f"{len(folds)}-fold by model family"
+    splits = configuration_splits(configurations)
+    if len(splits) == len(set(configurations)):
+        return splits, f"leaving out one of {len(splits)} configurations"
+    return splits, f"{len(splits)}-fold by configuration"
+
+
+def _baselines(
+    features: WholeModelFeatures, actual: Floats, splits: Sequence[Split] | None, split_name: str
+) -> tuple[dict[str, ErrorMetrics | None], list[str]]:
+    found: dict[str, ErrorMetrics | None] = {}
+    for name in baseline_names():
+        if name in _UNFITTED:
+            found[name] = errors(make_baseline(name).predict(features), actual)
+        elif splits is None:
+            found[name] = None
+        else:
+            predicted = cross_validated_predictions(partial(make_baseline, name), features, actual, splits)
+            found[name] = errors(predicted, actual)
+    if splits is None:
+        note = (
+            f"fitted baselines need at least {_MIN_FITTED_ROWS} rows of as many configurations, "
+            f"got {len(actual)} rows; they are left out"
+        )
+        return found, [note]
+    return found, [f"fitted to this table: {split_name}"]
+
+
+def _calibrated_errors(
+    steps: Sequence[Measured],
+    cases: Sequence[tuple[Graph, Any, Any]],
+    actual: Floats,
+    splits: Sequence[Split],
+) -> ErrorMetrics:
+    """Errors of the shipped model with an offset fitted to the other rows of the table."""
+    rows = step_rows(
+        CalibratedOpModel.kind,
+        [(*case, step.record.framework_version) for case, step in zip(cases, steps, strict=True)],
+    )
+    return errors(cross_validated_predictions(CalibratedOpModel, rows, actual, splits), actual)  # type: ignore[arg-type]
+
+
+def _provenance_notes(steps: Sequence[Measured], weights: OpTimeWeights) -> list[str]:
+    tiers = sorted({str(provenance_of(step.device, step.setup, weights)) for step in steps})
+    tables = weights.provenance["rows"]
+    notes = [f"predictions rest on: {', '.join(tiers)}"]
+    if {step.record.source for step in steps} & {name.partition("/")[0] for name in tables}:
+        notes.append(
+            "rows of this table were used to fit the shipped model: the errors are not those of new rows"
+        )
+    return notes
+
+
+def _skipped_notes(skipped: Sequence[SkippedModel]) -> list[str]:
+    return [f"left out, {item.model}: {item.reason}" for item in skipped]

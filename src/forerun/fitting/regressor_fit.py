@@ -1,0 +1,265 @@
+"""Fits a regressor to measured steps or layers and says how good it is on configurations it has not seen."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from forerun.errors import RecordError, UsageError, near_matches
+from forerun.fitting.ann import AnnSettings, NeuralNetwork
+from forerun.fitting.baselines import LinearOnFlops
+from forerun.fitting.boosting import BoostedTrees
+from forerun.fitting.calibrated_op import CalibratedOpModel, OpLevelRows
+from forerun.fitting.evaluation import (
+    ErrorMetrics,
+    Split,
+    configuration_splits,
+    cross_validated_predictions,
+    errors,
+    hold_out_groups,
+)
+from forerun.fitting.interface import Floats, StorableRegressor
+from forerun.fitting.layer_features import LAYER_WORDS
+from forerun.fitting.layer_net import LayerNetSettings, LayerNetwork
+from forerun.fitting.layer_table import LayerTable
+from forerun.fitting.model_file import TrainedModel
+from forerun.fitting.step_table import StepTable
+from forerun.fitting.trained_models import MODEL_KINDS, step_rows
+
+__all__ = ["FitChoices", "FitResult", "fit_layer_regressor", "fit_step_regressor"]
+
+_FEWEST_CONFIGURATIONS = 3
+_TEST_SHARE = 0.1
+_LINEAR = "linear on FLOPs"
+# What a step costs on any device, and the device; on one device only the first three vary.
+_ANN_COLUMNS = ("flops", "num_parameters", "batch_size", "peak_flops_per_s", "bandwidth_bytes_per_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitChoices:
+    """What a user may set of a fit; None leaves the kind's own default.
+
+    Attributes:
+        hidden_sizes: Units of the hidden layers of a network.
+        loss: ``mse`` or ``mae``, in log space.
+        seeds: One network per seed.
+        max_epochs: Most passes over the rows.
+    """
+
+    hidden_sizes: tuple[int, ...] | None = None
+    loss: str | None = None
+    seeds: tuple[int, ...] | None = None
+    max_epochs: int | None = None
+
+    def given(self) -> dict[str, Any]:
+        """What was set."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitResult:
+    """A fitted model and its errors on configurations that it had not seen.
+
+    Attributes:
+        model: Fitted to all rows.
+        split: How rows were held out.
+        metrics: Errors of the model and of what is printed beside it, on the held-out rows.
+        predicted_s, actual_s: Held-out rows [s], (m,).
+        groups: Device of each held-out row.
+        notes: Rows that were left out, and why.
+    """
+
+    model: TrainedModel
+    split: str
+    metrics: Mapping[str, ErrorMetrics]
+    predicted_s: Floats
+    actual_s: Floats
+    groups: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Errors and provenance as plain JSON values."""
+        return {
+            "kind": self.model.kind,
+            "split": self.split,
+            "metrics": {name: asdict(found) for name, found in self.metrics.items()},
+            "provenance": dict(self.model.provenance),
+            "notes": list(self.notes),
+        }
+
+
+def fit_step_regressor(
+    kind: str, table: StepTable, sources: Sequence[str], choices: FitChoices | None = None
+) -> FitResult:
+    """Fits a regressor of whole steps; errors by leaving configurations out.
+
+    Args:
+        kind: ``ann``, ``linear``, ``boosting`` or ``op``.
+        table: Measured steps with their graphs.
+        sources: Names of the record files, for the provenance.
+        choices: Settings of the fit.
+
+    Raises:
+        UsageError: The kind is not known or does not take such settings.
+        RecordError: There are too few configurations to hold one out.
+    """
+    make = _maker(kind, choices or FitChoices())
+    _check_configurations(table.configurations)
+    splits = configuration_splits(table.configurations)
+    rows, actual = step_rows(kind, table.cases), table.time_s
+    predicted = cross_validated_predictions(make, rows, actual, splits)
+    metrics = {kind: errors(predicted, actual)}
+    if isinstance(rows, OpLevelRows):
+        metrics["op, nothing measured"] = errors(np.exp(rows.log_time_s), actual)
+    if kind != LinearOnFlops.kind:
+        sums = step_rows(LinearOnFlops.kind, table.cases)
+        metrics[_LINEAR] = errors(cross_validated_predictions(LinearOnFlops, sums, actual, splits), actual)  # type: ignore[arg-type]
+    regressor = make()
+    regressor.fit(rows, actual)
+    return FitResult(
+        model=TrainedModel(
+            regressor=regressor, provenance=_step_provenance(table, sources, metrics, _split_name(splits))
+        ),
+        split=_split_name(splits),
+        metrics=metrics,
+        predicted_s=predicted,
+        actual_s=actual,
+        groups=tuple(device.title for _, device, _, _ in table.cases),
+        notes=table.skipped,
+    )
+
+
+def fit_layer_regressor(
+    table: LayerTable, sources: Sequence[str], choices: FitChoices | None = None
+) -> FitResult:
+    """Fits the layer network: a tenth of the layers is held out, a tenth decides when to stop (80:10:10).
+
+    The model is the network that the errors are those of; it has not seen the held-out layers.
+
+    Raises:
+        RecordError: There are too few layers to hold any out.
+    """
+    _check_configurations(table.configurations)
+    split = hold_out_groups(table.configurations, _TEST_SHARE)
+    fit_rows, test_rows = table.features.take(split.fit), table.features.take(split.test)
+    fit_time_s, actual = table.time_s[split.fit], table.time_s[split.test]
+    network = LayerNetwork(LayerNetSettings(**(choices or FitChoices()).given()))
+    network.fit(fit_rows, fit_time_s)
+    linear = LinearOnFlops()
+    linear.fit(fit_rows, fit_time_s)
+    predicted = network.predict(test_rows)
+    metrics = {network.kind: errors(predicted, actual), _LINEAR: errors(linear.predict(test_rows), actual)}
+    name = "80:10:10 of layers: fit, stop, test"
+    facts = _provenance(
+        sources, table.configurations, sorted(set(table.devices)), table.software, metrics, name
+    )
+    return FitResult(
+        model=TrainedModel(regressor=network, provenance={**facts, "shared": _shared_layers(table)}),
+        split=name,
+        metrics=metrics,
+        predicted_s=predicted,
+        actual_s=actual,
+        groups=tuple(table.devices[i] for i in split.test),
+        notes=table.skipped,
+    )
+
+
+def _maker(kind: str, choices: FitChoices) -> Callable[[], StorableRegressor[Any]]:
+    given = choices.given()
+    if kind == NeuralNetwork.kind:
+        return lambda: NeuralNetwork(AnnSettings(columns=_ANN_COLUMNS, **given))
+    if kind not in (LinearOnFlops.kind, BoostedTrees.kind, CalibratedOpModel.kind):
+        raise UsageError(
+            f"unknown model '{kind}'{near_matches(kind, MODEL_KINDS)}; expected one of {', '.join(MODEL_KINDS)}"
+        )
+    if kind == BoostedTrees.kind and set(given) == {"seeds"}:
+        return lambda: BoostedTrees(seed=given["seeds"][0])
+    if given:
+        raise UsageError(f"a model of kind {kind} takes no {', '.join(given)}; leave them out")
+    return MODEL_KINDS[kind]
+
+
+def _check_configurations(configurations: Sequence[str]) -> None:
+    if len(set(configurations)) < _FEWEST_CONFIGURATIONS:
+        raise RecordError(
+            f"expected records of at least {_FEWEST_CONFIGURATIONS} configurations, so that some can be held out, "
+            f"got {len(set(configurations))}; measure more, such as with: forerun measure grid"
+        )
+
+
+def _split_name(splits: Sequence[Split]) -> str:
+    tested = max(len(split.test) for split in splits)
+    if splits[0].name.startswith("fold"):
+        return f"{len(splits)} folds by configuration"
+    rows = "" if tested == 1 else f", up to {tested} repetitions of it together"
+    return f"leave one of {len(splits)} configurations out{rows}"
+
+
+def _provenance(
+    sources: Sequence[str],
+    configurations: Sequence[str],
+    devices: Sequence[str],
+    software: Sequence[str],
+    metrics: Mapping[str, ErrorMetrics],
+    split: str,
+) -> dict[str, Any]:
+    from importlib.metadata import version
+
+    return {
+        "records": list(sources),
+        "num_rows": len(configurations),
+        "num_configurations": len(set(configurations)),
+        "date": datetime.date.today().isoformat(),
+        "devices": list(devices),
+        "software": list(software),
+        "forerun": version("forerun"),
+        "split": split,
+        "held_out_errors": {name: asdict(found) for name, found in metrics.items()},
+    }
+
+
+def _step_provenance(
+    table: StepTable, sources: Sequence[str], metrics: Mapping[str, ErrorMetrics], split: str
+) -> dict[str, Any]:
+    records = table.records
+    software = sorted({f"{r.framework} {r.framework_version}".strip() for r in records})
+    devices = sorted({device.name for _, device, _, _ in table.cases})
+    facts = _provenance(sources, table.configurations, devices, software, metrics, split)
+    return {
+        **facts,
+        "families": sorted({r.family for r in records}),
+        "shared": _shared(
+            [
+                {
+                    "precision": str(r.precision),
+                    "layout": str(r.layout),
+                    "compile": r.compile,
+                    "phase": str(r.phase),
+                    "optimizer": r.training_setup().optimizer,
+                    "image_size": r.image_size,
+                    "framework_version": r.framework_version,
+                    "device": device.name,
+                }
+                for r, (_, device, _, _) in zip(records, table.cases, strict=True)
+            ]
+        ),
+    }
+
+
+def _shared_layers(table: LayerTable) -> dict[str, Any]:
+    framework = LAYER_WORDS.index("framework")
+    words = table.features.words[:, framework].tolist()
+    return _shared([{"device": d, "framework": w} for d, w in zip(table.devices, words, strict=True)])
+
+
+def _shared(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The settings that all rows have in common; they are the defaults of a question to the model."""
+    return {
+        name: value
+        for name, value in rows[0].items()
+        if value is not None and all(row[name] == value for row in rows)
+    }

@@ -1,0 +1,1 @@
+"""The operation graph of one training step: plain numbers, no framework."""

@@ -1,0 +1,1 @@
+"""Jobs with Keras on TensorFlow."""

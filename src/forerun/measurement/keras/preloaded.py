@@ -1,0 +1,46 @@
+"""What every job with Keras needs, imported once by the fork server instead of in each child: seconds a job.
+
+TensorFlow starts its threads when it first computes, so nothing here may compute: a child is forked from the process
+that imported this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from forerun.measurement.keras.tensorflow_device import use_tensorflow
+
+__all__ = ["KERAS_PRELOADED"]
+
+KERAS_PRELOADED = (
+    "tensorflow",
+    "keras",
+    "forerun.measurement.keras.layer_runner",
+    "forerun.measurement.keras.layers",
+    "forerun.measurement.keras.step_runner",
+    "forerun.measurement.keras.training",
+)
+"""The modules, imported with this one; the backend is chosen before."""
+
+
+@contextlib.contextmanager
+def _without_messages() -> Iterator[None]:
+    """Native code of TensorFlow greets on the error stream, past all of Python's settings."""
+    kept = os.dup(2)
+    try:
+        with Path(os.devnull).open("w") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+use_tensorflow()
+with _without_messages():
+    for _name in KERAS_PRELOADED:
+        importlib.import_module(_name)

@@ -1,0 +1,1 @@
+"""Single layers: their sizes, their figures, and the design of what to measure."""

@@ -1,0 +1,167 @@
+"""Runs many jobs on a Ray cluster, one task per job, and writes each measurement as it comes.
+
+The tasks only measure; this process writes, so that one store and one identity per job serve all nodes. A job whose
+node is lost is run again on another; as only its answer is written, it is written once. Anchors are left to sessions on
+one device: no two tasks need follow each other on the same machine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from forerun.measurement.child import DEFAULT_RUN
+from forerun.measurement.jobs import Job
+from forerun.measurement.measured_job import key_of
+from forerun.measurement.progress import (
+    Event,
+    JobFinished,
+    JobLost,
+    SessionFinished,
+    SessionReport,
+    SessionStarted,
+    remaining_time_s,
+)
+from forerun.measurement.protocol import Protocol
+from forerun.measurement.ray.cluster import Cluster, Order, connected_ray, reason_of
+from forerun.measurement.session import MeasurementSink
+from forerun.records.measurement import Circumstances, Measurement, Outcome
+
+__all__ = ["run_jobs_on_ray"]
+
+
+def run_jobs_on_ray(
+    jobs: Iterable[Job],
+    store: MeasurementSink,
+    *,
+    address: str = "auto",
+    device_index: str = "cpu",
+    protocol: Protocol | None = None,
+    occasion: str = "",
+    on_event: Callable[[Event], None] | None = None,
+    expected_s: Callable[[Job], float] | None = None,
+    resources: Mapping[str, float] | None = None,
+    run: str = DEFAULT_RUN,
+) -> SessionReport:
+    """Measures the jobs that the store does not have yet on the nodes of a Ray cluster.
+
+    A job on ``cuda`` takes one GPU, a job on ``cpu`` as many cores as the smallest node has; each task also holds the
+    lock of its device, so that a session outside Ray is not disturbed. A job counts as done if it is done on any kind
+    of device of the cluster. All that Ray prints goes to stderr. Every node needs forerun and the models of the jobs.
+
+    Args:
+        jobs: What to measure; equal jobs count once.
+        store: Where to; written by this process only.
+        address: Of the cluster; ``auto`` for the one this machine belongs to, or a new one on this machine alone.
+        device_index: ``cpu`` or ``cuda``.
+        protocol: Settings; the defaults if None.
+        occasion: Label of the session; the same label resumes it.
+        on_event: Called with each event; ``JobStarted`` is not among them.
+        expected_s: Time a job is expected to take, for the remaining time [s].
+        resources: Custom resources of Ray that a task also needs, such as ``{"a100": 1}``.
+        run: ``module:function`` that runs a job.
+    """
+    order = Order(device_index=device_index, protocol=protocol or Protocol(), occasion=occasion, run=run)
+    with connected_ray(address) as ray:
+        cluster = Cluster(ray, order, resources or {})
+        wanted = _wanted(jobs, cluster.describe())
+        done = store.done_keys([key for keys in wanted.values() for key in keys])
+        left = [job for job, keys in wanted.items() if not done.intersection(keys)]
+        return _Collection(store, cluster, on_event or _ignore, expected_s).collect(
+            [Job.from_json(text) for text in left], len(wanted) - len(left)
+        )
+
+
+def _ignore(_: Event) -> None:
+    """Nobody listens."""
+
+
+def _wanted(jobs: Iterable[Job], places: Sequence[Circumstances]) -> dict[str, list[str]]:
+    """Each different job, as JSON, with its keys on the kinds of device the cluster has."""
+    return {job.to_json(): [key_of(job, place) for place in places] for job in jobs}
+
+
+class _Collection:
+    """Takes the answers as they come and writes them."""
+
+    def __init__(
+        self,
+        store: MeasurementSink,
+        cluster: Cluster,
+        tell: Callable[[Event], None],
+        expected_s: Callable[[Job], float] | None,
+    ) -> None:
+        self._store = store
+        self._cluster = cluster
+        self._tell = tell
+        self._expected_s = expected_s or (lambda _: 1.0)
+        self._outcomes: Counter[Outcome] = Counter()
+        self._num_unstable = 0
+        self._num_lost = 0
+        self._null_step_s: float | None = None
+
+    def collect(self, jobs: Sequence[Job], num_skipped: int) -> SessionReport:
+        self._tell(SessionStarted(num_jobs=len(jobs), num_skipped=num_skipped))
+        is_interrupted = False
+        try:
+            self._collect(jobs)
+        except KeyboardInterrupt:
+            is_interrupted = True
+            raise
+        finally:
+            report = SessionReport(
+                outcomes=dict(self._outcomes),
+                num_skipped=num_skipped,
+                num_unstable=self._num_unstable,
+                num_lost=self._num_lost,
+                null_step_s=self._null_step_s,
+                is_interrupted=is_interrupted,
+            )
+            self._tell(SessionFinished(report=report))
+        return report
+
+    def _collect(self, jobs: Sequence[Job]) -> None:
+        ray = self._cluster.ray
+        pending = {self._cluster.submit(job): job for job in jobs}
+        left_s = {ref: self._expected_s(job) for ref, job in pending.items()}
+        expected_s, began_s = sum(left_s.values()), time.monotonic()
+        try:
+            while pending:
+                (ref,), _ = ray.wait(list(pending), num_returns=1)
+                job = pending.pop(ref)
+                del left_s[ref]
+                measurement = self._take(ref, job)
+                if measurement is None:
+                    continue
+                # All nodes together are one worker: the expected work behind us took the time that has passed.
+                behind = (expected_s - sum(left_s.values()), time.monotonic() - began_s)
+                self._tell(
+                    JobFinished(
+                        job=job,
+                        index=len(jobs) - len(pending) - 1,
+                        num_jobs=len(jobs),
+                        measurement=measurement,
+                        remaining_time_s=remaining_time_s([behind], left_s.values()),
+                    )
+                )
+        finally:
+            for ref in pending:
+                ray.cancel(ref, force=True)
+
+    def _take(self, ref: Any, job: Job) -> Measurement | None:
+        """Writes the answer of a task; None if it has none."""
+        try:
+            null, measurement = self._cluster.ray.get(ref)
+        except self._cluster.ray.exceptions.RayError as error:
+            self._num_lost += 1
+            self._tell(JobLost(job=job, reason=reason_of(error)))
+            return None
+        self._store.add(null)
+        self._store.add(measurement)
+        self._null_step_s = measurement.results.get("null_step_s")
+        self._outcomes[measurement.outcome] += 1
+        self._num_unstable += measurement.summary is not None and not measurement.summary.is_stable
+        taken: Measurement = measurement
+        return taken

@@ -1,0 +1,148 @@
+"""All-reduces of five sizes between the devices at hand: latency and bandwidth of their link.
+
+Parameters of the job: ``num_devices``. Results: ``latency_s`` (alpha, of one hop) and ``bandwidth_bytes_per_s`` (beta,
+of one direction) of a ring, fitted on relative error to the medians ``size_N_bytes`` / ``time_N_s``;
+``sharing_slowdown``, on a processor what a step takes longer while the other processes make one as well, 1 on GPUs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+from scipy.optimize import nnls
+
+from forerun.errors import MeasurementError
+from forerun.measurement.job_parameters import whole_of
+from forerun.measurement.jobs import Job, RunResult
+from forerun.measurement.protocol import Protocol
+from forerun.measurement.runners.process_group import run_in_group
+from forerun.measurement.runners.table import runner
+from forerun.measurement.runners.torch_device import synchroniser
+from forerun.records.measurement import JobKind, Scalar
+
+__all__ = ["PROBE_SIZES", "fit_ring", "run_link_probe"]
+
+PROBE_SIZES = (1024, 64 * 1024, 1024**2, 8 * 1024**2, 64 * 1024**2)
+"""Bytes of the five messages: from the floor of latency to where bandwidth alone counts."""
+
+
+@runner(JobKind.LINK)
+def run_link_probe(job: Job, device_index: str, protocol: Protocol) -> RunResult:
+    """Times the five all-reduces; the repetitions of the record are those of the largest."""
+    num_devices = whole_of(job.parameters, "num_devices", 2)
+    if num_devices < 2:
+        raise MeasurementError(
+            f"a link has two ends or more: expected num_devices of at least 2, got {num_devices}"
+        )
+    found: _Probe = run_in_group(
+        _work,
+        protocol.num_repetitions,
+        num_processes=num_devices,
+        device_index=device_index,
+        num_threads=max(1, (protocol.num_threads or 1) // num_devices),
+    )
+    medians_s = [median(times_s) for times_s in found.times_s]
+    latency_s, bandwidth = fit_ring(PROBE_SIZES, medians_s, num_devices)
+    results: dict[str, Scalar] = {
+        "latency_s": latency_s,
+        "bandwidth_bytes_per_s": bandwidth,
+        "world_size": num_devices,
+        "sharing_slowdown": found.sharing_slowdown,
+    }
+    for number, (size, time_s) in enumerate(zip(PROBE_SIZES, medians_s, strict=True), start=1):
+        results |= {f"size_{number}_bytes": size, f"time_{number}_s": time_s}
+    return RunResult(repetitions_s=tuple(found.times_s[-1]), results=results)
+
+
+def fit_ring(sizes_bytes: Sequence[float], times_s: Sequence[float], num_devices: int) -> tuple[float, float]:
+    """Latency of a hop [s] and bandwidth [bytes/s] of a ring from the times of its all-reduces.
+
+    t = 2(n-1) a + 2(n-1)/n m / B, non-negative, with the smallest squared *relative* error, so that small messages
+    count.
+
+    Raises:
+        MeasurementError: The times do not grow with the size, so that there is no bandwidth.
+    """
+    rounds = 2 * (num_devices - 1)
+    sizes, times = np.asarray(sizes_bytes, dtype=float), np.asarray(times_s, dtype=float)
+    columns = np.column_stack([np.full(len(sizes), rounds), rounds / num_devices * sizes]) / times[:, None]
+    scale = columns.max(axis=0)
+    latency_s, per_byte_s = nnls(columns / scale, np.ones(len(sizes)))[0] / scale
+    if per_byte_s <= 0:
+        raise MeasurementError(
+            "the times of the all-reduces do not grow with their sizes; measure again on a quiet machine"
+        )
+    return float(latency_s), float(1 / per_byte_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Probe:
+    """What rank 0 measured: times of each size [s], and what the others' work does to its own."""
+
+    times_s: list[list[float]]
+    sharing_slowdown: float
+
+
+def _work(rank: int, num_processes: int, device: str, num_repetitions: int) -> _Probe:
+    """The probe of one process."""
+    slowdown = 1.0 if device.startswith("cuda") else _sharing_slowdown(rank, num_repetitions)
+    return _Probe(times_s=_all_reduce_times_s(device, num_repetitions), sharing_slowdown=slowdown)
+
+
+def _sharing_slowdown(rank: int, num_repetitions: int) -> float:
+    """Time of a block's step while all processes make it, over that while one does: they share caches and memory.
+
+    Convolution, batch norm and ReLU on tensors of 4 MiB, as networks have them: what fits in a core's own cache shares
+    nothing and would show nothing.
+    """
+    import torch
+    import torch.distributed as dist
+
+    images = torch.randn(16, 64, 32, 32, requires_grad=True)
+    block = torch.nn.Sequential(
+        torch.nn.Conv2d(64, 64, 3, padding=1), torch.nn.BatchNorm2d(64), torch.nn.ReLU()
+    )
+
+    def step_s() -> float:
+        began_s = time.perf_counter()
+        block(images).sum().backward()
+        return time.perf_counter() - began_s
+
+    alone_s, together_s = [], []
+    for _ in range(3 + num_repetitions):
+        dist.barrier()
+        if rank == 0:
+            alone_s.append(step_s())
+        dist.barrier()
+        together_s.append(step_s())
+    return _undisturbed(together_s[3:]) / _undisturbed(alone_s[3:]) if rank == 0 else 1.0
+
+
+def _undisturbed(times_s: list[float]) -> float:
+    """Tenth percentile [s]: what else the machine does only adds, and would hide how little sharing costs."""
+    return sorted(times_s)[len(times_s) // 10]
+
+
+def _all_reduce_times_s(device: str, num_repetitions: int) -> list[list[float]]:
+    """Times of each size [s]."""
+    import torch
+    import torch.distributed as dist
+
+    synchronise = synchroniser(torch.device(device))
+    found = []
+    for size in PROBE_SIZES:
+        message = torch.zeros(size // 4, device=device)
+        times_s = []
+        for _ in range(2 + max(3, num_repetitions)):
+            synchronise()
+            dist.barrier()
+            began_s = time.perf_counter()
+            dist.all_reduce(message)
+            synchronise()
+            times_s.append(time.perf_counter() - began_s)
+        found.append(times_s[2:])  # the first two open connections and buffers
+    return found

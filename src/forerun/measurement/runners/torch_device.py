@@ -1,0 +1,166 @@
+"""The device a runner works on, as PyTorch sees it: synchronisation, numeric flags and peak memory."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forerun.errors import MeasurementError
+from forerun.measurement.device_index import gpu_index
+from forerun.records.measurement import Scalar
+from forerun.run.setup import Precision
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "PeakMemory",
+    "ResidentPeak",
+    "limit_device_memory",
+    "open_device",
+    "set_numeric_flags",
+    "synchroniser",
+]
+
+_PROCESS = Path("/proc/self")
+
+
+def open_device(device_index: str) -> torch.device:
+    """The device, made current.
+
+    Raises:
+        MeasurementError: There is no such GPU, or this PyTorch cannot use it.
+    """
+    import torch
+
+    index = gpu_index(device_index)
+    if index is None:
+        return torch.device("cpu")
+    if not torch.cuda.is_available() or index >= torch.cuda.device_count():
+        raise MeasurementError(
+            f"expected PyTorch to see a GPU as cuda:{index}, but it sees {torch.cuda.device_count()}; "
+            "choose another device, or install a PyTorch built for the driver"
+        )
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+def synchroniser(device: torch.device) -> Callable[[], None]:
+    """A function that returns when the device has finished; a processor always has."""
+    if device.type != "cuda":
+        return _nothing
+    import torch
+
+    return lambda: torch.cuda.synchronize(device)
+
+
+def _nothing() -> None:
+    """Nothing to wait for."""
+
+
+def set_numeric_flags(precision: Precision, *, cudnn_benchmark: bool = False) -> None:
+    """Allows TF32 products for ``tf32`` and forbids them otherwise, as the cost model assumes.
+
+    PyTorch's own default is a mixture: TF32 convolutions beside fp32 matrix products.
+    """
+    import torch
+
+    is_tf32 = precision is Precision.TF32
+    torch.backends.cuda.matmul.allow_tf32 = is_tf32
+    torch.backends.cudnn.allow_tf32 = is_tf32
+    torch.backends.cudnn.benchmark = cudnn_benchmark
+
+
+def limit_device_memory(device: torch.device, limit_bytes: int) -> None:
+    """Makes a GPU's allocator refuse what would take it over a limit, as a smaller card would.
+
+    A processor's memory is limited from outside, by the protocol of the session.
+    """
+    if device.type != "cuda":
+        return
+    import torch
+
+    total_bytes = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total_bytes), device)
+
+
+class PeakMemory:
+    """Peak memory from its creation on.
+
+    A GPU's allocator counts what a job needs. A processor has no such count: what grows there is the resident memory
+    of the process, which has freed blocks, code and thread stacks in it and goes by another name for that reason.
+
+    Args:
+        device: The device.
+        held_bytes: What is on the device already and shall count: weights and buffers [bytes].
+    """
+
+    def __init__(self, device: torch.device, held_bytes: int = 0) -> None:
+        self._device = device
+        self._held_bytes = held_bytes
+        if device.type == "cuda":
+            import torch
+
+            torch.cuda.reset_peak_memory_stats(device)
+        else:
+            self._resident = ResidentPeak()
+
+    def figures(self) -> dict[str, Scalar]:
+        """``peak_memory_bytes`` and ``peak_reserved_bytes`` of a GPU, ``peak_rss_delta_bytes`` of a processor."""
+        if self._device.type == "cuda":
+            import torch
+
+            return {
+                "peak_memory_bytes": torch.cuda.max_memory_allocated(self._device),
+                "peak_reserved_bytes": torch.cuda.max_memory_reserved(self._device),
+            }
+        return {"peak_rss_delta_bytes": self._resident.grown_bytes() + self._held_bytes}
+
+
+class ResidentPeak:
+    """How much the resident memory of this process has grown at most since this was made."""
+
+    def __init__(self) -> None:
+        _forget_peak()
+        self._begin_bytes = _resident_bytes()
+
+    def grown_bytes(self) -> int:
+        """Peak less what there was in the beginning [bytes]."""
+        return max(0, _peak_resident_bytes() - self._begin_bytes)
+
+
+def _forget_peak() -> None:
+    """Resets the kernel's record of the process's largest resident memory; not everywhere allowed."""
+    try:
+        (_PROCESS / "clear_refs").write_text("5")
+    except OSError:
+        return  # the figure then includes what loading the model took
+
+
+def _resident_bytes() -> int:
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)
+
+
+def _peak_resident_bytes() -> int:
+    try:
+        status = (_PROCESS / "status").read_text(encoding="utf-8")
+    except OSError:
+        status = ""
+    for line in status.splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return _peak_from_usage()
+
+
+def _peak_from_usage() -> int:
+    """Peak of the whole process where there is no ``/proc``."""
+    if sys.platform == "win32":
+        return _resident_bytes()
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

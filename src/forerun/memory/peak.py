@@ -1,0 +1,229 @@
+"""Peak memory of a training step, and whether it fits.
+
+    peak = smallest limit of the allocator that lets the step run + overhead of the process
+    smallest limit = live bytes at the peak + fragmentation
+
+The verdict is honest about its resolution: within 3 % of the limit it is "close". On 569 runs of timm models
+at the edge of a 24 GB card the relative error of the limit is 2 % (one standard deviation).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from forerun.errors import InvalidSetupError
+from forerun.graph.graph import AllocationKind, Graph, MemoryEvent, at_batch
+from forerun.kept import Kept
+from forerun.memory.constants import MemoryConstants
+from forerun.memory.replay import ReplayPlan, replay, replay_plan, smallest_limit_bytes
+from forerun.memory.stream import LivePeak, check_stream, live_peak, live_peak_bytes
+from forerun.run.setup import Layout, TrainingSetup
+
+__all__ = [
+    "CLOSE_FRACTION",
+    "MemoryEstimate",
+    "MemoryPart",
+    "Verdict",
+    "accelerate_rule_bytes",
+    "estimate_memory",
+    "fits",
+    "plan_for_setup",
+    "step_runs",
+]
+
+Verdict = Literal["yes", "no", "close"]
+
+CLOSE_FRACTION = 0.03
+"""Half width of the band around the limit in which the verdict is "close"."""
+
+_ACCELERATE_BYTES_PER_PARAMETER = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPart:
+    """One named part of the peak.
+
+    Attributes:
+        name: What the bytes hold.
+        size_bytes: How many [bytes].
+    """
+
+    name: str
+    size_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryEstimate:
+    """Peak memory of one device.
+
+    Attributes:
+        peak_bytes: Smallest device that runs the step: limit of the allocator plus overhead [bytes].
+        low_bytes: Lower end, the limit divided by 1.03 [bytes].
+        high_bytes: Upper end, the limit divided by 0.97 [bytes].
+        live_peak_bytes: Bytes of tensors alive at the peak [bytes].
+        fragmentation_bytes: What the allocator needs beyond them [bytes].
+        overhead_bytes: Context, kernels and handles of the process [bytes].
+        workspace_bytes: Largest workspace a convolution takes if there is room for it; not part of the peak,
+            because it is done without where there is none [bytes].
+        parts: Parts of the peak; they add up to ``peak_bytes``.
+        peak_phase: When most bytes are alive: forward, backward, optimizer, between steps, or setup.
+        source: Where the constants come from.
+    """
+
+    peak_bytes: float
+    low_bytes: float
+    high_bytes: float
+    live_peak_bytes: int
+    fragmentation_bytes: float
+    overhead_bytes: float
+    workspace_bytes: float
+    parts: tuple[MemoryPart, ...]
+    peak_phase: str
+    source: str
+
+    @property
+    def limit_bytes(self) -> float:
+        """What the tensors and the allocator need, without the overhead [bytes]."""
+        return self.peak_bytes - self.overhead_bytes
+
+
+def accelerate_rule_bytes(
+    num_parameters: int, *, bytes_per_parameter: float = _ACCELERATE_BYTES_PER_PARAMETER
+) -> float:
+    """Memory by the common rule: 16 bytes per parameter, activations left out [bytes].
+
+    4 for the weight, 4 for its gradient and 8 for the two moments of Adam, all in fp32. A baseline only.
+
+    Source: Hugging Face Accelerate, "Model memory estimator" (total for training with Adam: 4 x model size).
+    """
+    if num_parameters < 0:
+        raise InvalidSetupError(f"a model has zero or more parameters, got {num_parameters}")
+    return num_parameters * bytes_per_parameter
+
+
+def estimate_memory(
+    graph: Graph, setup: TrainingSetup, constants: MemoryConstants, *, by_replay: bool = True
+) -> MemoryEstimate:
+    """Peak memory of a step at the batch size of the setup.
+
+    Args:
+        graph: Traced step.
+        setup: Batch size, precision and layout.
+        constants: Overhead and factors of the device and software, see ``memory_constants``.
+        by_replay: Replay the allocator (50 ms); False takes live bytes times a factor (1 ms), for sweeps.
+
+    Raises:
+        InvalidSetupError: If the graph holds for another batch size only.
+        TraceError: If the memory stream is damaged.
+    """
+    _require_batch_size(graph, setup.batch_size_per_device)
+    peak = live_peak(graph.memory, setup.batch_size_per_device)
+    if by_replay and constants.uses_caching_allocator:
+        limit_bytes: float = _smallest_limit_bytes(graph, setup, constants)
+    else:
+        check_stream(graph.memory)
+        limit_bytes = peak.total_bytes * constants.live_factor
+    return MemoryEstimate(
+        peak_bytes=limit_bytes + constants.overhead_bytes,
+        low_bytes=limit_bytes / (1 + CLOSE_FRACTION) + constants.overhead_bytes,
+        high_bytes=limit_bytes / (1 - CLOSE_FRACTION) + constants.overhead_bytes,
+        live_peak_bytes=peak.total_bytes,
+        fragmentation_bytes=limit_bytes - peak.total_bytes,
+        overhead_bytes=constants.overhead_bytes,
+        workspace_bytes=_largest_workspace_bytes(graph, setup, constants),
+        parts=_parts(peak, limit_bytes, constants.overhead_bytes),
+        peak_phase=peak.phase,
+        source=constants.source,
+    )
+
+
+_limits_kept: Kept[int] = Kept(4096)
+
+
+def _smallest_limit_bytes(graph: Graph, setup: TrainingSetup, constants: MemoryConstants) -> int:
+    """``smallest_limit_bytes``, remembered: of the device it knows no more than the factor of the workspace."""
+    batch_size = setup.batch_size_per_device
+    return _limits_kept.get(
+        (graph,),
+        (batch_size, _workspace_factor(setup, constants)),
+        lambda: smallest_limit_bytes(plan_for_setup(graph, setup, constants), batch_size),
+    )
+
+
+def fits(estimate: MemoryEstimate, device_memory_bytes: float) -> Verdict:
+    """Whether a step runs on a device: "yes", "no", or "close" within 3 % of the limit.
+
+    Args:
+        estimate: Peak memory of the step.
+        device_memory_bytes: Memory that a program finds on the device, see ``visible_memory`` [bytes].
+    """
+    limit_bytes = device_memory_bytes - estimate.overhead_bytes
+    if estimate.limit_bytes <= limit_bytes * (1 - CLOSE_FRACTION):
+        return "yes"
+    return "no" if estimate.limit_bytes > limit_bytes * (1 + CLOSE_FRACTION) else "close"
+
+
+def step_runs(
+    graph: Graph, setup: TrainingSetup, device_memory_bytes: float, constants: MemoryConstants
+) -> bool:
+    """Whether the step at the batch size of the setup runs in exactly this much memory.
+
+    One replay at the limit instead of the search that ``estimate_memory`` makes; no band around the limit.
+
+    Args:
+        graph: Traced step.
+        setup: Batch size, precision and layout.
+        device_memory_bytes: Memory that a program finds on the device [bytes].
+        constants: Overhead and factors of the device and software.
+    """
+    _require_batch_size(graph, setup.batch_size_per_device)
+    limit_bytes = device_memory_bytes - constants.overhead_bytes
+    live_bytes = live_peak_bytes(graph.memory, setup.batch_size_per_device)
+    if not constants.uses_caching_allocator:
+        return live_bytes * constants.live_factor <= limit_bytes
+    if live_bytes > limit_bytes:
+        return False
+    plan = plan_for_setup(graph, setup, constants)
+    return replay(plan, setup.batch_size_per_device, int(limit_bytes)).passes
+
+
+def _require_batch_size(graph: Graph, batch_size: int) -> None:
+    if graph.only_batch_size is not None and batch_size != graph.only_batch_size:
+        raise InvalidSetupError(
+            f"{graph.model} was traced for batch size {graph.only_batch_size} only, got {batch_size}; "
+            "trace it again at the batch size you want"
+        )
+
+
+def _workspace_factor(setup: TrainingSetup, constants: MemoryConstants) -> float:
+    # Only there did a workspace improve the verdicts on published out-of-memory limits.
+    wants_workspace = setup.layout is Layout.NCHW and setup.precision.is_half
+    return constants.workspace_factor if wants_workspace else 0.0
+
+
+def plan_for_setup(graph: Graph, setup: TrainingSetup, constants: MemoryConstants) -> ReplayPlan:
+    """The graph's stream prepared for replays, with workspace where the setup has it."""
+    return replay_plan(graph.memory, workspace_factor=_workspace_factor(setup, constants))
+
+
+def _largest_workspace_bytes(graph: Graph, setup: TrainingSetup, constants: MemoryConstants) -> float:
+    wanted = at_batch(
+        graph.memory.size_bytes[graph.memory.event == MemoryEvent.CONV_WORKSPACE], setup.batch_size_per_device
+    )
+    return float(wanted.max(initial=0.0)) * _workspace_factor(setup, constants)
+
+
+def _parts(peak: LivePeak, limit_bytes: float, overhead_bytes: float) -> tuple[MemoryPart, ...]:
+    held = peak.bytes_by_kind
+    named = {
+        "weights": held[AllocationKind.WEIGHT] + held[AllocationKind.BUFFER],
+        "gradients": held[AllocationKind.GRADIENT],
+        "optimizer state": held[AllocationKind.OPTIMIZER_STATE],
+        "activations": held[AllocationKind.ACTIVATION],
+        "temporaries": held[AllocationKind.TEMPORARY],
+        "input": held[AllocationKind.INPUT],
+        "fragmentation": limit_bytes - peak.total_bytes,
+        "context": overhead_bytes,
+    }
+    return tuple(MemoryPart(name=name, size_bytes=size) for name, size in named.items())

@@ -1,0 +1,109 @@
+"""The distinct kernels of a graph: what the op-level model evaluates instead of every single launch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.graph.graph import OpClass, OpTable
+
+__all__ = ["MATRIX_CLASSES", "DistinctOps", "distinct_ops"]
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+MATRIX_CLASSES = (
+    OpClass.CONV,
+    OpClass.DEPTHWISE_CONV,
+    OpClass.GROUPED_CONV,
+    OpClass.LINEAR,
+    OpClass.BMM,
+    OpClass.ATTENTION,
+    OpClass.RECURRENT,
+)
+"""Classes whose time depends on the sizes of a matrix product."""
+
+_SMALL_ELEMENTS_PER_SAMPLE = 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistinctOps:
+    """Distinct kernels of one step, n rows; affine columns as in ``OpTable``.
+
+    Kernels with equal shapes share a row. Streaming kernels whose size does not depend on the batch (weight
+    casts, optimizer updates) or is tiny (gates, biases) share one row per class and part with their mean size:
+    their time is affine in the size, so the sum is kept.
+
+    Attributes:
+        group_of_row: Distinct row of each row of the graph, (number of graph rows,).
+        count: Kernels in each distinct row, (n,).
+        op_class: ``OpClass``, (n,).
+        step_part: ``StepPart``, (n,).
+        flops: Work of one kernel [FLOP], (n, 2).
+        moved_bytes: Traffic of one kernel [bytes], (n, 2).
+        gemm: (groups, m, n, k), (n, 4, 2).
+        elements: As in ``OpTable``, (n, 2).
+        attributes: kernel area, stride, groups, width, serial steps, in place, permuted, element bytes, (n, 8).
+    """
+
+    group_of_row: Ints
+    count: Floats
+    op_class: Ints
+    step_part: Ints
+    flops: Floats
+    moved_bytes: Floats
+    gemm: Floats
+    elements: Floats
+    attributes: Floats
+
+    def __len__(self) -> int:
+        return len(self.count)
+
+
+def distinct_ops(ops: OpTable) -> DistinctOps:
+    """Groups the rows of a graph into distinct kernels."""
+    attributes = np.stack(
+        [
+            ops.kernel_area,
+            ops.stride,
+            ops.groups,
+            ops.width,
+            ops.serial_steps,
+            ops.in_place,
+            ops.permuted,
+            ops.element_bytes,
+        ],
+        axis=1,
+    )
+    moved = ops.read_bytes + ops.write_bytes
+    is_small = (ops.elements[:, 1] <= _SMALL_ELEMENTS_PER_SAMPLE) & ~np.isin(ops.op_class, MATRIX_CLASSES)
+    sizes = np.concatenate(
+        [ops.flops, moved, ops.gemm.reshape(len(ops), 8), ops.elements, attributes], axis=1
+    )
+    # Small streaming kernels differ only by their fixed or growing nature and their element size.
+    key = np.where(is_small[:, None], 0.0, sizes)
+    key = np.column_stack(
+        [ops.op_class, ops.step_part, is_small * (1 + (ops.elements[:, 1] > 0)), ops.element_bytes, key]
+    )
+    _, group = np.unique(key, axis=0, return_inverse=True)
+    group = group.reshape(-1)
+    num_groups = int(group.max(initial=-1)) + 1
+    count: Floats = np.bincount(group, weights=ops.count, minlength=num_groups).astype(np.float64)
+    mean = np.zeros((num_groups, sizes.shape[1]))
+    np.add.at(mean, group, sizes * ops.count[:, None])
+    mean /= count[:, None]
+    first = np.zeros(num_groups, dtype=np.int64)
+    first[group[::-1]] = np.arange(len(ops))[::-1]
+    return DistinctOps(
+        group_of_row=group,
+        count=count,
+        op_class=ops.op_class[first],
+        step_part=ops.step_part[first],
+        flops=mean[:, 0:2],
+        moved_bytes=mean[:, 2:4],
+        gemm=mean[:, 4:12].reshape(-1, 4, 2),
+        elements=mean[:, 12:14],
+        attributes=mean[:, 14:22],
+    )

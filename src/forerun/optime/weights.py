@@ -1,0 +1,209 @@
+"""The fitted op-level model on disk: a safetensors file with its provenance."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.errors import CostModelError
+from forerun.optime.features import DYNAMIC_FEATURES, POINT_FEATURES, STATIC_FEATURES
+
+__all__ = [
+    "DEFAULT_STACK",
+    "WEIGHTS_FORMAT_VERSION",
+    "NetworkWeights",
+    "OpTimeWeights",
+    "load_weights",
+    "save_weights",
+    "shipped_weights_path",
+    "system_key",
+]
+
+Floats32 = npt.NDArray[np.float32]
+Floats64 = npt.NDArray[np.float64]
+
+WEIGHTS_FORMAT_VERSION = 1
+DEFAULT_STACK = "pytorch"
+FEATURES = (*STATIC_FEATURES, *POINT_FEATURES, *DYNAMIC_FEATURES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkWeights:
+    """One member of the ensemble; names and shapes as in ``regressors.op_fit.OpNetwork``."""
+
+    mean: Floats32
+    scale: Floats32
+    first_weight: Floats32
+    first_bias: Floats32
+    second_weight: Floats32
+    second_bias: Floats32
+    last_weight: Floats32
+    last_bias: Floats32
+    latency: Floats32
+    host: Floats32
+    host_constant: Floats32
+    host_compiled: Floats32
+    latents: Floats32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpTimeWeights:
+    """The fitted ensemble and what is known about it.
+
+    Attributes:
+        networks: Members.
+        systems: Keys of the measuring systems, in the order of the networks' ``latents`` (see ``system_key``).
+        provenance: Tables, rows, date and settings of the fit, error quantiles per tier; see docs/methods.
+        class_offsets: Log offset of the time of each ``OpClass`` on a calibrated device; empty for none.
+    """
+
+    networks: tuple[NetworkWeights, ...]
+    systems: tuple[str, ...]
+    provenance: Mapping[str, Any]
+    class_offsets: tuple[float, ...] = ()
+
+    @property
+    def calibrated_device(self) -> str | None:
+        """Title of the one device these weights were calibrated on; None for weights of all devices."""
+        found = self.provenance.get("calibrated_device")
+        return None if found is None else str(found)
+
+    @property
+    def calibrated_stack(self) -> str | None:
+        """The framework of the calibration, ``pytorch`` or ``keras``; None for weights of all devices."""
+        if self.calibrated_device is None:
+            return None
+        return str(self.provenance.get("framework", DEFAULT_STACK)).partition(" ")[0]
+
+    @property
+    def step_cost_s(self) -> float:
+        """What a step of the calibrated training loop takes beside its operations [s]."""
+        return float(self.provenance.get("step_cost_s", 0.0))
+
+    @property
+    def is_refined(self) -> bool:
+        """Whether the networks were refined on layers of one device, down to the smallest kernels."""
+        return self.provenance.get("method") == "refined"
+
+    def offsets_of_system(self, system: str) -> Floats64:
+        """Log offsets of (compute, memory, host) time of a system, zero if it was not fitted, (members, 3)."""
+        chosen = [i for i, name in enumerate(self.systems) if name == system]
+        return self._mean_latents(chosen)
+
+    def offsets_of_device(self, device: str, precision: str, layout: str, compiler: str) -> Floats64:
+        """Mean offsets of the systems nearest to a configuration: as many parts of the key agree as can.
+
+        A device that was not measured has offsets of zero: nothing is known of how it differs.
+        """
+        key = (device, precision, layout, compiler)
+        for parts in (key, key[:3], key[:2]):
+            wanted = "|" + "|".join(parts) + "|"
+            chosen = [i for i, name in enumerate(self.systems) if wanted in name]
+            if chosen:
+                return self._mean_latents(chosen)
+        return self._mean_latents([])
+
+    def _mean_latents(self, chosen: list[int]) -> Floats64:
+        if not chosen:
+            return np.zeros((len(self.networks), 3))
+        means = [network.latents[chosen].mean(axis=0) for network in self.networks]
+        return np.stack(means).astype(np.float64)
+
+
+def system_key(source: str, device: str, precision: str, layout: str, compiler: str, version: str) -> str:
+    """Key of a measuring system: who measured, on what, how."""
+    return "|".join((source, device, precision, layout, compiler, version))
+
+
+def shipped_weights_path() -> Path:
+    """The weights that come with the package."""
+    return Path(__file__).parent / "fitted" / "op_time.safetensors"
+
+
+def save_weights(weights: OpTimeWeights, path: Path) -> None:
+    """Writes the ensemble; tensors are named ``network index.field``."""
+    from safetensors.numpy import save_file
+
+    tensors = {
+        f"{index}.{name}": np.ascontiguousarray(np.atleast_1d(getattr(network, name)))
+        for index, network in enumerate(weights.networks)
+        for name in NetworkWeights.__slots__
+    }
+    header = {
+        "format_version": WEIGHTS_FORMAT_VERSION,
+        "features": FEATURES,
+        "systems": weights.systems,
+        "provenance": dict(weights.provenance),
+        "class_offsets": weights.class_offsets,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, path, metadata={"forerun": json.dumps(header)})
+
+
+@cache
+def load_weights(path: Path) -> OpTimeWeights:
+    """Reads a fitted model.
+
+    Raises:
+        CostModelError: The file is missing, damaged, or made for other features than this version computes.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    if not path.exists():
+        raise CostModelError(
+            f"the fitted cost model is missing: expected {path.name} in {path.parent}; "
+            "reinstall forerun, or make one with: forerun fit --model op --out FILE"
+        )
+    try:
+        with safe_open(path, framework="numpy") as file:
+            header = json.loads(file.metadata()["forerun"])
+            names = file.keys()
+            tensors = {name: file.get_tensor(name) for name in names}
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise CostModelError(
+            f"the fitted cost model {path.name} is damaged ({error}); reinstall forerun or fit it again"
+        ) from error
+    _check_header(header, path)
+    networks = _networks(tensors, path)
+    return OpTimeWeights(
+        networks=networks,
+        systems=tuple(header["systems"]),
+        provenance=header["provenance"],
+        class_offsets=tuple(header.get("class_offsets", ())),
+    )
+
+
+def _networks(tensors: Mapping[str, Any], path: Path) -> tuple[NetworkWeights, ...]:
+    count = 1 + max((int(name.partition(".")[0]) for name in tensors if name[:1].isdigit()), default=-1)
+    expected = {f"{index}.{name}" for index in range(max(count, 1)) for name in NetworkWeights.__slots__}
+    if missing := sorted(expected - set(tensors)):
+        raise CostModelError(
+            f"the fitted cost model {path.name} is damaged: {len(missing)} tensors are missing, first "
+            f"{missing[0]}; reinstall forerun or fit it again"
+        )
+    return tuple(
+        NetworkWeights(**{name: tensors[f"{index}.{name}"] for name in NetworkWeights.__slots__})
+        for index in range(count)
+    )
+
+
+def _check_header(header: Mapping[str, Any], path: Path) -> None:
+    if missing := sorted({"features", "systems", "provenance"} - set(header)):
+        raise CostModelError(
+            f"the fitted cost model {path.name} is damaged: its header lacks {', '.join(missing)}; "
+            "reinstall forerun or fit it again"
+        )
+    found = (header.get("format_version"), tuple(header.get("features", ())))
+    if found != (WEIGHTS_FORMAT_VERSION, FEATURES):
+        raise CostModelError(
+            f"the fitted cost model {path.name} was made for another version of forerun: expected format "
+            f"{WEIGHTS_FORMAT_VERSION} with {len(FEATURES)} features, got format {found[0]} with {len(found[1])}; "
+            "fit it again with: forerun fit --model op --out FILE"
+        )

@@ -1,0 +1,1 @@
+"""Measurements that other programs wrote, read into records."""

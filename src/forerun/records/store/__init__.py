@@ -1,0 +1,1 @@
+"""The record store: a database of measurements, and files of them."""

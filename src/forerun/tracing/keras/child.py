@@ -1,0 +1,69 @@
+"""The process that builds and traces Keras models: requests on stdin, graphs to files, a line on stdout for each."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import sys
+from collections.abc import Iterator
+from importlib import util
+
+from forerun.errors import ForerunError
+from forerun.tracing.keras.request import KerasRequest, error_text
+
+__all__ = ["main"]
+
+
+_NOT_NEEDED = ("IPython", "matplotlib", "pandas", "sklearn")
+"""What Keras imports if it is there, for plots and wrappers: a quarter of its start."""
+
+
+def main() -> int:
+    """Answers the requests on stdin, a line each: an empty object if the graph was written, or the error."""
+    with _hidden(_NOT_NEEDED):
+        importlib.import_module("keras")
+    gc.freeze()  # what was imported lives on: collections need not look at it again and again
+    for line in sys.stdin:
+        print(_answer_text(KerasRequest.from_json(line)), flush=True)
+    return 0
+
+
+@contextlib.contextmanager
+def _hidden(names: tuple[str, ...]) -> Iterator[None]:
+    """Makes packages look as if they were not installed; afterwards the user's file may import them."""
+    hidden = [name for name in names if name not in sys.modules and util.find_spec(name) is not None]
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None is how the import system marks it
+    try:
+        yield
+    finally:
+        for name in hidden:
+            del sys.modules[name]
+
+
+def _answer_text(request: KerasRequest) -> str:
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # what the user's file prints
+            _answer(request)
+    except ForerunError as error:
+        return error_text(error)
+    return "{}"
+
+
+def _answer(request: KerasRequest) -> None:
+    from pathlib import Path
+
+    from forerun.graph.file import write_graph
+    from forerun.tracing.keras.build import build_keras
+    from forerun.tracing.keras.step import trace_built_keras
+
+    setup = request.training_setup()
+    model = build_keras(request, setup)
+    write_graph(trace_built_keras(model, setup), Path(request.graph_file))
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    os._exit(status)  # taking all those objects apart is of no use to anybody

@@ -1,0 +1,144 @@
+"""Where models come from: one function that turns whatever the user names into a ``BuiltModel``.
+
+============================  ==========================================================================
+``cnn:depth=4,...``           a family of this project, see ``families``
+``torchvision:NAME``          a model of torchvision
+``timm:NAME``                 a model of timm
+``hf:CONFIG.json``            a Transformers configuration
+``onnx:FILE.onnx``            an ONNX file
+``keras:...``                 never comes here, see ``keras_source``
+``path/to/file.py:factory``   the user's own code, see ``user_code``
+``nn.Module``                 a module, copied to the meta device
+============================  ==========================================================================
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from forerun.errors import UnknownModelError, UsageError, near_matches
+from forerun.tracing.failures import explain_failure
+from forerun.tracing.models import family_networks, text_networks
+from forerun.tracing.models.built_model import BuiltModel
+from forerun.tracing.models.families import FAMILIES, build_family
+from forerun.tracing.models.input_options import InputOptions
+from forerun.tracing.models.meta_build import building_on
+from forerun.tracing.models.real_batches import with_real_batches
+from forerun.tracing.models.timm_models import build_timm, timm_names
+from forerun.tracing.models.torchvision_models import build_torchvision, torchvision_names
+from forerun.tracing.models.transformers_models import build_transformers
+from forerun.tracing.models.user_code import build_from_file, build_from_module
+from forerun.tracing.onnx.model import build_onnx
+
+__all__ = ["build_model", "explain_failure"]
+
+_REGISTERED = (family_networks.__name__, text_networks.__name__)  # imported for its registrations
+
+_PREFIXES: dict[str, Callable[[str, InputOptions], BuiltModel]] = {
+    "torchvision": build_torchvision,
+    "timm": build_timm,
+    "hf": build_transformers,
+    "onnx": build_onnx,
+}
+_FORMS = (
+    "a family such as cnn:depth=4, torchvision:NAME, timm:NAME, hf:CONFIG.json, keras:NAME, "
+    "keras:FILE.keras, onnx:FILE.onnx, path/to/file.py:factory, or a torch.nn.Module"
+)
+_FILE_AND_NAME = re.compile(r"(?P<path>.+\.py):(?P<name>[^:/\\]*)")
+
+
+def build_model(
+    spec: str | torch.nn.Module,
+    *,
+    image_size: int | None = None,
+    input_shape: tuple[int, ...] | None = None,
+    sequence_length: int | None = None,
+    num_classes: int | None = None,
+    training: bool = True,
+    attn_implementation: str = "sdpa",
+    device: str | torch.device = "meta",
+) -> BuiltModel:
+    """Builds a model with a batch and a loss for one training step, on the meta device unless another is named.
+
+    Nothing is downloaded. A module that is handed over is copied, never changed.
+
+    Args:
+        spec: The model, in one of the forms of this module's table.
+        image_size: Height and width of square images [pixels].
+        input_shape: Shape of one sample without the batch axis.
+        sequence_length: Tokens of one sample of a text model.
+        num_classes: Outputs of the head.
+        training: Training mode, or evaluation mode for inference.
+        attn_implementation: Attention of Transformers models, ``sdpa`` or ``eager``.
+        device: Where tensors are. On a real device weights have their library's initial values, or those of an
+            ONNX file, and batches are filled at random.
+
+    Raises:
+        UnknownModelError: No such model, file or family key.
+        InvalidSetupError: An option cannot be meant for this model.
+        MissingExtraError: The library of the model is not installed.
+        ModelBuildError: The model's code raised, or the file is damaged.
+        TraceError: A model whose step has no fixed shape.
+    """
+    options = InputOptions(
+        image_size=image_size,
+        input_shape=None if input_shape is None else tuple(input_shape),
+        sequence_length=sequence_length,
+        num_classes=num_classes,
+        training=training,
+        attn_implementation=attn_implementation,
+    )
+    place = torch.device(device)
+    with building_on(place):
+        built = _build(spec, options)
+    return built if place.type == "meta" else with_real_batches(built, place)
+
+
+def _build(spec: str | torch.nn.Module, options: InputOptions) -> BuiltModel:
+    if isinstance(spec, torch.nn.Module):
+        return build_from_module(spec, options)
+    if not isinstance(spec, str):
+        raise UsageError(f"a model is {_FORMS}; got {type(spec).__module__}.{type(spec).__name__}")
+    return _build_named(spec.strip(), options)
+
+
+def _build_named(spec: str, options: InputOptions) -> BuiltModel:
+    if match := _FILE_AND_NAME.fullmatch(spec):
+        return build_from_file(match["path"], match["name"], options)
+    prefix, colon, rest = spec.partition(":")
+    if prefix in FAMILIES:
+        return build_family(spec, options)
+    if colon and prefix in _PREFIXES:
+        return _PREFIXES[prefix](rest, options)
+    if prefix == "keras":
+        raise UsageError(
+            f"{spec} is a Keras model: it is predicted, and measured with 'forerun measure grid --framework keras', "
+            "but not built as a PyTorch module"
+        )
+    raise _unknown(spec)
+
+
+def _unknown(spec: str) -> UnknownModelError:
+    if not spec:
+        return UnknownModelError(f"no model was named; a model is {_FORMS}")
+    ending = Path(spec).suffix
+    if ending == ".py":
+        return UnknownModelError(
+            f"{spec} is a file: name the function that makes the model as {spec}:factory"
+        )
+    if ending in (".onnx", ".json"):
+        form = "onnx" if ending == ".onnx" else "hf"
+        return UnknownModelError(f"{spec} needs the prefix of its kind: {form}:{spec}")
+    name = spec.partition(":")[2] if spec.partition(":")[0] in ("torch", "tv", "torchvision.models") else spec
+    exact = [f"torchvision:{name}"] if name in torchvision_names() else []
+    exact += [f"timm:{name}"] if name in timm_names() else []
+    if exact:
+        return UnknownModelError(f"no model {spec!r}; did you mean {' or '.join(exact)}?")
+    known = [*FAMILIES, *_PREFIXES, *torchvision_names()]
+    prefixed = {"torchvision:" + known_name for known_name in torchvision_names()}
+    hint = near_matches(spec, prefixed) or near_matches(name, known)
+    return UnknownModelError(f"no model {spec!r}{hint}; a model is {_FORMS}")

@@ -1,0 +1,199 @@
+"""Models of torchvision: ``torchvision:resnet50``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from forerun.errors import InvalidSetupError, TraceError, UnknownModelError, near_matches
+from forerun.tracing.failures import first_line
+from forerun.tracing.models.built_model import BuiltModel
+from forerun.tracing.models.input_options import InputOptions
+from forerun.tracing.models.losses import classification_loss, image_batch, sum_of_means
+from forerun.tracing.models.meta_build import build_on_meta, move_to_meta
+
+__all__ = ["build_torchvision", "torchvision_input_shape", "torchvision_names"]
+
+# Weights of the auxiliary heads. They do not change what a step costs, only that their heads are run:
+# Szegedy et al. 2015 (section 5), the fine-tuning tutorial of PyTorch, torchvision references/segmentation.
+_AUX_WEIGHT = {"googlenet": 0.3, "inception_v3": 0.4}
+_SEGMENTATION_AUX_WEIGHT = 0.5
+
+_SEGMENTATION_CROP = 480
+"""Training crop of torchvision references/segmentation/presets.py."""
+
+_CLIP_FRAMES = {"s3d": 64, "swin3d_t": 32, "swin3d_s": 32, "swin3d_b": 32}
+"""Frames of a training clip; 16 unless named."""
+
+
+def torchvision_names() -> list[str]:
+    """Names that can be built: all of torchvision but quantized and detection models."""
+    from torchvision import models
+
+    return [name for name in models.list_models() if _kind(name) not in ("quantization", "detection")]
+
+
+def _kind(name: str) -> str:
+    """``models``, ``segmentation``, ``video``, ``detection``, ``quantization`` or ``optical_flow``."""
+    from torchvision import models
+
+    package = models.get_model_builder(name).__module__.rpartition(".")[0]
+    return str(package.rpartition(".")[2])
+
+
+def build_torchvision(name: str, options: InputOptions) -> BuiltModel:
+    """Builds a model of torchvision without weights.
+
+    Args:
+        name: Name as in ``torchvision.models.list_models()``.
+        options: Inputs and head.
+
+    Raises:
+        UnknownModelError: No such model, or a quantized one.
+        TraceError: A detection model.
+    """
+    from torchvision import models
+
+    if name not in models.list_models():
+        raise UnknownModelError(
+            f"torchvision has no model {name!r}{near_matches(name, torchvision_names())} "
+            "(torchvision.models.list_models() lists them)"
+        )
+    kind = _kind(name)
+    if kind == "quantization":
+        raise UnknownModelError(
+            f"torchvision:{name} is a quantized model for inference on CPUs; "
+            f"use torchvision:{name.removeprefix('quantized_')}"
+        )
+    if kind == "detection":
+        raise TraceError(
+            f"torchvision:{name} is a detection model: how much work its heads do depends on the boxes "
+            "found in the images, so its step has no shape of its own; predict its backbone instead"
+        )
+    options.refuse_sequence(f"torchvision:{name}")
+    shape = options.image_shape(torchvision_input_shape(name))
+    if shape[0] != 3:
+        raise InvalidSetupError(f"torchvision:{name} takes 3 channels, got {shape[0]} (input_shape {shape})")
+    arguments = _arguments(name, kind, shape, options)
+    try:
+        module: torch.nn.Module = build_on_meta(lambda: models.get_model(name, **arguments))
+    except Exception as error:  # constructors refuse sizes with assertions and errors of many kinds
+        raise InvalidSetupError(
+            f"torchvision:{name} cannot be built for inputs of {shape}: {first_line(error)}"
+        ) from error
+    notes = ("the loss is the mean of the flow fields",) if kind == "optical_flow" else ()
+    return BuiltModel(
+        name=f"torchvision:{name}",
+        module=move_to_meta(module).train(options.training),
+        input_shape=shape,
+        make_batch=_batch_maker(kind, shape),
+        loss=_loss(name, kind),
+        notes=notes,
+        cache_key=f"torchvision {name} {options.key()}",
+    )
+
+
+def torchvision_input_shape(name: str) -> tuple[int, ...]:
+    """Shape of a sample: the crop the first published weights were evaluated with, 224 pixels if none."""
+    kind = _kind(name)
+    if kind == "optical_flow":
+        return (3, 368, 496)  # FlyingChairs crop of torchvision references/optical_flow
+    if kind == "segmentation":
+        return (3, _SEGMENTATION_CROP, _SEGMENTATION_CROP)
+    size = _published_crop(name, "KINETICS400_V1" if kind == "video" else "IMAGENET1K_V1")
+    if kind == "video":
+        return (3, _CLIP_FRAMES.get(name, 16), size, size)
+    return (3, size, size)
+
+
+def _published_crop(name: str, weights_name: str) -> int:
+    from torchvision import models
+
+    weights = models.get_model_weights(name)
+    if weights_name not in weights.__members__:
+        return 224
+    return int(weights[weights_name].transforms().crop_size[-1])
+
+
+def _arguments(name: str, kind: str, shape: tuple[int, ...], options: InputOptions) -> dict[str, Any]:
+    arguments: dict[str, Any] = {"weights": None}
+    if options.num_classes is not None and kind != "optical_flow":
+        arguments["num_classes"] = options.num_classes
+    if kind == "segmentation":
+        arguments["weights_backbone"] = None
+        if not name.startswith("lraspp"):
+            arguments["aux_loss"] = options.training
+    if name in _AUX_WEIGHT:
+        arguments["init_weights"] = False
+    if name.startswith("vit_"):
+        arguments["image_size"] = _square(name, shape)
+    if name.startswith("maxvit"):
+        arguments["input_size"] = shape[-2:]
+    if name.startswith("mvit") and shape != torchvision_input_shape(name):
+        raise InvalidSetupError(
+            f"torchvision:{name} takes clips of {torchvision_input_shape(name)} only, got {shape}"
+        )
+    if kind == "optical_flow":
+        _check_raft(name, shape)
+    return arguments
+
+
+def _square(name: str, shape: tuple[int, ...]) -> int:
+    if shape[-1] != shape[-2]:
+        raise InvalidSetupError(f"torchvision:{name} takes square images, got {shape[-2]}x{shape[-1]}")
+    return shape[-1]
+
+
+def _check_raft(name: str, shape: tuple[int, ...]) -> None:
+    if any(size % 8 or size < 128 for size in shape[-2:]):
+        raise InvalidSetupError(
+            f"torchvision:{name} takes images of at least 128 pixels a side, divisible by 8; "
+            f"got {shape[-2]}x{shape[-1]}"
+        )
+
+
+def _batch_maker(kind: str, shape: tuple[int, ...]) -> Callable[[int], Mapping[str, Any]]:
+    def make_batch(batch_size: int) -> Mapping[str, Any]:
+        batch = image_batch(batch_size, shape)
+        if kind == "optical_flow":
+            batch["args"] = (batch["args"][0], torch.empty((batch_size, *shape), device="meta"))
+            del batch["target"]
+        if kind == "segmentation":
+            batch["target"] = torch.empty((batch_size, *shape[-2:]), dtype=torch.int64, device="meta")
+        return batch
+
+    return make_batch
+
+
+def _loss(name: str, kind: str) -> Callable[[Any, Mapping[str, Any]], torch.Tensor]:
+    if kind == "optical_flow":
+        return sum_of_means
+    if kind == "segmentation":
+        return _segmentation_loss
+    if name not in _AUX_WEIGHT:
+        return classification_loss
+    weight = _AUX_WEIGHT[name]
+
+    def with_auxiliary_heads(output: Any, batch: Mapping[str, Any]) -> torch.Tensor:
+        if isinstance(output, torch.Tensor):
+            return classification_loss(output, batch)
+        total = classification_loss(output[0], batch)
+        for logits in output[1:]:
+            if logits is not None:
+                total = total + weight * classification_loss(logits, batch)
+        return total
+
+    return with_auxiliary_heads
+
+
+def _segmentation_loss(output: Mapping[str, torch.Tensor], batch: Mapping[str, Any]) -> torch.Tensor:
+    target = batch["target"]
+    total = functional.cross_entropy(output["out"], target, ignore_index=255)
+    if "aux" in output:
+        total = total + _SEGMENTATION_AUX_WEIGHT * functional.cross_entropy(
+            output["aux"], target, ignore_index=255
+        )
+    return total

@@ -1,0 +1,138 @@
+"""Batches of Transformers models, and what they need to run without values."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from forerun.errors import InvalidSetupError, ModelBuildError
+from forerun.tracing.models.built_model import BatchMaker
+from forerun.tracing.models.input_options import InputOptions
+
+__all__ = ["prepare_for_trace", "transformers_inputs"]
+
+_DEFAULT_TOKENS = 512
+_MAX_TOKENS_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
+_PER_SAMPLE = ("SequenceClassification", "ImageClassification", "NextSentencePrediction", "MultipleChoice")
+_NUM_CHOICES = 4  # answers of one question, as in SWAG
+
+
+def transformers_inputs(
+    module: torch.nn.Module, options: InputOptions, name: str
+) -> tuple[tuple[int, ...], BatchMaker]:
+    """Sample shape and batch maker of a Transformers model; labels are included if it takes any."""
+    main_input = getattr(module, "main_input_name", "input_ids")
+    if main_input == "pixel_values":
+        return _image_inputs(module, options, name)
+    if main_input != "input_ids":
+        raise ModelBuildError(
+            f"{name} reads {main_input!r}; text (input_ids) and image (pixel_values) models are supported: "
+            "give a factory (file.py:factory) that returns (module, example_batch)"
+        )
+    return _text_inputs(module, options, name)
+
+
+def prepare_for_trace(module: torch.nn.Module, training: bool) -> torch.nn.Module:
+    """Makes a Transformers model run on meta as it does in a training step or an evaluation, in place.
+
+    The cache of keys and values is switched off for training; an evaluation returns it by default, and it
+    fills memory. What the library asks the values of masks is answered while the model runs: nothing is
+    padded, one sequence per sample.
+    """
+    config: Any = module.config
+    if training and getattr(config, "use_cache", False):
+        config.use_cache = False
+    forward = module.forward
+
+    @functools.wraps(forward)
+    def with_full_sequences(*args: Any, **kwargs: Any) -> Any:
+        import transformers
+        from transformers import masking_utils
+
+        answers = (
+            (masking_utils, "find_packed_sequence_indices", lambda position_ids: None),
+            (masking_utils, "fast_all", lambda mask: True),
+            (transformers.PreTrainedModel, "warn_if_padding_and_no_attention_mask", lambda *_: None),
+        )
+        known = [(o, name, getattr(o, name), new) for o, name, new in answers if hasattr(o, name)]
+        for owner, name, _, new in known:
+            setattr(owner, name, new)
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            for owner, name, old, _ in known:
+                setattr(owner, name, old)
+
+    module.forward = with_full_sequences
+    return module
+
+
+def _image_inputs(
+    module: torch.nn.Module, options: InputOptions, name: str
+) -> tuple[tuple[int, ...], BatchMaker]:
+    options.refuse_sequence(name)
+    config: Any = module.config
+    size = getattr(config, "image_size", 224)
+    height, width = size if isinstance(size, (list, tuple)) else (size, size)
+    shape = options.image_shape((getattr(config, "num_channels", 3), height, width))
+    takes_labels = "labels" in inspect.signature(module.forward).parameters
+    dense = "Segmentation" in type(module).__name__
+
+    def make_batch(batch_size: int) -> Mapping[str, Any]:
+        inputs = {"pixel_values": torch.empty((batch_size, *shape), device="meta")}
+        if takes_labels:
+            inputs["labels"] = _integers(batch_size, *(shape[-2:] if dense else ()))
+        return {"kwargs": inputs}
+
+    return shape, make_batch
+
+
+def _text_inputs(
+    module: torch.nn.Module, options: InputOptions, name: str
+) -> tuple[tuple[int, ...], BatchMaker]:
+    options.refuse_image(name)
+    num_tokens = _num_tokens(module.config, options, name)
+    class_name = type(module).__name__
+    parameters = inspect.signature(module.forward).parameters
+    shape = (_NUM_CHOICES, num_tokens) if class_name.endswith("MultipleChoice") else (num_tokens,)
+
+    def make_batch(batch_size: int) -> Mapping[str, Any]:
+        inputs = {"input_ids": _integers(batch_size, *shape)}
+        if "labels" in parameters:
+            inputs["labels"] = _integers(batch_size, *(() if class_name.endswith(_PER_SAMPLE) else shape))
+        elif getattr(module.config, "is_encoder_decoder", False) and "decoder_input_ids" in parameters:
+            inputs["decoder_input_ids"] = _integers(batch_size, *shape)
+        for per_sample in ("next_sentence_label", "sentence_order_label", "start_positions", "end_positions"):
+            if per_sample in parameters:
+                inputs[per_sample] = _integers(batch_size)
+        return {"kwargs": inputs}
+
+    return shape, make_batch
+
+
+def _num_tokens(config: Any, options: InputOptions, name: str) -> int:
+    limits = [getattr(config, key, None) for key in _MAX_TOKENS_KEYS]
+    limit = next((value for value in limits if isinstance(value, int) and value > 0), None)
+    # RoBERTa and its kin count positions from the padding index on.
+    if limit is not None and getattr(config, "model_type", "") in (
+        "roberta",
+        "xlm-roberta",
+        "camembert",
+        "longformer",
+    ):
+        limit -= getattr(config, "pad_token_id", 1) + 1
+    if options.sequence_length is None:
+        return min(_DEFAULT_TOKENS, limit or _DEFAULT_TOKENS)
+    if limit is not None and options.sequence_length > limit:
+        raise InvalidSetupError(
+            f"{name} takes at most {limit} tokens, got sequence_length {options.sequence_length}"
+        )
+    return options.sequence_length
+
+
+def _integers(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=torch.int64, device="meta")

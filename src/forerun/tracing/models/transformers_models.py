@@ -1,0 +1,202 @@
+"""Models of Transformers from a local configuration file: ``hf:config.json``.
+
+The file is the ``config.json`` that Transformers writes beside weights. Nothing is read from a hub, and code
+that a configuration points to is not run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forerun.errors import (
+    ForerunError,
+    InvalidSetupError,
+    MissingExtraError,
+    ModelBuildError,
+    UnknownModelError,
+    near_matches,
+)
+from forerun.tracing.failures import first_line
+from forerun.tracing.models.built_model import BuiltModel
+from forerun.tracing.models.input_options import InputOptions
+from forerun.tracing.models.losses import INFERRED_LOSS_NOTE, inferred_loss
+from forerun.tracing.models.meta_build import build_on_meta, move_to_meta
+from forerun.tracing.models.transformers_inputs import prepare_for_trace, transformers_inputs
+
+__all__ = ["build_transformers"]
+
+
+def build_transformers(path_text: str, options: InputOptions) -> BuiltModel:
+    """Builds the architecture a Transformers configuration names, in fp32 and without weights.
+
+    Without ``architectures`` in the file the model is a sequence classifier, an image classifier or a causal
+    language model, whichever its ``model_type`` has first.
+
+    Args:
+        path_text: A JSON file, or a folder with ``config.json``.
+        options: Inputs and head.
+    """
+    path = _config_path(path_text)
+    values = _read_config(path)
+    try:
+        with _offline():
+            import transformers
+    except ImportError as error:
+        raise MissingExtraError(f"hf:{path_text}", "hf") from error
+    with _offline():
+        config = _config(transformers, values, path)
+        model_class = _model_class(transformers, values, config)
+        _set_head(config, model_class.__name__, options)
+        module, notes = _construct(model_class, config, options)
+        shape, make_batch = transformers_inputs(module, options, f"hf:{path_text}")
+        if "labels" not in inspect.signature(module.forward).parameters:
+            notes = (*notes, INFERRED_LOSS_NOTE)
+    return BuiltModel(
+        name=f"hf:{path_text}",
+        module=prepare_for_trace(move_to_meta(module), options.training).train(options.training),
+        input_shape=shape,
+        make_batch=make_batch,
+        loss=inferred_loss,
+        notes=notes,
+        cache_key=f"hf {hashlib.sha256(path.read_bytes()).hexdigest()} {options.key()}",
+    )
+
+
+@contextmanager
+def _offline() -> Iterator[None]:
+    names = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update(dict.fromkeys(names, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _config_path(path_text: str) -> Path:
+    path = Path(path_text).expanduser()
+    if path.is_dir():
+        path = path / "config.json"
+    if not path.is_file():
+        raise UnknownModelError(
+            f"there is no file {path_text!r}; hf: takes a local Transformers configuration "
+            "(config.json) and never contacts a hub: download the file first"
+        )
+    return path
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelBuildError(f"{path} is not a readable JSON file: {error}") from error
+    if not isinstance(values, dict) or not isinstance(values.get("model_type"), str):
+        raise ModelBuildError(
+            f"{path} is no Transformers configuration: a JSON object with a text 'model_type' was expected"
+        )
+    return values
+
+
+def _config(transformers: Any, values: dict[str, Any], path: Path) -> Any:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    settings = dict(values)
+    model_type = settings.pop("model_type")
+    settings.pop("auto_map", None)
+    if model_type not in CONFIG_MAPPING:
+        raise UnknownModelError(
+            f"Transformers {transformers.__version__} has no model_type {model_type!r} ({path})"
+            f"{near_matches(model_type, list(CONFIG_MAPPING.keys()))}"
+        )
+    try:
+        return transformers.AutoConfig.for_model(model_type, **settings)
+    except Exception as error:  # configurations validate themselves with errors of many kinds
+        raise ModelBuildError(f"{path} is not accepted by Transformers: {first_line(error)}") from error
+
+
+def _model_class(transformers: Any, values: dict[str, Any], config: Any) -> Any:
+    named = values.get("architectures") or []
+    if named:
+        found = getattr(transformers, str(named[0]), None)
+        if found is None:
+            known = [name for name in dir(transformers) if "For" in name and "_" not in name]
+            raise UnknownModelError(
+                f"Transformers {transformers.__version__} has no architecture {named[0]!r}"
+                f"{_near_classes(str(named[0]), known)}"
+            )
+        return found
+    autos = (
+        "AutoModelForSequenceClassification",
+        "AutoModelForImageClassification",
+        "AutoModelForCausalLM",
+        "AutoModel",
+    )
+    for auto in autos:
+        found = getattr(transformers, auto)._model_mapping.get(type(config), None)
+        if found is not None:
+            return found[0] if isinstance(found, tuple) else found
+    raise UnknownModelError(
+        f"Transformers has no model for model_type {values['model_type']!r}; name one in 'architectures'"
+    )
+
+
+def _near_classes(name: str, known: list[str]) -> str:
+    """Near matches of a class name: first those of the same network."""
+    network = name.partition("For")[0]
+    return near_matches(name, [k for k in known if k.startswith(network)]) or near_matches(name, known)
+
+
+def _set_head(config: Any, class_name: str, options: InputOptions) -> None:
+    if options.num_classes is not None:
+        if "Classification" not in class_name:
+            raise InvalidSetupError(
+                f"{class_name} has no classes to set: num_classes is for classification heads"
+            )
+        config.num_labels = options.num_classes
+    if class_name.endswith("SequenceClassification") and getattr(config, "pad_token_id", None) is None:
+        config.pad_token_id = 0  # decoders look for the last token before the padding
+    starts = getattr(config, "decoder_start_token_id", None)
+    if getattr(config, "is_encoder_decoder", False) and starts is None:
+        config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0
+
+
+def _construct(
+    model_class: Any, config: Any, options: InputOptions
+) -> tuple[torch.nn.Module, tuple[str, ...]]:
+    """The module and notes; attention is eager where the architecture has no other."""
+
+    def construct(attention: str) -> torch.nn.Module:
+        module: torch.nn.Module = build_on_meta(
+            lambda: model_class._from_config(config, attn_implementation=attention, dtype=torch.float32)
+        )
+        return module
+
+    wanted = options.attn_implementation
+    try:
+        try:
+            return construct(wanted), ()
+        except ValueError:
+            if wanted == "eager":
+                raise
+            return construct("eager"), (
+                f"{model_class.__name__} has no {wanted} attention: eager attention is used",
+            )
+    except ForerunError:
+        raise
+    except Exception as error:  # model code raises anything on a contradictory configuration
+        raise ModelBuildError(
+            f"{model_class.__name__} could not be built from this configuration: {first_line(error)}"
+        ) from error

@@ -1,0 +1,301 @@
+"""Models from the user's own code: ``path/to/file.py:factory`` or a module object.
+
+The file is imported and the name in it called without arguments, except ``num_classes``, ``image_size``,
+``input_shape`` or ``sequence_length`` if it has parameters of these names and the user gives values. It is
+called with the meta device as default, so that large models need no memory. It returns one of
+
+- a ``torch.nn.Module``; the input shape is the user's option, or follows from the module's first layer;
+- ``(module, example_batch)``: the batch is a tensor, a tuple of positional or a dict of keyword arguments;
+- a dict with ``module``, ``input_shape`` or ``example_batch``, and optionally ``target`` (an example tensor)
+  and ``loss``, called as ``loss(output, target)``, or ``loss(output)`` without a target.
+
+Tensors of an example batch whose first axis is that of the first tensor are resized to every batch size asked
+for. Traces of user code are never cached: what it does may depend on anything.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from forerun.errors import ForerunError, InvalidSetupError, ModelBuildError, UnknownModelError, near_matches
+from forerun.tracing.failures import first_line, place_of
+from forerun.tracing.models.built_model import BatchMaker, BuiltModel, LossFunction
+from forerun.tracing.models.input_options import InputOptions
+from forerun.tracing.models.losses import INFERRED_LOSS_NOTE, inferred_loss
+from forerun.tracing.models.meta_build import build_on_meta, is_building_on_meta, meta_copy
+from forerun.tracing.models.module_inputs import guess_inputs
+
+__all__ = ["build_from_file", "build_from_module", "factory_of"]
+
+_RETURNS = (
+    "an nn.Module, (module, example_batch), or a dict with 'module' and 'input_shape' or 'example_batch'"
+)
+_KEYS = ("module", "input_shape", "example_batch", "target", "loss")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Returned:
+    """What a factory returned, sorted."""
+
+    module: torch.nn.Module
+    input_shape: tuple[int, ...] | None = None
+    example_batch: Any = None
+    target: torch.Tensor | None = None
+    loss: Callable[..., torch.Tensor] | None = None
+
+
+def build_from_module(module: torch.nn.Module, options: InputOptions, name: str | None = None) -> BuiltModel:
+    """Copies a module to the meta device; the module itself stays as it is.
+
+    Args:
+        module: The module. Wrappers for data parallelism and compilation are taken off.
+        options: Inputs; needed unless the module's library or its first layer tells them.
+        name: Name to show, the class name if None.
+    """
+    name = name or type(module).__name__
+    _refuse_classes(options, name)
+    return _build(_Returned(module=module), options, name)
+
+
+def _refuse_classes(options: InputOptions, name: str) -> None:
+    if options.num_classes is not None:
+        raise InvalidSetupError(
+            f"{name} is already built: num_classes cannot change its head; leave the option out"
+        )
+
+
+def build_from_file(path_text: str, factory_name: str, options: InputOptions) -> BuiltModel:
+    """Runs a factory in a Python file and builds the model it returns.
+
+    Raises:
+        UnknownModelError: No such file, or no such name in it.
+        ModelBuildError: The file or the factory raised, or returned something else.
+    """
+    spec = f"{path_text}:{factory_name}"
+    with factory_of(path_text, factory_name) as factory:
+        returned = _sorted(_call(factory, options, spec), spec)
+        return _build(returned, options, spec)
+
+
+@contextmanager
+def factory_of(path_text: str, factory_name: str) -> Iterator[Any]:
+    """Runs a Python file and gives what has a name in it; inside, the file's neighbours can be imported.
+
+    Raises:
+        UnknownModelError: No such file, or no such name in it.
+        ModelBuildError: The file raised.
+    """
+    path = Path(path_text).expanduser().resolve()
+    if not path.is_file():
+        raise UnknownModelError(f"there is no file {path_text!r}; give path/to/file.py:factory")
+    with _importable(path.parent):
+        yield _look_up(_run_file(path, path_text), factory_name, path_text)
+
+
+@contextmanager
+def _importable(folder: Path) -> Iterator[None]:
+    """Lets the file import its neighbours, as if it were run as a script."""
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        if str(folder) in sys.path:
+            sys.path.remove(str(folder))
+
+
+def _run_file(path: Path, path_text: str) -> ModuleType:
+    name = f"forerun_user_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    namespace = importlib.util.module_from_spec(spec)
+    sys.modules[name] = namespace  # dataclasses and pickle look modules up there
+    try:
+        spec.loader.exec_module(namespace)
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
+        raise ModelBuildError(
+            f"importing {path_text} raised {type(error).__name__}{place_of(error)}: {first_line(error)}"
+        ) from error
+    return namespace
+
+
+def _look_up(namespace: ModuleType, name: str, path_text: str) -> Any:
+    if name and hasattr(namespace, name):
+        return getattr(namespace, name)
+    known = [key for key, value in vars(namespace).items() if callable(value) and not key.startswith("_")]
+    own = [key for key in known if getattr(getattr(namespace, key), "__module__", "") == namespace.__name__]
+    listed = f"; it defines {', '.join(own)}" if own else ""
+    raise UnknownModelError(f"{path_text} has no {name!r}{near_matches(name, known) or listed}")
+
+
+def _call(factory: Any, options: InputOptions, spec: str) -> Any:
+    if isinstance(factory, torch.nn.Module):
+        _refuse_classes(options, spec)
+        return factory
+    if not callable(factory):
+        raise ModelBuildError(
+            f"{spec} is a {type(factory).__name__}; a function or class that makes a model was expected"
+        )
+    arguments = _arguments(factory, options, spec)
+    try:
+        return build_on_meta(lambda: factory(**arguments))
+    except ForerunError:
+        raise
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
+        raise ModelBuildError(
+            f"{spec} raised {type(error).__name__}{place_of(error)}: {first_line(error)}; the factory must "
+            "work without a GPU and without arguments"
+        ) from error
+
+
+def _arguments(factory: Any, options: InputOptions, spec: str) -> dict[str, Any]:
+    try:
+        parameters = inspect.signature(factory).parameters
+    except (TypeError, ValueError):
+        parameters = {}  # type: ignore[assignment]
+    named = ("num_classes", "image_size", "input_shape", "sequence_length")
+    given = {name: getattr(options, name) for name in named if getattr(options, name) is not None}
+    if "num_classes" in given and "num_classes" not in parameters:
+        raise InvalidSetupError(
+            f"{spec} has no parameter num_classes: add it to the factory, or leave the option out"
+        )
+    return {name: value for name, value in given.items() if name in parameters}
+
+
+def _sorted(value: Any, spec: str) -> _Returned:
+    if isinstance(value, torch.nn.Module):
+        return _Returned(module=value)
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], torch.nn.Module):
+        return _Returned(module=value[0], example_batch=value[1])
+    if isinstance(value, Mapping) and isinstance(value.get("module"), torch.nn.Module):
+        unknown = [str(key) for key in value if key not in _KEYS]
+        if unknown:
+            raise ModelBuildError(
+                f"{spec} returned the unknown key {unknown[0]!r}; known are {', '.join(_KEYS)}"
+            )
+        shape = value.get("input_shape")
+        return _Returned(**{**value, "input_shape": None if shape is None else tuple(shape)})
+    raise ModelBuildError(f"{spec} must return {_RETURNS}; it returned {type(value).__name__}")
+
+
+def _build(returned: _Returned, options: InputOptions, name: str) -> BuiltModel:
+    original = _unwrapped(returned.module)
+    module = _copied(original, name).train(options.training)
+    shape, make_batch = _inputs(returned, module, options, name)
+    loss: LossFunction = inferred_loss
+    notes: tuple[str, ...] = () if returned.loss else (INFERRED_LOSS_NOTE,)
+    if returned.loss is not None:
+        loss = _user_loss(returned.loss, has_target=returned.target is not None)
+    return BuiltModel(
+        name=name, module=module, input_shape=shape, make_batch=make_batch, loss=loss, notes=notes
+    )
+
+
+def _unwrapped(module: torch.nn.Module) -> torch.nn.Module:
+    """The network inside wrappers that other settings of a prediction stand for."""
+    inner: Any = module
+    while True:
+        if isinstance(inner, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)):
+            inner = inner.module
+        elif hasattr(inner, "_orig_mod"):  # torch.compile
+            inner = inner._orig_mod
+        else:
+            unwrapped: torch.nn.Module = inner
+            return unwrapped
+
+
+def _copied(module: torch.nn.Module, name: str) -> torch.nn.Module:
+    if isinstance(module, torch.jit.ScriptModule):
+        raise ModelBuildError(
+            f"{name} is a TorchScript module, which cannot be traced; pass the module it was made from"
+        )
+    if type(module).forward is torch.nn.Module.forward and "forward" not in vars(module):
+        raise ModelBuildError(
+            f"{name} is no complete model: its class {type(module).__name__} defines no forward()"
+        )
+    try:
+        return meta_copy(module)
+    except Exception as error:  # deepcopy runs the user's own code
+        raise ModelBuildError(
+            f"{name} could not be copied to the meta device ({first_line(error)}); give a factory "
+            "(file.py:factory) that builds it instead"
+        ) from error
+
+
+def _inputs(
+    returned: _Returned, module: torch.nn.Module, options: InputOptions, name: str
+) -> tuple[tuple[int, ...], BatchMaker]:
+    if returned.example_batch is not None:
+        return _example_inputs(returned, name)
+    shape = returned.input_shape
+    if shape is not None and options.input_shape is None and options.image_size is None:
+        options = InputOptions(
+            input_shape=shape, sequence_length=options.sequence_length, training=options.training
+        )
+    shape, make_inputs = guess_inputs(module, options, name)
+
+    def make_batch(batch_size: int) -> Mapping[str, Any]:
+        batch = dict(make_inputs(batch_size))
+        if returned.target is not None:
+            batch["target"] = _resized(returned.target, len(returned.target), batch_size)
+        return batch
+
+    return shape, make_batch
+
+
+def _example_inputs(returned: _Returned, name: str) -> tuple[tuple[int, ...], BatchMaker]:
+    example = returned.example_batch
+    form = "kwargs" if isinstance(example, Mapping) else "args"
+    if form == "kwargs":
+        values: Any = dict(example)
+    else:
+        values = tuple(example) if isinstance(example, (tuple, list)) else (example,)
+    tensors = [x for x in (values.values() if form == "kwargs" else values) if isinstance(x, torch.Tensor)]
+    if not tensors or tensors[0].dim() == 0:
+        raise ModelBuildError(f"the example batch of {name} holds no tensor with a batch axis")
+    size = tensors[0].shape[0]
+
+    def make_batch(batch_size: int) -> Mapping[str, Any]:
+        batch = {form: _resized(values, size, batch_size)}
+        if returned.target is not None:
+            batch["target"] = _resized(returned.target, size, batch_size)
+        return batch
+
+    return tuple(tensors[0].shape[1:]), make_batch
+
+
+def _resized(value: Any, example_size: int, batch_size: int) -> Any:
+    """The same structure with tensors of another batch size: on meta, or with the example's values repeated."""
+    if isinstance(value, torch.Tensor) and not is_building_on_meta() and not value.is_meta:
+        is_batched = value.dim() > 0 and value.shape[0] == example_size
+        return value[torch.arange(batch_size) % example_size] if is_batched else value
+    if isinstance(value, torch.Tensor):
+        shape = list(value.shape)
+        if shape and shape[0] == example_size:
+            shape[0] = batch_size
+        return torch.empty(shape, dtype=value.dtype, device="meta")
+    if isinstance(value, (list, tuple)):
+        return type(value)(_resized(item, example_size, batch_size) for item in value)
+    if isinstance(value, Mapping):
+        return {key: _resized(item, example_size, batch_size) for key, item in value.items()}
+    return value
+
+
+def _user_loss(loss: Callable[..., torch.Tensor], *, has_target: bool) -> LossFunction:
+    if isinstance(loss, torch.nn.Module):
+        loss = meta_copy(loss)  # class weights and other buffers
+
+    def call(output: Any, batch: Mapping[str, Any]) -> torch.Tensor:
+        return loss(output, batch["target"]) if has_target else loss(output)
+
+    return call

@@ -1,0 +1,1 @@
+"""Energy of epochs under power limits."""

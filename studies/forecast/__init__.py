@@ -1,0 +1,1 @@
+"""Forecasts of learning curves against what came."""

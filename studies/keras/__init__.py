@@ -1,0 +1,1 @@
+"""Keras beside PyTorch, and replicas of TensorFlow."""

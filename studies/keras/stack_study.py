@@ -1,0 +1,240 @@
+"""The software stack as an input: TensorFlow's steps from a model fitted on PyTorch, with the stack's effect on top.
+
+Two questions, each with what is asked about held out:
+
+- the practicum's three networks on a P100 in Keras (TensorFlow 2), each network in turn;
+- ResNet-50 of the vendor's examples in TensorFlow, each GPU in turn.
+
+Equation of a Keras step:
+
+    step = a + sum over convolutions (f + x + w) + k d
+
+f, x and w are the times of the forward pass and of the gradients by input and by weights, from convolutions timed one
+by one in TensorFlow on the same GPU, without the overhead of the call (no row of a whole network; trees in
+``stack_layers``). d is the device time of everything outside these layers by the shipped cost model. Fitted on the
+other networks are a, what a step of ``fit`` costs whatever it does, and k.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy.optimize import nnls
+
+from forerun.fitting.interface import Floats
+from forerun.graph.graph import OpClass
+from forerun.hardware import find_device
+from forerun.optime.step_times import step_times
+from forerun.optime.weights import OpTimeWeights, load_weights, shipped_weights_path
+from forerun.prediction.step import device_offsets, points_of, prepare
+from forerun.run.setup import Layout, Precision, TrainingSetup
+from forerun.tracing.trace import ModelRequest, trace
+from studies.keras.stack_layers import Convolution, ConvolutionTimes, fit_convolution_times
+from studies.markdown import markdown_table
+
+__all__ = ["StackStudy", "fit_stack", "keras_network_rows", "stack_markdown", "stack_study"]
+
+_P100 = "p100-pcie-16gb"
+_NETWORKS = {"mnist_cnn": "mnist-cnn", "cifar10_cnn": "cifar10-cnn", "patch_camelyon_cnn": "pcam-cnn"}
+_CONVOLUTIONS: Mapping[str, tuple[Convolution, ...]] = {
+    "mnist_cnn": (Convolution(28, 3, 1, 32, "valid"), Convolution(13, 3, 32, 32, "valid")),
+    "cifar10_cnn": (
+        Convolution(32, 3, 3, 64, "valid"),
+        Convolution(15, 3, 64, 64, "valid"),
+        Convolution(6, 3, 64, 32, "valid"),
+    ),
+    "patch_camelyon_cnn": (
+        Convolution(96, 3, 3, 256, "same"),
+        Convolution(48, 3, 256, 256, "same"),
+        Convolution(24, 3, 256, 512, "same"),
+        Convolution(12, 3, 512, 512, "same"),
+        Convolution(6, 3, 512, 1024, "same"),
+        Convolution(3, 3, 1024, 1024, "same"),
+    ),
+}
+_VENDOR_DEVICES = {"V100": "v100-sxm2-16gb", "A100": "a100-sxm4-40gb"}
+_VENDOR_PRECISIONS = {"fp32": Precision.FP32, "tf32": Precision.TF32, "mixed": Precision.AMP}
+
+
+_IN_LAYERS = (OpClass.CONV, OpClass.ACTIVATION, OpClass.ADD)
+"""Classes inside the layers that were timed: with their biases and activations."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackStudy:
+    """Errors as fractions.
+
+    Attributes:
+        networks: By network: rows, error of the PyTorch prediction as it is, of the stack's model with the network held
+            out, and of the same after one measured batch size.
+        stack: Fitted cost of a step [s] and factor k with each network held out.
+        devices: By GPU: rows, error of the PyTorch prediction as it is, and with the factor of the other GPUs.
+        device_factors: Measured over predicted on the other GPUs.
+    """
+
+    networks: Mapping[str, tuple[int, float, float, float]]
+    stack: Mapping[str, tuple[float, float]]
+    devices: Mapping[str, tuple[int, float, float]]
+    device_factors: Mapping[str, float]
+
+
+def stack_study(folder: Path) -> StackStudy:
+    """Both questions from the public tables in a folder."""
+    weights = load_weights(shipped_weights_path())
+    rows = keras_network_rows(folder, weights, fit_convolution_times(folder))
+    networks: dict[str, tuple[int, float, float, float]] = {}
+    stack = {}
+    for name in _NETWORKS:
+        held = (rows["model"] == name).to_numpy()
+        stack[name] = fit_stack(rows[~held])
+        networks[name] = _errors(rows[held], *stack[name])
+    total = np.concatenate([np.full(n, i) for i, (n, *_) in enumerate(networks.values())])
+    means = [np.asarray([found[k] for found in networks.values()])[total].mean() for k in (1, 2, 3)]
+    networks["all rows"] = (len(total), float(means[0]), float(means[1]), float(means[2]))
+    devices, factors = _vendor(folder, weights)
+    return StackStudy(networks=networks, stack=stack, devices=devices, device_factors=factors)
+
+
+def keras_network_rows(folder: Path, weights: OpTimeWeights, times: ConvolutionTimes) -> pd.DataFrame:
+    """Measured steps of the three networks on one P100 with the terms of the equation in columns [s]."""
+    frame = pd.read_parquet(folder / "iit_e2e.parquet")
+    chosen = frame[
+        (frame["n_gpus"] == 1) & frame["model"].isin(list(_NETWORKS)) & (frame["optimizer"] == "adam")
+    ]
+    parts = []
+    for name, group in chosen.groupby("model"):
+        batches = group["batch_size_per_gpu"].astype(int).tolist()
+        pytorch_s, other_s = _from_pytorch(_NETWORKS[str(name)], batches, weights)
+        convolutions = np.asarray([times.training_s(_CONVOLUTIONS[str(name)], b) for b in batches])
+        parts.append(
+            group.assign(
+                measured_s=group["time_ms_step"] / 1e3,
+                pytorch_s=pytorch_s,
+                other_s=other_s,
+                convolution_s=convolutions,
+                occasion=group["dataset"]
+                + " "
+                + group["lease"].fillna(0).astype(str)
+                + " "
+                + group["epoch_statistic"],
+            )
+        )
+    return pd.concat(parts)
+
+
+def _from_pytorch(model: str, batches: Sequence[int], weights: OpTimeWeights) -> tuple[Floats, Floats]:
+    """Predicted time of a step in PyTorch, and the device time outside of convolutions [s]."""
+    device = find_device(_P100)
+    prepared = prepare(trace(ModelRequest(model=model), TrainingSetup(optimizer="adam")))
+    setups = [TrainingSetup(batch_size_per_device=batch, optimizer="adam") for batch in batches]
+    devices = [device] * len(setups)
+    offsets = device_offsets(devices, setups, weights)
+    points = points_of(prepared, devices, setups, None)
+    times = step_times(prepared.ops, points, weights, offsets, with_kernels=True)
+    assert times.kernel_s is not None
+    is_other = ~np.isin(prepared.ops.op_class, _IN_LAYERS)
+    return times.step_s, times.kernel_s[:, is_other].sum(axis=1)
+
+
+def fit_stack(rows: Any) -> tuple[float, float]:
+    """Cost a of a step [s] and factor k: non-negative least squares of the relative error of a + convolutions + k d."""
+    measured = rows["measured_s"].to_numpy(float)
+    columns = np.column_stack([np.ones(len(rows)), rows["other_s"].to_numpy(float)]) / measured[:, None]
+    (step_cost_s, factor), _ = nnls(columns, 1 - rows["convolution_s"].to_numpy(float) / measured)
+    return float(step_cost_s), float(factor)
+
+
+def _errors(rows: pd.DataFrame, step_cost_s: float, factor: float) -> tuple[int, float, float, float]:
+    measured = rows["measured_s"].to_numpy(float)
+    predicted = (step_cost_s + rows["convolution_s"] + factor * rows["other_s"]).to_numpy(float)
+    as_is = np.abs(rows["pytorch_s"].to_numpy(float) / measured - 1)
+    blind = np.abs(predicted / measured - 1)
+    after = []
+    for index in rows.reset_index().groupby("occasion").groups.values():
+        here = np.asarray(index)
+        if len(here) < 2:
+            continue
+        batches = rows["batch_size_per_gpu"].to_numpy(float)[here]
+        middle = here[np.argsort(batches)[len(here) // 2]]  # the batch that is measured
+        others = here[here != middle]
+        scaled = predicted[others] * measured[middle] / predicted[middle]
+        after.extend(np.abs(scaled / measured[others] - 1))
+    return len(rows), float(as_is.mean()), float(blind.mean()), float(np.mean(after))
+
+
+def _vendor(
+    folder: Path, weights: OpTimeWeights
+) -> tuple[dict[str, tuple[int, float, float]], dict[str, float]]:
+    frame = pd.read_parquet(folder / "dle_training.parquet")
+    is_row = frame["framework"].str.startswith("TensorFlow") & frame["model"].eq("resnet50v1.5")
+    rows = frame[is_row & frame["n_gpus"].eq(1) & frame["micro_step_time_s"].notna()]
+    predicted = np.asarray([_vendor_step_s(row, weights) for row in rows.to_dict("records")])
+    ratio = np.log(rows["micro_step_time_s"].to_numpy(float) / predicted)
+    gpus = rows["gpu"].to_numpy(str)
+    devices, factors = {}, {}
+    for gpu in sorted(set(gpus)):
+        held = gpus == gpu
+        factor = float(np.exp(np.median(ratio[~held])))
+        as_is = np.abs(np.exp(-ratio[held]) - 1).mean()
+        with_factor = np.abs(factor * np.exp(-ratio[held]) - 1).mean()
+        devices[gpu] = (int(held.sum()), float(as_is), float(with_factor))
+        factors[gpu] = factor
+    return devices, factors
+
+
+def _vendor_step_s(row: Mapping[Any, Any], weights: OpTimeWeights) -> float:
+    setup = TrainingSetup(
+        batch_size_per_device=int(row["batch_size_per_gpu"]),
+        precision=_VENDOR_PRECISIONS[str(row["precision"])],
+        layout=Layout.NHWC,
+    )
+    device = find_device(_VENDOR_DEVICES[str(row["gpu"])])
+    prepared = prepare(trace(ModelRequest(model="torchvision:resnet50"), setup))
+    offsets = device_offsets([device], [setup], weights)
+    return float(
+        step_times(prepared.ops, points_of(prepared, [device], [setup], None), weights, offsets).step_s[0]
+    )
+
+
+def stack_markdown(study: StackStudy) -> str:
+    """Both tables."""
+
+    def percent(value: float) -> str:
+        return f"{100 * value:.1f} %"
+
+    networks = [
+        (name, str(found[0]), *(percent(value) for value in found[1:]))
+        for name, found in study.networks.items()
+    ]
+    devices = [
+        (name, str(n), percent(as_is), percent(held), f"{study.device_factors[name]:.3f}")
+        for name, (n, as_is, held) in study.devices.items()
+    ]
+    costs = ", ".join(f"{1e3 * a:.2f} ms and {k:.2f}" for a, k in study.stack.values())
+    return (
+        "## Keras and TensorFlow\n\n"
+        "`iit_e2e`: epochs of three networks by Keras on one P100 (TensorFlow 2, Adam), divided by their steps. Each "
+        "network is held out in turn; the cost of a step and the factor of what is outside of convolutions are fitted "
+        f"on the other two ({costs}), convolutions come from layers timed alone. MAPE:\n\n"
+        + markdown_table(
+            (
+                "network held out",
+                "rows",
+                "PyTorch prediction as it is",
+                "with the stack",
+                "after one measured batch",
+            ),
+            networks,
+        )
+        + "\n`dle_training`: ResNet-50 v1.5 in TensorFlow 1.15 on one GPU, each GPU held out; the factor is the median "
+        "of measured over predicted on the other GPU. MAPE:\n\n"
+        + markdown_table(
+            ("GPU held out", "rows", "PyTorch prediction as it is", "with the stack's factor", "factor"),
+            devices,
+        )
+    )

@@ -1,0 +1,1 @@
+"""Out-of-memory verdicts against runs whose limit is known."""

@@ -1,0 +1,202 @@
+"""Measured throughputs of one network on many devices, from tables that no fit has read."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from forerun.errors import RecordError
+from forerun.hardware import find_device
+from forerun.hardware.device import Device
+from forerun.optime.weights import OpTimeWeights
+from forerun.prediction.point_times import point_times
+from forerun.prediction.step import PreparedModel, prepare
+from forerun.records.importers.device_names import REFERENCE_DEVICES
+from forerun.run.setup import Phase, Precision, TrainingSetup
+from forerun.tracing.trace import ModelRequest, trace
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+__all__ = ["MeasuredRate", "groups_of", "kind_of", "outside_rates"]
+
+_OTHER_DEVICES = {
+    "GTX 1080": "gtx-1080",
+    "TITAN X (Maxwell)": "titan-x-maxwell",
+    "TITAN X (Pascal)": "titan-x-pascal",
+    "V100 SXM3 32GB": "v100-sxm3-32gb",
+    "Radeon Pro VII": "radeon-pro-vii",
+}
+_DEVICES: Mapping[str, str] = {**REFERENCE_DEVICES, **_OTHER_DEVICES}
+_NETWORKS = {
+    "alexnet": "alexnet",
+    "googlenet-v1": "googlenet",
+    "inception3": "inception_v3",
+    **{name: name for name in ("vgg16", "vgg19", "densenet161")},
+    **{f"resnet{depth}": f"resnet{depth}" for depth in (18, 34, 50, 101, 152)},
+}
+_BERT = {"bert_base_squad": (768, 12), "bert_large_squad": (1024, 24)}
+_BERT_TOKENS = 384
+_SOURCES = {
+    "u39kun/deep-learning-benchmark": "u39kun",
+    "jcjohnson/cnn-benchmarks": "jcjohnson",
+    "lambdal/lambda-tensorflow-benchmark": "Lambda TensorFlow",
+    "lambdal/deeplearning-benchmark": "Lambda BERT",
+}
+_PRECISIONS = {
+    "fp32": Precision.FP32,
+    "tf32": Precision.TF32,
+    "fp16": Precision.FP16,
+    "amp": Precision.AMP,
+}
+_MIXED_FP16 = ("Lambda TensorFlow", "Lambda BERT")
+"""Their fp16 keeps fp32 weights."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredRate:
+    """Throughput of one network on one device.
+
+    Attributes:
+        group: Set of comparable measurements: source, network, phase and kind of precision.
+        device: Catalogue name.
+        precision: Precision of the run.
+        measured_samples_per_s: Measured throughput.
+        predicted_samples_per_s: Predicted throughput.
+    """
+
+    group: str
+    device: str
+    precision: Precision
+    measured_samples_per_s: float
+    predicted_samples_per_s: float
+
+
+def kind_of(precision: Precision) -> str:
+    """Half or full precision: what a user asks for; TF32 is what full precision runs as on newer devices."""
+    return "half" if precision.is_half else "full"
+
+
+def outside_rates(folder: Path, weights: OpTimeWeights) -> list[MeasuredRate]:
+    """Rows of ``gpu_benchmarks`` that no fit has read, with the shipped model's predictions.
+
+    Networks that torchvision or Transformers define, on single GPUs of the catalogue. XLA runs are left out.
+
+    Raises:
+        RecordError: The table lacks its columns.
+    """
+    frame = pd.read_parquet(folder / "gpu_benchmarks.parquet")
+    needed = {
+        "source",
+        "phase",
+        "model",
+        "gpu",
+        "n_gpus",
+        "dtype",
+        "batch_size_per_gpu",
+        "throughput",
+        "framework",
+    }
+    if missing := needed - set(frame.columns):
+        raise RecordError(f"gpu_benchmarks.parquet: expected the columns {sorted(missing)}")
+    is_xla = frame["framework"].str.contains("XLA") | frame["system"].fillna("").str.contains("XLA")
+    chosen = frame[
+        frame["source"].isin(_SOURCES)
+        & (frame["n_gpus"] == 1)
+        & frame["gpu"].isin(_DEVICES)
+        & frame["dtype"].isin(_PRECISIONS)
+        & frame["throughput"].notna()
+        & frame["batch_size_per_gpu"].notna()
+        & ~is_xla
+        & ~frame["framework"].str.contains("cuDNN none")
+    ]
+    return [
+        rate
+        for name, rows in chosen.groupby(["source", "model", "phase"])
+        for rate in _rates(name, rows, weights)
+    ]
+
+
+def _rates(name: Hashable, rows: pd.DataFrame, weights: OpTimeWeights) -> Iterator[MeasuredRate]:
+    source, model, phase = (str(part) for part in name)  # type: ignore[attr-defined]
+    title = _SOURCES[source]
+    if (model in _BERT) != (title == "Lambda BERT") or (model not in _BERT and model not in _NETWORKS):
+        return
+    setups = [_setup(row, title, phase) for row in rows.to_dict("records")]
+    devices = [find_device(_DEVICES[gpu]) for gpu in rows["gpu"]]
+    predicted = _predicted(model, devices, setups, weights)
+    sizes = np.asarray([setup.batch_size_per_device for setup in setups])
+    for device, setup, rate, step_s, size in zip(
+        devices, setups, rows["throughput"], predicted, sizes, strict=True
+    ):
+        yield MeasuredRate(
+            group=f"{title} {model} {phase} {kind_of(setup.precision)}",
+            device=device.name,
+            precision=setup.precision,
+            measured_samples_per_s=float(rate),
+            predicted_samples_per_s=float(size / step_s),
+        )
+
+
+def _setup(row: Mapping[Any, Any], title: str, phase: str) -> TrainingSetup:
+    precision = _PRECISIONS[row["dtype"]]
+    if precision is Precision.FP16 and title in _MIXED_FP16:
+        precision = Precision.AMP
+    optimizer = "adam" if title == "Lambda BERT" else "sgd" if title == "Lambda TensorFlow" else "none"
+    return TrainingSetup(
+        batch_size_per_device=int(row["batch_size_per_gpu"]),
+        precision=precision,
+        phase=Phase(phase),
+        optimizer=optimizer if phase == "train" else "none",
+    )
+
+
+def _predicted(
+    model: str, devices: list[Device], setups: list[TrainingSetup], weights: OpTimeWeights
+) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Predicted steps, one trace per kind of precision [s]."""
+    times = np.empty(len(setups))
+    for precision in dict.fromkeys(setup.precision for setup in setups):
+        rows = [i for i, setup in enumerate(setups) if setup.precision is precision]
+        prepared = _prepared(model, setups[rows[0]])
+        found = point_times(prepared, [devices[i] for i in rows], [setups[i] for i in rows], weights)
+        times[rows] = found.step_s
+    return times
+
+
+def _prepared(model: str, setup: TrainingSetup) -> PreparedModel:
+    if model not in _BERT:
+        return prepare(trace(ModelRequest(model=f"torchvision:{_NETWORKS[model]}"), setup))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "config.json"
+        path.write_text(json.dumps(_bert_configuration(*_BERT[model])), encoding="utf-8")
+        return prepare(trace(ModelRequest(model=f"hf:{path}", sequence_length=_BERT_TOKENS), setup))
+
+
+def _bert_configuration(hidden_size: int, num_layers: int) -> dict[str, Any]:
+    """Sizes of BERT (Devlin et al. 2019) with the head for questions and answers."""
+    return {
+        "model_type": "bert",
+        "architectures": ["BertForQuestionAnswering"],
+        "hidden_size": hidden_size,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": hidden_size // 64,
+        "intermediate_size": 4 * hidden_size,
+        "vocab_size": 30522,
+        "max_position_embeddings": 512,
+    }
+
+
+def groups_of(rates: Iterable[MeasuredRate]) -> dict[str, list[MeasuredRate]]:
+    """Measurements by set."""
+    found: dict[str, list[MeasuredRate]] = {}
+    for rate in rates:
+        found.setdefault(rate.group, []).append(rate)
+    return found

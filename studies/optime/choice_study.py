@@ -1,0 +1,321 @@
+"""Choice quality: are devices ranked as they were measured, and is the chosen one the right one?
+
+For each network that was measured on at least four devices the devices are ranked by predicted throughput. A choice is
+right if the chosen device is truly within 5 % of the best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.stats import spearmanr
+
+from forerun.fitting.measured_steps import Measured
+from forerun.hardware import find_device
+from forerun.hardware.device import NumberFormat
+from forerun.hardware.prices import PriceKind, cheapest_rental, load_prices
+from forerun.optime.fit import FitSettings, as_weights
+from forerun.records.step_record import StepRecord
+from forerun.run.setup import Phase, Precision
+from studies.optime.choice_sets import MeasuredRate, groups_of, kind_of
+from studies.optime.fit import encode, fit_ensemble, fittable
+from studies.optime.studies import HeldOut, family_study, predict_with
+
+__all__ = [
+    "ChoiceResult",
+    "RepeatNoise",
+    "SetResult",
+    "all_choices",
+    "choice_results",
+    "choice_section",
+    "held_out_rates",
+    "lambda_study",
+    "noise_words",
+    "perfect_choices",
+    "repeat_noise",
+    "torchvision_study",
+]
+
+Floats = npt.NDArray[np.float64]
+
+MIN_DEVICES = 4
+RIGHT_WITHIN = 0.05
+_NUM_DRAWS = 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetResult:
+    """One set of devices: rank correlation, and how far the chosen device falls behind the best.
+
+    Attributes:
+        group: Which set.
+        num_devices: Devices in it.
+        spearman: Rank correlation of predicted and measured throughput.
+        loss: Share by which the chosen device is slower than the best.
+    """
+
+    group: str
+    num_devices: int
+    spearman: float
+    loss: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoiceResult:
+    """Sets of one kind, ranked by one predictor."""
+
+    title: str
+    predictor: str
+    sets: tuple[SetResult, ...]
+
+    @property
+    def median_spearman(self) -> float:
+        """Median rank correlation."""
+        return float(np.median([found.spearman for found in self.sets]))
+
+    @property
+    def right_share(self) -> float:
+        """Share of sets whose chosen device is within 5 % of the best."""
+        return float(np.mean([found.loss <= RIGHT_WITHIN for found in self.sets]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepeatNoise:
+    """How far runs of one network on one device with the same software, precision and batch size lie apart.
+
+    Attributes:
+        log_deviation: Standard deviation of the logarithm of the step time around the mean of its runs.
+        num_runs: Runs of which there are two or more.
+    """
+
+    log_deviation: float
+    num_runs: int
+
+
+def repeat_noise(records: Iterable[StepRecord]) -> RepeatNoise:
+    """The noise of measurements of which some repeat each other, pooled over networks and devices."""
+    runs: dict[tuple[object, ...], list[float]] = {}
+    for record in records:
+        key = (
+            *(record.source, record.model, record.phase, record.device, record.precision, record.layout),
+            *(record.compile, record.framework_version, record.batch_size_per_device),
+        )
+        runs.setdefault(key, []).append(float(np.log(record.step_time_s)))
+    repeated = [own for own in runs.values() if len(own) > 1]
+    squares = sum(float(np.var(own)) * len(own) for own in repeated)
+    freedom = sum(len(own) - 1 for own in repeated)
+    return RepeatNoise(
+        log_deviation=float(np.sqrt(squares / max(1, freedom))), num_runs=sum(map(len, repeated))
+    )
+
+
+def perfect_choices(title: str, rates: Sequence[MeasuredRate], noise: RepeatNoise) -> ChoiceResult:
+    """What a chooser that knows every true speed would score, were each set measured once more.
+
+    The measured speeds stand for the true ones; each device is measured anew as often as it was, its median falling
+    beside the truth by the noise of a run over the root of their number. Fifty draws a set, from a fixed seed.
+    """
+    generator = np.random.default_rng(0)
+    found = []
+    for group, rows in groups_of(rates).items():
+        devices = _by_device(rows)
+        if len(devices) < MIN_DEVICES:
+            continue
+        true = np.asarray([device.measured_samples_per_s for device in devices])
+        counts = np.asarray([sum(row.device == device.device for row in rows) for device in devices])
+        for _ in range(_NUM_DRAWS):
+            error = generator.normal(0.0, noise.log_deviation / np.sqrt(counts))
+            found.append(_scored(group, true, true * np.exp(error)))
+    return ChoiceResult(title=title, predictor="perfect", sets=tuple(found))
+
+
+def lambda_study(
+    steps: Sequence[Measured], settings: Sequence[FitSettings], report: Callable[[str], None]
+) -> HeldOut:
+    """ResNet-50 on the devices of the Lambda suite that no other study holds out, by a fit without any of them."""
+    is_lambda = np.asarray([step.record.row_id.startswith("lambda ") for step in steps])
+    names = np.asarray([step.device.name for step in steps])
+    with_others = set(names[~is_lambda].tolist())
+    devices = sorted(set(names[is_lambda].tolist()) - with_others)
+    held_out = np.isin(names, devices)
+    encoded = encode(steps)
+    networks = fit_ensemble(encoded, np.flatnonzero(fittable(steps) & ~held_out), settings)
+    report(f"held out together: {', '.join(devices)}")
+    rows = np.flatnonzero(held_out & is_lambda)
+    return predict_with(as_weights(networks, encoded.systems, {}), [steps[int(row)] for row in rows])
+
+
+def torchvision_study(
+    steps: Sequence[Measured], settings: Sequence[FitSettings], report: Callable[[str], None]
+) -> HeldOut:
+    """The torchvision networks of ``gpu_benchmarks``, each predicted by a fit without its family on any device."""
+    tested = [
+        index
+        for index, step in enumerate(steps)
+        if step.record.source == "gpu_benchmarks" and not step.record.row_id.startswith("lambda ")
+    ]
+    return family_study(steps, tested, settings, report)
+
+
+def held_out_rates(parts: Iterable[HeldOut]) -> list[MeasuredRate]:
+    """Throughputs of ``gpu_benchmarks``, each predicted by a fit that has not seen its row."""
+    found = []
+    for held in parts:
+        for step, log_predicted in zip(held.steps, held.log_predicted, strict=True):
+            if step.record.source != "gpu_benchmarks":
+                continue
+            size = step.setup.batch_size_per_device
+            found.append(
+                MeasuredRate(
+                    group=_group(step),
+                    device=step.device.name,
+                    precision=step.setup.precision,
+                    measured_samples_per_s=size / step.record.step_time_s,
+                    predicted_samples_per_s=float(size / np.exp(log_predicted)),
+                )
+            )
+    return found
+
+
+def _group(step: Measured) -> str:
+    record = step.record
+    kind = kind_of(step.setup.precision)
+    if record.row_id.startswith("lambda "):
+        return f"Lambda ResNet-50 {record.framework_version} {kind}"
+    phase = "train" if step.setup.phase is Phase.TRAIN else "inference"
+    return f"torchvision {record.model} {phase} {kind}"
+
+
+def choice_results(title: str, rates: Sequence[MeasuredRate]) -> list[ChoiceResult]:
+    """The sets of at least four devices, ranked by the prediction and by the baselines that can rank them."""
+    sets = {name: _by_device(rows) for name, rows in groups_of(rates).items()}
+    large = {name: rows for name, rows in sets.items() if len(rows) >= MIN_DEVICES}
+    predictors: dict[str, Callable[[MeasuredRate], float | None]] = {
+        "**forerun**": lambda rate: rate.predicted_samples_per_s,
+        "peak FLOP/s": lambda rate: _peak(rate.device, rate.precision),
+        "price": lambda rate: _price(rate.device),
+    }
+    results = []
+    for name, score in predictors.items():
+        found = [result for group, rows in large.items() if (result := _ranked(group, rows, score))]
+        if found:
+            results.append(ChoiceResult(title=title, predictor=name, sets=tuple(found)))
+    return results
+
+
+def _by_device(rates: Sequence[MeasuredRate]) -> list[MeasuredRate]:
+    """One rate per device: the median of its runs."""
+    found = []
+    for device in dict.fromkeys(rate.device for rate in rates):
+        own = [rate for rate in rates if rate.device == device]
+        found.append(
+            MeasuredRate(
+                group=own[0].group,
+                device=device,
+                precision=own[0].precision,
+                measured_samples_per_s=float(np.median([rate.measured_samples_per_s for rate in own])),
+                predicted_samples_per_s=float(np.median([rate.predicted_samples_per_s for rate in own])),
+            )
+        )
+    return found
+
+
+def _ranked(
+    group: str, rates: Sequence[MeasuredRate], score: Callable[[MeasuredRate], float | None]
+) -> SetResult | None:
+    """A set ranked by a score; None where fewer than four of its devices have one."""
+    scored = [(value, rate.measured_samples_per_s) for rate in rates if (value := score(rate)) is not None]
+    if len(scored) < MIN_DEVICES:
+        return None
+    return _scored(group, *np.asarray(scored).T)
+
+
+def _scored(group: str, scores: Floats, measured: Floats) -> SetResult:
+    return SetResult(
+        group=group,
+        num_devices=len(scores),
+        spearman=float(spearmanr(scores, measured).statistic),
+        loss=float(1 - measured[np.argmax(scores)] / measured.max()),
+    )
+
+
+def _peak(device: str, precision: Precision) -> float:
+    peaks = find_device(device).peak_flops_per_s
+    if precision.is_half:
+        return max(peaks.get(NumberFormat.FP16, 0.0), peaks[NumberFormat.FP32])
+    return peaks.get(NumberFormat.TF32, 0.0) if precision is Precision.TF32 else peaks[NumberFormat.FP32]
+
+
+def _price(device: str) -> float | None:
+    rental = cheapest_rental(load_prices(), device, kinds=(PriceKind.ON_DEMAND,))
+    return None if rental is None else rental.usd_per_hour
+
+
+def all_choices(
+    networks: HeldOut, devices: Iterable[HeldOut], outside: Sequence[MeasuredRate]
+) -> list[ChoiceResult]:
+    """Results of all kinds of sets.
+
+    Args:
+        networks: Rows predicted without their network's family.
+        devices: Rows predicted without their device.
+        outside: Rows of tables that no fit has read.
+    """
+    by_network = held_out_rates([networks])
+    full = [rate for rate in by_network if kind_of(rate.precision) == "full"]
+    half = [rate for rate in by_network if kind_of(rate.precision) == "half"]
+    return [
+        *choice_results("network held out", by_network),
+        *choice_results("- full precision", full),
+        *choice_results("- half precision", half),
+        *choice_results("device held out", held_out_rates(devices)),
+        *choice_results("not in the fit", outside),
+    ]
+
+
+def noise_words(networks: HeldOut) -> str:
+    """How much of the misses is the noise of the measurements."""
+    noise = repeat_noise(step.record for step in networks.steps if step.record.source == "gpu_benchmarks")
+    rates = held_out_rates([networks])
+    perfect = perfect_choices("network held out", rates, noise)
+    return (
+        f"\nThe measurements allow no perfect score: {noise.num_runs} runs that repeat one network on one device with "
+        f"the same software lie {100 * noise.log_deviation:.1f} % apart (standard deviation of the logarithm). A "
+        "chooser that knew every true speed, judged by one more such measurement, would reach a median rank "
+        f"correlation of {perfect.median_spearman:.3f} and a right choice in {100 * perfect.right_share:.0f} % of "
+        "the sets with networks held out.\n"
+    )
+
+
+def choice_section(results: Sequence[ChoiceResult], noise: str = "") -> str:
+    """The section of the accuracy page.
+
+    Args:
+        results: Sets of all kinds.
+        noise: What of the misses is the noise of the measurements.
+    """
+    lines = [
+        "| sets | ranked by | sets | devices | median Spearman | chosen within 5 % of the best | worst loss |\n",
+        "| --- | --- | --- | --- | --- | --- | --- |\n",
+    ]
+    for result in results:
+        sizes = [found.num_devices for found in result.sets]
+        lines.append(
+            f"| {result.title} | {result.predictor} | {len(result.sets)} | {min(sizes)} to {max(sizes)} | "
+            f"{result.median_spearman:.3f} | {100 * result.right_share:.0f} % | "
+            f"{100 * max(found.loss for found in result.sets):.0f} % |\n"
+        )
+    return (
+        "## Choosing a device\n\nEvery network of `gpu_benchmarks` that was measured on at least four single GPUs: "
+        "devices ranked by predicted throughput against measured throughput (median of a device's runs), and whether "
+        "the device that comes first is truly within 5 % of the best. `Network held out`: figures of a network come "
+        "from a fit without its family on any device. `Device held out`: figures of a device come from a fit without "
+        "any row of it, so every device of a set is one that no measurement stands behind. `Not in the fit`: tables "
+        "that no fit has read (PyTorch 0.3, Torch7, TensorFlow, BERT), by the shipped model. Price ranks the devices "
+        "of the price table. In `dle_training` no framework measured a network on four single devices.\n\n"
+        + "".join(lines)
+        + noise
+    )

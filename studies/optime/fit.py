@@ -1,0 +1,111 @@
+"""Fits the shipped op-level model from the public tables and notes where it came from."""
+
+from __future__ import annotations
+
+import datetime
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from forerun.fitting.measured_steps import Measured
+from forerun.optime.correction import PriorScales
+from forerun.optime.fit import (
+    EncodedSamples,
+    FitSettings,
+    OpNetwork,
+    encode_samples,
+    fit_op_network,
+)
+
+__all__ = [
+    "ENSEMBLE_SETTINGS",
+    "OTHER_IMPLEMENTATION",
+    "TABLE_SHARES",
+    "fit_ensemble",
+    "sampling_weights",
+]
+
+TABLE_SHARES = {
+    "timm_train": 0.35,
+    "timm_infer": 0.2,
+    "gpu_benchmarks/torchvision": 0.27,
+    "gpu_benchmarks/lambda": 0.08,
+    "neusight_e2e": 0.1,
+}
+"""Share of each kind of table among the samples drawn for a fit."""
+
+ENSEMBLE_SETTINGS = tuple(FitSettings(seed=seed, num_iterations=4000) for seed in range(2))
+
+
+OTHER_IMPLEMENTATION = {
+    "tresnet": "measured with InPlaceABN kernels (timm 0.6), built with ordinary batch norms by today's timm",
+}
+"""Families whose measured network is not the one today's library builds: tested, but no fit learns from them."""
+
+
+def fittable(steps: Sequence[Measured]) -> np.ndarray:
+    """Whether a fit may use each step, (n,)."""
+    return np.asarray([step.record.family not in OTHER_IMPLEMENTATION for step in steps])
+
+
+def table_of(measured: Measured) -> str:
+    """Kind of table a measurement came from, a key of ``TABLE_SHARES``."""
+    source = measured.record.source
+    if source != "gpu_benchmarks":
+        return source
+    return f"{source}/lambda" if measured.record.row_id.startswith("lambda") else f"{source}/torchvision"
+
+
+def sampling_weights(steps: Sequence[Measured]) -> np.ndarray:
+    """Weight of each step: the table's share, within a table proportional to 1/sqrt(rows of the device), (n,)."""
+    tables = [table_of(step) for step in steps]
+    device_rows = Counter((table, step.record.device) for table, step in zip(tables, steps, strict=True))
+    raw = np.asarray([device_rows[t, s.record.device] ** -0.5 for t, s in zip(tables, steps, strict=True)])
+    weights = np.zeros(len(steps))
+    for table in set(tables):
+        chosen = np.asarray([t == table for t in tables])
+        weights[chosen] = TABLE_SHARES[table] * raw[chosen] / raw[chosen].sum()
+    return weights
+
+
+def encode(steps: Sequence[Measured]) -> EncodedSamples:
+    """Encoded samples with their sampling weights."""
+    weights = sampling_weights(steps)
+    return encode_samples([step.sample(weight) for step, weight in zip(steps, weights, strict=True)])
+
+
+def fit_ensemble(
+    encoded: EncodedSamples, chosen: np.ndarray, settings: Sequence[FitSettings] = ENSEMBLE_SETTINGS
+) -> list[OpNetwork]:
+    """One network per setting, fitted to the chosen samples."""
+    return [fit_op_network(encoded, chosen, setting) for setting in settings]
+
+
+def measured_devices(steps: Sequence[Measured]) -> dict[str, list[str]]:
+    """Which devices were measured in which kind of precision."""
+    found: dict[str, set[str]] = {}
+    for step in steps:
+        kind = "half" if step.setup.precision.is_half else "full"
+        found.setdefault(step.device.name, set()).add(kind)
+    return {name: sorted(kinds) for name, kinds in sorted(found.items())}
+
+
+def provenance(
+    steps: Sequence[Measured],
+    settings: Sequence[FitSettings],
+    intervals: Mapping[str, Mapping[str, float]],
+    scales: PriorScales,
+) -> dict[str, Any]:
+    """What a reader of the weights must know: tables, rows, date, settings, intervals per tier."""
+    rows = Counter(table_of(step) for step in steps)
+    return {
+        "date": datetime.date.today().isoformat(),
+        "rows": dict(sorted(rows.items())),
+        "settings": [asdict(setting) for setting in settings],
+        "measured_devices": measured_devices(steps),
+        "intervals": {tier: dict(law) for tier, law in intervals.items()},
+        "calibration_scales": asdict(scales),
+    }

@@ -1,0 +1,109 @@
+"""PyTorch's own estimators on the rows of ``timm_train``, beside ours."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from forerun.fitting.measured_steps import Measured, request_of
+from forerun.optime.weights import OpTimeWeights
+from forerun.prediction.step import predict_steps, prepare
+from forerun.tracing.trace import trace
+from studies.memory.study import Bracket
+from studies.optime.pytorch_tools import ToolAnswer, ToolProcess, estimated_step_s, tracked_peak_bytes
+from studies.optime.studies import HeldOut
+
+__all__ = ["TRACKED_METHODS", "RuntimeRow", "runtime_study", "tracker_study"]
+
+TRACKED_METHODS = {"PyTorch's MemTracker": False, "MemTracker under our CUDA rules": True}
+"""Names of the methods of ``tracker_study``, with whether CUDA's autocast rules are switched on."""
+
+_Report = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeRow:
+    """One measured step and two predictions of it.
+
+    Attributes:
+        step: The measured step.
+        forerun_s: Our prediction, the step's family left out of the fit [s].
+        forerun_wall_s: Time to trace the model anew and predict the step [s].
+        pytorch: Answer of ``RuntimeEstimator`` [s].
+    """
+
+    step: Measured
+    forerun_s: float
+    forerun_wall_s: float
+    pytorch: ToolAnswer
+
+
+def runtime_study(
+    held: HeldOut, weights: OpTimeWeights, num_rows: int, report: _Report | None = None
+) -> list[RuntimeRow]:
+    """Both predictions and what they took, for rows at equal distances in the table.
+
+    Args:
+        held: Measured steps, each predicted without its family.
+        weights: A cost model, only to time a prediction with.
+        num_rows: Rows to take.
+        report: Told how many rows are done.
+    """
+    found = []
+    with ToolProcess() as tool:
+        for index in _spread_out(len(held.steps), num_rows):
+            step = held.steps[index]
+            found.append(
+                RuntimeRow(
+                    step=step,
+                    forerun_s=float(np.exp(held.log_predicted[index])),
+                    forerun_wall_s=_prediction_wall_s(step, weights),
+                    pytorch=tool.ask(estimated_step_s, request_of(step.record), step.setup, step.device),
+                )
+            )
+            if report is not None:
+                report(len(found), num_rows)
+    return found
+
+
+def tracker_study(brackets: Sequence[Bracket], num_rows: int, report: _Report | None = None) -> list[Bracket]:
+    """Brackets at equal distances with the peaks of ``MemTracker`` added; those it cannot run lack them."""
+    bracketed = [bracket for bracket in brackets if bracket.failed_bytes is not None]
+    found = []
+    with ToolProcess() as tool:
+        for index in _spread_out(len(bracketed), num_rows):
+            found.append(_with_tracker(bracketed[index], tool))
+            if report is not None:
+                report(len(found), num_rows)
+    return found
+
+
+def _with_tracker(bracket: Bracket, tool: ToolProcess) -> Bracket:
+    record, setup = bracket.record, bracket.record.training_setup()
+    failed_batch = record.next_larger_batch_failed
+    assert bracket.failed_bytes is not None
+    assert failed_batch is not None
+    ran, failed = dict(bracket.ran_bytes), dict(bracket.failed_bytes)
+    for method, cuda_rules in TRACKED_METHODS.items():
+        for needed, batch_size in ((ran, record.batch_size_per_device), (failed, failed_batch)):
+            at_batch = replace(setup, batch_size_per_device=batch_size)
+            answer = tool.ask(tracked_peak_bytes, request_of(record), at_batch, cuda_rules=cuda_rules)
+            if answer.value is not None:
+                needed[method] = answer.value
+    return replace(bracket, ran_bytes=ran, failed_bytes=failed)
+
+
+def _prediction_wall_s(step: Measured, weights: OpTimeWeights) -> float:
+    begin = time.perf_counter()
+    graph = trace(request_of(step.record), step.setup, use_cache=False)
+    predict_steps(prepare(graph), step.device, [step.setup], weights, step.record.framework_version)
+    return time.perf_counter() - begin
+
+
+def _spread_out(num_all: int, num_wanted: int) -> list[int]:
+    """Indices at equal distances, the first and the last among them; all if there are not that many."""
+    chosen = np.linspace(0, num_all - 1, min(num_wanted, num_all)).round()
+    return sorted({int(index) for index in chosen})

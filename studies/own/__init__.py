@@ -1,0 +1,1 @@
+"""forerun's own measurements."""

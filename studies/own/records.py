@@ -1,0 +1,259 @@
+"""forerun's own measurements, shipped with it, and what regressors, calibration and composition make of them.
+
+Each folder of ``records/data`` is one machine: ``device.toml`` describes it, the Parquet files are records as
+``forerun measure`` and ``forerun calibrate`` wrote them, with every repetition and all circumstances:
+
+- ``grid``: system A's 18 configurations, on two or more occasions;
+- ``layers``: single layers whose sizes fill the space;
+- ``calibration``: what ``forerun calibrate --minutes 3`` measured;
+- ``unseen``: whole models that the calibration did not measure;
+- ``composition``: networks, each of their layers alone, and calls without work.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+
+from forerun.errors import RecordError
+from forerun.fitting.calibrated_op import CalibratedOpModel
+from forerun.fitting.compositions import Composition, measured_compositions
+from forerun.fitting.device_calibration import fitted_weights, log_predictions
+from forerun.fitting.evaluation import (
+    ErrorMetrics,
+    configuration_of,
+    configuration_splits,
+    cross_validated_predictions,
+    errors,
+)
+from forerun.fitting.layer_table import measured_layer_table
+from forerun.fitting.measured_layers import DeviceSample, device_samples
+from forerun.fitting.regressor_fit import fit_layer_regressor, fit_step_regressor
+from forerun.fitting.step_table import StepTable, step_table
+from forerun.fitting.trained_models import op_rows
+from forerun.hardware.device import Device
+from forerun.hardware.device_file import load_device_file
+from forerun.measurement.composition_jobs import CompositionJobs, composition_jobs
+from forerun.optime.weights import load_weights, shipped_weights_path
+from forerun.records.measurement import JobKind, Measurement
+from forerun.records.step_view import step_records
+from forerun.records.store.files import import_measurements
+from forerun.tracing.trace import ModelRequest
+
+__all__ = [
+    "CalibrationStudy",
+    "GridStudy",
+    "calibration_study",
+    "composition_rows",
+    "grid_study",
+    "layer_errors",
+    "own_device",
+    "own_measurements",
+    "own_record_folders",
+    "own_records_digest",
+]
+
+_DATA = Path(__file__).parent / "data"
+_GRID_MODELS = ("op", "ann", "linear", "boosting")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GridStudy:
+    """System A's grid on one machine, each configuration predicted without it.
+
+    Attributes:
+        metrics: Errors of step times by regressor [s].
+        num_configurations, num_occasions: Size of the grid.
+        repeat_noise: Median of |t1 / t2 - 1| over the configurations and pairs of occasions.
+        repeat_r2: R2 of an earlier occasion taken as the prediction of a later one.
+    """
+
+    metrics: Mapping[str, ErrorMetrics]
+    num_configurations: int
+    num_occasions: int
+    repeat_noise: float
+    repeat_r2: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationStudy:
+    """Models that a calibration did not measure.
+
+    Attributes:
+        num_measured: Layers and models of the calibration.
+        models: Names, one per row.
+        batch_sizes: Samples of a step, one per row.
+        measured_s, before_s, after_s: Steps as measured (median of the occasions), by the shipped weights, and
+            calibrated [s].
+        noise: Half the difference of the occasions over their median, or, of one occasion, half its 95 % interval.
+    """
+
+    num_measured: int
+    models: tuple[str, ...]
+    batch_sizes: tuple[int, ...]
+    measured_s: tuple[float, ...]
+    before_s: tuple[float, ...]
+    after_s: tuple[float, ...]
+    noise: tuple[float, ...]
+
+    @property
+    def before(self) -> ErrorMetrics:
+        """Errors of the shipped weights."""
+        return errors(np.asarray(self.before_s), np.asarray(self.measured_s))
+
+    @property
+    def after(self) -> ErrorMetrics:
+        """Errors after calibration."""
+        return errors(np.asarray(self.after_s), np.asarray(self.measured_s))
+
+
+def own_record_folders() -> list[Path]:
+    """The machines whose records are shipped."""
+    return sorted(path.parent for path in _DATA.glob("*/device.toml"))
+
+
+def own_records_digest() -> str:
+    """Sixteen hexadecimal digits that change with the shipped records."""
+    digest = hashlib.sha256()
+    for folder in own_record_folders():
+        for path in sorted(folder.iterdir()):
+            digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def own_device(folder: Path) -> Device:
+    """The machine of a folder."""
+    return load_device_file(folder / "device.toml")
+
+
+def own_measurements(folder: Path, name: str) -> list[Measurement]:
+    """The records of one campaign.
+
+    Raises:
+        RecordError: There is no such file, or it is damaged.
+    """
+    return list(import_measurements(folder / f"{name}.parquet"))
+
+
+def grid_study(folder: Path, kinds: Sequence[str] = _GRID_MODELS) -> GridStudy:
+    """Leave one configuration out, with all its occasions.
+
+    Args:
+        folder: The machine.
+        kinds: Regressors to compare.
+    """
+    measured = [m for m in own_measurements(folder, "grid") if m.kind is JobKind.TRAINING]
+    records = list(step_records(measured))
+    table = step_table(records, own_device(folder))
+    metrics: dict[str, ErrorMetrics] = {}
+    if "op" in kinds:
+        metrics |= _after_calibration(folder, table)
+    for kind in kinds:
+        metrics |= fit_step_regressor(kind, table, [folder.name]).metrics
+    times: dict[str, list[float]] = defaultdict(list)
+    for record in records:
+        times[configuration_of(record)].append(record.step_time_s)
+    pairs = np.asarray([pair for found in times.values() for pair in combinations(found, 2)])
+    return GridStudy(
+        metrics=metrics,
+        num_configurations=len(times),
+        num_occasions=max(map(len, times.values())),
+        repeat_noise=float(np.median(np.abs(pairs[:, 0] / pairs[:, 1] - 1))),
+        repeat_r2=errors(pairs[:, 0], pairs[:, 1]).r2 or 0.0,
+    )
+
+
+def _after_calibration(folder: Path, table: StepTable) -> dict[str, ErrorMetrics]:
+    """The op-level model refined on the calibration's records, none of them of the grid's family."""
+    families = {record.family for record in table.records}
+    measured = [m for m in own_measurements(folder, "calibration") if m.family not in families]
+    seen, _ = device_samples(measured, own_device(folder))
+    rows = op_rows(table.cases, fitted_weights(seen, load_weights(shipped_weights_path())))
+    splits = configuration_splits(table.configurations)
+    after = cross_validated_predictions(CalibratedOpModel, rows, table.time_s, splits)
+    return {
+        "op, calibrated and fitted": errors(after, table.time_s),
+        "op, calibrated": errors(np.exp(rows.log_time_s), table.time_s),
+    }
+
+
+def layer_errors(folder: Path) -> Mapping[str, ErrorMetrics]:
+    """Errors on layers that took no part in the fit of the layer network, and of a line beside it."""
+    table = measured_layer_table(own_measurements(folder, "layers"), own_device(folder))
+    return fit_layer_regressor(table, [folder.name]).metrics
+
+
+def calibration_study(folder: Path) -> CalibrationStudy:
+    """Calibrates on the records of a calibration and predicts models that are not among them.
+
+    Raises:
+        RecordError: A model is in both.
+    """
+    device, start = own_device(folder), load_weights(shipped_weights_path())
+    seen, _ = device_samples(own_measurements(folder, "calibration"), device)
+    wanted = [m for m in own_measurements(folder, "unseen") if m.family != "anchor"]
+    unseen, _ = device_samples(wanted, device)
+    if both := {s.measurement.subject for s in seen} & {s.measurement.subject for s in unseen}:
+        raise RecordError(
+            f"{folder.name}: expected models that the calibration did not see, got {sorted(both)}"
+        )
+    fitted = fitted_weights(seen, start)
+    times: dict[tuple[str, int], list[DeviceSample]] = defaultdict(list)
+    for sample in unseen:
+        key = (sample.measurement.subject, sample.point.setup.batch_size_per_device)
+        times[key].append(sample)
+    rows = [found[0] for found in times.values()]
+    return CalibrationStudy(
+        num_measured=len(seen),
+        models=tuple(name for name, _ in times),
+        batch_sizes=tuple(batch_size for _, batch_size in times),
+        measured_s=tuple(float(np.median([s.step_time_s for s in found])) for found in times.values()),
+        before_s=tuple(np.exp(log_predictions(rows, start)).tolist()),
+        after_s=tuple(np.exp(log_predictions(rows, fitted)).tolist()),
+        noise=tuple(map(_noise, times.values())),
+    )
+
+
+def _noise(samples: Sequence[DeviceSample]) -> float:
+    if len(samples) == 1:
+        return samples[0].relative_noise
+    found = [sample.step_time_s for sample in samples]
+    return float((max(found) - min(found)) / 2 / np.median(found))
+
+
+def composition_rows(folder: Path) -> list[Composition]:
+    """Every network of the composition records beside its layers, occasion by occasion."""
+    by_occasion: dict[str, list[Measurement]] = defaultdict(list)
+    for m in own_measurements(folder, "composition"):
+        by_occasion[m.circumstances.occasion].append(m)
+    rows = []
+    for measurements in by_occasion.values():
+        networks = _networks(measurements)
+        rows += measured_compositions(networks, measurements, overlaps=False)
+    return rows
+
+
+def _networks(measurements: Sequence[Measurement]) -> list[CompositionJobs]:
+    """The networks whose own step is among the measurements; chains without work and anchors are none."""
+    found = []
+    for m in measurements:
+        asked = m.parameters
+        if m.kind is not JobKind.STEP or m.family == "anchor" or asked.get("input_shape") == "1x1x1":
+            continue
+        size = asked.get("image_size")
+        found.append(
+            composition_jobs(
+                ModelRequest(model=m.subject, image_size=None if size is None else int(float(str(size)))),
+                m.family,
+                int(float(str(asked["batch_size"]))),
+                optimizer=str(asked["optimizer"]),
+                precision=str(asked["precision"]),
+            )
+        )
+    return found

@@ -1,0 +1,157 @@
+"""Fits what training adds to the bare collectives to pairs of one device and several.
+
+The constants of a stack on a class of links are those of all rows plus an offset; offsets pay a quadratic penalty, so
+that few rows move them little. The loss is the mean absolute error of the logarithm, smoothed at zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import minimize
+
+from forerun.communication.buckets import gradient_buckets, uniform_gradients
+from forerun.communication.data_parallel import split_step
+from forerun.communication.scaling_constants import ScalingConstants, scale_measured_step
+from forerun.communication.stragglers import expected_normal_maximum
+from forerun.communication.tuner import AllReduce
+from forerun.hardware.link_file import load_links
+from studies.scaling.rows import ScalingRow
+
+__all__ = ["all_reduce_of_row", "fit_scaling_constants", "key_of_row", "predicted_step_s"]
+
+Floats = npt.NDArray[np.float64]
+
+_PENALTY = 2.0
+_SMOOTHING = 0.01
+_START = (0.0, 0.0, -4.5, -7.0)
+"""Logarithm of the share, logit of the slow-down, logarithms of drag and overhead in seconds."""
+_PRIOR_WIDTH = (1.0, 1.5, 1.0, 1.5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Columns:
+    """Rows as arrays, (n,) each: times in seconds, shares of the backward pass, and the group of constants."""
+
+    measured_s: Floats
+    one_s: Floats
+    backward_s: Floats
+    first_ready: Floats
+    latency_s: Floats
+    transfer_s: Floats
+    last_share: Floats
+    waiting: Floats
+    group: npt.NDArray[np.int64]
+
+
+def key_of_row(row: ScalingRow) -> str:
+    """The entry of the table of constants that a row belongs to."""
+    stack = row.stack if row.stack in ("pytorch", "tensorflow") else "other"
+    return f"{stack}/{row.link_class}"
+
+
+def all_reduce_of_row(row: ScalingRow) -> AllReduce:
+    """The collective of a row's devices."""
+    intra = load_links()[row.intra_link]
+    inter = load_links()[row.inter_link] if row.inter_link else None
+    return AllReduce(
+        num_nodes=row.num_nodes,
+        num_devices_per_node=row.num_devices // row.num_nodes,
+        intra=intra.kind,
+        intra_bytes_per_s=intra.usable_bytes_per_s,
+        intra_latency_s=intra.latency_s,
+        inter_bytes_per_s=inter.usable_bytes_per_s if inter else float("inf"),
+        inter_latency_s=inter.latency_s if inter else 0.0,
+    )
+
+
+def predicted_step_s(row: ScalingRow, constants: ScalingConstants) -> float:
+    """The step of a row's devices from the measured step of one [s]."""
+    return scale_measured_step(row.one_step_s, row.gradient_bytes, all_reduce_of_row(row), constants).step_s
+
+
+def fit_scaling_constants(rows: Sequence[ScalingRow]) -> dict[str, ScalingConstants]:
+    """Constants by stack and link class, by link class alone, and for anything else (key ``""``).
+
+    Args:
+        rows: The pairs to fit.
+    """
+    found: dict[str, ScalingConstants] = {}
+    groupings: tuple[Callable[[ScalingRow], str], ...] = (
+        key_of_row,
+        lambda row: f"/{row.link_class}",
+        lambda row: "",
+    )
+    for grouping in groupings:
+        names = sorted({grouping(row) for row in rows})
+        columns = _columns(rows, np.asarray([names.index(grouping(row)) for row in rows]))
+        found |= {
+            name: _constants(values) for name, values in zip(names, _fit(columns, len(names)), strict=True)
+        }
+    return found
+
+
+def _columns(rows: Sequence[ScalingRow], group: npt.NDArray[np.int64]) -> _Columns:
+    figures = np.asarray([_figures(row) for row in rows]).T
+    names = [field.name for field in fields(_Columns) if field.name != "group"]
+    return _Columns(**dict(zip(names, figures, strict=True)), group=group)
+
+
+def _figures(row: ScalingRow) -> tuple[float, ...]:
+    """The columns of one row, in the order of ``_Columns``."""
+    about = all_reduce_of_row(row)
+    buckets = gradient_buckets(uniform_gradients(row.gradient_bytes))
+    sizes = [bucket.size_bytes for bucket in buckets]
+    whole_s = sum(about.time_s(size) for size in sizes)
+    # Messages of twice the size split a time into what grows with the size and what does not.
+    transfer_s = min(whole_s, sum(about.time_s(2 * size) for size in sizes) - whole_s)
+    return (
+        row.step_s,
+        row.one_step_s,
+        split_step(row.one_step_s).backward_s,
+        buckets[0].ready_share,
+        whole_s - transfer_s,
+        transfer_s,
+        sizes[-1] / sum(sizes),
+        expected_normal_maximum(row.num_devices),
+    )
+
+
+def _fit(rows: _Columns, num_groups: int) -> Floats:
+    """Constants of each group in fitted coordinates, (groups, 4)."""
+
+    def loss(flat: Floats) -> float:
+        common, offsets = flat[:4], flat[4:].reshape(num_groups, 4)
+        residual = np.log(_steps_s(rows, (common + offsets)[rows.group]) / rows.measured_s)
+        pull = ((common - _START) / _PRIOR_WIDTH) ** 2
+        return float(
+            np.sqrt(residual**2 + _SMOOTHING**2).sum() + _PENALTY * (offsets**2).sum() + _PENALTY * pull.sum()
+        )
+
+    start = np.concatenate([np.asarray(_START), np.zeros(4 * num_groups)])
+    best = minimize(loss, start, method="L-BFGS-B", options={"maxiter": 300}).x
+    fitted: Floats = best[:4] + best[4:].reshape(num_groups, 4)
+    return fitted
+
+
+def _steps_s(rows: _Columns, at: Floats) -> Floats:
+    """The step of ``scale_measured_step`` for equal gradients: the schedule ends with its first or last bucket."""
+    busy_s = rows.latency_s + rows.transfer_s * np.exp(-at[:, 0])
+    exposed_s = np.maximum(busy_s * rows.last_share, busy_s - (1 - rows.first_ready) * rows.backward_s)
+    slowdown = 1 / (1 + np.exp(-at[:, 1]))
+    hidden_s = np.maximum(0.0, busy_s - exposed_s)
+    waiting = np.exp(at[:, 2]) * rows.waiting
+    steps_s: Floats = rows.one_s * (1 + waiting) + np.exp(at[:, 3]) + exposed_s + slowdown * hidden_s
+    return steps_s
+
+
+def _constants(values: Floats) -> ScalingConstants:
+    return ScalingConstants(
+        share=float(np.exp(values[0])),
+        slowdown=float(1 / (1 + np.exp(-values[1]))),
+        drag=float(np.exp(values[2])),
+        overhead_s=float(np.exp(values[3])),
+    )

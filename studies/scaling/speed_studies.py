@@ -1,0 +1,219 @@
+"""Speed models fitted to few points, on parameter servers and data parallel placements; splits by a fixed seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import nnls
+
+from forerun.communication.all_reduce_models import ALL_REDUCE_MODELS, AveragedModel
+from forerun.communication.design import propose_points
+from forerun.communication.model_choice import SERVER_MODELS
+from forerun.communication.nonnegative import fit_relative
+from forerun.communication.server_models import OptimusModel, server_columns
+from forerun.communication.smoothing import SmoothedModel
+from forerun.communication.speed_models import SpeedModel
+from forerun.communication.speed_points import SpeedPoint
+from forerun.errors import InvalidSetupError
+from forerun.records.importers.table_checks import read_table
+
+__all__ = ["FewPoints", "placement_study", "read_placements", "read_server_points", "server_study"]
+
+Floats = npt.NDArray[np.float64]
+
+_SEED = 20260101
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FewPoints:
+    """Mean error of held-out points after a fit to few.
+
+    Attributes:
+        errors: Mean |predicted / measured - 1| by method, job and number of points.
+        num_jobs: Jobs.
+        num_splits: Random splits of each.
+        coverage: Share of held-out points inside the 90 % interval, by method and number of points.
+    """
+
+    errors: Mapping[tuple[str, str, int], float]
+    num_jobs: int
+    num_splits: int
+    coverage: Mapping[tuple[str, int], float]
+
+    def mean(self, method: str, num_points: int) -> float:
+        """Mean over the jobs."""
+        found = [
+            value
+            for (name, _, number), value in self.errors.items()
+            if name == method and number == num_points
+        ]
+        return float(np.mean(found))
+
+    def jobs(self) -> list[str]:
+        """Names of the jobs."""
+        return sorted({job for _, job, _ in self.errors})
+
+
+def read_server_points(folder: Path) -> dict[str, list[SpeedPoint]]:
+    """Points of ``optimus_dl2_speed`` by job: workers, servers, step of the fixed global batch; no failed runs."""
+    table = read_table(folder / "optimus_dl2_speed.parquet")
+    table = table[~table["failed_run"] & (table["seconds_per_step"] > 0)]
+    found: dict[str, list[SpeedPoint]] = {}
+    for row in table.to_dict("records"):
+        point = SpeedPoint(
+            num_devices=int(row["n_workers"]),
+            num_servers=int(row["n_parameter_servers"]),
+            batch_size_per_device=float(row["batch_size_total"]) / int(row["n_workers"]),
+            step_time_s=float(row["seconds_per_step"]),
+        )
+        found.setdefault(str(row["model"]), []).append(point)
+    return found
+
+
+def read_placements(folder: Path) -> dict[str, list[SpeedPoint]]:
+    """Points of ``adaptdl_step_times``, AWS T4 placements, by job."""
+    table = read_table(folder / "adaptdl_step_times.parquet")
+    table = table[(table["cluster"] == "aws") & (table["measurement_kind"] == "placements")]
+    found: dict[str, list[SpeedPoint]] = {}
+    for row in table.to_dict("records"):
+        step_s = float(row["step_time_s"])
+        point = SpeedPoint(
+            num_devices=int(row["n_gpus"]),
+            num_nodes=int(row["n_nodes"]),
+            batch_size_per_device=float(row["batch_size_per_gpu"]),
+            step_time_s=step_s,
+            synchronisation_s=min(max(0.0, float(row["sync_time_s"])), step_s),
+        )
+        found.setdefault(str(row["application"]), []).append(point)
+    return found
+
+
+def server_study(folder: Path, num_points: int = 10, num_splits: int = 40) -> FewPoints:
+    """Held-out errors on parameter servers.
+
+    Methods: "forerun" (mean of Optimus' form and a surface, residuals carried on), "form" (Optimus' form alone with
+    its residuals), "relative" and "plain" (least squares on relative and on absolute error), "linear" (speed in
+    proportion to workers), and "designed": "form" at points that were proposed instead of drawn.
+    """
+    jobs = read_server_points(folder)
+    found: dict[tuple[str, str, int], float] = {}
+    inside: list[float] = []
+    for job, points in jobs.items():
+        rng = np.random.default_rng(_SEED)
+        collected: dict[str, list[float]] = {}
+        for _ in range(num_splits):
+            chosen = rng.permutation(len(points))[:num_points].tolist()
+            train, test = _split(points, chosen)
+            fit = _smoothed_servers().fit(train)
+            measured = np.asarray([point.measured_s for point in test])
+            collected.setdefault("forerun", []).append(_error(fit.step_s(test), measured))
+            form = _smoothed_form().fit(train).step_s(test)
+            collected.setdefault("form", []).append(_error(form, measured))
+            collected.setdefault("relative", []).append(
+                _error(OptimusModel().fit(train).step_s(test), measured)
+            )
+            collected.setdefault("plain", []).append(_error(_plain(train, test), measured))
+            collected.setdefault("linear", []).append(_error(_linear(train, test), measured))
+            inside += [
+                low.low_s <= y <= low.high_s for low, y in zip(fit.intervals(test), measured, strict=True)
+            ]
+            designed = _designed(points, num_points, rng)
+            train, test = _split(points, designed)
+            measured = np.asarray([point.measured_s for point in test])
+            collected.setdefault("designed", []).append(
+                _error(_smoothed_form().fit(train).step_s(test), measured)
+            )
+        found |= {(method, job, num_points): float(np.mean(values)) for method, values in collected.items()}
+    return FewPoints(
+        errors=found,
+        num_jobs=len(jobs),
+        num_splits=num_splits,
+        coverage={("forerun", num_points): float(np.mean(inside))},
+    )
+
+
+def _smoothed_servers() -> SpeedModel:
+    return SmoothedModel(SERVER_MODELS["server-average"], "server-average-smoothed")
+
+
+def _smoothed_form() -> SpeedModel:
+    """The form the design is made for."""
+    return SmoothedModel(OptimusModel, "optimus-synchronous-smoothed")
+
+
+def _split(points: Sequence[SpeedPoint], chosen: Sequence[int]) -> tuple[list[SpeedPoint], list[SpeedPoint]]:
+    inside = set(chosen)
+    return [points[i] for i in chosen], [point for i, point in enumerate(points) if i not in inside]
+
+
+def _error(predicted: Floats, measured: Floats) -> float:
+    return float(np.mean(np.abs(predicted / measured - 1)))
+
+
+def _plain(train: Sequence[SpeedPoint], test: Sequence[SpeedPoint]) -> Floats:
+    """Non-negative least squares on times, not divided by them: Optimus' own fit."""
+    batch = train[0].batch_size_global
+    columns = server_columns(train, synchronous=True, batch=batch)
+    times = np.asarray([point.measured_s for point in train])
+    theta, _ = nnls(columns, times)
+    predicted: Floats = server_columns(test, synchronous=True, batch=batch) @ theta
+    return np.maximum(predicted, 1e-9)
+
+
+def _linear(train: Sequence[SpeedPoint], test: Sequence[SpeedPoint]) -> Floats:
+    """Speed in proportion to workers, from the first point."""
+    first = train[0]
+    return np.asarray([first.measured_s * first.num_devices / point.num_devices for point in test])
+
+
+def _designed(points: Sequence[SpeedPoint], num_points: int, rng: np.random.Generator) -> list[int]:
+    """A design in two rounds: half the points for an expected theta, the rest for the theta fitted to them.
+
+    The candidates are a random nine tenths of the sizes, so that splits differ.
+    """
+    pool = rng.permutation(len(points))[: int(0.9 * len(points))].tolist()
+    candidates = [points[i] for i in pool]
+    num_first = num_points // 2 + 1
+    first = propose_points(candidates, num_first)
+    columns = server_columns(first, synchronous=True, batch=first[0].batch_size_global)
+    try:
+        names = [f"t{i}" for i in range(columns.shape[1])]
+        theta = fit_relative(columns, np.asarray([p.measured_s for p in first]), names).coefficients.tolist()
+    except InvalidSetupError:
+        return [pool[candidates.index(point)] for point in propose_points(candidates, num_points)]
+    left = [point for point in candidates if point not in first]
+    more = propose_points(left, num_points - num_first, measured=first, theta=theta)
+    return [pool[candidates.index(point)] for point in (*first, *more)]
+
+
+def placement_study(folder: Path, numbers: Sequence[int] = (8, 16), num_splits: int = 40) -> FewPoints:
+    """Held-out errors on data parallel placements after 8 and 16 points a job."""
+    jobs = read_placements(folder)
+    makers: dict[str, Callable[[], SpeedModel]] = dict(ALL_REDUCE_MODELS)
+    makers["forerun"] = partial(SmoothedModel, AveragedModel, "average-smoothed")
+    found: dict[tuple[str, str, int], float] = {}
+    coverage: dict[tuple[str, int], float] = {}
+    for number in numbers:
+        inside: list[float] = []
+        for job, points in jobs.items():
+            rng = np.random.default_rng(_SEED)
+            collected: dict[str, list[float]] = {name: [] for name in makers}
+            for _ in range(num_splits):
+                train, test = _split(points, rng.permutation(len(points))[:number].tolist())
+                measured = np.asarray([point.measured_s for point in test])
+                for name, make in makers.items():
+                    fit = make().fit(train)
+                    collected[name].append(_error(fit.step_s(test), measured))
+                    if name == "forerun":
+                        low_high = fit.intervals(test)
+                        inside += [
+                            one.low_s <= y <= one.high_s for one, y in zip(low_high, measured, strict=True)
+                        ]
+            found |= {(name, job, number): float(np.mean(values)) for name, values in collected.items()}
+        coverage["forerun", number] = float(np.mean(inside))
+    return FewPoints(errors=found, num_jobs=len(jobs), num_splits=num_splits, coverage=coverage)

@@ -1,0 +1,1 @@
+"""``python -m studies suite``: predicts, measures for some minutes, compares."""

@@ -1,0 +1,246 @@
+"""``forerun measure suite`` as a function: predicts, measures for some minutes, compares, in one folder."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from forerun.errors import InvalidSetupError, RecordError, UnknownDeviceError
+from forerun.hardware import describe_host, device_as_dict, find_device, host_as_dict
+from forerun.hardware.device import Device, DeviceKind
+from forerun.hardware.this_device import device_at
+from forerun.measurement.device_index import first_device, gpu_index
+from forerun.measurement.jobs import Job
+from forerun.measurement.progress import Event
+from forerun.optime.correction import PriorScales
+from forerun.optime.weights import load_weights, shipped_weights_path
+from forerun.records.measurement import Measurement
+from forerun.records.store.files import export_measurements, import_measurements
+from forerun.records.store.record_store import RecordStore
+from studies.suite.jobs import batch_searches, step_jobs
+from studies.suite.models import SUITE_MODELS, SuiteModel
+from studies.suite.prediction import (
+    JobPrediction,
+    about,
+    predict_jobs,
+    read_predictions,
+    with_positions,
+    write_predictions,
+)
+from studies.suite.session import SuiteSession, job_cost_s
+
+__all__ = ["STAGES", "SuiteRun", "measure_suite"]
+
+STAGES = ("predict", "measure", "compare")
+
+_PREDICTIONS, _DEVICE, _STORE = "predictions.csv", "device.json", "records.sqlite"
+_TABLE, _COMPARISON = "records.parquet", "comparison.json"
+_LIBRARIES = ("torch", "torchvision", "timm", "triton", "numpy", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuiteRun:
+    """What a run of the suite left in its folder.
+
+    Attributes:
+        folder: The folder.
+        device: Name of the device.
+        num_predictions: Jobs that were predicted.
+        outcomes: How many jobs this run measured, by how they ended; empty without the stage.
+        num_measurements: Measurements in the folder.
+        duration_s: Time of the stage ``measure`` [s].
+        comparison: What ``comparison.json`` holds; None without the stage.
+    """
+
+    folder: str
+    device: str
+    num_predictions: int
+    outcomes: dict[str, int]
+    num_measurements: int
+    duration_s: float
+    comparison: dict[str, Any] | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def measure_suite(
+    out: str | Path,
+    *,
+    device: str = "here",
+    minutes: float = 8.0,
+    stages: Sequence[str] = STAGES,
+    on: str | None = None,
+    models: Sequence[SuiteModel] = SUITE_MODELS,
+    num_threads: int | None = None,
+    on_event: Callable[[Event], None] | None = None,
+    report: Callable[[str], None] = lambda _: None,
+) -> SuiteRun:
+    """Uses some minutes on a device well: kernels, training steps, largest batches, beside predictions made before.
+
+    The folder holds ``device.json``, ``predictions.csv``, ``records.sqlite`` and the same as ``records.parquet``,
+    and ``comparison.json``. A second run in it keeps the predictions and measures what is missing.
+
+    Args:
+        out: The folder; made if it is not there.
+        device: ``here`` (the first GPU, or else the processor), ``cpu`` or ``cuda:N``.
+        minutes: Time to measure; predicting and comparing come on top.
+        stages: Which of ``predict``, ``measure`` and ``compare``.
+        on: Device to predict, by name, where it is not this machine's.
+        models: What to run, with its settings.
+        num_threads: Threads of a processor.
+        on_event: Told of every job.
+        report: Told what happens.
+
+    Raises:
+        UsageError: An argument cannot be meant, or there is no such device.
+        MeasurementError: Another process measures on the device.
+        RecordError: The folder cannot be used, or holds nothing to compare.
+    """
+    _check(minutes, stages, on)
+    index, folder = _index(device), Path(out)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RecordError(f"{folder}: the folder cannot be made: {error.strerror or error}") from error
+    if "predict" in stages:
+        _predict(folder, find_device(on) if on else device_at(gpu_index(index)), models, report)
+    outcomes, duration_s = {}, 0.0
+    if "measure" in stages:
+        began_s = time.monotonic()
+        outcomes = _measure(folder, index, minutes, models, num_threads, on_event)
+        duration_s = time.monotonic() - began_s
+    predictions = _predictions(folder)
+    measurements = list(_measurements(folder))
+    comparison = _compare(folder, predictions, measurements) if "compare" in stages else None
+    return SuiteRun(
+        folder=str(folder),
+        device=predictions[0].device if predictions else index,
+        num_predictions=len(predictions),
+        outcomes=outcomes,
+        num_measurements=len(measurements),
+        duration_s=duration_s,
+        comparison=comparison,
+    )
+
+
+def _check(minutes: float, stages: Sequence[str], on: str | None) -> None:
+    unknown = [stage for stage in stages if stage not in STAGES]
+    if unknown or not stages:
+        raise InvalidSetupError(f"expected stages of {', '.join(STAGES)}, got '{','.join(stages)}'")
+    if not 0 < minutes < float("inf"):
+        raise InvalidSetupError(f"expected minutes above zero, got {minutes}")
+    if on is not None and "measure" in stages:
+        raise InvalidSetupError(
+            f"{on} is predicted, not measured: what is measured is a device of this machine; "
+            "give --stages predict, and measure there with --device"
+        )
+
+
+def _index(device: str) -> str:
+    if device == "here":
+        return first_device()
+    gpu_index(device)  # refuses what is no device
+    return device
+
+
+def _predict(
+    folder: Path, device: Device, models: Sequence[SuiteModel], report: Callable[[str], None]
+) -> None:
+    """Predictions are made once: what is there was said before, and stays."""
+    path = folder / _PREDICTIONS
+    if path.exists():
+        report(f"{path} is there already and is kept")
+        return
+    weights_file = shipped_weights_path()
+    weights = load_weights(weights_file)
+    is_gpu = device.kind is DeviceKind.GPU
+    found = predict_jobs(
+        step_jobs(is_gpu=is_gpu, models=models),
+        batch_searches(is_gpu=is_gpu, models=models),
+        device,
+        weights,
+        about(weights, weights_file),
+        report,
+    )
+    scales = PriorScales(**weights.provenance["calibration_scales"])
+    write_predictions(with_positions(found, lambda p: _cost_s(p, is_gpu), scales), path)
+    report(f"predictions written to {path}")
+
+
+def _cost_s(prediction: JobPrediction, is_gpu: bool) -> float:
+    compiles = bool(Job.from_json(prediction.job).parameters.get("compile"))
+    return job_cost_s(prediction.step_time_s, is_gpu=is_gpu, is_compiled=compiles)
+
+
+def _predictions(folder: Path) -> list[JobPrediction]:
+    path = folder / _PREDICTIONS
+    return read_predictions(path) if path.exists() else []
+
+
+def _measure(
+    folder: Path,
+    index: str,
+    minutes: float,
+    models: Sequence[SuiteModel],
+    num_threads: int | None,
+    on_event: Callable[[Event], None] | None,
+) -> dict[str, int]:
+    (folder / _DEVICE).write_text(json.dumps(_device_facts(index), indent=2) + "\n", encoding="utf-8")
+    with RecordStore.open(folder / _STORE) as store:
+        session = SuiteSession(store, index, 60.0 * minutes, models, num_threads, on_event)
+        outcomes = session.run(_predictions(folder))
+        export_measurements(store.measurements(), folder / _TABLE)
+    return {str(outcome): count for outcome, count in outcomes.items()}
+
+
+def _device_facts(index: str) -> dict[str, Any]:
+    """The device by the catalogue if that has it, the machine by its drivers, and the versions of the software."""
+    try:
+        device = device_as_dict(device_at(gpu_index(index)))
+    except UnknownDeviceError:
+        device = None  # measured all the same
+    versions = {}
+    for name in _LIBRARIES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return {
+        "device_index": index,
+        "device": device,
+        "host": host_as_dict(describe_host()),
+        "software": versions,
+    }
+
+
+def _measurements(folder: Path) -> Iterable[Measurement]:
+    """Those of the store, or of the table where only that was brought along."""
+    if (folder / _STORE).exists():
+        with RecordStore.open(folder / _STORE, create=False) as store:
+            return list(store.measurements())
+    return import_measurements(folder / _TABLE) if (folder / _TABLE).exists() else []
+
+
+def _compare(
+    folder: Path, predictions: Sequence[JobPrediction], measurements: Sequence[Measurement]
+) -> dict[str, Any]:
+    from studies.suite.baselines import suite_baselines
+    from studies.suite.comparison import compare
+
+    scales = PriorScales(**load_weights(shipped_weights_path()).provenance["calibration_scales"])
+    found = compare(
+        predictions,
+        measurements,
+        scales,
+        lambda rows: suite_baselines(rows, find_device(predictions[0].device)),
+    )
+    plain = found.as_dict()
+    (folder / _COMPARISON).write_text(json.dumps(plain, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    return plain

@@ -1,0 +1,175 @@
+"""The measuring of a suite: the most telling jobs first, the noise at both ends, until the time is up."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from forerun.measurement.circumstances import describe_circumstances
+from forerun.measurement.device_index import gpu_index
+from forerun.measurement.device_lock import lock_device
+from forerun.measurement.grid import spread_order
+from forerun.measurement.jobs import Job
+from forerun.measurement.largest_batch import largest_batch
+from forerun.measurement.measured_job import measure_job
+from forerun.measurement.progress import Event
+from forerun.measurement.protocol import Protocol
+from forerun.measurement.session import run_jobs
+from forerun.records.measurement import Outcome
+from forerun.records.store.record_store import RecordStore
+from studies.suite.jobs import BatchSearch, batch_searches, kernel_jobs, repeat_jobs, step_jobs
+from studies.suite.memory import tried_batches
+from studies.suite.models import SuiteModel
+from studies.suite.prediction import JobPrediction
+
+__all__ = ["SUITE_PROTOCOL", "SuiteSession", "job_cost_s"]
+
+SUITE_PROTOCOL = Protocol(
+    min_warm_up=3,
+    max_warm_up=30,
+    window=4,
+    num_repetitions=20,
+    max_seconds=1.2,
+    timeout_s=180,
+    anchor_every=20,
+)
+_SEARCH_PROTOCOL = replace(
+    SUITE_PROTOCOL, min_warm_up=0, max_warm_up=0, num_repetitions=3, max_seconds=0.0, timeout_s=60
+)
+"""Four steps: what the second one holds, all later ones hold."""
+
+_OCCASION = "suite"
+_START_S = {True: 3.0, False: 0.7}  # of a job: process, context, model; GPU or not
+_COMPILE_S = 30.0
+_UNKNOWN_STEP_S = 0.2
+_CORE_SHARE, _SEARCH_SHARE = 0.65, 0.85  # of the time, at most, until the core and until the searches end
+_END_SHARE = 0.06
+_LONGEST_END_S = 20.0
+_FIRST_BATCH = 32
+
+
+def job_cost_s(step_time_s: float | None, *, is_gpu: bool, is_compiled: bool) -> float:
+    """Time that measuring a step will take: start, first steps, warm-up and repetitions [s].
+
+    Args:
+        step_time_s: Predicted step; None if it is not known [s].
+        is_gpu: Whether a context has to be made.
+        is_compiled: Whether torch.compile has to run first.
+    """
+    step_s = _UNKNOWN_STEP_S if step_time_s is None else step_time_s
+    protocol = SUITE_PROTOCOL
+    num_steps = protocol.min_warm_up + 2 * protocol.window + protocol.num_repetitions
+    timed_s = max(6 * step_s, min(num_steps * step_s, 2 * protocol.max_seconds))
+    return _START_S[is_gpu] + timed_s + step_s + _COMPILE_S * is_compiled
+
+
+class SuiteSession:
+    """Measures the jobs of a suite that a store does not have yet.
+
+    Args:
+        store: Where to.
+        device_index: ``cpu`` or ``cuda:N``.
+        duration_s: Time there is; no job begins after it [s].
+        models: What to run.
+        num_threads: Threads of a processor; all cores if None.
+        on_event: Told of every job.
+    """
+
+    def __init__(
+        self,
+        store: RecordStore,
+        device_index: str,
+        duration_s: float,
+        models: Sequence[SuiteModel],
+        num_threads: int | None,
+        on_event: Callable[[Event], None] | None,
+    ) -> None:
+        self._store = store
+        self._device_index = device_index
+        self._is_gpu = gpu_index(device_index) is not None
+        self._protocol = replace(SUITE_PROTOCOL, num_threads=num_threads)
+        self._around = describe_circumstances(device_index, protocol=self._protocol, occasion=_OCCASION)
+        self._on_event = on_event
+        self._began_s = time.monotonic()
+        self._duration_s = duration_s
+        self._steps = step_jobs(is_gpu=self._is_gpu, models=models)
+        self._searches = batch_searches(is_gpu=self._is_gpu, models=models)
+        self._end_s = min(_END_SHARE * duration_s, _LONGEST_END_S)
+        self._expected_s: dict[str, float] = {}
+        self._outcomes: Counter[Outcome] = Counter()
+
+    def run(self, predictions: Sequence[JobPrediction]) -> Mapping[Outcome, int]:
+        """Kernels, the first repeats, the core, searches, the rest, the last repeats; how the jobs ended.
+
+        Args:
+            predictions: In the order of their positions they are measured; without any, in a fixed order.
+        """
+        core, rest = self._ordered(predictions)
+        start = [*kernel_jobs(is_gpu=self._is_gpu), *repeat_jobs(self._steps, "start")]
+        self._measure([*start, *core], _CORE_SHARE)
+        self._search(predictions, _SEARCH_SHARE)
+        self._measure([*core, *rest], 1.0 - self._end_s / self._duration_s)
+        self._measure(repeat_jobs(self._steps, "end"), 1.0)
+        return self._outcomes
+
+    def _is_past(self, share: float) -> bool:
+        """Whether this share of the time is over."""
+        return time.monotonic() >= self._began_s + share * self._duration_s
+
+    def _ordered(self, predictions: Sequence[JobPrediction]) -> tuple[list[Job], list[Job]]:
+        place = {p.job: p.position for p in predictions}
+        for step in self._steps:
+            self._expected_s[step.job.to_json()] = job_cost_s(
+                None, is_gpu=self._is_gpu, is_compiled=bool(step.job.parameters["compile"])
+            )
+        for p in predictions:
+            compiles = bool(Job.from_json(p.job).parameters.get("compile"))
+            self._expected_s[p.job] = job_cost_s(p.step_time_s, is_gpu=self._is_gpu, is_compiled=compiles)
+        spread = spread_order(self._steps)
+        ordered = sorted(spread, key=lambda s: place.get(s.job.to_json(), len(predictions)))
+        return [s.job for s in ordered if s.is_core], [s.job for s in ordered if not s.is_core]
+
+    def _measure(self, jobs: Sequence[Job], until_share: float) -> None:
+        if self._is_past(until_share):
+            return
+        report = run_jobs(
+            jobs,
+            self._store,
+            device_index=self._device_index,
+            protocol=self._protocol,
+            occasion=_OCCASION,
+            circumstances=self._around,
+            on_event=self._on_event,
+            expected_s=lambda job: self._expected_s.get(job.to_json(), _START_S[self._is_gpu]),
+            is_time_up=lambda: self._is_past(until_share),
+        )
+        self._outcomes.update(report.outcomes)
+
+    def _search(self, predictions: Sequence[JobPrediction], until_share: float) -> None:
+        first = {p.job: int(p.max_batch_size) for p in predictions if p.max_batch_size}
+        found = list(self._store.measurements(occasion=_OCCASION))
+        with lock_device(self._device_index):
+            for search in self._searches:
+                largest_batch(
+                    partial(self._fits, search, until_share),
+                    first.get(search.job.to_json(), _FIRST_BATCH),
+                    tried_batches(search.job, found),
+                )
+
+    def _fits(self, search: BatchSearch, until_share: float, batch_size: int) -> bool | None:
+        """Whether a step ran within the limit; None if there is no time, or it ended in another way."""
+        if self._is_past(until_share):
+            return None
+        protocol = replace(
+            _SEARCH_PROTOCOL,
+            num_threads=self._protocol.num_threads,
+            memory_limit_bytes=None if self._is_gpu else search.limit_bytes,
+        )
+        measurement = measure_job(search.at(batch_size), protocol=protocol, circumstances=self._around)
+        self._store.add(measurement)
+        self._outcomes[measurement.outcome] += 1
+        ends = {Outcome.DONE: True, Outcome.OUT_OF_MEMORY: False}
+        return ends.get(measurement.outcome)

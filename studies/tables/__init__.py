@@ -1,0 +1,1 @@
+"""Public tables of measurements as records."""

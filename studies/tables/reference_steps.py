@@ -1,0 +1,98 @@
+"""The public tables as measured steps: which rows take part in the fit and the studies."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from forerun.errors import RecordError
+from forerun.fitting.measured_steps import (
+    Measured,
+    SkippedModel,
+    measured_steps,
+    request_of,
+    trace_all,
+)
+from forerun.records.step_record import StepRecord
+from forerun.run.setup import Layout, Precision
+from forerun.tracing.trace import ModelRequest
+from studies.tables.gpu_benchmarks import read_lambda_resnet50, read_torchvision
+from studies.tables.timm import FOLDER_VARIABLE, read_timm_infer, read_timm_train, reference_folder
+from studies.tables.transformers import read_neusight_e2e, transformer_requests
+
+__all__ = ["ReferenceSteps", "read_reference_steps", "require_reference_folder"]
+
+Job = tuple[StepRecord, ModelRequest]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReferenceSteps:
+    """Measured steps of the public tables that could be traced, and the models that could not."""
+
+    steps: tuple[Measured, ...]
+    skipped: tuple[SkippedModel, ...]
+
+
+def require_reference_folder() -> Path:
+    """Folder of the public tables.
+
+    Raises:
+        RecordError: There is none.
+    """
+    folder = reference_folder()
+    if folder is None:
+        raise RecordError(
+            "the public measurement tables are needed and were not found: expected a folder with "
+            f"timm_train.parquet and its siblings; name it in {FOLDER_VARIABLE}"
+        )
+    return folder
+
+
+def read_reference_steps(
+    folder: Path, report: Callable[[int, int], None] | None = None, quick: bool = False
+) -> ReferenceSteps:
+    """Reads and traces the tables of whole steps.
+
+    Args:
+        folder: Where the tables are.
+        report: Told how many traces are done.
+        quick: Whether to leave out the largest tables.
+    """
+    jobs = _jobs(folder, quick)
+    distinct = [
+        (request, replace(record.training_setup(), batch_size_per_device=1)) for record, request in jobs
+    ]
+    trace_all(distinct, report=report)
+    steps, skipped = measured_steps([record for record, _ in jobs], [request for _, request in jobs])
+    return ReferenceSteps(steps=tuple(steps), skipped=tuple(skipped))
+
+
+def _jobs(folder: Path, quick: bool) -> list[Job]:
+    whole: list[StepRecord] = [*read_torchvision(folder), *read_lambda_resnet50(folder)]
+    train = read_timm_train(folder)
+    whole += [r for r in train if _share(r.model, 10)] if quick else train
+    if not quick:
+        whole += [record for record in read_timm_infer(folder) if _takes_part(record)]
+    rows = [
+        row for row in read_neusight_e2e(folder) if not row.record.compile and row.record.num_devices == 1
+    ]
+    requests = transformer_requests(rows)
+    jobs = [(record, request_of(record)) for record in whole]
+    return jobs + [(row.record, request) for row, request in zip(rows, requests, strict=True)]
+
+
+def _share(model: str, of: int) -> bool:
+    """Whether a model is in a fixed share, one in ``of``, chosen by its name alone."""
+    return int(hashlib.sha256(model.encode()).hexdigest(), 16) % of == 0
+
+
+def _takes_part(record: StepRecord) -> bool:
+    """Every fourth network of the inference table, every eighth in NHWC; pure bf16 is left to the test of it.
+
+    The rest would add an hour of tracing on two cores.
+    """
+    if record.precision is Precision.BF16 or record.framework_version == "1.13":
+        return False
+    return _share(record.model, 8 if record.layout is Layout.NHWC else 4)

@@ -1,0 +1,141 @@
+"""The public timm measurements as records, and where public tables are found.
+
+The tables are not part of forerun (some sources carry no licence). Each function reads one of them and
+applies the table's own caveats; nothing is fitted or filtered by result.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forerun.errors import RecordError
+from forerun.records.importers.device_names import catalogue_device
+from forerun.records.importers.table_checks import (
+    check_columns,
+    check_positive,
+    check_unique,
+    integer_or_none,
+    known_precision,
+    read_table,
+)
+from forerun.records.step_record import StepRecord, default_optimizer_implementation, is_pytorch_2
+from forerun.run.setup import Layout, Phase, Precision
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = [
+    "FOLDER_VARIABLE",
+    "read_timm_history",
+    "read_timm_infer",
+    "read_timm_train",
+    "reference_folder",
+]
+
+FOLDER_VARIABLE = "FORERUN_REFERENCE_DATA"
+
+_TIMM_PRECISIONS = {"amp_fp16": Precision.AMP, "amp_bf16": Precision.AMP_BF16, "bf16": Precision.BF16}
+_TIMM_COLUMNS = (
+    "model", "family", "dtype", "layout", "compiler", "torch_version", "batch_size", "img_size",
+    "time_ms_step", "param_count_millions",
+)  # fmt: skip
+
+
+def reference_folder() -> Path | None:
+    """Folder of the public tables: ``FORERUN_REFERENCE_DATA``, else ``../shared/data`` beside the repository.
+
+    The repository is the nearest folder above the current one that holds ``pyproject.toml``. None if neither
+    exists.
+    """
+    named = os.environ.get(FOLDER_VARIABLE)
+    if named:
+        if not Path(named).is_dir():
+            raise RecordError(f"{FOLDER_VARIABLE} names '{named}', which is no folder; correct or unset it")
+        return Path(named)
+    here = Path.cwd()
+    roots = (folder for folder in (here, *here.parents) if (folder / "pyproject.toml").is_file())
+    root = next(roots, None)
+    beside = root.parent / "shared" / "data" if root else None
+    return beside if beside is not None and beside.is_dir() else None
+
+
+def read_timm_train(folder: Path) -> list[StepRecord]:
+    """AMP training steps of 626 vision models on an RTX 3090, PyTorch 1.12, both layouts."""
+    return _read_timm(
+        folder / "timm_train.parquet",
+        extra=("gpu", "next_larger_batch_failed"),
+        phase=Phase.TRAIN,
+    )
+
+
+def read_timm_history(folder: Path) -> list[StepRecord]:
+    """The training rows of the same with PyTorch 1.10 (two dates) and 1.11."""
+    return _read_timm(
+        folder / "timm_history.parquet",
+        extra=("gpu", "mode", "committed"),
+        keep=lambda frame: frame["mode"] == "train",
+        phase=Phase.TRAIN,
+    )
+
+
+def read_timm_infer(folder: Path) -> list[StepRecord]:
+    """Inference steps on four GPUs; the CPU rows are left out (batch 1, number of threads unknown)."""
+    return _read_timm(
+        folder / "timm_infer.parquet",
+        extra=("device", "device_type"),
+        keep=lambda frame: frame["device_type"] == "gpu",
+        phase=Phase.INFERENCE,
+    )
+
+
+def _read_timm(
+    path: Path,
+    extra: tuple[str, ...],
+    phase: Phase,
+    keep: Callable[[pd.DataFrame], pd.Series[bool]] | None = None,
+) -> list[StepRecord]:
+    frame = read_table(path)
+    check_columns(frame, path.name, (*_TIMM_COLUMNS, *extra))
+    if keep is not None:
+        frame = frame[keep(frame)].reset_index(drop=True)
+    check_positive(frame, path.name, ["time_ms_step", "batch_size", "img_size", "param_count_millions"])
+    device = "device" if "device" in frame.columns else "gpu"
+    key = ["model", device, "dtype", "layout", "compiler", "torch_version", "img_size"]
+    if "committed" in frame.columns:
+        key.append("committed")
+    check_unique(frame, path.name, key)
+    return [
+        _timm_record(row, path, device, " ".join(str(row[name]) for name in key), phase)
+        for row in frame.to_dict("records")
+    ]
+
+
+def _timm_record(row: Mapping[Any, Any], path: Path, device: str, row_id: str, phase: Phase) -> StepRecord:
+    version = str(row["torch_version"])
+    precision = known_precision(_TIMM_PRECISIONS, row["dtype"], path.name)
+    is_train = phase is Phase.TRAIN
+    return StepRecord(
+        source=path.stem,
+        row_id=row_id,
+        model=f"timm:{row['model']}",
+        family=row["family"],
+        device=catalogue_device(row[device], path.name),
+        batch_size_per_device=int(row["batch_size"]),
+        image_size=int(row["img_size"]),
+        step_time_s=float(row["time_ms_step"]) / 1e3,
+        precision=precision,
+        phase=phase,
+        layout=Layout(row["layout"].lower()),
+        compile=row["compiler"] != "eager",
+        optimizer="nesterov" if is_train else "none",
+        optimizer_implementation=default_optimizer_implementation(version),
+        includes_optimizer=is_train,
+        fused_attention=is_pytorch_2(version),
+        autocast_backward=is_train and precision.is_autocast,
+        framework_version=version,
+        num_parameters=round(float(row["param_count_millions"]) * 1e6),
+        next_larger_batch_failed=integer_or_none(row.get("next_larger_batch_failed")),
+    )
