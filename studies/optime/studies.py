@@ -1,6 +1,6 @@
 """Cross-validated predictions of the op-level model: whole families held out, whole devices held out.
 
-Fits and predictions are by split, never by row; the splits come from ``regressors.evaluation``. A study returns
+Fits and predictions are by split, never by row; the splits come from ``fitting.evaluation``. A study returns
 one row per tested measurement, so that any error figure can be computed, and printed again, from it.
 """
 

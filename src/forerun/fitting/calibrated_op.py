@@ -1,6 +1,6 @@
 """The op-level model as a regressor: the shipped weights with an offset that a few measured steps decide.
 
-The shipped weights give log t0 of a step and its sensitivities J (``costs.calibration``): how it would change if all
+The shipped weights give log t0 of a step and its sensitivities J (``optime.correction``): how it would change if all
 kernels, arithmetic, memory traffic, the host, or one class of operations were slower by a factor. Added to these are
 two exponents, of the work F and the traffic D of a step, for a device's efficiency may depend on size in another way
 than that of the devices of the fit:
@@ -76,7 +76,7 @@ class OpLevelRows:
 
     Attributes:
         log_time_s: Log of the predicted step time, (n,).
-        sensitivities: How it answers to each kind of correction, as in ``costs.calibration``, (n, corrections).
+        sensitivities: How it answers to each kind of correction, as in ``optime.correction``, (n, corrections).
         log_work: Logarithms of the work [FLOP] and the traffic [bytes] of the step, (n, 2).
     """
 

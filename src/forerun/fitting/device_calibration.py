@@ -5,7 +5,7 @@ Two ways, by how much was measured:
 - *refined*: from layers and whole models, some dozens of samples: the fitted networks are refined on them, as near to
   where they were as the samples allow (``regressors.op_fit.refine_op_network``);
 - *offset*: from a few whole steps: log offsets of compute, memory and host time and of each class of operations, in
-  closed form (``costs.calibration``).
+  closed form (``optime.correction``).
 
 The error is measured on configurations left out: families of models in turn, so that no configuration is predicted by
 a calibration that has seen it.

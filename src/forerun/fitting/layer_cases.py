@@ -28,7 +28,7 @@ def layer_case(
     """One layer on a device.
 
     Args:
-        kind: Kind of layer, as in ``measurement.layer_figures``.
+        kind: Kind of layer, as in ``measurement.layers.figures``.
         parameters: Its sizes and choices under the names of the public layer tables.
         device: Where it runs.
         framework: With what; times of frameworks differ beyond what sizes tell.

@@ -163,7 +163,7 @@ _GRAPHS: dict[JobKind, Any] = {JobKind.STEP: _step_graph, JobKind.LAYER: _layer_
 
 
 def layer_graph(kind: str, parameters: dict[str, Any]) -> tuple[Graph, TrainingSetup]:
-    """Graph of a layer, or of its copies, as ``measurement.layer_runner`` runs it, and its setup.
+    """Graph of a layer, or of its copies, as ``measurement.runners.layer_runner`` runs it, and its setup.
 
     A gradient of the output is handed over there; the trace gets it from a product with a constant, whose own
     operations are left out again.

@@ -1,7 +1,7 @@
 """What to measure to compare a network with the sum of its layers.
 
 The network's own step, each of its layers alone and in company of its own copies, and things without work: one layer,
-its copies, and two chains of layers of width 1. From these the costs of calls follow (``costs.composition``).
+its copies, and two chains of layers of width 1. From these the costs of calls follow (``optime.composition``).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     step = factor * step in PyTorch + cost of a step
 
-The figures are fitted by ``evaluation.stack_study``; the spread is the 90 % quantile of |log(measured / modelled)| with
+The figures are fitted by ``studies.keras.stack_study``; the spread is the 90 % quantile of |log(measured / modelled)| with
 networks or GPUs held out.
 """
 

@@ -1,6 +1,6 @@
 """Time of a training step from the fitted op-level model, on NumPy alone.
 
-The equations are those of ``regressors.op_fit``; this module evaluates them for many (device, configuration)
+The equations are those of ``optime.fit``; this module evaluates them for many (device, configuration)
 points of one model at once. The members of an ensemble are averaged in log space.
 """
 

@@ -16,7 +16,7 @@ def training_energy_j(
 ) -> Interval | None:
     """Energy of the device over a duration [J]; None where no power figures stand behind the model.
 
-    energy = power * duration, with the power of ``costs.power`` at this activity. The two intervals are taken as
+    energy = power * duration, with the power of ``optime.power`` at this activity. The two intervals are taken as
     independent: relative half-widths add in squares. Host, cooling and network are left out.
 
     Args:

@@ -1,6 +1,6 @@
 """Documents of older versions, turned step by step into the present one.
 
-Version 1 is a row of the flat table of ``StepRecord`` (``records.tables``): one time of a step, no circumstances but
+Version 1 is a row of the flat table of ``StepRecord`` (``records.importers.tables``): one time of a step, no circumstances but
 the device and the framework. Version 2 is ``records.measurement.Measurement``. A document of a newer version is
 refused: it may mean something else.
 """

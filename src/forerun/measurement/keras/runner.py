@@ -15,10 +15,10 @@ from forerun.records.measurement import JobKind
 __all__ = ["run_keras_job"]
 
 _RUNNERS = {
-    JobKind.TRAINING: "keras_training:run_keras_training",
-    JobKind.LAYER: "keras_layer_runner:run_keras_layer",
-    JobKind.STEP: "keras_step_runner:run_keras_step",
-    JobKind.DATA_PARALLEL: "keras_server_runner:run_keras_servers",
+    JobKind.TRAINING: "training:run_keras_training",
+    JobKind.LAYER: "layer_runner:run_keras_layer",
+    JobKind.STEP: "step_runner:run_keras_step",
+    JobKind.DATA_PARALLEL: "server_runner:run_keras_servers",
 }
 
 
@@ -38,7 +38,7 @@ def run_keras_job(job: Job, device_index: str, protocol: Protocol) -> RunResult:
         )
     use_tensorflow()
     module, _, name = _RUNNERS[job.kind].partition(":")
-    run: Any = getattr(importlib.import_module(f"forerun.measurement.{module}"), name)
+    run: Any = getattr(importlib.import_module(f"forerun.measurement.keras.{module}"), name)
     try:
         result: RunResult = run(job, device_index, protocol)
     except Exception as error:

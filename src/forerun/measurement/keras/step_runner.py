@@ -74,7 +74,7 @@ def run_keras_step(job: Job, device_index: str, protocol: Protocol) -> RunResult
 
 
 def build_measured_model(job: Job, setup: TrainingSetup) -> Any:
-    """The model of a job as ``tracing.keras_build`` builds it, here on TensorFlow.
+    """The model of a job as ``tracing.keras.build`` builds it, here on TensorFlow.
 
     Raises:
         UnknownModelError, InvalidSetupError, ModelBuildError: As of ``build_keras``.
