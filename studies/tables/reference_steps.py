@@ -16,8 +16,8 @@ from forerun.fitting.measured_steps import (
     trace_all,
 )
 from forerun.records.step_record import StepRecord
+from forerun.run.model import ModelRequest
 from forerun.run.setup import Layout, Precision
-from forerun.tracing.trace import ModelRequest
 from studies.tables.gpu_benchmarks import read_lambda_resnet50, read_torchvision
 from studies.tables.timm import FOLDER_VARIABLE, read_timm_infer, read_timm_train, reference_folder
 from studies.tables.transformers import read_neusight_e2e, transformer_requests

@@ -18,8 +18,9 @@ from forerun.records.importers.table_checks import (
     read_table,
 )
 from forerun.records.step_record import StepRecord
+from forerun.run.model import ModelRequest
 from forerun.run.setup import Phase, Precision
-from forerun.tracing.trace import ModelRequest, cache_folder
+from forerun.tracing.trace import cache_folder
 
 __all__ = ["TransformerRow", "read_neusight_e2e", "transformer_config", "transformer_requests"]
 

@@ -18,8 +18,9 @@ from forerun.optime.weights import save_weights
 from forerun.prediction.predictor import Question, estimate
 from forerun.prediction.software_stack import stack_name, with_stack_times
 from forerun.prediction.step import prepare
+from forerun.run.model import ModelRequest
 from forerun.run.setup import Phase, TrainingSetup
-from forerun.tracing.trace import ModelRequest, trace
+from forerun.tracing.trace import trace
 from made_calibrations import made_calibration
 
 SETUP = TrainingSetup(batch_size_per_device=64)

@@ -7,12 +7,13 @@ import pytest
 from forerun.hardware import find_device
 from forerun.optime.software_stack import KERAS_ON_TENSORFLOW, stack_note
 from forerun.optime.weights import load_weights, shipped_weights_path
-from forerun.prediction.job import Job
 from forerun.prediction.predictor import Question, estimate
 from forerun.prediction.software_stack import stack_of, with_stack
 from forerun.prediction.step import predict_steps, prepare
+from forerun.run.job import Job
+from forerun.run.model import ModelRequest
 from forerun.run.setup import Phase, TrainingSetup
-from forerun.tracing.trace import ModelRequest, trace
+from forerun.tracing.trace import trace
 
 WEIGHTS = load_weights(shipped_weights_path())
 SETUP = TrainingSetup(batch_size_per_device=64)

@@ -25,10 +25,10 @@ from forerun.planner.limits import Limit, parse_limits
 from forerun.planner.plan import Plan, PlanWords
 from forerun.planner.scaling import DataParallelScaling
 from forerun.planner.space import check_count, expand_models, parse_batch_sizes
-from forerun.prediction.input_pipeline import InputPipeline
-from forerun.prediction.job import DATASETS, Dataset, Job, find_dataset
+from forerun.run.input_pipeline import InputPipeline
+from forerun.run.job import DATASETS, Dataset, Job, find_dataset
+from forerun.run.model import own_stack
 from forerun.run.setup import Layout, Precision, TrainingSetup, choice
-from forerun.tracing.keras.source import own_stack
 
 __all__ = ["DEFAULT_BATCH_SIZES", "plan", "read_accuracies"]
 

@@ -22,13 +22,13 @@ from forerun.optime.correction_files import calibration_path, find_calibration, 
 from forerun.optime.weights import DEFAULT_STACK, OpTimeWeights, load_weights, shipped_weights_path
 from forerun.prediction.estimate import Estimate
 from forerun.prediction.grid import predict_grid
-from forerun.prediction.job import Job, find_dataset
 from forerun.prediction.predictor import Question, estimate, memory_constants_of
 from forerun.prediction.software_stack import stack_of, with_stack_times
 from forerun.prediction.step import PreparedModel, prepare
+from forerun.run.job import Job, find_dataset
+from forerun.run.model import ModelRequest, own_layout, own_stack
 from forerun.run.setup import Layout, OptimizerImplementation, Phase, Precision, TrainingSetup, choice
-from forerun.tracing.keras.source import own_layout, own_stack
-from forerun.tracing.trace import ModelRequest, trace
+from forerun.tracing.trace import trace
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,19 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from forerun.api.predict import _device, _job, _prepared, _request, _setup, _weights, _whole
 from forerun.communication.scaling_constants import load_scaling_table
-from forerun.communication.tuner import Algorithm
 from forerun.errors import InvalidSetupError
 from forerun.hardware.cluster import Cluster, check_num_devices, parse_cluster
 from forerun.hardware.link import LinkKind
 from forerun.prediction.estimate import Interval
-from forerun.prediction.job import Job
 from forerun.prediction.one_device import one_device
 from forerun.prediction.predictor import Question
 from forerun.prediction.scale import (
     OneDevice,
     ScalePoint,
-    ScaleSettings,
-    Strategy,
     scaled_memory_bytes,
     scaled_step,
     steps_per_epoch,
@@ -29,7 +25,9 @@ from forerun.prediction.scale import (
 )
 from forerun.prediction.software_stack import stack_name
 from forerun.prediction.step import PreparedModel
+from forerun.run.job import Job
 from forerun.run.setup import TrainingSetup, choice
+from forerun.run.sharing import Algorithm, Sharing, Strategy
 
 if TYPE_CHECKING:
     import torch
@@ -157,7 +155,7 @@ def scale(
     _check_price(price_usd_per_hour)
     if scaling not in SCALINGS:
         raise InvalidSetupError(f"unknown scaling '{scaling}'; expected one of {', '.join(SCALINGS)}")
-    settings = ScaleSettings(
+    settings = Sharing(
         strategy=choice(Strategy, strategy, "strategy"),
         algorithm=choice(Algorithm, algorithm, "algorithm"),
         bucket_bytes=bucket_mb * 1024**2,
@@ -209,7 +207,7 @@ class _Curve:
 
     prepared: PreparedModel
     cluster: Cluster
-    settings: ScaleSettings
+    settings: Sharing
     setup: TrainingSetup
     job: Job | None
     price_usd_per_hour: float | None

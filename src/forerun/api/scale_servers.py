@@ -24,11 +24,11 @@ from forerun.communication.speed_points import SpeedPoint, read_points
 from forerun.errors import InvalidSetupError
 from forerun.hardware import find_device, load_catalog
 from forerun.hardware.cluster import parse_link, require_link
-from forerun.prediction.job import Job
 from forerun.prediction.predictor import Question
 from forerun.prediction.scale import steps_per_epoch
 from forerun.prediction.software_stack import stack_name
 from forerun.prediction.step import PreparedModel, predict_steps
+from forerun.run.job import Job
 
 __all__ = ["ServerCurve", "ServerPoint", "SpeedFit", "fit_speed", "scale_servers"]
 

@@ -13,7 +13,7 @@ from forerun.errors import UsageError
 
 if TYPE_CHECKING:
     from forerun.planner.plan import Plan
-    from forerun.prediction.input_pipeline import InputPipeline
+    from forerun.run.input_pipeline import InputPipeline
 
 __all__ = ["plan"]
 
@@ -232,7 +232,7 @@ def _loader(loader_ms: float | None, workers: int, rates: dict[str, float | None
         if given:
             raise UsageError(f"{', '.join(given)}: the input pipeline needs --loader-ms as well")
         return None
-    from forerun.prediction.input_pipeline import InputPipeline
+    from forerun.run.input_pipeline import InputPipeline
 
     def scaled(name: str, unit: float) -> float | None:
         value = rates[name]

@@ -12,9 +12,10 @@ from typing import Any
 import forerun
 from forerun.api.models import kept_model_names, model_names, trace_model
 from forerun.hardware import device_as_dict, load_catalog
-from forerun.prediction.job import DATASETS
+from forerun.run.job import DATASETS
+from forerun.run.model import ModelRequest
 from forerun.run.setup import Phase, TrainingSetup
-from forerun.tracing.trace import ModelRequest, is_traced
+from forerun.tracing.trace import is_traced
 from forerun.web.questions import PlanBody, PredictBody, ScaleBody
 from forerun.web.tracer import Tracer
 
