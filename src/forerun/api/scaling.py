@@ -29,6 +29,7 @@ from forerun.prediction.scale import (
 )
 from forerun.prediction.software_stack import stack_name
 from forerun.prediction.step import PreparedModel
+from forerun.tracing.keras_source import own_layout
 from forerun.workload.setup import TrainingSetup, choice
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def scale(
     sync_batch_norm: bool = False,
     coefficient_of_variation: float | None = None,
     precision: str = "fp32",
-    layout: str = "nchw",
+    layout: str | None = None,
     compile: bool = False,
     optimizer: str = "sgd",
     optimizer_implementation: str = "foreach",
@@ -129,7 +130,7 @@ def scale(
         sync_batch_norm: Whether statistics of batch norms are synchronised.
         coefficient_of_variation: Scatter of steps between devices; None for what training was seen to have.
         precision: As in ``predict``, like the next seven.
-        layout: nchw or nhwc.
+        layout: nchw or nhwc; the framework's own if None, which is nhwc for Keras.
         compile: Whether the step runs under torch.compile.
         optimizer: sgd, adam, adamw, ... or none.
         optimizer_implementation: foreach, for-loop or fused.
@@ -168,7 +169,16 @@ def scale(
     cluster = parse_cluster(device, intra=intra, inter=inter)
     if cluster.num_devices == 1:
         cluster = replace(cluster, num_devices_per_node=max(numbers))
-    setup = _setup(batch_size, precision, layout, compile, optimizer, "train", optimizer_implementation, True)
+    setup = _setup(
+        batch_size,
+        precision,
+        layout or own_layout(model),
+        compile,
+        optimizer,
+        "train",
+        optimizer_implementation,
+        True,
+    )
     curve = _Curve(
         prepared=_prepared(
             model, _request(model, image_size, input_shape, sequence_length), setup, use_cache

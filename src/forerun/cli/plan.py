@@ -50,7 +50,13 @@ def plan(
         ),
     ] = "8:1024",
     precision: Annotated[str, typer.Option(metavar="NAMES", help="Precisions to try.")] = "fp32,amp",
-    layout: Annotated[str, typer.Option(metavar="NAMES", help="Memory orders to try: nchw, nhwc.")] = "nchw",
+    layout: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help="Memory orders of images to try: nchw, nhwc; the framework's own if not given.",
+        ),
+    ] = None,
     image_size: Annotated[
         str | None, typer.Option(metavar="SIZES", help="Image sizes to try [pixels], as --batch-size.")
     ] = None,
@@ -179,7 +185,7 @@ def plan(
                 "minimize": minimize,
                 "batch_sizes": batch_size,
                 "precisions": _words(precision),
-                "layouts": _words(layout),
+                "layouts": None if layout is None else _words(layout),
                 "image_sizes": image_size,
                 "compile": compile,
                 "optimizer": optimizer,

@@ -11,17 +11,10 @@ from threadpoolctl import threadpool_limits
 
 from forerun.costs.kept import Kept
 from forerun.costs.memory_stream import live_peak_bytes
-from forerun.costs.op_time import step_times
 from forerun.costs.op_weights import OpTimeWeights
 from forerun.hardware.device import Device
 from forerun.prediction.grid import between_nodes, grid_nodes
-from forerun.prediction.step import (
-    PreparedModel,
-    device_offsets,
-    half_widths,
-    points_of,
-    provenance_of,
-)
+from forerun.prediction.step import PreparedModel, points_of, timed_steps
 from forerun.regressors.op_features import Point, point_arrays, roofline_terms_s
 from forerun.workload.graph import Graph
 from forerun.workload.setup import TrainingSetup
@@ -60,19 +53,13 @@ def point_times(
     torch_version: str | None = None,
 ) -> PointTimes:
     """Steps of one model at p pairs of device and setup; arrays are (p,)."""
-    points = points_of(model, devices, setups, torch_version)
     with threadpool_limits(1):  # the products are small: threads would wait for each other
-        compute_s, memory_s = ideal_times_s(model, points)
-        times = step_times(model.ops, points, weights, device_offsets(devices, setups, weights))
-    tiers = [provenance_of(device, setup, weights) for device, setup in zip(devices, setups, strict=True)]
-    width = np.empty(len(tiers))
-    for tier in set(tiers):
-        chosen = np.asarray([t is tier for t in tiers])
-        width[chosen] = half_widths(weights, tier, times.spread[chosen])
+        compute_s, memory_s = ideal_times_s(model, points_of(model, devices, setups, torch_version))
+        found = timed_steps(model, devices, setups, weights, torch_version)
     return PointTimes(
-        step_s=times.step_s,
-        log_width=width,
-        activity=(compute_s + memory_s) / times.step_s,
+        step_s=found.step_s,
+        log_width=found.log_width,
+        activity=(compute_s + memory_s) / found.step_s,
         compute_fraction=compute_s / np.maximum(compute_s + memory_s, 1e-30),
     )
 
