@@ -14,7 +14,7 @@ from forerun.optime.weights import OpTimeWeights, load_weights, shipped_weights_
 from forerun.prediction.predictor import release_of
 from forerun.records.step_record import StepRecord
 from forerun.run.setup import Layout, Precision, choice
-from forerun.tracing.keras.source import own_stack
+from forerun.run.model import own_stack
 
 __all__ = ["Evaluation", "evaluate"]
 
