@@ -87,7 +87,7 @@ class AccuracyPage:
         quick = "**A quick run on a sample: not for quoting.**\n\n" if self.quick else ""
         sections = [
             "# Accuracy\n",
-            f"{quick}Made on {self.date} by `forerun evaluate --reference` from the public tables named in "
+            f"{quick}Made on {self.date} by `python -m studies accuracy` from the public tables named in "
             f"[the method](methods/evaluation.md): {self.num_steps:,} measured steps. Errors are "
             "|predicted / measured - 1|: mean (MAPE), median, 90th percentile. No figure is from rows that the "
             "model in question was fitted to.\n",

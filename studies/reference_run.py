@@ -18,7 +18,6 @@ from typing import TypeVar
 
 import numpy as np
 
-from forerun.fitting.compositions import published_compositions
 from forerun.fitting.interval_laws import fit_law
 from forerun.fitting.measured_steps import Measured, print_progress
 from forerun.optime.fit import FitSettings, as_weights
@@ -26,6 +25,7 @@ from forerun.optime.weights import OpTimeWeights, load_weights, save_weights, sh
 from forerun.prediction.estimate import Provenance
 from forerun.tracing.trace import TRACE_VERSION, cache_folder
 from studies.accuracy_page import AccuracyPage
+from studies.compositions import published_compositions
 from studies.energy.study import (
     ENERGY_STUDY_VERSION,
     EnergyResult,
@@ -77,7 +77,7 @@ from studies.tables.transformers import read_neusight_e2e
 
 __all__ = ["fit_shipped_weights", "forecast_figures", "run_reference"]
 
-STUDY_VERSION = 6
+STUDY_VERSION = 7
 """Raised whenever a study changes what it computes; kept stages of other versions are not used."""
 
 _Result = TypeVar("_Result")

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from forerun.api.backtest import backtest
     from forerun.api.calibrate import Calibration, calibrate
     from forerun.api.compare import apply, compare
+    from forerun.api.evaluate import Evaluation, evaluate
     from forerun.api.fit import (
         fit_regressor,
         load_trained_model,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from forerun.api.measure_composition import measure_composition
     from forerun.api.measure_curve import measure_curve
     from forerun.api.plan import plan
-    from forerun.api.predict import Evaluation, Sweep, evaluate, predict, sweep
+    from forerun.api.predict import Sweep, predict, sweep
     from forerun.api.profile import profile
     from forerun.api.scale import ScaleCurve, scale
     from forerun.api.scale_servers import ServerCurve, SpeedFit, fit_speed, scale_servers
@@ -105,7 +106,7 @@ _MODULES = {
     "Calibration": "forerun.api.calibrate",
     "Device": "forerun.hardware",
     "Estimate": "forerun.prediction.estimate",
-    "Evaluation": "forerun.api.predict",
+    "Evaluation": "forerun.api.evaluate",
     "FailureError": "forerun.errors",
     "ForerunError": "forerun.errors",
     "Host": "forerun.hardware",
@@ -126,7 +127,7 @@ _MODULES = {
     "calibrate": "forerun.api.calibrate",
     "compare": "forerun.api.compare",
     "describe_host": "forerun.hardware",
-    "evaluate": "forerun.api.predict",
+    "evaluate": "forerun.api.evaluate",
     "find_device": "forerun.hardware",
     "fit_regressor": "forerun.api.fit",
     "fit_speed": "forerun.api.scale_servers",

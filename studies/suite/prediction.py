@@ -281,7 +281,7 @@ def read_predictions(path: Path) -> list[JobPrediction]:
     except (TypeError, ValueError, KeyError) as error:
         raise RecordError(
             f"{path}: expected the predictions of a suite ({', '.join(_COLUMNS[:4])}, ...), got {error!r}; "
-            "make them again with: forerun measure suite --stages predict"
+            "make them again with: python -m studies suite --stages predict"
         ) from error
 
 

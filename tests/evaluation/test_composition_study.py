@@ -7,11 +7,12 @@ import pytest
 
 from forerun.api.measure_composition import measure_composition
 from forerun.errors import InvalidSetupError, MeasurementError
-from forerun.fitting.compositions import measured_compositions, published_compositions
+from forerun.fitting.compositions import measured_compositions
 from forerun.measurement.composition_jobs import composition_jobs
 from forerun.measurement.protocol import Protocol
 from forerun.records.measurement import JobKind
 from forerun.tracing.trace import ModelRequest
+from studies.compositions import published_compositions
 
 REFERENCE = Path(os.environ.get("FORERUN_REFERENCE_DATA", Path(__file__).parents[3] / "shared" / "data"))
 QUICK = Protocol(min_warm_up=1, max_warm_up=3, num_repetitions=3, max_seconds=1.0, anchor_every=0)
