@@ -23,7 +23,7 @@ from forerun.measurement.jobs import Job
 from forerun.memory.constants import memory_constants, visible_memory
 from forerun.memory.max_batch import max_batch_size
 from forerun.memory.peak import estimate_memory, fits
-from forerun.optime.correction import PriorScales, information_order, sensitivities
+from forerun.optime.correction import PriorScales, sensitivities
 from forerun.optime.features import Point
 from forerun.optime.step_times import step_times
 from forerun.optime.weights import OpTimeWeights
@@ -33,6 +33,7 @@ from forerun.prediction.power import training_energy_j
 from forerun.prediction.step import PreparedModel, points_of, predict_steps, prepare
 from forerun.run.setup import TrainingSetup
 from forerun.tracing.trace import ModelRequest, trace
+from studies.optime.few_steps import information_order
 from studies.suite.jobs import LIMIT, BatchSearch, StepJob
 
 __all__ = [

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.communication.mirrored import HostAndDevice, mirrored_step_s, split_host_and_device
+from forerun.communication.mirrored import HostAndDevice, mirrored_step_s
 from forerun.errors import InvalidSetupError
+from studies.keras.host_and_device import split_host_and_device
 
 ONE = HostAndDevice(host_s=0.002, device_fixed_s=0.001, device_per_sample_s=1e-4)
 

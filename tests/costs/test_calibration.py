@@ -11,18 +11,12 @@ from hypothesis import strategies as st
 
 from forerun.graph.graph import OpClass
 from forerun.hardware import find_device
-from forerun.optime.correction import (
-    PriorScales,
-    choose_steps,
-    condition,
-    fit_scales,
-    information_order,
-    sensitivities,
-)
+from forerun.optime.correction import PriorScales, sensitivities
 from forerun.optime.features import Point
 from forerun.optime.step_times import step_times
 from forerun.run.setup import TrainingSetup
 from op_models import no_offsets, ops_named, random_weights
+from studies.optime.few_steps import choose_steps, condition, fit_scales, information_order
 
 NUM_COLUMNS = 4 + len(OpClass)
 SCALES = PriorScales()

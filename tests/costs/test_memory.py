@@ -8,13 +8,9 @@ from memory_streams import MIB, graph_of, training_stream
 from forerun.errors import InvalidSetupError, TraceError
 from forerun.graph.graph import MemoryEvent, MemoryStream
 from forerun.memory.constants import MemoryConstants
-from forerun.memory.peak import (
-    accelerate_rule_bytes,
-    estimate_memory,
-    fits,
-    step_runs,
-)
+from forerun.memory.peak import estimate_memory, fits, step_runs
 from forerun.run.setup import Layout, Precision, TrainingSetup
+from studies.memory.verdicts import accelerate_rule_bytes
 
 CONSTANTS = MemoryConstants(
     overhead_bytes=500 * MIB,

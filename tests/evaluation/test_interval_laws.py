@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from forerun.fitting.interval_laws import check_law, fit_law
+from forerun.fitting.interval_laws import fit_law
+from studies.optime.interval_check import check_law
 
 
 def test_quantile_of_known_residuals():

@@ -10,8 +10,9 @@ from scheduler_cases import job, server_job, with_cores
 from forerun.errors import InvalidSetupError
 from forerun.scheduler.cluster import parse_cluster
 from forerun.scheduler.job import Allocation
-from forerun.scheduler.parameter_blocks import assign_blocks, assign_by_threshold, balance
-from forerun.scheduler.placement import NodeShare, first_fit, pack, transfer_time_s
+from forerun.scheduler.placement import NodeShare, first_fit, pack
+from studies.schedule.parameter_blocks import assign_blocks, assign_by_threshold, balance
+from studies.schedule.placement_study import transfer_time_s
 
 
 def splits(total, parts):

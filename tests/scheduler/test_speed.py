@@ -10,7 +10,8 @@ from scheduler_cases import speed
 
 from forerun.errors import InvalidSetupError
 from forerun.scheduler.speed import DataParallelSpeed, MeasuredSpeed, SynchronousServerSpeed
-from forerun.scheduler.speed_fit import StepPoint, fit_data_parallel, fit_server_speed
+from forerun.scheduler.speed_fit import StepPoint, fit_data_parallel
+from studies.schedule.server_speed import fit_server_speed
 
 # Peng et al. 2018, table 2, synchronous training of ResNet-50.
 OPTIMUS_SYNC = (1.02, 2.78, 4.92, 0.00, 0.02)

@@ -10,6 +10,7 @@ from typing import Any
 from forerun.errors import MeasurementError
 from forerun.measurement.composition_jobs import EMPTY_NETWORK_LAYERS, CompositionJobs, LayerJobs
 from forerun.measurement.jobs import Job
+from forerun.measurement.measured_job import job_of
 from forerun.optime.composition import (
     host_costs,
     marginal_time_s,
@@ -74,17 +75,13 @@ def measured_compositions(
     Raises:
         MeasurementError: A job has no finished measurement.
     """
-    found = {_identity_of(m): m for m in measurements if m.outcome is Outcome.DONE}
+    found = {job_of(m).to_json(): m for m in measurements if m.outcome is Outcome.DONE}
     return [_composition(jobs, found, overlaps=overlaps) for jobs in networks]
-
-
-def _identity_of(what: Job | Measurement) -> str:
-    return Job(kind=what.kind, subject=what.subject, family=what.family, parameters=what.parameters).to_json()
 
 
 def _composition(jobs: CompositionJobs, found: Mapping[str, Measurement], *, overlaps: bool) -> Composition:
     def measurement(job: Job) -> Measurement:
-        if (one := found.get(_identity_of(job))) is None:
+        if (one := found.get(job.to_json())) is None:
             raise MeasurementError(
                 f"{job.subject} of {jobs.whole.subject} has no finished measurement; run the same command again, or "
                 "look for its reason with: forerun records list"
