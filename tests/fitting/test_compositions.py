@@ -12,7 +12,6 @@ from forerun.measurement.composition_jobs import composition_jobs
 from forerun.measurement.protocol import Protocol
 from forerun.records.measurement import JobKind
 from forerun.tracing.trace import ModelRequest
-from studies.compositions import published_compositions
 
 REFERENCE = Path(os.environ.get("FORERUN_REFERENCE_DATA", Path(__file__).parents[3] / "shared" / "data"))
 QUICK = Protocol(min_warm_up=1, max_warm_up=3, num_repetitions=3, max_seconds=1.0, anchor_every=0)
@@ -74,18 +73,3 @@ def test_a_network_without_known_layers_is_refused(tmp_path):
     )
     with pytest.raises(InvalidSetupError, match="no layer of a kind that benchmarks know"):
         composition_jobs(ModelRequest(model=f"{file}:make", input_shape=(3, 8)), "net", 2)
-
-
-@pytest.mark.reference
-def test_the_published_overshoot_is_explained():
-    if not (REFERENCE / "iit_layers.parquet").is_file():
-        pytest.skip(f"no public tables in {REFERENCE}")
-    rows = published_compositions(REFERENCE)
-    assert len(rows) == 16
-    by_network = {name: [r for r in rows if r.network == name] for name in ("mnist-cnn", "cifar10-cnn")}
-    before = {name: sum(r.overshoot_before for r in found) / 8 for name, found in by_network.items()}
-    # The source states 20 and 61 %.
-    assert before == pytest.approx({"mnist-cnn": 0.20, "cifar10-cnn": 0.61}, abs=0.015)
-    for found in by_network.values():
-        assert abs(sum(r.overshoot_after for r in found) / 8) < 0.08
-        assert max(abs(r.overshoot_after) for r in found) < 0.12
