@@ -31,7 +31,6 @@ from forerun.graph.graph import Graph
 from forerun.hardware import find_device
 from forerun.hardware.device import Device
 from forerun.optime.weights import OpTimeWeights
-from forerun.prediction.software_stack import stack_of, with_stack_times
 from forerun.prediction.step import PreparedModel, predict_intervals, provenance_of
 from forerun.records.importers.timm_csv import read_timm_csv
 from forerun.records.step_record import StepRecord
@@ -214,11 +213,9 @@ def _predictions(
     for index, (step, (graph, device, setup)) in enumerate(zip(steps, cases, strict=True)):
         model = PreparedModel(graph=graph, ops=step.ops)
         version = step.record.framework_version or None
-        times: tuple[Floats, ...] = predict_intervals(model, [device], [setup], weights, version)
-        effect = stack_of(graph, device, weights)
-        if effect is not None:
-            times = with_stack_times(times, effect, setup.phase)
-        rows[:, index] = [column[0] for column in times]
+        rows[:, index] = [
+            column[0] for column in predict_intervals(model, [device], [setup], weights, version)
+        ]
     return rows[0], rows[1], rows[2]
 
 
