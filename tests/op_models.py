@@ -12,8 +12,9 @@ from forerun.optime.features import DYNAMIC_FEATURES, POINT_FEATURES, STATIC_FEA
 from forerun.optime.fit import OpNetwork, as_weights
 from forerun.optime.rows import distinct_ops
 from forerun.optime.weights import OpTimeWeights, load_weights, shipped_weights_path
+from forerun.run.model import ModelRequest
 from forerun.run.setup import Phase, Precision, TrainingSetup
-from forerun.tracing.trace import ModelRequest, trace
+from forerun.tracing.trace import trace
 
 torch.set_num_threads(1)
 

@@ -44,7 +44,7 @@ from forerun.optime.weights import load_weights, shipped_weights_path
 from forerun.records.measurement import JobKind, Measurement
 from forerun.records.step_view import step_records
 from forerun.records.store.files import import_measurements
-from forerun.tracing.trace import ModelRequest
+from forerun.run.model import ModelRequest
 
 __all__ = [
     "CalibrationStudy",

@@ -14,11 +14,13 @@ from forerun.hardware.cluster import Cluster, cluster_of
 from forerun.optime.weights import load_weights, shipped_weights_path
 from forerun.prediction.one_device import one_device
 from forerun.prediction.predictor import Question
-from forerun.prediction.scale import ScaleSettings, scaled_step
+from forerun.prediction.scale import scaled_step
 from forerun.prediction.step import PreparedModel, prepare
 from forerun.records.importers.table_checks import read_table
+from forerun.run.model import ModelRequest
 from forerun.run.setup import Layout, Precision, TrainingSetup
-from forerun.tracing.trace import ModelRequest, trace
+from forerun.run.sharing import Sharing
+from forerun.tracing.trace import trace
 
 __all__ = ["MlperfRow", "MlperfStudy", "mlperf_study"]
 
@@ -160,7 +162,7 @@ def _steps_s(
     model: PreparedModel, setup: TrainingSetup, size: _Size, table: ScalingTable
 ) -> tuple[float, float]:
     """Step of all accelerators and of one alone at the batch of this size [s]."""
-    cluster, settings = _cluster(size), ScaleSettings()
+    cluster, settings = _cluster(size), Sharing()
     question = Question(
         device=cluster.device,
         setup=TrainingSetup(

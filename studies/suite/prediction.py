@@ -31,8 +31,9 @@ from forerun.prediction.estimate import Interval
 from forerun.prediction.point_times import ideal_times_s
 from forerun.prediction.power import training_energy_j
 from forerun.prediction.step import PreparedModel, points_of, predict_steps, prepare
+from forerun.run.model import ModelRequest
 from forerun.run.setup import TrainingSetup
-from forerun.tracing.trace import ModelRequest, trace
+from forerun.tracing.trace import trace
 from studies.optime.few_steps import information_order
 from studies.suite.jobs import LIMIT, BatchSearch, StepJob
 

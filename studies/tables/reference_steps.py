@@ -12,8 +12,9 @@ from pathlib import Path
 from forerun.errors import ForerunError, RecordError
 from forerun.fitting.measured_steps import Measured, SkippedModel, measured_steps, request_of
 from forerun.records.step_record import StepRecord
+from forerun.run.model import ModelRequest
 from forerun.run.setup import Layout, Precision, TrainingSetup
-from forerun.tracing.trace import ModelRequest, trace
+from forerun.tracing.trace import trace
 from studies.tables.gpu_benchmarks import read_lambda_resnet50, read_torchvision
 from studies.tables.timm import FOLDER_VARIABLE, read_timm_infer, read_timm_train, reference_folder
 from studies.tables.transformers import read_neusight_e2e, transformer_requests

@@ -11,7 +11,7 @@ from forerun.fitting.compositions import measured_compositions
 from forerun.measurement.composition_jobs import composition_jobs
 from forerun.measurement.protocol import Protocol
 from forerun.records.measurement import JobKind
-from forerun.tracing.trace import ModelRequest
+from forerun.run.model import ModelRequest
 
 REFERENCE = Path(os.environ.get("FORERUN_REFERENCE_DATA", Path(__file__).parents[3] / "shared" / "data"))
 QUICK = Protocol(min_warm_up=1, max_warm_up=3, num_repetitions=3, max_seconds=1.0, anchor_every=0)

@@ -12,8 +12,8 @@ from forerun.fitting.layer_table import measured_layer_table, public_layer_table
 from forerun.fitting.regressor_fit import FitChoices, fit_layer_regressor
 from forerun.measurement.layers.figures import layer_figures
 from forerun.records.measurement import JobKind, Outcome
+from forerun.run.model import ModelRequest
 from forerun.tracing.models.model_layers import model_layers
-from forerun.tracing.trace import ModelRequest
 from made_measurements import measurement
 
 CHOICES = FitChoices(max_epochs=60)

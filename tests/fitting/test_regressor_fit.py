@@ -14,8 +14,9 @@ from forerun.api.fit import (
 from forerun.errors import CostModelError, ForerunError, InvalidSetupError, RecordError, UsageError
 from forerun.records.importers.tables import write_records
 from forerun.records.step_record import StepRecord
+from forerun.run.model import ModelRequest
 from forerun.run.setup import Phase, Precision, TrainingSetup
-from forerun.tracing.trace import ModelRequest, trace
+from forerun.tracing.trace import trace
 
 CONFIG = {"depth": 3, "base_filters": 32, "batch_size": 64}
 REPETITIONS = 2

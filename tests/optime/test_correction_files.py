@@ -16,10 +16,11 @@ from forerun.optime.correction_files import (
 from forerun.optime.software_stack import calibrated_effect, stack_note
 from forerun.optime.weights import save_weights
 from forerun.prediction.predictor import Question, estimate
-from forerun.prediction.software_stack import stack_name, with_stack_times
-from forerun.prediction.step import prepare
+from forerun.prediction.software_stack import stack_name
+from forerun.prediction.step import prepare, timed_steps
+from forerun.run.model import ModelRequest
 from forerun.run.setup import Phase, TrainingSetup
-from forerun.tracing.trace import ModelRequest, trace
+from forerun.tracing.trace import trace
 from made_calibrations import made_calibration
 
 SETUP = TrainingSetup(batch_size_per_device=64)
@@ -81,11 +82,16 @@ def test_the_cost_of_the_loop_is_a_part_of_a_calibrated_prediction():
     assert "keras 3.0" in stack_note(calibrated_effect(weights), "cpu")
 
 
-def test_times_in_a_stack_keep_the_width_of_their_interval():
-    effect = calibrated_effect(calibrated("keras", 0.5))
-    value, low, high = with_stack_times((1.0, 0.5, 2.0), effect, Phase.TRAIN)
-    assert (value, low, high) == pytest.approx((1.5, 0.75, 3.0))
-    assert with_stack_times((1.0, 0.5, 2.0), effect, Phase.INFERENCE)[0] == pytest.approx(1.0)
+def test_a_calibration_keeps_the_width_of_the_interval():
+    graph = trace(ModelRequest(model="mnist-cnn"), SETUP)
+    keras = replace(graph, versions=(*graph.versions, ("keras", "3.15.1")))
+    weights = calibrated("keras", 0.5)
+    plain, found = (timed_steps(prepare(g), [HERE], [SETUP], weights) for g in (graph, keras))
+    assert found.step_s - plain.step_s == pytest.approx(0.5)
+    assert found.log_width == pytest.approx(plain.log_width)
+    inference = replace(SETUP, phase=Phase.INFERENCE, optimizer="none")
+    plain, found = (timed_steps(prepare(g), [HERE], [inference], weights) for g in (graph, keras))
+    assert found.step_s == pytest.approx(plain.step_s)
 
 
 def test_a_framework_nobody_calibrates_is_refused():

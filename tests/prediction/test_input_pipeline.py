@@ -10,12 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.errors import InvalidSetupError
-from forerun.prediction.input_pipeline import (
-    InputPipeline,
-    fed_step_s,
-    loader_rate_samples_per_s,
-    workers_needed,
-)
+from forerun.prediction.input_pipeline import fed_step_s, loader_rate_samples_per_s, workers_needed
+from forerun.run.input_pipeline import InputPipeline
 
 COSTS = st.floats(1e-5, 1.0)
 WORKERS = st.integers(0, 64)

@@ -6,8 +6,9 @@ from importlib import util
 import pytest
 
 from forerun.graph.graph import OpClass
+from forerun.run.model import ModelRequest
 from forerun.run.setup import TrainingSetup
-from forerun.tracing.trace import ModelRequest, trace
+from forerun.tracing.trace import trace
 from studies.keras.parity import PAIRS, compare_graphs, keras_parity, parity_markdown
 
 needs_keras = pytest.mark.skipif(util.find_spec("keras") is None, reason="the extra 'keras' is not installed")

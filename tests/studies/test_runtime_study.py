@@ -7,8 +7,9 @@ import pytest
 
 from forerun.hardware import find_device
 from forerun.memory.stream import live_peak_bytes
+from forerun.run.model import ModelRequest
 from forerun.run.setup import TrainingSetup
-from forerun.tracing.trace import ModelRequest, trace
+from forerun.tracing.trace import trace
 from studies.optime.pytorch_tools import ToolProcess, estimated_step_s, tracked_peak_bytes
 
 REQUEST = ModelRequest(model="torchvision:resnet18", image_size=64)

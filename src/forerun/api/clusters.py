@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from forerun.communication.buckets import DEFAULT_BUCKET_BYTES
 from forerun.communication.scaling_constants import load_scaling_table
 from forerun.errors import InvalidSetupError
 from forerun.hardware.cluster import Cluster, check_num_devices, cluster_of, parse_cluster
@@ -12,10 +11,11 @@ from forerun.hardware.device import Device
 from forerun.prediction.estimate import Estimate
 from forerun.prediction.one_device import one_device
 from forerun.prediction.predictor import Question
-from forerun.prediction.scale import ScaleSettings, Strategy, scaled_step
+from forerun.prediction.scale import scaled_step
 from forerun.prediction.scaled_estimate import scaled_estimate
 from forerun.prediction.step import PreparedModel, predict_steps
 from forerun.run.setup import Phase, choice
+from forerun.run.sharing import DEFAULT_BUCKET_BYTES, Sharing, Strategy
 
 __all__ = ["ClusterRequest", "estimate_of_cluster"]
 
@@ -60,7 +60,7 @@ class ClusterRequest:
         # A device alone says nothing of machines: all are in one unless their number is given.
         return found.with_devices(number, self.num_nodes or (1 if found.num_devices == 1 else None))
 
-    def settings(self, phase: Phase) -> ScaleSettings:
+    def settings(self, phase: Phase) -> Sharing:
         """How the devices share the work.
 
         Raises:
@@ -70,7 +70,7 @@ class ClusterRequest:
             raise InvalidSetupError(
                 f"several devices are predicted in training only, got phase {phase}; ask for one device"
             )
-        return ScaleSettings(
+        return Sharing(
             strategy=choice(Strategy, self.strategy, "strategy"), bucket_bytes=DEFAULT_BUCKET_BYTES
         )
 
@@ -81,7 +81,7 @@ def estimate_of_cluster(
     validation: PreparedModel | None,
     question: Question,
     cluster: Cluster,
-    settings: ScaleSettings,
+    settings: Sharing,
 ) -> Estimate:
     """The estimate of all devices of a cluster from that of one of them.
 

@@ -13,8 +13,8 @@ from forerun.optime.correction_files import load_calibration
 from forerun.optime.weights import OpTimeWeights, load_weights, shipped_weights_path
 from forerun.prediction.predictor import release_of
 from forerun.records.step_record import StepRecord
+from forerun.run.model import own_stack
 from forerun.run.setup import Layout, Precision, choice
-from forerun.tracing.keras.source import own_stack
 
 __all__ = ["Evaluation", "evaluate"]
 

@@ -14,7 +14,7 @@ from forerun.measurement.device_index import gpu_index
 from forerun.measurement.progress import Event
 from forerun.measurement.protocol import Protocol
 from forerun.records.importers.model_names import subject_family
-from forerun.tracing.trace import ModelRequest
+from forerun.run.model import ModelRequest
 
 __all__ = ["CompositionRun", "measure_composition"]
 

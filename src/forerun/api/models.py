@@ -13,8 +13,9 @@ from typing import Any
 
 from forerun import __version__
 from forerun.prediction.step import PreparedModel, prepare
+from forerun.run.model import ModelRequest
 from forerun.run.setup import TrainingSetup
-from forerun.tracing.trace import ModelRequest, cache_folder, trace
+from forerun.tracing.trace import cache_folder, trace
 
 __all__ = ["is_fixed", "kept_model_names", "model_names", "prepared_model", "trace_model"]
 

@@ -25,10 +25,10 @@ from forerun.planner.limits import Limit, parse_limits
 from forerun.planner.plan import Plan, PlanWords
 from forerun.planner.scaling import DataParallelScaling
 from forerun.planner.space import check_count, expand_models, parse_batch_sizes
-from forerun.prediction.input_pipeline import InputPipeline
-from forerun.prediction.job import DATASETS, Dataset, Job, find_dataset
+from forerun.run.input_pipeline import InputPipeline
+from forerun.run.job import DATASETS, Dataset, Job, find_dataset
+from forerun.run.model import own_layout, own_stack
 from forerun.run.setup import Layout, Precision, TrainingSetup, choice
-from forerun.tracing.keras.source import own_stack
 
 __all__ = ["DEFAULT_BATCH_SIZES", "plan", "read_accuracies"]
 
@@ -51,7 +51,7 @@ def plan(
     minimize: str = "time",
     batch_sizes: str | Sequence[int] = DEFAULT_BATCH_SIZES,
     precisions: Sequence[str] = ("fp32", "amp"),
-    layouts: Sequence[str] = ("nchw",),
+    layouts: Sequence[str] | None = None,
     image_sizes: Sequence[int] = (),
     compile: bool = False,
     optimizer: str = "sgd",
@@ -92,7 +92,7 @@ def plan(
         minimize: time, cost, energy or co2.
         batch_sizes: Numbers and ranges, ``32:1024`` doubles, ``32:1024:32`` has a step; or a list of numbers.
         precisions: Precisions to try.
-        layouts: Memory orders of images to try.
+        layouts: Memory orders of images to try; the own one of each model's framework if None.
         image_sizes: Image sizes to try; none is the model's own [pixels].
         compile: Whether all steps run under torch.compile.
         optimizer: Optimizer of all candidates.
@@ -217,9 +217,9 @@ def _batch_sizes(given: str | Sequence[int]) -> tuple[int, ...]:
 
 
 def _configurations(
-    specs: Sequence[str], precisions: Sequence[str], layouts: Sequence[str], image_sizes: Sequence[int]
+    specs: Sequence[str], precisions: Sequence[str], layouts: Sequence[str] | None, image_sizes: Sequence[int]
 ) -> tuple[Configuration, ...]:
-    if not precisions or not layouts:
+    if not precisions or (layouts is not None and not layouts):
         raise InvalidSetupError("a plan needs at least one precision and one layout")
     for size in image_sizes:
         if size < 1:
@@ -233,7 +233,7 @@ def _configurations(
         )
         for spec in specs
         for size in (image_sizes or (None,))
-        for layout in layouts
+        for layout in ((own_layout(spec),) if layouts is None else layouts)
         for precision in precisions
     )
 

@@ -11,8 +11,9 @@ from forerun.optime.weights import OpTimeWeights, load_weights, shipped_weights_
 from forerun.planner.candidates import Configuration
 from forerun.planner.devices import DeviceOption
 from forerun.prediction.step import PreparedModel, prepare
+from forerun.run.model import ModelRequest
 from forerun.run.setup import TrainingSetup
-from forerun.tracing.trace import ModelRequest, trace
+from forerun.tracing.trace import trace
 
 __all__ = ["PlannedModels"]
 

@@ -19,10 +19,10 @@ from forerun.planner.candidates import HIGH, CandidateTable, Configuration
 from forerun.planner.devices import DeviceOption
 from forerun.planner.engine import Engine, PlanQuestion
 from forerun.prediction.estimate import Provenance
-from forerun.prediction.job import Job
 from forerun.profiling.profile import Profile
+from forerun.run.job import Job
+from forerun.run.model import is_keras
 from forerun.run.setup import Layout, Precision, TrainingSetup
-from forerun.tracing.keras.source import is_keras
 from forerun.tuning.device_steps import DevicePoint, DeviceSteps, device_points, script_point
 from forerun.tuning.space import Space
 

@@ -22,13 +22,12 @@ from forerun.optime.correction_files import calibration_path, find_calibration, 
 from forerun.optime.weights import DEFAULT_STACK, OpTimeWeights, load_weights, shipped_weights_path
 from forerun.prediction.estimate import Estimate
 from forerun.prediction.grid import predict_grid
-from forerun.prediction.job import Job, find_dataset
 from forerun.prediction.predictor import Question, estimate, memory_constants_of
-from forerun.prediction.software_stack import stack_of, with_stack_times
 from forerun.prediction.step import PreparedModel, prepare
+from forerun.run.job import Job, find_dataset
+from forerun.run.model import ModelRequest, own_layout, own_stack
 from forerun.run.setup import Layout, OptimizerImplementation, Phase, Precision, TrainingSetup, choice
-from forerun.tracing.keras.source import own_layout, own_stack
-from forerun.tracing.trace import ModelRequest, trace
+from forerun.tracing.trace import trace
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -406,13 +405,8 @@ def sweep(
             for model_weights, rows in _by_weights(weights):
                 asked = [found[row] for row in rows]
                 grids = predict_grid(prepared, asked, sizes[part], chosen[0], model_weights, torch_version)
-                for place, row in enumerate(rows):
-                    times = tuple(grid[place] for grid in grids)
-                    effect = stack_of(prepared.graph, found[row], model_weights)
-                    if effect is not None:
-                        times = with_stack_times(times, effect, chosen[0].phase)
-                    for target, values in zip((step, low, high), times, strict=True):
-                        target[row, j, part] = values
+                for target, grid in zip((step, low, high), grids, strict=True):
+                    target[rows, j, part] = grid
             memory[:, j, part] = _live_memory(prepared, found, chosen, weights[0], torch_version)
     return Sweep(
         devices=tuple(device.name for device in found),

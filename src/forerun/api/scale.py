@@ -9,19 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from forerun.api.predict import _device, _job, _prepared, _request, _setup, _weights, _whole
 from forerun.communication.scaling_constants import load_scaling_table
-from forerun.communication.tuner import Algorithm
 from forerun.errors import InvalidSetupError
 from forerun.hardware.cluster import Cluster, check_num_devices, parse_cluster
 from forerun.hardware.link import LinkKind
 from forerun.prediction.estimate import Interval
-from forerun.prediction.job import Job
 from forerun.prediction.one_device import one_device
 from forerun.prediction.predictor import Question
 from forerun.prediction.scale import (
     OneDevice,
     ScalePoint,
-    ScaleSettings,
-    Strategy,
     scaled_memory_bytes,
     scaled_step,
     steps_per_epoch,
@@ -29,7 +25,10 @@ from forerun.prediction.scale import (
 )
 from forerun.prediction.software_stack import stack_name
 from forerun.prediction.step import PreparedModel
+from forerun.run.job import Job
+from forerun.run.model import own_layout
 from forerun.run.setup import TrainingSetup, choice
+from forerun.run.sharing import Algorithm, Sharing, Strategy
 
 if TYPE_CHECKING:
     import torch
@@ -95,7 +94,7 @@ def scale(
     sync_batch_norm: bool = False,
     coefficient_of_variation: float | None = None,
     precision: str = "fp32",
-    layout: str = "nchw",
+    layout: str | None = None,
     compile: bool = False,
     optimizer: str = "sgd",
     optimizer_implementation: str = "foreach",
@@ -129,7 +128,7 @@ def scale(
         sync_batch_norm: Whether statistics of batch norms are synchronised.
         coefficient_of_variation: Scatter of steps between devices; None for what training was seen to have.
         precision: As in ``predict``, like the next seven.
-        layout: nchw or nhwc.
+        layout: nchw or nhwc; the framework's own if None, which is nhwc for Keras.
         compile: Whether the step runs under torch.compile.
         optimizer: sgd, adam, adamw, ... or none.
         optimizer_implementation: foreach, for-loop or fused.
@@ -157,7 +156,7 @@ def scale(
     _check_price(price_usd_per_hour)
     if scaling not in SCALINGS:
         raise InvalidSetupError(f"unknown scaling '{scaling}'; expected one of {', '.join(SCALINGS)}")
-    settings = ScaleSettings(
+    settings = Sharing(
         strategy=choice(Strategy, strategy, "strategy"),
         algorithm=choice(Algorithm, algorithm, "algorithm"),
         bucket_bytes=bucket_mb * 1024**2,
@@ -168,7 +167,16 @@ def scale(
     cluster = parse_cluster(device, intra=intra, inter=inter)
     if cluster.num_devices == 1:
         cluster = replace(cluster, num_devices_per_node=max(numbers))
-    setup = _setup(batch_size, precision, layout, compile, optimizer, "train", optimizer_implementation, True)
+    setup = _setup(
+        batch_size,
+        precision,
+        layout or own_layout(model),
+        compile,
+        optimizer,
+        "train",
+        optimizer_implementation,
+        True,
+    )
     curve = _Curve(
         prepared=_prepared(
             model, _request(model, image_size, input_shape, sequence_length), setup, use_cache
@@ -209,7 +217,7 @@ class _Curve:
 
     prepared: PreparedModel
     cluster: Cluster
-    settings: ScaleSettings
+    settings: Sharing
     setup: TrainingSetup
     job: Job | None
     price_usd_per_hour: float | None

@@ -24,11 +24,12 @@ from forerun.communication.speed_points import SpeedPoint, read_points
 from forerun.errors import InvalidSetupError
 from forerun.hardware import find_device, load_catalog
 from forerun.hardware.cluster import parse_link, require_link
-from forerun.prediction.job import Job
 from forerun.prediction.predictor import Question
 from forerun.prediction.scale import steps_per_epoch
 from forerun.prediction.software_stack import stack_name
 from forerun.prediction.step import PreparedModel, predict_steps
+from forerun.run.job import Job
+from forerun.run.model import own_layout
 
 __all__ = ["ServerCurve", "ServerPoint", "SpeedFit", "fit_speed", "scale_servers"]
 
@@ -109,7 +110,7 @@ def scale_servers(
     synchronous: bool = True,
     coefficients: str | None = None,
     precision: str = "fp32",
-    layout: str = "nchw",
+    layout: str | None = None,
     compile: bool = False,
     optimizer: str = "sgd",
     image_size: int | None = None,
@@ -134,7 +135,7 @@ def scale_servers(
         synchronous: Whether workers wait for each other.
         coefficients: ``optimus`` for the published speed function of ResNet-50 instead of first principles.
         precision: As in ``predict``, like the next six.
-        layout: nchw or nhwc.
+        layout: nchw or nhwc; the framework's own if None, which is nhwc for Keras.
         compile: Whether the step runs under torch.compile.
         optimizer: sgd, adam, ...
         image_size: Height and width of images [pixels].
@@ -175,7 +176,9 @@ def scale_servers(
             raise InvalidSetupError(
                 "expected the device of a worker with --on, or --coefficients optimus; give one"
             )
-        setup = _setup(batch, precision, layout, compile, optimizer, "train", "foreach", True)
+        setup = _setup(
+            batch, precision, layout or own_layout(model), compile, optimizer, "train", "foreach", True
+        )
         prepared = _prepared(
             model, _request(model, image_size, input_shape, sequence_length), setup, use_cache
         )

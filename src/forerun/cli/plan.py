@@ -13,7 +13,7 @@ from forerun.errors import UsageError
 
 if TYPE_CHECKING:
     from forerun.planner.plan import Plan
-    from forerun.prediction.input_pipeline import InputPipeline
+    from forerun.run.input_pipeline import InputPipeline
 
 __all__ = ["plan"]
 
@@ -50,7 +50,13 @@ def plan(
         ),
     ] = "8:1024",
     precision: Annotated[str, typer.Option(metavar="NAMES", help="Precisions to try.")] = "fp32,amp",
-    layout: Annotated[str, typer.Option(metavar="NAMES", help="Memory orders to try: nchw, nhwc.")] = "nchw",
+    layout: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help="Memory orders of images to try: nchw, nhwc; the framework's own if not given.",
+        ),
+    ] = None,
     image_size: Annotated[
         str | None, typer.Option(metavar="SIZES", help="Image sizes to try [pixels], as --batch-size.")
     ] = None,
@@ -179,7 +185,7 @@ def plan(
                 "minimize": minimize,
                 "batch_sizes": batch_size,
                 "precisions": _words(precision),
-                "layouts": _words(layout),
+                "layouts": None if layout is None else _words(layout),
                 "image_sizes": image_size,
                 "compile": compile,
                 "optimizer": optimizer,
@@ -232,7 +238,7 @@ def _loader(loader_ms: float | None, workers: int, rates: dict[str, float | None
         if given:
             raise UsageError(f"{', '.join(given)}: the input pipeline needs --loader-ms as well")
         return None
-    from forerun.prediction.input_pipeline import InputPipeline
+    from forerun.run.input_pipeline import InputPipeline
 
     def scaled(name: str, unit: float) -> float | None:
         value = rates[name]

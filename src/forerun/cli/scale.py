@@ -98,7 +98,10 @@ def scale(
     ] = None,
     sequence_length: Annotated[int | None, typer.Option(help="Tokens of one sample.")] = None,
     precision: Annotated[str, typer.Option(metavar="NAME", help="As in predict.")] = "fp32",
-    layout: Annotated[str, typer.Option(metavar="NAME", help="nchw or nhwc.")] = "nchw",
+    layout: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Memory order of images: nchw, or nhwc, which is Keras' own."),
+    ] = None,
     compile: Annotated[bool, typer.Option("--compile", help="The step runs under torch.compile.")] = False,
     optimizer: Annotated[str, typer.Option(metavar="NAME", help="As in predict.")] = "sgd",
     dataset: Annotated[str | None, typer.Option(metavar="NAME", help="A known dataset.")] = None,

@@ -14,8 +14,9 @@ from forerun.optime.fit import StepSample
 from forerun.optime.rows import DistinctOps, distinct_ops
 from forerun.optime.weights import system_key
 from forerun.records.step_record import StepRecord
+from forerun.run.model import ModelRequest
 from forerun.run.setup import TrainingSetup
-from forerun.tracing.trace import ModelRequest, trace
+from forerun.tracing.trace import trace
 
 __all__ = [
     "Measured",

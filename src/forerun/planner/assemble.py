@@ -33,7 +33,8 @@ from forerun.planner.plan import (
     PlanWords,
     Rejection,
 )
-from forerun.prediction.input_pipeline import InputPipeline, workers_needed
+from forerun.prediction.input_pipeline import workers_needed
+from forerun.run.input_pipeline import InputPipeline
 
 __all__ = ["make_plan"]
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from forerun.optime.power import device_power
 from forerun.planner.devices import DeviceOption
 from forerun.prediction.estimate import Interval
-from forerun.prediction.job import Job
+from forerun.run.job import Job
 from forerun.run.setup import Layout, Precision
 
 __all__ = ["HIGH", "LOW", "VALUE", "CandidateTable", "Configuration", "JobArrays", "joined", "quantities"]

@@ -16,11 +16,12 @@ from forerun.optime.weights import OpTimeWeights
 from forerun.planner.candidates import CandidateTable, Configuration, JobArrays, joined, quantities
 from forerun.planner.devices import DeviceOption
 from forerun.planner.scaling import ScaledSteps
-from forerun.prediction.input_pipeline import InputPipeline, fed_step_s
-from forerun.prediction.job import Job
+from forerun.prediction.input_pipeline import fed_step_s
 from forerun.prediction.point_times import PointTimes, grid_live_bytes, grid_times, point_times
 from forerun.prediction.predictor import release_of
 from forerun.prediction.step import PreparedModel, provenance_of
+from forerun.run.input_pipeline import InputPipeline
+from forerun.run.job import Job
 from forerun.run.setup import Phase, TrainingSetup
 
 __all__ = ["Engine", "EpochsOf", "ModelSource", "PlanQuestion", "Scaling"]

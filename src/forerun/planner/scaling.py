@@ -15,9 +15,10 @@ from forerun.optime.weights import OpTimeWeights
 from forerun.planner.devices import DeviceOption
 from forerun.prediction.one_device import one_steps
 from forerun.prediction.predictor import Question
-from forerun.prediction.scale import ScaleSettings, scaled_step
+from forerun.prediction.scale import scaled_step
 from forerun.prediction.step import PreparedModel
 from forerun.run.setup import TrainingSetup
+from forerun.run.sharing import Sharing
 
 __all__ = ["DataParallelScaling", "ScaledSteps"]
 
@@ -55,7 +56,7 @@ class DataParallelScaling:
     ) -> None:
         self._weights_of = weights_of
         self._torch_version = torch_version
-        self._settings = ScaleSettings()
+        self._settings = Sharing()
         self._kept: Kept[Floats] = Kept(_MOST_KEPT)
 
     def __call__(

@@ -14,10 +14,10 @@ from forerun.memory.peak import estimate_memory, fits
 from forerun.optime.software_stack import stack_note
 from forerun.optime.weights import OpTimeWeights
 from forerun.prediction.estimate import Estimate, Interval, MemoryShare
-from forerun.prediction.job import Job, JobTimes, job_times
+from forerun.prediction.job_times import JobTimes, job_times
 from forerun.prediction.point_times import ideal_times_s
 from forerun.prediction.power import training_energy_j
-from forerun.prediction.software_stack import is_keras_graph, stack_of, with_stack
+from forerun.prediction.software_stack import is_keras_graph, stack_of
 from forerun.prediction.step import (
     PreparedModel,
     StepPrediction,
@@ -27,6 +27,7 @@ from forerun.prediction.step import (
     predict_steps,
 )
 from forerun.records.step_record import framework_release
+from forerun.run.job import Job
 from forerun.run.setup import Phase, TrainingSetup
 
 __all__ = ["Question", "estimate", "memory_constants_of", "release_of"]
@@ -107,9 +108,7 @@ def estimate(model: PreparedModel, validation: PreparedModel | None, question: Q
 
 
 def _predict_one(model: PreparedModel, question: Question, setup: TrainingSetup) -> StepPrediction:
-    step = predict_steps(model, question.device, [setup], question.weights, question.torch_version)[0]
-    effect = stack_of(model.graph, question.device, question.weights)
-    return step if effect is None else with_stack(step, effect, setup.phase)
+    return predict_steps(model, question.device, [setup], question.weights, question.torch_version)[0]
 
 
 def _job_times(

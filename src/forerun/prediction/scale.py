@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from itertools import pairwise
 from math import ceil, exp, log, sqrt
 from typing import Any
@@ -16,18 +15,16 @@ from forerun.communication.mirrored import HostAndDevice, mirrored_step_s
 from forerun.communication.scaling_constants import ScalingConstants, ScalingTable
 from forerun.communication.sharding import ShardedMemory, communication_bytes, sharded_memory
 from forerun.communication.stragglers import straggler_factor
-from forerun.communication.tuner import Algorithm, AllReduce, all_reduce_of
-from forerun.errors import InvalidSetupError
+from forerun.communication.tuner import AllReduce, all_reduce_of
 from forerun.hardware.cluster import Cluster
 from forerun.hardware.link import LinkKind
 from forerun.prediction.estimate import Interval
+from forerun.run.sharing import Sharing, Strategy
 
 __all__ = [
     "OneDevice",
     "OneStep",
     "ScalePoint",
-    "ScaleSettings",
-    "Strategy",
     "held_state",
     "link_class",
     "scaled_memory_bytes",
@@ -36,53 +33,6 @@ __all__ = [
     "stops_paying_at",
     "volume_bytes",
 ]
-
-
-class Strategy(StrEnum):
-    """How several devices share the work."""
-
-    DDP = "ddp"
-    """Replicas that average gradients while the backward pass goes on (PyTorch DistributedDataParallel, Horovod)."""
-    ZERO1 = "zero1"
-    ZERO2 = "zero2"
-    FSDP = "fsdp"
-    """Weights, gradients and optimizer state divided (ZeRO-3)."""
-    MIRRORED = "mirrored"
-    """TensorFlow's MirroredStrategy: one host process for all replicas of a node."""
-
-    @property
-    def stage(self) -> int:
-        """ZeRO stage."""
-        return {"zero1": 1, "zero2": 2, "fsdp": 3}.get(self.value, 0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScaleSettings:
-    """How the work is shared.
-
-    Attributes:
-        strategy: See ``Strategy``.
-        algorithm: Forced all-reduce algorithm, or the fastest.
-        bucket_bytes: Capacity of a gradient bucket [bytes].
-        num_accumulation_steps: Micro-steps of a step.
-        sync_batch_norm: Whether statistics of batch norms are synchronised.
-        coefficient_of_variation: Scatter of steps between devices; None for what training was seen to have.
-    """
-
-    strategy: Strategy = Strategy.DDP
-    algorithm: Algorithm = Algorithm.AUTO
-    bucket_bytes: float = 25 * 1024**2
-    num_accumulation_steps: int = 1
-    sync_batch_norm: bool = False
-    coefficient_of_variation: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.num_accumulation_steps < 1:
-            raise InvalidSetupError(
-                f"accumulation steps must be at least 1, got {self.num_accumulation_steps}; give a positive number"
-            )
-        if not self.bucket_bytes > 0:
-            raise InvalidSetupError(f"a bucket must hold more than zero bytes, got {self.bucket_bytes}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +134,7 @@ def link_class(cluster: Cluster) -> str:
 
 
 def scaled_step(
-    one: OneStep, cluster: Cluster, settings: ScaleSettings, table: ScalingTable, batch_size_per_device: int
+    one: OneStep, cluster: Cluster, settings: Sharing, table: ScalingTable, batch_size_per_device: int
 ) -> tuple[Interval, DataParallelStep]:
     """The step of all devices of a cluster, with its interval and its parts.
 
@@ -218,7 +168,7 @@ def scaled_step(
     return _widened(relative, table.spread_of(kind), parts.compute_s), parts
 
 
-def _constants(table: ScalingTable, settings: ScaleSettings, kind: str) -> ScalingConstants:
+def _constants(table: ScalingTable, settings: Sharing, kind: str) -> ScalingConstants:
     stack = "tensorflow" if settings.strategy is Strategy.MIRRORED else "pytorch"
     # Processes on a processor hide nothing: the cores that send are those that compute. Their link is a measured one.
     found = ScalingConstants(slowdown=1.0) if kind == LinkKind.HOST else table.of(stack, kind)
@@ -231,7 +181,7 @@ def _constants(table: ScalingTable, settings: ScaleSettings, kind: str) -> Scali
 
 
 def _replicated(
-    one: OneStep, about: AllReduce, constants: ScalingConstants, settings: ScaleSettings
+    one: OneStep, about: AllReduce, constants: ScalingConstants, settings: Sharing
 ) -> DataParallelStep:
     return data_parallel_step(
         one.parts,
@@ -248,7 +198,7 @@ def _replicated(
 
 
 def _sharded(
-    one: OneStep, about: AllReduce, constants: ScalingConstants, settings: ScaleSettings
+    one: OneStep, about: AllReduce, constants: ScalingConstants, settings: Sharing
 ) -> DataParallelStep:
     """ZeRO: gradients are scattered in the backward pass, weights gathered after the update (1, 2) or before use (3).
 
@@ -308,14 +258,14 @@ def _widened(step: Interval, log_spread: float, least_s: float) -> Interval:
     )
 
 
-def held_state(one: OneDevice, settings: ScaleSettings, num_devices: int) -> ShardedMemory:
+def held_state(one: OneDevice, settings: Sharing, num_devices: int) -> ShardedMemory:
     """Weights, gradients and optimizer state that each of n devices holds when its memory peaks."""
     return sharded_memory(
         one.weight_bytes, one.held_gradient_bytes, one.state_bytes, num_devices, settings.strategy.stage
     )
 
 
-def scaled_memory_bytes(one: OneDevice, settings: ScaleSettings, num_devices: int) -> float:
+def scaled_memory_bytes(one: OneDevice, settings: Sharing, num_devices: int) -> float:
     """Memory of each of n devices [bytes].
 
     Replicas hold the buckets beside the gradients; sharding divides gradients, optimizer state and weights by its
@@ -361,6 +311,6 @@ def stops_paying_at(points: Sequence[ScalePoint], least_gain: float = 0.5) -> in
     return None
 
 
-def volume_bytes(one: OneStep, settings: ScaleSettings, num_devices: int) -> float:
+def volume_bytes(one: OneStep, settings: Sharing, num_devices: int) -> float:
     """What each device sends in a step [bytes]."""
     return communication_bytes(one.gradient_bytes, num_devices, settings.strategy.stage)

@@ -7,8 +7,10 @@ from dataclasses import replace
 from forerun.communication.data_parallel import DataParallelStep
 from forerun.hardware.cluster import Cluster
 from forerun.prediction.estimate import BreakdownPart, Estimate, Interval, MemoryShare
-from forerun.prediction.job import Job, JobTimes, job_times
-from forerun.prediction.scale import OneDevice, ScaleSettings, held_state, scaled_memory_bytes
+from forerun.prediction.job_times import JobTimes, job_times
+from forerun.prediction.scale import OneDevice, held_state, scaled_memory_bytes
+from forerun.run.job import Job
+from forerun.run.sharing import Sharing
 
 __all__ = ["scaled_estimate"]
 
@@ -26,7 +28,7 @@ def scaled_estimate(
     step_s: Interval,
     parts: DataParallelStep,
     cluster: Cluster,
-    settings: ScaleSettings,
+    settings: Sharing,
     job: Job | None,
     *,
     validation_step_s: Interval | None = None,
@@ -95,7 +97,7 @@ def _times(
 
 
 def _memory_parts(
-    alone: Estimate, one: OneDevice, settings: ScaleSettings, num_devices: int, grown: float
+    alone: Estimate, one: OneDevice, settings: Sharing, num_devices: int, grown: float
 ) -> tuple[MemoryShare, ...]:
     """What the memory of a device holds; the parts add up to its peak."""
     if not alone.memory_parts:
@@ -126,7 +128,7 @@ def _breakdown(alone: Estimate, parts: DataParallelStep) -> tuple[BreakdownPart,
     return tuple(sorted([*own, *added], key=lambda part: -part.time_s))
 
 
-def _notes(cluster: Cluster, settings: ScaleSettings) -> list[str]:
+def _notes(cluster: Cluster, settings: Sharing) -> list[str]:
     links = [link.title for link in (cluster.intra_link, cluster.inter_link) if link is not None]
     where = f"{cluster.num_nodes} x {cluster.num_devices_per_node} devices over {' and '.join(links)}"
     return [

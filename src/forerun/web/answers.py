@@ -12,16 +12,17 @@ from typing import Any
 import forerun
 from forerun.api.models import kept_model_names, model_names, trace_model
 from forerun.hardware import device_as_dict, load_catalog
-from forerun.prediction.job import DATASETS
+from forerun.run.job import DATASETS
+from forerun.run.model import ModelRequest, own_layout
 from forerun.run.setup import Phase, TrainingSetup
-from forerun.tracing.trace import ModelRequest, is_traced
+from forerun.tracing.trace import is_traced
 from forerun.web.questions import PlanBody, PredictBody, ScaleBody
 from forerun.web.tracer import Tracer
 
 __all__ = ["Answers"]
 
 _ANSWERS_KEPT = 2048
-_SETUP_NAMES = ("precision", "layout", "compile", "optimizer")
+_SETUP_NAMES = ("precision", "compile", "optimizer")
 
 
 class Answers:
@@ -72,7 +73,7 @@ class Answers:
         return {"datasets": found}
 
     def _predict(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        setup = TrainingSetup(phase=arguments["phase"], **{name: arguments[name] for name in _SETUP_NAMES})
+        setup = _setup(arguments, phase=arguments["phase"])
         request = _request(arguments["model"], arguments["image_size"], arguments["sequence_length"])
         training = setup if setup.phase is Phase.TRAIN else replace(setup, optimizer="none")
         self._trace(request, training)
@@ -81,16 +82,16 @@ class Answers:
         return forerun.predict(**arguments).as_dict()
 
     def _scale(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        setup = TrainingSetup(**{name: arguments[name] for name in _SETUP_NAMES})
         self._trace(
-            _request(arguments["model"], arguments["image_size"], arguments["sequence_length"]), setup
+            _request(arguments["model"], arguments["image_size"], arguments["sequence_length"]),
+            _setup(arguments),
         )
         return forerun.scale(**arguments).as_dict()
 
     def _plan(self, arguments: dict[str, Any]) -> dict[str, Any]:
         for model in arguments["models"]:
             for image_size in arguments["image_sizes"] or [None]:
-                for layout in arguments["layouts"]:
+                for layout in arguments["layouts"] or [own_layout(model)]:
                     for precision in arguments["precisions"]:
                         setup = TrainingSetup(
                             precision=precision, layout=layout, optimizer=arguments["optimizer"]
@@ -120,6 +121,11 @@ class Answers:
             if len(self._kept) > _ANSWERS_KEPT:
                 self._kept.popitem(last=False)
         return answer
+
+
+def _setup(arguments: dict[str, Any], phase: Phase = Phase.TRAIN) -> TrainingSetup:
+    given = {name: arguments[name] for name in _SETUP_NAMES}
+    return TrainingSetup(phase=phase, layout=arguments["layout"] or own_layout(arguments["model"]), **given)
 
 
 def _request(model: str, image_size: int | None, sequence_length: int | None) -> ModelRequest:

@@ -115,7 +115,7 @@ class _RunBody(_Body):
     device: Name = Field(examples=["a100-sxm4-40gb"])
     batch_size: BatchSize = 32
     precision: Precision = "fp32"
-    layout: Layout = "nchw"
+    layout: Layout | None = None
     compile: bool = False
     optimizer: Annotated[str, Field(max_length=20)] = "sgd"
     image_size: ImageSize | None = None
@@ -173,7 +173,7 @@ class PlanBody(_Body):
     devices: Annotated[list[Name], Field(min_length=1, max_length=24)] = Field(examples=[["t4", "l4"]])
     batch_sizes: Annotated[list[BatchSize], Field(min_length=1, max_length=1024)] = [32, 64, 128]
     precisions: Annotated[list[Precision], Field(min_length=1, max_length=6)] = ["fp32", "amp"]
-    layouts: Annotated[list[Layout], Field(min_length=1, max_length=2)] = ["nchw"]
+    layouts: Annotated[list[Layout], Field(min_length=1, max_length=2)] | None = None
     image_sizes: Annotated[list[ImageSize], Field(max_length=8)] = []
     within: Annotated[list[Annotated[str, Field(max_length=80)]], Field(max_length=12)] = []
     minimize: Literal["time", "cost", "energy", "co2"] = "time"
@@ -209,7 +209,7 @@ class PlanBody(_Body):
         models = expand_models(";".join(check_model_name(model) for model in self.models))
         found["devices"] = [check_device_name(device) for device in self.devices]
         configurations = (
-            len(models) * len(self.precisions) * len(self.layouts) * max(1, len(self.image_sizes))
+            len(models) * len(self.precisions) * len(self.layouts or [None]) * max(1, len(self.image_sizes))
         )
         if configurations > 64:
             raise UsageError(
