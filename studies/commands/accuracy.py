@@ -25,12 +25,12 @@ def accuracy(
     debug: DebugOption = False,
 ) -> None:
     """Run every study on the public tables; write the page, README's table and the pictures of docs/methods."""
-    from studies.reference_run import run_reference
-
     if not out.parent.is_dir():
         raise UsageError(
             f"the folder of the page '{out}' does not exist; create it or choose another with --out"
         )
+    from studies.reference_run import run_reference
+
     with quiet_libraries(debug=debug):
         results = run_reference(quick=quick)
         page = results.as_markdown()

@@ -24,15 +24,16 @@ def backtest(
     debug: DebugOption = False,
 ) -> None:
     """Test all forecasters on the public learning curves; print the section of the page of accuracy."""
-    from forerun.report.figure import check_plot_path
+    if save is not None and not save.parent.is_dir():
+        raise UsageError(f"the folder of '{save}' does not exist; create it or choose another with --save")
+    if plot is not None:
+        from forerun.report.figure import check_plot_path
+
+        check_plot_path(plot)
     from studies.forecast.section import forecast_section
     from studies.reference_run import forecast_figures
     from studies.tables.reference_steps import require_reference_folder
 
-    if save is not None and not save.parent.is_dir():
-        raise UsageError(f"the folder of '{save}' does not exist; create it or choose another with --save")
-    if plot is not None:
-        check_plot_path(plot)
     with quiet_libraries(debug=debug):
         figures = forecast_figures(require_reference_folder(), save)
         scheduled = figures.curves.scheduled.as_dict()

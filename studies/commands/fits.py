@@ -20,9 +20,9 @@ def fit_weights(
     debug: DebugOption = False,
 ) -> None:
     """Fit the cost model to the public tables; its intervals come from the held-out studies (hours of work)."""
+    _check_folder(out)
     from studies.reference_run import fit_shipped_weights
 
-    _check_folder(out)
     with quiet_libraries(debug=debug):
         fit_shipped_weights(out, quick=quick)
     typer.echo(f"weights written to {out}", err=True)
@@ -33,10 +33,10 @@ def fit_scaling(
     debug: DebugOption = False,
 ) -> None:
     """Fit what training on several devices adds to bare collectives to the public tables (some minutes)."""
+    _check_folder(out)
     from studies.scaling.study import fit_scaling_table
     from studies.tables.reference_steps import require_reference_folder
 
-    _check_folder(out)
     with quiet_libraries(debug=debug):
         constants = fit_scaling_table(require_reference_folder()).to_json()
     out.write_text(constants, encoding="utf-8")
