@@ -68,7 +68,7 @@ def random_weights(num_members=2, systems=("a", "b", "c"), seed=0) -> OpTimeWeig
 def shipped_weights() -> OpTimeWeights:
     """The cost model of the package."""
     if not shipped_weights_path().exists():
-        pytest.skip("the fitted weights costs/weights/op_time.safetensors are not in this checkout")
+        pytest.skip("the fitted weights optime/fitted/op_time.safetensors are not in this checkout")
     return load_weights(shipped_weights_path())
 
 

@@ -17,8 +17,8 @@ from postgres_server import running_server
 from forerun.errors import MissingExtraError, RecordError, UsageError
 from forerun.records.documents import measurement_document, read_document
 from forerun.records.measurement import JobKind, Outcome
+from forerun.records.store import schema as store_schema
 from forerun.records.store.record_store import RecordStore, default_store_path, is_store
-from forerun.records.store.record_store import schema as store_schema
 from forerun.records.store.schema import measurements
 from made_measurements import measurement
 

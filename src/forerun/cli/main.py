@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import sys
 from typing import Annotated
 
 import typer
@@ -19,6 +17,7 @@ from forerun.cli.forecast import forecast
 from forerun.cli.hardware import hardware
 from forerun.cli.measure.commands import measure
 from forerun.cli.options import DebugOption
+from forerun.cli.output import show_any_sign
 from forerun.cli.plan import plan
 from forerun.cli.predict import predict
 from forerun.cli.profile import profile
@@ -58,7 +57,7 @@ app.command("calibrate", short_help="Measure this machine and fit the cost model
 app.add_typer(records, name="records")
 app.command("report", short_help="Make one document of a plan or prediction.")(report)
 app.command("serve", short_help="Serve the what-if page and JSON over HTTP.")(serve)
-app.command("fit", short_help="Fit a cost model to reference tables.")(fit)
+app.command("fit", short_help="Fit a model to measured steps or layers.")(fit)
 app.command("schedule", short_help="Share a cluster among jobs: who gets what, and when is each done.")(
     schedule
 )
@@ -85,8 +84,5 @@ def root(
 
 def run() -> None:
     """Entry point of the command ``forerun``."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            # A terminal that cannot show a sign shows '?' instead of ending the command.
-            stream.reconfigure(errors="replace")
+    show_any_sign()
     app(prog_name="forerun")

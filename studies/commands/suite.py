@@ -1,4 +1,4 @@
-"""``forerun measure suite``."""
+"""``python -m studies suite``."""
 
 from __future__ import annotations
 

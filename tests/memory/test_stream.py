@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from memory_streams import MIB, StreamBuilder, training_stream
 
 from forerun.errors import TraceError
 from forerun.graph.graph import AllocationKind, MemoryEvent
@@ -13,6 +12,7 @@ from forerun.memory.stream import (
     repeating_step,
     steady_state_events,
 )
+from memory_streams import MIB, StreamBuilder, training_stream
 
 
 def live_bytes_at_step_ends(stream, batch_size):

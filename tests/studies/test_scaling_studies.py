@@ -8,14 +8,11 @@ import pytest
 
 import forerun
 from forerun.communication.data_parallel import split_step
-from forerun.communication.scaling_constants import (
-    ScalingConstants,
-    load_scaling_table,
-    scale_measured_step,
-)
+from forerun.communication.scaling_constants import ScalingConstants, load_scaling_table
 from forerun.errors import CostModelError
 from studies.keras.mirrored_study import mirrored_study
 from studies.scaling.fit import all_reduce_of_row, fit_scaling_constants, predicted_step_s
+from studies.scaling.measured_step import scale_measured_step
 from studies.scaling.mlperf_study import mlperf_study
 from studies.scaling.models import MODEL_PARAMETERS, parameters_of
 from studies.scaling.rows import ScalingRow, read_scaling_rows

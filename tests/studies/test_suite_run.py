@@ -5,9 +5,9 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from forerun.cli.main import app
 from forerun.errors import InvalidSetupError, RecordError, UnknownDeviceError
 from forerun.run.setup import Layout, Precision
+from studies.__main__ import app
 from studies.suite.models import Setting, SuiteModel
 from studies.suite.run import measure_suite
 
@@ -138,7 +138,7 @@ def test_a_device_nobody_knows_and_a_folder_that_is_a_file(tmp_path):
 
 
 def command(*words):
-    return CliRunner(env={"COLUMNS": "140"}).invoke(app, ["measure", "suite", *map(str, words)])
+    return CliRunner(env={"COLUMNS": "140"}).invoke(app, ["suite", *map(str, words)])
 
 
 def test_the_command_prints_one_object_or_a_page_and_draws(run):

@@ -3,12 +3,12 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from memory_streams import MIB, graph_of, training_stream
 
 from forerun.memory.constants import MemoryConstants
 from forerun.memory.max_batch import max_batch_size
 from forerun.memory.peak import estimate_memory, fits
 from forerun.run.setup import MAX_BATCH_SIZE, TrainingSetup
+from memory_streams import MIB, graph_of, training_stream
 
 GIB = 1024**3
 CONSTANTS = MemoryConstants(

@@ -1,13 +1,15 @@
 import math
 
 import pytest
-from memory_streams import MIB, graph_of, training_stream
 
+from forerun.errors import InvalidSetupError
 from forerun.memory.constants import MemoryConstants
 from forerun.memory.max_batch import max_batch_size
 from forerun.run.setup import TrainingSetup
+from memory_streams import MIB, graph_of, training_stream
 from studies.memory.verdicts import (
     BracketRow,
+    accelerate_rule_bytes,
     bracket_verdicts,
     runs_by_accelerate_rule,
     runs_by_live_bytes,
@@ -60,3 +62,10 @@ def test_the_accelerate_rule_ignores_the_batch():
     runs = runs_by_accelerate_rule(GRAPHS, MEMORY_BYTES)
     assert bracket_verdicts([row(1, 10_000)], runs).bracket_hit == 0.0
     assert not runs_by_accelerate_rule(GRAPHS, 15 * MIB)(row(1, None), 1)
+
+
+def test_accelerate_rule_is_16_bytes_per_parameter():
+    # ResNet-50: 25,557,032 parameters
+    assert accelerate_rule_bytes(25_557_032) == 408_912_512
+    with pytest.raises(InvalidSetupError, match="zero or more"):
+        accelerate_rule_bytes(-1)

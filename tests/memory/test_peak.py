@@ -3,18 +3,13 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from memory_streams import MIB, graph_of, training_stream
 
 from forerun.errors import InvalidSetupError, TraceError
 from forerun.graph.graph import MemoryEvent, MemoryStream
 from forerun.memory.constants import MemoryConstants
-from forerun.memory.peak import (
-    accelerate_rule_bytes,
-    estimate_memory,
-    fits,
-    step_runs,
-)
+from forerun.memory.peak import estimate_memory, fits, step_runs
 from forerun.run.setup import Layout, Precision, TrainingSetup
+from memory_streams import MIB, graph_of, training_stream
 
 CONSTANTS = MemoryConstants(
     overhead_bytes=500 * MIB,
@@ -125,10 +120,3 @@ def test_a_damaged_stream_is_refused(by_replay):
     broken = MemoryStream(event=stream.event, block=block, size_bytes=stream.size_bytes, kind=stream.kind)
     with pytest.raises(TraceError, match="trace the model again"):
         estimate_memory(graph_of(broken), setup_of(4), CONSTANTS, by_replay=by_replay)
-
-
-def test_accelerate_rule_is_16_bytes_per_parameter():
-    # ResNet-50: 25,557,032 parameters
-    assert accelerate_rule_bytes(25_557_032) == 408_912_512
-    with pytest.raises(InvalidSetupError, match="zero or more"):
-        accelerate_rule_bytes(-1)

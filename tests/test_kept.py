@@ -2,9 +2,8 @@
 
 from dataclasses import replace
 
-from memory_streams import graph_of, training_stream
-
 from forerun.kept import Kept
+from memory_streams import graph_of, training_stream
 
 
 def test_a_result_is_made_once_for_its_parts_and_values():

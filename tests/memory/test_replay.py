@@ -1,13 +1,13 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from memory_streams import MIB, StreamBuilder, training_stream
 
 from forerun.errors import TraceError
 from forerun.graph.graph import MemoryEvent
 from forerun.memory.allocator import CachingAllocator
 from forerun.memory.replay import replay, replay_plan, reserved_peak_bytes, smallest_limit_bytes
 from forerun.memory.stream import block_sizes_bytes, live_peak_bytes, steady_state_events
+from memory_streams import MIB, StreamBuilder, training_stream
 
 streams = st.builds(
     training_stream,

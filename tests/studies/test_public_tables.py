@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 
 from forerun.errors import RecordError
-from forerun.records.importers.device_names import REFERENCE_DEVICES, catalogue_device
 from forerun.records.importers.model_names import canonical_network, model_family
 from forerun.run.setup import OptimizerImplementation, Phase, Precision
 from studies.tables.gpu_benchmarks import read_lambda_resnet50, read_torchvision
@@ -20,6 +19,7 @@ from studies.tables.timm import (
     reference_folder,
 )
 from studies.tables.transformers import read_neusight_e2e, transformer_config
+from studies.tables.words import REFERENCE_DEVICES, catalogue_device
 
 
 @pytest.fixture(scope="module")

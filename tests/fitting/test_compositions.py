@@ -7,7 +7,7 @@ import pytest
 
 from forerun.api.measure_composition import measure_composition
 from forerun.errors import InvalidSetupError, MeasurementError
-from forerun.fitting.compositions import measured_compositions, published_compositions
+from forerun.fitting.compositions import measured_compositions
 from forerun.measurement.composition_jobs import composition_jobs
 from forerun.measurement.protocol import Protocol
 from forerun.records.measurement import JobKind
@@ -73,18 +73,3 @@ def test_a_network_without_known_layers_is_refused(tmp_path):
     )
     with pytest.raises(InvalidSetupError, match="no layer of a kind that benchmarks know"):
         composition_jobs(ModelRequest(model=f"{file}:make", input_shape=(3, 8)), "net", 2)
-
-
-@pytest.mark.reference
-def test_the_published_overshoot_is_explained():
-    if not (REFERENCE / "iit_layers.parquet").is_file():
-        pytest.skip(f"no public tables in {REFERENCE}")
-    rows = published_compositions(REFERENCE)
-    assert len(rows) == 16
-    by_network = {name: [r for r in rows if r.network == name] for name in ("mnist-cnn", "cifar10-cnn")}
-    before = {name: sum(r.overshoot_before for r in found) / 8 for name, found in by_network.items()}
-    # The source states 20 and 61 %.
-    assert before == pytest.approx({"mnist-cnn": 0.20, "cifar10-cnn": 0.61}, abs=0.015)
-    for found in by_network.values():
-        assert abs(sum(r.overshoot_after for r in found) / 8) < 0.08
-        assert max(abs(r.overshoot_after) for r in found) < 0.12

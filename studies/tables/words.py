@@ -1,10 +1,13 @@
-"""Catalogue names of the devices that public tables of measurements name in their own ways."""
+"""Words and cells of public tables: devices named in their own ways, precisions, whole numbers with gaps."""
 
 from __future__ import annotations
 
-from forerun.errors import RecordError, near_matches
+from collections.abc import Mapping
 
-__all__ = ["REFERENCE_DEVICES", "catalogue_device"]
+from forerun.errors import RecordError, near_matches
+from forerun.run.setup import Precision
+
+__all__ = ["REFERENCE_DEVICES", "catalogue_device", "integer_or_none", "known_precision"]
 
 REFERENCE_DEVICES = {
     # timm results
@@ -65,3 +68,17 @@ def catalogue_device(name: str, table: str) -> str:
             f"{near_matches(name, REFERENCE_DEVICES)}; add it to forerun.records.importers.device_names"
         )
     return REFERENCE_DEVICES[name]
+
+
+def integer_or_none(value: object) -> int | None:
+    """A whole number from a nullable cell; gaps arrive as NaN, None or pandas' NA."""
+    import pandas as pd
+
+    return None if pd.isna(value) else int(float(str(value)))  # type: ignore[call-overload]
+
+
+def known_precision(known: Mapping[str, Precision], word: str, table: str) -> Precision:
+    """The precision a table's ``dtype`` word stands for."""
+    if word not in known:
+        raise RecordError(f"{table}, column 'dtype': expected one of {', '.join(known)}, got '{word}'")
+    return known[word]

@@ -41,7 +41,7 @@ def test_a_round_trip_loses_nothing(path):
 
 
 def test_a_missing_file(tmp_path):
-    with pytest.raises(CostModelError, match=r"missing: expected absent.safetensors.*forerun fit"):
+    with pytest.raises(CostModelError, match=r"missing: expected absent.safetensors.*reinstall forerun"):
         load_weights(tmp_path / "absent.safetensors")
 
 
@@ -68,7 +68,9 @@ def test_tensors_without_our_header(tmp_path):
 def test_a_file_for_another_version(path, change):
     tensors, header = contents(path)
     rewrite(path, tensors, header | change)
-    with pytest.raises(CostModelError, match=r"another version of forerun.*forerun fit"):
+    with pytest.raises(
+        CostModelError, match=r"another version of forerun.*reinstall forerun.*forerun calibrate"
+    ):
         load_weights(path)
 
 
