@@ -5,10 +5,11 @@ from __future__ import annotations
 import shlex
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from forerun.answers import Answer
 from forerun.errors import FailureError, ScriptError, UsageError
 from forerun.measurement.device_index import first_device
 from forerun.profiling.hooks.settings import HookSettings
@@ -23,7 +24,7 @@ __all__ = ["Comparison", "apply", "compare"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class Comparison(Answer):
     """Two configurations, run in turns.
 
     Attributes:
@@ -39,10 +40,6 @@ class Comparison:
     accuracy: dict[str, Any] | None
     metric: str | None
     runs: tuple[dict[str, Any], ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Every field as types that JSON has."""
-        return asdict(self)
 
 
 def compare(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import csv
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forerun.answers import Answer
 from forerun.convergence.batch_scaling import BatchScaling, fit_batch_scaling
 from forerun.convergence.network_regression import NetworkPrediction, NetworkRuns, predict_network
 from forerun.errors import InvalidSetupError, RecordError, near_matches
@@ -22,7 +22,7 @@ _DEVICE = "device"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchForecast:
+class BatchForecast(Answer):
     """Steps to a target at other batch sizes.
 
     Attributes:
@@ -37,15 +37,14 @@ class BatchForecast:
     measured: tuple[float | None, ...]
     dataset_size: int | None
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; an endless critical batch size is None."""
-        critical = self.law.critical_batch_size
+    def json_fields(self) -> dict[str, Any]:
+        """The law, and a row per batch size; an endless critical batch size is None."""
         steps = self.law.steps(self.batch_sizes)
         rows = zip(self.batch_sizes, steps, self.measured, strict=True)
         return {
             "least_steps": self.law.least_steps,
             "least_samples": self.law.least_samples,
-            "critical_batch_size": critical if math.isfinite(critical) else None,
+            "critical_batch_size": self.law.critical_batch_size,
             "worst_error": self.law.worst_error,
             "points": [
                 {
@@ -102,7 +101,7 @@ def forecast_batches(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkForecast:
+class NetworkForecast(Answer):
     """What networks that were never trained need.
 
     Attributes:
@@ -115,11 +114,11 @@ class NetworkForecast:
     features: tuple[str, ...]
     predictions: Mapping[str, NetworkPrediction]
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+    def json_fields(self) -> dict[str, Any]:
+        """A row per network, with what each form of the regression says."""
         return {
             "value": self.value_name,
-            "features": list(self.features),
+            "features": self.features,
             "networks": [
                 {
                     "network": name,

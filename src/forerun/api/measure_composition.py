@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forerun.answers import Answer, fields_of
 from forerun.api.measure_jobs import MeasurementRun, measure_jobs
 from forerun.errors import RecordError
 from forerun.fitting.compositions import Composition, measured_compositions
@@ -22,7 +23,7 @@ __all__ = ["CompositionRun", "measure_composition", "recorded_compositions"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompositionRun:
+class CompositionRun(Answer):
     """Networks beside their layers.
 
     Attributes:
@@ -33,14 +34,14 @@ class CompositionRun:
     run: MeasurementRun
     compositions: tuple[Composition, ...]
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; overshoots as fractions."""
-        return {**self.run.as_dict(), "compositions": [_row(row) for row in self.compositions]}
+    def json_fields(self) -> dict[str, Any]:
+        """What the run says, and the compositions."""
+        return {**self.run.json_fields(), "compositions": [_row(row) for row in self.compositions]}
 
 
 def _row(row: Composition) -> dict[str, Any]:
     return {
-        **asdict(row),
+        **fields_of(row),
         "overshoot_before": row.overshoot_before,
         "overshoot_after": row.overshoot_after,
     }

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from forerun.answers import Answer, fields_of
 from forerun.errors import ForerunError, MeasurementError
 from forerun.measurement.circumstances import describe_circumstances
 from forerun.measurement.device_index import gpu_index
@@ -26,7 +27,7 @@ _START_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasurementRun:
+class MeasurementRun(Answer):
     """What a session has in the store at its end.
 
     Attributes:
@@ -39,25 +40,13 @@ class MeasurementRun:
     measurements: tuple[Measurement, ...]
     records: str
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        report = asdict(self.report)
-        report["outcomes"] = {str(outcome): n for outcome, n in self.report.outcomes.items()}
-        return {**report, "records": self.records, "measurements": [_row(m) for m in self.measurements]}
+    def json_fields(self) -> dict[str, Any]:
+        """What the session did, and of each measurement what its job was and what came out."""
+        rows = [{name: getattr(m, name) for name in _ROW} for m in self.measurements]
+        return {**fields_of(self.report), "records": self.records, "measurements": rows}
 
 
-def _row(measurement: Measurement) -> dict[str, Any]:
-    summary = measurement.summary
-    return {
-        "key": measurement.key,
-        "kind": str(measurement.kind),
-        "subject": measurement.subject,
-        "parameters": measurement.parameters,
-        "outcome": str(measurement.outcome),
-        "reason": measurement.reason,
-        "summary": None if summary is None else asdict(summary),
-        "results": measurement.results,
-    }
+_ROW = ("key", "kind", "subject", "parameters", "outcome", "reason", "summary", "results")
 
 
 def measure_jobs(

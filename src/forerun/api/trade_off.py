@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forerun.answers import Answer
 from forerun.api.forecast import forecast
 from forerun.convergence.target import Target, parse_target
 from forerun.errors import RecordError, UsageError
@@ -19,7 +20,7 @@ _COLUMNS = ("name", "run", "model", "device")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TradeOff:
+class TradeOff(Answer):
     """Configurations against each other.
 
     Attributes:
@@ -32,8 +33,8 @@ class TradeOff:
     points: tuple[TradeOffPoint, ...]
     is_on_front: tuple[bool, ...]
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+    def json_fields(self) -> dict[str, Any]:
+        """The target in words, and the configurations."""
         pairs = zip(self.points, self.is_on_front, strict=True)
         return {
             "target": None if self.target is None else str(self.target),
