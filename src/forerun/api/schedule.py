@@ -22,7 +22,8 @@ from forerun.scheduler.job import DataParallelTraining, Job
 from forerun.scheduler.jobs_file import JobEntry, check_entries, read_jobs
 from forerun.scheduler.metrics import ScheduleMetrics
 from forerun.scheduler.plan import FIRST_PORT, NodeDevices, device_numbers, torchrun_lines
-from forerun.scheduler.policy import Policy, find_policy
+from forerun.scheduler.policies import find_policy
+from forerun.scheduler.policy import Policy
 from forerun.scheduler.rigid_trace import rigid_policy, simulate_rigid
 from forerun.scheduler.simulation import SimulationOptions, simulate
 from forerun.scheduler.speed import SpeedModel
