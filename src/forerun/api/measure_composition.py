@@ -97,7 +97,7 @@ def measure_composition(
     return CompositionRun(run=run, compositions=tuple(rows))
 
 
-def recorded_compositions() -> dict[str, list[dict[str, Any]]]:
+def recorded_compositions() -> dict[str, list[Composition]]:
     """Networks beside their layers, by machine: from the shipped records and, if they are there, the public tables."""
     from forerun.fitting.compositions import published_compositions
     from studies.own.records import composition_rows, own_device, own_record_folders
@@ -108,4 +108,4 @@ def recorded_compositions() -> dict[str, list[dict[str, Any]]]:
     }
     with suppress(RecordError):  # without the public tables the shipped records stand on their own
         panels["P100, Keras (published)"] = published_compositions(require_reference_folder())
-    return {title: [_row(row) for row in rows] for title, rows in panels.items()}
+    return panels
