@@ -16,7 +16,7 @@ from forerun.profiling.hooks.settings import HookSettings
 from forerun.profiling.launch import Launch, check_command, launch
 from forerun.profiling.recorded import read_processes
 from forerun.tuning.comparison import non_inferiority, paired_ratio
-from forerun.tuning.configuration import Configuration, read_configuration
+from forerun.tuning.configuration import ScriptConfiguration, read_configuration
 from forerun.tuning.space import Metric
 from forerun.tuning.trial import TrialOrder, TrialResult, run_trial, say_nothing
 
@@ -44,8 +44,8 @@ class Comparison(Answer):
 
 def compare(
     command: Sequence[str],
-    first: Configuration | Path | None,
-    second: Configuration | Path | None,
+    first: ScriptConfiguration | Path | None,
+    second: ScriptConfiguration | Path | None,
     *,
     repetitions: int = 3,
     metric: str | None = None,
@@ -95,9 +95,9 @@ def compare(
     return _compared(results, wanted, margin)
 
 
-def _read(found: Configuration | Path | None) -> Configuration:
+def _read(found: ScriptConfiguration | Path | None) -> ScriptConfiguration:
     if found is None:
-        return Configuration(arguments={}, hooks={})
+        return ScriptConfiguration(arguments={}, hooks={})
     return read_configuration(found) if isinstance(found, Path) else found
 
 
@@ -130,7 +130,7 @@ def _compared(results: Mapping[str, list[TrialResult]], wanted: Metric | None, m
 
 def apply(
     command: Sequence[str],
-    configuration: Configuration | Path,
+    configuration: ScriptConfiguration | Path,
     *,
     say: Callable[[str], None] = say_nothing,
     echo: IO[str] | None = None,

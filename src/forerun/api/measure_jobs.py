@@ -12,7 +12,7 @@ from forerun.answers import Answer, fields_of
 from forerun.errors import ForerunError, MeasurementError
 from forerun.measurement.circumstances import describe_circumstances
 from forerun.measurement.device_index import gpu_index
-from forerun.measurement.jobs import Job
+from forerun.measurement.jobs import MeasurementJob
 from forerun.measurement.keras.run import KERAS_RUN
 from forerun.measurement.measured_job import key_of
 from forerun.measurement.progress import Event, JobFinished, SessionReport
@@ -50,7 +50,7 @@ _ROW = ("key", "kind", "subject", "parameters", "outcome", "reason", "summary", 
 
 
 def measure_jobs(
-    jobs: Sequence[Job],
+    jobs: Sequence[MeasurementJob],
     device: str,
     records: str | Path | None,
     occasion: str,
@@ -86,7 +86,7 @@ def measure_jobs(
 
 
 def _here(
-    jobs: Sequence[Job], store: RecordStore, device: str, shared: dict[str, Any], framework: str
+    jobs: Sequence[MeasurementJob], store: RecordStore, device: str, shared: dict[str, Any], framework: str
 ) -> tuple[SessionReport, list[Measurement]]:
     from forerun.measurement.session import run_jobs
 
@@ -109,13 +109,13 @@ def _here(
     return report, [m for m in kept if m.key in wanted]  # read again: anchors may have marked some of them
 
 
-def _is_foreseeable(jobs: Sequence[Job], framework: str) -> bool:
+def _is_foreseeable(jobs: Sequence[MeasurementJob], framework: str) -> bool:
     """Whether a prediction of the jobs takes less time than it tells: models of Keras are traced in a process each."""
     return framework != "keras" or all(job.kind is JobKind.LAYER for job in jobs)
 
 
 def _on_ray(
-    jobs: Sequence[Job], store: RecordStore, address: str, device: str, shared: dict[str, Any]
+    jobs: Sequence[MeasurementJob], store: RecordStore, address: str, device: str, shared: dict[str, Any]
 ) -> SessionReport:
     from forerun.measurement.ray.session import run_jobs_on_ray
 
@@ -140,7 +140,7 @@ class _Expectation:
         self._protocol = protocol
         self._step_time_s = cache(self._predicted_step_s)
 
-    def __call__(self, job: Job) -> float:
+    def __call__(self, job: MeasurementJob) -> float:
         protocol = self._protocol
         if job.kind is JobKind.LAYER:
             flops = job.parameters.get("flops")
@@ -155,7 +155,7 @@ class _Expectation:
         from forerun.api.predict import predict
         from forerun.measurement.job_parameters import input_options_of
 
-        job = Job.from_json(job_text)
+        job = MeasurementJob.from_json(job_text)
         asked = job.parameters
         names = ("batch_size", "precision", "layout", "compile", "optimizer", "phase")
         options: dict[str, Any] = {name: asked[name] for name in names if name in asked}
@@ -166,7 +166,7 @@ class _Expectation:
             return 1.0  # a model that cannot be predicted can be measured
 
 
-def _num_epoch_steps(job: Job) -> float:
+def _num_epoch_steps(job: MeasurementJob) -> float:
     """Steps of the epochs of a training."""
     epochs, size, batch = (job.parameters.get(n) for n in ("num_epochs", "dataset_size", "batch_size"))
     if not all(isinstance(value, (int, float)) for value in (epochs, size, batch)):

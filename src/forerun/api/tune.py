@@ -21,7 +21,7 @@ from forerun.profiling.profile import Profile
 from forerun.profiling.recorded import read_processes
 from forerun.tuning.acceptance import accept_best
 from forerun.tuning.budget import parse_budget
-from forerun.tuning.configuration import Configuration, configure, write_configuration
+from forerun.tuning.configuration import ScriptConfiguration, configure, write_configuration
 from forerun.tuning.device_steps import DeviceSteps
 from forerun.tuning.objectives import parse_objectives
 from forerun.tuning.sessions import StudyOrder, search_together
@@ -61,7 +61,7 @@ class TuneResult(Answer):
     folder: Path
     objectives: tuple[str, ...]
     ended_by: str
-    best: Configuration | None
+    best: ScriptConfiguration | None
     best_values: dict[str, Any]
     best_objectives: tuple[float, ...]
     command: str

@@ -21,7 +21,7 @@ from forerun.profiling.hooks.settings import HookSettings
 from forerun.profiling.launch import Launch, launch
 from forerun.profiling.profile import Profile, summarise_run
 from forerun.profiling.recorded import read_processes, training_process
-from forerun.tuning.configuration import Configuration, with_arguments
+from forerun.tuning.configuration import ScriptConfiguration, with_arguments
 from forerun.tuning.scenarios.answer import ScenarioRun, ScenarioRuns, ScenarioStudy
 from forerun.tuning.scenarios.figures import run_figures, usage_rows
 from forerun.tuning.scenarios.generated_images import generate_images
@@ -85,7 +85,7 @@ def tune_scenarios(
         say(f"generating {num_generated} images of six classes in {data}")
         generate_images(data, num_images=num_generated)
     command = training_command(data, epochs=epochs, weights=weights)
-    job = _Job(
+    job = _Call(
         command=command,
         budget=budget,
         trial_s=trial_s,
@@ -96,7 +96,7 @@ def tune_scenarios(
         say=say,
     )
     found = ScenarioRuns(folder=folder, scenarios=())
-    so_far = Configuration(arguments={}, hooks={})
+    so_far = ScriptConfiguration(arguments={}, hooks={})
     for each in chosen:
         run = _kept_or_made(job, each, so_far)
         so_far = run.configuration
@@ -116,7 +116,7 @@ def _predicted_model(device: str, chosen: Sequence[Scenario], say: Callable[[str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Job:
+class _Call:
     """What all scenarios of a call share: fields as of ``tune_scenarios``, and the model if it can be predicted."""
 
     command: tuple[str, ...]
@@ -129,7 +129,7 @@ class _Job:
     say: Callable[[str], None]
 
 
-def _kept_or_made(job: _Job, scenario: Scenario, so_far: Configuration) -> ScenarioRun:
+def _kept_or_made(job: _Call, scenario: Scenario, so_far: ScriptConfiguration) -> ScenarioRun:
     """The run of a scenario: from an earlier call, if that was asked for the same and its model is still there."""
     folder = job.folder / scenario.name
     asked: dict[str, Any] = {
@@ -158,7 +158,9 @@ def _read(path: Path) -> dict[str, Any]:
         return {}
 
 
-def _search(job: _Job, scenario: Scenario, command: list[str], so_far: Configuration) -> ScenarioStudy | None:
+def _search(
+    job: _Call, scenario: Scenario, command: list[str], so_far: ScriptConfiguration
+) -> ScenarioStudy | None:
     if scenario.objective is None:
         return None
     result = tune(
@@ -186,15 +188,15 @@ def _search(job: _Job, scenario: Scenario, command: list[str], so_far: Configura
     )
 
 
-def _chosen(scenario: Scenario, so_far: Configuration, study: ScenarioStudy) -> Configuration:
-    return Configuration(
+def _chosen(scenario: Scenario, so_far: ScriptConfiguration, study: ScenarioStudy) -> ScriptConfiguration:
+    return ScriptConfiguration(
         arguments={**so_far.arguments, **dict(scenario.settings or {}), **study.best.arguments},
         hooks={**so_far.hooks, **study.best.hooks},
     )
 
 
 def _whole_run(
-    job: _Job, scenario: Scenario, configuration: Configuration, study: ScenarioStudy | None
+    job: _Call, scenario: Scenario, configuration: ScriptConfiguration, study: ScenarioStudy | None
 ) -> ScenarioRun:
     folder = job.folder / scenario.name
     words = (*configuration.command(job.command), "--out", str(folder))

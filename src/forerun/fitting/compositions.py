@@ -13,7 +13,7 @@ from statistics import median
 
 from forerun.errors import MeasurementError
 from forerun.measurement.composition_jobs import EMPTY_NETWORK_LAYERS, CompositionJobs, LayerJobs
-from forerun.measurement.jobs import Job
+from forerun.measurement.jobs import MeasurementJob
 from forerun.optime.composition import (
     HostCosts,
     host_costs,
@@ -81,12 +81,14 @@ def measured_compositions(
     return [_composition(jobs, found, overlaps=overlaps) for jobs in networks]
 
 
-def _identity_of(what: Job | Measurement) -> str:
-    return Job(kind=what.kind, subject=what.subject, family=what.family, parameters=what.parameters).to_json()
+def _identity_of(what: MeasurementJob | Measurement) -> str:
+    return MeasurementJob(
+        kind=what.kind, subject=what.subject, family=what.family, parameters=what.parameters
+    ).to_json()
 
 
 def _composition(jobs: CompositionJobs, found: Mapping[str, Measurement], *, overlaps: bool) -> Composition:
-    def measurement(job: Job) -> Measurement:
+    def measurement(job: MeasurementJob) -> Measurement:
         if (one := found.get(_identity_of(job))) is None:
             raise MeasurementError(
                 f"{job.subject} of {jobs.whole.subject} has no finished measurement; run the same command again, or "

@@ -12,7 +12,7 @@ from forerun.convergence.forecast import CurveForecast
 from forerun.convergence.stopping import Advice
 from forerun.prediction.estimate import Interval
 
-__all__ = ["Clock", "Outcome", "RunForecast", "TimeToTarget", "outcome_of", "time_to_target"]
+__all__ = ["Clock", "RunForecast", "RunOutcome", "TimeToTarget", "outcome_of", "time_to_target"]
 
 _RANK_90 = 1.2816 / 1.6449
 """Distance of the 90 % rank from the middle over that of the 95 % rank, where a 90 % interval ends; normal."""
@@ -112,7 +112,7 @@ def _ranked(values: Sequence[float]) -> dict[str, float | None]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class RunOutcome:
     """What came of a run that was forecast from its beginning.
 
     Attributes:
@@ -141,7 +141,7 @@ class Outcome:
         }
 
 
-def outcome_of(whole: Curve, forecast: CurveForecast) -> Outcome:
+def outcome_of(whole: Curve, forecast: CurveForecast) -> RunOutcome:
     """What came of a run, beside a forecast from its first points.
 
     Args:
@@ -157,7 +157,7 @@ def outcome_of(whole: Curve, forecast: CurveForecast) -> Outcome:
         else [e for e, v in zip(whole.epochs, whole.values, strict=True) if target.is_reached_by(v)]
     )
     later = whole.epochs > forecast.curve.epochs[-1]
-    return Outcome(
+    return RunOutcome(
         epochs=whole.epochs[later],
         values=whole.values[later],
         final_value=final,
@@ -188,7 +188,7 @@ class RunForecast:
     advice: Advice
     coverage: float | None
     notes: tuple[str, ...]
-    outcome: Outcome | None = None
+    outcome: RunOutcome | None = None
 
     @property
     def probability_of_target(self) -> float | None:

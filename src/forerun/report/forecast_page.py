@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from forerun.convergence.backtest_summary import Backtest
     from forerun.convergence.forecast import CurveForecast
     from forerun.convergence.stopping import Advice
-    from forerun.prediction.forecast_answer import Outcome, RunForecast
+    from forerun.prediction.forecast_answer import RunForecast, RunOutcome
 
 __all__ = ["backtest_page", "forecast_page", "trade_off_page"]
 
@@ -71,7 +71,7 @@ def _headline(answer: RunForecast) -> Table:
     return table
 
 
-def _add_outcome(table: Table, found: CurveForecast, came: Outcome) -> None:
+def _add_outcome(table: Table, found: CurveForecast, came: RunOutcome) -> None:
     inside = "inside" if came.is_inside_90 else "outside"
     table.add_row(f"{found.curve.metric} as it came", f"{came.final_value:.4g}", "", inside)
     if found.target is not None:

@@ -13,7 +13,7 @@ from forerun.report.wording import format_percent
 from forerun.units import format_bytes, format_duration_s, format_energy_j
 
 if TYPE_CHECKING:
-    from forerun.tuning.configuration import Configuration
+    from forerun.tuning.configuration import ScriptConfiguration
     from forerun.tuning.scenarios.answer import ScenarioRuns
 
 __all__ = ["scenario_page"]
@@ -53,7 +53,7 @@ def scenario_page(found: ScenarioRuns) -> RenderableType:
     return Group(table, Text(""), *lines, Text(f"files: {found.folder}"), *notes)
 
 
-def _changes(configuration: Configuration) -> str:
+def _changes(configuration: ScriptConfiguration) -> str:
     arguments = [f"{flag} {value}" for flag, value in configuration.arguments.items()]
     hooks = [f"{name}={value}" for name, value in configuration.hooks.items()]
     return ", ".join([*arguments, *hooks]) or "the script as it is"

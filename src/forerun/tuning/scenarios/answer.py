@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from forerun.answers import Answer, fields_of
-from forerun.tuning.configuration import Configuration
+from forerun.tuning.configuration import ScriptConfiguration
 from forerun.tuning.scenarios.figures import RunFigures, Usage
 
 __all__ = ["ScenarioRun", "ScenarioRuns", "ScenarioStudy"]
@@ -26,7 +26,7 @@ class ScenarioStudy:
         num_rejected: Trials the memory model rejected before they started.
     """
 
-    best: Configuration
+    best: ScriptConfiguration
     values: Mapping[str, Any]
     num_trials: int
     num_out_of_memory: int
@@ -48,7 +48,7 @@ class ScenarioRun(Answer):
     """
 
     scenario: str
-    configuration: Configuration
+    configuration: ScriptConfiguration
     image_size: int
     study: ScenarioStudy | None
     figures: RunFigures
@@ -77,11 +77,11 @@ class ScenarioRun(Answer):
         study = found["study"]
         return cls(
             scenario=found["scenario"],
-            configuration=Configuration(arguments=found["arguments"], hooks=found["hooks"]),
+            configuration=ScriptConfiguration(arguments=found["arguments"], hooks=found["hooks"]),
             image_size=found["image_size"],
             study=None
             if study is None
-            else ScenarioStudy(**{**study, "best": Configuration(**study["best"])}),
+            else ScenarioStudy(**{**study, "best": ScriptConfiguration(**study["best"])}),
             figures=RunFigures(**{field.name: found[field.name] for field in fields(RunFigures)}),
             history=tuple(found["history"]),
             utilisation=tuple(Usage(**row) for row in found["utilisation"]),
