@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from forerun.communication.scaling_constants import ScalingTable, load_scaling_table
-from forerun.hardware.catalogue import find_device
 from forerun.hardware.cluster import Cluster, cluster_of
+from forerun.hardware.finder import find_device
 from forerun.optime.weights import load_weights, shipped_weights_path
 from forerun.prediction.run_step import one_steps
 from forerun.prediction.scale import scaled_step

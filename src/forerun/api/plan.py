@@ -13,8 +13,8 @@ from forerun.api.models import TracedModels
 from forerun.api.plan_targets import TargetEpochs, TargetQuestion, epochs_to_target
 from forerun.api.planned_models import PlannedModels
 from forerun.errors import InvalidSetupError
-from forerun.hardware.price_file import read_price_file
-from forerun.hardware.prices import InstancePrice, PriceKind, load_prices, price_age_note
+from forerun.hardware.price_file import load_prices, read_price_file
+from forerun.hardware.prices import InstancePrice, PriceKind, price_age_note
 from forerun.planner.assemble import make_plan
 from forerun.planner.candidates import Configuration
 from forerun.planner.choice import OBJECTIVES

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from forerun.errors import InvalidSetupError
-from forerun.hardware.catalogue import find_device, matching_devices
+from forerun.hardware.catalogue import matching_devices
 from forerun.hardware.cluster import Cluster, check_num_devices, cluster_of, parse_cluster, split_spec
 from forerun.hardware.device import Device
+from forerun.hardware.finder import find_device
 from forerun.hardware.prices import InstancePrice, PriceKind, Rental, cheapest_rental
 from forerun.planner.space import split_list
 
