@@ -20,11 +20,12 @@ from statistics import median
 
 from forerun.api.measure import measure_link, measure_model
 from forerun.communication.buckets import gradient_buckets, uniform_gradients
-from forerun.communication.scaling_constants import ScalingConstants, scale_measured_step
+from forerun.communication.scaling_constants import ScalingConstants
 from forerun.communication.tuner import AllReduce
 from forerun.hardware.link import LinkKind
 from forerun.measurement.protocol import Protocol
 from forerun.records.measurement import Measurement
+from studies.scaling.measured_step import scale_measured_step
 
 NUM_ROUNDS = 3
 MODELS = ("cnn:depth=2,base_filters=32", "cnn:depth=4,base_filters=64", "torchvision:resnet18")

@@ -9,13 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.fitting.evaluation import ErrorMetrics, errors
-from forerun.fitting.interval_laws import IntervalCheck, check_law
 from forerun.fitting.measured_steps import SkippedModel
 from forerun.run.setup import Phase
 from studies.forecast.section import ForecastFigures, forecast_section, forecast_summary_row
 from studies.markdown import error_cells, markdown_table
 from studies.memory.study import Bracket, TransformerVerdicts, bracket_shares
 from studies.optime.fit import OTHER_IMPLEMENTATION
+from studies.optime.interval_check import IntervalCheck, check_law
 from studies.optime.layer_study import LayerResult
 from studies.optime.runtime_study import TRACKED_METHODS, RuntimeRow
 from studies.optime.studies import DeviceResult, HeldOut, joined
@@ -87,7 +87,7 @@ class AccuracyPage:
         quick = "**A quick run on a sample: not for quoting.**\n\n" if self.quick else ""
         sections = [
             "# Accuracy\n",
-            f"{quick}Made on {self.date} by `forerun evaluate --reference` from the public tables named in "
+            f"{quick}Made on {self.date} by `python -m studies accuracy` from the public tables named in "
             f"[the method](methods/evaluation.md): {self.num_steps:,} measured steps. Errors are "
             "|predicted / measured - 1|: mean (MAPE), median, 90th percentile. No figure is from rows that the "
             "model in question was fitted to.\n",

@@ -18,14 +18,14 @@ from typing import TypeVar
 
 import numpy as np
 
-from forerun.fitting.compositions import published_compositions
 from forerun.fitting.interval_laws import fit_law
-from forerun.fitting.measured_steps import Measured, print_progress
+from forerun.fitting.measured_steps import Measured
 from forerun.optime.fit import FitSettings, as_weights
 from forerun.optime.weights import OpTimeWeights, load_weights, save_weights, shipped_weights_path
 from forerun.prediction.estimate import Provenance
 from forerun.tracing.trace import TRACE_VERSION, cache_folder
 from studies.accuracy_page import AccuracyPage
+from studies.compositions import published_compositions
 from studies.energy.study import (
     ENERGY_STUDY_VERSION,
     EnergyResult,
@@ -77,7 +77,7 @@ from studies.tables.transformers import read_neusight_e2e
 
 __all__ = ["fit_shipped_weights", "forecast_figures", "run_reference"]
 
-STUDY_VERSION = 6
+STUDY_VERSION = 7
 """Raised whenever a study changes what it computes; kept stages of other versions are not used."""
 
 _Result = TypeVar("_Result")
@@ -124,7 +124,7 @@ def run_reference(quick: bool = False) -> AccuracyPage:
     if quick:
         # Neighbours in the table are the small models, which never ran out of memory.
         train = train[:: len(train) // 40]
-    brackets = _kept("brackets", quick, lambda: bracket_study(train, print_progress("memory")))
+    brackets = _kept("brackets", quick, lambda: bracket_study(train, _progress("memory")))
     return AccuracyPage(
         date=datetime.date.today().isoformat(),
         quick=quick,
@@ -140,7 +140,7 @@ def run_reference(quick: bool = False) -> AccuracyPage:
         pytorch_memory=_kept(
             "pytorch memory",
             quick,
-            lambda: tracker_study(brackets, 2 if quick else 4, print_progress("MemTracker")),
+            lambda: tracker_study(brackets, 2 if quick else 4, _progress("MemTracker")),
         ),
         transformer_verdicts=_kept("transformer memory", quick, lambda: transformer_fit_study(folder)),
         transformer_parts_s={
@@ -174,7 +174,7 @@ def forecast_figures(folder: Path, save: Path | None = None) -> ForecastFigures:
     if save is not None:
         _stage_path(stage, False).unlink(missing_ok=True)
     return ForecastFigures(
-        curves=_kept(stage, False, lambda: forecast_study(folder, print_progress("curves"), save)),
+        curves=_kept(stage, False, lambda: forecast_study(folder, _progress("curves"), save)),
         batches=batch_study(folder),
         system_c=system_c_study(),
         own=own_curves(),
@@ -221,7 +221,7 @@ def _source_name(step: Measured) -> str:
 
 
 def _steps(folder: Path, quick: bool) -> ReferenceSteps:
-    return _kept("steps", quick, lambda: read_reference_steps(folder, print_progress("traces"), quick))
+    return _kept("steps", quick, lambda: read_reference_steps(folder, _progress("traces"), quick))
 
 
 def _shortened(settings: tuple[FitSettings, ...], quick: bool) -> tuple[FitSettings, ...]:
@@ -250,7 +250,7 @@ def _device_stage(steps: ReferenceSteps, quick: bool) -> dict[str, HeldOut]:
 
 def _pytorch_times(families: HeldOut, quick: bool) -> list[RuntimeRow]:
     weights = load_weights(shipped_weights_path())
-    return runtime_study(families, weights, 3 if quick else 12, print_progress("RuntimeEstimator"))
+    return runtime_study(families, weights, 3 if quick else 12, _progress("RuntimeEstimator"))
 
 
 def _choices(folder: Path, steps: ReferenceSteps, devices: dict[str, HeldOut], quick: bool) -> str:
@@ -268,6 +268,16 @@ def _choices(folder: Path, steps: ReferenceSteps, devices: dict[str, HeldOut], q
 
 def _energy(folder: Path) -> EnergyResult:
     return energy_study(energy_rows(folder, load_weights(shipped_weights_path())))
+
+
+def _progress(what: str) -> Callable[[int, int], None]:
+    """A reporter that writes a line to stderr now and then."""
+
+    def report(done: int, total: int) -> None:
+        if done % 100 == 0 or done == total:
+            print(f"{what}: {done} of {total}", file=sys.stderr, flush=True)
+
+    return report
 
 
 def _say(message: str) -> None:

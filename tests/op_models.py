@@ -12,8 +12,9 @@ from forerun.optime.features import DYNAMIC_FEATURES, POINT_FEATURES, STATIC_FEA
 from forerun.optime.fit import OpNetwork, as_weights
 from forerun.optime.rows import distinct_ops
 from forerun.optime.weights import OpTimeWeights, load_weights, shipped_weights_path
+from forerun.run.model import ModelRequest
 from forerun.run.setup import Phase, Precision, TrainingSetup
-from forerun.tracing.trace import ModelRequest, trace
+from forerun.tracing.trace import trace
 
 torch.set_num_threads(1)
 
@@ -67,7 +68,7 @@ def random_weights(num_members=2, systems=("a", "b", "c"), seed=0) -> OpTimeWeig
 def shipped_weights() -> OpTimeWeights:
     """The cost model of the package."""
     if not shipped_weights_path().exists():
-        pytest.skip("the fitted weights costs/weights/op_time.safetensors are not in this checkout")
+        pytest.skip("the fitted weights optime/fitted/op_time.safetensors are not in this checkout")
     return load_weights(shipped_weights_path())
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from forerun.api.backtest import backtest
     from forerun.api.calibrate import Calibration, calibrate
     from forerun.api.compare import apply, compare
+    from forerun.api.evaluate import Evaluation, evaluate
     from forerun.api.fit import (
         fit_regressor,
         load_trained_model,
@@ -29,19 +30,23 @@ if TYPE_CHECKING:
     from forerun.api.measure_composition import measure_composition
     from forerun.api.measure_curve import measure_curve
     from forerun.api.plan import plan
-    from forerun.api.predict import Evaluation, Sweep, evaluate, predict, sweep
+    from forerun.api.predict import predict
     from forerun.api.profile import profile
     from forerun.api.scale import ScaleCurve, scale
     from forerun.api.scale_servers import ServerCurve, SpeedFit, fit_speed, scale_servers
     from forerun.api.schedule import Schedule, schedule, schedule_trace
+    from forerun.api.sweep import Sweep, sweep
     from forerun.api.time_estimator import time_estimator
     from forerun.api.trade_off import TradeOff, trade_off
     from forerun.api.tune import TuneResult, tune
     from forerun.api.tune_scenarios import tune_scenarios
     from forerun.errors import FailureError, ForerunError, UsageError
     from forerun.hardware import Device, Host, describe_host, find_device, load_catalog
+    from forerun.planner.options import PlanOptions
     from forerun.planner.plan import Plan
     from forerun.prediction.estimate import Estimate, Interval
+    from forerun.run.options import RunOptions, ScaleOptions
+    from forerun.run.run import Run
 
 __all__ = [
     "Calibration",
@@ -54,8 +59,12 @@ __all__ = [
     "Interval",
     "MeasurementRun",
     "Plan",
+    "PlanOptions",
+    "Run",
     "RunForecast",
+    "RunOptions",
     "ScaleCurve",
+    "ScaleOptions",
     "Schedule",
     "ServerCurve",
     "SpeedFit",
@@ -102,10 +111,14 @@ __all__ = [
 __version__ = "0.1.0"
 
 _MODULES = {
+    "PlanOptions": "forerun.planner.options",
+    "ScaleOptions": "forerun.run.options",
+    "RunOptions": "forerun.run.options",
+    "Run": "forerun.run.run",
     "Calibration": "forerun.api.calibrate",
     "Device": "forerun.hardware",
     "Estimate": "forerun.prediction.estimate",
-    "Evaluation": "forerun.api.predict",
+    "Evaluation": "forerun.api.evaluate",
     "FailureError": "forerun.errors",
     "ForerunError": "forerun.errors",
     "Host": "forerun.hardware",
@@ -117,7 +130,7 @@ _MODULES = {
     "Schedule": "forerun.api.schedule",
     "ServerCurve": "forerun.api.scale_servers",
     "SpeedFit": "forerun.api.scale_servers",
-    "Sweep": "forerun.api.predict",
+    "Sweep": "forerun.api.sweep",
     "TradeOff": "forerun.api.trade_off",
     "TuneResult": "forerun.api.tune",
     "UsageError": "forerun.errors",
@@ -126,7 +139,7 @@ _MODULES = {
     "calibrate": "forerun.api.calibrate",
     "compare": "forerun.api.compare",
     "describe_host": "forerun.hardware",
-    "evaluate": "forerun.api.predict",
+    "evaluate": "forerun.api.evaluate",
     "find_device": "forerun.hardware",
     "fit_regressor": "forerun.api.fit",
     "fit_speed": "forerun.api.scale_servers",
@@ -149,7 +162,7 @@ _MODULES = {
     "scale_servers": "forerun.api.scale_servers",
     "schedule": "forerun.api.schedule",
     "schedule_trace": "forerun.api.schedule",
-    "sweep": "forerun.api.predict",
+    "sweep": "forerun.api.sweep",
     "time_estimator": "forerun.api.time_estimator",
     "trade_off": "forerun.api.trade_off",
     "tune": "forerun.api.tune",

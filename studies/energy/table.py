@@ -18,8 +18,9 @@ from forerun.hardware.device import NumberFormat
 from forerun.optime.weights import OpTimeWeights
 from forerun.prediction.point_times import ideal_times_s, point_times
 from forerun.prediction.step import PreparedModel, points_of, prepare
+from forerun.run.model import ModelRequest
 from forerun.run.setup import TrainingSetup
-from forerun.tracing.trace import ModelRequest, trace
+from forerun.tracing.trace import trace
 
 __all__ = ["EnergyRows", "energy_rows"]
 

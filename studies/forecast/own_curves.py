@@ -1,4 +1,4 @@
-"""Learning curves of forerun's own trainings, shipped with it: forecast at a share of the run, beside what came.
+"""Learning curves of forerun's own trainings: forecast at a share of the run, beside what came.
 
 Nothing was fitted to them: weights and intervals of the forecasts are those of the public tables.
 """

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from forerun.graph.graph import Graph, OpClass, StepPart, at_batch
+from forerun.run.model import ModelRequest
 from forerun.run.setup import Layout, TrainingSetup
-from forerun.tracing.trace import ModelRequest, trace
+from forerun.tracing.trace import trace
 
 __all__ = [
     "PAIRS",

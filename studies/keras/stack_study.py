@@ -32,8 +32,9 @@ from forerun.hardware import find_device
 from forerun.optime.step_times import step_times
 from forerun.optime.weights import OpTimeWeights, load_weights, shipped_weights_path
 from forerun.prediction.step import device_offsets, points_of, prepare
+from forerun.run.model import ModelRequest
 from forerun.run.setup import Layout, Precision, TrainingSetup
-from forerun.tracing.trace import ModelRequest, trace
+from forerun.tracing.trace import trace
 from studies.keras.stack_layers import Convolution, ConvolutionTimes, fit_convolution_times
 from studies.markdown import markdown_table
 

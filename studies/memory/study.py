@@ -16,13 +16,14 @@ from forerun.fitting.measured_steps import is_measured_network, request_of
 from forerun.graph.graph import Graph
 from forerun.hardware import find_device
 from forerun.memory.constants import memory_constants, visible_memory
-from forerun.memory.peak import accelerate_rule_bytes, estimate_memory, plan_for_setup
+from forerun.memory.peak import estimate_memory, plan_for_setup
 from forerun.memory.replay import smallest_limit_bytes
 from forerun.memory.stream import live_peak_bytes
 from forerun.records.step_record import StepRecord
 from forerun.run.setup import TrainingSetup
 from forerun.tracing.trace import trace
 from forerun.units import GIB
+from studies.memory.verdicts import accelerate_rule_bytes
 from studies.tables.transformers import read_neusight_e2e, transformer_requests
 
 __all__ = [

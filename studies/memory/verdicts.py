@@ -10,20 +10,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from forerun.errors import InvalidSetupError
 from forerun.graph.graph import Graph
 from forerun.memory.constants import MemoryConstants
-from forerun.memory.peak import accelerate_rule_bytes, estimate_memory, step_runs
+from forerun.memory.peak import estimate_memory, step_runs
 from forerun.run.setup import TrainingSetup
 
 __all__ = [
     "BracketRow",
     "BracketShares",
     "RunsAtBatch",
+    "accelerate_rule_bytes",
     "bracket_verdicts",
     "runs_by_accelerate_rule",
     "runs_by_live_bytes",
     "runs_by_replay",
 ]
+
+_ACCELERATE_BYTES_PER_PARAMETER = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,3 +153,17 @@ def runs_by_accelerate_rule(graphs: Mapping[str, Graph], device_memory_bytes: fl
 def _share(outcomes: Iterable[bool]) -> float:
     counted = list(outcomes)
     return sum(counted) / len(counted) if counted else float("nan")
+
+
+def accelerate_rule_bytes(
+    num_parameters: int, *, bytes_per_parameter: float = _ACCELERATE_BYTES_PER_PARAMETER
+) -> float:
+    """Memory by the common rule: 16 bytes per parameter, activations left out [bytes].
+
+    4 for the weight, 4 for its gradient and 8 for the two moments of Adam, all in fp32. A baseline only.
+
+    Source: Hugging Face Accelerate, "Model memory estimator" (total for training with Adam: 4 x model size).
+    """
+    if num_parameters < 0:
+        raise InvalidSetupError(f"a model has zero or more parameters, got {num_parameters}")
+    return num_parameters * bytes_per_parameter

@@ -18,9 +18,10 @@ from forerun.hardware.device import Device
 from forerun.optime.weights import OpTimeWeights
 from forerun.prediction.point_times import point_times
 from forerun.prediction.step import PreparedModel, prepare
-from forerun.records.importers.device_names import REFERENCE_DEVICES
+from forerun.run.model import ModelRequest
 from forerun.run.setup import Phase, Precision, TrainingSetup
-from forerun.tracing.trace import ModelRequest, trace
+from forerun.tracing.trace import trace
+from studies.tables.words import REFERENCE_DEVICES
 
 if TYPE_CHECKING:
     from collections.abc import Hashable

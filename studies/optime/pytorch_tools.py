@@ -29,8 +29,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from forerun.hardware.device import Device, NumberFormat
+from forerun.run.model import ModelRequest
 from forerun.run.setup import TrainingSetup
-from forerun.tracing.trace import ModelRequest
 from forerun.units import GIB
 
 if TYPE_CHECKING:

@@ -16,10 +16,11 @@ import numpy.typing as npt
 from forerun.fitting.evaluation import family_folds
 from forerun.fitting.measured_steps import Measured
 from forerun.graph.graph import StepPart
-from forerun.optime.correction import PriorScales, choose_steps, condition, fit_scales, sensitivities
+from forerun.optime.correction import PriorScales, sensitivities
 from forerun.optime.fit import FitSettings, as_weights
 from forerun.optime.step_times import step_times
 from forerun.optime.weights import OpTimeWeights
+from studies.optime.few_steps import choose_steps, condition, fit_scales
 from studies.optime.fit import encode, fit_ensemble, fittable
 
 __all__ = [

@@ -1,6 +1,6 @@
-"""forerun's own measurements, shipped with it, and what regressors, calibration and composition make of them.
+"""forerun's own measurements, and what regressors, calibration and composition make of them.
 
-Each folder of ``records/data`` is one machine: ``device.toml`` describes it, the Parquet files are records as
+Each folder of ``studies/own/data`` is one machine: ``device.toml`` describes it, the Parquet files are records as
 ``forerun measure`` and ``forerun calibrate`` wrote them, with every repetition and all circumstances:
 
 - ``grid``: system A's 18 configurations, on two or more occasions;
@@ -44,7 +44,7 @@ from forerun.optime.weights import load_weights, shipped_weights_path
 from forerun.records.measurement import JobKind, Measurement
 from forerun.records.step_view import step_records
 from forerun.records.store.files import import_measurements
-from forerun.tracing.trace import ModelRequest
+from forerun.run.model import ModelRequest
 
 __all__ = [
     "CalibrationStudy",
@@ -114,12 +114,12 @@ class CalibrationStudy:
 
 
 def own_record_folders() -> list[Path]:
-    """The machines whose records are shipped."""
+    """The machines whose records are kept here."""
     return sorted(path.parent for path in _DATA.glob("*/device.toml"))
 
 
 def own_records_digest() -> str:
-    """Sixteen hexadecimal digits that change with the shipped records."""
+    """Sixteen hexadecimal digits that change with the records."""
     digest = hashlib.sha256()
     for folder in own_record_folders():
         for path in sorted(folder.iterdir()):

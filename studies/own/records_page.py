@@ -51,8 +51,8 @@ def own_records_section(published: Sequence[Composition]) -> str:
 def _machine(folder: Path) -> list[str]:
     device = own_device(folder)
     return [
-        f"Records `records/data/{folder.name}`: {device.title}. A virtual machine on a shared host: the noise beside "
-        "each figure is its own.\n",
+        f"Records `studies/own/data/{folder.name}`: {device.title}. A virtual machine on a shared host: the noise "
+        "beside each figure is its own.\n",
         _grid(grid_study(folder)),
         _layers(layer_errors(folder)),
         _calibration(calibration_study(folder)),

@@ -1,6 +1,6 @@
 """The section of the accuracy page about profiling and tuning scripts: what the benchmarks measured on real runs.
 
-Each table comes from one small file of ``evaluation/tuning_results`` that a benchmark writes with ``--out FILE``:
+Each table comes from one small file of ``studies/own/tuning_results`` that a benchmark writes with ``--out FILE``:
 
 - ``before_after.json``: ``benchmarks/tune_before_after.py``;
 - ``profile_overhead.json``: ``benchmarks/profile_overhead.py``;

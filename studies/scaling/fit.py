@@ -15,10 +15,11 @@ from scipy.optimize import minimize
 
 from forerun.communication.buckets import gradient_buckets, uniform_gradients
 from forerun.communication.data_parallel import split_step
-from forerun.communication.scaling_constants import ScalingConstants, scale_measured_step
+from forerun.communication.scaling_constants import ScalingConstants
 from forerun.communication.stragglers import expected_normal_maximum
 from forerun.communication.tuner import AllReduce
 from forerun.hardware.link_file import load_links
+from studies.scaling.measured_step import scale_measured_step
 from studies.scaling.rows import ScalingRow
 
 __all__ = ["all_reduce_of_row", "fit_scaling_constants", "key_of_row", "predicted_step_s"]

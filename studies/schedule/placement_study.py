@@ -9,11 +9,11 @@ import numpy as np
 
 from forerun.scheduler.cluster import Cluster, NodeGroup
 from forerun.scheduler.job import Allocation, Job, ServerTraining, TaskDemand
-from forerun.scheduler.parameter_blocks import BlockBalance, assign_blocks, assign_by_threshold, balance
-from forerun.scheduler.placement import Placer, first_fit, pack, transfer_time_s
+from forerun.scheduler.placement import Placement, Placer, first_fit, pack
 from forerun.scheduler.speed import SynchronousServerSpeed
+from studies.schedule.parameter_blocks import BlockBalance, assign_blocks, assign_by_threshold, balance
 
-__all__ = ["PlacementResult", "placement_study", "resnet50_blocks"]
+__all__ = ["PlacementResult", "placement_study", "resnet50_blocks", "transfer_time_s"]
 
 NUM_SERVERS_PUBLISHED = 10
 _MODEL_BYTES, _LINK_BYTES_PER_S = 102.2e6, 125e6
@@ -92,3 +92,30 @@ def resnet50_blocks() -> list[int]:
                 sizes += [weights, normalised, normalised]
             channels_in = out
     return [*sizes, channels_in * 1000, 1000]
+
+
+def transfer_time_s(placement: Placement, model_bytes: float, bandwidth_bytes_per_s: float) -> float:
+    """Time to exchange all parameters once between servers and workers on different nodes [s].
+
+    Node i holds w_i of w workers and p_i of p servers, each server S / p of the model. Its servers send to the
+    workers elsewhere, its workers receive from the servers elsewhere, and the slowest node decides:
+
+        t = max_i max( p_i * S / p * (w - w_i), w_i * S / p * (p - p_i) ) / bandwidth
+
+    The way back takes as long and is left out, and so are collisions inside the network.
+
+    Args:
+        placement: Where workers and servers are.
+        model_bytes: Size of the model S [bytes].
+        bandwidth_bytes_per_s: Of a node's link, each way.
+
+    Source: Peng et al. 2018, "Optimus", EuroSys, proof of theorem 1, with the link shared by the tasks of a node.
+    """
+    w = sum(share.num_workers for share in placement)
+    p = sum(share.num_servers for share in placement)
+    part = model_bytes / p
+    most = max(
+        max(s.num_servers * part * (w - s.num_workers), s.num_workers * part * (p - s.num_servers))
+        for s in placement
+    )
+    return most / bandwidth_bytes_per_s

@@ -15,8 +15,8 @@ from forerun.scheduler.job import Job, ServerTraining, TaskDemand
 from forerun.scheduler.metrics import ScheduleMetrics
 from forerun.scheduler.policies import find_policy
 from forerun.scheduler.simulation import SimulationOptions, simulate
-from forerun.scheduler.speed_fit import fit_server_speed
 from forerun.units import GIB
+from studies.schedule.server_speed import fit_server_speed
 
 __all__ = [
     "SERVER_CLUSTER",

@@ -12,7 +12,8 @@ from forerun.fitting.registry import baseline_names, make_baseline
 from forerun.fitting.step_features import whole_model_features
 from forerun.hardware.device import Device
 from forerun.measurement.job_parameters import input_options_of, setup_of
-from forerun.tracing.trace import ModelRequest, trace
+from forerun.run.model import ModelRequest
+from forerun.tracing.trace import trace
 from studies.suite.comparison import MeasuredStep
 
 __all__ = ["suite_baselines"]

@@ -11,8 +11,9 @@ import numpy as np
 from forerun.errors import RecordError
 from forerun.fitting.evaluation import ErrorMetrics, errors, grouped_errors
 from forerun.measurement.measured_job import job_of
-from forerun.optime.correction import PriorScales, choose_steps, condition
+from forerun.optime.correction import PriorScales
 from forerun.records.measurement import JobKind, Measurement, Outcome
+from studies.optime.few_steps import choose_steps, condition
 from studies.suite.jobs import LIMIT, REPEAT
 from studies.suite.memory import LargestBatch, largest_batches, verdict_counts
 from studies.suite.prediction import JobPrediction

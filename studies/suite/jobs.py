@@ -1,4 +1,4 @@
-"""The jobs of ``measure suite``: kernels, training steps, repeats, and searches for the largest batch that fits."""
+"""The jobs of the suite: kernels, training steps, repeats, and searches for the largest batch that fits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``measure suite`` runs: models unlike each other, each in the settings that tell most about it.
+"""Models of the suite: unlike each other, each in the settings that tell most about it.
 
 A row is a model with an image size or a length, and settings ``BATCH PRECISION [nhwc] [compile]``; those with a star
 are of the core, which comes first. The sizes are those that keep a data-centre GPU busy, and some that do not; a

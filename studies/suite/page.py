@@ -21,7 +21,7 @@ def suite_page(run: Mapping[str, Any]) -> RenderableType:
     """The page.
 
     Args:
-        run: What ``forerun measure suite --json`` prints.
+        run: What ``python -m studies suite --json`` prints.
     """
     lines: list[RenderableType] = [Text(sentence) for sentence in _run_sentences(run)]
     found = run["comparison"]

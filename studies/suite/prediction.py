@@ -23,7 +23,7 @@ from forerun.measurement.jobs import MeasurementJob
 from forerun.memory.constants import memory_constants, visible_memory
 from forerun.memory.max_batch import max_batch_size
 from forerun.memory.peak import estimate_memory, fits
-from forerun.optime.correction import PriorScales, information_order, sensitivities
+from forerun.optime.correction import PriorScales, sensitivities
 from forerun.optime.features import Point
 from forerun.optime.step_times import step_times
 from forerun.optime.weights import OpTimeWeights
@@ -31,8 +31,10 @@ from forerun.prediction.estimate import Interval
 from forerun.prediction.point_times import ideal_times_s
 from forerun.prediction.power import training_energy_j
 from forerun.prediction.step import PreparedModel, points_of, predict_steps, prepare
+from forerun.run.model import ModelRequest
 from forerun.run.setup import TrainingSetup
-from forerun.tracing.trace import ModelRequest, trace
+from forerun.tracing.trace import trace
+from studies.optime.few_steps import information_order
 from studies.suite.jobs import LIMIT, BatchSearch, StepJob
 
 __all__ = [
@@ -283,7 +285,7 @@ def read_predictions(path: Path) -> list[JobPrediction]:
     except (TypeError, ValueError, KeyError) as error:
         raise RecordError(
             f"{path}: expected the predictions of a suite ({', '.join(_COLUMNS[:4])}, ...), got {error!r}; "
-            "make them again with: forerun measure suite --stages predict"
+            "make them again with: python -m studies suite --stages predict"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""``forerun measure suite`` as a function: predicts, measures for some minutes, compares, in one folder."""
+"""``python -m studies suite`` as a function: predicts, measures for some minutes, compares, in one folder."""
 
 from __future__ import annotations
 

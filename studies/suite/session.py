@@ -13,7 +13,6 @@ from forerun.measurement.device_index import gpu_index
 from forerun.measurement.device_lock import lock_device
 from forerun.measurement.grid import spread_order
 from forerun.measurement.jobs import MeasurementJob
-from forerun.measurement.largest_batch import largest_batch
 from forerun.measurement.measured_job import measure_job
 from forerun.measurement.progress import Event
 from forerun.measurement.protocol import Protocol
@@ -21,6 +20,7 @@ from forerun.measurement.session import run_jobs
 from forerun.records.measurement import Outcome
 from forerun.records.store.record_store import RecordStore
 from studies.suite.jobs import BatchSearch, batch_searches, kernel_jobs, repeat_jobs, step_jobs
+from studies.suite.largest_batch import largest_batch
 from studies.suite.memory import tried_batches
 from studies.suite.models import SuiteModel
 from studies.suite.prediction import JobPrediction

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forerun.errors import RecordError
-from forerun.records.importers.device_names import catalogue_device
 from forerun.records.importers.model_names import model_family
-from forerun.records.importers.table_checks import check_columns, check_positive, known_precision, read_table
+from forerun.records.importers.table_checks import check_columns, check_positive, read_table
 from forerun.records.step_record import StepRecord, default_optimizer_implementation, framework_release
 from forerun.run.setup import Phase, Precision
+from studies.tables.words import catalogue_device, known_precision
 
 if TYPE_CHECKING:
     import pandas as pd

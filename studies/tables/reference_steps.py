@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from multiprocessing import get_context
 from pathlib import Path
 
-from forerun.errors import RecordError
-from forerun.fitting.measured_steps import (
-    Measured,
-    SkippedModel,
-    measured_steps,
-    request_of,
-    trace_all,
-)
+from forerun.errors import ForerunError, RecordError
+from forerun.fitting.measured_steps import Measured, SkippedModel, measured_steps, request_of
 from forerun.records.step_record import StepRecord
-from forerun.run.setup import Layout, Precision
-from forerun.tracing.trace import ModelRequest
+from forerun.run.model import ModelRequest
+from forerun.run.setup import Layout, Precision, TrainingSetup
+from forerun.tracing.trace import trace
 from studies.tables.gpu_benchmarks import read_lambda_resnet50, read_torchvision
 from studies.tables.timm import FOLDER_VARIABLE, read_timm_infer, read_timm_train, reference_folder
 from studies.tables.transformers import read_neusight_e2e, transformer_requests
 
-__all__ = ["ReferenceSteps", "read_reference_steps", "require_reference_folder"]
+__all__ = ["ReferenceSteps", "read_reference_steps", "require_reference_folder", "trace_all"]
 
 Job = tuple[StepRecord, ModelRequest]
 
@@ -81,6 +78,49 @@ def _jobs(folder: Path, quick: bool) -> list[Job]:
     requests = transformer_requests(rows)
     jobs = [(record, request_of(record)) for record in whole]
     return jobs + [(row.record, request) for row, request in zip(rows, requests, strict=True)]
+
+
+def trace_all(
+    jobs: Iterable[tuple[ModelRequest, TrainingSetup]],
+    num_processes: int = 2,
+    report: Callable[[int, int], None] | None = None,
+) -> dict[tuple[ModelRequest, TrainingSetup], str]:
+    """Traces everything that is not in the cache yet, in worker processes.
+
+    Args:
+        jobs: Models with setups; the batch size of a setup does not matter.
+        num_processes: Workers.
+        report: Called with (done, all) as work proceeds.
+
+    Returns:
+        The reason for each job that failed, empty for the others.
+    """
+    distinct = list(dict.fromkeys(jobs))
+    reasons: dict[tuple[ModelRequest, TrainingSetup], str] = {}
+    context = get_context("spawn")
+    with ProcessPoolExecutor(num_processes, mp_context=context, initializer=_use_one_thread) as pool:
+        for done, (job, reason) in enumerate(
+            zip(distinct, pool.map(_trace_one, distinct, chunksize=4), strict=True), start=1
+        ):
+            reasons[job] = reason
+            if report is not None:
+                report(done, len(distinct))
+    return reasons
+
+
+def _trace_one(job: tuple[ModelRequest, TrainingSetup]) -> str:
+    """Traces into the cache; the reason if that failed."""
+    try:
+        trace(*job)
+    except ForerunError as error:
+        return str(error)
+    return ""
+
+
+def _use_one_thread() -> None:
+    import torch
+
+    torch.set_num_threads(1)
 
 
 def _share(model: str, of: int) -> bool:

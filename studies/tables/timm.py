@@ -12,17 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forerun.errors import RecordError
-from forerun.records.importers.device_names import catalogue_device
-from forerun.records.importers.table_checks import (
-    check_columns,
-    check_positive,
-    check_unique,
-    integer_or_none,
-    known_precision,
-    read_table,
-)
+from forerun.records.importers.table_checks import check_columns, check_positive, check_unique, read_table
 from forerun.records.step_record import StepRecord, default_optimizer_implementation, is_pytorch_2
 from forerun.run.setup import Layout, Phase, Precision
+from studies.tables.words import catalogue_device, integer_or_none, known_precision
 
 if TYPE_CHECKING:
     import pandas as pd

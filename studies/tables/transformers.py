@@ -9,17 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from forerun.errors import RecordError
-from forerun.records.importers.device_names import catalogue_device
-from forerun.records.importers.table_checks import (
-    check_columns,
-    check_positive,
-    check_unique,
-    integer_or_none,
-    read_table,
-)
+from forerun.records.importers.table_checks import check_columns, check_positive, check_unique, read_table
 from forerun.records.step_record import StepRecord
+from forerun.run.model import ModelRequest
 from forerun.run.setup import Phase, Precision
-from forerun.tracing.trace import ModelRequest, cache_folder
+from forerun.tracing.trace import cache_folder
+from studies.tables.words import catalogue_device, integer_or_none
 
 __all__ = ["TransformerRow", "read_neusight_e2e", "transformer_config", "transformer_requests"]
 

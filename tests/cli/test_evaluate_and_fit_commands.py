@@ -5,18 +5,19 @@ from command_line import invoke
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["evaluate"], "--reference"),
-        (["evaluate", "rows.csv", "--reference"], "takes no RECORDS"),
-        (["evaluate", "--reference", "--json"], "takes no RECORDS"),
-        (["evaluate", "--reference", "--out", "no/such/folder/page.md"], "does not exist"),
+        (["evaluate"], "missing argument 'RECORDS'"),
+        (["evaluate", "rows.csv", "--reference"], "no such option: --reference"),
+        (["evaluate", "rows.csv", "--precision", "fp7"], "expected one of fp32"),
+        (["evaluate", "rows.csv", "--layout", "hwc"], "nchw"),
+        (["evaluate", "rows.csv", "--torch-version", "two"], "looks like 2.4"),
         (["evaluate", "rows.csv", "--plot", "scatter.txt"], ".png"),
-        (["fit"], "--out"),
-        (["fit", "--out", "w.safetensors", "--model", "tree"], "expected one of ann"),
-        (["fit", "--out", "w.safetensors", "--model", "ann"], "is fitted to measurements"),
-        (["fit", "--out", "w.safetensors", "--hidden", "8"], "--hidden need RECORDS"),
+        (["fit", "rows.csv"], "--out"),
+        (["fit", "--out", "w.safetensors"], "missing argument 'RECORDS...'"),
+        (["fit", "rows.csv", "--out", "w.safetensors", "--model", "tree"], "expected one of ann"),
+        (["fit", "rows.csv", "--out", "w.safetensors", "--model", "scaling"], "unknown model 'scaling'"),
         (["fit", "rows.csv", "--out", "w.safetensors", "--model", "ann", "--hidden", "a"], "with --hidden"),
         (["fit", "rows.csv", "--out", "w.safetensors", "--plots", "no/such/folder"], "--plots"),
-        (["fit", "--out", "no/such/folder/w.safetensors"], "does not exist"),
+        (["fit", "rows.csv", "--out", "no/such/folder/w.safetensors"], "does not exist"),
     ],
 )
 def test_what_cannot_be_meant_is_status_2_before_any_work(words, expected):

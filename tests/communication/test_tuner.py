@@ -5,10 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.communication.collectives import ring_all_reduce_time_s
-from forerun.communication.tuner import Algorithm, AllReduce, all_reduce_of, nccl_choice
+from forerun.communication.tuner import AllReduce, all_reduce_of, nccl_choice
 from forerun.errors import InvalidSetupError, UnknownDeviceError
 from forerun.hardware.cluster import parse_cluster
 from forerun.hardware.link import LinkKind
+from forerun.run.sharing import Algorithm
 
 DGX = all_reduce_of(parse_cluster("4x8xa100-sxm4-80gb", inter="8xinfiniband-hdr"))
 

@@ -11,8 +11,9 @@ from forerun.measurement.layers.figures import LAYER_KINDS, layer_figures, outpu
 from forerun.measurement.layers.modules import build_layer
 from forerun.measurement.runners import layer_runner
 from forerun.records.measurement import JobKind
+from forerun.run.model import ModelRequest
 from forerun.run.setup import TrainingSetup
-from forerun.tracing.trace import ModelRequest, trace
+from forerun.tracing.trace import trace
 
 WITH_PRODUCTS = ("conv2d", "grouped_conv2d", "depthwise_conv2d", "dense")
 

@@ -8,7 +8,7 @@ import pytest
 import forerun
 from forerun.errors import InvalidSetupError, UnknownDeviceError, UnknownModelError
 from forerun.planner.plan import Plan
-from forerun.prediction.input_pipeline import InputPipeline
+from forerun.run.input_pipeline import InputPipeline
 
 MODELS = "cnn:depth=2..3,base_filters=32"
 QUESTION = {

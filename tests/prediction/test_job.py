@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from forerun.errors import InvalidSetupError
 from forerun.prediction.estimate import Interval
-from forerun.prediction.job import DATASETS, Job, find_dataset, job_times
+from forerun.prediction.job_times import job_times
+from forerun.run.job import DATASETS, Job, find_dataset
 
 STEP, LAST, VALIDATION = Interval(2.0, 1.0, 4.0), Interval(1.0, 0.5, 2.0), Interval(0.5, 0.25, 1.0)
 

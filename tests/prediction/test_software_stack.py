@@ -1,18 +1,21 @@
-"""The stack's effect: parts still add up, the interval holds the value and is wider, PyTorch is left alone."""
+"""The stack's effect: parts still add up, the interval is wider, its loop hides no gradients, PyTorch is left alone."""
 
+import math
 from dataclasses import replace
 
 import pytest
+from forerun.prediction.predictor import Question, estimate
 
 from forerun.hardware import find_device
 from forerun.optime.software_stack import KERAS_ON_TENSORFLOW, stack_note
 from forerun.optime.weights import load_weights, shipped_weights_path
-from forerun.prediction.job import Job
-from forerun.prediction.predictor import Question, estimate
-from forerun.prediction.software_stack import stack_of, with_stack
-from forerun.prediction.step import predict_steps, prepare
+from forerun.prediction.gradients import gradients_of, pass_of
+from forerun.prediction.software_stack import stack_of
+from forerun.prediction.step import predict_steps, prepare, timed_steps
+from forerun.run.job import Job
+from forerun.run.model import ModelRequest
 from forerun.run.setup import Phase, TrainingSetup
-from forerun.tracing.trace import ModelRequest, trace
+from forerun.tracing.trace import trace
 
 WEIGHTS = load_weights(shipped_weights_path())
 SETUP = TrainingSetup(batch_size_per_device=64)
@@ -27,15 +30,54 @@ def of_keras(graph):
     return replace(graph, versions=(*graph.versions, ("keras", "3.15.1")))
 
 
+def both_steps(graph, device="t4", setup=SETUP):
+    """The step in PyTorch and that of the same graph in Keras."""
+    found = find_device(device)
+    return [predict_steps(prepare(g), found, [setup], WEIGHTS)[0] for g in (graph, of_keras(graph))]
+
+
 def test_parts_add_up_and_the_interval_is_wider(graph):
-    device = find_device("t4")
-    step = predict_steps(prepare(graph), device, [SETUP], WEIGHTS)[0]
-    changed = with_stack(step, KERAS_ON_TENSORFLOW, Phase.TRAIN)
-    assert sum(part.time_s for part in changed.breakdown) == pytest.approx(changed.step_s.value)
-    assert changed.step_s.value > step.step_s.value
-    assert changed.step_s.high / changed.step_s.value > step.step_s.high / step.step_s.value
-    inference = with_stack(step, KERAS_ON_TENSORFLOW, Phase.INFERENCE)
-    assert inference.step_s.value == pytest.approx(KERAS_ON_TENSORFLOW.factor * step.step_s.value)
+    plain, keras = both_steps(graph)
+    effect = KERAS_ON_TENSORFLOW
+    assert keras.step_s.value == pytest.approx(effect.factor * plain.step_s.value + effect.step_cost_s)
+    assert sum(part.time_s for part in keras.breakdown) == pytest.approx(keras.step_s.value)
+    assert [part.time_s for part in keras.breakdown] == sorted(
+        (p.time_s for p in keras.breakdown), reverse=True
+    )
+    width, own = (math.log(step.step_s.high / step.step_s.value) for step in (keras, plain))
+    assert width == pytest.approx(math.hypot(own, effect.log_spread))
+    assert keras.step_s.value / keras.step_s.low == pytest.approx(keras.step_s.high / keras.step_s.value)
+    assert keras.bound_by == plain.bound_by
+
+
+def test_inference_has_no_training_loop(graph):
+    inference = replace(SETUP, phase=Phase.INFERENCE, optimizer="none")
+    plain, keras = both_steps(graph, setup=inference)
+    assert keras.step_s.value == pytest.approx(KERAS_ON_TENSORFLOW.factor * plain.step_s.value)
+    assert keras.loop_s == 0
+    assert [part.name for part in keras.breakdown] == [part.name for part in plain.breakdown]
+
+
+def test_no_gradients_are_sent_in_the_loop(graph):
+    plain, keras = both_steps(graph)
+    effect, model = KERAS_ON_TENSORFLOW, prepare(graph)
+    own, whole = pass_of(model, plain), pass_of(model, keras)
+    assert whole.total_s == pytest.approx(keras.step_s.value)
+    assert whole.forward_s == pytest.approx(effect.factor * own.forward_s + effect.step_cost_s)
+    assert whole.backward_s == pytest.approx(effect.factor * own.backward_s)
+    assert whole.optimizer_s == pytest.approx(effect.factor * own.optimizer_s)
+    ready = [[g.ready_share for g in gradients_of(model, step)] for step in (keras, plain)]
+    assert ready[0] == pytest.approx(ready[1])
+
+
+def test_points_of_several_devices_have_each_their_effect(graph):
+    devices = [find_device(name) for name in ("t4", "cpu", "v100-sxm2-16gb")]
+    found = timed_steps(prepare(of_keras(graph)), devices, [SETUP] * 3, WEIGHTS)
+    assert found.loop_s.tolist() == [KERAS_ON_TENSORFLOW.step_cost_s, 0, KERAS_ON_TENSORFLOW.step_cost_s]
+    for index, device in enumerate(devices):
+        (alone,) = predict_steps(prepare(of_keras(graph)), device, [SETUP], WEIGHTS)
+        assert found.step_s[index] == pytest.approx(alone.step_s.value)
+        assert found.log_width[index] == pytest.approx(math.log(alone.step_s.high / alone.step_s.value))
 
 
 def test_pytorch_and_processors_have_no_such_effect(graph):

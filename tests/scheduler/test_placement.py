@@ -1,48 +1,12 @@
-"""Placement: Optimus' theorem by trying everything, packing, first fit; parameters on servers."""
+"""Placement: packing and first fit."""
 
-from itertools import product
-
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduler_cases import job, server_job, with_cores
 
-from forerun.errors import InvalidSetupError
 from forerun.scheduler.cluster import parse_cluster
 from forerun.scheduler.job import Allocation
-from forerun.scheduler.parameter_blocks import assign_blocks, assign_by_threshold, balance
-from forerun.scheduler.placement import NodeShare, first_fit, pack, transfer_time_s
-
-
-def splits(total, parts):
-    if parts == 1:
-        yield (total,)
-        return
-    for first in range(total + 1):
-        for rest in splits(total - first, parts - 1):
-            yield (first, *rest)
-
-
-@pytest.mark.parametrize(("workers", "servers"), [(2, 2), (4, 2), (4, 4), (6, 4)])
-def test_theorem_1_even_spread_over_the_fewest_servers_is_fastest(workers, servers):
-    """All ways to put a job on three nodes with room for half of it each."""
-    room = (workers + servers + 1) // 2
-
-    def time_s(w, p):
-        shares = tuple(NodeShare(i, a, b) for i, (a, b) in enumerate(zip(w, p, strict=True)) if a + b)
-        return transfer_time_s(shares, 1e8, 1e8)
-
-    best = min(
-        time_s(w, p)
-        for w, p in product(splits(workers, 3), splits(servers, 3))
-        if all(a + b <= room for a, b in zip(w, p, strict=True))
-    )
-    even = time_s((workers // 2, workers // 2, 0), (servers // 2, servers // 2, 0))
-    assert even == pytest.approx(best)
-
-
-def test_everything_on_one_node_transfers_nothing():
-    assert transfer_time_s((NodeShare(0, 3, 2),), 1e8, 1e8) == 0.0
+from forerun.scheduler.placement import NodeShare, first_fit, pack
 
 
 def test_a_server_job_takes_the_fewest_nodes_that_hold_an_even_split():
@@ -101,28 +65,3 @@ def test_first_fit_takes_nodes_in_order():
         cluster, {n: job(n) for n in "ab"}, {"a": Allocation("t4", 3), "b": Allocation("t4", 2)}, {}
     )
     assert placed["b"] == (NodeShare(0, 1), NodeShare(1, 1))
-
-
-@given(sizes=st.lists(st.integers(1, 5_000_000), min_size=1, max_size=60), num_servers=st.integers(1, 12))
-def test_no_parameter_is_lost(sizes, num_servers):
-    for held in (assign_blocks(sizes, num_servers), assign_by_threshold(sizes, num_servers)):
-        assert len(held) == num_servers
-        assert sum(map(sum, held)) == sum(sizes)
-
-
-def test_resnet50_on_ten_servers_as_published():
-    """Optimus, section 5.3: the size gap falls from 3.6 M to 0.1 M and the request gap to 1, with fewer requests."""
-    from studies.schedule.placement_study import resnet50_blocks
-
-    sizes = resnet50_blocks()
-    assert (len(sizes), sum(sizes)) == (161, 25_557_032)
-    ours, theirs = balance(assign_blocks(sizes, 10)), balance(assign_by_threshold(sizes, 10))
-    assert round(ours.size_gap / 1e6, 1) == 0.1 < theirs.size_gap / 1e6
-    assert ours.request_gap <= 1 < theirs.request_gap
-    assert ours.num_requests < theirs.num_requests
-
-
-@pytest.mark.parametrize(("sizes", "num_servers"), [([], 2), ([1], 0), ([0], 1)])
-def test_blocks_that_cannot_be_meant(sizes, num_servers):
-    with pytest.raises(InvalidSetupError):
-        assign_blocks(sizes, num_servers)

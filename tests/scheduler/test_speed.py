@@ -2,7 +2,6 @@
 
 from itertools import product
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +9,7 @@ from scheduler_cases import speed
 
 from forerun.errors import InvalidSetupError
 from forerun.scheduler.speed import DataParallelSpeed, MeasuredSpeed, SynchronousServerSpeed
-from forerun.scheduler.speed_fit import StepPoint, fit_data_parallel, fit_server_speed
+from forerun.scheduler.speed_fit import StepPoint, fit_data_parallel
 
 # Peng et al. 2018, table 2, synchronous training of ResNet-50.
 OPTIMUS_SYNC = (1.02, 2.78, 4.92, 0.00, 0.02)
@@ -99,18 +98,6 @@ def test_without_points_on_several_nodes_they_cost_a_little_more_than_one():
     assert found.node_sync_s == pytest.approx(1.1 * found.local_sync_s)
 
 
-def test_a_server_fit_finds_its_coefficients():
-    true = server_speed(*OPTIMUS_SYNC)
-    grid = [(w, p) for w in (1, 2, 4, 8) for p in (1, 3, 6, 12)]
-    workers, servers = zip(*grid, strict=True)
-    found = fit_server_speed(workers, servers, [true(w, p) for w, p in grid])
-    assert [found(w, p) for w, p in [(3, 5), (16, 16)]] == pytest.approx(
-        [true(w, p) for w, p in [(3, 5), (16, 16)]]
-    )
-
-
 def test_fits_refuse_nothing_and_nonsense():
     with pytest.raises(InvalidSetupError):
         fit_data_parallel([])
-    with pytest.raises(InvalidSetupError):
-        fit_server_speed([1], [1], [np.nan])

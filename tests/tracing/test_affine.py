@@ -11,11 +11,12 @@ from torch import nn
 from traced_steps import graph_of, setup_of
 
 from forerun.graph.graph import OpClass, StepPart, at_batch
+from forerun.run.model import ModelRequest
 from forerun.run.setup import OptimizerImplementation
 from forerun.tracing.affine import are_comparable, is_affine, join_traces
 from forerun.tracing.models.sources import build_model
 from forerun.tracing.step import record_step
-from forerun.tracing.trace import ModelRequest, trace, trace_built
+from forerun.tracing.trace import trace, trace_built
 
 AFFINE_OPS = ("flops", "read_bytes", "write_bytes", "gemm", "elements")
 

@@ -18,11 +18,12 @@ from forerun.errors import (
     UsageError,
 )
 from forerun.graph.graph import OpClass, StepPart
+from forerun.run.model import ModelRequest, is_keras, own_layout
 from forerun.run.setup import Layout, Phase, Precision, TrainingSetup
 from forerun.tracing.keras import source as keras_source
 from forerun.tracing.keras.request import KerasRequest, error_from, error_text
-from forerun.tracing.keras.source import is_keras, own_layout, trace_keras
-from forerun.tracing.trace import ModelRequest, trace
+from forerun.tracing.keras.source import trace_keras
+from forerun.tracing.trace import trace
 
 needs_keras = pytest.mark.skipif(util.find_spec("keras") is None, reason="the extra 'keras' is not installed")
 KERAS = TrainingSetup(layout=Layout.NHWC)

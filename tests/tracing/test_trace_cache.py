@@ -15,8 +15,9 @@ from torch import nn
 
 from forerun.errors import UnknownModelError
 from forerun.graph.file import read_graph, write_graph
+from forerun.run.model import ModelRequest
 from forerun.run.setup import Layout, OptimizerImplementation, Phase, Precision, TrainingSetup
-from forerun.tracing.trace import ModelRequest, cache_folder, trace
+from forerun.tracing.trace import cache_folder, trace
 
 torch.set_num_threads(1)
 SOURCE = Path(__file__).parents[2] / "src"
@@ -24,7 +25,8 @@ REQUEST = ModelRequest(model="cnn:depth=1,base_filters=4")
 SETUP = TrainingSetup()
 QUESTION = """
 import sys
-from forerun.tracing.trace import ModelRequest, trace
+from forerun.run.model import ModelRequest
+from forerun.tracing.trace import trace
 from forerun.graph.file import read_graph, write_graph
 from forerun.run.setup import TrainingSetup
 graph = trace(ModelRequest(model="cnn:depth=1,base_filters=4"), TrainingSetup(batch_size_per_device=77))

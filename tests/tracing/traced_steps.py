@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 
 from forerun.graph.graph import AllocationKind, MemoryEvent
+from forerun.run.model import ModelRequest
 from forerun.run.setup import Phase, Precision, TrainingSetup
 from forerun.tracing.models.sources import build_model
 from forerun.tracing.step import record_step
-from forerun.tracing.trace import ModelRequest, trace
+from forerun.tracing.trace import trace
 
 torch.set_num_threads(1)
 

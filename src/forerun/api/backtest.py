@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +17,7 @@ from forerun.convergence.curve_files import find_curve_files, read_curve
 from forerun.convergence.schedule import Schedule
 from forerun.errors import RecordError
 
-__all__ = ["Backtest", "ReferenceBacktest", "backtest", "backtest_reference"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReferenceBacktest:
-    """The back-test on the public tables.
-
-    Attributes:
-        section: The section of the accuracy page, Markdown.
-        scheduled: Forecasters and tiers on the table with known schedules.
-    """
-
-    section: str
-    scheduled: Backtest
+__all__ = ["Backtest", "backtest"]
 
 
 def backtest(
@@ -84,21 +70,3 @@ def _stored_runs(folder: Path, metric: str | None, schedule: Schedule | None) ->
             )
         )
     return found
-
-
-def backtest_reference(save: str | Path | None = None) -> ReferenceBacktest:
-    """Tests all forecasters on the public learning curves.
-
-    Args:
-        save: File for the figures that come with the package.
-
-    Raises:
-        RecordError: The public tables were not found.
-    """
-    from studies.forecast.section import forecast_section
-    from studies.reference_run import forecast_figures
-    from studies.tables.reference_steps import require_reference_folder
-
-    folder = require_reference_folder()
-    figures = forecast_figures(folder, None if save is None else Path(save))
-    return ReferenceBacktest(section=forecast_section(figures), scheduled=figures.curves.scheduled)

@@ -13,8 +13,9 @@ from forerun.fitting.layer_net import LayerNetwork
 from forerun.fitting.model_file import TrainedModel, save_model_file
 from forerun.fitting.trained_models import load_trained, step_rows
 from forerun.hardware import find_device
+from forerun.run.model import ModelRequest
 from forerun.run.setup import Layout, OptimizerImplementation, Phase, Precision, TrainingSetup
-from forerun.tracing.trace import ModelRequest, trace
+from forerun.tracing.trace import trace
 
 if TYPE_CHECKING:
     from forerun.fitting.regressor_fit import FitResult

@@ -21,10 +21,10 @@ from forerun.measurement.protocol import Protocol
 from forerun.measurement.runners.data_parallel_runner import check_strategy
 from forerun.records.importers.model_names import subject_family
 from forerun.records.measurement import JobKind, Scalar
+from forerun.run.model import ModelRequest, is_keras, own_layout
 from forerun.run.setup import Phase
 from forerun.tracing.keras.networks import KERAS_FAMILIES, check_keras_name
-from forerun.tracing.keras.source import is_keras, own_layout
-from forerun.tracing.trace import ModelRequest, trace
+from forerun.tracing.trace import trace
 
 __all__ = ["MeasurementRun", "measure_grid", "measure_layers", "measure_link", "measure_model"]
 

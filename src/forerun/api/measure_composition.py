@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forerun.answers import Answer, fields_of
+from forerun.answers import Answer
 from forerun.api.measure_jobs import MeasurementRun, measure_jobs
-from forerun.errors import RecordError
 from forerun.fitting.compositions import Composition, measured_compositions
 from forerun.measurement.composition_jobs import composition_jobs
 from forerun.measurement.device_index import gpu_index
 from forerun.measurement.progress import Event
 from forerun.measurement.protocol import Protocol
 from forerun.records.importers.model_names import subject_family
-from forerun.tracing.trace import ModelRequest
+from forerun.run.model import ModelRequest
 
-__all__ = ["CompositionRun", "measure_composition", "recorded_compositions"]
+__all__ = ["CompositionRun", "measure_composition"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,15 +34,7 @@ class CompositionRun(Answer):
 
     def json_fields(self) -> dict[str, Any]:
         """What the run says, and the compositions."""
-        return {**self.run.json_fields(), "compositions": [_row(row) for row in self.compositions]}
-
-
-def _row(row: Composition) -> dict[str, Any]:
-    return {
-        **fields_of(row),
-        "overshoot_before": row.overshoot_before,
-        "overshoot_after": row.overshoot_after,
-    }
+        return {**self.run.json_fields(), "compositions": self.compositions}
 
 
 def measure_composition(
@@ -95,17 +85,3 @@ def measure_composition(
     overlaps = gpu_index(device) is not None
     rows = measured_compositions(networks, run.measurements, overlaps=overlaps)
     return CompositionRun(run=run, compositions=tuple(rows))
-
-
-def recorded_compositions() -> dict[str, list[Composition]]:
-    """Networks beside their layers, by machine: from the shipped records and, if they are there, the public tables."""
-    from forerun.fitting.compositions import published_compositions
-    from studies.own.records import composition_rows, own_device, own_record_folders
-    from studies.tables.reference_steps import require_reference_folder
-
-    panels = {
-        f"{own_device(folder).title}, PyTorch": composition_rows(folder) for folder in own_record_folders()
-    }
-    with suppress(RecordError):  # without the public tables the shipped records stand on their own
-        panels["P100, Keras (published)"] = published_compositions(require_reference_folder())
-    return panels

@@ -14,7 +14,8 @@ from forerun.errors import InvalidSetupError
 from forerun.hardware.container import container_limits
 from forerun.measurement.image_loading import image_files, loader_rates, loading_times
 from forerun.prediction.estimate import Interval
-from forerun.prediction.input_pipeline import InputPipeline, loader_rate_samples_per_s, workers_needed
+from forerun.prediction.input_pipeline import loader_rate_samples_per_s, workers_needed
+from forerun.run.input_pipeline import InputPipeline
 
 __all__ = ["LoaderRate", "LoaderRun", "measure_loader"]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from forerun.api.predicted_speeds import Links, predicted_speeds
 from forerun.errors import InvalidSetupError
-from forerun.prediction.job import find_dataset
+from forerun.run.job import find_dataset
 from forerun.scheduler.cluster import Cluster
 from forerun.scheduler.curve_forecast import CurveForecast
 from forerun.scheduler.job import DataParallelTraining, Job

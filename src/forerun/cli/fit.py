@@ -17,18 +17,14 @@ if TYPE_CHECKING:
 
 __all__ = ["fit"]
 
-_PUBLIC_MODELS = ("op", "scaling")
-_MODELS = ("ann", "linear", "boosting", "layers", *_PUBLIC_MODELS)
+_MODELS = ("ann", "linear", "boosting", "layers", "op")
 
 
 def fit(
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Where the fitted model goes.")],
     records: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[RECORDS]...", help="Stores or tables of measurements; none: the public tables."
-        ),
-    ] = None,
+        list[str], typer.Argument(metavar="RECORDS...", help="Stores or tables of measurements.")
+    ],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Where the fitted model goes.")],
     model: Annotated[
         str,
         typer.Option(metavar="NAME", help=f"What to fit: {', '.join(_MODELS)}."),
@@ -50,28 +46,16 @@ def fit(
     plots: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Write plots of the fit and of RECORDS there.")
     ] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="With the public tables: a sample of the rows and a short fit.")
-    ] = False,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Fit a model to measured steps or layers, or the cost model to the public tables (hours of work)."""
+    """Fit a model to measured steps or layers."""
     if model not in _MODELS:
         raise UsageError(
             f"unknown model '{model}'{near_matches(model, _MODELS)}; expected one of {', '.join(_MODELS)}"
         )
     if not out.parent.is_dir():
         raise UsageError(f"the folder of '{out}' does not exist; create it or choose another with --out")
-    if not records:
-        _refuse_without_records(model, {"--on": on, "--hidden": hidden, "--loss": loss, "--seeds": seeds,
-                                        "--epochs": epochs, "--plots": plots, "--json": as_json or None})  # fmt: skip
-        _fit_public_tables(model, out, quick, debug)
-        return
-    if model == "scaling":
-        raise UsageError("the constants of scaling are fitted to the public tables; leave RECORDS out")
-    if quick:
-        raise UsageError("--quick shortens the fit to the public tables; leave it out with RECORDS")
     if plots is not None and not plots.is_dir():
         raise UsageError(f"the folder '{plots}' does not exist; create it or choose another with --plots")
     with quiet_libraries(debug=debug):
@@ -86,33 +70,6 @@ def fit(
 
         print_page(fit_page(result, summary), page_width(TABLE_WIDTH_IN_A_PIPE))
     typer.echo(f"model written to {out}", err=True)
-
-
-def _refuse_without_records(model: str, options: dict[str, object]) -> None:
-    """Without records only what is fitted to the public tables can be, as it is."""
-    if model not in _PUBLIC_MODELS:
-        raise UsageError(
-            f"a model of kind {model} is fitted to measurements; name them, as in: "
-            f"forerun fit RECORDS --model {model} --out FILE"
-        )
-    given = [name for name, value in options.items() if value is not None]
-    if given:
-        raise UsageError(
-            f"{', '.join(given)} need RECORDS; leave them out to fit the cost model to the public tables"
-        )
-
-
-def _fit_public_tables(model: str, out: Path, quick: bool, debug: bool) -> None:
-    from forerun.api.predict import fit_op_model, fit_scaling_model
-
-    if model == "scaling" and quick:
-        raise UsageError("the fit of scaling takes some minutes as it is; leave --quick out")
-    with quiet_libraries(debug=debug):
-        if model == "scaling":
-            fit_scaling_model(out)
-        else:
-            fit_op_model(out, quick)
-    typer.echo(f"weights written to {out}", err=True)
 
 
 def _choices(

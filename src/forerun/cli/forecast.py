@@ -88,7 +88,7 @@ def forecast(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Test forecasters on finished runs, a sub-folder being a job; 'reference': the public tables.",
+            help="Test forecasters on finished runs, a sub-folder being a job.",
         ),
     ] = None,
     save: Annotated[

@@ -10,7 +10,6 @@ from forerun.cli.output import page_width, print_json, print_page, quiet_librari
 
 __all__ = [
     "PAGE_WIDTH",
-    "REFERENCE",
     "compare_configurations",
     "evaluate_forecasters",
     "forecast_batch_sizes",
@@ -18,7 +17,6 @@ __all__ = [
 ]
 
 PAGE_WIDTH = 110
-REFERENCE = "reference"
 
 
 def evaluate_forecasters(
@@ -30,17 +28,11 @@ def evaluate_forecasters(
     plot: Path | None,
     debug: bool,
 ) -> None:
-    """Prints a back-test; on the public tables the section of the accuracy page."""
+    """Prints a back-test."""
     import forerun
-    from forerun.api.backtest import backtest_reference
 
-    section = None
     with quiet_libraries(debug=debug):
-        if str(folder) == REFERENCE:
-            reference = backtest_reference(save)
-            found, section = reference.scheduled, reference.section
-        else:
-            found = forerun.backtest(folder, metric=metric, schedule=schedule, save=save)
+        found = forerun.backtest(folder, metric=metric, schedule=schedule, save=save)
     if plot is not None:
         from forerun.report.forecast_plots import backtest_plot
 
@@ -48,12 +40,9 @@ def evaluate_forecasters(
     if as_json:
         print_json(found.as_dict())
         return
-    if section is None:
-        from forerun.report.forecast_page import backtest_page
+    from forerun.report.forecast_page import backtest_page
 
-        print_page(backtest_page(found), page_width(PAGE_WIDTH))
-    else:
-        typer.echo(section)
+    print_page(backtest_page(found), page_width(PAGE_WIDTH))
     for path, words in ((save, "figures"), (plot, "plot")):
         if path is not None:
             typer.echo(f"{words} written to {path}", err=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import sys
 from typing import Annotated
 
 import typer
@@ -19,6 +17,7 @@ from forerun.cli.forecast import forecast
 from forerun.cli.hardware import hardware
 from forerun.cli.measure.commands import measure
 from forerun.cli.options import DebugOption
+from forerun.cli.output import show_any_sign
 from forerun.cli.plan import plan
 from forerun.cli.predict import predict
 from forerun.cli.profile import profile
@@ -27,6 +26,7 @@ from forerun.cli.report import report
 from forerun.cli.scale import scale
 from forerun.cli.schedule import schedule
 from forerun.cli.serve import serve
+from forerun.cli.settings import GroupedHelp
 from forerun.cli.tune import tune
 
 __all__ = ["app", "run"]
@@ -40,14 +40,16 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("predict", short_help="Predict time, memory and cost of training.")(predict)
-app.command("plan", short_help="Find the best configuration within limits.")(plan)
+app.command("predict", cls=GroupedHelp, short_help="Predict time, memory and cost of training.")(predict)
+app.command("plan", cls=GroupedHelp, short_help="Find the best configuration within limits.")(plan)
 app.command("profile", short_help="Tell where a training script spends its time.")(profile)
 app.command("tune", short_help="Find a better configuration of a training script.")(tune)
 app.command("compare", short_help="Run two configurations in turns and compare them.")(compare)
 app.command("apply", short_help="Run a script with a configuration that was found.")(apply)
 app.add_typer(hardware, name="hardware")
-app.command("scale", short_help="Predict how training scales with devices or servers.")(scale)
+app.command("scale", cls=GroupedHelp, short_help="Predict how training scales with devices or servers.")(
+    scale
+)
 app.command("forecast", short_help="Forecast when a run reaches an accuracy.")(forecast)
 app.command("evaluate", short_help="Compare predictions with measured steps.")(evaluate)
 app.add_typer(measure, name="measure")
@@ -55,7 +57,7 @@ app.command("calibrate", short_help="Measure this machine and fit the cost model
 app.add_typer(records, name="records")
 app.command("report", short_help="Make one document of a plan or prediction.")(report)
 app.command("serve", short_help="Serve the what-if page and JSON over HTTP.")(serve)
-app.command("fit", short_help="Fit a cost model to reference tables.")(fit)
+app.command("fit", short_help="Fit a model to measured steps or layers.")(fit)
 app.command("schedule", short_help="Share a cluster among jobs: who gets what, and when is each done.")(
     schedule
 )
@@ -82,8 +84,5 @@ def root(
 
 def run() -> None:
     """Entry point of the command ``forerun``."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            # A terminal that cannot show a sign shows '?' instead of ending the command.
-            stream.reconfigure(errors="replace")
+    show_any_sign()
     app(prog_name="forerun")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import sys
@@ -13,10 +14,24 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["TABLE_WIDTH_IN_A_PIPE", "page_width", "print_json", "print_page", "quiet_libraries"]
+__all__ = [
+    "TABLE_WIDTH_IN_A_PIPE",
+    "page_width",
+    "print_json",
+    "print_page",
+    "quiet_libraries",
+    "show_any_sign",
+]
 
 TABLE_WIDTH_IN_A_PIPE = 140
 """A pipe has no width; wide enough that a line of a table stays one line for grep."""
+
+
+def show_any_sign() -> None:
+    """Lets a terminal that cannot show a sign show '?' instead of ending the command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def print_json(answer: Mapping[str, Any]) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from forerun.errors import InvalidSetupError
+from forerun.run.sharing import DEFAULT_BUCKET_BYTES
 
 __all__ = [
-    "DEFAULT_BUCKET_BYTES",
     "FIRST_BUCKET_BYTES",
     "Bucket",
     "Gradient",
@@ -18,8 +18,6 @@ __all__ = [
 
 FIRST_BUCKET_BYTES = 1024**2
 """PyTorch, torch/csrc/distributed/c10d/reducer.hpp: kDefaultFirstBucketBytes."""
-DEFAULT_BUCKET_BYTES = 25 * 1024**2
-"""Default of ``bucket_cap_mb`` of DistributedDataParallel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

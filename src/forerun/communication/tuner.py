@@ -10,7 +10,6 @@ Left out: CollNet and NVLS, which need a switch that reduces, and the tuner's st
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import lru_cache
 from math import floor, log2
 
@@ -21,17 +20,9 @@ from forerun.communication.collectives import (
 from forerun.errors import InvalidSetupError
 from forerun.hardware.cluster import Cluster, require_link
 from forerun.hardware.link import Link, LinkKind
+from forerun.run.sharing import Algorithm
 
-__all__ = ["Algorithm", "AllReduce", "Choice", "all_reduce_of", "nccl_choice"]
-
-
-class Algorithm(StrEnum):
-    """How an all-reduce runs."""
-
-    AUTO = "auto"
-    RING = "ring"
-    TREE = "tree"
-    HIERARCHICAL = "hierarchical"
+__all__ = ["AllReduce", "Choice", "all_reduce_of", "nccl_choice"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """What back-tests leave behind: errors and quantiles per tier and share of the run, as a small JSON file.
 
-The file that comes with the package was made from the public curve tables by ``forerun evaluate --reference``'s study;
+The file that comes with the package was made from the public curve tables by the back-test of the studies;
 ``forerun forecast --evaluate DIR --save FILE`` makes one from a user's own finished runs.
 """
 

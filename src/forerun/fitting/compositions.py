@@ -1,21 +1,18 @@
-"""Sum of layers against whole network: measured here, and as published for a P100.
-
-Published: the layers of two small networks timed one by one, and Keras training runs of the networks
-(github.com/profnote/ml-performance-prediction, tables ``iit_layers`` and ``iit_e2e``).
-"""
+"""Sum of layers against whole network, measured."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
+from typing import Any
 
+from forerun.answers import Answer, fields_of
 from forerun.errors import MeasurementError
 from forerun.measurement.composition_jobs import EMPTY_NETWORK_LAYERS, CompositionJobs, LayerJobs
 from forerun.measurement.jobs import MeasurementJob
+from forerun.measurement.measured_job import job_of
 from forerun.optime.composition import (
-    HostCosts,
     host_costs,
     marginal_time_s,
     overlapped_step_time_s,
@@ -23,14 +20,11 @@ from forerun.optime.composition import (
 )
 from forerun.records.measurement import Measurement, Outcome
 
-__all__ = ["Composition", "measured_compositions", "published_compositions"]
-
-_LAYERS_WITHOUT_WORK = ("mnist_cnn/fc2", "cifar10_cnn/fc3", "cifar10_cnn/fc4")
-"""Dense layers of at most 33,000 weights: under 1 us of a P100, so their time alone is that of a call."""
+__all__ = ["Composition", "measured_compositions"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Composition:
+class Composition(Answer):
     """A network beside the sum of its layers.
 
     Attributes:
@@ -63,6 +57,11 @@ class Composition:
         """Composed step over the step, less one."""
         return self.composed_s / self.measured_s - 1
 
+    def json_fields(self) -> dict[str, Any]:
+        """The fields, and the overshoots as fractions."""
+        overshoots = {name: getattr(self, name) for name in ("overshoot_before", "overshoot_after")}
+        return {**fields_of(self), **overshoots}
+
 
 def measured_compositions(
     networks: Sequence[CompositionJobs], measurements: Iterable[Measurement], *, overlaps: bool
@@ -77,19 +76,13 @@ def measured_compositions(
     Raises:
         MeasurementError: A job has no finished measurement.
     """
-    found = {_identity_of(m): m for m in measurements if m.outcome is Outcome.DONE}
+    found = {job_of(m).to_json(): m for m in measurements if m.outcome is Outcome.DONE}
     return [_composition(jobs, found, overlaps=overlaps) for jobs in networks]
-
-
-def _identity_of(what: MeasurementJob | Measurement) -> str:
-    return MeasurementJob(
-        kind=what.kind, subject=what.subject, family=what.family, parameters=what.parameters
-    ).to_json()
 
 
 def _composition(jobs: CompositionJobs, found: Mapping[str, Measurement], *, overlaps: bool) -> Composition:
     def measurement(job: MeasurementJob) -> Measurement:
-        if (one := found.get(_identity_of(job))) is None:
+        if (one := found.get(job.to_json())) is None:
             raise MeasurementError(
                 f"{job.subject} of {jobs.whole.subject} has no finished measurement; run the same command again, or "
                 "look for its reason with: forerun records list"
@@ -129,53 +122,3 @@ def _composition(jobs: CompositionJobs, found: Mapping[str, Measurement], *, ove
 def _time_s(measurement: Measurement) -> float:
     summary = measurement.summary
     return median(measurement.repetitions_s) if summary is None else summary.median_s
-
-
-def published_compositions(folder: Path) -> list[Composition]:
-    """The two networks of the P100 tables at eight batch sizes each.
-
-    The layers were timed in another loop than the networks, so c and h cannot come from them: they are solved from the
-    steps of the two networks at the smallest batch, whose work hardly shows. The other fourteen steps are predicted.
-
-    Args:
-        folder: Folder of the public tables.
-    """
-    import pandas as pd
-
-    runs = pd.read_parquet(folder / "iit_e2e.parquet")
-    runs = runs[runs["sum_of_measured_layers_ms"].notna() & (runs["n_gpus"] == 1)]
-    layers = pd.read_parquet(folder / "iit_layers.parquet")
-    layers = layers[layers["model_layer"].notna() & (layers["n_gpus"] == 1)]
-    cases: dict[tuple[str, int], tuple[list[float], float]] = {}
-    for run in runs.to_dict("records"):
-        name, batch_size = str(run["model"]), int(run["batch_size_per_gpu"])
-        chosen = layers["model_layer"].str.startswith(f"{name}/") & (layers["batch_size"] == batch_size)
-        times_ms = layers.loc[chosen, "time_ms_median"]
-        timed = [float(time_ms) / 1e3 for time_ms in times_ms]
-        cases[name, batch_size] = timed, float(run["time_ms_step"]) / 1e3
-    without_work = layers["model_layer"].isin(_LAYERS_WITHOUT_WORK)
-    alone_s = float(layers.loc[without_work, "time_ms_median"].median()) / 1e3
-    costs = _solved_costs(alone_s, cases)
-    return [
-        Composition(
-            network=name.replace("_", "-"),
-            batch_size=batch_size,
-            num_layers=len(timed),
-            sum_of_layers_s=sum(timed),
-            composed_s=overlapped_step_time_s(timed, costs),
-            measured_s=measured_s,
-        )
-        for (name, batch_size), (timed, measured_s) in sorted(cases.items())
-    ]
-
-
-def _solved_costs(
-    alone_s: float, cases: Mapping[tuple[str, int], tuple[Sequence[float], float]]
-) -> HostCosts:
-    """Costs of calls from the smallest batch of two networks."""
-    smallest: dict[str, int] = {}
-    for name, batch_size in cases:
-        smallest[name] = min(batch_size, smallest.get(name, batch_size))
-    steps = sorted((len(layers), step_s) for layers, step_s in (cases[key] for key in smallest.items()))
-    (few, few_s), (many, many_s) = steps[0], steps[-1]
-    return host_costs(alone_s, (few, many), (few_s, many_s))

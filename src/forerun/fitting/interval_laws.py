@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from forerun.fitting.conformal import conformal_quantile, group_weights
 
-__all__ = ["IntervalCheck", "IntervalLaw", "check_law", "fit_law"]
+__all__ = ["IntervalLaw", "fit_law"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -37,21 +37,6 @@ class IntervalLaw:
         return widths
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IntervalCheck:
-    """Coverage on groups the law was not fitted to.
-
-    Attributes:
-        coverage: Share of rows inside, each group alike.
-        worst_coverage: That of the worst group.
-        median_half_width: Median of exp(half-width) - 1, the upper half-width as a fraction of the value.
-    """
-
-    coverage: float
-    worst_coverage: float
-    median_half_width: float
-
-
 def fit_law(residuals: Floats, spread: Floats, groups: Sequence[object], target: float = 0.9) -> IntervalLaw:
     """The law with the narrowest mean interval that covers the target share.
 
@@ -69,21 +54,3 @@ def fit_law(residuals: Floats, spread: Floats, groups: Sequence[object], target:
             IntervalLaw(quantile=float(conformal_quantile(scores, target, weights)), base=_BASE, slope=slope)
         )
     return min(laws, key=lambda law: float(np.average(law.half_widths(spread), weights=weights)))
-
-
-def check_law(
-    residuals: Floats, spread: Floats, groups: Sequence[object], target: float = 0.9
-) -> IntervalCheck:
-    """Coverage of each group by a law fitted to the other groups."""
-    names = np.asarray([str(group) for group in groups])
-    shares, widths = [], np.empty(len(residuals))
-    for name in np.unique(names):
-        inside = names == name
-        law = fit_law(residuals[~inside], spread[~inside], names[~inside].tolist(), target)
-        widths[inside] = law.half_widths(spread[inside])
-        shares.append(float((np.abs(residuals[inside]) <= widths[inside]).mean()))
-    return IntervalCheck(
-        coverage=float(np.mean(shares)),
-        worst_coverage=min(shares),
-        median_half_width=float(np.expm1(np.median(widths))),
-    )

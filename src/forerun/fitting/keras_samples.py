@@ -12,10 +12,11 @@ from forerun.graph.graph import Graph
 from forerun.measurement.job_parameters import setup_of, text_of
 from forerun.records.measurement import JobKind, Measurement
 from forerun.records.step_view import as_step_record
+from forerun.run.model import ModelRequest
 from forerun.run.setup import Phase, TrainingSetup
 from forerun.tracing.keras.request import KerasRequest
 from forerun.tracing.keras.source import trace_keras_requests
-from forerun.tracing.trace import ModelRequest, trace_keras_models
+from forerun.tracing.trace import trace_keras_models
 
 __all__ = ["keras_graphs", "keras_layer_request"]
 

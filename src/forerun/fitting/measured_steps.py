@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
 
 from forerun.errors import ForerunError
 from forerun.graph.graph import Graph
@@ -17,17 +14,16 @@ from forerun.optime.fit import StepSample
 from forerun.optime.rows import DistinctOps, distinct_ops
 from forerun.optime.weights import system_key
 from forerun.records.step_record import StepRecord
+from forerun.run.model import ModelRequest
 from forerun.run.setup import TrainingSetup
-from forerun.tracing.trace import ModelRequest, trace
+from forerun.tracing.trace import trace
 
 __all__ = [
     "Measured",
     "SkippedModel",
     "is_measured_network",
     "measured_steps",
-    "print_progress",
     "request_of",
-    "trace_all",
 ]
 
 
@@ -117,49 +113,6 @@ def is_measured_network(record: StepRecord, graph: Graph) -> bool:
     return abs(graph.num_parameters - counted) <= _PARAMETER_ROUNDING + counted * _FLOAT32_ROUNDING
 
 
-def _trace_one(job: tuple[ModelRequest, TrainingSetup]) -> str:
-    """Traces into the cache; the reason if that failed."""
-    try:
-        trace(*job)
-    except ForerunError as error:
-        return str(error)
-    return ""
-
-
-def _use_one_thread() -> None:
-    import torch
-
-    torch.set_num_threads(1)
-
-
-def trace_all(
-    jobs: Iterable[tuple[ModelRequest, TrainingSetup]],
-    num_processes: int = 2,
-    report: Callable[[int, int], None] | None = None,
-) -> dict[tuple[ModelRequest, TrainingSetup], str]:
-    """Traces everything that is not in the cache yet, in worker processes.
-
-    Args:
-        jobs: Models with setups; the batch size of a setup does not matter.
-        num_processes: Workers.
-        report: Called with (done, all) as work proceeds.
-
-    Returns:
-        The reason for each job that failed, empty for the others.
-    """
-    distinct = list(dict.fromkeys(jobs))
-    reasons: dict[tuple[ModelRequest, TrainingSetup], str] = {}
-    context = get_context("spawn")
-    with ProcessPoolExecutor(num_processes, mp_context=context, initializer=_use_one_thread) as pool:
-        for done, (job, reason) in enumerate(
-            zip(distinct, pool.map(_trace_one, distinct, chunksize=4), strict=True), start=1
-        ):
-            reasons[job] = reason
-            if report is not None:
-                report(done, len(distinct))
-    return reasons
-
-
 def measured_steps(
     records: Sequence[StepRecord],
     requests: Sequence[ModelRequest] | None = None,
@@ -213,13 +166,3 @@ def measured_steps(
 
 def _without_batch(setup: TrainingSetup) -> TrainingSetup:
     return replace(setup, batch_size_per_device=1)
-
-
-def print_progress(what: str) -> Callable[[int, int], None]:
-    """A reporter that writes a line to stderr now and then."""
-
-    def report(done: int, total: int) -> None:
-        if done % 100 == 0 or done == total:
-            print(f"{what}: {done} of {total}", file=sys.stderr, flush=True)
-
-    return report

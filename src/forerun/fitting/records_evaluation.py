@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,15 +36,44 @@ from forerun.prediction.step import PreparedModel, predict_intervals, provenance
 from forerun.records.importers.timm_csv import read_timm_csv
 from forerun.records.step_record import StepRecord
 from forerun.records.step_view import read_steps as read_measured_steps
+from forerun.run.setup import Layout, Precision
 from forerun.tracing.trace import trace
 
-__all__ = ["Evaluation", "evaluate_records", "read_steps"]
+__all__ = ["Evaluation", "TimmRun", "evaluate_records", "read_steps"]
 
 Floats = npt.NDArray[np.float64]
 
 _UNFITTED = ("roofline", "pytorch rule")
 _MIN_FITTED_ROWS = 10
 _CALIBRATED = "forerun, fitted to this table"
+_OPTIONS = {
+    "precision": "--precision",
+    "layout": "--layout",
+    "compile": "--compile",
+    "framework_version": "--torch-version",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimmRun:
+    """The options of timm's benchmark script that its CSV does not hold; None is what the importer takes.
+
+    Attributes:
+        precision: Numeric recipe.
+        layout: Memory order of images.
+        compile: Whether the steps ran under torch.compile.
+        framework_version: PyTorch version.
+    """
+
+    precision: Precision | None = None
+    layout: Layout | None = None
+    compile: bool = False
+    framework_version: str | None = None
+
+    def given(self) -> dict[str, Any]:
+        """What was said, by name."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if value not in (None, False)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +106,7 @@ class Evaluation(Answer):
 
 
 def read_steps(
-    path: str | Path, file_format: str, devices: Sequence[str], options: Mapping[str, Any] | None = None
+    path: str | Path, file_format: str, devices: Sequence[str], run: TimmRun | None = None
 ) -> list[StepRecord]:
     """Records of a file or store.
 
@@ -86,8 +115,13 @@ def read_steps(
         file_format: "timm" for the CSV of timm's benchmark script, "forerun" for the own format, "auto" for what its
             columns say.
         devices: For timm the device it ran on; for forerun the devices to keep, all if empty.
-        options: For timm the precision, layout, compiler and PyTorch version of the run.
+        run: For timm what the file does not say of its run.
+
+    Raises:
+        UsageError: The format or a device is not known, or something is said that each row of the table says itself.
+        RecordError: The table cannot be used, or no row is left.
     """
+    given = run.given() if run is not None else {}
     if file_format == "auto":
         file_format = "timm" if _has_timm_columns(path) else "forerun"
     if file_format == "timm":
@@ -95,9 +129,15 @@ def read_steps(
             raise InvalidSetupError(
                 f"a timm table does not name its device: give exactly one with --on DEVICE, got {len(devices)}"
             )
-        return read_timm_csv(path, find_device(devices[0]).name, **(options or {}))
+        return read_timm_csv(path, find_device(devices[0]).name, **given)
     if file_format != "forerun":
         raise InvalidSetupError(f"unknown format '{file_format}'; expected auto, timm or forerun")
+    if given:
+        options = ", ".join(_OPTIONS[name] for name in given)
+        raise InvalidSetupError(
+            f"every row of {Path(path).name} says how it was measured, and {options} would only say it of a timm "
+            "table; leave it out"
+        )
     records = read_measured_steps(path)
     if devices:
         wanted = {find_device(name).name for name in devices}
@@ -246,8 +286,11 @@ def _calibrated_errors(
 
 def _provenance_notes(steps: Sequence[Measured], weights: OpTimeWeights) -> list[str]:
     tiers = sorted({str(provenance_of(step.device, step.setup, weights)) for step in steps})
-    tables = weights.provenance["rows"]
     notes = [f"predictions rest on: {', '.join(tiers)}"]
+    seen = sorted({step.record.model for step in steps} & set(weights.provenance.get("models", ())))
+    if seen:
+        notes.append(f"the calibration was fitted to these models too: {', '.join(seen)}")
+    tables = weights.provenance.get("rows") or weights.provenance["started_from"]["rows"]
     if {step.record.source for step in steps} & {name.partition("/")[0] for name in tables}:
         notes.append(
             "rows of this table were used to fit the shipped model: the errors are not those of new rows"

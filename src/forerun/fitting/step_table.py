@@ -16,8 +16,9 @@ from forerun.graph.graph import Graph
 from forerun.hardware import find_device
 from forerun.hardware.device import Device
 from forerun.records.step_record import StepRecord
+from forerun.run.model import ModelRequest
 from forerun.run.setup import TrainingSetup
-from forerun.tracing.trace import ModelRequest, trace
+from forerun.tracing.trace import trace
 
 __all__ = ["StepTable", "step_table"]
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from forerun.errors import CatalogError, InvalidSetupError, UnknownDeviceError, near_matches
+from forerun.hardware.catalogue import matching_devices
 from forerun.hardware.device import Device
 from forerun.hardware.finder import find_device
 from forerun.hardware.link import Link
@@ -21,9 +22,11 @@ __all__ = [
     "parse_cluster",
     "parse_link",
     "require_link",
+    "split_spec",
 ]
 
-_SPEC = re.compile(r"(?:(\d+)\s*x\s*)?(\d+)\s*x\s*(.+)", re.IGNORECASE)
+_SPEC = re.compile(r"(?:(\d+)\s*[x*×]\s*)?(\d+)\s*[x*×]\s*(.+)", re.IGNORECASE)
+_COUNT_BEHIND = re.compile(r"(.+?)\s*[x*×]\s*(-?\d+)", re.IGNORECASE)
 _SIGNED = re.compile(r"\s*-\s*\d+\s*x|\d+\s*x\s*-\s*\d+\s*x", re.IGNORECASE)
 _RAILS = re.compile(r"(\d+)\s*x\s*(.+)", re.IGNORECASE)
 _MOST_DEVICES = 100_000
@@ -75,6 +78,14 @@ class Cluster:
     def num_devices(self) -> int:
         """All devices."""
         return self.num_nodes * self.num_devices_per_node
+
+    @property
+    def spec(self) -> str:
+        """The cluster as it is written: ``t4``, ``8xt4`` or ``4x8xh100-sxm``."""
+        if self.num_devices == 1:
+            return self.device.name
+        nodes = f"{self.num_nodes}x" if self.num_nodes > 1 else ""
+        return f"{nodes}{self.num_devices_per_node}x{self.device.name}"
 
     def with_devices(self, num_devices: int, num_nodes: int | None = None) -> Cluster:
         """The same machines with another number of devices: whole nodes are filled one after the other.
@@ -134,8 +145,9 @@ def parse_cluster(
         raise InvalidSetupError(
             f"numbers of nodes and devices must be at least 1, got '{spec}'; give NxMxDEVICE"
         )
-    found = _whole_spec(text)
-    nodes, devices, name = found if found else (1, num_devices_per_node or 1, text)
+    nodes, devices, name = split_spec(text)
+    if num_devices_per_node is not None and name == text:
+        devices = num_devices_per_node
     if nodes < 1 or devices < 1:
         raise InvalidSetupError(
             f"numbers of nodes and devices must be at least 1, got '{spec}'; give NxMxDEVICE"
@@ -143,9 +155,31 @@ def parse_cluster(
     return cluster_of(find_device(name), nodes, devices, intra=intra, inter=inter)
 
 
-def _whole_spec(text: str) -> tuple[int, int, str] | None:
+def split_spec(text: str) -> tuple[int, int, str]:
+    """Nodes, devices of a node, and the name of the device of one kind of machine; nothing is looked up but the name.
+
+    >>> split_spec("4x8xh100-sxm"), split_spec("8xt4"), split_spec("t4")
+    ((4, 8, 'h100-sxm'), (1, 8, 't4'), (1, 1, 't4'))
+
+    A number behind the name, ``t4x8``, is understood as well.
+
+    Raises:
+        InvalidSetupError: Unlike kinds are joined by a plus, where one kind is asked for.
+    """
+    if matching_devices(text) or text.lower() == "here":
+        return 1, 1, text
+    if "+" in text:
+        raise InvalidSetupError(
+            f"a run uses devices of one kind, got '{text}'; kinds joined by '+' make the cluster of forerun schedule"
+        )
     found = _SPEC.fullmatch(text)
-    return None if found is None else (int(found[1] or 1), int(found[2]), found[3])
+    if found is not None:
+        return int(found[1] or 1), int(found[2]), found[3]
+    behind = _COUNT_BEHIND.fullmatch(text)
+    # ``here`` with a number and names of the catalogue only: a device's own name may end in an x and a number.
+    if behind is not None and (matching_devices(behind[1]) or behind[1].lower() == "here"):
+        return 1, int(behind[2]), behind[1]
+    return 1, 1, text
 
 
 def cluster_of(

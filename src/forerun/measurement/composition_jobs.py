@@ -16,7 +16,7 @@ from forerun.measurement.layers.design import LAYERS_WITHOUT_WEIGHTS, layer_job
 from forerun.records.measurement import JobKind, Scalar
 
 if TYPE_CHECKING:
-    from forerun.tracing.trace import ModelRequest
+    from forerun.run.model import ModelRequest
 
 __all__ = ["EMPTY_NETWORK_LAYERS", "CompositionJobs", "LayerJobs", "composition_jobs"]
 

@@ -25,7 +25,6 @@ __all__ = [
     "MemoryEstimate",
     "MemoryPart",
     "Verdict",
-    "accelerate_rule_bytes",
     "estimate_memory",
     "fits",
     "plan_for_setup",
@@ -36,8 +35,6 @@ Verdict = Literal["yes", "no", "close"]
 
 CLOSE_FRACTION = 0.03
 """Half width of the band around the limit in which the verdict is "close"."""
-
-_ACCELERATE_BYTES_PER_PARAMETER = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,20 +83,6 @@ class MemoryEstimate:
     def limit_bytes(self) -> float:
         """What the tensors and the allocator need, without the overhead [bytes]."""
         return self.peak_bytes - self.overhead_bytes
-
-
-def accelerate_rule_bytes(
-    num_parameters: int, *, bytes_per_parameter: float = _ACCELERATE_BYTES_PER_PARAMETER
-) -> float:
-    """Memory by the common rule: 16 bytes per parameter, activations left out [bytes].
-
-    4 for the weight, 4 for its gradient and 8 for the two moments of Adam, all in fp32. A baseline only.
-
-    Source: Hugging Face Accelerate, "Model memory estimator" (total for training with Adam: 4 x model size).
-    """
-    if num_parameters < 0:
-        raise InvalidSetupError(f"a model has zero or more parameters, got {num_parameters}")
-    return num_parameters * bytes_per_parameter
 
 
 def estimate_memory(

@@ -17,7 +17,7 @@ power goes with f V^2: while the voltage V falls with the clock, a small loss of
 knee the voltage is at its least, and power falls in proportion to the clock. Time goes with the clock, that of
 arithmetic more than that of traffic. Power of the host, cooling and network is left out.
 
-Fitted by ``forerun evaluate --reference`` on ``zeus_epoch_time_power`` (You, Chung and Chowdhury, NSDI 2023): A40,
+Fitted by the study of energy on ``zeus_epoch_time_power`` (You, Chung and Chowdhury, NSDI 2023): A40,
 P100, Quadro RTX 6000 and V100, power limits from 100 W.
 """
 

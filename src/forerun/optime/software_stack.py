@@ -2,8 +2,8 @@
 
     step = factor * step in PyTorch + cost of a step
 
-The figures are fitted by ``studies.keras.stack_study``; the spread is the 90 % quantile of |log(measured / modelled)| with
-networks or GPUs held out.
+The figures come from the study of Keras on TensorFlow in the public tables; the spread is the 90 % quantile of
+|log(measured / modelled)| with networks or GPUs held out.
 """
 
 from __future__ import annotations

@@ -158,8 +158,7 @@ def load_weights(path: Path) -> OpTimeWeights:
 
     if not path.exists():
         raise CostModelError(
-            f"the fitted cost model is missing: expected {path.name} in {path.parent}; "
-            "reinstall forerun, or make one with: forerun fit --model op --out FILE"
+            f"the fitted cost model is missing: expected {path.name} in {path.parent}; reinstall forerun"
         )
     try:
         with safe_open(path, framework="numpy") as file:
@@ -205,5 +204,5 @@ def _check_header(header: Mapping[str, Any], path: Path) -> None:
         raise CostModelError(
             f"the fitted cost model {path.name} was made for another version of forerun: expected format "
             f"{WEIGHTS_FORMAT_VERSION} with {len(FEATURES)} features, got format {found[0]} with {len(found[1])}; "
-            "fit it again with: forerun fit --model op --out FILE"
+            "reinstall forerun, or make a calibration again with: forerun calibrate"
         )

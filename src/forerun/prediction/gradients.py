@@ -16,22 +16,23 @@ Floats = npt.NDArray[np.float64]
 
 
 def _row_times_s(model: PreparedModel, step: StepPrediction) -> Floats:
-    """Time of every row of the graph, scaled so that all add up to the step, (rows,) [s]."""
+    """Time of every row of the graph, scaled so that all add up to the step without its loop, (rows,) [s]."""
     per_launch = step.kernel_s / model.ops.count
     rows: Floats = per_launch[model.ops.group_of_row] * model.graph.ops.count
     total = float(rows.sum())
-    return rows * (step.step_s.value / total) if total > 0 else rows
+    return rows * ((step.step_s.value - step.loop_s) / total) if total > 0 else rows
 
 
 def pass_of(model: PreparedModel, step: StepPrediction) -> Pass:
     """Forward, backward and optimizer of a predicted step.
 
-    Waiting for the host is spread over all operations in proportion to their time.
+    Waiting for the host is spread over all operations in proportion to their time. The cost of the training loop of the
+    software stack counts to the forward pass, in which no gradients are sent.
     """
     times, part = _row_times_s(model, step), model.graph.ops.step_part
     backward = np.isin(part, (StepPart.BACKWARD, StepPart.WEIGHT_GRADIENT))
     return Pass(
-        forward_s=float(times[part == StepPart.FORWARD].sum()),
+        forward_s=float(times[part == StepPart.FORWARD].sum()) + step.loop_s,
         backward_s=float(times[backward].sum()),
         optimizer_s=float(times[part == StepPart.OPTIMIZER].sum()),
     )

@@ -14,16 +14,9 @@ from forerun.hardware.device import Device
 from forerun.kept import Kept
 from forerun.memory.stream import live_peak_bytes
 from forerun.optime.features import Point, point_arrays, roofline_terms_s
-from forerun.optime.step_times import step_times
 from forerun.optime.weights import OpTimeWeights
 from forerun.prediction.grid import between_nodes, grid_nodes
-from forerun.prediction.step import (
-    PreparedModel,
-    device_offsets,
-    half_widths,
-    points_of,
-    provenance_of,
-)
+from forerun.prediction.step import PreparedModel, points_of, timed_steps
 from forerun.run.setup import TrainingSetup
 
 __all__ = ["KEPT_ROWS", "PointTimes", "grid_live_bytes", "grid_times", "ideal_times_s", "point_times"]
@@ -51,6 +44,23 @@ class PointTimes:
     activity: Floats
     compute_fraction: Floats
 
+    def row(self, index: int) -> PointTimes:
+        """The points of one device of a grid, (batch sizes,) each."""
+        return PointTimes(
+            step_s=self.step_s[index],
+            log_width=self.log_width[index],
+            activity=self.activity[index],
+            compute_fraction=self.compute_fraction[index],
+        )
+
+    def ends(self, index: int | None = None) -> Floats:
+        """Value, low and high of the steps, (3, p) [s]; of a grid those of one device."""
+        step_s, log_width = self.step_s, self.log_width
+        if index is not None:
+            step_s, log_width = step_s[index], log_width[index]
+        factor = np.exp(log_width)
+        return np.stack([step_s, step_s / factor, step_s * factor])
+
 
 def point_times(
     model: PreparedModel,
@@ -60,19 +70,13 @@ def point_times(
     torch_version: str | None = None,
 ) -> PointTimes:
     """Steps of one model at p pairs of device and setup; arrays are (p,)."""
-    points = points_of(model, devices, setups, torch_version)
     with threadpool_limits(1):  # the products are small: threads would wait for each other
-        compute_s, memory_s = ideal_times_s(model, points)
-        times = step_times(model.ops, points, weights, device_offsets(devices, setups, weights))
-    tiers = [provenance_of(device, setup, weights) for device, setup in zip(devices, setups, strict=True)]
-    width = np.empty(len(tiers))
-    for tier in set(tiers):
-        chosen = np.asarray([t is tier for t in tiers])
-        width[chosen] = half_widths(weights, tier, times.spread[chosen])
+        compute_s, memory_s = ideal_times_s(model, points_of(model, devices, setups, torch_version))
+        found = timed_steps(model, devices, setups, weights, torch_version)
     return PointTimes(
-        step_s=times.step_s,
-        log_width=width,
-        activity=(compute_s + memory_s) / times.step_s,
+        step_s=found.step_s,
+        log_width=found.log_width,
+        activity=(compute_s + memory_s) / found.step_s,
         compute_fraction=compute_s / np.maximum(compute_s + memory_s, 1e-30),
     )
 

@@ -1,7 +1,8 @@
-"""Puts the effect of a software stack on a predicted step."""
+"""Which effect of a software stack a step has: that of its framework on its device."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,14 +11,12 @@ import numpy.typing as npt
 from forerun.graph.graph import Graph
 from forerun.hardware.device import Device, DeviceKind
 from forerun.optime.software_stack import KERAS_ON_TENSORFLOW, StackEffect, calibrated_effect
+from forerun.optime.step_times import StepTimes
 from forerun.optime.weights import DEFAULT_STACK, OpTimeWeights
-from forerun.prediction.estimate import BreakdownPart, Interval
-from forerun.prediction.step import StepPrediction
-from forerun.run.setup import Phase
 
 Floats = npt.NDArray[np.float64]
 
-__all__ = ["is_keras_graph", "stack_name", "stack_of", "with_stack", "with_stack_times"]
+__all__ = ["is_keras_graph", "stack_name", "stack_of", "with_factors"]
 
 
 def is_keras_graph(graph: Graph) -> bool:
@@ -42,32 +41,14 @@ def stack_of(graph: Graph, device: Device, weights: OpTimeWeights) -> StackEffec
     return KERAS_ON_TENSORFLOW if device.kind is DeviceKind.GPU else None
 
 
-def with_stack(step: StepPrediction, effect: StackEffect, phase: Phase) -> StepPrediction:
-    """The step in a stack: its device time by a factor, its training loop's cost added, the interval wider.
-
-    The half-widths of both intervals add in squares, in the logarithm; the parts still add up to the step.
-    """
-    added_s = effect.step_cost_s if phase is Phase.TRAIN else 0.0
-    times = (np.asarray(time_s) for time_s in (step.step_s.value, step.step_s.low, step.step_s.high))
-    value, low, high = (float(time_s) for time_s in with_stack_times(tuple(times), effect, phase))
-    parts = [BreakdownPart(part.name, effect.factor * part.time_s) for part in step.breakdown]
-    if added_s:
-        parts.append(BreakdownPart(f"training loop of {effect.name}", added_s))
+def with_factors(times: StepTimes, effects: Sequence[StackEffect | None]) -> StepTimes:
+    """Times of p points with those of device and host multiplied by the factor of each point's stack."""
+    factor = np.asarray([1.0 if effect is None else effect.factor for effect in effects])
     return replace(
-        step,
-        step_s=Interval(value, low, high),
-        breakdown=tuple(sorted(parts, key=lambda part: -part.time_s)),
-        kernel_s=effect.factor * step.kernel_s,
+        times,
+        step_s=factor * times.step_s,
+        device_s=factor * times.device_s,
+        host_s=factor * times.host_s,
+        memory_bound_s=factor * times.memory_bound_s,
+        kernel_s=None if times.kernel_s is None else factor[:, None] * times.kernel_s,
     )
-
-
-def with_stack_times(times: tuple[Floats, ...], effect: StackEffect, phase: Phase) -> tuple[Floats, ...]:
-    """Value, low and high of step times in a stack, arrays of one shape [s].
-
-    With w the half-width of the interval in the logarithm: value' = factor * value + cost of a step,
-    w' = sqrt(w^2 + spread^2).
-    """
-    value, _, high = times
-    changed = effect.factor * value + (effect.step_cost_s if phase is Phase.TRAIN else 0.0)
-    width = np.hypot(np.log(high / value), effect.log_spread)
-    return changed, changed * np.exp(-width), changed * np.exp(width)

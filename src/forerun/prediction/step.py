@@ -16,11 +16,13 @@ from forerun.optime.rows import DistinctOps, distinct_ops
 from forerun.optime.step_times import StepTimes, step_times
 from forerun.optime.weights import OpTimeWeights
 from forerun.prediction.estimate import BreakdownPart, Interval, LayerTime, Provenance
-from forerun.run.setup import Precision, TrainingSetup
+from forerun.prediction.software_stack import stack_of, with_factors
+from forerun.run.setup import Phase, Precision, TrainingSetup
 
 __all__ = [
     "PreparedModel",
     "StepPrediction",
+    "TimedSteps",
     "device_offsets",
     "half_widths",
     "layer_times",
@@ -30,6 +32,7 @@ __all__ = [
     "predict_steps",
     "prepare",
     "provenance_of",
+    "timed_steps",
 ]
 
 Floats = npt.NDArray[np.float64]
@@ -77,6 +80,7 @@ class StepPrediction:
         provenance: What the prediction rests on.
         kernel_s: Time of each distinct kernel, all launches, scaled to the step (n,) [s].
         host_s: Time the host needs to launch it [s].
+        loop_s: Cost of the training loop of the software stack, which no operation causes [s].
     """
 
     step_s: Interval
@@ -85,6 +89,29 @@ class StepPrediction:
     provenance: Provenance
     kernel_s: Floats
     host_s: float
+    loop_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedSteps:
+    """Steps of p points of one model in the software stack it runs in.
+
+    Attributes:
+        times: Times of the operations, without the training loop.
+        loop_s: Cost of the training loop of the stack, (p,) [s].
+        loop_names: Stack whose loop it is, (p,); empty where it costs nothing beside the operations.
+        log_width: Half-width of the 90 % interval of the step in log time, (p,).
+    """
+
+    times: StepTimes
+    loop_s: Floats
+    loop_names: tuple[str, ...]
+    log_width: Floats
+
+    @property
+    def step_s(self) -> Floats:
+        """Time of a step, (p,) [s]."""
+        return self.times.step_s + self.loop_s
 
 
 def prepare(graph: Graph) -> PreparedModel:
@@ -136,6 +163,40 @@ def device_offsets(
     return np.stack(columns, axis=1)
 
 
+def timed_steps(
+    model: PreparedModel,
+    devices: Sequence[Device],
+    setups: Sequence[TrainingSetup],
+    weights: OpTimeWeights,
+    torch_version: str | None = None,
+    *,
+    with_kernels: bool = False,
+) -> TimedSteps:
+    """Steps of one model at p pairs of device and setup: the one place where the cost model is asked for them.
+
+    In the software stack of the model, step = factor * step in PyTorch + cost of the training loop. The half-widths of
+    the intervals of step and stack add in squares, in the logarithm.
+    """
+    points = points_of(model, devices, setups, torch_version)
+    offsets = device_offsets(devices, setups, weights)
+    times = step_times(model.ops, points, weights, offsets, with_kernels=with_kernels)
+    tiers = [provenance_of(device, setup, weights) for device, setup in zip(devices, setups, strict=True)]
+    width = np.empty(len(tiers))
+    for tier in set(tiers):
+        chosen = np.asarray([t is tier for t in tiers])
+        width[chosen] = half_widths(weights, tier, times.spread[chosen])
+    effects = [stack_of(model.graph, device, weights) for device in devices]
+    loops = [
+        effect if setup.phase is Phase.TRAIN else None for effect, setup in zip(effects, setups, strict=True)
+    ]
+    return TimedSteps(
+        times=with_factors(times, effects) if any(effects) else times,
+        loop_s=np.asarray([loop.step_cost_s if loop else 0.0 for loop in loops]),
+        loop_names=tuple(loop.name if loop and loop.step_cost_s else "" for loop in loops),
+        log_width=np.hypot(width, [effect.log_spread if effect else 0.0 for effect in effects]),
+    )
+
+
 def predict_intervals(
     model: PreparedModel,
     devices: Sequence[Device],
@@ -144,14 +205,8 @@ def predict_intervals(
     torch_version: str | None = None,
 ) -> tuple[Floats, Floats, Floats]:
     """Value, low and high of the step time at many points, (p,) each [s]; no breakdown, for sweeps."""
-    points = points_of(model, devices, setups, torch_version)
-    times = step_times(model.ops, points, weights, device_offsets(devices, setups, weights))
-    tiers = [provenance_of(device, setup, weights) for device, setup in zip(devices, setups, strict=True)]
-    width = np.empty(len(tiers))
-    for tier in set(tiers):
-        chosen = np.asarray([t is tier for t in tiers])
-        width[chosen] = half_widths(weights, tier, times.spread[chosen])
-    return times.step_s, times.step_s * np.exp(-width), times.step_s * np.exp(width)
+    found = timed_steps(model, devices, setups, weights, torch_version)
+    return found.step_s, found.step_s * np.exp(-found.log_width), found.step_s * np.exp(found.log_width)
 
 
 def predict_steps(
@@ -162,33 +217,30 @@ def predict_steps(
     torch_version: str | None = None,
 ) -> list[StepPrediction]:
     """Predicted steps of one model on one device, with breakdown."""
-    points = points_of(model, [device] * len(setups), setups, torch_version)
-    offsets = device_offsets([device] * len(setups), setups, weights)
-    times = step_times(model.ops, points, weights, offsets, with_kernels=True)
-    return [_prediction(model, device, setup, times, i, weights) for i, setup in enumerate(setups)]
+    found = timed_steps(model, [device] * len(setups), setups, weights, torch_version, with_kernels=True)
+    return [
+        _prediction(model, found, i, provenance_of(device, setup, weights)) for i, setup in enumerate(setups)
+    ]
 
 
-def _prediction(
-    model: PreparedModel,
-    device: Device,
-    setup: TrainingSetup,
-    times: StepTimes,
-    index: int,
-    weights: OpTimeWeights,
-) -> StepPrediction:
+def _prediction(model: PreparedModel, steps: TimedSteps, index: int, tier: Provenance) -> StepPrediction:
+    times = steps.times
     assert times.kernel_s is not None
-    tier = provenance_of(device, setup, weights)
-    value = float(times.step_s[index])
-    factor = float(np.exp(half_widths(weights, tier, times.spread[index : index + 1])[0]))
-    waiting = max(0.0, value - float(times.device_s[index]))
-    kernel_s = times.kernel_s[index] * (value - waiting) / float(times.device_s[index])
+    value, busy_s = float(steps.step_s[index]), float(times.step_s[index])
+    factor = float(np.exp(steps.log_width[index]))
+    waiting = max(0.0, busy_s - float(times.device_s[index]))
+    kernel_s = times.kernel_s[index] * (busy_s - waiting) / float(times.device_s[index])
+    loop_s, loop_name = float(steps.loop_s[index]), steps.loop_names[index]
     return StepPrediction(
         step_s=Interval(value, value / factor, value * factor),
-        breakdown=_breakdown(model.ops, kernel_s, waiting),
+        breakdown=_breakdown(
+            model.ops, kernel_s, {_HOST_PART: waiting, f"training loop of {loop_name}": loop_s}
+        ),
         bound_by=_bound_by(times, index),
         provenance=tier,
         kernel_s=kernel_s,
         host_s=float(times.host_s[index]),
+        loop_s=loop_s,
     )
 
 
@@ -198,13 +250,15 @@ def _bound_by(times: StepTimes, index: int) -> str:
     return "memory bandwidth" if 2 * times.memory_bound_s[index] > times.device_s[index] else "compute"
 
 
-def _breakdown(ops: DistinctOps, kernel_s: Floats, waiting_s: float) -> tuple[BreakdownPart, ...]:
+def _breakdown(
+    ops: DistinctOps, kernel_s: Floats, others_s: Mapping[str, float]
+) -> tuple[BreakdownPart, ...]:
+    """Parts of the step, longest first: the kernels by what they do, and the others that take time."""
     sums: dict[str, float] = {}
     for op_class, time_s in zip(ops.op_class, kernel_s, strict=True):
         name = _PART_NAMES.get(OpClass(op_class), _OTHER_PART)
         sums[name] = sums.get(name, 0.0) + float(time_s)
-    if waiting_s > 0:
-        sums[_HOST_PART] = waiting_s
+    sums |= {name: time_s for name, time_s in others_s.items() if time_s > 0}
     ordered = sorted(sums.items(), key=lambda item: -item[1])
     return tuple(BreakdownPart(name, time_s) for name, time_s in ordered)
 

@@ -9,7 +9,13 @@ from dataclasses import dataclass
 from forerun.scheduler.cluster import Cluster
 from forerun.scheduler.job import Allocation, Job, ServerTraining, training_demand
 
-__all__ = ["NodeShare", "Placement", "Placer", "first_fit", "pack", "transfer_time_s"]
+__all__ = [
+    "NodeShare",
+    "Placement",
+    "Placer",
+    "first_fit",
+    "pack",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,30 +250,3 @@ class _Nodes:
                 return group.device
             node -= group.num_nodes
         raise AssertionError("a node beyond the cluster")
-
-
-def transfer_time_s(placement: Placement, model_bytes: float, bandwidth_bytes_per_s: float) -> float:
-    """Time to exchange all parameters once between servers and workers on different nodes [s].
-
-    Node i holds w_i of w workers and p_i of p servers, each server S / p of the model. Its servers send to the
-    workers elsewhere, its workers receive from the servers elsewhere, and the slowest node decides:
-
-        t = max_i max( p_i * S / p * (w - w_i), w_i * S / p * (p - p_i) ) / bandwidth
-
-    The way back takes as long and is left out, and so are collisions inside the network.
-
-    Args:
-        placement: Where workers and servers are.
-        model_bytes: Size of the model S [bytes].
-        bandwidth_bytes_per_s: Of a node's link, each way.
-
-    Source: Peng et al. 2018, "Optimus", EuroSys, proof of theorem 1, with the link shared by the tasks of a node.
-    """
-    w = sum(share.num_workers for share in placement)
-    p = sum(share.num_servers for share in placement)
-    part = model_bytes / p
-    most = max(
-        max(s.num_servers * part * (w - s.num_workers), s.num_workers * part * (p - s.num_servers))
-        for s in placement
-    )
-    return most / bandwidth_bytes_per_s

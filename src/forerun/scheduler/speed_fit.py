@@ -7,12 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import minimize, nnls
+from scipy.optimize import minimize
 
 from forerun.errors import InvalidSetupError
-from forerun.scheduler.speed import DataParallelSpeed, SynchronousServerSpeed
+from forerun.scheduler.speed import DataParallelSpeed
 
-__all__ = ["StepPoint", "fit_data_parallel", "fit_server_speed"]
+__all__ = [
+    "StepPoint",
+    "fit_data_parallel",
+]
 
 Floats = npt.NDArray[np.float64]
 
@@ -115,33 +118,3 @@ class _Table:
             error += float(np.mean(np.log(gradient[known] / self.gradient_s[known]) ** 2))
         growth = (local_more / local) ** 2 + (apart_more / apart) ** 2
         return float(error + 1e-3 * (g - 1) ** 2 + 1e-2 * growth)
-
-
-def fit_server_speed(
-    num_workers: npt.ArrayLike, num_servers: npt.ArrayLike, steps_per_s: npt.ArrayLike
-) -> SynchronousServerSpeed:
-    """Optimus' five coefficients by non-negative least squares on the relative error of the step time.
-
-    Args:
-        num_workers: Workers of each measurement.
-        num_servers: Its servers.
-        steps_per_s: Measured speeds, above zero.
-
-    Raises:
-        InvalidSetupError: There is no point, or a speed is not above zero.
-    """
-    w, p = np.asarray(num_workers, dtype=float), np.asarray(num_servers, dtype=float)
-    speed = np.asarray(steps_per_s, dtype=float)
-    if not speed.size or not np.all(np.isfinite(speed) & (speed > 0)):
-        raise InvalidSetupError(
-            "expected measured speeds above zero for workers and servers, got none or others"
-        )
-    columns = np.stack([1 / w, np.ones_like(w), w / p, w, p], axis=1)
-    found, _ = nnls(columns * speed[:, None], np.ones_like(speed))
-    return SynchronousServerSpeed(
-        batch_s=float(found[0]),
-        constant_s=float(found[1]),
-        transfer_s=float(found[2]),
-        per_worker_s=float(found[3]),
-        per_server_s=float(found[4]),
-    )

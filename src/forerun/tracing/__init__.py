@@ -3,6 +3,7 @@
 Importing this package loads no framework; ``trace`` does, unless the graph is in the cache.
 """
 
-from forerun.tracing.trace import ModelRequest, trace
+from forerun.run.model import ModelRequest
+from forerun.tracing.trace import trace
 
 __all__ = ["ModelRequest", "trace"]

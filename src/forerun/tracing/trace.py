@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 from forerun.errors import ForerunError
 from forerun.graph.file import GRAPH_FORMAT_VERSION, read_graph, write_graph
 from forerun.graph.graph import Graph
+from forerun.run.model import ModelRequest, is_keras
 from forerun.run.setup import OptimizerImplementation, Phase, Precision, TrainingSetup
-from forerun.tracing.keras.source import is_keras, keras_request, trace_keras, trace_keras_requests
+from forerun.tracing.keras.source import keras_request, trace_keras, trace_keras_requests
 
 if TYPE_CHECKING:
     from forerun.tracing.models.built_model import BuiltModel
 
-__all__ = ["TRACE_VERSION", "ModelRequest", "cache_folder", "is_traced", "trace", "trace_keras_models"]
+__all__ = ["TRACE_VERSION", "cache_folder", "is_traced", "trace", "trace_keras_models"]
 
 TRACE_VERSION = 2
 """Raised whenever the tracer or a rule changes what a graph holds."""
@@ -36,25 +37,6 @@ _LIBRARY_OF_PREFIX = {
     "onnx": "onnx",
     "keras": "keras",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelRequest:
-    """Which model, with which inputs.
-
-    Attributes:
-        model: A model specification such as ``torchvision:resnet50``.
-        image_size: Height and width of square images [pixels], None for the model's own.
-        input_shape: Shape of one sample, None for the model's own.
-        sequence_length: Tokens of one sample of a text model.
-        num_classes: Classes of the head, None for the model's own.
-    """
-
-    model: str
-    image_size: int | None = None
-    input_shape: tuple[int, ...] | None = None
-    sequence_length: int | None = None
-    num_classes: int | None = None
 
 
 def cache_folder() -> Path:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forerun.errors import RecordError, near_matches
-from forerun.run.setup import Precision
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -16,8 +15,6 @@ __all__ = [
     "check_columns",
     "check_positive",
     "check_unique",
-    "integer_or_none",
-    "known_precision",
     "read_table",
 ]
 
@@ -95,17 +92,3 @@ def check_unique(frame: pd.DataFrame, table: str, key: Sequence[str]) -> None:
         raise RecordError(
             f"{table}, row {row + 1}: {what} occurs twice; keep one row or tell them apart in a key column"
         )
-
-
-def integer_or_none(value: object) -> int | None:
-    """A whole number from a nullable cell; gaps arrive as NaN, None or pandas' NA."""
-    import pandas as pd
-
-    return None if pd.isna(value) else int(float(str(value)))  # type: ignore[call-overload]
-
-
-def known_precision(known: Mapping[str, Precision], word: str, table: str) -> Precision:
-    """The precision a table's ``dtype`` word stands for."""
-    if word not in known:
-        raise RecordError(f"{table}, column 'dtype': expected one of {', '.join(known)}, got '{word}'")
-    return known[word]

@@ -7,7 +7,6 @@ configuration is built again in the child. TensorFlow is not loaded there.
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -20,45 +19,15 @@ from typing import TYPE_CHECKING, Any
 from forerun.errors import ForerunError, MissingExtraError, ModelBuildError, TraceError
 from forerun.graph.file import read_graph
 from forerun.graph.graph import Graph
-from forerun.run.setup import Layout, TrainingSetup
+from forerun.run.setup import TrainingSetup
 from forerun.tracing.keras.request import KerasRequest, error_from
 
 if TYPE_CHECKING:
-    from forerun.tracing.trace import ModelRequest
+    from forerun.run.model import ModelRequest
 
-__all__ = ["is_keras", "keras_request", "own_layout", "own_stack", "trace_keras", "trace_keras_requests"]
+__all__ = ["keras_request", "trace_keras", "trace_keras_requests"]
 
 _TIMEOUT_S = 1800.0
-_IMPORTS_KERAS = re.compile(r"^\s*(?:import|from)\s+(?:keras|tensorflow)\b", re.MULTILINE)
-_IMPORTS_TORCH = re.compile(r"^\s*(?:import|from)\s+(?:torch|torchvision|timm)\b", re.MULTILINE)
-
-
-def is_keras(model: Any) -> bool:
-    """Whether a model is one of Keras; nothing is imported to find out.
-
-    That is ``keras:...``, a ``.keras`` file, a Python file that imports Keras and not PyTorch, or an object of Keras.
-    """
-    if not isinstance(model, str):
-        return any(base.__module__.partition(".")[0] in ("keras", "tf_keras") for base in type(model).__mro__)
-    if model.startswith("keras:") or model.endswith(".keras"):
-        return True
-    if ".py:" not in model:
-        return False
-    try:
-        source = Path(model.rpartition(":")[0]).expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return False
-    return bool(_IMPORTS_KERAS.search(source)) and not _IMPORTS_TORCH.search(source)
-
-
-def own_layout(model: Any) -> Layout:
-    """The layout a framework gives images unless told otherwise: channels last in Keras."""
-    return Layout.NHWC if is_keras(model) else Layout.NCHW
-
-
-def own_stack(model: Any) -> str:
-    """The framework a model is of, ``keras`` or ``pytorch``."""
-    return "keras" if is_keras(model) else "pytorch"
 
 
 def trace_keras(request: ModelRequest, setup: TrainingSetup, model: Any = None) -> Graph:

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from forerun.errors import ForerunError
+from forerun.run.model import ModelRequest
 from forerun.tracing.models.sources import build_model, explain_failure
-from forerun.tracing.trace import ModelRequest
 
 __all__ = ["ModelLayers", "model_layers"]
 

@@ -1,0 +1,62 @@
+"""Which network is asked about, with which inputs, and the framework it is of."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forerun.run.setup import Layout
+
+__all__ = ["ModelRequest", "is_keras", "own_layout", "own_stack"]
+
+_IMPORTS_KERAS = re.compile(r"^\s*(?:import|from)\s+(?:keras|tensorflow)\b", re.MULTILINE)
+_IMPORTS_TORCH = re.compile(r"^\s*(?:import|from)\s+(?:torch|torchvision|timm)\b", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRequest:
+    """Which model, with which inputs.
+
+    Attributes:
+        model: A model specification such as ``torchvision:resnet50``.
+        image_size: Height and width of square images [pixels], None for the model's own.
+        input_shape: Shape of one sample, None for the model's own.
+        sequence_length: Tokens of one sample of a text model.
+        num_classes: Classes of the head, None for the model's own.
+    """
+
+    model: str
+    image_size: int | None = None
+    input_shape: tuple[int, ...] | None = None
+    sequence_length: int | None = None
+    num_classes: int | None = None
+
+
+def is_keras(model: Any) -> bool:
+    """Whether a model is one of Keras; nothing is imported to find out.
+
+    That is ``keras:...``, a ``.keras`` file, a Python file that imports Keras and not PyTorch, or an object of Keras.
+    """
+    if not isinstance(model, str):
+        return any(base.__module__.partition(".")[0] in ("keras", "tf_keras") for base in type(model).__mro__)
+    if model.startswith("keras:") or model.endswith(".keras"):
+        return True
+    if ".py:" not in model:
+        return False
+    try:
+        source = Path(model.rpartition(":")[0]).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return False
+    return bool(_IMPORTS_KERAS.search(source)) and not _IMPORTS_TORCH.search(source)
+
+
+def own_layout(model: Any) -> Layout:
+    """The layout a framework gives images unless told otherwise: channels last in Keras."""
+    return Layout.NHWC if is_keras(model) else Layout.NCHW
+
+
+def own_stack(model: Any) -> str:
+    """The framework a model is of, ``keras`` or ``pytorch``."""
+    return "keras" if is_keras(model) else "pytorch"

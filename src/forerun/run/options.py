@@ -1,0 +1,406 @@
+"""Every setting of a run, declared once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+from forerun.run.settings import Setting, TypedDict
+from forerun.run.setup import MAX_BATCH_SIZE, Layout, OptimizerImplementation, Phase, Precision
+from forerun.run.sharing import Algorithm, Strategy
+
+__all__ = ["DEVICE_HELP", "MODEL_HELP", "CommonOptions", "RunOptions", "ScaleOptions"]
+
+MODEL_HELP = (
+    "torchvision:NAME, timm:NAME, hf:CONFIG.json, keras:NAME, keras:FILE.keras, onnx:FILE.onnx, "
+    "cnn:depth=4,base_filters=64 and other families, or path/to/file.py:factory."
+)
+DEVICE_HELP = (
+    "Catalogue name, driver's name, TOML file or 'here', see 'forerun hardware list'; several as 8xNAME or "
+    "NODESxDEVICESxNAME, such as 4x8xh100-sxm."
+)
+
+
+class CommonOptions(TypedDict, total=False):
+    """Settings that every question about a run may have."""
+
+    input_shape: Annotated[
+        Sequence[int] | None,
+        Setting(
+            help="Shape of one sample, without the batch.",
+            group="model",
+            metavar="3,224,224",
+            low=1,
+            http_high=4096,
+        ),
+    ]
+    sequence_length: Annotated[
+        int | None,
+        Setting(help="Tokens of one sample.", group="model", low=1, high=100_000_000, http_high=131_072),
+    ]
+    compile: Annotated[bool | None, Setting(help="The step runs under torch.compile.", group="run")]
+    optimizer: Annotated[
+        str | None,
+        Setting(
+            help="sgd, momentum, nesterov, adam, adamw, rmsprop, adagrad ... or none.",
+            group="run",
+            default="sgd",
+            metavar="NAME",
+        ),
+    ]
+    optimizer_implementation: Annotated[
+        str | None,
+        Setting(
+            help="Kernels of the update: foreach, for-loop or fused.",
+            group="run",
+            default="foreach",
+            metavar="NAME",
+            choices=tuple(OptimizerImplementation),
+        ),
+    ]
+    phase: Annotated[
+        str | None,
+        Setting(
+            help="Part of the step: train (all of it), forward, or inference (no gradients).",
+            group="run",
+            default="train",
+            metavar="NAME",
+            choices=tuple(Phase),
+        ),
+    ]
+    fused_attention: Annotated[
+        bool | None,
+        Setting(help="scaled_dot_product_attention runs as one kernel.", group="run", default="yes"),
+    ]
+    accumulation: Annotated[
+        int | None,
+        Setting(
+            help="Micro-steps whose gradients are summed before an update.",
+            group="run",
+            default="1",
+            low=1,
+            high=100_000,
+            http_high=10_000,
+            aliases=("num_accumulation_steps", "accumulation_steps"),
+        ),
+    ]
+    intra: Annotated[
+        str | None,
+        Setting(
+            help="Link between the devices of a node, or a TOML file of one.",
+            group="device",
+            default="what the form of the board says",
+            metavar="LINK",
+        ),
+    ]
+    inter: Annotated[
+        str | None,
+        Setting(
+            help="Link between nodes, such as ethernet-25g or 8xinfiniband-hdr, or a TOML file of one.",
+            group="device",
+            metavar="LINK",
+        ),
+    ]
+    strategy: Annotated[
+        str | None,
+        Setting(
+            help="Sharing of the work by several devices: ddp, zero1, zero2, fsdp or mirrored.",
+            group="sharing",
+            default="ddp",
+            metavar="NAME",
+            choices=tuple(Strategy),
+        ),
+    ]
+    algorithm: Annotated[
+        str | None,
+        Setting(
+            help="All-reduce: auto (the fastest), ring, tree or hierarchical.",
+            group="sharing",
+            default="auto",
+            metavar="NAME",
+            choices=tuple(Algorithm),
+        ),
+    ]
+    bucket_mb: Annotated[
+        float | None,
+        Setting(
+            help="Capacity of a gradient bucket [MiB].", group="sharing", default="25", above=0, high=100_000
+        ),
+    ]
+    sync_batch_norm: Annotated[
+        bool | None,
+        Setting(help="Devices share the statistics of batch norms.", group="sharing"),
+    ]
+    variation: Annotated[
+        float | None,
+        Setting(
+            help="Coefficient of variation of the step between devices.",
+            group="sharing",
+            default="what training was seen to have",
+            low=0,
+            high=10,
+            aliases=("coefficient_of_variation",),
+        ),
+    ]
+    dataset: Annotated[
+        str | None,
+        Setting(help="A known dataset, such as cifar10 or imagenet.", group="job", metavar="NAME"),
+    ]
+    dataset_size: Annotated[
+        int | None,
+        Setting(help="Training samples of an epoch, for any other dataset.", group="job", low=1, high=10**15),
+    ]
+    epochs: Annotated[float | None, Setting(help="Epochs of the job.", group="job", above=0, high=1e9)]
+    validation_size: Annotated[
+        int | None, Setting(help="Samples evaluated after each epoch.", group="job", low=0, high=10**15)
+    ]
+    validate: Annotated[
+        bool | None,
+        Setting(help="Each epoch ends with the validation split of the dataset.", group="job"),
+    ]
+    startup_s: Annotated[
+        float | None,
+        Setting(help="Time before the first step [s].", group="job", default="0", low=0, high=1e9),
+    ]
+    checkpoint_s: Annotated[
+        float | None,
+        Setting(
+            help="Time of the checkpoint after each epoch [s].", group="job", default="0", low=0, high=1e9
+        ),
+    ]
+    loader_ms: Annotated[
+        float | None,
+        Setting(
+            help="Time of one processor core to decode and augment a sample [ms].",
+            group="input",
+            low=0,
+            high=1e6,
+        ),
+    ]
+    loader_workers: Annotated[
+        int | None,
+        Setting(
+            help="Worker processes of the data loader of each device.",
+            group="input",
+            default="8",
+            low=0,
+            high=10_000,
+        ),
+    ]
+    loader_cores: Annotated[
+        float | None,
+        Setting(
+            help="Processor cores that the loader's workers share.",
+            group="input",
+            default="one each",
+            above=0,
+            high=1e6,
+        ),
+    ]
+    sample_kb: Annotated[
+        float | None, Setting(help="Size of a stored sample [kB].", group="input", low=0, high=1e9)
+    ]
+    storage_mb_s: Annotated[
+        float | None,
+        Setting(help="Reading bandwidth of the storage [MB/s].", group="input", above=0, high=1e9),
+    ]
+    network_mb_s: Annotated[
+        float | None,
+        Setting(help="Bandwidth of the network to the storage [MB/s].", group="input", above=0, high=1e9),
+    ]
+    torch_version: Annotated[
+        str | None,
+        Setting(
+            help="PyTorch version of the run.", group="software", default="the newest known", metavar="2.4"
+        ),
+    ]
+    calibration: Annotated[
+        str | Path | None,
+        Setting(
+            help="Calibration of the device, a file of 'forerun calibrate' or 'forerun fit'.",
+            group="software",
+            default="this machine's own with --on here",
+            metavar="FILE",
+            is_local=True,
+        ),
+    ]
+    memory_overhead_bytes: Annotated[
+        float | None,
+        Setting(
+            help="Memory of an idle process on the device [bytes].",
+            group="software",
+            default="what such devices were seen to need",
+            low=0,
+            high=1e15,
+        ),
+    ]
+
+
+class RunOptions(CommonOptions, total=False):
+    """The settings of a run besides its model and device; None, or left out, stands for the default."""
+
+    image_size: Annotated[
+        int | None,
+        Setting(
+            help="Height and width of images [pixels].", group="model", low=1, high=100_000, http_high=1024
+        ),
+    ]
+    batch_size: Annotated[
+        int | None,
+        Setting(
+            help="Samples of one step on one device; with accumulation, of one micro-step.",
+            group="run",
+            default="32",
+            low=1,
+            high=MAX_BATCH_SIZE,
+            http_high=65_536,
+        ),
+    ]
+    precision: Annotated[
+        str | None,
+        Setting(
+            help="Numeric recipe: fp32, tf32, amp (autocast to fp16), amp-bf16, bf16 or fp16.",
+            group="run",
+            default="fp32",
+            metavar="NAME",
+            choices=tuple(Precision),
+        ),
+    ]
+    layout: Annotated[
+        str | None,
+        Setting(
+            help="Memory order of images: nchw, PyTorch's own, or nhwc, Keras' own.",
+            group="run",
+            default="the framework's own",
+            metavar="NAME",
+            choices=tuple(Layout),
+        ),
+    ]
+    num_devices: Annotated[
+        int | None,
+        Setting(
+            help="Devices of the run, where the name of the device does not say.",
+            group="device",
+            default="1",
+            low=1,
+            high=100_000,
+            http_high=4096,
+        ),
+    ]
+    num_nodes: Annotated[
+        int | None,
+        Setting(
+            help="Machines the devices are in.",
+            group="device",
+            default="as few as hold them",
+            low=1,
+            high=100_000,
+            http_high=4096,
+            flag="nodes",
+            aliases=("nodes",),
+        ),
+    ]
+    price_usd_per_hour: Annotated[
+        float | None,
+        Setting(
+            help="Price of one device [US dollars per hour].",
+            group="price",
+            metavar="1.89/h",
+            low=0,
+            high=1e6,
+            flag="price",
+            aliases=("price",),
+        ),
+    ]
+
+
+class ScaleOptions(CommonOptions, total=False):
+    """The settings of a scaling curve: those of a run, with many numbers of devices."""
+
+    image_size: Annotated[
+        int | None,
+        Setting(
+            help="Height and width of images [pixels].", group="model", low=1, high=100_000, http_high=1024
+        ),
+    ]
+    batch_size: Annotated[
+        int | None,
+        Setting(
+            help="Samples of one step on one device; with accumulation, of one micro-step.",
+            group="run",
+            default="32",
+            low=1,
+            high=MAX_BATCH_SIZE,
+            http_high=65_536,
+        ),
+    ]
+    precision: Annotated[
+        str | None,
+        Setting(
+            help="Numeric recipe: fp32, tf32, amp (autocast to fp16), amp-bf16, bf16 or fp16.",
+            group="run",
+            default="fp32",
+            metavar="NAME",
+            choices=tuple(Precision),
+        ),
+    ]
+    layout: Annotated[
+        str | None,
+        Setting(
+            help="Memory order of images: nchw, PyTorch's own, or nhwc, Keras' own.",
+            group="run",
+            default="the framework's own",
+            metavar="NAME",
+            choices=tuple(Layout),
+        ),
+    ]
+    num_nodes: Annotated[
+        int | None,
+        Setting(
+            help="Machines the devices are in.",
+            group="device",
+            default="as few as hold them",
+            low=1,
+            high=100_000,
+            http_high=4096,
+            flag="nodes",
+            aliases=("nodes",),
+        ),
+    ]
+    price_usd_per_hour: Annotated[
+        float | None,
+        Setting(
+            help="Price of one device [US dollars per hour].",
+            group="price",
+            metavar="1.89/h",
+            low=0,
+            high=1e6,
+            flag="price",
+            aliases=("price",),
+        ),
+    ]
+    num_devices: Annotated[
+        Sequence[int] | None,
+        Setting(
+            help="Numbers of devices: a list such as 1,2,4,8, or a range such as 1:8.",
+            group="device",
+            default="1,2,4 ... up to the devices of --on, or 8",
+            metavar="1,2,4,8",
+            low=1,
+            high=100_000,
+            http_high=4096,
+            flag="devices",
+            aliases=("devices",),
+        ),
+    ]
+    scaling: Annotated[
+        str | None,
+        Setting(
+            help="What stays: weak (the batch of a device), strong (the global batch), or both.",
+            group="sharing",
+            default="weak",
+            metavar="NAME",
+            choices=("weak", "strong", "both"),
+        ),
+    ]

@@ -1,0 +1,432 @@
+"""``Run``: one question about one training run, whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import product
+from pathlib import Path
+from typing import Any, Unpack
+
+from forerun.answers import Answer
+from forerun.errors import InvalidSetupError
+from forerun.hardware.cluster import Cluster, check_num_devices, cluster_of, parse_cluster, split_spec
+from forerun.hardware.device import Device
+from forerun.run.input_pipeline import InputPipeline
+from forerun.run.job import Job, find_dataset
+from forerun.run.model import ModelRequest, own_layout, own_stack
+from forerun.run.options import RunOptions
+from forerun.run.settings import Declared, checked, declared
+from forerun.run.setup import Layout, Phase, Precision, TrainingSetup
+from forerun.run.sharing import Algorithm, Sharing, Strategy
+
+__all__ = ["HERE", "Run", "Software", "cluster_from", "parse_release"]
+
+HERE = "here"
+"""The name of this machine's device."""
+
+_NEWEST_RELEASE = (2, 99)
+_MILLI = 1e-3
+_KILO, _MEGA = 1e3, 1e6
+
+_OF_SEVERAL = ("strategy", "algorithm", "bucket_mb", "sync_batch_norm", "variation")
+_OF_TRAINING = ("accumulation", "optimizer_implementation")
+_OF_LOADER = ("loader_workers", "loader_cores", "sample_kb", "storage_mb_s", "network_mb_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Software:
+    """What the run is made with, besides its model.
+
+    Attributes:
+        torch_version: PyTorch version, None for the newest known.
+        calibration: File of a calibration of the device; ``here`` for this machine's own, if there is one.
+        memory_overhead_bytes: Memory of an idle process on the device, None for the usual [bytes].
+    """
+
+    torch_version: str | None = None
+    calibration: str | None = None
+    memory_overhead_bytes: float | None = None
+
+    def __post_init__(self) -> None:
+        parse_release(self.torch_version)
+
+
+def parse_release(torch_version: str | None) -> tuple[int, int] | None:
+    """Major and minor version of a PyTorch version, None for none.
+
+    >>> parse_release("2.4.1")
+    (2, 4)
+
+    Raises:
+        InvalidSetupError: It is no version of PyTorch.
+    """
+    if torch_version is None:
+        return None
+    parts = str(torch_version).strip().partition("+")[0].split(".")
+    try:
+        release = (int(parts[0]), int(parts[1]))
+    except (ValueError, IndexError):
+        raise InvalidSetupError(f"a PyTorch version looks like 2.4 or 2.4.1, got '{torch_version}'") from None
+    if not (1, 0) <= release <= _NEWEST_RELEASE or min(release) < 0:
+        raise InvalidSetupError(f"PyTorch has versions 1.0 to 2.x, got '{torch_version}'; give one of them")
+    return release
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run(Answer):
+    """One training run: what is asked about, whole. ``Run.of`` makes one from a user's words.
+
+    Attributes:
+        model: The network and its inputs.
+        setup: Training configuration of one device.
+        cluster: The devices.
+        sharing: Sharing of the work by several devices.
+        job: Dataset and epochs; None if only the step is asked about.
+        loader: The input pipeline of each device; None if batches are always there.
+        software: Versions and calibration.
+        price_usd_per_hour: Price of one device, None if not known [USD/h].
+        module: The model object, where it is not named; no part of what is compared.
+
+    Example:
+        >>> run = Run.of("torchvision:resnet50", device="8xa100-sxm4-40gb", batch_size=64, precision="amp")
+        >>> run.cluster.num_devices, run.batch_size_global
+        (8, 512)
+        >>> [each.setup.batch_size_per_device for each in run.over(batch_sizes=[32, 64])]
+        [32, 64]
+    """
+
+    model: ModelRequest
+    setup: TrainingSetup
+    cluster: Cluster
+    sharing: Sharing = field(default_factory=Sharing)
+    job: Job | None = None
+    loader: InputPipeline | None = None
+    software: Software = field(default_factory=Software)
+    price_usd_per_hour: float | None = None
+    module: Any = field(default=None, compare=False, repr=False)
+
+    @classmethod
+    def of(cls, model: Any, *, device: str | Device | Cluster, **options: Unpack[RunOptions]) -> Run:
+        """A run from a model, a device and settings by name; see ``RunOptions`` for the settings.
+
+        Args:
+            model: A specification such as ``torchvision:resnet50``, or a model object.
+            device: A name, ``4x8xh100-sxm``, a TOML file, ``here``, a ``Device`` or a ``Cluster``.
+            options: The settings.
+
+        Raises:
+            UsageError: A setting is not known, its value is none of it, two contradict each other, or one is given
+                that the rest of the question leaves without a meaning.
+        """
+        return cls._of_settings(model, device, checked(options, RunOptions))
+
+    @classmethod
+    def _of_settings(cls, model: Any, device: str | Device | Cluster, given: Mapping[str, Any]) -> Run:
+        setup = _setup(model, given)
+        cluster = cluster_from(device, given)
+        if cluster.num_devices > 1 and setup.phase is not Phase.TRAIN:
+            raise InvalidSetupError(
+                f"several devices are predicted in training only, got phase {setup.phase}; ask for one device"
+            )
+        if cluster.num_devices == 1 and given.get("num_devices") is None:
+            _refuse(given, _OF_SEVERAL, "there is one device", "give several, such as --num-devices 8")
+        shape = given.get("input_shape")
+        return cls(
+            model=ModelRequest(
+                model=model if isinstance(model, str) else type(model).__name__,
+                image_size=given.get("image_size"),
+                input_shape=None if shape is None else tuple(shape),
+                sequence_length=given.get("sequence_length"),
+            ),
+            setup=setup,
+            cluster=cluster,
+            sharing=_sharing(given),
+            job=_job(given),
+            loader=_loader(given),
+            software=Software(
+                torch_version=given.get("torch_version"),
+                calibration=_calibration(device, given),
+                memory_overhead_bytes=given.get("memory_overhead_bytes"),
+            ),
+            price_usd_per_hour=given.get("price_usd_per_hour"),
+            module=None if isinstance(model, str) else model,
+        )
+
+    @property
+    def stack(self) -> str:
+        """The framework of the model, ``pytorch`` or ``keras``."""
+        return own_stack(self.module if self.module is not None else self.model.model)
+
+    @property
+    def batch_size_per_device(self) -> int:
+        """Samples of one device and step, all its micro-steps together."""
+        return self.setup.batch_size_per_device * self.sharing.num_accumulation_steps
+
+    @property
+    def batch_size_global(self) -> int:
+        """Samples of one step of all devices."""
+        return self.cluster.num_devices * self.batch_size_per_device
+
+    @property
+    def validation_setup(self) -> TrainingSetup | None:
+        """The setup of the validation after each epoch, None without one."""
+        if self.job is None or not self.job.num_validation_samples:
+            return None
+        return replace(self.setup, phase=Phase.INFERENCE, optimizer="none")
+
+    def over(
+        self,
+        *,
+        devices: Iterable[str | Device] | None = None,
+        precisions: Iterable[str] | None = None,
+        layouts: Iterable[str] | None = None,
+        batch_sizes: Iterable[int] | None = None,
+        num_devices: Iterable[int] | None = None,
+        strategies: Iterable[str] | None = None,
+    ) -> tuple[Run, ...]:
+        """This run for every combination of the values given, the last axis changing fastest.
+
+        Args:
+            devices: Devices instead of this one, each alone or as ``8xt4``.
+            precisions: Numeric recipes.
+            layouts: Memory orders of images.
+            batch_sizes: Samples of one device and step.
+            num_devices: Numbers of devices of the same machines.
+            strategies: Ways to share the work.
+
+        Raises:
+            UsageError: A value is none of its setting.
+        """
+        axes = {
+            "device": devices,
+            "precision": precisions,
+            "layout": layouts,
+            "batch_size": batch_sizes,
+            "num_devices": num_devices,
+            "strategy": strategies,
+        }
+        used = {name: tuple(values) for name, values in axes.items() if values is not None}
+        return tuple(self._with(dict(zip(used, values, strict=True))) for values in product(*used.values()))
+
+    def _with(self, values: Mapping[str, Any]) -> Run:
+        device = values.get("device")
+        given = checked({name: value for name, value in values.items() if name != "device"}, RunOptions)
+        cluster, software = self.cluster, self.software
+        if device is not None:
+            cluster = cluster_from(device, {})
+            software = replace(software, calibration=_calibration(device, {}))
+        if "num_devices" in given:
+            cluster = cluster.with_devices(given["num_devices"])
+        setup = self.setup
+        if "precision" in given:
+            setup = replace(setup, precision=Precision(given["precision"]))
+        if "layout" in given:
+            setup = replace(setup, layout=Layout(given["layout"]))
+        if "batch_size" in given:
+            setup = replace(setup, batch_size_per_device=given["batch_size"])
+        sharing = self.sharing
+        if "strategy" in given:
+            sharing = replace(sharing, strategy=Strategy(given["strategy"]))
+        return replace(self, cluster=cluster, software=software, setup=setup, sharing=sharing)
+
+    def json_fields(self) -> dict[str, Any]:
+        """The run as flat settings under the names of ``RunOptions``, those without a value left out."""
+        setup, sharing, job, loader = self.setup, self.sharing, self.job, self.loader
+        several = self.cluster.num_devices > 1
+        intra, inter = self.cluster.intra_link, self.cluster.inter_link
+        found = {
+            "model": self.model.model,
+            "device": self.cluster.spec,
+            "image_size": self.model.image_size,
+            "input_shape": None if self.model.input_shape is None else list(self.model.input_shape),
+            "sequence_length": self.model.sequence_length,
+            "batch_size": setup.batch_size_per_device,
+            "precision": str(setup.precision),
+            "layout": str(setup.layout),
+            "compile": setup.compile,
+            "optimizer": setup.optimizer,
+            "optimizer_implementation": str(setup.optimizer_implementation),
+            "phase": str(setup.phase),
+            "fused_attention": setup.fused_attention,
+            "accumulation": sharing.num_accumulation_steps,
+            "intra": intra.name if several and intra is not None else None,
+            "inter": inter.name if several and inter is not None else None,
+            "strategy": str(sharing.strategy) if several else None,
+            "algorithm": str(sharing.algorithm) if several else None,
+            "bucket_mb": sharing.bucket_bytes / 1024**2 if several else None,
+            "sync_batch_norm": sharing.sync_batch_norm if several else None,
+            "variation": sharing.coefficient_of_variation,
+            "dataset_size": job.num_samples if job else None,
+            "epochs": job.num_epochs if job else None,
+            "validation_size": job.num_validation_samples or None if job else None,
+            "startup_s": job.startup_s or None if job else None,
+            "checkpoint_s": job.checkpoint_s or None if job else None,
+            "loader_ms": loader.sample_cost_s / _MILLI if loader else None,
+            "loader_workers": loader.num_workers if loader else None,
+            "loader_cores": loader.num_cores if loader else None,
+            "sample_kb": loader.sample_bytes / _KILO or None if loader else None,
+            "storage_mb_s": _in(loader.storage_bytes_per_s, _MEGA) if loader else None,
+            "network_mb_s": _in(loader.network_bytes_per_s, _MEGA) if loader else None,
+            "price_usd_per_hour": self.price_usd_per_hour,
+            "torch_version": self.software.torch_version,
+            "calibration": self.software.calibration,
+            "memory_overhead_bytes": self.software.memory_overhead_bytes,
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+
+def _in(value: float | None, unit: float) -> float | None:
+    return None if value is None else value / unit
+
+
+def _flags(names: Iterable[str]) -> str:
+    known: Mapping[str, Declared] = declared(RunOptions)
+    return ", ".join(known[name].flag for name in names)
+
+
+def _refuse(given: Mapping[str, Any], names: Iterable[str], why: str, otherwise: str) -> None:
+    """Refuses settings that the rest of the question leaves without a meaning."""
+    useless = [name for name in names if given.get(name) not in (None, False)]
+    if useless:
+        raise InvalidSetupError(f"{_flags(useless)} cannot be used here: {why}; leave it out, or {otherwise}")
+
+
+def _setup(model: Any, given: Mapping[str, Any]) -> TrainingSetup:
+    phase = Phase(given.get("phase", Phase.TRAIN))
+    optimizer = str(given.get("optimizer", "sgd" if phase is Phase.TRAIN else "none")).lower()
+    if phase is not Phase.TRAIN:
+        why = f"phase {phase} updates no weights"
+        _refuse(given, _OF_TRAINING, why, "ask for --phase train")
+        if optimizer != "none":
+            _refuse(given, ("optimizer",), why, "ask for --phase train")
+    words = {name: given[name] for name in ("precision", "optimizer_implementation") if name in given}
+    return TrainingSetup(
+        batch_size_per_device=given.get("batch_size", 32),
+        layout=Layout(given.get("layout") or own_layout(model)),
+        compile=given.get("compile", False),
+        optimizer=optimizer,
+        phase=phase,
+        fused_attention=given.get("fused_attention", True),
+        **words,
+    )
+
+
+def cluster_from(device: str | Device | Cluster, given: Mapping[str, Any]) -> Cluster:
+    """The devices that a name, with numbers and links beside it, stands for.
+
+    Args:
+        device: A device or its name, ``4x8xh100-sxm``, a TOML file of either, or a cluster.
+        given: Settings, of which ``num_devices``, ``num_nodes``, ``intra`` and ``inter`` are read.
+
+    Raises:
+        UsageError: A name is not known, or the numbers contradict each other.
+    """
+    intra, inter = given.get("intra"), given.get("inter")
+    if isinstance(device, Cluster):
+        found = device
+    elif isinstance(device, Device):
+        found = cluster_of(device, 1, 1, intra=intra, inter=inter)
+    else:
+        found = parse_cluster(device, intra=intra, inter=inter)
+    num_devices, num_nodes = given.get("num_devices"), given.get("num_nodes")
+    if num_devices is not None or num_nodes is not None:
+        number = num_devices if num_devices is not None else found.num_devices
+        check_num_devices(number)
+        if found.num_devices > 1 and number != found.num_devices:
+            raise InvalidSetupError(
+                f"'{found.spec}' has {found.num_devices} devices, but {number} are asked for; leave one of them out"
+            )
+        # A device alone says nothing of machines: all are in one unless their number is given.
+        found = found.with_devices(number, num_nodes or (1 if found.num_devices == 1 else None))
+    if found.num_devices == 1:
+        _refuse(given, ("intra", "inter"), "there is one device", "give several, such as --num-devices 8")
+    elif found.num_nodes == 1:
+        _refuse(given, ("inter",), "there is one node", "give several, such as --nodes 2")
+    return found
+
+
+def _sharing(given: Mapping[str, Any]) -> Sharing:
+    known = {
+        "strategy": "strategy",
+        "algorithm": "algorithm",
+        "accumulation": "num_accumulation_steps",
+        "sync_batch_norm": "sync_batch_norm",
+        "variation": "coefficient_of_variation",
+    }
+    values: dict[str, Any] = {target: given[name] for name, target in known.items() if name in given}
+    if "strategy" in values:
+        values["strategy"] = Strategy(values["strategy"])
+    if "algorithm" in values:
+        values["algorithm"] = Algorithm(values["algorithm"])
+    if "bucket_mb" in given:
+        values["bucket_bytes"] = given["bucket_mb"] * 1024**2
+    return Sharing(**values)
+
+
+def _job(given: Mapping[str, Any]) -> Job | None:
+    dataset, dataset_size = given.get("dataset"), given.get("dataset_size")
+    if dataset is not None and dataset_size is not None:
+        raise InvalidSetupError("give either a dataset or a dataset size, not both")
+    if dataset is None and dataset_size is None:
+        needing = {
+            "epochs": "epochs",
+            "validation_size": "validation size",
+            "validate": "validate",
+            "startup_s": "start-up time",
+            "checkpoint_s": "checkpoint time",
+        }
+        needed = [words for name, words in needing.items() if given.get(name)]
+        if needed:
+            raise InvalidSetupError(
+                f"{', '.join(needed)}: expected a dataset as well; give --dataset NAME or --dataset-size N"
+            )
+        return None
+    known = find_dataset(dataset) if dataset is not None else None
+    validation_size = given.get("validation_size")
+    if given.get("validate") and validation_size is None:
+        if known is None or not known.num_validation_samples:
+            whose = f"the dataset {known.name} has" if known else "a dataset size alone has"
+            raise InvalidSetupError(f"{whose} no validation split to evaluate; give --validation-size N")
+        validation_size = known.num_validation_samples
+    num_samples = known.num_training_samples if known else dataset_size
+    assert num_samples is not None
+    return Job(
+        num_samples=num_samples,
+        num_epochs=given.get("epochs"),
+        num_validation_samples=validation_size or 0,
+        startup_s=given.get("startup_s", 0.0),
+        checkpoint_s=given.get("checkpoint_s", 0.0),
+    )
+
+
+def _loader(given: Mapping[str, Any]) -> InputPipeline | None:
+    cost_ms = given.get("loader_ms")
+    if cost_ms is None:
+        named = [name for name in _OF_LOADER if given.get(name) is not None]
+        if named:
+            raise InvalidSetupError(
+                f"{_flags(named)}: the input pipeline needs --loader-ms as well; give the time of a sample"
+            )
+        return None
+
+    def scaled(name: str, unit: float) -> float | None:
+        value = given.get(name)
+        return None if value is None else value * unit
+
+    return InputPipeline(
+        sample_cost_s=cost_ms * _MILLI,
+        num_workers=given.get("loader_workers", 8),
+        num_cores=given.get("loader_cores"),
+        sample_bytes=scaled("sample_kb", _KILO) or 0.0,
+        storage_bytes_per_s=scaled("storage_mb_s", _MEGA),
+        network_bytes_per_s=scaled("network_mb_s", _MEGA),
+    )
+
+
+def _calibration(device: str | Device | Cluster, given: Mapping[str, Any]) -> str | None:
+    named = given.get("calibration")
+    if named is not None:
+        return str(Path(named))
+    is_here = isinstance(device, str) and split_spec(device.strip())[2].lower() == HERE
+    return HERE if is_here else None

@@ -1,0 +1,44 @@
+"""``python -m studies``: the studies on public measurements, and the fits of what forerun ships."""
+
+from __future__ import annotations
+
+import typer
+
+from forerun.cli.failures import OneLineErrors
+from forerun.cli.options import DebugOption
+from forerun.cli.output import show_any_sign
+from studies.commands.accuracy import accuracy
+from studies.commands.backtest import backtest
+from studies.commands.fits import fit_scaling, fit_weights
+from studies.commands.frameworks import parity, stack
+from studies.commands.suite import suite
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    name="studies",
+    cls=OneLineErrors,
+    rich_markup_mode=None,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("accuracy", short_help="Make the page of accuracy.")(accuracy)
+app.command("parity", short_help="Compare networks in PyTorch with the same in Keras.")(parity)
+app.command("stack", short_help="Compare steps of Keras and TensorFlow with predictions.")(stack)
+app.command("suite", short_help="Predict, measure and compare on a device for some minutes.")(suite)
+app.command("fit-weights", short_help="Fit the cost model that is shipped.")(fit_weights)
+app.command("fit-scaling", short_help="Fit the constants of several devices that are shipped.")(fit_scaling)
+app.command("backtest", short_help="Test forecasters on public learning curves.")(backtest)
+
+
+@app.callback(invoke_without_command=True)
+def root(context: typer.Context, debug: DebugOption = False) -> None:
+    """Study forerun on public measurements, and fit what it ships."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+if __name__ == "__main__":
+    show_any_sign()
+    app(prog_name="python -m studies")

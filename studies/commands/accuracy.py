@@ -1,0 +1,64 @@
+"""``python -m studies accuracy``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from forerun.cli.options import DebugOption
+from forerun.cli.output import quiet_libraries
+from forerun.errors import UsageError
+
+__all__ = ["accuracy", "with_accuracy"]
+
+_PAGE = Path("docs/accuracy.md")
+_BEGIN, _END = "<!-- accuracy:begin -->", "<!-- accuracy:end -->"
+
+
+def accuracy(
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A sample of the rows and short fits: minutes instead of hours.")
+    ] = False,
+    out: Annotated[Path, typer.Option(metavar="FILE.md", help="The page to write.")] = _PAGE,
+    debug: DebugOption = False,
+) -> None:
+    """Run every study on the public tables; write the page, README's table and the pictures of docs/methods."""
+    if not out.parent.is_dir():
+        raise UsageError(
+            f"the folder of the page '{out}' does not exist; create it or choose another with --out"
+        )
+    from studies.reference_run import run_reference
+
+    with quiet_libraries(debug=debug):
+        results = run_reference(quick=quick)
+        page = results.as_markdown()
+    out.write_text(page, encoding="utf-8")
+    typer.echo(page)
+    typer.echo(f"page written to {out}", err=True)
+    readme = out.resolve().parent.parent / "README.md"
+    if not quick and readme.is_file():
+        text = readme.read_text(encoding="utf-8")
+        readme.write_text(with_accuracy(text, results.summary()), encoding="utf-8")
+    _draw_pictures(out.parent / "methods")
+
+
+def with_accuracy(readme: str, summary: str) -> str:
+    """The text of a README with the summary between its accuracy markers; unchanged if it has none."""
+    if _BEGIN not in readme or _END not in readme:
+        return readme
+    before, after = readme.split(_BEGIN)[0], readme.split(_END)[1]
+    return f"{before}{_BEGIN}\n{summary}{_END}{after}"
+
+
+def _draw_pictures(folder: Path) -> None:
+    """Renews the pictures of the methods that stand beside the page."""
+    if not folder.is_dir():
+        return
+    from forerun.report.composition_page import plot_compositions
+    from studies.compositions import recorded_compositions
+
+    picture = folder / "composition.png"
+    plot_compositions(picture, recorded_compositions())
+    typer.echo(f"picture written to {picture}", err=True)

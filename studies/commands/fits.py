@@ -1,0 +1,48 @@
+"""``python -m studies fit-weights`` and ``fit-scaling``: what forerun ships, from the public tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from forerun.cli.options import DebugOption
+from forerun.cli.output import quiet_libraries
+from forerun.errors import UsageError
+
+__all__ = ["fit_scaling", "fit_weights"]
+
+
+def fit_weights(
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Where the weights go, safetensors.")],
+    quick: Annotated[bool, typer.Option("--quick", help="A sample of the rows and a short fit.")] = False,
+    debug: DebugOption = False,
+) -> None:
+    """Fit the cost model to the public tables; its intervals come from the held-out studies (hours of work)."""
+    _check_folder(out)
+    from studies.reference_run import fit_shipped_weights
+
+    with quiet_libraries(debug=debug):
+        fit_shipped_weights(out, quick=quick)
+    typer.echo(f"weights written to {out}", err=True)
+
+
+def fit_scaling(
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Where the constants go, JSON.")],
+    debug: DebugOption = False,
+) -> None:
+    """Fit what training on several devices adds to bare collectives to the public tables (some minutes)."""
+    _check_folder(out)
+    from studies.scaling.study import fit_scaling_table
+    from studies.tables.reference_steps import require_reference_folder
+
+    with quiet_libraries(debug=debug):
+        constants = fit_scaling_table(require_reference_folder()).to_json()
+    out.write_text(constants, encoding="utf-8")
+    typer.echo(f"constants written to {out}", err=True)
+
+
+def _check_folder(out: Path) -> None:
+    if not out.parent.is_dir():
+        raise UsageError(f"the folder of '{out}' does not exist; create it or choose another with --out")

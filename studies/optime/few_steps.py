@@ -1,0 +1,120 @@
+"""A device known from a few of its steps: posterior of all others, which steps to measure, and the prior's scales.
+
+The correction is that of ``forerun.optime.correction``; here it is conditioned on the steps themselves, without its
+coefficients. With J_k the rows of k measured steps, S = diag(s^2) the prior and n the noise:
+
+    K    = J_k S J_k' + n^2 I
+    mean = J S J_k' K^-1 r_k
+    var  = diag(J S J') - diag(J S J_k' K^-1 J_k S J') + n^2
+
+The scales are those that make the residuals of held-out devices most likely, so that one odd measurement moves a
+prediction no further than devices have been seen to move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy import optimize
+
+from forerun.optime.correction import PriorScales
+
+__all__ = ["Posterior", "choose_steps", "condition", "fit_scales", "information_order"]
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Posterior:
+    """Log corrections of p steps: mean and standard deviation, noise included, (p,) each."""
+
+    mean: Floats
+    deviation: Floats
+
+
+def condition(rows: Floats, measured: Sequence[int], residuals: Floats, scales: PriorScales) -> Posterior:
+    """Corrections of all steps, given the log residuals of the measured ones.
+
+    Args:
+        rows: ``sensitivities`` of all steps, (p, c).
+        measured: Indices of the measured steps, k of them.
+        residuals: log(measured / predicted) of those, (k,).
+        scales: Prior scales.
+    """
+    variances = scales.variances()
+    weighted = rows * variances
+    prior = (weighted * rows).sum(axis=1)
+    if not len(measured):
+        return Posterior(np.zeros(len(rows)), np.sqrt(prior + scales.noise**2))
+    chosen = rows[list(measured)]
+    gram = (chosen * variances) @ chosen.T + scales.noise**2 * np.eye(len(chosen))
+    cross = weighted @ chosen.T
+    solved = np.linalg.solve(gram, cross.T)
+    explained = (cross.T * solved).sum(axis=0)
+    deviation = np.sqrt(np.maximum(prior - explained, 0) + scales.noise**2)
+    return Posterior(cross @ np.linalg.solve(gram, residuals), deviation)
+
+
+def choose_steps(rows: Floats, candidates: Sequence[int], num_steps: int, scales: PriorScales) -> list[int]:
+    """The steps to measure: greedily those that lower the summed posterior variance over all rows most."""
+    chosen: list[int] = []
+    for _ in range(min(num_steps, len(candidates))):
+        open_ones = [i for i in candidates if i not in chosen]
+        sums = [
+            float((condition(rows, [*chosen, i], np.zeros(len(chosen) + 1), scales).deviation ** 2).sum())
+            for i in open_ones
+        ]
+        chosen.append(open_ones[int(np.argmin(sums))])
+    return chosen
+
+
+def information_order(rows: Floats, cost_s: Floats, scales: PriorScales) -> list[int]:
+    """All steps in an order in which each next one tells most about all of them for its cost.
+
+    The gain of a step is by how much it lowers the summed posterior variance: with C the posterior covariance so far,
+    sum_j C_ij^2 / (C_ii + n^2); after it, C loses C_i' C_i / (C_ii + n^2). With equal costs this is the order of
+    ``choose_steps``. What is cut short is the part that would have told least.
+
+    Args:
+        rows: ``sensitivities`` of all steps, (p, c).
+        cost_s: Time that measuring each takes, (p,) [s].
+        scales: Prior scales.
+    """
+    covariance = (rows * scales.variances()) @ rows.T
+    order: list[int] = []
+    open_ones = np.ones(len(rows), dtype=bool)
+    while open_ones.any():
+        own = np.diag(covariance) + scales.noise**2
+        gains = (covariance**2).sum(axis=1) / own / cost_s
+        chosen = int(np.argmax(np.where(open_ones, gains, -1.0)))
+        order.append(chosen)
+        open_ones[chosen] = False
+        covariance = covariance - np.outer(covariance[chosen], covariance[chosen]) / own[chosen]
+    return order
+
+
+def fit_scales(groups: Sequence[tuple[Floats, Floats]], start: PriorScales | None = None) -> PriorScales:
+    """Scales that maximise the marginal likelihood of held-out residuals, one independent draw per device.
+
+    Args:
+        groups: Per device the ``sensitivities`` of its steps, (p, c), and their log residuals, (p,).
+        start: Where the search begins.
+    """
+    first = np.log(astuple(start or PriorScales()))
+
+    def negative_log_likelihood(logs: Floats) -> float:
+        scales = PriorScales(**dict(zip(PriorScales.__slots__, np.exp(logs), strict=True)))
+        total = 0.0
+        for rows, residuals in groups:
+            covariance = (rows * scales.variances()) @ rows.T + scales.noise**2 * np.eye(len(rows))
+            _, log_determinant = np.linalg.slogdet(covariance)
+            # Devices weigh alike however many steps of them were measured.
+            total += (log_determinant + residuals @ np.linalg.solve(covariance, residuals)) / len(rows)
+        # A weak pull to the start keeps scales that the data say nothing about where they were.
+        return float(total + 0.02 * ((logs - first) ** 2).sum())
+
+    found = optimize.minimize(negative_log_likelihood, first, method="Nelder-Mead", options={"maxiter": 600})
+    return PriorScales(**dict(zip(PriorScales.__slots__, np.exp(found.x).tolist(), strict=True)))

@@ -1,0 +1,197 @@
+"""Regressors fitted to records made by a known law: accuracy on held-out configurations, and questions to the model."""
+
+import numpy as np
+import pytest
+
+from forerun.api.fit import (
+    fit_regressor,
+    load_trained_model,
+    model_summary,
+    predict_epoch_time,
+    predict_time,
+    save_trained_model,
+)
+from forerun.errors import CostModelError, ForerunError, InvalidSetupError, RecordError, UsageError
+from forerun.records.importers.tables import write_records
+from forerun.records.step_record import StepRecord
+from forerun.run.model import ModelRequest
+from forerun.run.setup import Phase, Precision, TrainingSetup
+from forerun.tracing.trace import trace
+
+CONFIG = {"depth": 3, "base_filters": 32, "batch_size": 64}
+REPETITIONS = 2
+
+
+def law_s(graph, batch):
+    """A slow processor: 60 GFLOP/s, 10 GB/s and 2 ms of its own."""
+    return 2e-3 + graph.total_flops(batch) / 6e10 + graph.total_bytes(batch) / 1e10
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory):
+    """The 18 configurations of the CNN predictor of old on two occasions, with 2 % noise."""
+    noise = np.random.default_rng(0)
+    records = []
+    for depth in (2, 3, 4):
+        for filters in (32, 64):
+            name = f"cnn:depth={depth},base_filters={filters}"
+            graph = trace(ModelRequest(model=name, image_size=32), TrainingSetup(optimizer="adam"))
+            records += [
+                StepRecord(
+                    source=f"occasion {occasion}",
+                    row_id=f"{depth} {filters} {batch}",
+                    model=name,
+                    family="cnn",
+                    device="cpu",
+                    batch_size_per_device=batch,
+                    step_time_s=law_s(graph, batch) * np.exp(noise.normal(0, 0.02)),
+                    precision=Precision.FP32,
+                    phase=Phase.TRAIN,
+                    optimizer="adam",
+                    includes_optimizer=True,
+                    image_size=32,
+                    framework_version="2.15.0",
+                )
+                for batch in (32, 64, 128)
+                for occasion in range(REPETITIONS)
+            ]
+    path = tmp_path_factory.mktemp("grid") / "grid.csv"
+    write_records(records, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def linear(grid):
+    return fit_regressor(grid, "linear")
+
+
+@pytest.fixture(scope="module")
+def stored(linear, tmp_path_factory):
+    path = tmp_path_factory.mktemp("models") / "linear.safetensors"
+    save_trained_model(linear.model, path)
+    return load_trained_model(path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "least_r2", "most_mape"),
+    [
+        ("linear", {}, 0.99, 0.04),
+        ("ann", {"seeds": (0,), "max_epochs": 150}, 0.95, 0.15),
+        ("boosting", {}, 0.5, 0.4),
+        ("op", {}, 0.95, 0.15),
+    ],
+)
+def test_held_out_configurations_follow_the_law(grid, kind, options, least_r2, most_mape):
+    result = fit_regressor(grid, kind, **options)
+    assert result.metrics[kind].n == 18 * REPETITIONS
+    assert result.metrics[kind].r2 > least_r2
+    assert result.metrics[kind].mape < most_mape
+    assert "linear on FLOPs" in result.metrics or kind == "linear"
+    assert bool(model_summary(result.model)) == (kind == "ann")
+
+
+def test_the_offset_helps_a_device_that_is_far_from_its_datasheet(grid):
+    metrics = fit_regressor(grid, "op").metrics
+    assert metrics["op"].mape < 0.3 * metrics["op, nothing measured"].mape
+
+
+def test_repetitions_of_a_configuration_are_left_out_together(linear):
+    assert linear.split == "leave one of 18 configurations out, up to 2 repetitions of it together"
+
+
+def test_the_file_says_where_the_model_came_from(stored):
+    facts = stored.provenance
+    assert (facts["records"], facts["num_rows"], facts["num_configurations"]) == (["grid.csv"], 36, 18)
+    assert facts["devices"] == ["cpu"]
+    assert facts["software"] == ["pytorch 2.15.0"]
+    assert facts["shared"]["optimizer"] == "adam"
+    assert facts["held_out_errors"]["linear"]["n"] == 36
+
+
+def test_a_configuration_is_asked_about_as_of_old(stored):
+    graph = trace(
+        ModelRequest(model="cnn:depth=3,base_filters=32", image_size=32), TrainingSetup(optimizer="adam")
+    )
+    assert predict_time(stored, CONFIG) == pytest.approx(law_s(graph, 64), rel=0.05)
+
+
+def test_a_whole_row_of_the_old_records_may_be_asked_about(stored):
+    row = {**CONFIG, "num_params": 1, "dataset_size": 50_000, "epochs": 3, "time_per_epoch": 9.0}
+    assert predict_time(stored, row) == predict_time(stored, CONFIG)
+    assert predict_epoch_time(stored, row) == pytest.approx(782 * predict_time(stored, CONFIG))
+
+
+def test_a_name_with_a_setup_is_the_same_question(stored):
+    setup = TrainingSetup(batch_size_per_device=64, optimizer="adam")
+    assert predict_time(stored, "cnn:depth=3,base_filters=32", setup) == predict_time(stored, CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("config", "error", "message"),
+    [
+        ({**CONFIG, "base_filter": 3}, UsageError, "did you mean base_filters"),
+        ({"batch_size": 3}, InvalidSetupError, "expected a model or depth"),
+        ({**CONFIG, "model": "cnn"}, InvalidSetupError, "not both"),
+        ({**CONFIG, "batch_size": -1}, InvalidSetupError, "whole batch_size"),
+        ({**CONFIG, "batch_size": float("nan")}, InvalidSetupError, "whole batch_size"),
+        ({**CONFIG, "depth": -3}, UsageError, "depth"),
+        ({**CONFIG, "precision": "fp12"}, InvalidSetupError, "unknown precision"),
+        ({"layer": "dense"}, UsageError, "knows whole models"),
+        ({**CONFIG, "device": "no-such-gpu"}, UsageError, "no-such-gpu"),
+    ],
+)
+def test_questions_that_cannot_be_meant(stored, config, error, message):
+    with pytest.raises(error, match=message):
+        predict_time(stored, config)
+
+
+def test_an_epoch_needs_a_dataset(stored):
+    with pytest.raises(InvalidSetupError, match="dataset_size"):
+        predict_epoch_time(stored, CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("tree", {}, "unknown model"),
+        ("linear", {"loss": "mae"}, "takes no loss"),
+        ("ann", {"loss": "huber"}, "mse or mae"),
+        ("ann", {"hidden_sizes": ()}, "hidden sizes"),
+    ],
+)
+def test_fits_that_cannot_be_meant(grid, kind, options, message):
+    with pytest.raises(UsageError, match=message):
+        fit_regressor(grid, kind, **options)
+
+
+def test_too_few_configurations(grid, tmp_path):
+    import pandas as pd
+
+    pd.read_csv(grid).head(4).to_csv(tmp_path / "few.csv", index=False)
+    with pytest.raises(RecordError, match="at least 3 configurations"):
+        fit_regressor(tmp_path / "few.csv", "linear")
+
+
+def test_steps_are_no_layers(grid):
+    with pytest.raises(RecordError, match="measure layers"):
+        fit_regressor(grid, "layers")
+
+
+def test_no_records():
+    with pytest.raises(UsageError, match="at least one"):
+        fit_regressor([], "linear")
+
+
+def test_a_missing_table(tmp_path):
+    with pytest.raises(ForerunError, match="no such file"):
+        fit_regressor(tmp_path / "none.csv", "linear")
+
+
+def test_an_offset_to_other_weights_is_refused(grid, tmp_path, monkeypatch):
+    from forerun.fitting import calibrated_op
+
+    path = tmp_path / "op.safetensors"
+    save_trained_model(fit_regressor(grid, "op").model, path)
+    monkeypatch.setattr(calibrated_op, "_weights_id", lambda: "of another release")
+    with pytest.raises(CostModelError, match="other op-level weights"):
+        load_trained_model(path)

@@ -1,0 +1,154 @@
+"""The fitted model on disk: a round trip, and one clear error for every way a file can be wrong."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from forerun.errors import CostModelError
+from forerun.optime.weights import NetworkWeights, load_weights, save_weights, system_key
+from forerun.prediction.estimate import Provenance
+from op_models import random_weights, shipped_weights
+
+
+def contents(path):
+    with safe_open(path, framework="numpy") as file:
+        names = file.keys()
+        return {name: file.get_tensor(name) for name in names}, json.loads(file.metadata()["forerun"])
+
+
+def rewrite(path, tensors, header):
+    save_file(tensors, path, metadata={"forerun": json.dumps(header)})
+
+
+@pytest.fixture
+def path(tmp_path):
+    save_weights(random_weights(), tmp_path / "new" / "model.safetensors")
+    return tmp_path / "new" / "model.safetensors"
+
+
+def test_a_round_trip_loses_nothing(path):
+    saved, loaded = random_weights(), load_weights(path)
+    assert loaded.systems == saved.systems
+    assert loaded.provenance == saved.provenance
+    for ours, theirs in zip(loaded.networks, saved.networks, strict=True):
+        for name in NetworkWeights.__slots__:
+            np.testing.assert_array_equal(getattr(ours, name), np.atleast_1d(getattr(theirs, name)))
+
+
+def test_a_missing_file(tmp_path):
+    with pytest.raises(CostModelError, match=r"missing: expected absent.safetensors.*reinstall forerun"):
+        load_weights(tmp_path / "absent.safetensors")
+
+
+@pytest.mark.parametrize("content", [b"", b"no tensors", b"\xff" * 100])
+def test_a_file_that_holds_something_else(path, content):
+    path.write_bytes(content)
+    with pytest.raises(CostModelError, match="damaged"):
+        load_weights(path)
+
+
+def test_half_a_file(path):
+    path.write_bytes(path.read_bytes()[:2000])
+    with pytest.raises(CostModelError, match="damaged"):
+        load_weights(path)
+
+
+def test_tensors_without_our_header(tmp_path):
+    save_file({"0.mean": np.zeros(3)}, tmp_path / "plain.safetensors")
+    with pytest.raises(CostModelError, match="damaged"):
+        load_weights(tmp_path / "plain.safetensors")
+
+
+@pytest.mark.parametrize("change", [{"features": ["flops"]}, {"format_version": 0}, {"features": []}])
+def test_a_file_for_another_version(path, change):
+    tensors, header = contents(path)
+    rewrite(path, tensors, header | change)
+    with pytest.raises(
+        CostModelError, match=r"another version of forerun.*reinstall forerun.*forerun calibrate"
+    ):
+        load_weights(path)
+
+
+def test_features_in_another_order(path):
+    tensors, header = contents(path)
+    rewrite(path, tensors, header | {"features": header["features"][::-1]})
+    with pytest.raises(CostModelError, match="another version"):
+        load_weights(path)
+
+
+@pytest.mark.parametrize("name", ["1.latency", "0.mean"])
+def test_a_missing_tensor(path, name):
+    tensors, header = contents(path)
+    del tensors[name]
+    rewrite(path, tensors, header)
+    with pytest.raises(CostModelError, match=rf"1 tensors are missing, first {name}"):
+        load_weights(path)
+
+
+def test_no_tensor_at_all(path):
+    _, header = contents(path)
+    rewrite(path, {"note": np.zeros(1)}, header)
+    with pytest.raises(CostModelError, match="tensors are missing"):
+        load_weights(path)
+
+
+@pytest.mark.parametrize("name", ["systems", "provenance"])
+def test_a_header_without_a_part(path, name):
+    tensors, header = contents(path)
+    del header[name]
+    rewrite(path, tensors, header)
+    with pytest.raises(CostModelError, match=f"damaged.*{name}"):
+        load_weights(path)
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        (("t4", "amp", "nhwc", "compiled"), [0]),
+        (("t4", "amp", "nhwc", "eager"), [0]),
+        (("t4", "amp", "nchw", "eager"), [1, 2]),
+        (("t4", "amp", "nchw", "compiled"), [1, 2]),
+        (("t4", "fp32", "nchw", "eager"), []),
+        (("l4", "amp", "nchw", "eager"), []),
+        (("t4", "am", "nchw", "eager"), []),
+    ],
+)
+def test_the_nearest_systems_of_a_device_speak_for_it(asked, expected):
+    systems = (
+        system_key("timm", "t4", "amp", "nhwc", "compiled", "2.4"),
+        system_key("timm", "t4", "amp", "nchw", "eager", "2.4"),
+        system_key("other", "t4", "amp", "nchw", "eager", "1.12"),
+    )
+    weights = random_weights(systems=systems)
+    found = weights.offsets_of_device(*asked)
+    assert found.shape == (2, 3)
+    for offsets, network in zip(found, weights.networks, strict=True):
+        rows = network.latents[expected].mean(axis=0) if expected else np.zeros(3)
+        np.testing.assert_allclose(offsets, rows, rtol=1e-6)
+
+
+def test_an_unknown_system_has_no_offsets():
+    weights = random_weights()
+    assert not weights.offsets_of_system("nobody").any()
+    np.testing.assert_array_equal(weights.offsets_of_system("b")[0], weights.networks[0].latents[1])
+
+
+def test_the_shipped_model_says_where_it_came_from():
+    weights = shipped_weights()
+    provenance = weights.provenance
+    assert len(weights.networks) >= 2
+    assert sum(provenance["rows"].values()) > 1000
+    assert provenance["date"] > "2020"
+    tiers = {str(Provenance.INTERPOLATED), str(Provenance.DATASHEET_ONLY)}
+    assert tiers <= set(provenance["intervals"])
+    assert all(
+        np.isfinite(getattr(network, name)).all()
+        for network in weights.networks
+        for name in network.__slots__
+    )
+    assert provenance["measured_devices"]

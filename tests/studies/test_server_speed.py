@@ -1,0 +1,31 @@
+"""The fit of Optimus' five coefficients."""
+
+import pytest
+
+from forerun.errors import InvalidSetupError
+from forerun.scheduler.speed import SynchronousServerSpeed
+from studies.schedule.server_speed import fit_server_speed
+
+OPTIMUS_SYNC = (1.02, 2.78, 4.92, 0.00, 0.02)
+
+
+def server_speed(*theta):
+    names = ("batch_s", "constant_s", "transfer_s", "per_worker_s", "per_server_s")
+    return SynchronousServerSpeed(**dict(zip(names, theta, strict=True)))
+
+
+def test_a_server_fit_finds_its_coefficients():
+    true = server_speed(*OPTIMUS_SYNC)
+    grid = [(w, p) for w in (1, 2, 4, 8) for p in (1, 3, 6, 12)]
+    workers, servers = zip(*grid, strict=True)
+    found = fit_server_speed(workers, servers, [true(w, p) for w, p in grid])
+    assert [found(w, p) for w, p in [(3, 5), (16, 16)]] == pytest.approx(
+        [true(w, p) for w, p in [(3, 5), (16, 16)]]
+    )
+
+
+@pytest.mark.parametrize("speeds", [[float("nan")], [0.0], []])
+def test_fits_refuse_nothing_and_nonsense(speeds):
+    some = [1] * len(speeds)
+    with pytest.raises(InvalidSetupError):
+        fit_server_speed(some, some, speeds)

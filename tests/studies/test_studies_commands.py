@@ -1,0 +1,86 @@
+"""``python -m studies``: documented, one line for every mistake, and nothing of it in the package."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from studies.__main__ import app
+from studies.commands.accuracy import with_accuracy
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "studies.md").read_text(encoding="utf-8")
+COMMANDS = dict(get_command(app).commands)
+
+
+def invoke(*words, **environment):
+    return CliRunner(env={"COLUMNS": "80", **environment}).invoke(app, list(map(str, words)))
+
+
+def section(name):
+    found = re.search(rf"^## studies {name}\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    assert found, f"docs/studies.md has no section 'studies {name}'"
+    return found[1]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_is_documented_and_no_other(name):
+    own = {opt for parameter in COMMANDS[name].params for opt in parameter.opts if opt.startswith("--")}
+    told = set(re.findall(r"`(--[a-z0-9-]+)", section(name)))
+    assert own - {"--help"} <= told
+    assert told - own == set()
+    assert COMMANDS[name].help
+    assert all(parameter.help for parameter in COMMANDS[name].params)
+
+
+def test_the_page_has_no_command_that_does_not_exist():
+    assert sorted(re.findall(r"^## studies ([a-z-]+)$", PAGE, re.MULTILINE)) == sorted(COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["accuracy", "--out", "no/such/folder/page.md"], "does not exist"),
+        (["accuracy", "rows.csv"], "unexpected extra argument"),
+        (["fit-weights"], "missing option '--out'"),
+        (["fit-weights", "--out", "no/such/folder/w.safetensors"], "does not exist"),
+        (["fit-scaling", "--out", "no/such/folder/c.json"], "does not exist"),
+        (["backtest", "--save", "no/such/folder/b.json"], "does not exist"),
+        (["backtest", "--plot", "curves.txt"], ".png"),
+        (["stack", "--json"], "no such option"),
+        (["parities"], "no such command"),
+    ],
+)
+def test_what_cannot_be_meant_is_status_2_before_any_work(words, told):
+    result = invoke(*words)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.count("\n") == 1
+    assert told in result.stderr
+
+
+@pytest.mark.parametrize("words", [["stack"], ["backtest"], ["fit-scaling", "--out", "c.json"]])
+def test_without_the_public_tables_one_line_says_what_is_missing(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FORERUN_REFERENCE_DATA", raising=False)
+    result = invoke(*words)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.count("\n") == 1
+    assert "the public measurement tables are needed" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_summary_goes_between_the_markers_of_a_readme():
+    text = "before\n<!-- accuracy:begin -->\nold\n<!-- accuracy:end -->\nafter\n"
+    found = with_accuracy(text, "| new |\n")
+    assert found == "before\n<!-- accuracy:begin -->\n| new |\n<!-- accuracy:end -->\nafter\n"
+    assert with_accuracy("nothing to fill", "| new |\n") == "nothing to fill"
+
+
+def test_the_module_runs_and_lists_its_commands():
+    done = subprocess.run([sys.executable, "-m", "studies"], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert all(name in done.stdout for name in COMMANDS)
