@@ -15,7 +15,6 @@ TOO_MANY_PARAMETERS = {
     f"forerun.{name}"
     for name in [
         "api.measure.measure_model",
-        "api.tune.tune",
         "cli.forecast.forecast",
         "cli.measure.commands.grid",
         "cli.measure.commands.layers",
@@ -23,7 +22,6 @@ TOO_MANY_PARAMETERS = {
         "cli.measure.composition.composition",
         "cli.measure.curve.curve",
         "cli.scale.scale",
-        "cli.tune.tune",
     ]
 }
 """Public functions that still take more; none may be added."""
