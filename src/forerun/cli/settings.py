@@ -13,7 +13,7 @@ from typer.core import TyperCommand
 from forerun.cli.parsing import parse_input_shape, parse_price_usd_per_hour
 from forerun.run.settings import Declared, declared
 
-__all__ = ["GroupedHelp", "with_settings"]
+__all__ = ["GroupedHelp", "grouped_options", "with_settings"]
 
 _HEADINGS = {
     "axes": "What to compare",
@@ -113,18 +113,25 @@ class GroupedHelp(TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Writes the options, group by group."""
-        groups: dict[str, list[tuple[str, str]]] = {}
-        for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
-            if record is None:
-                continue
+        for heading, records in grouped_options(self, ctx):
+            with formatter.section(heading):
+                formatter.write_dl(records)
+
+
+def grouped_options(command: Any, context: Any = None) -> list[tuple[str, list[tuple[str, str]]]]:
+    """The parameters of a command with their help, by heading, in the order of the headings."""
+    own = context or typer.Context(command)
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for parameter in command.get_params(own):
+        record = parameter.get_help_record(own)
+        if record is not None:
             group = getattr(parameter, "rich_help_panel", None) or _own_group(parameter)
             groups.setdefault(group, []).append(record)
-        order = ["arguments", "main", *_HEADINGS]
-        for group in sorted(groups, key=lambda name: order.index(name) if name in order else len(order)):
-            heading = _HEADINGS.get(group, "Arguments" if group == "arguments" else "Question")
-            with formatter.section(heading):
-                formatter.write_dl(groups[group])
+    order = ["arguments", "main", *_HEADINGS]
+    return [
+        (_HEADINGS.get(group, "Arguments" if group == "arguments" else "Question"), groups[group])
+        for group in sorted(groups, key=lambda name: order.index(name) if name in order else len(order))
+    ]
 
 
 def _own_group(parameter: Any) -> str:
