@@ -72,7 +72,7 @@ def tune(
     scenario: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="baseline, resolution, hyperparameters, hardware or all, of --task."
+            metavar="NAME", help="Scenario of --task: baseline, resolution, hyperparameters, hardware or all."
         ),
     ] = None,
     as_json: JsonOption = False,

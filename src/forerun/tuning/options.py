@@ -34,7 +34,10 @@ class TuneOptions(TypedDict, total=False):
         ),
     ]
     metric: Annotated[
-        str | None, Setting(help="Figure that the script prints.", group="target", metavar="NAME")
+        str | None,
+        Setting(
+            help="Figure that the script prints, as NAME=0.81 or NAME: 0.81.", group="target", metavar="NAME"
+        ),
     ]
     target: Annotated[float | None, Setting(help="Value of the metric to reach.", group="target")]
     study: Annotated[
@@ -92,7 +95,7 @@ class TuneOptions(TypedDict, total=False):
     price_usd_per_hour: Annotated[
         float | None,
         Setting(
-            help="Price of this machine [US dollars per hour].",
+            help="Price of this machine, for the objective cost and a budget in money [US dollars per hour].",
             group="price",
             metavar="1.89/h",
             low=0,
@@ -102,7 +105,7 @@ class TuneOptions(TypedDict, total=False):
     device_index: Annotated[
         str | None,
         Setting(
-            help="Device of the trials: cpu or cuda:N.",
+            help="Device of the trials, the only one that the script then sees: cpu or cuda:N.",
             group="device",
             default="the first GPU if there is one",
             metavar="cuda:0",
@@ -112,7 +115,7 @@ class TuneOptions(TypedDict, total=False):
     num_sessions: Annotated[
         int | None,
         Setting(
-            help="Sessions that search at once, each on a GPU (with --ray, a node) of its own.",
+            help="Sessions that search at once, each on a GPU of its own where there are several, or a node of --ray.",
             group="device",
             default="1",
             low=1,
@@ -122,7 +125,7 @@ class TuneOptions(TypedDict, total=False):
     ray_address: Annotated[
         str | None,
         Setting(
-            help="Ray cluster that trials run on: auto or HOST:PORT.",
+            help="Ray cluster that trials run on: auto or HOST:PORT; its nodes must know the paths.",
             group="device",
             metavar="auto",
             flag="ray",
@@ -148,7 +151,8 @@ class TuneOptions(TypedDict, total=False):
     model: Annotated[
         str | None,
         Setting(
-            help="What the script trains, as in predict; its predicted steps choose the first trials.",
+            help="What the script trains, as in predict, not of Keras; its predicted steps and memory choose the first "
+            "trials, on a processor after forerun calibrate.",
             group="model",
             metavar="SPEC",
         ),
@@ -186,17 +190,24 @@ class ScenarioOptions(TypedDict, total=False):
     task: Annotated[
         str | None,
         Setting(
-            help="Built-in task of the scenarios.", group="scenario", default="squeezenet", metavar="NAME"
+            help="Built-in task of the scenarios: squeezenet, SqueezeNet 1.1.",
+            group="scenario",
+            default="squeezenet",
+            metavar="NAME",
         ),
     ]
     data: Annotated[
         Path | None,
-        Setting(help="Images of the task: seg_train and seg_test.", group="scenario", metavar="FOLDER"),
+        Setting(
+            help="Images of the task: seg_train and seg_test, a folder per class in each.",
+            group="scenario",
+            metavar="FOLDER",
+        ),
     ]
     num_generated: Annotated[
         int | None,
         Setting(
-            help="Training images to generate in --data if it has none.",
+            help="Training images of six classes to write into --data if it has none, and a sixth as many to test.",
             group="scenario",
             metavar="N",
             low=6,
@@ -206,7 +217,7 @@ class ScenarioOptions(TypedDict, total=False):
     weights: Annotated[
         str | None,
         Setting(
-            help="Weights the task begins with: imagenet or none.",
+            help="Weights the task begins with: imagenet, which torchvision downloads, or none.",
             group="scenario",
             default="imagenet",
             metavar="NAME",
