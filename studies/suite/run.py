@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.errors import InvalidSetupError, RecordError, UnknownDeviceError
-from forerun.hardware import describe_host, device_as_dict, find_device, host_as_dict
+from forerun.hardware import describe_host, find_device
 from forerun.hardware.device import Device, DeviceKind
 from forerun.hardware.this_device import device_at
 from forerun.measurement.device_index import first_device, gpu_index
@@ -203,7 +203,7 @@ def _measure(
 def _device_facts(index: str) -> dict[str, Any]:
     """The device by the catalogue if that has it, the machine by its drivers, and the versions of the software."""
     try:
-        device = device_as_dict(device_at(gpu_index(index)))
+        device = device_at(gpu_index(index)).as_dict()
     except UnknownDeviceError:
         device = None  # measured all the same
     versions = {}
@@ -215,7 +215,7 @@ def _device_facts(index: str) -> dict[str, Any]:
     return {
         "device_index": index,
         "device": device,
-        "host": host_as_dict(describe_host()),
+        "host": describe_host().as_dict(),
         "software": versions,
     }
 

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from forerun.answers import Answer
 from forerun.errors import FailureError, ScriptError, UsageError
@@ -15,12 +15,29 @@ from forerun.measurement.device_index import first_device
 from forerun.profiling.hooks.settings import HookSettings
 from forerun.profiling.launch import Launch, check_command, launch
 from forerun.profiling.recorded import read_processes
-from forerun.tuning.comparison import non_inferiority, paired_ratio
+from forerun.tuning.comparison import NonInferiority, PairedRatio, non_inferiority, paired_ratio
 from forerun.tuning.configuration import ScriptConfiguration, read_configuration
 from forerun.tuning.space import Metric
 from forerun.tuning.trial import TrialOrder, TrialResult, run_trial, say_nothing
 
-__all__ = ["Comparison", "apply", "compare"]
+__all__ = ["ComparedRun", "Comparison", "apply", "compare"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedRun:
+    """One run of a comparison.
+
+    Attributes:
+        which: ``A`` or ``B``.
+        rate_samples_per_s: Samples a second in steady steps; None where they cannot be counted.
+        wall_s: Time of the whole run [s].
+        metric: Last value of the metric; None without one.
+    """
+
+    which: str
+    rate_samples_per_s: float | None
+    wall_s: float
+    metric: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,14 +49,14 @@ class Comparison(Answer):
         time: Ratio of the whole time, A over B.
         accuracy: Non-inferiority of B; None without a metric.
         metric: Its name.
-        runs: Every run: ``which``, ``rate_samples_per_s``, ``wall_s``, ``metric``.
+        runs: Every run, those of A first.
     """
 
-    speed: dict[str, Any] | None
-    time: dict[str, Any]
-    accuracy: dict[str, Any] | None
+    speed: PairedRatio | None
+    time: PairedRatio
+    accuracy: NonInferiority | None
     metric: str | None
-    runs: tuple[dict[str, Any], ...]
+    runs: tuple[ComparedRun, ...]
 
 
 def compare(
@@ -109,19 +126,19 @@ def _compared(results: Mapping[str, list[TrialResult]], wanted: Metric | None, m
     metric = wanted or (None if name is None else Metric.named(name))
     has_metric = metric is not None and all(len(last[w]) == len(results[w]) for w in "AB")
     return Comparison(
-        speed=paired_ratio(rates["A"], rates["B"]).as_dict() if has_rates else None,
-        time=paired_ratio([r.wall_s for r in results["B"]], [r.wall_s for r in results["A"]]).as_dict(),
+        speed=paired_ratio(rates["A"], rates["B"]) if has_rates else None,
+        time=paired_ratio([r.wall_s for r in results["B"]], [r.wall_s for r in results["A"]]),
         accuracy=non_inferiority(last["A"], last["B"], margin=margin, is_rising=metric.is_rising)
         if has_metric and metric is not None
         else None,
         metric=metric.name if has_metric and metric is not None else None,
         runs=tuple(
-            {
-                "which": which,
-                "rate_samples_per_s": result.rate_samples_per_s,
-                "wall_s": result.wall_s,
-                "metric": result.curve[-1][1] if result.curve else None,
-            }
+            ComparedRun(
+                which=which,
+                rate_samples_per_s=result.rate_samples_per_s,
+                wall_s=result.wall_s,
+                metric=result.curve[-1][1] if result.curve else None,
+            )
             for which in "AB"
             for result in results[which]
         ),

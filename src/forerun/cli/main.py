@@ -43,7 +43,7 @@ app = typer.Typer(
 app.command("predict", cls=GroupedHelp, short_help="Predict time, memory and cost of training.")(predict)
 app.command("plan", cls=GroupedHelp, short_help="Find the best configuration within limits.")(plan)
 app.command("profile", short_help="Tell where a training script spends its time.")(profile)
-app.command("tune", short_help="Find a better configuration of a training script.")(tune)
+app.command("tune", cls=GroupedHelp, short_help="Find a better configuration of a training script.")(tune)
 app.command("compare", short_help="Run two configurations in turns and compare them.")(compare)
 app.command("apply", short_help="Run a script with a configuration that was found.")(apply)
 app.add_typer(hardware, name="hardware")

@@ -26,6 +26,7 @@ _HEADINGS = {
     "price": "Price",
     "limits": "Limits and goal",
     "target": "Target",
+    "scenario": "Scenarios of a built-in task",
     "software": "Software",
     "output": "Output",
 }

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from forerun.answers import Answer
+
 __all__ = ["Device", "DeviceKind", "NumberFormat"]
 
 
@@ -37,7 +39,7 @@ class NumberFormat(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
+class Device(Answer):
     """One accelerator or CPU socket, as its datasheet describes it.
 
     Attributes:

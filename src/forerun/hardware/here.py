@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import platform
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from forerun.answers import Answer
 from forerun.hardware.container import container_limits
 from forerun.hardware.host_cpu import HostCpu, describe_cpu
 from forerun.hardware.host_gpus import HostGpu, list_gpus
 
-__all__ = ["Host", "describe_host", "host_as_dict"]
+__all__ = ["Host", "describe_host"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
+class Host(Answer):
     """One machine as this process sees it.
 
     Attributes:
@@ -79,11 +80,3 @@ def _installed_version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def host_as_dict(host: Host) -> dict[str, object]:
-    """Every field of a host as types that JSON has; keys are the field names."""
-    plain = asdict(host)
-    plain["cpu"]["features"] = list(host.cpu.features)
-    plain["gpus"] = list(plain["gpus"])
-    return plain

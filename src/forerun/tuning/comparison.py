@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from forerun.answers import Answer
 from forerun.errors import UsageError
 
-__all__ = ["PairedRatio", "non_inferiority", "paired_ratio"]
+__all__ = ["NonInferiority", "PairedRatio", "non_inferiority", "paired_ratio"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PairedRatio(Answer):
+class PairedRatio:
     """How much faster B is than A.
 
     Attributes:
@@ -59,9 +57,30 @@ def paired_ratio(first: Sequence[float], second: Sequence[float]) -> PairedRatio
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NonInferiority:
+    """Whether the metric of B is worse than that of A by less than a margin.
+
+    Attributes:
+        difference: Mean paired difference in the direction of better.
+        low: Low end of its one-sided 95 % interval; None with one pair.
+        p_value: Of the hypothesis that B is worse by the margin; None with one pair.
+        margin: Loss that is accepted.
+        is_not_inferior: Whether ``low``, or the difference without it, is above -margin.
+        num_pairs: Pairs of runs.
+    """
+
+    difference: float
+    low: float | None
+    p_value: float | None
+    margin: float
+    is_not_inferior: bool
+    num_pairs: int
+
+
 def non_inferiority(
     first: Sequence[float], second: Sequence[float], *, margin: float, is_rising: bool = True
-) -> dict[str, Any]:
+) -> NonInferiority:
     """Whether the metric of B is worse than that of A by less than a margin.
 
     The paired difference in the direction of better, with the low end of its one-sided 95 % interval; B is not inferior
@@ -83,11 +102,11 @@ def non_inferiority(
         low = mean - float(t.ppf(0.95, len(gains) - 1)) * error
         p_value = float(t.sf((mean + margin) / error, len(gains) - 1))
     decided = mean if low is None else low
-    return {
-        "difference": mean,
-        "low": low,
-        "p_value": p_value,
-        "margin": margin,
-        "is_not_inferior": bool(decided >= -margin),
-        "num_pairs": len(gains),
-    }
+    return NonInferiority(
+        difference=mean,
+        low=low,
+        p_value=p_value,
+        margin=margin,
+        is_not_inferior=bool(decided >= -margin),
+        num_pairs=len(gains),
+    )

@@ -10,7 +10,7 @@ from typing import Any
 
 import forerun
 from forerun.api.models import kept_model_names, model_names, trace_model
-from forerun.hardware import device_as_dict, load_catalog
+from forerun.hardware import load_catalog
 from forerun.run.job import DATASETS
 from forerun.run.model import ModelRequest
 from forerun.run.options import RunOptions
@@ -60,7 +60,7 @@ class Answers:
 
     def hardware(self) -> dict[str, Any]:
         """The JSON of ``forerun hardware list``."""
-        return {"devices": [device_as_dict(device) for device in load_catalog().values()]}
+        return {"devices": [device.as_dict() for device in load_catalog().values()]}
 
     def models(self) -> dict[str, Any]:
         """Names of models; the first call ever loads their libraries, in the child."""
