@@ -35,7 +35,7 @@ from forerun.hardware import describe_host
 from forerun.profiling.files import write_json
 from forerun.profiling.profile import Profile, StepParts
 from forerun.tuning.budget import parse_budget
-from forerun.tuning.configuration import Configuration, configure
+from forerun.tuning.configuration import ScriptConfiguration, configure
 from forerun.tuning.device_steps import DeviceSteps
 from forerun.tuning.objectives import parse_objectives
 from forerun.tuning.space import space_of
@@ -173,7 +173,7 @@ def _replay(
         for row in known["configurations"]
     }
 
-    def look_up(order: TrialOrder, configuration: Configuration, **ignored: Any) -> TrialResult:
+    def look_up(order: TrialOrder, configuration: ScriptConfiguration, **ignored: Any) -> TrialResult:
         return TrialResult(outcome="done", rate_samples_per_s=rates[_key(configuration)], num_steps=2)
 
     objectives = parse_objectives("speed")
@@ -192,7 +192,7 @@ def _replay(
         return [trial.values[0] for trial in store.trials()]
 
 
-def _key(configuration: Configuration) -> str:
+def _key(configuration: ScriptConfiguration) -> str:
     return json.dumps([configuration.arguments, configuration.hooks], sort_keys=True)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from forerun.errors import RecordError
 from forerun.fitting.compositions import Composition
@@ -23,14 +22,14 @@ _LAYERS_WITHOUT_WORK = ("mnist_cnn/fc2", "cifar10_cnn/fc3", "cifar10_cnn/fc4")
 """Dense layers of at most 33,000 weights: under 1 us of a P100, so their time alone is that of a call."""
 
 
-def recorded_compositions() -> dict[str, list[dict[str, Any]]]:
+def recorded_compositions() -> dict[str, list[Composition]]:
     """Networks beside their layers, by machine: from the own records and, if they are there, the public tables."""
     panels = {
         f"{own_device(folder).title}, PyTorch": composition_rows(folder) for folder in own_record_folders()
     }
     with suppress(RecordError):  # without the public tables the own records stand on their own
         panels["P100, Keras (published)"] = published_compositions(require_reference_folder())
-    return {title: [row.as_dict() for row in rows] for title, rows in panels.items()}
+    return panels
 
 
 def published_compositions(folder: Path) -> list[Composition]:

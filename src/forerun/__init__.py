@@ -30,19 +30,23 @@ if TYPE_CHECKING:
     from forerun.api.measure_composition import measure_composition
     from forerun.api.measure_curve import measure_curve
     from forerun.api.plan import plan
-    from forerun.api.predict import Sweep, predict, sweep
+    from forerun.api.predict import predict
     from forerun.api.profile import profile
     from forerun.api.scale import ScaleCurve, scale
     from forerun.api.scale_servers import ServerCurve, SpeedFit, fit_speed, scale_servers
     from forerun.api.schedule import Schedule, schedule, schedule_trace
+    from forerun.api.sweep import Sweep, sweep
     from forerun.api.time_estimator import time_estimator
     from forerun.api.trade_off import TradeOff, trade_off
     from forerun.api.tune import TuneResult, tune
     from forerun.api.tune_scenarios import tune_scenarios
     from forerun.errors import FailureError, ForerunError, UsageError
     from forerun.hardware import Device, Host, describe_host, find_device, load_catalog
+    from forerun.planner.options import PlanOptions
     from forerun.planner.plan import Plan
     from forerun.prediction.estimate import Estimate, Interval
+    from forerun.run.options import RunOptions, ScaleOptions
+    from forerun.run.run import Run
 
 __all__ = [
     "Calibration",
@@ -55,8 +59,12 @@ __all__ = [
     "Interval",
     "MeasurementRun",
     "Plan",
+    "PlanOptions",
+    "Run",
     "RunForecast",
+    "RunOptions",
     "ScaleCurve",
+    "ScaleOptions",
     "Schedule",
     "ServerCurve",
     "SpeedFit",
@@ -103,6 +111,10 @@ __all__ = [
 __version__ = "0.1.0"
 
 _MODULES = {
+    "PlanOptions": "forerun.planner.options",
+    "ScaleOptions": "forerun.run.options",
+    "RunOptions": "forerun.run.options",
+    "Run": "forerun.run.run",
     "Calibration": "forerun.api.calibrate",
     "Device": "forerun.hardware",
     "Estimate": "forerun.prediction.estimate",
@@ -118,7 +130,7 @@ _MODULES = {
     "Schedule": "forerun.api.schedule",
     "ServerCurve": "forerun.api.scale_servers",
     "SpeedFit": "forerun.api.scale_servers",
-    "Sweep": "forerun.api.predict",
+    "Sweep": "forerun.api.sweep",
     "TradeOff": "forerun.api.trade_off",
     "TuneResult": "forerun.api.tune",
     "UsageError": "forerun.errors",
@@ -150,7 +162,7 @@ _MODULES = {
     "scale_servers": "forerun.api.scale_servers",
     "schedule": "forerun.api.schedule",
     "schedule_trace": "forerun.api.schedule",
-    "sweep": "forerun.api.predict",
+    "sweep": "forerun.api.sweep",
     "time_estimator": "forerun.api.time_estimator",
     "trade_off": "forerun.api.trade_off",
     "tune": "forerun.api.tune",

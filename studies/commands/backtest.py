@@ -36,13 +36,13 @@ def backtest(
 
     with quiet_libraries(debug=debug):
         figures = forecast_figures(require_reference_folder(), save)
-        scheduled = figures.curves.scheduled.as_dict()
+        scheduled = figures.curves.scheduled
     if plot is not None:
         from forerun.report.forecast_plots import backtest_plot
 
         backtest_plot(plot, scheduled)
     if as_json:
-        print_json(scheduled)
+        print_json(scheduled.as_dict())
     else:
         typer.echo(forecast_section(figures))
     for path, words in ((save, "figures"), (plot, "plot")):

@@ -21,7 +21,7 @@ from forerun.convergence.forecast import CurveForecast, forecast_curve
 from forerun.convergence.forecaster import FORECASTERS, Prefix, path_of
 from forerun.convergence.schedule import parse_schedule
 from forerun.convergence.target import Target, parse_target
-from forerun.prediction.forecast_answer import Outcome, outcome_of
+from forerun.prediction.forecast_answer import RunOutcome, outcome_of
 
 __all__ = [
     "BATCH_TARGET",
@@ -55,7 +55,7 @@ class OwnCurveRow:
     name: str
     tier: str
     forecast: CurveForecast
-    outcome: Outcome
+    outcome: RunOutcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,8 @@ import numpy.typing as npt
 from forerun.communication.mirrored import HostAndDevice, mirrored_step_s
 from forerun.communication.tuner import all_reduce_of
 from forerun.fitting.evaluation import ErrorMetrics, errors
-from forerun.hardware.catalogue import find_device
 from forerun.hardware.cluster import cluster_of
+from forerun.hardware.finder import find_device
 from forerun.records.importers.table_checks import read_table
 from studies.keras.host_and_device import split_host_and_device
 

@@ -16,7 +16,8 @@ from scipy.stats import spearmanr
 from forerun.fitting.measured_steps import Measured
 from forerun.hardware import find_device
 from forerun.hardware.device import NumberFormat
-from forerun.hardware.prices import PriceKind, cheapest_rental, load_prices
+from forerun.hardware.price_file import load_prices
+from forerun.hardware.prices import PriceKind, cheapest_rental
 from forerun.optime.fit import FitSettings, as_weights
 from forerun.records.step_record import StepRecord
 from forerun.run.setup import Phase, Precision

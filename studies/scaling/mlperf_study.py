@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from forerun.communication.scaling_constants import ScalingTable, load_scaling_table
-from forerun.hardware.catalogue import find_device
 from forerun.hardware.cluster import Cluster, cluster_of
+from forerun.hardware.finder import find_device
 from forerun.optime.weights import load_weights, shipped_weights_path
-from forerun.prediction.one_device import one_device
-from forerun.prediction.predictor import Question
+from forerun.prediction.run_step import one_steps
 from forerun.prediction.scale import scaled_step
 from forerun.prediction.step import PreparedModel, prepare
 from forerun.records.importers.table_checks import read_table
 from forerun.run.model import ModelRequest
+from forerun.run.run import Run
 from forerun.run.setup import Layout, Precision, TrainingSetup
-from forerun.run.sharing import Sharing
 from forerun.tracing.trace import trace
 
 __all__ = ["MlperfRow", "MlperfStudy", "mlperf_study"]
@@ -162,17 +161,11 @@ def _steps_s(
     model: PreparedModel, setup: TrainingSetup, size: _Size, table: ScalingTable
 ) -> tuple[float, float]:
     """Step of all accelerators and of one alone at the batch of this size [s]."""
-    cluster, settings = _cluster(size), Sharing()
-    question = Question(
-        device=cluster.device,
-        setup=TrainingSetup(
-            batch_size_per_device=size.batch_size,
-            precision=setup.precision,
-            layout=setup.layout,
-            optimizer=setup.optimizer,
-        ),
-        weights=load_weights(shipped_weights_path()),
+    run = Run(
+        model=ModelRequest(model=model.graph.model),
+        setup=replace(setup, batch_size_per_device=size.batch_size),
+        cluster=_cluster(size),
     )
-    one = one_device(model, question, settings.bucket_bytes)
-    step_s, _ = scaled_step(one, cluster, settings, table, size.batch_size)
+    (one,) = one_steps(model, run, [size.batch_size], load_weights(shipped_weights_path()))
+    step_s, _ = scaled_step(one, run.cluster, run.sharing, table, size.batch_size)
     return step_s.value, one.step_s.value

@@ -13,7 +13,7 @@ from forerun.scheduler.cluster import Cluster, NodeGroup
 from forerun.scheduler.forecast_error import ForecastError
 from forerun.scheduler.job import Job, ServerTraining, TaskDemand
 from forerun.scheduler.metrics import ScheduleMetrics
-from forerun.scheduler.policy import find_policy
+from forerun.scheduler.policies import find_policy
 from forerun.scheduler.simulation import SimulationOptions, simulate
 from forerun.units import GIB
 from studies.schedule.server_speed import fit_server_speed

@@ -14,7 +14,8 @@ from forerun.scheduler.forecast_error import ForecastError
 from forerun.scheduler.job import Job, ServerTraining, TaskDemand
 from forerun.scheduler.metrics import ScheduleMetrics
 from forerun.scheduler.placement import pack
-from forerun.scheduler.policy import JobView, find_policy
+from forerun.scheduler.policies import find_policy
+from forerun.scheduler.policy import JobView
 from forerun.scheduler.rigid_trace import RigidJob, RigidPolicy, simulate_rigid
 from forerun.scheduler.simulation import SimulationOptions, simulate
 from forerun.scheduler.speed import SynchronousServerSpeed

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
-from forerun.measurement.jobs import Job
+from forerun.measurement.jobs import MeasurementJob
 from forerun.records.importers.model_names import model_family
 from forerun.records.measurement import JobKind, Scalar
 from studies.suite.models import SUITE_MODELS, Setting, SuiteModel, on_processor
@@ -41,7 +41,7 @@ class StepJob:
         is_core: Whether it belongs to what is measured first.
     """
 
-    job: Job
+    job: MeasurementJob
     model_class: str
     is_core: bool
 
@@ -55,7 +55,7 @@ class BatchSearch:
         model_class: What kind of network it is.
     """
 
-    job: Job
+    job: MeasurementJob
     model_class: str
 
     @property
@@ -63,7 +63,7 @@ class BatchSearch:
         """What the allocator of a GPU, or the process on a processor, may take [bytes]."""
         return int(float(str(self.job.parameters[LIMIT])))
 
-    def at(self, batch_size: int) -> Job:
+    def at(self, batch_size: int) -> MeasurementJob:
         """The step at a batch size."""
         return replace(self.job, parameters={**self.job.parameters, "batch_size": batch_size})
 
@@ -92,7 +92,7 @@ def _installed(models: Iterable[SuiteModel]) -> list[SuiteModel]:
     return [m for m in models if known.get(needs.get(m.subject, m.subject.partition(":")[0]), True)]
 
 
-def _job(model: SuiteModel, setting: Setting) -> Job:
+def _job(model: SuiteModel, setting: Setting) -> MeasurementJob:
     parameters: dict[str, Scalar] = {
         "batch_size": setting.batch_size,
         "precision": str(setting.precision),
@@ -104,7 +104,7 @@ def _job(model: SuiteModel, setting: Setting) -> Job:
         "sequence_length": model.sequence_length,
     }
     prefix = model.subject.partition(":")[0]
-    return Job(
+    return MeasurementJob(
         kind=JobKind.STEP,
         subject=model.subject,
         family=model_family(model.subject) if prefix in ("torchvision", "timm") else prefix,
@@ -115,7 +115,7 @@ def _job(model: SuiteModel, setting: Setting) -> Job:
 _REPEATED = ("cnn:depth=3,base_filters=32", "cifar-resnet:56", "torchvision:resnet50")
 
 
-def repeat_jobs(steps: Sequence[StepJob], when: str) -> list[Job]:
+def repeat_jobs(steps: Sequence[StepJob], when: str) -> list[MeasurementJob]:
     """A few of the steps, once more, at the ``start`` or the ``end``: the noise of the measuring itself."""
     first = {step.job.subject: step.job for step in reversed(steps)}
     chosen = [first[subject] for subject in _REPEATED if subject in first]
@@ -134,10 +134,10 @@ def batch_searches(*, is_gpu: bool, models: Sequence[SuiteModel] = SUITE_MODELS)
     return sorted(found, key=lambda search: search.limit_bytes)
 
 
-def kernel_jobs(*, is_gpu: bool) -> list[Job]:
+def kernel_jobs(*, is_gpu: bool) -> list[MeasurementJob]:
     """Products, convolutions, copies and launches: what the device reaches of its datasheet."""
     return [
-        Job(kind=JobKind.KERNEL, subject=subject, family="kernel", parameters=dict(parameters))
+        MeasurementJob(kind=JobKind.KERNEL, subject=subject, family="kernel", parameters=dict(parameters))
         for subject, parameters in (_GPU_KERNELS if is_gpu else _PROCESSOR_KERNELS)
     ]
 

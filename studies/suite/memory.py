@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from forerun.measurement.jobs import Job
+from forerun.measurement.jobs import MeasurementJob
 from forerun.measurement.measured_job import job_of
 from forerun.records.measurement import Measurement, Outcome
 from studies.suite.jobs import LIMIT
@@ -47,7 +47,7 @@ class LargestBatch:
         return self.predicted / (0.5 * (self.fitted + self.failed - 1)) - 1
 
 
-def tried_batches(search: Job, found: Sequence[Measurement]) -> dict[int, bool]:
+def tried_batches(search: MeasurementJob, found: Sequence[Measurement]) -> dict[int, bool]:
     """Which batch sizes of a search were run, and whether they fitted; other endings say nothing."""
     tried: dict[int, bool] = {}
     for m in found:
@@ -58,7 +58,7 @@ def tried_batches(search: Job, found: Sequence[Measurement]) -> dict[int, bool]:
     return tried
 
 
-def _at_one(job: Job) -> Job:
+def _at_one(job: MeasurementJob) -> MeasurementJob:
     return replace(job, parameters={**job.parameters, "batch_size": 1})
 
 
@@ -70,7 +70,7 @@ def largest_batches(
     for p in predictions:
         if not p.is_search:
             continue
-        job = Job.from_json(p.job)
+        job = MeasurementJob.from_json(p.job)
         tried = tried_batches(job, found)
         if not tried:
             continue
@@ -104,7 +104,7 @@ def verdict_counts(predictions: Sequence[JobPrediction], found: Sequence[Measure
     }
     for p in predictions:
         if p.is_search:
-            _count_search(p, tried_batches(Job.from_json(p.job), found), counts)
+            _count_search(p, tried_batches(MeasurementJob.from_json(p.job), found), counts)
         elif p.fits and p.job in ends:
             counts["n"] += 1
             counts["close"] += p.fits == "close"

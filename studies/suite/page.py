@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from forerun.fitting.evaluation import ErrorMetrics
 from forerun.report.evaluation_page import error_table
 from forerun.report.wording import format_percent
 from forerun.units import format_bytes, format_duration_s, format_flops_per_s
@@ -47,11 +48,11 @@ def _comparison(found: Mapping[str, Any]) -> list[RenderableType]:
         Text(f"predicted by {found['predictor']}, {when} anything was measured"),
         Text(f"{found['step_time']['n']} of {found['num_planned']} steps measured"),
         Text(""),
-        error_table("step time", step_times),
+        error_table("step time", _metrics(step_times)),
         Text(""),
-        error_table("forerun by group", found["groups"]),
+        error_table("forerun by group", _metrics(found["groups"])),
         Text(""),
-        error_table("after k measured steps, on the others", _few_shot(found["few_shot"])),
+        error_table("after k measured steps, on the others", _metrics(_few_shot(found["few_shot"]))),
         Text(""),
         *(Text(sentence) for sentence in _sentences(found)),
     ]
@@ -61,6 +62,10 @@ def _comparison(found: Mapping[str, Any]) -> list[RenderableType]:
         parts += [Text(""), _kernels_table(found["kernels"])]
     parts += [Text(""), _surprises_table(found["surprises"])]
     return [*parts, *(Text(f"- {failure}") for failure in found["failures"])]
+
+
+def _metrics(rows: Mapping[str, Mapping[str, Any] | None]) -> dict[str, ErrorMetrics | None]:
+    return {name: None if errors is None else ErrorMetrics(**errors) for name, errors in rows.items()}
 
 
 def _few_shot(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

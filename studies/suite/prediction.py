@@ -19,7 +19,7 @@ from forerun.fitting.registry import make_baseline
 from forerun.fitting.step_features import whole_model_features
 from forerun.hardware.device import Device
 from forerun.measurement.job_parameters import input_options_of, setup_of
-from forerun.measurement.jobs import Job
+from forerun.measurement.jobs import MeasurementJob
 from forerun.memory.constants import memory_constants, visible_memory
 from forerun.memory.max_batch import max_batch_size
 from forerun.memory.peak import estimate_memory, fits
@@ -52,7 +52,7 @@ class JobPrediction:
     """What is predicted of one job; what is not known is None.
 
     Attributes:
-        job: The job, as ``Job.to_json`` writes it.
+        job: The job, as ``MeasurementJob.to_json`` writes it.
         model_class: What kind of network it is.
         is_core: Whether it belongs to what is measured first.
         position: Its place in the order of measuring, from 0.
@@ -102,7 +102,7 @@ class JobPrediction:
     @property
     def is_search(self) -> bool:
         """Whether it is of a search for the largest batch."""
-        return LIMIT in Job.from_json(self.job).parameters
+        return LIMIT in MeasurementJob.from_json(self.job).parameters
 
     @property
     def row(self) -> list[float]:
@@ -156,7 +156,9 @@ def predict_jobs(
     return found
 
 
-def _predicted(blank: JobPrediction, job: Job, device: Device, weights: OpTimeWeights) -> JobPrediction:
+def _predicted(
+    blank: JobPrediction, job: MeasurementJob, device: Device, weights: OpTimeWeights
+) -> JobPrediction:
     setup = setup_of(job.parameters)
     request = ModelRequest(model=job.subject, **input_options_of(job.parameters))
     model = prepare(trace(request, setup))
@@ -297,7 +299,7 @@ def _read(row: dict[str, str]) -> JobPrediction:
             values[name] = int(text)
         else:
             values[name] = text if kind == "str" else (float(text) if text else None)
-    Job.from_json(values["job"])  # a damaged one is found here
+    MeasurementJob.from_json(values["job"])  # a damaged one is found here
     return JobPrediction(**values)
 
 

@@ -15,7 +15,7 @@ from forerun.hardware import describe_host, device_as_dict, find_device, host_as
 from forerun.hardware.device import Device, DeviceKind
 from forerun.hardware.this_device import device_at
 from forerun.measurement.device_index import first_device, gpu_index
-from forerun.measurement.jobs import Job
+from forerun.measurement.jobs import MeasurementJob
 from forerun.measurement.progress import Event
 from forerun.optime.correction import PriorScales
 from forerun.optime.weights import load_weights, shipped_weights_path
@@ -175,7 +175,7 @@ def _predict(
 
 
 def _cost_s(prediction: JobPrediction, is_gpu: bool) -> float:
-    compiles = bool(Job.from_json(prediction.job).parameters.get("compile"))
+    compiles = bool(MeasurementJob.from_json(prediction.job).parameters.get("compile"))
     return job_cost_s(prediction.step_time_s, is_gpu=is_gpu, is_compiled=compiles)
 
 

@@ -12,7 +12,7 @@ from forerun.measurement.circumstances import describe_circumstances
 from forerun.measurement.device_index import gpu_index
 from forerun.measurement.device_lock import lock_device
 from forerun.measurement.grid import spread_order
-from forerun.measurement.jobs import Job
+from forerun.measurement.jobs import MeasurementJob
 from forerun.measurement.measured_job import measure_job
 from forerun.measurement.progress import Event
 from forerun.measurement.protocol import Protocol
@@ -119,20 +119,22 @@ class SuiteSession:
         """Whether this share of the time is over."""
         return time.monotonic() >= self._began_s + share * self._duration_s
 
-    def _ordered(self, predictions: Sequence[JobPrediction]) -> tuple[list[Job], list[Job]]:
+    def _ordered(
+        self, predictions: Sequence[JobPrediction]
+    ) -> tuple[list[MeasurementJob], list[MeasurementJob]]:
         place = {p.job: p.position for p in predictions}
         for step in self._steps:
             self._expected_s[step.job.to_json()] = job_cost_s(
                 None, is_gpu=self._is_gpu, is_compiled=bool(step.job.parameters["compile"])
             )
         for p in predictions:
-            compiles = bool(Job.from_json(p.job).parameters.get("compile"))
+            compiles = bool(MeasurementJob.from_json(p.job).parameters.get("compile"))
             self._expected_s[p.job] = job_cost_s(p.step_time_s, is_gpu=self._is_gpu, is_compiled=compiles)
         spread = spread_order(self._steps)
         ordered = sorted(spread, key=lambda s: place.get(s.job.to_json(), len(predictions)))
         return [s.job for s in ordered if s.is_core], [s.job for s in ordered if not s.is_core]
 
-    def _measure(self, jobs: Sequence[Job], until_share: float) -> None:
+    def _measure(self, jobs: Sequence[MeasurementJob], until_share: float) -> None:
         if self._is_past(until_share):
             return
         report = run_jobs(

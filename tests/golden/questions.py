@@ -171,15 +171,9 @@ def _sweep_keras() -> dict[str, Any]:
 
 
 def _axes(model: str, **options: Any) -> dict[str, Any]:
-    from dataclasses import fields
-
-    import numpy as np
-
     import forerun
 
-    found = forerun.sweep(model, **options)
-    names = [*(field.name for field in fields(found)), "throughput_samples_per_s"]
-    return {name: np.asarray(getattr(found, name)).tolist() for name in names}
+    return forerun.sweep(model, **options).as_dict()
 
 
 def _trained_model() -> dict[str, Any]:

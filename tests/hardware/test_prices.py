@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 
 from forerun.errors import CatalogError, InvalidSetupError, UnknownDeviceError
 from forerun.hardware import find_device
-from forerun.hardware.price_file import read_price_file
+from forerun.hardware.price_file import load_prices, read_price_file
 from forerun.hardware.prices import (
     OLD_PRICE_DAYS,
     PriceKind,
     cheapest_rental,
-    load_prices,
     owned_price_usd_per_hour,
     price_age_note,
 )

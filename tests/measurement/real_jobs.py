@@ -2,7 +2,7 @@
 
 import torch
 
-from forerun.measurement.jobs import Job, RunResult
+from forerun.measurement.jobs import MeasurementJob, RunResult
 from forerun.measurement.protocol import Protocol
 from forerun.measurement.runners.table import run_job
 from forerun.records.measurement import JobKind
@@ -25,5 +25,5 @@ TINY_CNN = "cnn:depth=2,base_filters=8"
 
 def run_here(kind: JobKind, subject: str, **parameters) -> RunResult:
     """Runs a job in this process."""
-    job = Job(kind=kind, subject=subject, family="test", parameters=parameters)
+    job = MeasurementJob(kind=kind, subject=subject, family="test", parameters=parameters)
     return run_job(job, "cpu", QUICK)

@@ -3,6 +3,7 @@
 import os
 import re
 import stat
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -86,19 +87,42 @@ def test_other_users_may_use_the_lock_whatever_the_mask(tmp_path):
         os.umask(mask)
 
 
-def test_a_folder_that_is_not_there_is_one_clear_error(tmp_path):
+def test_a_folder_that_cannot_be_used_is_one_clear_error(tmp_path):
+    (tmp_path / "no").write_text("a file")
     with (
-        pytest.raises(MeasurementError, match=r"No such file.*set TMPDIR"),
+        pytest.raises(MeasurementError, match=r"expected to open and lock the file .*set TMPDIR"),
         lock_device("cpu", folder=tmp_path / "no"),
     ):
         pass
+
+
+def test_a_killed_holder_holds_nothing(tmp_path):
+    script = (
+        "import sys, time; from pathlib import Path; from forerun.measurement.device_lock import lock_device\n"
+        "with lock_device('cpu', folder=Path(sys.argv[1])): print('held', flush=True); time.sleep(600)"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout.readline() == "held\n"
+    told = []
+    with (
+        pytest.raises(DeviceBusyError, match=f"process {holder.pid} "),
+        lock_device("cpu", folder=tmp_path, wait_s=0.3, on_wait=told.append),
+    ):
+        pass
+    assert [f"process {holder.pid} " in words for words in told] == [True]
+    holder.kill()
+    holder.wait(60)
+    with lock_device("cpu", folder=tmp_path) as path:
+        assert f'"pid": {os.getpid()}' in path.read_text()
 
 
 def test_a_planted_link_is_not_followed(tmp_path):
     victim = tmp_path / "victim"
     victim.write_text("precious")
     lock_path("cpu", tmp_path).symlink_to(victim)
-    with pytest.raises(MeasurementError, match="lock of the device"), lock_device("cpu", folder=tmp_path):
+    with pytest.raises(MeasurementError, match="the file of the device"), lock_device("cpu", folder=tmp_path):
         pass
     assert victim.read_text() == "precious"
 

@@ -54,14 +54,14 @@ print(json.dumps(told))
 STEPS = """
 import json, sys
 from forerun.errors import ForerunError
-from forerun.measurement.jobs import Job
+from forerun.measurement.jobs import MeasurementJob
 from forerun.measurement.keras.runner import run_keras_job
 from forerun.measurement.protocol import Protocol
 protocol = Protocol(min_warm_up=1, max_warm_up=3, window=3, num_repetitions=4, num_threads=1)
 told = []
 for text in json.loads(sys.argv[1]):
     try:
-        found = run_keras_job(Job.from_json(text), "cpu", protocol)
+        found = run_keras_job(MeasurementJob.from_json(text), "cpu", protocol)
         told.append([len(found.repetitions_s), found.results])
     except ForerunError as error:
         told.append([type(error).__name__, str(error)])

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from forerun.errors import InvalidSetupError, MeasurementError
-from forerun.measurement.jobs import Job
+from forerun.measurement.jobs import MeasurementJob
 from forerun.measurement.keras.parameter_server import check_servers, measure_parameter_server
 from forerun.measurement.keras.server_runner import run_keras_servers
 from forerun.measurement.protocol import Protocol
@@ -25,12 +25,12 @@ QUICK = Protocol(min_warm_up=1, max_warm_up=2, window=3, num_repetitions=3, max_
 ENDED_S = 120.0
 
 CLUSTER = """
-from forerun.measurement.jobs import Job
+from forerun.measurement.jobs import MeasurementJob
 from forerun.measurement.keras.parameter_server import measure_parameter_server
 from forerun.measurement.protocol import Protocol
 from forerun.records.measurement import JobKind
 parameters = {"batch_size": 2, "optimizer": "sgd-plain", "num_workers": 1, "num_servers": 1}
-job = Job(kind=JobKind.DATA_PARALLEL, subject="keras:mlp", family="mlp", parameters=parameters)
+job = MeasurementJob(kind=JobKind.DATA_PARALLEL, subject="keras:mlp", family="mlp", parameters=parameters)
 measure_parameter_server(job, Protocol(num_threads=1))
 """
 
@@ -46,7 +46,7 @@ def server_job(subject="keras:mlp:depth=1,width=4", **changed):
         "num_servers": 1,
         **changed,
     }
-    return Job(kind=JobKind.DATA_PARALLEL, subject=subject, family="mlp", parameters=parameters)
+    return MeasurementJob(kind=JobKind.DATA_PARALLEL, subject=subject, family="mlp", parameters=parameters)
 
 
 @needs_tensorflow

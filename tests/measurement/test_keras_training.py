@@ -34,11 +34,11 @@ assert len(timer.step_times_s) == 3 * 4 and len(timer.warm_up_s) == 3 and len(ti
 
 REPLICAS = """
 import json
-from forerun.measurement.jobs import Job
+from forerun.measurement.jobs import MeasurementJob
 from forerun.measurement.keras.runner import run_keras_job
 from forerun.measurement.protocol import Protocol
 protocol = Protocol(min_warm_up=1, max_warm_up=3, window=3, num_repetitions=3, num_threads=1)
-result = run_keras_job(Job.from_json(JOB), "cpu", protocol)
+result = run_keras_job(MeasurementJob.from_json(JOB), "cpu", protocol)
 print(json.dumps([len(result.repetitions_s), result.results]))
 """
 

@@ -8,7 +8,7 @@ from real_jobs import QUICK, TINY_CNN
 from forerun.errors import InvalidSetupError, MeasurementError
 from forerun.hardware.link_file import find_link
 from forerun.measurement.circumstances import describe_circumstances
-from forerun.measurement.jobs import Job
+from forerun.measurement.jobs import MeasurementJob
 from forerun.measurement.link_file import write_measured_link
 from forerun.measurement.runners.data_parallel_runner import check_strategy, run_data_parallel
 from forerun.measurement.runners.link_runner import PROBE_SIZES, fit_ring, run_link_probe
@@ -69,7 +69,9 @@ def test_times_that_do_not_grow_are_refused():
 
 @pytest.fixture(scope="module")
 def probe():
-    job = Job(kind=JobKind.LINK, subject="all-reduce", family="link", parameters={"num_devices": 2})
+    job = MeasurementJob(
+        kind=JobKind.LINK, subject="all-reduce", family="link", parameters={"num_devices": 2}
+    )
     return run_link_probe(job, "cpu", QUICK)
 
 
@@ -103,7 +105,7 @@ def test_a_probe_becomes_a_link_that_scale_takes(probe, tmp_path):
 
 
 def test_two_processes_train_and_tell_what_their_all_reduces_cost():
-    job = Job(
+    job = MeasurementJob(
         kind=JobKind.DATA_PARALLEL,
         subject=TINY_CNN,
         family="cnn",
@@ -132,6 +134,8 @@ def test_what_cannot_be_run(arguments, message):
 
 
 def test_a_link_has_two_ends():
-    job = Job(kind=JobKind.LINK, subject="all-reduce", family="link", parameters={"num_devices": 1})
+    job = MeasurementJob(
+        kind=JobKind.LINK, subject="all-reduce", family="link", parameters={"num_devices": 1}
+    )
     with pytest.raises(MeasurementError, match="two ends or more"):
         run_link_probe(job, "cpu", QUICK)

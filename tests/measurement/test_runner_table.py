@@ -5,7 +5,7 @@ import torch
 from real_jobs import QUICK, run_here
 
 from forerun.errors import InvalidSetupError, MeasurementError
-from forerun.measurement.jobs import Job
+from forerun.measurement.jobs import MeasurementJob
 from forerun.measurement.runners import table as runners
 from forerun.measurement.runners.table import RUNNERS, OutOfMemory, is_out_of_memory, run_job, runner
 from forerun.records.measurement import JobKind
@@ -59,6 +59,6 @@ def test_other_errors_pass_as_they_are(monkeypatch):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_a_gpu_that_is_not_there():
-    job = Job(kind=JobKind.NULL, subject="null", family="null")
+    job = MeasurementJob(kind=JobKind.NULL, subject="null", family="null")
     with pytest.raises(MeasurementError, match="cuda:7"):
         run_job(job, "cuda:7", QUICK)

@@ -11,7 +11,7 @@ from real_jobs import QUICK, TINY_CNN, run_here
 from forerun.errors import InvalidSetupError
 from forerun.measurement.child import run_in_child
 from forerun.measurement.job_parameters import setup_of
-from forerun.measurement.jobs import Job
+from forerun.measurement.jobs import MeasurementJob
 from forerun.measurement.runners.step_runner import step_energy, time_first_and_rest
 from forerun.measurement.runners.table import real_step
 from forerun.measurement.runners.torch_device import PeakMemory, set_numeric_flags
@@ -147,11 +147,11 @@ def test_growth_of_memory_is_seen():
 
 
 def test_a_child_runs_a_real_step_and_another_model_fails_in_its_own_way():
-    job = Job(kind=JobKind.STEP, subject=TINY_CNN, family="cnn", parameters={"batch_size": 4})
+    job = MeasurementJob(kind=JobKind.STEP, subject=TINY_CNN, family="cnn", parameters={"batch_size": 4})
     report = run_in_child(job, "cpu", QUICK)
     assert report.outcome is Outcome.DONE, report.reason
     assert len(report.result.repetitions_s) == 3
-    bad = Job(kind=JobKind.STEP, subject="cnn:depth=99", family="cnn")
+    bad = MeasurementJob(kind=JobKind.STEP, subject="cnn:depth=99", family="cnn")
     report = run_in_child(bad, "cpu", QUICK)
     assert report.outcome is Outcome.FAILED
     assert "depth" in report.reason
@@ -159,7 +159,7 @@ def test_a_child_runs_a_real_step_and_another_model_fails_in_its_own_way():
 
 def test_a_step_that_needs_more_memory_than_there_is():
     limited = replace(QUICK, memory_limit_bytes=200 * 2**20)
-    job = Job(kind=JobKind.STEP, subject=TINY_CNN, family="cnn", parameters={"batch_size": 20_000})
+    job = MeasurementJob(kind=JobKind.STEP, subject=TINY_CNN, family="cnn", parameters={"batch_size": 20_000})
     assert run_in_child(job, "cpu", limited).outcome is Outcome.OUT_OF_MEMORY
 
 
@@ -167,7 +167,8 @@ def test_a_session_of_real_steps(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # its lock is not that of a real session
     place = Circumstances(device="cpu", device_title="a test", num_threads=1, framework_version="0")
     jobs = [
-        Job(kind=JobKind.STEP, subject=TINY_CNN, family="cnn", parameters={"batch_size": n}) for n in (2, 4)
+        MeasurementJob(kind=JobKind.STEP, subject=TINY_CNN, family="cnn", parameters={"batch_size": n})
+        for n in (2, 4)
     ]
     sink = JsonlSink(tmp_path / "records.jsonl")
     report = run_jobs(jobs, sink, protocol=QUICK, circumstances=place)
@@ -208,7 +209,7 @@ def test_parameters_that_cannot_be_meant(parameters, told):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_a_gpu_that_is_not_there():
-    job = Job(kind=JobKind.STEP, subject=TINY_CNN, family="cnn")
+    job = MeasurementJob(kind=JobKind.STEP, subject=TINY_CNN, family="cnn")
     report = run_in_child(job, "cuda:0", QUICK)
     assert report.outcome is Outcome.FAILED
     assert "GPU" in report.reason
@@ -218,7 +219,7 @@ def test_a_gpu_that_is_not_there():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("precision", Precision)
 def test_a_step_on_a_gpu(precision):
-    job = Job(
+    job = MeasurementJob(
         kind=JobKind.STEP,
         subject=TINY_CNN,
         family="cnn",

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from forerun.errors import InvalidSetupError
-from forerun.measurement.jobs import Job
+from forerun.measurement.jobs import MeasurementJob
 from forerun.measurement.protocol import Protocol
 from forerun.measurement.runners.table import run_job
 from forerun.measurement.runners.training_runner import EpochFigures, epoch_results
@@ -19,7 +19,7 @@ QUICK = Protocol(num_repetitions=3, min_warm_up=1, max_seconds=0.02, num_threads
 
 def train(**parameters):
     asked = {"batch_size": 64, "optimizer": "adam", "dataset": "synthetic", "num_epochs": 1, "num_steps": 4}
-    job = Job(
+    job = MeasurementJob(
         kind=JobKind.TRAINING,
         subject="cnn:depth=1,base_filters=8",
         family="cnn",

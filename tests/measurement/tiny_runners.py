@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from forerun.measurement.child_process import report_progress
-from forerun.measurement.jobs import Job, RunResult
+from forerun.measurement.jobs import MeasurementJob, RunResult
 from forerun.measurement.protocol import Protocol
 from forerun.records.measurement import JobKind
 
@@ -18,11 +18,13 @@ RUN = "tiny_runners:run_tiny"
 QUICK = Protocol(num_repetitions=6, timeout_s=120.0, anchor_every=0, num_threads=1, telemetry_every_s=0.02)
 
 
-def tiny_job(do: str, **parameters) -> Job:
-    return Job(kind=JobKind.KERNEL, subject="tiny", family="tiny", parameters={"do": do, **parameters})
+def tiny_job(do: str, **parameters) -> MeasurementJob:
+    return MeasurementJob(
+        kind=JobKind.KERNEL, subject="tiny", family="tiny", parameters={"do": do, **parameters}
+    )
 
 
-def run_tiny(job: Job, device_index: str, protocol: Protocol) -> RunResult:
+def run_tiny(job: MeasurementJob, device_index: str, protocol: Protocol) -> RunResult:
     parameters = job.parameters
     if "started" in parameters:
         with Path(parameters["started"]).open("a") as file:
@@ -31,27 +33,27 @@ def run_tiny(job: Job, device_index: str, protocol: Protocol) -> RunResult:
     return _DEEDS[str(parameters.get("do", "nothing"))](job, protocol)
 
 
-def _times(job: Job, protocol: Protocol) -> RunResult:
+def _times(job: MeasurementJob, protocol: Protocol) -> RunResult:
     return RunResult(repetitions_s=(0.1,) * protocol.num_repetitions, warm_up_s=(0.2, 0.1))
 
 
-def _sleep(job: Job, protocol: Protocol) -> RunResult:
+def _sleep(job: MeasurementJob, protocol: Protocol) -> RunResult:
     time.sleep(job.parameters["sleep_s"])
     return _times(job, protocol)
 
 
-def _hang(job: Job, protocol: Protocol) -> RunResult:
+def _hang(job: MeasurementJob, protocol: Protocol) -> RunResult:
     while True:
         time.sleep(60)
 
 
-def _hang_with_a_child_of_its_own(job: Job, protocol: Protocol) -> RunResult:
+def _hang_with_a_child_of_its_own(job: MeasurementJob, protocol: Protocol) -> RunResult:
     command = [sys.executable, "-c", "import time; time.sleep(600)"]
     Path(job.parameters["grandchild"]).write_text(str(subprocess.Popen(command).pid))
     return _hang(job, protocol)
 
 
-def _die_before_a_forked_child(job: Job, protocol: Protocol) -> RunResult:
+def _die_before_a_forked_child(job: MeasurementJob, protocol: Protocol) -> RunResult:
     pid = os.fork()
     if pid == 0:
         time.sleep(600)
@@ -59,13 +61,13 @@ def _die_before_a_forked_child(job: Job, protocol: Protocol) -> RunResult:
     return _end_by_signal(job, protocol)
 
 
-def _progress(job: Job, protocol: Protocol) -> RunResult:
+def _progress(job: MeasurementJob, protocol: Protocol) -> RunResult:
     for fraction in (0.25, 0.5, 1.0):
         report_progress(fraction)
     return _times(job, protocol)
 
 
-def _tell(job: Job, protocol: Protocol) -> RunResult:
+def _tell(job: MeasurementJob, protocol: Protocol) -> RunResult:
     """What the child sees of its surroundings."""
     print("a runner that prints")
     return RunResult(
@@ -80,32 +82,32 @@ def _tell(job: Job, protocol: Protocol) -> RunResult:
     )
 
 
-def _raise(job: Job, protocol: Protocol) -> RunResult:
+def _raise(job: MeasurementJob, protocol: Protocol) -> RunResult:
     raise ValueError("7 is not a batch size")
 
 
-def _refused_scratch(job: Job, protocol: Protocol) -> RunResult:
+def _refused_scratch(job: MeasurementJob, protocol: Protocol) -> RunResult:
     raise RuntimeError("could not create a primitive")
 
 
-def _fill_memory(job: Job, protocol: Protocol) -> RunResult:
+def _fill_memory(job: MeasurementJob, protocol: Protocol) -> RunResult:
     block = bytearray(job.parameters["size_bytes"])
     return RunResult(repetitions_s=(0.1,) * 6, results={"size_bytes": len(block)})
 
 
-def _fill_device_memory(job: Job, protocol: Protocol) -> RunResult:
+def _fill_device_memory(job: MeasurementJob, protocol: Protocol) -> RunResult:
     from forerun.measurement.runners.table import OutOfMemory
 
     raise OutOfMemory("no room for 3 GiB")
 
 
-def _end_by_signal(job: Job, protocol: Protocol) -> RunResult:
+def _end_by_signal(job: MeasurementJob, protocol: Protocol) -> RunResult:
     os.kill(os.getpid(), job.parameters["signal"])
     time.sleep(60)
     raise AssertionError("the signal did not end this process")
 
 
-def _drifting(job: Job, protocol: Protocol) -> RunResult:
+def _drifting(job: MeasurementJob, protocol: Protocol) -> RunResult:
     """Times that grow with the number of times this was asked, kept in a file."""
     counter = Path(job.parameters["counter"])
     count = len(counter.read_text()) if counter.exists() else 0

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from forerun.prediction.predictor import Question, estimate
 
 import forerun
 from forerun.errors import InvalidSetupError, UsageError
@@ -15,7 +16,6 @@ from forerun.optime.correction_files import (
 )
 from forerun.optime.software_stack import calibrated_effect, stack_note
 from forerun.optime.weights import save_weights
-from forerun.prediction.predictor import Question, estimate
 from forerun.prediction.software_stack import stack_name
 from forerun.prediction.step import prepare, timed_steps
 from forerun.run.model import ModelRequest

@@ -4,12 +4,12 @@ import math
 from dataclasses import replace
 
 import pytest
+from forerun.prediction.predictor import Question, estimate
 
 from forerun.hardware import find_device
 from forerun.optime.software_stack import KERAS_ON_TENSORFLOW, stack_note
 from forerun.optime.weights import load_weights, shipped_weights_path
 from forerun.prediction.gradients import gradients_of, pass_of
-from forerun.prediction.predictor import Question, estimate
 from forerun.prediction.software_stack import stack_of
 from forerun.prediction.step import predict_steps, prepare, timed_steps
 from forerun.run.job import Job

@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.profiling.hooks.step_clock import Interval, StepClock
+from forerun.profiling.hooks.step_clock import LoaderSpan, StepClock
 
 
 class Story:
@@ -13,8 +13,8 @@ class Story:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.steps: list[Interval] = []
-        self.rest: list[Interval] = []
+        self.steps: list[LoaderSpan] = []
+        self.rest: list[LoaderSpan] = []
         self.clock = StepClock(self.steps.append, self.rest.append)
 
     def pass_s(self, seconds: float = 1.0) -> float:

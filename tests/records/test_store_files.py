@@ -72,7 +72,7 @@ def exported(tmp_path):
         ("repetitions_s", "[-1.0]", "row 2, 'repetitions_s', item 1"),
         ("repetitions_s", "[NaN]", "row 2, 'repetitions_s', item 1"),
         ("repetitions_s", "0.1 0.2", "row 2, column 'repetitions_s': expected JSON"),
-        ("schema_version", "9", "row 2: schema_version 9 is newer"),
+        ("schema_version", "9", "row 2: expected schema_version 2, got 9;"),
         ("schema_version", "", "row 2, column 'schema_version'"),
         ("key", f"{1:032x}", "row 2: key .* occurs twice \\(first in row 1\\)"),
         ("outcome", "fine", "row 2, 'outcome': expected one of"),
@@ -96,8 +96,8 @@ def test_a_file_is_read_piece_by_piece(exported):
         next(reading)
 
 
-def test_tables_of_version_1_in_other_units_are_refused(tmp_path):
-    path = tmp_path / "old.csv"
+def test_flat_tables_of_steps_in_other_units_are_refused(tmp_path):
+    path = tmp_path / "steps.csv"
     write_records([STEP], path)
     text = path.read_text()
     for old, new, message in (
@@ -172,14 +172,14 @@ def test_an_export_that_breaks_off_leaves_the_old_file(exported):
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet"])
-def test_tables_of_version_1_are_upgraded(tmp_path, ending):
-    path = tmp_path / f"old.{ending}"
+def test_flat_tables_of_steps_are_measurements_too(tmp_path, ending):
+    path = tmp_path / f"steps.{ending}"
     write_records([STEP], path)
-    (upgraded,) = import_measurements(path)
-    assert upgraded.schema_version == 2
-    assert upgraded.repetitions_s == (0.25,)
-    assert upgraded.circumstances.device == "rtx-3090"
-    assert as_step_record(upgraded) == STEP
+    (found,) = import_measurements(path)
+    assert found.schema_version == 2
+    assert found.repetitions_s == (0.25,)
+    assert found.circumstances.device == "rtx-3090"
+    assert as_step_record(found) == STEP
     assert read_steps(path) == [STEP]
 
 

@@ -1,54 +1,50 @@
 """The page after a session: one line per measurement, then what was done."""
 
+from dataclasses import replace
+
 from rich.console import Console
 
+from forerun.api.measure_jobs import MeasurementRun
+from forerun.measurement.progress import SessionReport
+from forerun.records.measurement import JobKind, Outcome, Summary
 from forerun.report.measurement_page import measurement_page
+from made_measurements import measurement
 
-STEP = {
-    "key": "k",
-    "kind": "training",
-    "subject": "cnn:depth=2",
-    "parameters": {
+STEP = measurement(
+    kind=JobKind.TRAINING,
+    subject="cnn:depth=2",
+    parameters={
         "batch_size": 32,
         "precision": "fp32",
         "layout": "nhwc",
         "optimizer": "adam",
         "compile": True,
     },
-    "outcome": "done",
-    "reason": "",
-    "summary": {"median_s": 0.012, "low_s": 0.0108, "high_s": 0.0132, "is_stable": True, "reason": ""},
-    "results": {"epoch_time_s": 18.8, "val_accuracy_1": 0.31, "val_accuracy_2": 0.52},
-}
-FAILED = {
-    **STEP,
-    "outcome": "out-of-memory",
-    "reason": "tried to take 80 GiB",
-    "summary": None,
-    "results": {},
-    "parameters": {"batch_size": 4096},
-}
-SHAKY = {**STEP, "summary": {**STEP["summary"], "is_stable": False, "reason": "the anchor changed by +14.0%"}}
-LAYER = {
-    **STEP,
-    "kind": "layer",
-    "parameters": {"batch_size": 2, "kernel": 3, "mode": "forward"},
-    "results": {},
-}
+    summary=Summary(median_s=0.012, low_s=0.0108, high_s=0.0132, is_stable=True),
+    results={"epoch_time_s": 18.8, "val_accuracy_1": 0.31, "val_accuracy_2": 0.52},
+)
+FAILED = replace(
+    STEP,
+    outcome=Outcome.OUT_OF_MEMORY,
+    reason="tried to take 80 GiB",
+    summary=None,
+    results={},
+    parameters={"batch_size": 4096},
+)
+SHAKY = replace(STEP, summary=replace(STEP.summary, is_stable=False, reason="the anchor changed by +14.0%"))
+LAYER = replace(
+    STEP, kind=JobKind.LAYER, parameters={"batch_size": 2, "kernel": 3, "mode": "forward"}, results={}
+)
 
 
 def page(*rows, **changed):
-    run = {
-        "outcomes": {"done": 2, "out-of-memory": 1},
-        "num_skipped": 4,
-        "num_unstable": 0,
-        "num_lost": 0,
-        "records": "here.sqlite",
-        "measurements": list(rows),
-    }
+    outcomes = {Outcome.DONE: 2, Outcome.OUT_OF_MEMORY: 1}
+    report = SessionReport(**({"outcomes": outcomes, "num_skipped": 4} | changed))
     console = Console(width=200)
     with console.capture() as caught:
-        console.print(measurement_page({**run, **changed}))
+        console.print(
+            measurement_page(MeasurementRun(report=report, measurements=rows, records="here.sqlite"))
+        )
     return caught.get()
 
 

@@ -5,7 +5,7 @@ from scheduler_cases import job, server_job, view, with_cores
 
 from forerun.scheduler.cluster import parse_cluster
 from forerun.scheduler.job import Allocation
-from forerun.scheduler.policy import find_policy
+from forerun.scheduler.policies import find_policy
 from forerun.scheduler.simulation import simulate
 
 EIGHT = parse_cluster("2x4xt4")

@@ -9,7 +9,8 @@ from forerun.errors import UsageError
 from forerun.scheduler.cluster import parse_cluster
 from forerun.scheduler.events import SimulatedSchedule
 from forerun.scheduler.forecast_error import ForecastError
-from forerun.scheduler.policy import find_policy, policy_names, register
+from forerun.scheduler.policies import find_policy, policy_names
+from forerun.scheduler.policy import register
 from forerun.scheduler.simulation import SimulationOptions, simulate
 
 POLICIES = sorted(policy_names())

@@ -9,7 +9,7 @@ from forerun.errors import FailureError, InvalidSetupError
 from forerun.scheduler.cluster import parse_cluster
 from forerun.scheduler.events import EventKind
 from forerun.scheduler.forecast_error import ForecastError
-from forerun.scheduler.policy import find_policy
+from forerun.scheduler.policies import find_policy
 from forerun.scheduler.rate_curve import BatchEfficiency
 from forerun.scheduler.simulation import SimulationOptions, simulate
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import forerun
 from forerun.communication.data_parallel import split_step
 from forerun.communication.scaling_constants import ScalingConstants, load_scaling_table
 from forerun.errors import CostModelError
@@ -128,6 +129,27 @@ def test_two_gpus_from_one(tables):
     assert found.metrics("published_with_factor_s", "patch_camelyon_cnn").mape == pytest.approx(
         0.096, abs=0.001
     )
+
+
+@pytest.mark.reference
+def test_two_gpus_from_the_graph_of_a_keras_model(tables):
+    rows = [row for row in mirrored_study(tables).rows if row.model == "mnist_cnn"]
+    predicted = {}
+    for optimizer, batch_size in {(row.optimizer, row.batch_size_per_device) for row in rows}:
+        (point,) = forerun.scale(
+            "keras:mnist-cnn",
+            device="1x2xp100-pcie-16gb",
+            num_devices=[2],
+            strategy="mirrored",
+            optimizer=optimizer,
+            batch_size=batch_size,
+        ).points
+        predicted[optimizer, batch_size] = point.step_time_s
+    found = [(predicted[row.optimizer, row.batch_size_per_device], row.measured_s) for row in rows]
+    assert len(found) == 69
+    # Without the training loop of Keras it is 37 %.
+    assert np.mean([abs(step.value / measured_s - 1) for step, measured_s in found]) < 0.09
+    assert np.mean([step.low <= measured_s <= step.high for step, measured_s in found]) > 0.9
 
 
 @pytest.mark.reference

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from forerun.scheduler.cluster import parse_cluster
-from forerun.scheduler.policy import find_policy
+from forerun.scheduler.policies import find_policy
 from forerun.scheduler.simulation import simulate
 from forerun.scheduler.speed_fit import StepPoint
 from studies.schedule.applications import NoiseEfficiency, RecordedEfficiency, planned_points

@@ -9,7 +9,7 @@ from suite_cases import measured, predicted, repeated
 from forerun.errors import RecordError
 from forerun.fitting.registry import baseline_names
 from forerun.hardware import find_device
-from forerun.measurement.jobs import Job
+from forerun.measurement.jobs import MeasurementJob
 from forerun.optime.correction import PriorScales
 from forerun.records.measurement import JobKind, Outcome
 from made_measurements import measurement
@@ -26,7 +26,7 @@ def predictions():
 
 
 def steps_of(predictions):
-    return [(p, Job.from_json(p.job)) for p in predictions if not p.is_search]
+    return [(p, MeasurementJob.from_json(p.job)) for p in predictions if not p.is_search]
 
 
 def run_of(predictions, factor=2.0, **results):
@@ -98,7 +98,7 @@ def test_steps_bound_by_the_host_are_those_that_launching_takes_up(predictions):
 
 def test_verdicts_count_runs_and_searches(predictions):
     (search,) = [p for p in predictions if p.is_search]
-    job, largest = Job.from_json(search.job), int(search.max_batch_size)
+    job, largest = MeasurementJob.from_json(search.job), int(search.max_batch_size)
     sizes = {largest: True, largest + 1: False, 2 * largest: False, largest // 2: False}
     runs = [
         measured(replace(job, parameters={**job.parameters, "batch_size": size}), 0.1, 100 + size,
@@ -120,7 +120,7 @@ def test_verdicts_count_runs_and_searches(predictions):
 
 def test_the_error_of_a_search_is_that_to_the_middle_of_its_bracket(predictions):
     (search,) = [p for p in predictions if p.is_search]
-    job = Job.from_json(search.job)
+    job = MeasurementJob.from_json(search.job)
     ends = {100: Outcome.DONE, 105: Outcome.OUT_OF_MEMORY}
     runs = [
         measured(replace(job, parameters={**job.parameters, "batch_size": size}), 0.1, size, outcome)

@@ -7,7 +7,7 @@ from suite_cases import DEVICE, MODELS, predicted
 
 from forerun.errors import RecordError
 from forerun.hardware import find_device
-from forerun.measurement.jobs import Job
+from forerun.measurement.jobs import MeasurementJob
 from forerun.optime.correction import PriorScales
 from studies.suite.models import SuiteModel
 from studies.suite.prediction import read_predictions, with_positions, write_predictions
@@ -68,7 +68,7 @@ def test_a_model_that_cannot_be_built_says_why():
     for p in predicted(models=(wrong,)):
         assert "did you mean depth" in p.reason
         assert p.step_time_s is None
-        assert Job.from_json(p.job).subject == "cnn:dept=3"
+        assert MeasurementJob.from_json(p.job).subject == "cnn:dept=3"
 
 
 def test_a_processor_is_predicted_as_well():

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 import forerun
-from forerun.tuning.configuration import Configuration
+from forerun.tuning.configuration import ScriptConfiguration
 
 SCRIPT = """
 import sys
@@ -30,7 +30,7 @@ def test_the_smallest_scale_that_keeps_the_size_is_decoded(tmp_path, size, seen)
     picture.save(tmp_path / "b.png")
     said, output = [], io.StringIO()
     command = [sys.executable, *(str(tmp_path / name) for name in ("train.py", "a.jpg", "b.png"))]
-    configuration = Configuration(arguments={}, hooks={"jpeg_decode_size": size})
+    configuration = ScriptConfiguration(arguments={}, hooks={"jpeg_decode_size": size})
     forerun.apply(command, configuration, say=said.append, echo=output)
     assert output.getvalue().splitlines() == [seen, "(640, 480)"]
     assert any("jpeg_decode_size: PIL.Image.open" in line for line in said) == (size > 0)

@@ -7,7 +7,7 @@ import pytest
 from study_commands import environment
 
 from forerun.tuning.budget import parse_budget
-from forerun.tuning.configuration import Configuration
+from forerun.tuning.configuration import ScriptConfiguration
 from forerun.tuning.objectives import OBJECTIVES, parse_objectives, value_of
 from forerun.tuning.pruning import TrialPruner
 from forerun.tuning.ray_trials import ray_runner
@@ -137,7 +137,7 @@ def test_a_trial_on_a_node_ends_at_its_target(cluster, tmp_path):
     metric = Metric(name="val_acc", target=0.5)
     wanted = order(tmp_path, "--then-wait", metric=metric, stop_at_target=True)
     with ray_runner(cluster.address) as run:
-        result = run(wanted, Configuration(arguments={}, hooks={}))
+        result = run(wanted, ScriptConfiguration(arguments={}, hooks={}))
     assert result.outcome == "done"
     reached_s = value_of(OBJECTIVES["time-to-target"], result, metric, None)
     assert next(time_s for time_s, value in result.curve if value >= 0.5) == reached_s
@@ -164,7 +164,7 @@ def test_a_trial_that_nobody_can_judge_any_more_runs_to_its_end(cluster, tmp_pat
         return False
 
     with ray_runner(cluster.address) as run:
-        result = run(order(tmp_path), Configuration(arguments={}, hooks={}), on_value=on_value)
+        result = run(order(tmp_path), ScriptConfiguration(arguments={}, hooks={}), on_value=on_value)
     assert told == [1]
     assert (result.outcome, len(result.curve)) == ("done", 4)
 
@@ -185,7 +185,7 @@ def test_a_trial_whose_node_dies_is_judged_again_from_its_first_value(cluster, s
 
     wanted = order(tmp_path, "--ceiling", str(WINNING))
     with ray_runner(cluster.address) as run:
-        result = run(wanted, Configuration(arguments={}, hooks={}), on_value=on_value)
+        result = run(wanted, ScriptConfiguration(arguments={}, hooks={}), on_value=on_value)
     values = list(enumerate(curve(WINNING, 4), start=1))
     assert told == [*values[:2], *values]
     assert (result.outcome, len(result.curve)) == ("done", 4)

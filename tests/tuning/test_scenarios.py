@@ -9,6 +9,7 @@ import sys
 import pytest
 from study_commands import environment, last_line, run
 
+from forerun.answers import plain
 from forerun.errors import UsageError
 from forerun.hardware import describe_host
 from forerun.hardware.this_device import device_at
@@ -16,7 +17,8 @@ from forerun.optime.correction_files import CALIBRATIONS_VARIABLE, calibration_p
 from forerun.optime.weights import save_weights
 from forerun.profiling.process_tree import TreeSample
 from forerun.report.scenario_plots import write_scenario_plots
-from forerun.tuning.scenarios.figures import usage_rows
+from forerun.tuning.scenarios.answer import ScenarioRun, ScenarioRuns
+from forerun.tuning.scenarios.figures import RunFigures, usage_rows
 from forerun.tuning.scenarios.generated_images import CLASSES, generate_images
 from forerun.tuning.scenarios.plan import SCENARIOS, chosen_scenarios, training_command
 from made_calibrations import made_calibration
@@ -124,12 +126,9 @@ def test_a_scenario_of_another_device_is_not_taken_for_this_one(folder, done):
     shutil.copytree(folder / "study" / "baseline", folder / "moved" / "baseline")
     path = folder / "moved" / "baseline" / "scenario.json"
     kept = json.loads(path.read_text())
-    assert kept["asked"].pop("device") == "cpu"
+    assert kept["asked"]["device"] == "cpu"
     words = ["baseline" if word == "all" else "moved" if word == "study" else word for word in WORDS]
-    if not describe_host().gpus:
-        # What was kept before a device could be named was made on the first one.
-        path.write_text(json.dumps(kept))
-        assert "done before" in run(folder, *words).stderr
+    assert "done before" in run(folder, *words).stderr
     path.write_text(json.dumps({**kept, "asked": {**kept["asked"], "device": "cuda:0"}}))
     assert "done before" not in run(folder, *words).stderr
 
@@ -262,15 +261,26 @@ def test_usage_over_time_has_the_gpu_beside_it(tmp_path):
         TreeSample(time_s=10.0 + i, memory_bytes=100 * i, cpu_s=1.5 * i, num_processes=1) for i in range(4)
     ]
     rows = usage_rows(samples, [(10.9, 0.2), (12.9, 0.8)], begin_s=10.0, num_cores=2)
-    assert [row["time_s"] for row in rows] == [1.0, 2.0, 3.0]
-    assert [row["cpu"] for row in rows] == [0.75] * 3
-    assert [row["gpu"] for row in rows] == [0.2, 0.8, 0.8]
-    assert usage_rows(samples, [], begin_s=10.0, num_cores=2)[0]["gpu"] is None
-    assert usage_rows(samples[:1], [], begin_s=10.0, num_cores=2) == []
+    assert [row.time_s for row in rows] == [1.0, 2.0, 3.0]
+    assert [row.cpu for row in rows] == [0.75] * 3
+    assert [row.gpu for row in rows] == [0.2, 0.8, 0.8]
+    assert usage_rows(samples, [], begin_s=10.0, num_cores=2)[0].gpu is None
+    assert usage_rows(samples[:1], [], begin_s=10.0, num_cores=2) == ()
     # A loss that was lost is a gap in the picture, not an error.
     history = [
         {"epoch": 1, "train_loss": None, "test_loss": 2.0, "train_acc": 0.1, "test_acc": 0.2},
         {"epoch": 2, "train_loss": 1.0, "test_loss": None, "train_acc": 0.1, "test_acc": 0.2},
     ]
-    write_scenario_plots(tmp_path, [{"scenario": "made", "history": history, "utilisation": rows}])
+    figures = dict.fromkeys(RunFigures.__slots__) | {"reasons": {}}
+    made = {
+        "scenario": "made",
+        "arguments": {},
+        "hooks": {},
+        "image_size": 64,
+        "study": None,
+        "history": history,
+    }
+    run = ScenarioRun.from_dict({**made, **figures, "utilisation": plain(rows)})
+    assert ScenarioRun.from_dict(run.as_dict()) == run
+    write_scenario_plots(ScenarioRuns(folder=tmp_path, scenarios=(run,)))
     assert all((tmp_path / name).stat().st_size > 5_000 for name in PLOTS)

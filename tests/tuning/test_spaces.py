@@ -8,7 +8,7 @@ from forerun.errors import ForerunError, UsageError
 from forerun.profiling.launch import OutputLine
 from forerun.tuning.budget import parse_budget, time_left_s
 from forerun.tuning.configuration import (
-    Configuration,
+    ScriptConfiguration,
     configure,
     read_configuration,
     scaled_learning_rate,
@@ -102,7 +102,7 @@ def test_arguments_replace_those_of_the_command():
 
 
 def test_a_configuration_is_read_as_written(tmp_path):
-    found = Configuration(arguments={"--lr": 0.2}, hooks={"num_workers": 2})
+    found = ScriptConfiguration(arguments={"--lr": 0.2}, hooks={"num_workers": 2})
     write_configuration(tmp_path / "best.yaml", found, ("python", "train.py"), {"value": 1.0})
     assert read_configuration(tmp_path / "best.yaml") == found
     (tmp_path / "other.yaml").write_text("hooks: {wings: 2}")

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from forerun.answers import Answer, fields_of
 from forerun.api.calibration_session import loop_cost_s, measure_for_calibration
 from forerun.errors import InvalidSetupError, MissingExtraError, RecordError, UsageError
 from forerun.fitting.device_calibration import CalibrationResult
@@ -44,7 +45,7 @@ class LeftOutModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Calibration:
+class Calibration(Answer):
     """A finished calibration.
 
     Attributes:
@@ -82,11 +83,9 @@ class Calibration:
         """The same by calibrations that had not seen the model's family."""
         return _mape([(model.measured_s, model.after_s) for model in self.models])
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        from dataclasses import asdict
-
-        return {**asdict(self), "mape_before": self.mape_before, "mape_after": self.mape_after}
+    def json_fields(self) -> dict[str, Any]:
+        """The fields, and the mean errors of all models."""
+        return {**fields_of(self), "mape_before": self.mape_before, "mape_after": self.mape_after}
 
 
 def _mape(pairs: Sequence[tuple[float, float]]) -> float | None:

@@ -16,7 +16,7 @@ from forerun.hardware.device import Device, DeviceKind
 from forerun.measurement.calibration_jobs import LOOP_MODEL, calibration_layers, calibration_models
 from forerun.measurement.circumstances import describe_circumstances
 from forerun.measurement.device_lock import lock_device
-from forerun.measurement.jobs import Job
+from forerun.measurement.jobs import MeasurementJob
 from forerun.measurement.keras.run import KERAS_RUN
 from forerun.measurement.progress import Event
 from forerun.measurement.protocol import Protocol
@@ -42,7 +42,7 @@ _MODEL_PROTOCOL = Protocol(
 class _Queue:
     """Jobs of one kind: so many at once, for a share of the time."""
 
-    jobs: Iterator[Job]
+    jobs: Iterator[MeasurementJob]
     num_at_once: int
     share: float
     protocol: Protocol

@@ -5,17 +5,18 @@ from __future__ import annotations
 import shlex
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from forerun.answers import Answer
 from forerun.errors import FailureError, ScriptError, UsageError
 from forerun.measurement.device_index import first_device
 from forerun.profiling.hooks.settings import HookSettings
 from forerun.profiling.launch import Launch, check_command, launch
 from forerun.profiling.recorded import read_processes
 from forerun.tuning.comparison import non_inferiority, paired_ratio
-from forerun.tuning.configuration import Configuration, read_configuration
+from forerun.tuning.configuration import ScriptConfiguration, read_configuration
 from forerun.tuning.space import Metric
 from forerun.tuning.trial import TrialOrder, TrialResult, run_trial, say_nothing
 
@@ -23,7 +24,7 @@ __all__ = ["Comparison", "apply", "compare"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class Comparison(Answer):
     """Two configurations, run in turns.
 
     Attributes:
@@ -40,15 +41,11 @@ class Comparison:
     metric: str | None
     runs: tuple[dict[str, Any], ...]
 
-    def as_dict(self) -> dict[str, Any]:
-        """Every field as types that JSON has."""
-        return asdict(self)
-
 
 def compare(
     command: Sequence[str],
-    first: Configuration | Path | None,
-    second: Configuration | Path | None,
+    first: ScriptConfiguration | Path | None,
+    second: ScriptConfiguration | Path | None,
     *,
     repetitions: int = 3,
     metric: str | None = None,
@@ -98,9 +95,9 @@ def compare(
     return _compared(results, wanted, margin)
 
 
-def _read(found: Configuration | Path | None) -> Configuration:
+def _read(found: ScriptConfiguration | Path | None) -> ScriptConfiguration:
     if found is None:
-        return Configuration(arguments={}, hooks={})
+        return ScriptConfiguration(arguments={}, hooks={})
     return read_configuration(found) if isinstance(found, Path) else found
 
 
@@ -133,7 +130,7 @@ def _compared(results: Mapping[str, list[TrialResult]], wanted: Metric | None, m
 
 def apply(
     command: Sequence[str],
-    configuration: Configuration | Path,
+    configuration: ScriptConfiguration | Path,
     *,
     say: Callable[[str], None] = say_nothing,
     echo: IO[str] | None = None,

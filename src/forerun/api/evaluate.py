@@ -11,9 +11,9 @@ from forerun.hardware import find_device
 from forerun.hardware.device import Device
 from forerun.optime.correction_files import load_calibration
 from forerun.optime.weights import OpTimeWeights, load_weights, shipped_weights_path
-from forerun.prediction.predictor import release_of
 from forerun.records.step_record import StepRecord
 from forerun.run.model import own_stack
+from forerun.run.run import parse_release
 from forerun.run.setup import Layout, Precision, choice
 
 __all__ = ["Evaluation", "evaluate"]
@@ -53,7 +53,7 @@ def evaluate(
         UsageError: A device, format or option is not known, or cannot be used with this table.
         CostModelError: The calibration is damaged.
     """
-    release_of(torch_version)  # refuses what is no version
+    parse_release(torch_version)  # refuses what is no version
     run = TimmRun(
         precision=None if precision is None else choice(Precision, precision, "precision"),
         layout=None if layout is None else choice(Layout, layout, "layout"),

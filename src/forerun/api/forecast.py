@@ -19,7 +19,7 @@ from forerun.convergence.stopping import stop_advice
 from forerun.convergence.target import Target, parse_target
 from forerun.errors import InvalidSetupError
 from forerun.prediction.estimate import Interval
-from forerun.prediction.forecast_answer import Clock, Outcome, RunForecast, outcome_of, time_to_target
+from forerun.prediction.forecast_answer import Clock, RunForecast, RunOutcome, outcome_of, time_to_target
 
 __all__ = ["RunForecast", "forecast", "predicted_clock", "schedule_from"]
 
@@ -101,7 +101,7 @@ def _first_share(curve: Curve, cut: float) -> Curve:
     )
 
 
-def _outcome(whole: Curve, found: CurveForecast) -> Outcome:
+def _outcome(whole: Curve, found: CurveForecast) -> RunOutcome:
     cleaned = clean(whole)
     assert cleaned is not None  # its beginning was forecast
     return outcome_of(cleaned.curve, found)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import csv
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forerun.answers import Answer
 from forerun.convergence.batch_scaling import BatchScaling, fit_batch_scaling
 from forerun.convergence.network_regression import NetworkPrediction, NetworkRuns, predict_network
 from forerun.errors import InvalidSetupError, RecordError, near_matches
 
-__all__ = ["BatchForecast", "NetworkForecast", "forecast_batches", "forecast_networks"]
+__all__ = ["BatchForecast", "BatchPoint", "NetworkForecast", "forecast_batches", "forecast_networks"]
 
 _DOUBLINGS = 3
 _BATCH = "batch_size"
@@ -22,7 +22,24 @@ _DEVICE = "device"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchForecast:
+class BatchPoint:
+    """What training at one batch size needs.
+
+    Attributes:
+        batch_size: Samples of a step.
+        steps: Steps to the target by the law.
+        epochs: Epochs of them, None without the size of the dataset.
+        measured_steps: Mean of what was measured, None where nothing was.
+    """
+
+    batch_size: int
+    steps: float
+    epochs: float | None
+    measured_steps: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchForecast(Answer):
     """Steps to a target at other batch sizes.
 
     Attributes:
@@ -37,26 +54,24 @@ class BatchForecast:
     measured: tuple[float | None, ...]
     dataset_size: int | None
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; an endless critical batch size is None."""
-        critical = self.law.critical_batch_size
-        steps = self.law.steps(self.batch_sizes)
-        rows = zip(self.batch_sizes, steps, self.measured, strict=True)
-        return {
-            "least_steps": self.law.least_steps,
-            "least_samples": self.law.least_samples,
-            "critical_batch_size": critical if math.isfinite(critical) else None,
-            "worst_error": self.law.worst_error,
-            "points": [
-                {
-                    "batch_size": size,
-                    "steps": float(count),
-                    "epochs": None if self.dataset_size is None else float(count) * size / self.dataset_size,
-                    "measured_steps": seen,
-                }
-                for size, count, seen in rows
-            ],
-        }
+    @property
+    def points(self) -> tuple[BatchPoint, ...]:
+        """What each batch size needs."""
+        counts = map(float, self.law.steps(self.batch_sizes))
+        return tuple(
+            BatchPoint(
+                batch_size=size,
+                steps=count,
+                epochs=None if self.dataset_size is None else count * size / self.dataset_size,
+                measured_steps=seen,
+            )
+            for size, count, seen in zip(self.batch_sizes, counts, self.measured, strict=True)
+        )
+
+    def json_fields(self) -> dict[str, Any]:
+        """The law, and a row per batch size; an endless critical batch size is None."""
+        names = ("least_steps", "least_samples", "critical_batch_size", "worst_error")
+        return {**{name: getattr(self.law, name) for name in names}, "points": self.points}
 
 
 def forecast_batches(
@@ -102,7 +117,7 @@ def forecast_batches(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkForecast:
+class NetworkForecast(Answer):
     """What networks that were never trained need.
 
     Attributes:
@@ -115,11 +130,11 @@ class NetworkForecast:
     features: tuple[str, ...]
     predictions: Mapping[str, NetworkPrediction]
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+    def json_fields(self) -> dict[str, Any]:
+        """A row per network, with what each form of the regression says."""
         return {
             "value": self.value_name,
-            "features": list(self.features),
+            "features": self.features,
             "networks": [
                 {
                     "network": name,

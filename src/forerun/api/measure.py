@@ -11,7 +11,7 @@ from forerun.api.measure_jobs import MeasurementRun, measure_jobs
 from forerun.errors import InvalidSetupError, MissingExtraError, TraceError
 from forerun.measurement.datasets import check_dataset
 from forerun.measurement.grid import Grid, grid_jobs, spread_order
-from forerun.measurement.jobs import Job
+from forerun.measurement.jobs import MeasurementJob
 from forerun.measurement.keras.parameter_server import check_servers
 from forerun.measurement.keras.server_runner import SERVER_STRATEGY
 from forerun.measurement.keras.tensorflow_device import KERAS_OPTIMIZERS
@@ -189,7 +189,7 @@ def measure_model(
     shared = {name: value for name, value in shared.items() if value is not None}
     axes = ("batch_size", "precision", "layout", "compile")
     jobs = [
-        Job(
+        MeasurementJob(
             kind=kind,
             subject=model,
             family=subject_family(model),
@@ -257,11 +257,13 @@ def measure_link(
         raise InvalidSetupError(
             f"a link has two ends or more: expected at least 2 devices, got {num_devices}"
         )
-    job = Job(kind=JobKind.LINK, subject="all-reduce", family="link", parameters={"num_devices": num_devices})
+    job = MeasurementJob(
+        kind=JobKind.LINK, subject="all-reduce", family="link", parameters={"num_devices": num_devices}
+    )
     return measure_jobs([job], device, records, occasion, protocol, None, on_event)
 
 
-def _check_model(job: Job) -> None:
+def _check_model(job: MeasurementJob) -> None:
     """Lets an unknown model or an impossible setup fail here, with one message, instead of in every child."""
     from forerun.measurement.job_parameters import input_options_of, setup_of
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forerun.answers import Answer
 from forerun.api.measure_jobs import MeasurementRun, measure_jobs
 from forerun.fitting.compositions import Composition, measured_compositions
 from forerun.measurement.composition_jobs import composition_jobs
@@ -20,7 +21,7 @@ __all__ = ["CompositionRun", "measure_composition"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompositionRun:
+class CompositionRun(Answer):
     """Networks beside their layers.
 
     Attributes:
@@ -31,9 +32,9 @@ class CompositionRun:
     run: MeasurementRun
     compositions: tuple[Composition, ...]
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; overshoots as fractions."""
-        return {**self.run.as_dict(), "compositions": [row.as_dict() for row in self.compositions]}
+    def json_fields(self) -> dict[str, Any]:
+        """What the run says, and the compositions."""
+        return {**self.run.json_fields(), "compositions": self.compositions}
 
 
 def measure_composition(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forerun.answers import Answer, fields_of
 from forerun.callbacks.curve_log import CurveLog
 from forerun.convergence.gradient_noise import NoiseScale, gradient_noise_scale
 from forerun.convergence.schedule import schedule_of
@@ -21,7 +21,7 @@ _METRICS = ("loss", "accuracy", "val_loss", "val_accuracy")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainedCurve:
+class TrainedCurve(Answer):
     """A finished training.
 
     Attributes:
@@ -51,19 +51,17 @@ class TrainedCurve:
             words += f"; gradient noise scale {self.noise.batch_size:,.0f} images"
         return words
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        noise = None
-        if self.noise is not None:
-            noise = {k: v if math.isfinite(v) else None for k, v in asdict(self.noise).items()}
+    def json_fields(self) -> dict[str, Any]:
+        """What was trained, and where the curve ended."""
+        last = self.rows[-1]
         return {
             "file": self.file,
-            **asdict(self.setup),
-            "num_steps": self.rows[-1].step,
-            "elapsed_s": self.rows[-1].elapsed_s,
-            **{name: _finite(getattr(self.rows[-1], name)) for name in _METRICS},
+            **fields_of(self.setup),
+            "num_steps": last.step,
+            "elapsed_s": last.elapsed_s,
+            **{name: getattr(last, name) for name in _METRICS},
             "reached_epoch": self.reached_epoch,
-            "gradient_noise": noise,
+            "gradient_noise": self.noise,
         }
 
 
@@ -135,7 +133,3 @@ def _noise(rows: list[CurveRow], setup: CurveSetup) -> NoiseScale | None:
     small = [value for n in norms for value in n.small]
     large = [value for n in norms for value in n.large]
     return gradient_noise_scale(small, large, setup.batch_size // 2, setup.batch_size)
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from forerun.answers import Answer, fields_of
 from forerun.errors import ForerunError, MeasurementError
 from forerun.measurement.circumstances import describe_circumstances
 from forerun.measurement.device_index import gpu_index
-from forerun.measurement.jobs import Job
+from forerun.measurement.jobs import MeasurementJob
 from forerun.measurement.keras.run import KERAS_RUN
 from forerun.measurement.measured_job import key_of
 from forerun.measurement.progress import Event, JobFinished, SessionReport
@@ -26,7 +27,7 @@ _START_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasurementRun:
+class MeasurementRun(Answer):
     """What a session has in the store at its end.
 
     Attributes:
@@ -39,29 +40,17 @@ class MeasurementRun:
     measurements: tuple[Measurement, ...]
     records: str
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        report = asdict(self.report)
-        report["outcomes"] = {str(outcome): n for outcome, n in self.report.outcomes.items()}
-        return {**report, "records": self.records, "measurements": [_row(m) for m in self.measurements]}
+    def json_fields(self) -> dict[str, Any]:
+        """What the session did, and of each measurement what its job was and what came out."""
+        rows = [{name: getattr(m, name) for name in _ROW} for m in self.measurements]
+        return {**fields_of(self.report), "records": self.records, "measurements": rows}
 
 
-def _row(measurement: Measurement) -> dict[str, Any]:
-    summary = measurement.summary
-    return {
-        "key": measurement.key,
-        "kind": str(measurement.kind),
-        "subject": measurement.subject,
-        "parameters": measurement.parameters,
-        "outcome": str(measurement.outcome),
-        "reason": measurement.reason,
-        "summary": None if summary is None else asdict(summary),
-        "results": measurement.results,
-    }
+_ROW = ("key", "kind", "subject", "parameters", "outcome", "reason", "summary", "results")
 
 
 def measure_jobs(
-    jobs: Sequence[Job],
+    jobs: Sequence[MeasurementJob],
     device: str,
     records: str | Path | None,
     occasion: str,
@@ -97,7 +86,7 @@ def measure_jobs(
 
 
 def _here(
-    jobs: Sequence[Job], store: RecordStore, device: str, shared: dict[str, Any], framework: str
+    jobs: Sequence[MeasurementJob], store: RecordStore, device: str, shared: dict[str, Any], framework: str
 ) -> tuple[SessionReport, list[Measurement]]:
     from forerun.measurement.session import run_jobs
 
@@ -120,13 +109,13 @@ def _here(
     return report, [m for m in kept if m.key in wanted]  # read again: anchors may have marked some of them
 
 
-def _is_foreseeable(jobs: Sequence[Job], framework: str) -> bool:
+def _is_foreseeable(jobs: Sequence[MeasurementJob], framework: str) -> bool:
     """Whether a prediction of the jobs takes less time than it tells: models of Keras are traced in a process each."""
     return framework != "keras" or all(job.kind is JobKind.LAYER for job in jobs)
 
 
 def _on_ray(
-    jobs: Sequence[Job], store: RecordStore, address: str, device: str, shared: dict[str, Any]
+    jobs: Sequence[MeasurementJob], store: RecordStore, address: str, device: str, shared: dict[str, Any]
 ) -> SessionReport:
     from forerun.measurement.ray.session import run_jobs_on_ray
 
@@ -151,7 +140,7 @@ class _Expectation:
         self._protocol = protocol
         self._step_time_s = cache(self._predicted_step_s)
 
-    def __call__(self, job: Job) -> float:
+    def __call__(self, job: MeasurementJob) -> float:
         protocol = self._protocol
         if job.kind is JobKind.LAYER:
             flops = job.parameters.get("flops")
@@ -166,7 +155,7 @@ class _Expectation:
         from forerun.api.predict import predict
         from forerun.measurement.job_parameters import input_options_of
 
-        job = Job.from_json(job_text)
+        job = MeasurementJob.from_json(job_text)
         asked = job.parameters
         names = ("batch_size", "precision", "layout", "compile", "optimizer", "phase")
         options: dict[str, Any] = {name: asked[name] for name in names if name in asked}
@@ -177,7 +166,7 @@ class _Expectation:
             return 1.0  # a model that cannot be predicted can be measured
 
 
-def _num_epoch_steps(job: Job) -> float:
+def _num_epoch_steps(job: MeasurementJob) -> float:
     """Steps of the epochs of a training."""
     epochs, size, batch = (job.parameters.get(n) for n in ("num_epochs", "dataset_size", "batch_size"))
     if not all(isinstance(value, (int, float)) for value in (epochs, size, batch)):

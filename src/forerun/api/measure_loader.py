@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from forerun.answers import Answer
 from forerun.errors import InvalidSetupError
 from forerun.hardware.container import container_limits
 from forerun.measurement.image_loading import image_files, loader_rates, loading_times
@@ -30,7 +30,7 @@ class LoaderRate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoaderRun:
+class LoaderRun(Answer):
     """What a folder of images costs to load.
 
     Attributes:
@@ -59,10 +59,6 @@ class LoaderRun:
     rates: tuple[LoaderRate, ...]
     wanted_samples_per_s: float | None
     workers_needed: int | None
-
-    def as_dict(self) -> dict[str, Any]:
-        """The measurement as plain JSON values; names are the attributes'."""
-        return {**asdict(self), "sample_cost_s": self.sample_cost_s.as_dict()}
 
 
 def measure_loader(

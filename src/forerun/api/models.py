@@ -6,20 +6,25 @@ import contextlib
 import hashlib
 import json
 import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from forerun import __version__
+from forerun.errors import InvalidSetupError
 from forerun.prediction.step import PreparedModel, prepare
 from forerun.run.model import ModelRequest
+from forerun.run.run import Run
 from forerun.run.setup import TrainingSetup
 from forerun.tracing.trace import cache_folder, trace
 
-__all__ = ["is_fixed", "kept_model_names", "model_names", "prepared_model", "trace_model"]
+__all__ = ["TracedModels", "is_fixed", "kept_model_names", "model_names", "trace_model"]
 
 _MODELS_KEPT = 128
+_GENERAL_BATCH_SIZE = 32
 _OF_FILES = ("hf:", "onnx:", "keras:")
 
 
@@ -29,9 +34,64 @@ def is_fixed(model: str) -> bool:
 
 
 @lru_cache(maxsize=_MODELS_KEPT)
-def prepared_model(request: ModelRequest, setup: TrainingSetup) -> PreparedModel:
+def _named_model(request: ModelRequest, setup: TrainingSetup) -> PreparedModel:
     """A traced model with its distinct kernels, kept in memory; for models whose name says all about them."""
     return prepare(trace(request, setup))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedModels:
+    """Traced models of the runs of one question: each is traced once for everything that is asked about it.
+
+    Attributes:
+        use_cache: Whether to read and write the cache of traced graphs.
+    """
+
+    use_cache: bool = True
+    _own: dict[tuple[ModelRequest, TrainingSetup], PreparedModel] = field(default_factory=dict)
+
+    def of(self, run: Run, setup: TrainingSetup | None = None) -> PreparedModel:
+        """The traced step of a run, or of its model in another setup, for any batch size if the model allows.
+
+        Raises:
+            InvalidSetupError: The model runs at another batch size only.
+            UsageError, FailureError: It cannot be built or traced.
+        """
+        wanted = run.setup if setup is None else setup
+        # A graph that holds for any batch size is kept under one of them.
+        general = self._traced(run, replace(wanted, batch_size_per_device=_GENERAL_BATCH_SIZE))
+        if general.graph.only_batch_size in (None, wanted.batch_size_per_device):
+            return general
+        exact = self._traced(run, wanted)
+        if exact.graph.only_batch_size not in (None, wanted.batch_size_per_device):
+            raise InvalidSetupError(
+                f"{exact.graph.model} runs at batch size {exact.graph.only_batch_size} only, got "
+                f"{wanted.batch_size_per_device}; ask for that batch size, or export the model with a free batch axis"
+            )
+        return exact
+
+    def validation_of(self, run: Run) -> PreparedModel | None:
+        """The traced inference pass of a run's validation, None without one."""
+        setup = run.validation_setup
+        return None if setup is None else self.of(run, setup)
+
+    def runs(self, run: Run, batch_sizes: Sequence[int]) -> Iterator[tuple[PreparedModel, slice]]:
+        """The traced model and the batch sizes it holds for: all of them, or one if it depends on them."""
+        setups = [replace(run.setup, batch_size_per_device=size) for size in batch_sizes]
+        first = self.of(run, setups[0])
+        if first.graph.only_batch_size is None:
+            yield first, slice(None)
+            return
+        for index, setup in enumerate(setups):
+            yield self.of(run, setup), slice(index, index + 1)
+
+    def _traced(self, run: Run, setup: TrainingSetup) -> PreparedModel:
+        if run.module is None and self.use_cache and is_fixed(run.model.model):
+            return _named_model(run.model, setup)
+        key = (run.model, setup)
+        if key not in self._own:
+            self._own[key] = prepare(trace(run.model, setup, run.module, use_cache=self.use_cache))
+        return self._own[key]
 
 
 def trace_model(request: ModelRequest, setup: TrainingSetup) -> str:

@@ -6,33 +6,32 @@ import csv
 import datetime
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
+from forerun.api.models import TracedModels
 from forerun.api.plan_targets import TargetEpochs, TargetQuestion, epochs_to_target
 from forerun.api.planned_models import PlannedModels
-from forerun.convergence.curve import Curve
 from forerun.errors import InvalidSetupError
-from forerun.hardware.price_file import read_price_file
-from forerun.hardware.prices import InstancePrice, PriceKind, load_prices, price_age_note
+from forerun.hardware.price_file import load_prices, read_price_file
+from forerun.hardware.prices import InstancePrice, PriceKind, price_age_note
 from forerun.planner.assemble import make_plan
 from forerun.planner.candidates import Configuration
 from forerun.planner.choice import OBJECTIVES
 from forerun.planner.devices import DeviceOption, parse_devices, with_prices
 from forerun.planner.engine import Engine, PlanQuestion
 from forerun.planner.limits import Limit, parse_limits
+from forerun.planner.options import DEFAULT_BATCH_SIZES, PlanOptions
 from forerun.planner.plan import Plan, PlanWords
-from forerun.planner.scaling import DataParallelScaling
 from forerun.planner.space import check_count, expand_models, parse_batch_sizes
-from forerun.run.input_pipeline import InputPipeline
-from forerun.run.job import DATASETS, Dataset, Job, find_dataset
+from forerun.run.job import DATASETS, Dataset, Job
 from forerun.run.model import own_layout, own_stack
+from forerun.run.options import RunOptions
+from forerun.run.run import Run
+from forerun.run.settings import checked, declared
 from forerun.run.setup import Layout, Precision, TrainingSetup, choice
 
-__all__ = ["DEFAULT_BATCH_SIZES", "plan", "read_accuracies"]
-
-DEFAULT_BATCH_SIZES = "8:1024"
+__all__ = ["plan", "read_accuracies"]
 
 _USUAL_DATASETS: Mapping[tuple[int, ...], str] = {
     (3, 32, 32): "cifar10",
@@ -47,83 +46,19 @@ def plan(
     models: str | Sequence[str],
     *,
     devices: str | Sequence[str],
-    within: str | Sequence[str] = "",
-    minimize: str = "time",
-    batch_sizes: str | Sequence[int] = DEFAULT_BATCH_SIZES,
-    precisions: Sequence[str] = ("fp32", "amp"),
-    layouts: Sequence[str] | None = None,
-    image_sizes: Sequence[int] = (),
-    compile: bool = False,
-    optimizer: str = "sgd",
-    sequence_length: int | None = None,
-    dataset: str | None = None,
-    dataset_size: int | None = None,
-    epochs: float | None = None,
-    validation_size: int = 0,
-    startup_s: float = 0.0,
-    checkpoint_s: float = 0.0,
-    price_usd_per_hour: float | Mapping[str, float] | None = None,
-    price_kinds: Sequence[str] = ("on-demand",),
-    providers: Sequence[str] = (),
-    prices_file: str | Path | None = None,
-    co2_g_per_kwh: float | None = None,
-    power_limit_w: float | None = None,
-    loader: InputPipeline | None = None,
-    accuracies: Mapping[str, float] | None = None,
-    target: str | None = None,
-    curve: str | Path | Curve | Mapping[str, str | Path | Curve] | None = None,
-    curve_batch_size: int | None = None,
-    schedule: Any = None,
-    history: str | Path | None = None,
-    batches: str | Path | None = None,
-    critical_batch_size: float | None = None,
-    torch_version: str | None = None,
-    num_points: int = 12,
-    max_rejected: int = 1000,
-    exact: bool = True,
     use_cache: bool = True,
+    **options: Unpack[PlanOptions],
 ) -> Plan:
     """The best configuration under limits, of every combination of models, devices, batch sizes and the rest.
 
     Args:
         models: Specifications; keys of a family may be ranges, ``cnn:depth=2..4,base_filters=32..64``.
-        devices: Catalogue names, parted by commas or as a list; ``t4x4`` is four of them.
-        within: Limits such as ``time<=2h, cost<=20, memory<=24GB``.
-        minimize: time, cost, energy or co2.
-        batch_sizes: Numbers and ranges, ``32:1024`` doubles, ``32:1024:32`` has a step; or a list of numbers.
-        precisions: Precisions to try.
-        layouts: Memory orders of images to try; the own one of each model's framework if None.
-        image_sizes: Image sizes to try; none is the model's own [pixels].
-        compile: Whether all steps run under torch.compile.
-        optimizer: Optimizer of all candidates.
-        sequence_length: Tokens of one sample.
-        dataset: Name of a known dataset; the usual one of the input's shape if no length is given.
-        dataset_size: Samples of an epoch, instead of ``dataset``.
-        epochs: Epochs of the job, one if not given; with a target the length of the run, as in ``forecast``.
-        validation_size: Samples evaluated after each epoch.
-        startup_s: Time before the first step [s].
-        checkpoint_s: Time of a checkpoint after each epoch [s].
-        price_usd_per_hour: Price of one device, for all or by catalogue name; goes before the price table [USD/h].
-        price_kinds: Ways of paying to choose from: on-demand, spot, reserved-1y, reserved-3y.
-        providers: Providers to choose from, all if empty.
-        prices_file: A user's own prices (TOML), which go before the shipped ones.
-        co2_g_per_kwh: Intensity of the grid [g/kWh].
-        power_limit_w: Power limit that is set on every device [W].
-        loader: The input pipeline of one device.
-        accuracies: Known accuracy by model, for limits on accuracy.
-        target: What training is to reach, such as ``accuracy>=0.92``; the epochs are then those of a forecast.
-        curve: The run so far, as in ``forecast``, or one for each model.
-        curve_batch_size: Samples of a step of that run, where the file does not say.
-        schedule: Its learning rate, as in ``forecast``.
-        history: Finished runs of the same job, a folder; enough without a curve.
-        batches: A table of steps or epochs to the target at several batch sizes, as in ``forecast_batches``.
-        critical_batch_size: Batch size at which twice the least number of epochs is needed, instead of ``batches``.
-        torch_version: PyTorch version of the run.
-        num_points: Candidates to list.
-        max_rejected: Rejected candidates to list with their reasons.
-        exact: Whether listed candidates are evaluated once more exactly as ``predict`` does; without, they are those
-            of the grid: memory within some per cent, and times at more than 16 batch sizes interpolated.
+        devices: Catalogue names, separated by commas or as a list; ``4xt4`` is four of them, ``2x4xt4`` two nodes of
+            four.
         use_cache: Whether to use the cache of traced graphs.
+        options: The settings of the plan, see ``forerun.PlanOptions`` and docs/commands.md: the axes ``batch_sizes``,
+            ``precisions``, ``layouts`` and ``image_sizes``, the limits ``within``, the goal ``minimize``, and all
+            settings of a run that its candidates share.
 
     Raises:
         UsageError: The question must be changed: unknown names, limits that cannot be read or contradict each other,
@@ -136,78 +71,76 @@ def plan(
         >>> found.num_candidates
         8
     """
+    given = checked(options, PlanOptions)
+    minimize = given.get("minimize", "time")
     if minimize not in OBJECTIVES:
         raise InvalidSetupError(f"a plan minimises one of {', '.join(OBJECTIVES)}, got '{minimize}'")
-    limits = parse_limits(within)
+    limits = parse_limits(given.get("within", ""))
     specs = expand_models(models if isinstance(models, str) else ";".join(models))
-    options = parse_devices(devices if isinstance(devices, str) else ",".join(devices))
-    sizes = _batch_sizes(batch_sizes)
-    configurations = _configurations(specs, precisions, layouts, image_sizes)
-    check_count(len(configurations) * len(options) * len(sizes))
-    setup = TrainingSetup(compile=compile, optimizer=optimizer.lower())
-    source = PlannedModels(
-        sequence_length=sequence_length, use_cache=use_cache, stacks=frozenset(map(own_stack, specs))
+    names = devices if isinstance(devices, str) else ",".join(devices)
+    choices = parse_devices(names, intra=given.get("intra"), inter=given.get("inter"))
+    sizes = _batch_sizes(given.get("batch_sizes", DEFAULT_BATCH_SIZES))
+    configurations = _configurations(
+        specs,
+        _words_of(given.get("precisions", ("fp32", "amp"))),
+        given.get("layouts"),
+        given.get("image_sizes", ()),
     )
-    job, notes = _job(
-        source,
-        configurations[0],
-        setup,
-        dataset,
-        dataset_size,
-        epochs,
-        validation_size,
-        startup_s,
-        checkpoint_s,
-        is_target=target is not None,
-    )
-    learning = TargetQuestion(
-        target=target,
-        curve=curve,
-        curve_batch_size=curve_batch_size,
-        schedule=schedule,
-        history=history,
-        batches=batches,
-        critical_batch_size=critical_batch_size,
-    )
-    needed = epochs_to_target(learning, specs, job.num_samples, epochs)
-    table = _prices(prices_file)
-    kinds = [choice(PriceKind, kind, "way of paying") for kind in price_kinds]
-    priced = with_prices(
-        options, table, price_usd_per_hour, kinds=(*kinds, PriceKind.OWNED), providers=_lower(providers)
-    )
-    known = dict(accuracies or {})
+    check_count(len(configurations) * len(choices) * len(sizes))
+    traced = TracedModels(use_cache=use_cache)
+    run, notes = _shared_run(traced, configurations[0], choices, sizes, given)
+    assert run.job is not None
+    learning = TargetQuestion(**{name: given.get(name) for name in _OF_TARGETS})
+    needed = epochs_to_target(learning, specs, run.job.num_samples, given.get("epochs"))
+    priced = _priced(choices, given)
+    known = dict(given.get("accuracies") or {})
+    co2_g_per_kwh = given.get("co2_g_per_kwh")
     _check_answerable(limits, minimize, priced, known, co2_g_per_kwh)
     question = PlanQuestion(
+        run=run,
         configurations=configurations,
         options=priced,
         batch_sizes=sizes,
-        setup=setup,
-        job=job,
-        torch_version=torch_version,
-        power_limit_w=power_limit_w,
+        power_limit_w=given.get("power_limit_w"),
         co2_g_per_kwh=co2_g_per_kwh,
-        loader=loader,
         accuracies=known,
-        scaling=DataParallelScaling(source.weights, torch_version),
         epochs_of=None if needed is None else needed.epochs,
     )
+    words = (*notes, *_price_notes(priced), *_energy_notes(priced))
     return make_plan(
-        Engine(question, source),
+        Engine(question, PlannedModels(traced, run, frozenset(map(own_stack, specs)))),
         limits,
         minimize,
-        words=_words(job, dataset, needed, (*notes, *_price_notes(priced), *_energy_notes(priced))),
-        loader=loader,
-        num_points=num_points,
-        max_rejected=max_rejected,
-        exact=exact,
+        words=_words(run.job, given.get("dataset"), needed, words),
+        num_points=given.get("num_points", 12),
+        max_rejected=given.get("max_rejected", 1000),
+        exact=given.get("exact", True),
     )
+
+
+_OF_TARGETS = ("target", "curve", "curve_batch_size", "schedule", "history", "batches", "critical_batch_size")
+_OF_RUNS = frozenset(declared(RunOptions)) - {
+    "num_devices",
+    "num_nodes",
+    "intra",
+    "inter",
+    "price_usd_per_hour",
+}
 
 
 def _lower(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(word.lower() for word in words)
 
 
-def _batch_sizes(given: str | Sequence[int]) -> tuple[int, ...]:
+def _words_of(given: str | Sequence[str]) -> tuple[str, ...]:
+    """The words of a list, which may be one text with commas."""
+    words = given.split(",") if isinstance(given, str) else given
+    return tuple(word.strip() for word in words if word.strip())
+
+
+def _batch_sizes(given: str | int | Sequence[int]) -> tuple[int, ...]:
+    if isinstance(given, int):
+        given = (given,)
     sizes = parse_batch_sizes(given) if isinstance(given, str) else tuple(sorted(set(given)))
     if not sizes:
         raise InvalidSetupError("a plan needs at least one batch size, got none")
@@ -216,14 +149,25 @@ def _batch_sizes(given: str | Sequence[int]) -> tuple[int, ...]:
     return sizes
 
 
-def _configurations(
-    specs: Sequence[str], precisions: Sequence[str], layouts: Sequence[str] | None, image_sizes: Sequence[int]
-) -> tuple[Configuration, ...]:
-    if not precisions or (layouts is not None and not layouts):
-        raise InvalidSetupError("a plan needs at least one precision and one layout")
-    for size in image_sizes:
+def _image_sizes(given: str | int | Sequence[int]) -> tuple[int | None, ...]:
+    if isinstance(given, int):
+        given = (given,)
+    sizes = parse_batch_sizes(given, "image size") if isinstance(given, str) else tuple(given)
+    for size in sizes:
         if size < 1:
             raise InvalidSetupError(f"an image size must be at least 1 pixel, got {size}")
+    return sizes or (None,)
+
+
+def _configurations(
+    specs: Sequence[str],
+    precisions: Sequence[str],
+    layouts: str | Sequence[str] | None,
+    image_sizes: str | Sequence[int],
+) -> tuple[Configuration, ...]:
+    named = None if layouts is None else _words_of(layouts)
+    if not precisions or (named is not None and not named):
+        raise InvalidSetupError("a plan needs at least one precision and one layout")
     return tuple(
         Configuration(
             model=spec,
@@ -232,54 +176,43 @@ def _configurations(
             image_size=size,
         )
         for spec in specs
-        for size in (image_sizes or (None,))
-        for layout in ((own_layout(spec),) if layouts is None else layouts)
+        for size in _image_sizes(image_sizes)
+        for layout in ((own_layout(spec),) if named is None else named)
         for precision in precisions
     )
 
 
-def _job(
-    source: PlannedModels,
+def _shared_run(
+    models: TracedModels,
     first: Configuration,
-    setup: TrainingSetup,
-    dataset: str | None,
-    dataset_size: int | None,
-    epochs: float | None,
-    validation_size: int,
-    startup_s: float,
-    checkpoint_s: float,
-    *,
-    is_target: bool,
-) -> tuple[Job, tuple[str, ...]]:
-    """The job, and a note where its dataset was assumed."""
-    if dataset is not None and dataset_size is not None:
-        raise InvalidSetupError("give either a dataset or a dataset size, not both")
-    notes = []
-    if dataset is None and dataset_size is None:
-        known = _usual_dataset(source.prepared(first, _with(setup, first)).graph.input_shape, first.model)
-        notes.append(f"no dataset was given: an epoch is that of {known.name}")
-        dataset_size = known.num_training_samples
-    elif dataset is not None:
-        dataset_size = find_dataset(dataset).num_training_samples
-    if epochs is None and not is_target:
+    choices: Sequence[DeviceOption],
+    sizes: Sequence[int],
+    given: Mapping[str, Any],
+) -> tuple[Run, tuple[str, ...]]:
+    """What all candidates share, as the run of the first of them, and notes on what was assumed of its job."""
+    most = max(choices, key=lambda option: option.num_devices)
+    settings = {name: value for name, value in given.items() if name in _OF_RUNS}
+    settings.setdefault("epochs", 1.0)
+    settings |= {
+        "batch_size": sizes[0],
+        "precision": str(first.precision),
+        "layout": str(first.layout),
+        "image_size": first.image_size,
+    }
+    if "dataset" in settings or "dataset_size" in settings:
+        run, notes = Run.of(first.model, device=most.cluster, **settings), []
+    else:
+        of_job = {name: settings.pop(name) for name in _OF_JOBS if name in settings}
+        run = Run.of(first.model, device=most.cluster, **settings)
+        known = _usual_dataset(models.of(run).graph.input_shape, first.model)
+        notes = [f"no dataset was given: an epoch is that of {known.name}"]
+        run = Run.of(first.model, device=most.cluster, dataset=known.name, **settings, **of_job)
+    if given.get("epochs") is None and not given.get("target"):
         notes.append("no number of epochs was given: the job is one epoch")
-    assert dataset_size is not None
-    job = Job(
-        num_samples=dataset_size,
-        num_epochs=1.0 if epochs is None else epochs,
-        num_validation_samples=validation_size,
-        startup_s=startup_s,
-        checkpoint_s=checkpoint_s,
-    )
-    return job, tuple(notes)
+    return run, tuple(notes)
 
 
-def _with(setup: TrainingSetup, configuration: Configuration) -> TrainingSetup:
-    return replace(
-        setup,
-        precision=configuration.precision,
-        layout=configuration.layout,
-    )
+_OF_JOBS = ("epochs", "validation_size", "validate", "startup_s", "checkpoint_s")
 
 
 def _usual_dataset(input_shape: tuple[int, ...], model: str) -> Dataset:
@@ -298,6 +231,20 @@ def _words(job: Job, dataset: str | None, needed: TargetEpochs | None, notes: tu
         return PlanWords(job=said, target=needed.target, notes=(*notes, *needed.notes))
     said = f"{job.num_epochs:g} epoch{'s' if job.num_epochs != 1 else ''} of {data}"
     return PlanWords(job=said, target=None, notes=notes)
+
+
+def _priced(choices: Sequence[DeviceOption], given: Mapping[str, Any]) -> tuple[DeviceOption, ...]:
+    kinds = [
+        choice(PriceKind, kind, "way of paying")
+        for kind in _words_of(given.get("price_kinds", ("on-demand",)))
+    ]
+    return with_prices(
+        choices,
+        _prices(given.get("prices_file")),
+        given.get("price_usd_per_hour"),
+        kinds=(*kinds, PriceKind.OWNED),
+        providers=_lower(_words_of(given.get("providers", ()))),
+    )
 
 
 def _prices(path: str | Path | None) -> tuple[InstancePrice, ...]:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
+from forerun.api.models import TracedModels
 from forerun.api.planned_models import PlannedModels
 from forerun.errors import ForerunError, InvalidSetupError, UsageError
+from forerun.hardware import find_device
+from forerun.hardware.cluster import Cluster, cluster_of
 from forerun.hardware.device import Device, DeviceKind
 from forerun.hardware.this_device import device_at
 from forerun.measurement.device_index import gpu_index
@@ -20,9 +23,10 @@ from forerun.planner.devices import DeviceOption
 from forerun.planner.engine import Engine, PlanQuestion
 from forerun.prediction.estimate import Provenance
 from forerun.profiling.profile import Profile
-from forerun.run.job import Job
 from forerun.run.model import is_keras
-from forerun.run.setup import Layout, Precision, TrainingSetup
+from forerun.run.options import RunOptions
+from forerun.run.run import HERE, Run
+from forerun.run.setup import Layout, Precision
 from forerun.tuning.device_steps import DevicePoint, DeviceSteps, device_points, script_point
 from forerun.tuning.space import Space
 
@@ -70,21 +74,18 @@ class ScriptModel:
                 "size is read from its arguments or given as --image-size"
             )
         size = self.image_size or (varied.values[0] if varied is not None and varied.values else None)
-        asked = Configuration(model=self.model, precision=Precision.FP32, layout=Layout.NCHW, image_size=size)
-        self.source().prepared(asked, TrainingSetup())
+        # Tracing asks nothing of the device.
+        TracedModels().of(self.run(cluster_of(find_device("cpu"), 1, 1), image_size=size))
 
     def sized(self, image_size: int | None) -> ScriptModel:
         """The same with images of a size [pixels], if nothing else was given."""
         is_given = self.image_size is not None or self.input_shape is not None
         return self if is_given else replace(self, image_size=image_size)
 
-    def source(self) -> PlannedModels:
-        """Where the planner gets it from."""
-        return PlannedModels(
-            sequence_length=self.sequence_length,
-            input_shape=self.input_shape,
-            stacks=frozenset({"pytorch"}),
-        )
+    def run(self, cluster: Cluster, **options: Unpack[RunOptions]) -> Run:
+        """A run of it."""
+        options["input_shape"], options["sequence_length"] = self.input_shape, self.sequence_length
+        return Run.of(self.model, device=cluster, **options)
 
 
 def predictable_device(device_index: str) -> Device | str:
@@ -150,20 +151,22 @@ def planned_steps(
         )
     axes = device_points(space, own)
     words = tuple(itertools.product(axes["image_size"], axes["channels_last"], axes["amp"]))
+    cluster = cluster_of(device, 1, 1)
+    run = model.run(cluster, optimizer=_optimizer(profile), dataset_size=own.batch_size)
     question = PlanQuestion(
+        run=run,
         configurations=tuple(
             Configuration(
                 model=model.model, precision=_PRECISIONS[amp], layout=_LAYOUTS[last], image_size=size
             )
             for size, last, amp in words
         ),
-        options=(DeviceOption(device=device, name="here"),),
+        options=(DeviceOption(cluster=cluster, name=HERE),),
         batch_sizes=tuple(sorted({round(size) for size in axes["batch_size"]})),
-        setup=TrainingSetup(optimizer=_optimizer(profile)),
-        job=Job(num_samples=own.batch_size),
         accuracies={},
     )
-    table = Engine(question, model.source()).all_candidates()
+    source = PlannedModels(TracedModels(), run, frozenset({run.stack}))
+    table = Engine(question, source).all_candidates()
     points = [
         DevicePoint(batch_size=int(size), amp=amp, channels_last=last, image_size=pixels)
         for (pixels, last, amp), size in zip(

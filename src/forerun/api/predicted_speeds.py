@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from math import inf, log
 from typing import Any
 
-from forerun.api.predict import predict, sweep
+from forerun.api.predict import predict
 from forerun.api.scale import scale
+from forerun.api.sweep import sweep
 from forerun.errors import InvalidSetupError
 from forerun.scheduler.cluster import Cluster, NodeGroup
 from forerun.scheduler.jobs_file import JobEntry
@@ -117,8 +118,8 @@ def _shared_steps(
             num_devices=numbers,
             batch_size=batch,
             precision=entry.precision,
-            intra=links.intra,
-            inter=links.inter,
+            intra=links.intra if max(numbers) > 1 else None,
+            inter=links.inter if group.num_nodes > 1 else None,
             **_options(entry),
         )
         for point in curve.points:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
-from forerun.api.predict import _job, _prepared, _request, _setup, _weights, _whole
-from forerun.api.scale import _check_price, _numbers
+from forerun.answers import Answer
+from forerun.api.models import TracedModels
+from forerun.api.scale import sizes_of
 from forerun.communication.design import candidate_points, propose_points
 from forerun.communication.model_choice import choose_speed_model
 from forerun.communication.parameter_server import (
@@ -22,14 +24,15 @@ from forerun.communication.parameter_server import (
 from forerun.communication.speed_models import StepInterval
 from forerun.communication.speed_points import SpeedPoint, read_points
 from forerun.errors import InvalidSetupError
-from forerun.hardware import find_device, load_catalog
+from forerun.hardware import load_catalog
 from forerun.hardware.cluster import parse_link, require_link
-from forerun.prediction.predictor import Question
-from forerun.prediction.scale import steps_per_epoch
-from forerun.prediction.software_stack import stack_name
-from forerun.prediction.step import PreparedModel, predict_steps
+from forerun.prediction.cost_model import cost_model_of
+from forerun.prediction.run_step import step_alone
+from forerun.prediction.step import PreparedModel
 from forerun.run.job import Job
-from forerun.run.model import own_layout
+from forerun.run.options import RunOptions
+from forerun.run.run import Run
+from forerun.run.settings import checked, whole
 
 __all__ = ["ServerCurve", "ServerPoint", "SpeedFit", "fit_speed", "scale_servers"]
 
@@ -37,7 +40,7 @@ COEFFICIENTS = ("optimus",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerPoint:
+class ServerPoint(Answer):
     """One number of workers and servers.
 
     Attributes:
@@ -63,10 +66,11 @@ class ServerPoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerCurve:
+class ServerCurve(Answer):
     """Answer of ``forerun.scale_servers``.
 
     Attributes:
+        run: The run of one worker.
         model: The model as it was named.
         device: Device of a worker; None with published coefficients.
         mode: synchronous or asynchronous.
@@ -77,6 +81,7 @@ class ServerCurve:
         notes: What a reader must know.
     """
 
+    run: Run
     model: str
     device: str | None
     mode: str
@@ -86,17 +91,6 @@ class ServerCurve:
     best_workers: Mapping[int, int]
     notes: tuple[str, ...]
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        found = {name: getattr(self, name) for name in self.__slots__}
-        best = {str(servers): workers for servers, workers in self.best_workers.items()}
-        return {
-            **found,
-            "points": [asdict(p) for p in self.points],
-            "best_workers": best,
-            "notes": list(self.notes),
-        }
-
 
 def scale_servers(
     model: str,
@@ -104,23 +98,11 @@ def scale_servers(
     num_workers: Sequence[int],
     num_servers: Sequence[int],
     device: str | None = None,
-    inter: str | None = None,
-    batch_size: int = 32,
     global_batch_size: int | None = None,
     synchronous: bool = True,
     coefficients: str | None = None,
-    precision: str = "fp32",
-    layout: str | None = None,
-    compile: bool = False,
-    optimizer: str = "sgd",
-    image_size: int | None = None,
-    input_shape: Sequence[int] | None = None,
-    sequence_length: int | None = None,
-    dataset: str | None = None,
-    dataset_size: int | None = None,
-    epochs: float | None = None,
-    price_usd_per_hour: float | None = None,
     use_cache: bool = True,
+    **options: Unpack[RunOptions],
 ) -> ServerCurve:
     """Speed of training with parameter servers for numbers of workers and servers.
 
@@ -129,76 +111,50 @@ def scale_servers(
         num_workers: Numbers of workers.
         num_servers: Numbers of servers.
         device: Device of a worker; not needed with published coefficients.
-        inter: Link of each worker and server, such as ``ethernet-10g``; not needed with published coefficients.
-        batch_size: Samples of one worker's step (asynchronous).
-        global_batch_size: Samples of a step of all workers (synchronous); ``batch_size`` if None.
+        global_batch_size: Samples of a step of all workers (synchronous); the batch size if None.
         synchronous: Whether workers wait for each other.
         coefficients: ``optimus`` for the published speed function of ResNet-50 instead of first principles.
-        precision: As in ``predict``, like the next six.
-        layout: nchw or nhwc; the framework's own if None, which is nhwc for Keras.
-        compile: Whether the step runs under torch.compile.
-        optimizer: sgd, adam, ...
-        image_size: Height and width of images [pixels].
-        input_shape: Shape of one sample.
-        sequence_length: Tokens of one sample.
-        dataset: Name of a known dataset; an epoch has dataset / samples of an update steps.
-        dataset_size: Samples of an epoch, instead of ``dataset``.
-        epochs: Epochs to the target.
-        price_usd_per_hour: Not used by parameter servers, whose machines differ; must be None.
         use_cache: Whether to use the cache of traced graphs.
+        options: The settings of the run of a worker, see ``forerun.RunOptions``; ``batch_size`` is that of one worker
+            (asynchronous), ``inter`` the link of each worker and server, such as ``ethernet-10g``.
 
     Raises:
         UsageError: The question must be changed, or the device or link must be named.
     """
-    _check_price(price_usd_per_hour)
-    if price_usd_per_hour is not None:
+    given = checked(options, RunOptions)
+    if "price_usd_per_hour" in given:
         raise InvalidSetupError("a price of one device says nothing of workers and servers; leave it out")
     if coefficients is not None and coefficients not in COEFFICIENTS:
         raise InvalidSetupError(
             f"unknown coefficients '{coefficients}'; expected one of {', '.join(COEFFICIENTS)}"
         )
-    workers, servers = _numbers(num_workers), _numbers(num_servers)
-    batch = _whole("batch size", global_batch_size if synchronous and global_batch_size else batch_size)
-    job = _job(dataset, dataset_size, epochs, None, False, 0.0, 0.0)
-    notes: list[str] = []
+    workers, servers = sizes_of(num_workers), sizes_of(num_servers)
+    batch = given.get("batch_size", 32)
+    if synchronous and global_batch_size:
+        batch = whole("batch size", global_batch_size)
+    if coefficients is None and device is None:
+        raise InvalidSetupError(
+            "expected the device of a worker with --on, or --coefficients optimus; give one"
+        )
+    inter = given.pop("inter", None)
+    # With published coefficients the device says nothing: any has the job's settings checked.
+    run = Run.of(model, device=device or "cpu", **{**given, "batch_size": batch})
     if coefficients is not None:
-        theta = OPTIMUS_SYNCHRONOUS if synchronous else OPTIMUS_ASYNCHRONOUS
-        notes.append(
-            f"speed function of Optimus (Peng et al. 2018, table 2: ResNet-50 on its 40 containers), {theta}, times "
-            "in seconds; whatever the model is called, the speed is that of their ResNet-50"
-        )
-
-        def step_s(w: int, p: int) -> float:
-            terms = synchronous_terms(w, p, batch) if synchronous else asynchronous_terms(w, p)
-            return sum(t * x for t, x in zip(theta, terms, strict=True))
+        step_s, note = _published(batch, synchronous=synchronous)
     else:
-        if device is None:
-            raise InvalidSetupError(
-                "expected the device of a worker with --on, or --coefficients optimus; give one"
-            )
-        setup = _setup(
-            batch, precision, layout or own_layout(model), compile, optimizer, "train", "foreach", True
-        )
-        prepared = _prepared(
-            model, _request(model, image_size, input_shape, sequence_length), setup, use_cache
-        )
-        servers_setup, link = _first_principles(prepared, device, setup, inter)
-        notes.append(f"from first principles over {link}: compute, push, update and pull, none of it fitted")
-
-        def step_s(w: int, p: int) -> float:
-            return parameter_server_step_s(servers_setup, w, p, synchronous=synchronous)
-
+        step_s, note = _first_principles(TracedModels(use_cache=use_cache).of(run), run, inter, synchronous)
     points = [
-        _server_point(w, p, step_s(w, p), step_s(1, p), batch, synchronous, job)
+        _server_point(w, p, step_s(w, p), step_s(1, p), batch, synchronous, run.job)
         for p in servers
         for w in workers
     ]
     return ServerCurve(
+        run=run,
         model=model,
         device=None if coefficients else device,
         mode="synchronous" if synchronous else "asynchronous",
         batch_size_per_step=batch,
-        epochs=epochs,
+        epochs=given.get("epochs"),
         points=tuple(points),
         best_workers={
             p: max(
@@ -206,41 +162,58 @@ def scale_servers(
             ).num_workers
             for p in servers
         },
-        notes=tuple(notes),
+        notes=(note,),
+    )
+
+
+_StepTime = Callable[[int, int], float]
+
+
+def _published(batch: int, *, synchronous: bool) -> tuple[_StepTime, str]:
+    """Step time by workers and servers from Optimus' coefficients, and what to say of it."""
+    theta = OPTIMUS_SYNCHRONOUS if synchronous else OPTIMUS_ASYNCHRONOUS
+
+    def step_s(w: int, p: int) -> float:
+        terms = synchronous_terms(w, p, batch) if synchronous else asynchronous_terms(w, p)
+        return sum(t * x for t, x in zip(theta, terms, strict=True))
+
+    return step_s, (
+        f"speed function of Optimus (Peng et al. 2018, table 2: ResNet-50 on its 40 containers), {theta}, times "
+        "in seconds; whatever the model is called, the speed is that of their ResNet-50"
     )
 
 
 def _first_principles(
-    prepared: PreparedModel, device: str, setup: Any, inter: str | None
-) -> tuple[ParameterServerSetup, str]:
-    """The job on this hardware: compute of a worker as a line in the batch, a model update at the memory's speed."""
-    found = find_device(device)
+    prepared: PreparedModel, run: Run, inter: str | None, synchronous: bool
+) -> tuple[_StepTime, str]:
+    """Step time on this hardware: compute of a worker as a line in the batch, a model update at the memory's speed."""
     link = require_link(parse_link(inter)[1] if inter else None, "workers and servers", "--inter")
-    question = Question(
-        device=found, setup=setup, weights=_weights(device, found, stack=stack_name(prepared.graph))
+    batch, weights = run.setup.batch_size_per_device, cost_model_of(run)
+    small = max(1, batch // 4)
+    sizes = [small, batch]
+    if prepared.graph.only_batch_size is not None or small == batch:
+        sizes = [batch, batch]
+    first_s, whole_s = (
+        step_alone(prepared, run, replace(run.setup, batch_size_per_device=size), weights).step_s.value
+        for size in sizes
     )
-    small = max(1, setup.batch_size_per_device // 4)
-    setups = [replace(setup, batch_size_per_device=b) for b in (small, setup.batch_size_per_device)]
-    if prepared.graph.only_batch_size is not None or small == setup.batch_size_per_device:
-        setups = setups[1:] * 2
-    steps = predict_steps(prepared, found, setups, question.weights, None)
-    first_s, whole_s = (step.step_s.value for step in steps)
-    distance = setup.batch_size_per_device - small
+    distance = batch - small
     slope_s = max(0.0, whole_s - first_s) / distance if distance else 0.0
-    compute_s = min(whole_s, slope_s * setup.batch_size_per_device)
+    compute_s = min(whole_s, slope_s * batch)
     model_bytes = 4.0 * prepared.graph.num_trainable_parameters
+    setup = ParameterServerSetup(
+        compute_s=compute_s,
+        fixed_compute_s=whole_s - compute_s,
+        model_bytes=model_bytes,
+        server_bytes_per_s=link.usable_bytes_per_s,
+        worker_bytes_per_s=link.usable_bytes_per_s,
+        # Gradient and weight are read and the weight written by a server's processor.
+        update_s=3 * model_bytes / load_catalog()["cpu"].memory_bandwidth_bytes_per_s,
+        latency_s=link.latency_s,
+    )
     return (
-        ParameterServerSetup(
-            compute_s=compute_s,
-            fixed_compute_s=whole_s - compute_s,
-            model_bytes=model_bytes,
-            server_bytes_per_s=link.usable_bytes_per_s,
-            worker_bytes_per_s=link.usable_bytes_per_s,
-            # Gradient and weight are read and the weight written by a server's processor.
-            update_s=3 * model_bytes / load_catalog()["cpu"].memory_bandwidth_bytes_per_s,
-            latency_s=link.latency_s,
-        ),
-        link.title,
+        lambda w, p: parameter_server_step_s(setup, w, p, synchronous=synchronous),
+        f"from first principles over {link.title}: compute, push, update and pull, none of it fitted",
     )
 
 
@@ -250,7 +223,7 @@ def _server_point(
     steps_per_s = (1 if synchronous else workers) / step_s
     times: dict[str, Any] = {}
     if job is not None:
-        steps = steps_per_epoch(job.num_samples, batch)
+        steps = ceil(job.num_samples / batch)
         total = None if job.num_epochs is None else round(steps * job.num_epochs)
         times = {
             "num_steps_per_epoch": steps,
@@ -269,7 +242,7 @@ def _server_point(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpeedFit:
+class SpeedFit(Answer):
     """Answer of ``forerun.fit_speed``.
 
     Attributes:
@@ -288,18 +261,6 @@ class SpeedFit:
     points: tuple[Mapping[str, Any], ...]
     proposals: tuple[Mapping[str, int], ...]
     notes: tuple[str, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        found = {name: getattr(self, name) for name in self.__slots__}
-        lists = {name: [dict(item) for item in found[name]] for name in ("points", "proposals")}
-        return {
-            **found,
-            **lists,
-            "parameters": dict(self.parameters),
-            "errors": dict(self.errors),
-            "notes": list(self.notes),
-        }
 
 
 def fit_speed(

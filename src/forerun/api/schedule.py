@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf, isfinite
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from forerun.answers import Answer, fields_of
 from forerun.api.predicted_speeds import Links
 from forerun.api.schedule_jobs import KnownJob, known_jobs
 from forerun.errors import UsageError
@@ -21,7 +22,8 @@ from forerun.scheduler.job import DataParallelTraining, Job
 from forerun.scheduler.jobs_file import JobEntry, check_entries, read_jobs
 from forerun.scheduler.metrics import ScheduleMetrics
 from forerun.scheduler.plan import FIRST_PORT, NodeDevices, device_numbers, torchrun_lines
-from forerun.scheduler.policy import Policy, find_policy
+from forerun.scheduler.policies import find_policy
+from forerun.scheduler.policy import Policy
 from forerun.scheduler.rigid_trace import rigid_policy, simulate_rigid
 from forerun.scheduler.simulation import SimulationOptions, simulate
 from forerun.scheduler.speed import SpeedModel
@@ -99,7 +101,7 @@ class PolicyOutcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule:
+class Schedule(Answer):
     """The answer of ``schedule``.
 
     Attributes:
@@ -119,51 +121,25 @@ class Schedule:
         """Devices of all nodes."""
         return sum(self.devices_by_node)
 
-    def as_dict(self) -> dict[str, Any]:
-        """The JSON object of ``forerun schedule --json``."""
+    def json_fields(self) -> dict[str, Any]:
+        """The cluster, and of each policy its figures, what each job gets now, and when each is done."""
         return {
             "cluster": self.cluster,
             "num_devices": self.num_devices,
-            "policies": [_outcome_dict(outcome) for outcome in self.outcomes],
-            "notes": list(self.notes),
+            "policies": [
+                {
+                    "policy": outcome.policy,
+                    "title": outcome.title,
+                    "metrics": outcome.metrics,
+                    "allocation": [
+                        {**fields_of(plan), "device": plan.device or None} for plan in outcome.now
+                    ],
+                    "jobs": outcome.finish_times,
+                }
+                for outcome in self.outcomes
+            ],
+            "notes": self.notes,
         }
-
-
-def _outcome_dict(outcome: PolicyOutcome) -> dict[str, Any]:
-    return {
-        "policy": outcome.policy,
-        "title": outcome.title,
-        "metrics": outcome.metrics.as_dict(),
-        "allocation": [
-            {
-                "job": plan.job,
-                "device": plan.device or None,
-                "num_devices": plan.num_devices,
-                "nodes": [{"node": part.node, "devices": list(part.devices)} for part in plan.nodes],
-                "batch_size": plan.batch_size,
-                "reason": plan.reason,
-                "commands": list(plan.commands),
-            }
-            for plan in outcome.now
-        ],
-        "jobs": [
-            {
-                "job": finish.job,
-                "arrival_s": finish.arrival_s,
-                "start_s": finish.start_s,
-                "finish_s": {
-                    "value": finish.finish_s.value,
-                    "low": finish.finish_s.low,
-                    "high": finish.finish_s.high,
-                },
-                "deadline_s": finish.deadline_s if isfinite(finish.deadline_s) else None,
-                "deadline_share": None
-                if finish.deadline_share != finish.deadline_share
-                else finish.deadline_share,
-            }
-            for finish in outcome.finish_times
-        ],
-    }
 
 
 def schedule(

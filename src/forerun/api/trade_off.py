@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forerun.answers import Answer, fields_of
 from forerun.api.forecast import forecast
 from forerun.convergence.target import Target, parse_target
 from forerun.errors import RecordError, UsageError
+from forerun.prediction.forecast_answer import ranked
 from forerun.prediction.trade_off import TradeOffPoint, pareto_front
 
 __all__ = ["TradeOff", "trade_off"]
@@ -19,7 +21,7 @@ _COLUMNS = ("name", "run", "model", "device")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TradeOff:
+class TradeOff(Answer):
     """Configurations against each other.
 
     Attributes:
@@ -32,13 +34,14 @@ class TradeOff:
     points: tuple[TradeOffPoint, ...]
     is_on_front: tuple[bool, ...]
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        pairs = zip(self.points, self.is_on_front, strict=True)
-        return {
-            "target": None if self.target is None else str(self.target),
-            "configurations": [point.as_dict(front) for point, front in pairs],
-        }
+    def json_fields(self) -> dict[str, Any]:
+        """The target in words, and the configurations."""
+        rows = []
+        for point, is_on_front in zip(self.points, self.is_on_front, strict=True):
+            row = {**fields_of(point), "time_to_target_s": ranked(point.time_to_target_s)}
+            del row["is_rising"]
+            rows.append({**row, "is_on_pareto_front": is_on_front})
+        return {"target": None if self.target is None else str(self.target), "configurations": rows}
 
 
 def trade_off(

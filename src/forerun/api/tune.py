@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
+from forerun.answers import Answer
 from forerun.api.planned_steps import ScriptModel, steps_or_reason
 from forerun.api.profile import profile
 from forerun.errors import ScriptError, UsageError
@@ -20,7 +21,7 @@ from forerun.profiling.profile import Profile
 from forerun.profiling.recorded import read_processes
 from forerun.tuning.acceptance import accept_best
 from forerun.tuning.budget import parse_budget
-from forerun.tuning.configuration import Configuration, configure, write_configuration
+from forerun.tuning.configuration import ScriptConfiguration, configure, write_configuration
 from forerun.tuning.device_steps import DeviceSteps
 from forerun.tuning.objectives import parse_objectives
 from forerun.tuning.sessions import StudyOrder, search_together
@@ -36,7 +37,7 @@ _IMAGE_SIZE_NAMES = ("image_size", "img_size", "imgsz", "input_size", "resolutio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TuneResult:
+class TuneResult(Answer):
     """What a study found.
 
     Attributes:
@@ -60,7 +61,7 @@ class TuneResult:
     folder: Path
     objectives: tuple[str, ...]
     ended_by: str
-    best: Configuration | None
+    best: ScriptConfiguration | None
     best_values: dict[str, Any]
     best_objectives: tuple[float, ...]
     command: str
@@ -72,14 +73,6 @@ class TuneResult:
     profile: Profile | None
     is_resumed: bool
     notes: tuple[str, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Every field as types that JSON has."""
-        plain = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        plain["folder"] = str(self.folder)
-        plain["best"] = None if self.best is None else asdict(self.best)
-        plain["profile"] = None if self.profile is None else self.profile.as_dict()
-        return plain
 
 
 def tune(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forerun.answers import plain
 from forerun.api.planned_steps import predictable_device
 from forerun.api.tune import tune
 from forerun.errors import ScriptError, UsageError
@@ -20,7 +21,8 @@ from forerun.profiling.hooks.settings import HookSettings
 from forerun.profiling.launch import Launch, launch
 from forerun.profiling.profile import Profile, summarise_run
 from forerun.profiling.recorded import read_processes, training_process
-from forerun.tuning.configuration import Configuration, with_arguments
+from forerun.tuning.configuration import ScriptConfiguration, with_arguments
+from forerun.tuning.scenarios.answer import ScenarioRun, ScenarioRuns, ScenarioStudy
 from forerun.tuning.scenarios.figures import run_figures, usage_rows
 from forerun.tuning.scenarios.generated_images import generate_images
 from forerun.tuning.scenarios.plan import Scenario, chosen_scenarios, training_command
@@ -47,7 +49,7 @@ def tune_scenarios(
     seed: int | None = None,
     device_index: str | None = None,
     say: Callable[[str], None] = say_nothing,
-) -> list[dict[str, Any]]:
+) -> ScenarioRuns:
     """Trains the built-in task as it is, then as each scenario finds best; each final run is whole and measured.
 
     Each scenario starts from what those before it found. What is in the folder already is not done again.
@@ -66,10 +68,6 @@ def tune_scenarios(
         device_index: ``cpu`` or ``cuda:N``; the first GPU if there is one.
         say: Receives lines about the progress.
 
-    Returns:
-        A table per scenario: ``scenario``, ``arguments``, ``hooks``, ``image_size``, ``study``, the figures of
-        ``forerun.tuning.scenarios.figures.run_figures``, ``history`` and ``utilisation``.
-
     Raises:
         UsageError: The folder or a name cannot be used.
         ScriptError: A run fails.
@@ -87,7 +85,7 @@ def tune_scenarios(
         say(f"generating {num_generated} images of six classes in {data}")
         generate_images(data, num_images=num_generated)
     command = training_command(data, epochs=epochs, weights=weights)
-    job = _Job(
+    job = _Call(
         command=command,
         budget=budget,
         trial_s=trial_s,
@@ -97,12 +95,13 @@ def tune_scenarios(
         model=_predicted_model(device, chosen, say),
         say=say,
     )
-    found: list[dict[str, Any]] = []
+    found = ScenarioRuns(folder=folder, scenarios=())
+    so_far = ScriptConfiguration(arguments={}, hooks={})
     for each in chosen:
-        before = found[-1] if found else {"arguments": {}, "hooks": {}}
-        so_far = Configuration(arguments=before["arguments"], hooks=before["hooks"])
-        found.append(_kept_or_made(job, each, so_far))
-        write_json(folder / "scenarios.json", {"scenarios": found})
+        run = _kept_or_made(job, each, so_far)
+        so_far = run.configuration
+        found = ScenarioRuns(folder=folder, scenarios=(*found.scenarios, run))
+        write_json(folder / "scenarios.json", {"scenarios": plain(found.scenarios)})
     return found
 
 
@@ -117,7 +116,7 @@ def _predicted_model(device: str, chosen: Sequence[Scenario], say: Callable[[str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Job:
+class _Call:
     """What all scenarios of a call share: fields as of ``tune_scenarios``, and the model if it can be predicted."""
 
     command: tuple[str, ...]
@@ -130,8 +129,8 @@ class _Job:
     say: Callable[[str], None]
 
 
-def _kept_or_made(job: _Job, scenario: Scenario, so_far: Configuration) -> dict[str, Any]:
-    """The table of a scenario: from an earlier call, if that was asked for the same and its model is still there."""
+def _kept_or_made(job: _Call, scenario: Scenario, so_far: ScriptConfiguration) -> ScenarioRun:
+    """The run of a scenario: from an earlier call, if that was asked for the same and its model is still there."""
     folder = job.folder / scenario.name
     asked: dict[str, Any] = {
         "command": list(with_arguments(so_far.command(job.command), dict(scenario.settings or {}))),
@@ -141,17 +140,14 @@ def _kept_or_made(job: _Job, scenario: Scenario, so_far: Configuration) -> dict[
     if scenario.objective is not None:
         asked |= {"budget": job.budget, "trial_s": job.trial_s, "seed": job.seed}
     kept = _read(folder / "scenario.json")
-    # What was made before a device could be asked for was made on the first one.
-    if {"device": first_device(), **kept.get("asked", {})} == asked and (
-        folder / "model.safetensors"
-    ).is_file():
+    if kept.get("asked") == asked and (folder / "model.safetensors").is_file():
         job.say(f"scenario {scenario.name}: done before, taken from {folder}")
-        return dict(kept["found"])
+        return ScenarioRun.from_dict(kept["found"])
     job.say(f"scenario {scenario.name}: {scenario.words}")
     study = _search(job, scenario, asked["command"], so_far)
     configuration = so_far if study is None else _chosen(scenario, so_far, study)
     found = _whole_run(job, scenario, configuration, study)
-    write_json(folder / "scenario.json", {"asked": asked, "found": found})
+    write_json(folder / "scenario.json", {"asked": asked, "found": found.as_dict()})
     return found
 
 
@@ -163,8 +159,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _search(
-    job: _Job, scenario: Scenario, command: list[str], so_far: Configuration
-) -> dict[str, Any] | None:
+    job: _Call, scenario: Scenario, command: list[str], so_far: ScriptConfiguration
+) -> ScenarioStudy | None:
     if scenario.objective is None:
         return None
     result = tune(
@@ -183,47 +179,45 @@ def _search(
     )
     if result.best is None:
         raise ScriptError(f"scenario {scenario.name}: {'; '.join(result.notes)}")
-    return {
-        "best": {"arguments": result.best.arguments, "hooks": result.best.hooks},
-        "values": result.best_values,
-        "num_trials": len(result.trials),
-        "num_out_of_memory": result.num_out_of_memory,
-        "num_rejected": result.num_rejected,
-    }
+    return ScenarioStudy(
+        best=result.best,
+        values=result.best_values,
+        num_trials=len(result.trials),
+        num_out_of_memory=result.num_out_of_memory,
+        num_rejected=result.num_rejected,
+    )
 
 
-def _chosen(scenario: Scenario, so_far: Configuration, study: Mapping[str, Any]) -> Configuration:
-    best = study["best"]
-    return Configuration(
-        arguments={**so_far.arguments, **dict(scenario.settings or {}), **best["arguments"]},
-        hooks={**so_far.hooks, **best["hooks"]},
+def _chosen(scenario: Scenario, so_far: ScriptConfiguration, study: ScenarioStudy) -> ScriptConfiguration:
+    return ScriptConfiguration(
+        arguments={**so_far.arguments, **dict(scenario.settings or {}), **study.best.arguments},
+        hooks={**so_far.hooks, **study.best.hooks},
     )
 
 
 def _whole_run(
-    job: _Job, scenario: Scenario, configuration: Configuration, study: dict[str, Any] | None
-) -> dict[str, Any]:
+    job: _Call, scenario: Scenario, configuration: ScriptConfiguration, study: ScenarioStudy | None
+) -> ScenarioRun:
     folder = job.folder / scenario.name
     words = (*configuration.command(job.command), "--out", str(folder))
     run, profile = _measured(job.device, scenario, words, configuration.hooks)
     history = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
-    found = {
-        "scenario": scenario.name,
-        "arguments": configuration.arguments,
-        "hooks": configuration.hooks,
-        "image_size": int(configuration.arguments.get("--image-size", IMAGE_SIZE)),
-        "study": study,
-        **run_figures(history, run, profile),
-        "history": history,
-        "utilisation": usage_rows(
+    figures = run_figures(history, run, profile)
+    job.say(
+        f"scenario {scenario.name}: test accuracy {figures.test_accuracy:.4f}, "
+        f"{figures.images_per_s or 0:.1f} images/s, whole run {figures.wall_s:.1f} s"
+    )
+    return ScenarioRun(
+        scenario=scenario.name,
+        configuration=configuration,
+        image_size=int(configuration.arguments.get("--image-size", IMAGE_SIZE)),
+        study=study,
+        figures=figures,
+        history=tuple(history),
+        utilisation=usage_rows(
             run.samples, run.gpu_busy, begin_s=run.begin_s, num_cores=profile.num_usable_cores
         ),
-    }
-    job.say(
-        f"scenario {scenario.name}: test accuracy {found['test_accuracy']:.4f}, "
-        f"{found['images_per_s'] or 0:.1f} images/s, whole run {found['wall_s']:.1f} s"
     )
-    return found
 
 
 def _measured(

@@ -20,7 +20,7 @@ from typing import Any
 
 from forerun.errors import MissingExtraError
 from forerun.measurement.circumstances import at_job_start, describe_circumstances
-from forerun.measurement.jobs import Job, RunResult
+from forerun.measurement.jobs import MeasurementJob, RunResult
 from forerun.measurement.measured_job import key_of
 from forerun.measurement.protocol import Protocol
 from forerun.measurement.summary import summarise
@@ -149,7 +149,7 @@ class StepTimer(keras.callbacks.Callback):  # type: ignore[misc]  # Keras is not
             repetitions_s=tuple(self.step_times_s), warm_up_s=tuple(self.warm_up_s), results=self._results()
         )
         subject = self._subject or f"keras:{self.model.name}"
-        job = Job(
+        job = MeasurementJob(
             kind=JobKind.TRAINING,
             subject=subject,
             family=self._family or subject,

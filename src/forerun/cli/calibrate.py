@@ -52,7 +52,7 @@ def calibrate(
         return
     from forerun.report.calibration_page import calibration_page
 
-    print_page(calibration_page(found.as_dict()), page_width(TABLE_WIDTH_IN_A_PIPE))
+    print_page(calibration_page(found), page_width(TABLE_WIDTH_IN_A_PIPE))
 
 
 def _calibrate(

@@ -73,7 +73,7 @@ def evaluate(
     from forerun.report.evaluation_page import evaluation_page
     from forerun.report.page import PAGE_WIDTH
 
-    print_page(evaluation_page(evaluation.as_dict()), page_width(PAGE_WIDTH))
+    print_page(evaluation_page(evaluation), page_width(PAGE_WIDTH))
     if plot is not None:
         typer.echo(f"plot written to {plot}", err=True)
 

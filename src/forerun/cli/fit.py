@@ -68,7 +68,7 @@ def fit(
     else:
         from forerun.report.fit_page import fit_page
 
-        print_page(fit_page(result.as_dict(), summary), page_width(TABLE_WIDTH_IN_A_PIPE))
+        print_page(fit_page(result, summary), page_width(TABLE_WIDTH_IN_A_PIPE))
     typer.echo(f"model written to {out}", err=True)
 
 

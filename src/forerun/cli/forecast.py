@@ -205,19 +205,16 @@ def _ask(run: Path, question: dict[str, Any], debug: bool) -> RunForecast:
 
 
 def _tell(answer: RunForecast, as_json: bool, plot: Path | None) -> None:
-    found = answer.as_dict()
     if plot is not None:
         from forerun.report.forecast_plots import forecast_plot
 
-        curve, outcome = answer.curve_forecast.curve, answer.outcome
-        came = None if outcome is None else (outcome.epochs, outcome.values)
-        forecast_plot(plot, found, (curve.epochs, curve.values), came)
+        forecast_plot(plot, answer)
     if as_json:
-        print_json(found)
+        print_json(answer.as_dict())
         return
     from forerun.report.forecast_page import forecast_page
 
-    print_page(forecast_page(found), page_width(PAGE_WIDTH))
+    print_page(forecast_page(answer), page_width(PAGE_WIDTH))
     if plot is not None:
         typer.echo(f"plot written to {plot}", err=True)
 

@@ -32,13 +32,13 @@ def evaluate_forecasters(
     import forerun
 
     with quiet_libraries(debug=debug):
-        found = forerun.backtest(folder, metric=metric, schedule=schedule, save=save).as_dict()
+        found = forerun.backtest(folder, metric=metric, schedule=schedule, save=save)
     if plot is not None:
         from forerun.report.forecast_plots import backtest_plot
 
         backtest_plot(plot, found)
     if as_json:
-        print_json(found)
+        print_json(found.as_dict())
         return
     from forerun.report.forecast_page import backtest_page
 
@@ -55,13 +55,13 @@ def compare_configurations(
     import forerun
 
     with quiet_libraries(debug=debug):
-        found = forerun.trade_off(table, target=target, metric=metric).as_dict()
+        found = forerun.trade_off(table, target=target, metric=metric)
     if plot is not None:
         from forerun.report.forecast_plots import trade_off_plot
 
         trade_off_plot(plot, found, metric or "value at the end")
     if as_json:
-        print_json(found)
+        print_json(found.as_dict())
         return
     from forerun.report.forecast_page import trade_off_page
 
@@ -79,9 +79,9 @@ def forecast_batch_sizes(
     with quiet_libraries(debug=debug):
         found = forecast_batches(
             table, batch_sizes=() if batch_size is None else (batch_size,), dataset_size=dataset_size
-        ).as_dict()
+        )
     if as_json:
-        print_json(found)
+        print_json(found.as_dict())
         return
     from forerun.report.convergence_page import batches_page
 
@@ -93,9 +93,9 @@ def forecast_other_networks(table: Path, value: str | None, as_json: bool, debug
     from forerun.api.forecast_tables import forecast_networks
 
     with quiet_libraries(debug=debug):
-        found = forecast_networks(table, value=value or "epochs").as_dict()
+        found = forecast_networks(table, value=value or "epochs")
     if as_json:
-        print_json(found)
+        print_json(found.as_dict())
         return
     from forerun.report.convergence_page import networks_page
 

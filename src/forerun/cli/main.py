@@ -26,6 +26,7 @@ from forerun.cli.report import report
 from forerun.cli.scale import scale
 from forerun.cli.schedule import schedule
 from forerun.cli.serve import serve
+from forerun.cli.settings import GroupedHelp
 from forerun.cli.tune import tune
 
 __all__ = ["app", "run"]
@@ -39,14 +40,16 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("predict", short_help="Predict time, memory and cost of training.")(predict)
-app.command("plan", short_help="Find the best configuration within limits.")(plan)
+app.command("predict", cls=GroupedHelp, short_help="Predict time, memory and cost of training.")(predict)
+app.command("plan", cls=GroupedHelp, short_help="Find the best configuration within limits.")(plan)
 app.command("profile", short_help="Tell where a training script spends its time.")(profile)
 app.command("tune", short_help="Find a better configuration of a training script.")(tune)
 app.command("compare", short_help="Run two configurations in turns and compare them.")(compare)
 app.command("apply", short_help="Run a script with a configuration that was found.")(apply)
 app.add_typer(hardware, name="hardware")
-app.command("scale", short_help="Predict how training scales with devices or servers.")(scale)
+app.command("scale", cls=GroupedHelp, short_help="Predict how training scales with devices or servers.")(
+    scale
+)
 app.command("forecast", short_help="Forecast when a run reaches an accuracy.")(forecast)
 app.command("evaluate", short_help="Compare predictions with measured steps.")(evaluate)
 app.add_typer(measure, name="measure")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["DebugOption", "JsonOption", "PlotOption"]
+__all__ = ["DebugOption", "JsonOption", "NoCacheOption", "PlotOption"]
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
@@ -16,3 +16,5 @@ PlotOption = Annotated[
 ]
 
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+NoCacheOption = Annotated[bool, typer.Option("--no-cache", help="Trace the model anew.")]

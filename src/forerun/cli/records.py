@@ -106,13 +106,13 @@ def show_record(
     from forerun.records.store.record_store import RecordStore
 
     with RecordStore.open(store, create=False) as opened:
-        document = measurement_document(opened.find(key))
+        found = opened.find(key)
     if as_json:
-        print_json(document)
+        print_json(measurement_document(found))
         return
     from forerun.report.records_page import record_page
 
-    print_page(record_page(document), page_width(TABLE_WIDTH_IN_A_PIPE))
+    print_page(record_page(found), page_width(TABLE_WIDTH_IN_A_PIPE))
 
 
 @records.command("import")

@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forerun.cli.options import DebugOption, JsonOption, PlotOption
+from forerun.cli.options import DebugOption, JsonOption, NoCacheOption, PlotOption
 from forerun.cli.output import TABLE_WIDTH_IN_A_PIPE, page_width, print_json, print_page, quiet_libraries
-from forerun.cli.parsing import parse_input_shape, parse_numbers, parse_price_usd_per_hour
+from forerun.cli.parsing import parse_numbers
+from forerun.cli.settings import with_settings
 from forerun.errors import InvalidSetupError
+from forerun.run.options import ScaleOptions
+from forerun.run.settings import flag_of
 
 if TYPE_CHECKING:
     from forerun.api.scale import ScaleCurve
@@ -18,8 +21,20 @@ if TYPE_CHECKING:
 
 __all__ = ["scale"]
 
+_OF_DEVICES = ("num_devices", "num_nodes", "scaling", "strategy", "algorithm", "bucket_mb", "sync_batch_norm",
+               "variation", "intra", "accumulation")  # fmt: skip
+"""Settings that say nothing of workers and servers."""
+_OF_POINTS = ("num_devices", "num_nodes", "batch_size")
+"""Settings of the sizes that measured points are asked at."""
 
+
+@with_settings(
+    ScaleOptions,
+    aliases={"accumulation": "accumulation-steps"},
+    readers={"num_devices": lambda text: parse_numbers("devices", text)},
+)
 def scale(
+    settings: dict[str, Any],
     model: Annotated[
         str | None, typer.Argument(metavar="[MODEL]", help="The model, as in predict; not needed with --fit.")
     ] = None,
@@ -29,39 +44,6 @@ def scale(
             metavar="DEVICE",
             help="A device, nodes x devices x name such as 4x8xh100-sxm, or a TOML file of either.",
         ),
-    ] = None,
-    devices: Annotated[
-        str | None,
-        typer.Option(metavar="1,2,4,8", help="Numbers of devices; 1:8 is every number from 1 to 8."),
-    ] = None,
-    nodes: Annotated[
-        int | None, typer.Option(help="Machines the devices are in; as few as hold them if not given.")
-    ] = None,
-    scaling: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME", help="weak (the batch of a device stays), strong (the global one), both."
-        ),
-    ] = "weak",
-    strategy: Annotated[
-        str, typer.Option(metavar="NAME", help="ddp, zero1, zero2, fsdp or mirrored.")
-    ] = "ddp",
-    intra: Annotated[
-        str | None, typer.Option(metavar="LINK", help="Link between devices of a node, or a TOML file.")
-    ] = None,
-    inter: Annotated[
-        str | None, typer.Option(metavar="LINK", help="Link between nodes, such as 8xinfiniband-hdr.")
-    ] = None,
-    algorithm: Annotated[
-        str, typer.Option(metavar="NAME", help="All-reduce: auto, ring, tree or hierarchical.")
-    ] = "auto",
-    bucket_mb: Annotated[float, typer.Option(help="Capacity of a gradient bucket [MiB].")] = 25.0,
-    accumulation_steps: Annotated[int, typer.Option(help="Micro-steps of a step.")] = 1,
-    sync_batch_norm: Annotated[
-        bool, typer.Option("--sync-batch-norm", help="Statistics of batch norms are synchronised.")
-    ] = False,
-    variation: Annotated[
-        float | None, typer.Option(help="Coefficient of variation of the step between devices.")
     ] = None,
     workers: Annotated[
         str | None,
@@ -88,31 +70,12 @@ def scale(
     propose: Annotated[
         int | None, typer.Option(help="Propose so many sizes to measure next, of --workers and --servers.")
     ] = None,
-    batch_size: Annotated[int, typer.Option(help="Samples of one device (or worker) and step.")] = 32,
     global_batch_size: Annotated[
         int | None, typer.Option(help="Samples of one step of all workers; of synchronous parameter servers.")
     ] = None,
-    image_size: Annotated[int | None, typer.Option(help="Height and width of images [pixels].")] = None,
-    input_shape: Annotated[
-        str | None, typer.Option(metavar="3,224,224", help="Shape of one sample, without the batch.")
-    ] = None,
-    sequence_length: Annotated[int | None, typer.Option(help="Tokens of one sample.")] = None,
-    precision: Annotated[str, typer.Option(metavar="NAME", help="As in predict.")] = "fp32",
-    layout: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Memory order of images: nchw, or nhwc, which is Keras' own."),
-    ] = None,
-    compile: Annotated[bool, typer.Option("--compile", help="The step runs under torch.compile.")] = False,
-    optimizer: Annotated[str, typer.Option(metavar="NAME", help="As in predict.")] = "sgd",
-    dataset: Annotated[str | None, typer.Option(metavar="NAME", help="A known dataset.")] = None,
-    dataset_size: Annotated[int | None, typer.Option(help="Training samples of an epoch.")] = None,
-    epochs: Annotated[float | None, typer.Option(help="Epochs to the target.")] = None,
-    price: Annotated[
-        str | None, typer.Option(metavar="1.89/h", help="Price of one device [US dollars per hour].")
-    ] = None,
     as_json: JsonOption = False,
     plot: PlotOption = None,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Trace the model anew.")] = False,
+    no_cache: NoCacheOption = False,
     debug: DebugOption = False,
 ) -> None:
     """Predict how MODEL scales: devices and nodes, or workers and parameter servers, or from measured points."""
@@ -120,52 +83,51 @@ def scale(
         from forerun.report.plots import check_plot_path
 
         check_plot_path(plot)
-    job = {
-        "dataset": dataset,
-        "dataset_size": dataset_size,
-        "epochs": epochs,
-        "price_usd_per_hour": None if price is None else parse_price_usd_per_hour(price),
-    }
-    setup = {
-        "precision": precision,
-        "layout": layout,
-        "compile": compile,
-        "optimizer": optimizer,
-        "image_size": image_size,
-        "input_shape": None if input_shape is None else parse_input_shape(input_shape),
-        "sequence_length": sequence_length,
-        "use_cache": not no_cache,
-    }
-    sharing = {
-        "num_nodes": nodes,
-        "scaling": scaling,
-        "strategy": strategy,
-        "intra": intra,
-        "inter": inter,
-        "algorithm": algorithm,
-        "bucket_mb": bucket_mb,
-        "num_accumulation_steps": accumulation_steps,
-        "sync_batch_norm": sync_batch_norm,
-        "coefficient_of_variation": variation,
-    }
     sizes = {
-        "num_devices": None if devices is None else parse_numbers("devices", devices),
         "num_workers": None if workers is None else parse_numbers("workers", workers),
         "num_servers": None if servers is None else parse_numbers("servers", servers),
     }
+    of_servers = {
+        "--asynchronous": asynchronous or None,
+        "--coefficients": coefficients,
+        "--global-batch-size": global_batch_size,
+    }
+    answer: ScaleCurve | ServerCurve | SpeedFit
     with quiet_libraries(debug=debug):
-        answer: ScaleCurve | ServerCurve | SpeedFit
         if fit is not None or propose is not None:
-            answer = _from_points(
-                fit, speed_model, propose, sizes, batch_size, global_batch_size, nodes, asynchronous
-            )
+            _refuse(settings, set(settings) - set(_OF_POINTS), "measured points")
+            answer = _from_points(fit, speed_model, propose, sizes, settings, global_batch_size, asynchronous)
         elif workers is not None or servers is not None:
+            _refuse(settings, _OF_DEVICES, "workers and parameter servers")
+            _refuse_options({"--speed-model": speed_model}, "without --fit")
             answer = _servers(
-                model, on, sizes, setup, job, inter, batch_size, global_batch_size, asynchronous, coefficients
+                model,
+                on,
+                sizes,
+                settings,
+                global_batch_size,
+                asynchronous,
+                coefficients,
+                use_cache=not no_cache,
             )
         else:
-            answer = _devices(model, on, sizes["num_devices"], batch_size, setup, job, sharing)
+            _refuse_options(
+                {**of_servers, "--speed-model": speed_model}, "of devices without --workers or --fit"
+            )
+            answer = _devices(model, on, settings, use_cache=not no_cache)
     _tell(answer, as_json, plot)
+
+
+def _refuse(settings: dict[str, Any], useless: Any, what: str) -> None:
+    """Refuses settings that say nothing of what is asked."""
+    named = [flag_of(name, ScaleOptions) for name in settings if name in useless]
+    _refuse_options(dict.fromkeys(named, True), f"of {what}")
+
+
+def _refuse_options(options: dict[str, Any], what: str) -> None:
+    named = [name for name, value in options.items() if value is not None]
+    if named:
+        raise InvalidSetupError(f"{', '.join(named)} cannot be used in a question {what}; leave it out")
 
 
 def _required(value: str | None, what: str) -> str:
@@ -176,54 +138,40 @@ def _required(value: str | None, what: str) -> str:
     return value
 
 
-def _devices(
-    model: str | None,
-    on: str | None,
-    num_devices: list[int] | None,
-    batch_size: int,
-    setup: dict[str, Any],
-    job: dict[str, Any],
-    sharing: dict[str, Any],
-) -> ScaleCurve:
+def _devices(model: str | None, on: str | None, settings: dict[str, Any], *, use_cache: bool) -> ScaleCurve:
     import forerun
 
     return forerun.scale(
         _required(model, "a MODEL"),
         device=_required(on, "a device with --on"),
-        num_devices=num_devices or (1, 2, 4, 8),
-        batch_size=batch_size,
-        **setup,
-        **job,
-        **sharing,
+        use_cache=use_cache,
+        **settings,
     )
 
 
 def _servers(
     model: str | None,
     on: str | None,
-    sizes: dict[str, Any],
-    setup: dict[str, Any],
-    job: dict[str, Any],
-    inter: str | None,
-    batch_size: int,
+    sizes: dict[str, list[int] | None],
+    settings: dict[str, Any],
     global_batch_size: int | None,
     asynchronous: bool,
     coefficients: str | None,
+    *,
+    use_cache: bool,
 ) -> ServerCurve:
     import forerun
 
     return forerun.scale_servers(
         _required(model, "a MODEL"),
-        device=on,
         num_workers=sizes["num_workers"] or range(1, 33),
         num_servers=sizes["num_servers"] or (1, 2, 4),
-        inter=inter,
-        batch_size=batch_size,
+        device=on,
         global_batch_size=global_batch_size,
         synchronous=not asynchronous,
         coefficients=coefficients,
-        **setup,
-        **job,
+        use_cache=use_cache,
+        **settings,
     )
 
 
@@ -231,10 +179,9 @@ def _from_points(
     fit: Path | None,
     speed_model: str | None,
     propose: int | None,
-    sizes: dict[str, Any],
-    batch_size: int,
+    sizes: dict[str, list[int] | None],
+    settings: dict[str, Any],
     global_batch_size: int | None,
-    nodes: int | None,
     asynchronous: bool,
 ) -> SpeedFit:
     import forerun
@@ -242,10 +189,11 @@ def _from_points(
     return forerun.fit_speed(
         fit,
         speed_model=speed_model,
-        num_proposals=propose or 0,
-        num_nodes=nodes,
-        batch_size=batch_size,
+        num_devices=settings.get("num_devices"),
+        num_nodes=settings.get("num_nodes"),
+        batch_size=settings.get("batch_size", 32),
         global_batch_size=global_batch_size,
+        num_proposals=propose or 0,
         synchronous=not asynchronous,
         **sizes,
     )

@@ -10,10 +10,10 @@ from typing import Annotated, Any, Optional
 import typer
 from typer.core import TyperCommand
 
-from forerun.cli.parsing import parse_input_shape, parse_numbers, parse_price_usd_per_hour
+from forerun.cli.parsing import parse_input_shape, parse_price_usd_per_hour
 from forerun.run.settings import Declared, declared
 
-__all__ = ["GroupedHelp", "with_settings"]
+__all__ = ["GroupedHelp", "grouped_options", "with_settings"]
 
 _HEADINGS = {
     "axes": "What to compare",
@@ -33,10 +33,9 @@ _HEADINGS = {
 
 _OUTPUT = {"--json", "--plot", "--debug", "--help", "--no-cache", "--format", "--out"}
 
-_PARSED: Mapping[str, Callable[[str], Any]] = {
+_READERS: Mapping[str, Callable[[str], Any]] = {
     "input_shape": parse_input_shape,
     "price_usd_per_hour": parse_price_usd_per_hour,
-    "num_devices": lambda text: parse_numbers("devices", text),
 }
 """Settings that are written as text on a command line and mean more than that."""
 
@@ -46,7 +45,7 @@ def with_settings(
     *,
     without: Iterable[str] = (),
     aliases: Mapping[str, str] | None = None,
-    metavars: Mapping[str, str] | None = None,
+    readers: Mapping[str, Callable[[str], Any]] | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Gives a command the options that a typed dictionary declares; it gets those that were used as ``settings``.
 
@@ -54,8 +53,9 @@ def with_settings(
         options: The declaration.
         without: Settings the command has in a form of its own.
         aliases: Further names of options on this command line, by setting.
-        metavars: Words for the value, where they differ from the declared ones.
+        readers: What the text of a setting means, where this command reads it in a way of its own.
     """
+    read = {**_READERS, **(readers or {})}
     known = {name: item for name, item in declared(options).items() if name not in set(without)}
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
@@ -64,7 +64,9 @@ def with_settings(
         def command(**arguments: Any) -> None:
             given = {name: arguments.pop(name) for name in known}
             settings = {
-                name: _parsed(known[name], value) for name, value in given.items() if value is not None
+                name: read[name](value) if name in read else value
+                for name, value in given.items()
+                if value is not None
             }
             function(**arguments, settings=settings)
 
@@ -74,7 +76,7 @@ def with_settings(
                 name,
                 inspect.Parameter.KEYWORD_ONLY,
                 default=None,
-                annotation=_annotation(item, (aliases or {}).get(name), (metavars or {}).get(name)),
+                annotation=_annotation(item, (aliases or {}).get(name), is_text=name in read),
             )
             for name, item in known.items()
         ]
@@ -86,24 +88,19 @@ def with_settings(
     return decorate
 
 
-def _parsed(item: Declared, value: Any) -> Any:
-    parse = _PARSED.get(item.name)
-    return parse(value) if parse is not None and isinstance(value, str) else value
-
-
-def _annotation(item: Declared, alias: str | None, metavar: str | None) -> Any:
+def _annotation(item: Declared, alias: str | None, *, is_text: bool) -> Any:
     setting = item.setting
     words = setting.help + (f" [default: {setting.default}]" if setting.default else "")
     names = [item.flag, *([f"--{alias}"] if alias else [])]
     if item.kind is bool and setting.default == "yes":
         names = [f"{item.flag}/--no-{item.flag.removeprefix('--')}"]
-    kind: Any = item.kind if item.kind in (int, float, bool, Path) and item.name not in _PARSED else str
+    kind: Any = item.kind if item.kind in (int, float, bool, Path) and not is_text else str
     return Annotated[
         Optional[kind],  # noqa: UP045 - made at run time
         typer.Option(
             *names,
             help=words,
-            metavar=metavar or setting.metavar or None,
+            metavar=setting.metavar or None,
             rich_help_panel=setting.group,
             show_default=False,
         ),
@@ -115,18 +112,25 @@ class GroupedHelp(TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Writes the options, group by group."""
-        groups: dict[str, list[tuple[str, str]]] = {}
-        for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
-            if record is None:
-                continue
+        for heading, records in grouped_options(self, ctx):
+            with formatter.section(heading):
+                formatter.write_dl(records)
+
+
+def grouped_options(command: Any, context: Any = None) -> list[tuple[str, list[tuple[str, str]]]]:
+    """The parameters of a command with their help, by heading, in the order of the headings."""
+    own = context or typer.Context(command)
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for parameter in command.get_params(own):
+        record = parameter.get_help_record(own)
+        if record is not None:
             group = getattr(parameter, "rich_help_panel", None) or _own_group(parameter)
             groups.setdefault(group, []).append(record)
-        order = ["arguments", "main", *_HEADINGS]
-        for group in sorted(groups, key=lambda name: order.index(name) if name in order else len(order)):
-            heading = _HEADINGS.get(group, "Arguments" if group == "arguments" else "Question")
-            with formatter.section(heading):
-                formatter.write_dl(groups[group])
+    order = ["arguments", "main", *_HEADINGS]
+    return [
+        (_HEADINGS.get(group, "Arguments" if group == "arguments" else "Question"), groups[group])
+        for group in sorted(groups, key=lambda name: order.index(name) if name in order else len(order))
+    ]
 
 
 def _own_group(parameter: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,6 +20,7 @@ from forerun.errors import UsageError
 
 if TYPE_CHECKING:
     from forerun.api.tune import TuneResult
+    from forerun.tuning.scenarios.answer import ScenarioRuns
 
 __all__ = ["tune"]
 
@@ -137,7 +138,7 @@ def tune(
                 device_index=device,
                 say=_say,
             )
-        _print_scenarios(study, found, as_json=as_json)
+        _print_scenarios(found, as_json=as_json)
         return
     space = Path(words.pop(0)) if words and words[0].endswith((".yaml", ".yml")) else None
     if sampler not in ("tpe", "random"):
@@ -188,12 +189,12 @@ def _say(line: str) -> None:
     typer.echo(line, err=True)
 
 
-def _print_scenarios(folder: Path, found: list[dict[str, Any]], *, as_json: bool) -> None:
+def _print_scenarios(found: ScenarioRuns, *, as_json: bool) -> None:
     from forerun.report.scenario_page import scenario_page
     from forerun.report.scenario_plots import write_scenario_plots
 
-    write_scenario_plots(folder, found)
+    write_scenario_plots(found)
     if as_json:
-        print_json({"folder": str(folder), "scenarios": found})
+        print_json(found.as_dict())
     else:
-        print_page(scenario_page(found, folder), page_width(TABLE_WIDTH_IN_A_PIPE))
+        print_page(scenario_page(found), page_width(TABLE_WIDTH_IN_A_PIPE))

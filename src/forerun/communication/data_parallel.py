@@ -16,7 +16,14 @@ from forerun.communication.buckets import Bucket
 from forerun.communication.stragglers import straggler_factor
 from forerun.errors import InvalidSetupError
 
-__all__ = ["DataParallelStep", "Pass", "Schedule", "bucket_schedule", "data_parallel_step", "split_step"]
+__all__ = [
+    "BucketSchedule",
+    "DataParallelStep",
+    "Pass",
+    "bucket_schedule",
+    "data_parallel_step",
+    "split_step",
+]
 
 FORWARD_SHARE = 1 / 3
 """Of forward and backward, where it is not known: the backward pass has two products for each one of the forward
@@ -43,7 +50,7 @@ class Pass:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule:
+class BucketSchedule:
     """When the buckets of one backward pass are done.
 
     Attributes:
@@ -106,7 +113,7 @@ def split_step(step_s: float, forward_share: float = FORWARD_SHARE, optimizer_sh
 
 def bucket_schedule(
     buckets: Sequence[Bucket], backward_s: float, all_reduce_s: Callable[[float], float]
-) -> Schedule:
+) -> BucketSchedule:
     """When the all-reduces of a backward pass end; they run one after the other.
 
     end_i = max(end_(i-1), ready_i) + all_reduce(size_i).
@@ -121,7 +128,7 @@ def bucket_schedule(
         time_s = all_reduce_s(bucket.size_bytes)
         end_s = max(end_s, bucket.ready_share * backward_s) + time_s
         busy_s += time_s
-    return Schedule(end_s=end_s, busy_s=busy_s, exposed_s=max(0.0, end_s - backward_s))
+    return BucketSchedule(end_s=end_s, busy_s=busy_s, exposed_s=max(0.0, end_s - backward_s))
 
 
 def data_parallel_step(

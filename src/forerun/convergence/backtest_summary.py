@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from forerun.answers import Answer
 from forerun.convergence.backtest import CutResult
 from forerun.convergence.held_out import HeldOutForecast, leave_jobs_out
 from forerun.convergence.mixture import Tier
@@ -16,7 +16,7 @@ __all__ = ["Backtest", "summary_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Backtest:
+class Backtest(Answer):
     """Forecasters tested on finished runs.
 
     Attributes:
@@ -33,21 +33,6 @@ class Backtest:
     errors: Mapping[str, Mapping[float, float]]
     mixture_errors: Mapping[str, Mapping[float, float]]
     coverage_90: Mapping[str, Mapping[float, float]]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-
-        def named(rows: Mapping[str, Mapping[float, float]]) -> dict[str, dict[str, float]]:
-            return {name: {f"{cut:g}": value for cut, value in row.items()} for name, row in rows.items()}
-
-        return {
-            "num_runs": self.num_runs,
-            "num_jobs": self.num_jobs,
-            "cuts": list(self.cuts),
-            "errors": named(self.errors),
-            "mixture_errors": named(self.mixture_errors),
-            "coverage_90": named(self.coverage_90),
-        }
 
     def rounded_coverage(self) -> dict[str, dict[str, float]]:
         """Coverage as it is stored with the figures."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from forerun.answers import Answer, fields_of
 from forerun.errors import MeasurementError
 from forerun.measurement.composition_jobs import EMPTY_NETWORK_LAYERS, CompositionJobs, LayerJobs
-from forerun.measurement.jobs import Job
+from forerun.measurement.jobs import MeasurementJob
 from forerun.measurement.measured_job import job_of
 from forerun.optime.composition import (
     host_costs,
@@ -23,7 +24,7 @@ __all__ = ["Composition", "measured_compositions"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Composition:
+class Composition(Answer):
     """A network beside the sum of its layers.
 
     Attributes:
@@ -56,10 +57,10 @@ class Composition:
         """Composed step over the step, less one."""
         return self.composed_s / self.measured_s - 1
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; overshoots as fractions."""
+    def json_fields(self) -> dict[str, Any]:
+        """The fields, and the overshoots as fractions."""
         overshoots = {name: getattr(self, name) for name in ("overshoot_before", "overshoot_after")}
-        return {**asdict(self), **overshoots}
+        return {**fields_of(self), **overshoots}
 
 
 def measured_compositions(
@@ -80,7 +81,7 @@ def measured_compositions(
 
 
 def _composition(jobs: CompositionJobs, found: Mapping[str, Measurement], *, overlaps: bool) -> Composition:
-    def measurement(job: Job) -> Measurement:
+    def measurement(job: MeasurementJob) -> Measurement:
         if (one := found.get(job.to_json())) is None:
             raise MeasurementError(
                 f"{job.subject} of {jobs.whole.subject} has no finished measurement; run the same command again, or "

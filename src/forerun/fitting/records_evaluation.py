@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from forerun.answers import Answer, fields_of
 from forerun.errors import InvalidSetupError, RecordError
 from forerun.fitting.calibrated_op import CalibratedOpModel
 from forerun.fitting.evaluation import (
@@ -76,7 +77,7 @@ class TimmRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluation:
+class Evaluation(Answer):
     """Predicted against measured.
 
     Attributes:
@@ -98,14 +99,10 @@ class Evaluation:
     row_groups: tuple[str, ...]
     notes: tuple[str, ...]
 
-    def as_dict(self) -> dict[str, Any]:
-        """The errors as plain JSON values."""
-        return {
-            **asdict(self.metrics),
-            "groups": {name: asdict(group) for name, group in self.groups.items()},
-            "baselines": {name: asdict(e) if e is not None else None for name, e in self.baselines.items()},
-            "notes": list(self.notes),
-        }
+    def json_fields(self) -> dict[str, Any]:
+        """The errors, without the rows."""
+        kept = {name: getattr(self, name) for name in ("groups", "baselines", "notes")}
+        return {**fields_of(self.metrics), **kept}
 
 
 def read_steps(

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from forerun.answers import Answer
 from forerun.errors import RecordError, UsageError, near_matches
 from forerun.fitting.ann import AnnSettings, NeuralNetwork
 from forerun.fitting.baselines import LinearOnFlops
@@ -61,7 +62,7 @@ class FitChoices:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FitResult:
+class FitResult(Answer):
     """A fitted model and its errors on configurations that it had not seen.
 
     Attributes:
@@ -81,14 +82,14 @@ class FitResult:
     groups: tuple[str, ...]
     notes: tuple[str, ...]
 
-    def as_dict(self) -> dict[str, Any]:
-        """Errors and provenance as plain JSON values."""
+    def json_fields(self) -> dict[str, Any]:
+        """Errors and provenance, without the rows."""
         return {
             "kind": self.model.kind,
             "split": self.split,
-            "metrics": {name: asdict(found) for name, found in self.metrics.items()},
-            "provenance": dict(self.model.provenance),
-            "notes": list(self.notes),
+            "metrics": self.metrics,
+            "provenance": self.model.provenance,
+            "notes": self.notes,
         }
 
 

@@ -50,7 +50,7 @@ def read_all(
         kind: Read only these, where the source can choose.
 
     Raises:
-        RecordError: One is not there, damaged, newer than this program, or holds impossible values.
+        RecordError: One is not there, damaged, of another version, or holds impossible values.
         UsageError: A CNN CSV is given without its device.
     """
     for name in names:

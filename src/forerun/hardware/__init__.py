@@ -6,10 +6,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from forerun.hardware.catalogue import find_device, load_catalog
+    from forerun.hardware.catalogue import load_catalog
     from forerun.hardware.device import Device, DeviceKind, NumberFormat
     from forerun.hardware.device_dict import device_as_dict
     from forerun.hardware.device_file import load_device_file
+    from forerun.hardware.finder import find_device
     from forerun.hardware.here import Host, describe_host, host_as_dict
     from forerun.hardware.host_gpus import HostGpu
 
@@ -35,7 +36,7 @@ _MODULES = {
     "NumberFormat": "device",
     "describe_host": "here",
     "device_as_dict": "device_dict",
-    "find_device": "catalogue",
+    "find_device": "finder",
     "host_as_dict": "here",
     "load_catalog": "catalogue",
     "load_device_file": "device_file",

@@ -1,4 +1,4 @@
-"""The shipped devices, and finding one by any of its names."""
+"""The shipped devices, and those whose names have certain words."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping
 from functools import cache, lru_cache
 from pathlib import Path
 
-from forerun.errors import CatalogError, UnknownDeviceError, near_matches
+from forerun.errors import CatalogError
 from forerun.hardware.device import Device
-from forerun.hardware.device_file import load_device_file, read_device_file
-from forerun.hardware.names import name_key, name_tokens, normalise_name
+from forerun.hardware.device_file import read_device_file
+from forerun.hardware.names import name_key, name_tokens
 
-__all__ = ["find_device", "index_by_key", "load_catalog", "matching_devices"]
+__all__ = ["index_by_key", "load_catalog", "matching_devices"]
 
 _CATALOG_FOLDER = Path(__file__).parent / "catalog"
 
@@ -69,52 +69,4 @@ def _words_of_names() -> tuple[tuple[frozenset[str], ...], ...]:
     return tuple(
         tuple(frozenset(name_tokens(spelling)) for spelling in (device.name, *device.aliases))
         for device in load_catalog().values()
-    )
-
-
-def find_device(name: str) -> Device:
-    """The device meant by a name.
-
-    Args:
-        name: A catalogue name (``a100-sxm4-40gb``), a driver's name (``NVIDIA A100-SXM4-40GB``), another
-            spelling in use (``A100 SXM 40GB``; case, punctuation and vendor words do not matter), the path of
-            a TOML file with one device, or ``here`` for the first GPU of this machine, or its CPU if it has
-            none.
-
-    Raises:
-        UnknownDeviceError: No device or several fit the name; the message lists what is near.
-        CatalogError: The file is not a usable device description.
-
-    >>> find_device("NVIDIA GeForce RTX 3090").name
-    'rtx-3090'
-    """
-    if name.strip().lower() == "here":
-        # Imported here: looking at the machine needs libraries that naming a device does not.
-        from forerun.hardware.this_device import this_device
-
-        return this_device()
-    if name.strip().lower().endswith(".toml"):
-        return _device_of_file(name.strip())
-    found = matching_devices(name)
-    if len(found) == 1:
-        return found[0]
-    raise UnknownDeviceError(_many_message(name, found) if found else _none_message(name))
-
-
-def _device_of_file(name: str) -> Device:
-    path = Path(name).expanduser()
-    if not path.is_file():
-        raise UnknownDeviceError(f"expected a hardware file at '{name}', but there is none; check the path")
-    return load_device_file(path)
-
-
-def _many_message(name: str, found: Iterable[Device]) -> str:
-    return f"'{name}' fits more than one device; name one of: {', '.join(device.name for device in found)}"
-
-
-def _none_message(name: str) -> str:
-    near = near_matches(normalise_name(name), load_catalog())
-    return (
-        f"expected a device of the catalogue, a hardware file or 'here', got '{name}'{near}"
-        f"{'' if near else '; the catalogue lists all names'}"
     )

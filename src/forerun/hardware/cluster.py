@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from forerun.errors import CatalogError, InvalidSetupError, UnknownDeviceError, near_matches
-from forerun.hardware.catalogue import find_device, matching_devices
+from forerun.hardware.catalogue import matching_devices
 from forerun.hardware.device import Device
+from forerun.hardware.finder import find_device
 from forerun.hardware.link import Link
 from forerun.hardware.link_file import find_link, load_links
 

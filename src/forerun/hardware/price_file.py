@@ -5,16 +5,18 @@ from __future__ import annotations
 import datetime
 import math
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from forerun.errors import CatalogError, ForerunError
-from forerun.hardware.catalogue import find_device
+from forerun.hardware.finder import find_device
 from forerun.hardware.prices import InstancePrice, PriceKind, owned_price_usd_per_hour
 from forerun.hardware.toml_fields import read_toml, refuse_unknown_keys, text_field
 
-__all__ = ["read_price_file"]
+__all__ = ["load_prices", "read_price_file"]
 
+_PRICE_FOLDER = Path(__file__).parent / "catalog" / "prices"
 _TEXTS = ("provider", "instance", "device", "link", "region", "source")
 _PRICE_KEYS = (*_TEXTS, "num_devices", "most_devices", "usd_per_hour", "date")
 _OWNED_FIGURES = ("purchase_usd", "years", "usd_per_kwh")
@@ -36,6 +38,16 @@ def read_price_file(path: Path) -> tuple[InstancePrice, ...]:
     if not rented and not owned:
         raise CatalogError(f"{path}: expected at least one [[price]] or [[owned]] table, got none")
     return (*rented, *owned)
+
+
+@cache
+def load_prices() -> tuple[InstancePrice, ...]:
+    """The shipped prices of all providers.
+
+    Raises:
+        CatalogError: A file is damaged or missing.
+    """
+    return tuple(price for path in sorted(_PRICE_FOLDER.glob("*.toml")) for price in read_price_file(path))
 
 
 def _tables(document: Mapping[str, Any], key: str, path: Path) -> list[Mapping[str, Any]]:

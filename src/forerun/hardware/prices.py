@@ -11,8 +11,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache
-from pathlib import Path
 
 from forerun.errors import InvalidSetupError
 
@@ -22,12 +20,10 @@ __all__ = [
     "PriceKind",
     "Rental",
     "cheapest_rental",
-    "load_prices",
     "owned_price_usd_per_hour",
     "price_age_note",
 ]
 
-_PRICE_FOLDER = Path(__file__).parent / "catalog" / "prices"
 _HOURS_PER_YEAR = 365.25 * 24
 
 OLD_PRICE_DAYS = 183
@@ -88,18 +84,6 @@ class Rental:
     price: InstancePrice
     num_instances: int
     usd_per_hour: float
-
-
-@cache
-def load_prices() -> tuple[InstancePrice, ...]:
-    """The shipped prices of all providers.
-
-    Raises:
-        CatalogError: A file is damaged or missing.
-    """
-    from forerun.hardware.price_file import read_price_file
-
-    return tuple(price for path in sorted(_PRICE_FOLDER.glob("*.toml")) for price in read_price_file(path))
 
 
 def cheapest_rental(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from forerun.measurement.jobs import Job
+from forerun.measurement.jobs import MeasurementJob
 from forerun.measurement.layers.design import LayerDesign, design_layers
 from forerun.records.importers.model_names import subject_family
 from forerun.records.measurement import JobKind, Scalar
@@ -72,7 +72,7 @@ _WORK_OF_GPU = 100.0
 
 def calibration_layers(
     num_layers: int, *, is_gpu: bool, precision: str, seed: int = 0, framework: str = "pytorch"
-) -> list[Job]:
+) -> list[MeasurementJob]:
     """Layers to measure, in an order in which any first part fills the space as well.
 
     With Keras, a null layer in each mode comes first: what a call costs.
@@ -94,7 +94,7 @@ def calibration_layers(
     return design_layers(design)
 
 
-def calibration_models(*, is_gpu: bool, precision: str, framework: str = "pytorch") -> list[Job]:
+def calibration_models(*, is_gpu: bool, precision: str, framework: str = "pytorch") -> list[MeasurementJob]:
     """Training steps of whole models; on a GPU at images and batches that keep it busy.
 
     With Keras, the network of next to no work comes first (``loop_job``).
@@ -112,12 +112,14 @@ def calibration_models(*, is_gpu: bool, precision: str, framework: str = "pytorc
         if is_keras:
             parameters["layout"] = "nhwc"
         jobs.append(
-            Job(kind=JobKind.STEP, subject=model, family=subject_family(model), parameters=parameters)
+            MeasurementJob(
+                kind=JobKind.STEP, subject=model, family=subject_family(model), parameters=parameters
+            )
         )
     return jobs
 
 
-def loop_job(precision: str) -> Job:
+def loop_job(precision: str) -> MeasurementJob:
     """A step of ``fit`` of a network of next to no work."""
     parameters: dict[str, Scalar] = {
         "batch_size": 1,
@@ -127,4 +129,4 @@ def loop_job(precision: str) -> Job:
         "phase": "train",
         "layout": "nhwc",
     }
-    return Job(kind=JobKind.STEP, subject=LOOP_MODEL, family="loop", parameters=parameters)
+    return MeasurementJob(kind=JobKind.STEP, subject=LOOP_MODEL, family="loop", parameters=parameters)

@@ -21,7 +21,7 @@ from typing import Any
 
 from forerun.measurement.child_process import ChildReport, Message, Started, child_main
 from forerun.measurement.circumstances import num_threads_of
-from forerun.measurement.jobs import Job
+from forerun.measurement.jobs import MeasurementJob
 from forerun.measurement.keras.run import KERAS_RUN
 from forerun.measurement.protocol import Protocol
 from forerun.records.measurement import Outcome
@@ -42,7 +42,7 @@ _EXIT_TIMEOUT_S = 5.0
 
 
 def run_in_child(
-    job: Job,
+    job: MeasurementJob,
     device_index: str,
     protocol: Protocol,
     on_progress: Callable[[float], None] | None = None,

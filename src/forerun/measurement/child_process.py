@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from forerun.errors import ForerunError, MeasurementError
-from forerun.measurement.jobs import Job, RunResult
+from forerun.measurement.jobs import MeasurementJob, RunResult
 from forerun.measurement.protocol import Protocol
 from forerun.records.measurement import Outcome
 
@@ -68,7 +68,7 @@ def report_progress(fraction: float) -> None:
 def child_main(
     pipe: Connection,
     run: str,
-    job: Job,
+    job: MeasurementJob,
     device_index: str,
     protocol: Protocol,
     environment: Mapping[str, str],
@@ -143,7 +143,7 @@ def _limit_memory(limit_bytes: int | None) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
-def _report_of_job(run: str, job: Job, device_index: str, protocol: Protocol) -> ChildReport:
+def _report_of_job(run: str, job: MeasurementJob, device_index: str, protocol: Protocol) -> ChildReport:
     try:
         return ChildReport(outcome=Outcome.DONE, result=_function(run)(job, device_index, protocol))
     except Exception as error:  # whatever a job raises is its report
@@ -151,10 +151,12 @@ def _report_of_job(run: str, job: Job, device_index: str, protocol: Protocol) ->
         return ChildReport(outcome=_outcome_of(error, is_limited), reason=_reason_of(error))
 
 
-def _function(run: str) -> Callable[[Job, str, Protocol], RunResult]:
+def _function(run: str) -> Callable[[MeasurementJob, str, Protocol], RunResult]:
     module, _, name = run.partition(":")
     try:
-        function: Callable[[Job, str, Protocol], RunResult] = getattr(importlib.import_module(module), name)
+        function: Callable[[MeasurementJob, str, Protocol], RunResult] = getattr(
+            importlib.import_module(module), name
+        )
     except (ImportError, AttributeError) as error:
         raise MeasurementError(f"expected a function as module:function, got '{run}': {error}") from error
     return function

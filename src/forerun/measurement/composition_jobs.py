@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from forerun.errors import InvalidSetupError
-from forerun.measurement.jobs import Job
+from forerun.measurement.jobs import MeasurementJob
 from forerun.measurement.layers.design import LAYERS_WITHOUT_WEIGHTS, layer_job
 from forerun.records.measurement import JobKind, Scalar
 
@@ -39,8 +39,8 @@ class LayerJobs:
         num_copies: How many.
     """
 
-    alone: Job
-    together: Job | None
+    alone: MeasurementJob
+    together: MeasurementJob | None
     num_copies: int
 
 
@@ -56,14 +56,14 @@ class CompositionJobs:
         left_out: Kinds of modules that no layer benchmark knows.
     """
 
-    whole: Job
+    whole: MeasurementJob
     layers: tuple[LayerJobs, ...]
     empty_layer: LayerJobs
-    empty_networks: tuple[Job, Job]
+    empty_networks: tuple[MeasurementJob, MeasurementJob]
     left_out: tuple[str, ...]
 
     @property
-    def jobs(self) -> list[Job]:
+    def jobs(self) -> list[MeasurementJob]:
         """All different jobs."""
         found = [self.whole, *self.empty_networks]
         for layer in (self.empty_layer, *self.layers):
@@ -129,7 +129,7 @@ def _layer(
     return LayerJobs(alone=alone, together=together, num_copies=num_copies)
 
 
-def _held_bytes(job: Job) -> float:
+def _held_bytes(job: MeasurementJob) -> float:
     """Memory that a training step of a layer holds, about [bytes]."""
     weights, given, made = (
         float(str(job.parameters[name])) for name in ("weight_bytes", "input_bytes", "output_bytes")
@@ -137,7 +137,7 @@ def _held_bytes(job: Job) -> float:
     return _ADAM_COPIES * weights + _ACTIVATION_COPIES * (given + made)
 
 
-def _empty_network(num_layers: int, optimizer: str, precision: str) -> Job:
+def _empty_network(num_layers: int, optimizer: str, precision: str) -> MeasurementJob:
     parameters: dict[str, Scalar] = {
         "batch_size": 1,
         "input_shape": "1x1x1",
@@ -147,10 +147,12 @@ def _empty_network(num_layers: int, optimizer: str, precision: str) -> Job:
         "phase": "train",
     }
     subject = f"mlp:depth={num_layers - 1},width=1"
-    return Job(kind=JobKind.STEP, subject=subject, family="mlp", parameters=parameters)
+    return MeasurementJob(kind=JobKind.STEP, subject=subject, family="mlp", parameters=parameters)
 
 
-def _whole(request: ModelRequest, family: str, batch_size: int, optimizer: str, precision: str) -> Job:
+def _whole(
+    request: ModelRequest, family: str, batch_size: int, optimizer: str, precision: str
+) -> MeasurementJob:
     shape = request.input_shape
     asked: dict[str, Scalar] = {
         "batch_size": batch_size,
@@ -162,4 +164,4 @@ def _whole(request: ModelRequest, family: str, batch_size: int, optimizer: str, 
         "phase": "train",
     }
     parameters: dict[str, Scalar] = {name: value for name, value in asked.items() if value is not None}
-    return Job(kind=JobKind.STEP, subject=request.model, family=family, parameters=parameters)
+    return MeasurementJob(kind=JobKind.STEP, subject=request.model, family=family, parameters=parameters)

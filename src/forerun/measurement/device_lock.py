@@ -1,7 +1,7 @@
 """One measurement at a time on a device: a lock between all processes of a machine, whoever owns them.
 
-The lock is ``flock`` on a small file. The kernel lets go of it when the process ends, however it ends, so there is no
-stale lock; the text in the file only tells who holds it.
+The lock is one of ``filelock`` on a small file. The kernel lets go of it when the process ends, however it ends, so
+there is no stale lock; the text in the file only tells who holds it.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import json
 import os
 import platform
 import re
-import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from forerun.errors import DeviceBusyError, MeasurementError
 from forerun.measurement.device_index import gpu_index
@@ -84,74 +84,46 @@ def lock_device(
     if path in held:
         yield path
         return
-    descriptor = _open(path)
+    # Every user may take the lock, whatever the mask of the first. The file stays: removing it would let two
+    # processes hold "the same" lock.
+    lock = FileLock(
+        path, mode=_EVERYONE, poll_interval=_POLL_S, preserve_lock_file=True, on_acquired=_write_holder
+    )
+    _acquire(lock, path, device_index, wait_s, on_wait)
     token = _held.set(held | {path})
     try:
-        _acquire(descriptor, path, device_index, time.monotonic() + wait_s, on_wait)
-        _write_holder(descriptor)
         yield path
     finally:
         _held.reset(token)
-        # Closing lets go of the lock. The file stays: removing it would let two processes hold "the same" lock.
-        os.close(descriptor)
-
-
-def _open(path: Path) -> int:
-    if sys.platform == "win32":
-        raise MeasurementError("expected a system with POSIX file locks, got Windows; measure inside WSL")
-    flags = os.O_RDWR | getattr(os, "O_NOFOLLOW", 0)
-    try:
-        try:
-            return os.open(path, flags)
-        except FileNotFoundError:
-            descriptor = os.open(path, flags | os.O_CREAT, _EVERYONE)
-            # The mask of the first user must not keep the others out of the lock. Of two that create it at once
-            # only the owner may set it, and the other need not.
-            with contextlib.suppress(PermissionError):
-                os.fchmod(descriptor, _EVERYONE)
-            return descriptor
-    except OSError as error:
-        raise MeasurementError(
-            f"expected to open the lock of the device at {path}, got: {error.strerror}; "
-            "remove the file, or set TMPDIR to a folder you may write to"
-        ) from error
+        lock.release()
 
 
 def _acquire(
-    descriptor: int,
-    path: Path,
-    device_index: str,
-    deadline_s: float,
-    on_wait: Callable[[str], None] | None,
+    lock: FileLock, path: Path, device_index: str, wait_s: float, on_wait: Callable[[str], None] | None
 ) -> None:
-    import fcntl
-
-    while True:
+    try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= deadline_s:
-                raise DeviceBusyError(
-                    f"expected device {device_index} to be free, but {_holder(path)} is measuring on it; "
-                    f"wait until it ends, or end it (lock: {path})"
-                ) from None
-            if on_wait is not None:
+            lock.acquire(timeout=0.0)
+        except Timeout:
+            if on_wait is not None and wait_s > 0:
                 on_wait(f"waiting for device {device_index}: {_holder(path)} is measuring on it")
-                on_wait = None
-            time.sleep(_POLL_S)
-        except OSError as error:
-            raise MeasurementError(
-                f"expected a folder with file locks for {path}, got: {error.strerror}; "
-                "set TMPDIR to a folder on a local disk"
-            ) from error
-        else:
-            return
+            lock.acquire(timeout=max(0.0, wait_s))
+    except Timeout:
+        raise DeviceBusyError(
+            f"expected device {device_index} to be free, but {_holder(path)} is measuring on it; "
+            f"wait until it ends, or end it (lock: {path})"
+        ) from None
+    except OSError as error:
+        raise MeasurementError(
+            f"expected to open and lock the file of the device at {path}, got: {error.strerror or error}; "
+            "remove the file, or set TMPDIR to a folder on a local disk that you may write to"
+        ) from error
 
 
 def _write_holder(descriptor: int) -> None:
     holder = {"pid": os.getpid(), "user": _user(), "since": datetime.now(UTC).isoformat(timespec="seconds")}
     os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, json.dumps(holder).encode(), 0)
+    os.write(descriptor, json.dumps(holder).encode())
 
 
 def _user() -> str:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from forerun.errors import InvalidSetupError
 from forerun.measurement.datasets import dataset_size
-from forerun.measurement.jobs import Job
+from forerun.measurement.jobs import MeasurementJob
 from forerun.records.measurement import JobKind, Scalar
 from forerun.run.setup import Layout, Precision
 
@@ -80,7 +80,7 @@ class Grid:
             )
 
 
-def grid_jobs(grid: Grid) -> list[Job]:
+def grid_jobs(grid: Grid) -> list[MeasurementJob]:
     """The jobs of a grid in an order in which small and large take turns.
 
     Any part of the list then covers the whole range: an interrupted session is still of use, and a drift of the
@@ -92,7 +92,7 @@ def grid_jobs(grid: Grid) -> list[Job]:
     return spread_order([_job(grid, row) for row in rows])
 
 
-def _job(grid: Grid, row: tuple[Any, ...]) -> Job:
+def _job(grid: Grid, row: tuple[Any, ...]) -> MeasurementJob:
     num_sizes = len(grid.sizes)
     sizes = dict(zip(grid.sizes, row[:num_sizes], strict=True))
     batch_size, precision, layout, compile = row[num_sizes:]
@@ -118,7 +118,7 @@ def _job(grid: Grid, row: tuple[Any, ...]) -> Job:
         subject = f"keras:{subject}"
         if grid.num_replicas > 1:
             parameters |= {"strategy": "mirrored", "num_replicas": grid.num_replicas}
-    return Job(
+    return MeasurementJob(
         kind=JobKind.TRAINING,
         subject=subject,
         family=grid.network,

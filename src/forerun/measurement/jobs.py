@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 from forerun.records.measurement import JobKind, Scalar
 
-__all__ = ["Job", "RunResult", "job_key"]
+__all__ = ["MeasurementJob", "RunResult", "job_key"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class MeasurementJob:
     """One thing to run.
 
     Attributes:
@@ -45,7 +45,7 @@ class Job:
         )
 
     @classmethod
-    def from_json(cls, text: str) -> Job:
+    def from_json(cls, text: str) -> MeasurementJob:
         """The job that ``to_json`` wrote."""
         values = json.loads(text)
         return cls(
@@ -73,7 +73,7 @@ class RunResult:
     is_stationary: bool = True
 
 
-def job_key(job: Job, *, device: str, framework_version: str, occasion: str) -> str:
+def job_key(job: MeasurementJob, *, device: str, framework_version: str, occasion: str) -> str:
     """Identity of a job on a device with a framework on an occasion: 32 hexadecimal digits.
 
     Repetitions of one occasion share it; the protocol's settings do not enter.

@@ -8,7 +8,7 @@ from dataclasses import replace
 from forerun.measurement.child import DEFAULT_RUN, run_in_child
 from forerun.measurement.child_process import ChildReport
 from forerun.measurement.circumstances import at_job_start
-from forerun.measurement.jobs import Job, job_key
+from forerun.measurement.jobs import MeasurementJob, job_key
 from forerun.measurement.protocol import Protocol
 from forerun.measurement.summary import summarise
 from forerun.measurement.telemetry import record_telemetry
@@ -16,13 +16,13 @@ from forerun.records.measurement import Circumstances, JobKind, Measurement
 
 __all__ = ["NULL_JOB", "as_measurement", "job_of", "key_of", "measure_job"]
 
-NULL_JOB = Job(kind=JobKind.NULL, subject="null", family="null")
+NULL_JOB = MeasurementJob(kind=JobKind.NULL, subject="null", family="null")
 """A step that does nothing; its time is what every repetition holds beside its step."""
 
 
-def job_of(measurement: Measurement) -> Job:
+def job_of(measurement: Measurement) -> MeasurementJob:
     """The job that a measurement is of."""
-    return Job(
+    return MeasurementJob(
         kind=measurement.kind,
         subject=measurement.subject,
         family=measurement.family,
@@ -30,7 +30,7 @@ def job_of(measurement: Measurement) -> Job:
     )
 
 
-def key_of(job: Job, circumstances: Circumstances) -> str:
+def key_of(job: MeasurementJob, circumstances: Circumstances) -> str:
     """Identity of a job under these circumstances.
 
     Every processor is called ``cpu``; its own name, cores and threads tell them apart. The host does not
@@ -51,7 +51,7 @@ def key_of(job: Job, circumstances: Circumstances) -> str:
 
 
 def measure_job(
-    job: Job,
+    job: MeasurementJob,
     *,
     protocol: Protocol,
     circumstances: Circumstances,
@@ -81,7 +81,7 @@ def measure_job(
 
 
 def as_measurement(
-    job: Job, report: ChildReport, protocol: Protocol, circumstances: Circumstances
+    job: MeasurementJob, report: ChildReport, protocol: Protocol, circumstances: Circumstances
 ) -> Measurement:
     """The measurement that a child's report leads to."""
     result = report.result

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from forerun.measurement.jobs import Job
+from forerun.measurement.jobs import MeasurementJob
 from forerun.records.measurement import Measurement, Outcome
 
 __all__ = [
@@ -67,7 +67,7 @@ class JobStarted:
         remaining_time_s: From now to the end of the session; None if nothing is known yet [s].
     """
 
-    job: Job
+    job: MeasurementJob
     index: int
     num_jobs: int
     remaining_time_s: float | None
@@ -77,7 +77,7 @@ class JobStarted:
 class JobProgressed:
     """A running job tells how far it is, 0 to 1."""
 
-    job: Job
+    job: MeasurementJob
     fraction: float
 
 
@@ -93,7 +93,7 @@ class JobFinished:
         remaining_time_s: From now to the end of the session; None if nothing is known yet [s].
     """
 
-    job: Job
+    job: MeasurementJob
     index: int
     num_jobs: int
     measurement: Measurement
@@ -104,7 +104,7 @@ class JobFinished:
 class JobLost:
     """A job has no measurement because the node that ran it was lost too often."""
 
-    job: Job
+    job: MeasurementJob
     reason: str
 
 

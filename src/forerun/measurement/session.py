@@ -16,7 +16,7 @@ from typing import Protocol as Interface
 from forerun.measurement.child import DEFAULT_RUN
 from forerun.measurement.circumstances import describe_circumstances
 from forerun.measurement.device_lock import lock_device
-from forerun.measurement.jobs import Job
+from forerun.measurement.jobs import MeasurementJob
 from forerun.measurement.measured_job import NULL_JOB, key_of, measure_job
 from forerun.measurement.progress import (
     AnchorMeasured,
@@ -34,7 +34,7 @@ from forerun.records.measurement import ANCHOR_FAMILY, Circumstances, JobKind, M
 
 __all__ = ["ANCHOR_JOB", "MeasurementSink", "run_jobs"]
 
-ANCHOR_JOB = Job(
+ANCHOR_JOB = MeasurementJob(
     kind=JobKind.STEP,
     subject="cnn:depth=2,base_filters=32",
     family=ANCHOR_FAMILY,
@@ -60,7 +60,7 @@ class MeasurementSink(Interface):
 
 
 def run_jobs(
-    jobs: Iterable[Job],
+    jobs: Iterable[MeasurementJob],
     store: MeasurementSink,
     *,
     device_index: str = "cpu",
@@ -68,8 +68,8 @@ def run_jobs(
     occasion: str = "",
     circumstances: Circumstances | None = None,
     on_event: Callable[[Event], None] | None = None,
-    expected_s: Callable[[Job], float] | None = None,
-    anchor: Job | None = ANCHOR_JOB,
+    expected_s: Callable[[MeasurementJob], float] | None = None,
+    anchor: MeasurementJob | None = ANCHOR_JOB,
     is_time_up: Callable[[], bool] | None = None,
     run: str = DEFAULT_RUN,
 ) -> SessionReport:
@@ -122,8 +122,8 @@ class _Session:
         protocol: Protocol,
         circumstances: Circumstances,
         tell: Callable[[Event], None],
-        expected_s: Callable[[Job], float] | None,
-        anchor: Job | None,
+        expected_s: Callable[[MeasurementJob], float] | None,
+        anchor: MeasurementJob | None,
         is_time_up: Callable[[], bool],
         run: str,
     ) -> None:
@@ -145,7 +145,7 @@ class _Session:
         self._num_skipped = 0
         self._is_interrupted = False
 
-    def run(self, jobs: Iterable[Job]) -> SessionReport:
+    def run(self, jobs: Iterable[MeasurementJob]) -> SessionReport:
         wanted = {key_of(job, self._circumstances): job for job in jobs}
         done = self._store.done_keys(list(wanted))
         left = [job for key, job in wanted.items() if key not in done]
@@ -171,7 +171,7 @@ class _Session:
             is_interrupted=self._is_interrupted,
         )
 
-    def _measure_all(self, jobs: Sequence[Job]) -> None:
+    def _measure_all(self, jobs: Sequence[MeasurementJob]) -> None:
         self._measure_null_step()
         self._measure_anchor()
         expected_s = [self._expected_s(job) for job in jobs]
@@ -203,7 +203,7 @@ class _Session:
             return None
         return remaining_time_s(finished, expected_left_s)
 
-    def _measure_and_add(self, job: Job) -> Measurement:
+    def _measure_and_add(self, job: MeasurementJob) -> Measurement:
         measurement = measure_job(
             job,
             protocol=self._protocol,

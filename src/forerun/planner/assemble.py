@@ -55,7 +55,6 @@ def make_plan(
     minimize: str,
     *,
     words: PlanWords,
-    loader: InputPipeline | None,
     num_points: int,
     max_rejected: int,
     exact: bool = True,
@@ -69,11 +68,11 @@ def make_plan(
         limits: Limits to keep.
         minimize: The objective, a key of ``OBJECTIVES``.
         words: The job in words, and remarks that are known already.
-        loader: The input pipeline, for the workers it would need.
         num_points: Candidates to list.
         max_rejected: Rejected candidates to list.
         exact: Whether to do that; without, what is listed is as the grid has it.
     """
+    loader = engine.loader
     table = engine.all_candidates()
     is_exact = np.full(len(table), not exact)
     for _ in range(_MOST_ROUNDS):

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from forerun.optime.power import device_power
 from forerun.planner.devices import DeviceOption
 from forerun.prediction.estimate import Interval
+from forerun.prediction.job_times import epoch_time_s
 from forerun.run.job import Job
 from forerun.run.setup import Layout, Precision
 
@@ -94,19 +95,6 @@ class JobArrays:
     num_epochs: Floats
 
 
-def epoch_s(job: Job, arrays: JobArrays, global_batch: Ints) -> Floats:
-    """Time of an epoch, (3, n) [s]; the equation of ``prediction.job.job_times`` for arrays."""
-    num_full = job.num_samples // global_batch
-    has_last = (job.num_samples % global_batch > 0) & (not job.drop_last)
-    num_validation = np.ceil(job.num_validation_samples / global_batch)
-    return np.asarray(
-        num_full * arrays.step_s
-        + has_last * arrays.last_s
-        + num_validation * arrays.validation_s
-        + job.checkpoint_s
-    )
-
-
 def quantities(
     job: Job,
     arrays: JobArrays,
@@ -115,6 +103,7 @@ def quantities(
     activity: Floats,
     compute_fraction: Floats,
     *,
+    num_micro_steps: int = 1,
     power_limit_w: float | None,
     co2_g_per_kwh: float | None,
 ) -> dict[str, Floats]:
@@ -132,8 +121,15 @@ def quantities(
         validation_s=arrays.validation_s * slowdown,
         num_epochs=arrays.num_epochs,
     )
-    global_batch = batch_size * option.num_devices
-    epoch = epoch_s(job, slowed, global_batch)
+    global_batch = batch_size * option.num_devices * num_micro_steps
+    epoch = epoch_time_s(
+        job,
+        global_batch,
+        slowed.step_s,
+        slowed.last_s,
+        slowed.validation_s,
+        validation_batch_size=batch_size * option.num_devices,
+    )
     whole = job.startup_s + product(slowed.num_epochs, epoch)
     unknown = np.full_like(whole, np.nan)
     hourly_usd = option.usd_per_hour

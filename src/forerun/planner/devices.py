@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from forerun.errors import InvalidSetupError
-from forerun.hardware.catalogue import find_device, matching_devices
-from forerun.hardware.cluster import check_num_devices
+from forerun.hardware.catalogue import matching_devices
+from forerun.hardware.cluster import Cluster, check_num_devices, cluster_of, parse_cluster, split_spec
 from forerun.hardware.device import Device
+from forerun.hardware.finder import find_device
 from forerun.hardware.prices import InstancePrice, PriceKind, Rental, cheapest_rental
 from forerun.planner.space import split_list
 
 __all__ = ["DeviceOption", "parse_devices", "parse_prices", "with_prices"]
 
-_WITH_COUNT = re.compile(r"(?P<name>.+?)\s*[x*×]\s*(?P<count>\d+)", re.I)
 _PRICE = re.compile(
     r"(?P<sign>-?)\s*\$?\s*(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?:\$|usd)?\s*(?:/\s*(?:h|hr|hour))?", re.I
 )
@@ -24,56 +24,80 @@ _PRICE = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceOption:
-    """A device that a plan may use.
+    """Devices that a plan may use.
 
     Attributes:
-        device: The device.
-        name: The name that was given; ``here`` takes this machine's calibration.
-        num_devices: How many of it.
+        cluster: The devices.
+        name: The name that was given to one of them; ``here`` takes this machine's calibration.
         usd_per_hour: Price of all of them [USD/h], None if no price is known.
         rental: The instances behind the price, None for a price that was given.
     """
 
-    device: Device
+    cluster: Cluster
     name: str
-    num_devices: int = 1
     usd_per_hour: float | None = None
     rental: Rental | None = None
 
     @property
+    def device(self) -> Device:
+        """One of the devices."""
+        return self.cluster.device
+
+    @property
+    def num_devices(self) -> int:
+        """How many there are."""
+        return self.cluster.num_devices
+
+    @property
     def label(self) -> str:
-        """Its name in tables: ``t4`` or ``t4 x4``."""
+        """Its name in tables: ``t4``, ``t4 x4`` or, on several nodes, ``2x4xt4``."""
+        if self.cluster.num_nodes > 1:
+            return self.cluster.spec
         return self.device.name if self.num_devices == 1 else f"{self.device.name} x{self.num_devices}"
 
 
-def parse_devices(text: str) -> tuple[DeviceOption, ...]:
-    """Devices of a list, each with a number behind an x if it is more than one: ``l4,t4x4``.
+def parse_devices(
+    text: str, *, intra: str | None = None, inter: str | None = None
+) -> tuple[DeviceOption, ...]:
+    """Devices of a list, several as ``4xt4`` or, on nodes, ``2x4xt4``: ``l4,4xt4``.
 
     A name that fits several devices, such as ``a100-80gb``, stands for all of them.
+
+    Args:
+        text: The list, separated by commas.
+        intra: Link inside a node, for options of several devices.
+        inter: Link between nodes, for options of several nodes.
 
     Raises:
         InvalidSetupError: The list is empty or a number is zero.
         UnknownDeviceError: A name fits no device.
     """
-    options = [option for word in split_list(text, "device") for option in _options(word)]
-    distinct = {(option.device.name, option.num_devices): option for option in reversed(options)}
+    options = [option for word in split_list(text, "device") for option in _options(word, intra, inter)]
+    distinct = {option.cluster.spec: option for option in reversed(options)}
     return tuple(reversed(distinct.values()))
 
 
-def _options(word: str) -> Sequence[DeviceOption]:
-    found = matching_devices(word)
-    if found:
-        return [DeviceOption(device=device, name=device.name) for device in found]
-    counted = _WITH_COUNT.fullmatch(word)
-    if counted is None:
-        return [DeviceOption(device=find_device(word), name=word)]
-    count = int(counted["count"])
-    if count < 1:
+def _options(word: str, intra: str | None, inter: str | None) -> Sequence[DeviceOption]:
+    if word.lower().endswith(".toml"):
+        return [DeviceOption(cluster=parse_cluster(word, intra=intra, inter=inter), name=word)]
+    nodes, devices, name = split_spec(word)
+    if nodes < 1 or devices < 1:
         raise InvalidSetupError(f"a number of devices must be at least 1, got '{word}'")
-    check_num_devices(count)
-    name = counted["name"]
-    devices = matching_devices(name) or (find_device(name),)
-    return [DeviceOption(device=device, name=name, num_devices=count) for device in devices]
+    check_num_devices(nodes * devices)
+    found = matching_devices(name) or (find_device(name),)
+    return [
+        DeviceOption(
+            cluster=cluster_of(
+                device,
+                nodes,
+                devices,
+                intra=intra if nodes * devices > 1 else None,
+                inter=inter if nodes > 1 else None,
+            ),
+            name=name,
+        )
+        for device in found
+    ]
 
 
 def parse_prices(text: str) -> float | dict[str, float]:
@@ -147,10 +171,4 @@ def _priced(
             prices, option.device.name, option.num_devices, kinds=kinds, providers=providers
         )
         hourly_usd = rental.usd_per_hour if rental is not None else None
-    return DeviceOption(
-        device=option.device,
-        name=option.name,
-        num_devices=option.num_devices,
-        usd_per_hour=hourly_usd,
-        rental=rental,
-    )
+    return replace(option, usd_per_hour=hourly_usd, rental=rental)

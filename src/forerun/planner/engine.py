@@ -9,22 +9,23 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from forerun.errors import InvalidSetupError
-from forerun.memory.constants import MemoryConstants, memory_constants, visible_memory
-from forerun.memory.peak import CLOSE_FRACTION, estimate_memory
+from forerun.memory.constants import MemoryConstants, visible_memory
+from forerun.memory.peak import CLOSE_FRACTION, MemoryEstimate, estimate_memory
 from forerun.optime.weights import OpTimeWeights
 from forerun.planner.candidates import CandidateTable, Configuration, JobArrays, joined, quantities
 from forerun.planner.devices import DeviceOption
-from forerun.planner.scaling import ScaledSteps
-from forerun.prediction.input_pipeline import fed_step_s
+from forerun.prediction.estimate_run import held_memory, memory_constants_of
+from forerun.prediction.gradients import optimizer_state_bytes
 from forerun.prediction.point_times import PointTimes, grid_live_bytes, grid_times, point_times
-from forerun.prediction.predictor import release_of
+from forerun.prediction.run_step import fed_times, one_steps, shared_times, weights_bytes
+from forerun.prediction.scale import HeldMemory, grown_memory_bytes
 from forerun.prediction.step import PreparedModel, provenance_of
 from forerun.run.input_pipeline import InputPipeline
 from forerun.run.job import Job
-from forerun.run.setup import Phase, TrainingSetup
+from forerun.run.run import Run
+from forerun.run.setup import TrainingSetup
 
-__all__ = ["Engine", "EpochsOf", "ModelSource", "PlanQuestion", "Scaling"]
+__all__ = ["Engine", "EpochsOf", "ModelSource", "PlanQuestion"]
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -33,29 +34,12 @@ Ints = npt.NDArray[np.int64]
 class ModelSource(Protocol):
     """Where the engine gets traced models and cost models from."""
 
-    def prepared(self, configuration: Configuration, setup: TrainingSetup) -> PreparedModel:
-        """The traced step of a configuration."""
+    def prepared(self, run: Run, setup: TrainingSetup) -> PreparedModel:
+        """The traced step of a run's model in a setup."""
         ...
 
     def weights(self, option: DeviceOption) -> OpTimeWeights:
         """The cost model of a device: its calibration, or the shipped one."""
-        ...
-
-
-class Scaling(Protocol):
-    """What several devices make of the step of one."""
-
-    def __call__(
-        self,
-        model: PreparedModel,
-        option: DeviceOption,
-        setup: TrainingSetup,
-        batch_sizes: Ints,
-        step_s: Floats,
-        *,
-        exact: bool,
-    ) -> ScaledSteps:
-        """Steps over all devices of the option from those of one device, (3, n) [s]."""
         ...
 
 
@@ -72,60 +56,54 @@ class PlanQuestion:
     """What a plan is about.
 
     Attributes:
+        run: Everything that candidates share: job, sharing, loader, software and the rest of the setup.
         configurations, options, batch_sizes: The axes; every combination is a candidate.
-        setup: Optimizer, phase and the rest of the training setup.
-        job: Dataset and epochs.
-        torch_version: PyTorch version of the run, None for the newest known.
         power_limit_w: Power limit that is set on each device, None for the boards' own [W].
         co2_g_per_kwh: Intensity of the grid, None if not asked [g/kWh].
-        loader: The input pipeline of one device, None if batches are always there.
         accuracies: Known accuracy by model.
-        scaling: Time of steps on several devices; None refuses them.
         epochs_of: Epochs by model and batch; None takes those of the job.
     """
 
+    run: Run
     configurations: tuple[Configuration, ...]
     options: tuple[DeviceOption, ...]
     batch_sizes: tuple[int, ...]
-    setup: TrainingSetup
-    job: Job
-    torch_version: str | None = None
     power_limit_w: float | None = None
     co2_g_per_kwh: float | None = None
-    loader: InputPipeline | None = None
     accuracies: Mapping[str, float]
-    scaling: Scaling | None = None
     epochs_of: EpochsOf | None = None
+
+    @property
+    def job(self) -> Job:
+        """Dataset and epochs."""
+        assert self.run.job is not None, "a plan has a job"
+        return self.run.job
 
 
 class Engine:
     """Evaluates the candidates of one question; keeps replays of the allocator for the exact ones."""
 
     def __init__(self, question: PlanQuestion, source: ModelSource) -> None:
-        many = [option.label for option in question.options if option.num_devices > 1]
-        if many and question.scaling is None:
-            raise InvalidSetupError(
-                f"this version plans one device per job, got {', '.join(many)}; ask for one device and its share "
-                "of the batch"
-            )
         self._question = question
         self._source = source
-        self._replays: dict[tuple[int, int, MemoryConstants], tuple[float, float, float]] = {}
+        self._replays: dict[tuple[int, int, MemoryConstants], MemoryEstimate] = {}
         visible = [visible_memory(option.device).value_bytes for option in question.options]
         self._visible_bytes = np.asarray(visible)
-        self._constants = [
-            memory_constants(option.device, torch_version=release_of(question.torch_version))
-            for option in question.options
-        ]
+        self._constants = [memory_constants_of(option.device, question.run) for option in question.options]
+
+    @property
+    def loader(self) -> InputPipeline | None:
+        """The input pipeline of each device, for the workers it would need."""
+        return self._question.run.loader
 
     def all_candidates(self) -> CandidateTable:
         """Every combination, by interpolation between batch sizes and live bytes for memory."""
         parts = []
         batch_sizes = np.asarray(self._question.batch_sizes, dtype=np.int64)
         for index in range(len(self._question.configurations)):
-            for setup, sizes in self._runs(index, batch_sizes):
+            for run, sizes in self._runs(index, 0, batch_sizes):
                 for options in self._by_weights():
-                    parts.extend(self._grid(index, setup, sizes, options))
+                    parts.extend(self._grid(index, run, sizes, options))
         return joined(parts)
 
     def exactly(self, keys: Iterable[tuple[int, int, int]]) -> CandidateTable:
@@ -138,24 +116,29 @@ class Engine:
             parts.append(self._exact(index, option, np.asarray([keys[row][2] for row in rows])))
         return _ordered(joined(parts), np.argsort(positions))
 
-    def _setup(self, index: int, batch_size: int) -> TrainingSetup:
-        configuration = self._question.configurations[index]
+    def _run(self, index: int, number: int, batch_size: int) -> Run:
+        """The run of a candidate."""
+        configuration, run = self._question.configurations[index], self._question.run
         return replace(
-            self._question.setup,
-            precision=configuration.precision,
-            layout=configuration.layout,
-            batch_size_per_device=batch_size,
+            run,
+            model=replace(run.model, model=configuration.model, image_size=configuration.image_size),
+            setup=replace(
+                run.setup,
+                precision=configuration.precision,
+                layout=configuration.layout,
+                batch_size_per_device=batch_size,
+            ),
+            cluster=self._question.options[number].cluster,
         )
 
-    def _runs(self, index: int, sizes: Ints) -> Iterator[tuple[TrainingSetup, Ints]]:
+    def _runs(self, index: int, number: int, sizes: Ints) -> Iterator[tuple[Run, Ints]]:
         """The batch sizes that one graph holds for: all, or one at a time where a model depends on them."""
-        setup = self._setup(index, int(sizes[0]))
-        model = self._source.prepared(self._question.configurations[index], setup)
-        if model.graph.only_batch_size is None:
-            yield setup, sizes
+        run = self._run(index, number, int(sizes[0]))
+        if self._source.prepared(run, run.setup).graph.only_batch_size is None:
+            yield run, sizes
             return
         for size in sizes:
-            yield self._setup(index, int(size)), np.asarray([size])
+            yield self._run(index, number, int(size)), np.asarray([size])
 
     def _by_weights(self) -> list[list[int]]:
         """Options that share a cost model."""
@@ -164,92 +147,99 @@ class Engine:
             groups.setdefault(id(self._source.weights(option)), []).append(number)
         return list(groups.values())
 
-    def _grid(
-        self, index: int, setup: TrainingSetup, sizes: Ints, options: list[int]
-    ) -> list[CandidateTable]:
+    def _grid(self, index: int, run: Run, sizes: Ints, options: list[int]) -> list[CandidateTable]:
         question = self._question
-        configuration = question.configurations[index]
-        model = self._source.prepared(configuration, setup)
+        model = self._source.prepared(run, run.setup)
         devices = [question.options[number].device for number in options]
         weights = self._source.weights(question.options[options[0]])
-        times = grid_times(model, devices, sizes, setup, weights, question.torch_version)
-        validation = None
-        if question.job.num_validation_samples:
-            inference = _inference(setup)
-            forward = self._source.prepared(configuration, inference)
-            validation = grid_times(forward, devices, sizes, inference, weights, question.torch_version)
+        version = question.run.software.torch_version
+        times = grid_times(model, devices, sizes, run.setup, weights, version)
+        validation, inference = None, run.validation_setup
+        if inference is not None:
+            forward = self._source.prepared(run, inference)
+            validation = grid_times(forward, devices, sizes, inference, weights, version)
         live = grid_live_bytes(model.graph, sizes)
         parts = []
         for row, number in enumerate(options):
-            own = _device_row(times, row)
+            own = times.row(row)
             # One step of many: here its time is taken as proportional to its samples.
-            global_batch = sizes * question.options[number].num_devices
-            # Of several devices the last step is a whole one, as in ``predict``.
-            is_one = question.options[number].num_devices == 1
-            last = own.step_s * ((question.job.num_samples % global_batch) / global_batch if is_one else 1.0)
-            arrays = (own, last, None if validation is None else _device_row(validation, row))
-            parts.append(
-                self._table(
-                    index, number, sizes, setup, model, arrays, self._live_memory(number, live), exact=False
-                )
+            rest = question.job.num_samples % self._global_batch(number, sizes)
+            # Of several devices or micro-steps the last step is a whole one, as in ``predict``.
+            samples = np.where(rest > 0, rest, sizes) if self._is_alone(number) else sizes
+            arrays = _Steps(
+                own=own,
+                last_s=own.step_s * (samples / sizes),
+                last_samples=samples,
+                validation=None if validation is None else validation.row(row),
             )
+            memory = self._live_memory(number, live)
+            parts.append(self._table(index, number, sizes, model, arrays, memory, exact=False))
         return parts
 
+    def _is_alone(self, number: int) -> bool:
+        """Whether a step of an option is one micro-step on one device."""
+        sharing = self._question.run.sharing
+        return self._question.options[number].num_devices == 1 and sharing.num_accumulation_steps == 1
+
+    def _global_batch(self, number: int, sizes: Ints) -> Ints:
+        """Samples of a step of all devices of an option."""
+        micro_steps = self._question.run.sharing.num_accumulation_steps
+        return sizes * self._question.options[number].num_devices * micro_steps
+
     def _exact(self, index: int, number: int, sizes: Ints) -> CandidateTable:
-        return joined([self._exact_part(index, number, *run) for run in self._runs(index, sizes)])
+        runs = self._runs(index, number, sizes)
+        return joined([self._exact_part(index, number, run, some) for run, some in runs])
 
-    def _exact_part(self, index: int, number: int, setup: TrainingSetup, sizes: Ints) -> CandidateTable:
+    def _exact_part(self, index: int, number: int, run: Run, sizes: Ints) -> CandidateTable:
         question = self._question
-        option, configuration = question.options[number], question.configurations[index]
-        model = self._source.prepared(configuration, setup)
-        own = self._points(model, option, setup, sizes)
+        model = self._source.prepared(run, run.setup)
+        own = self._points(model, number, run.setup, sizes)
         rest = question.job.num_samples % sizes
-        if option.num_devices == 1 and model.graph.only_batch_size is None and rest.any():
-            last = self._points(model, option, setup, np.where(rest > 0, rest, sizes)).step_s
-        else:
-            last = own.step_s
-        validation = None
-        if question.job.num_validation_samples:
-            inference = _inference(setup)
-            forward = self._source.prepared(configuration, inference)
-            validation = self._points(forward, option, inference, sizes)
-        memory = np.asarray([self._replayed(index, number, model, int(size)) for size in sizes]).T
-        times = (own, last, validation)
-        return self._table(index, number, sizes, setup, model, times, memory, exact=True)
+        last, samples = own.step_s, sizes
+        if self._is_alone(number) and model.graph.only_batch_size is None and rest.any():
+            samples = np.where(rest > 0, rest, sizes)
+            last = self._points(model, number, run.setup, samples).step_s
+        validation, inference = None, run.validation_setup
+        if inference is not None:
+            validation = self._points(self._source.prepared(run, inference), number, inference, sizes)
+        memory = np.stack([self._replayed(index, number, model, run, int(size)) for size in sizes], axis=1)
+        times = _Steps(own=own, last_s=last, last_samples=samples, validation=validation)
+        return self._table(index, number, sizes, model, times, memory, exact=True)
 
-    def _points(
-        self, model: PreparedModel, option: DeviceOption, setup: TrainingSetup, sizes: Ints
-    ) -> PointTimes:
+    def _points(self, model: PreparedModel, number: int, setup: TrainingSetup, sizes: Ints) -> PointTimes:
+        option = self._question.options[number]
         setups = [replace(setup, batch_size_per_device=int(size)) for size in sizes]
         devices = [option.device] * len(setups)
-        return point_times(model, devices, setups, self._source.weights(option), self._question.torch_version)
+        version = self._question.run.software.torch_version
+        return point_times(model, devices, setups, self._source.weights(option), version)
 
     def _table(
         self,
         index: int,
         number: int,
         sizes: Ints,
-        setup: TrainingSetup,
         model: PreparedModel,
-        times: tuple[PointTimes, Floats, PointTimes | None],
+        times: _Steps,
         memory_bytes: Floats,
         *,
         exact: bool,
     ) -> CandidateTable:
         question = self._question
         option, configuration = question.options[number], question.configurations[index]
-        own, last, validation = times
-        step = _triple(own)
-        scaled = step
-        if option.num_devices > 1:
-            assert question.scaling is not None
-            found = question.scaling(model, option, setup, sizes, step, exact=exact)
-            scaled, memory_bytes = found.step_s, memory_bytes + found.grown_bytes
+        run = self._run(index, number, int(sizes[0]))
+        weights = self._source.weights(option)
+        own, alone = times.own, times.own.ends()
+        busy = shared_times(model, run, sizes, alone, weights, exact=exact)
+        if not exact and option.num_devices > 1:
+            memory_bytes = memory_bytes + self._grown(run, model, busy.gradient_bytes)
+        micro_steps = run.sharing.num_accumulation_steps
         arrays = JobArrays(
-            step_s=self._fed(scaled, sizes),
-            last_s=self._fed(scaled * (last / own.step_s), sizes * last / own.step_s),
-            validation_s=np.zeros_like(step) if validation is None else _triple(validation),
-            num_epochs=self._epochs(configuration.model, sizes * option.num_devices),
+            step_s=fed_times(run, busy.step_s, sizes * micro_steps),
+            last_s=fed_times(
+                run, busy.step_s * (times.last_s / own.step_s), times.last_samples * micro_steps
+            ),
+            validation_s=np.zeros_like(alone) if times.validation is None else times.validation.ends(),
+            num_epochs=self._epochs(configuration.model, sizes * option.num_devices * micro_steps),
         )
         values = quantities(
             question.job,
@@ -257,13 +247,13 @@ class Engine:
             option,
             sizes,
             # A device that waits for the loader draws less; one that waits for others is counted as if it worked.
-            own.activity * scaled[0] / arrays.step_s[0],
+            own.activity * busy.step_s[0] / arrays.step_s[0],
             own.compute_fraction,
+            num_micro_steps=micro_steps,
             power_limit_w=question.power_limit_w,
             co2_g_per_kwh=question.co2_g_per_kwh,
         )
         accuracy = question.accuracies.get(configuration.model, np.nan)
-        weights = self._source.weights(option)
         count = len(sizes)
         return CandidateTable(
             configurations=question.configurations,
@@ -278,12 +268,24 @@ class Engine:
                 "device_samples_per_s": np.tile(sizes / own.step_s, (3, 1)),
             },
             device_memory_bytes=np.full(count, self._visible_bytes[number]),
-            provenance=np.full(count, str(provenance_of(option.device, setup, weights))),
+            provenance=np.full(count, str(provenance_of(option.device, run.setup, weights))),
         )
 
-    def _fed(self, step_s: Floats, sizes: Floats | Ints) -> Floats:
-        loader = self._question.loader
-        return step_s if loader is None else fed_step_s(step_s, np.asarray(sizes, dtype=np.float64), loader)
+    def _grown(self, run: Run, model: PreparedModel, gradient_bytes: Floats) -> Floats:
+        """Memory of one device of several beyond that of one alone, with few gradients held at its peak [bytes]."""
+        weight_bytes, state_bytes = weights_bytes(model.graph), optimizer_state_bytes(model.graph)
+        number = run.cluster.num_devices
+
+        def grown(each: float) -> float:
+            held = HeldMemory(
+                weight_bytes=weight_bytes,
+                gradient_bytes=each,
+                held_gradient_bytes=0.0,
+                state_bytes=state_bytes,
+            )
+            return grown_memory_bytes(held, run.sharing, number)
+
+        return np.asarray([grown(float(each)) for each in gradient_bytes])
 
     def _epochs(self, model: str, global_batch: Ints) -> Floats:
         question = self._question
@@ -297,36 +299,30 @@ class Engine:
         ends = np.stack([limit, limit / (1 + CLOSE_FRACTION), limit / (1 - CLOSE_FRACTION)])
         return np.asarray(ends + constants.overhead_bytes)
 
-    def _replayed(
-        self, index: int, number: int, model: PreparedModel, size: int
-    ) -> tuple[float, float, float]:
-        """Value, low and high of the peak; devices that differ in their overhead only share a replay."""
+    def _replayed(self, index: int, number: int, model: PreparedModel, run: Run, size: int) -> Floats:
+        """Value, low and high of the peak, (3,); devices that differ in their overhead only share a replay."""
         constants = self._constants[number]
         key = (index, size, replace(constants, overhead_bytes=0.0, source=""))
         if key not in self._replays:
-            found = estimate_memory(model.graph, self._setup(index, size), constants)
-            ends = (found.peak_bytes, found.low_bytes, found.high_bytes)
-            self._replays[key] = tuple(end - constants.overhead_bytes for end in ends)  # type: ignore[assignment]
-        value, low, high = (end + constants.overhead_bytes for end in self._replays[key])
-        return value, low, high
+            setup = replace(run.setup, batch_size_per_device=size)
+            self._replays[key] = estimate_memory(model.graph, setup, replace(constants, overhead_bytes=0.0))
+        found = self._replays[key]
+        ends = np.asarray([found.peak_bytes, found.low_bytes, found.high_bytes]) + constants.overhead_bytes
+        if run.cluster.num_devices == 1:
+            return ends
+        (one,) = one_steps(model, run, [size], self._source.weights(self._question.options[number]))
+        held = held_memory(model, one, found)
+        return ends + grown_memory_bytes(held, run.sharing, run.cluster.num_devices)
 
 
-def _inference(setup: TrainingSetup) -> TrainingSetup:
-    return replace(setup, phase=Phase.INFERENCE, optimizer="none")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Steps:
+    """Micro-steps of one device, n of them: whole ones, the last one of an epoch with its samples, and validation."""
 
-
-def _device_row(times: PointTimes, row: int) -> PointTimes:
-    return PointTimes(
-        step_s=times.step_s[row],
-        log_width=times.log_width[row],
-        activity=times.activity[row],
-        compute_fraction=times.compute_fraction[row],
-    )
-
-
-def _triple(times: PointTimes) -> Floats:
-    factor = np.exp(times.log_width)
-    return np.stack([times.step_s, times.step_s / factor, times.step_s * factor])
+    own: PointTimes
+    last_s: Floats
+    last_samples: Ints
+    validation: PointTimes | None
 
 
 def _ordered(table: CandidateTable, order: Sequence[int] | Ints) -> CandidateTable:

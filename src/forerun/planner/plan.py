@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
+from forerun.answers import Answer, fields_of
 from forerun.prediction.estimate import Interval
 
 __all__ = [
@@ -164,7 +164,7 @@ class PlanWords:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(Answer):
     """Answer of ``forerun.plan``.
 
     Attributes:
@@ -207,24 +207,10 @@ class Plan:
     target: str | None
     notes: tuple[str, ...]
 
-    def as_dict(self) -> dict[str, Any]:
-        """The plan as plain JSON values; names are the attributes'."""
-        found: dict[str, Any] = {field.name: plain(getattr(self, field.name)) for field in fields(self)}
-        found["num_rejected_by_limit"] = [
+    def json_fields(self) -> dict[str, Any]:
+        """The plan's fields, with the counts of rejections by name."""
+        counts = [
             {"limit": limit, "num_rejected": rejected, "num_rejected_by_it_alone": alone}
             for limit, rejected, alone in self.num_rejected_by_limit
         ]
-        return found
-
-
-def plain(value: Any) -> Any:
-    """A value of a plan as JSON knows it."""
-    if isinstance(value, Interval):
-        return value.as_dict()
-    if isinstance(value, tuple):
-        return [plain(item) for item in value]
-    if hasattr(value, "__dataclass_fields__"):
-        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+        return {**fields_of(self), "num_rejected_by_limit": counts}

@@ -30,7 +30,7 @@ _RANGE = re.compile(r"(?P<low>\d+)\s*(?:\.\.|:)\s*(?P<high>\d+)(?:\s*(?:\.\.|:)\
 
 
 def split_list(text: str, what: str) -> tuple[str, ...]:
-    """The words of a list parted by commas.
+    """The words of a list separated by commas.
 
     Raises:
         InvalidSetupError: The list is empty.
@@ -72,18 +72,18 @@ def expand_range(text: str, what: str) -> tuple[int, ...]:
     return tuple(range(low, high + 1, step))
 
 
-def parse_batch_sizes(text: str) -> tuple[int, ...]:
+def parse_batch_sizes(text: str, what: str = "batch size") -> tuple[int, ...]:
     """Batch sizes of a list of numbers and ranges, ascending and each once.
 
     >>> parse_batch_sizes("32:128,48")
     (32, 48, 64, 128)
     """
-    words = split_list(text, "batch size")
-    return tuple(sorted({size for word in words for size in expand_range(word, "batch size")}))
+    words = split_list(text, what)
+    return tuple(sorted({size for word in words for size in expand_range(word, what)}))
 
 
 def expand_models(text: str) -> tuple[str, ...]:
-    """Models of a specification whose keys may be ranges or values parted by bars; several parted by semicolons.
+    """Models of a specification whose keys may be ranges or values separated by bars; several separated by semicolons.
 
     >>> expand_models("cnn:depth=2..3,base_filters=32")
     ('cnn:depth=2,base_filters=32', 'cnn:depth=3,base_filters=32')

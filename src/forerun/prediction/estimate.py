@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+
+from forerun.answers import Answer
+from forerun.run.run import Run
 
 __all__ = ["BreakdownPart", "Estimate", "Interval", "LayerTime", "MemoryShare", "Provenance"]
 
@@ -19,7 +21,7 @@ class Provenance(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class Interval(Answer):
     """A value and the interval that holds the truth in nine cases of ten, ``low <= value <= high``."""
 
     value: float
@@ -40,10 +42,6 @@ class Interval:
     def inverse(self, numerator: float = 1.0) -> Interval:
         """The interval of ``numerator / quantity``."""
         return Interval(numerator / self.value, numerator / self.high, numerator / self.low)
-
-    def as_dict(self) -> dict[str, float]:
-        """``{"value", "low", "high"}``."""
-        return {"value": self.value, "low": self.low, "high": self.high}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +70,13 @@ class MemoryShare:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
+class Estimate(Answer):
     """Answer of ``forerun.predict``.
 
     A quantity that was not asked for, or cannot be known, is None and ``notes`` says why.
 
     Attributes:
+        run: The question, whole.
         model: The model as it was named.
         device: Catalogue name of the device.
         device_title: Its name as people write it.
@@ -93,7 +92,7 @@ class Estimate:
         max_batch_size: Largest batch that fits.
         fits: "yes", "no" or "close"; None where the device's memory says nothing.
         breakdown: Where the step's time goes; adds up to ``step_time_s.value``.
-        bound_by: "compute", "memory bandwidth" or "host".
+        bound_by: "compute", "memory bandwidth", "host" or "data loader".
         provenance: What the step time rests on.
         unsupported_ops: Operations without a cost rule of their own, charged by their traffic.
         top_layers: The modules that take most time.
@@ -105,6 +104,7 @@ class Estimate:
         notes: What a reader must know.
     """
 
+    run: Run
     model: str
     device: str
     device_title: str
@@ -135,17 +135,3 @@ class Estimate:
     flops_per_sample: float
     num_steps_per_epoch: int | None
     notes: tuple[str, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """The estimate as plain JSON values; names are the attributes'."""
-        return {name: _plain(getattr(self, name)) for name in self.__slots__}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Interval):
-        return value.as_dict()
-    if isinstance(value, (BreakdownPart, LayerTime, MemoryShare)):
-        return {name: getattr(value, name) for name in value.__slots__}
-    if isinstance(value, StrEnum):
-        return str(value)
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value

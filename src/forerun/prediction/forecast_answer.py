@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from forerun.answers import Answer
 from forerun.convergence.curve import FINAL_SHARE, Curve, Floats
 from forerun.convergence.forecast import CurveForecast
 from forerun.convergence.stopping import Advice
 from forerun.prediction.estimate import Interval
 
-__all__ = ["Clock", "Outcome", "RunForecast", "TimeToTarget", "outcome_of", "time_to_target"]
+__all__ = ["Clock", "RunForecast", "RunOutcome", "TimeToTarget", "outcome_of", "ranked", "time_to_target"]
 
 _RANK_90 = 1.2816 / 1.6449
 """Distance of the 90 % rank from the middle over that of the 95 % rank, where a 90 % interval ends; normal."""
@@ -38,7 +39,7 @@ class Clock:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TimeToTarget:
+class TimeToTarget(Answer):
     """Time and money until a target, at probabilities 0.1, 0.5 and 0.9; infinite if not by the end.
 
     Attributes:
@@ -55,16 +56,16 @@ class TimeToTarget:
     cost_usd: tuple[float, float, float] | None
     end_s: Interval
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values; None where the target is not reached with that probability."""
+    def json_fields(self) -> dict[str, Any]:
+        """The clock and the times; None where the target is not reached with that probability."""
         return {
             "device": self.clock.device,
             "source": self.clock.source,
-            "epoch_time_s": self.clock.epoch_time_s.as_dict(),
-            "time_to_target_s": _ranked(self.total_s),
-            "time_left_s": _ranked(self.left_s),
-            "cost_to_target_usd": None if self.cost_usd is None else _ranked(self.cost_usd),
-            "time_to_end_s": self.end_s.as_dict(),
+            "epoch_time_s": self.clock.epoch_time_s,
+            "time_to_target_s": ranked(self.total_s),
+            "time_left_s": ranked(self.left_s),
+            "cost_to_target_usd": None if self.cost_usd is None else ranked(self.cost_usd),
+            "time_to_end_s": self.end_s,
         }
 
 
@@ -107,12 +108,13 @@ def _log(larger: float, smaller: float) -> float:
     return math.log(larger / smaller) if smaller > 0 else 0.0
 
 
-def _ranked(values: Sequence[float]) -> dict[str, float | None]:
-    return {name: value if math.isfinite(value) else None for name, value in zip(_RANKS, values, strict=True)}
+def ranked(values: Sequence[float]) -> dict[str, float]:
+    """Values at probabilities 0.1, 0.5 and 0.9 by the names of these ranks."""
+    return dict(zip(_RANKS, values, strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class RunOutcome(Answer):
     """What came of a run that was forecast from its beginning.
 
     Attributes:
@@ -128,20 +130,16 @@ class Outcome:
     is_inside_90: bool
     reached_epoch: float | None
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+    def json_fields(self) -> dict[str, Any]:
+        """The fields; the points that came as rows."""
+        names = ("final_value", "is_inside_90", "reached_epoch")
         return {
-            "final_value": self.final_value,
-            "is_inside_90": self.is_inside_90,
-            "reached_epoch": self.reached_epoch,
-            "points": [
-                {"epoch": float(epoch), "value": float(value)}
-                for epoch, value in zip(self.epochs, self.values, strict=True)
-            ],
+            **{name: getattr(self, name) for name in names},
+            "points": _rows(epoch=self.epochs, value=self.values),
         }
 
 
-def outcome_of(whole: Curve, forecast: CurveForecast) -> Outcome:
+def outcome_of(whole: Curve, forecast: CurveForecast) -> RunOutcome:
     """What came of a run, beside a forecast from its first points.
 
     Args:
@@ -157,7 +155,7 @@ def outcome_of(whole: Curve, forecast: CurveForecast) -> Outcome:
         else [e for e, v in zip(whole.epochs, whole.values, strict=True) if target.is_reached_by(v)]
     )
     later = whole.epochs > forecast.curve.epochs[-1]
-    return Outcome(
+    return RunOutcome(
         epochs=whole.epochs[later],
         values=whole.values[later],
         final_value=final,
@@ -167,7 +165,7 @@ def outcome_of(whole: Curve, forecast: CurveForecast) -> Outcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunForecast:
+class RunForecast(Answer):
     """Answer of ``forerun.forecast``.
 
     Attributes:
@@ -188,7 +186,7 @@ class RunForecast:
     advice: Advice
     coverage: float | None
     notes: tuple[str, ...]
-    outcome: Outcome | None = None
+    outcome: RunOutcome | None = None
 
     @property
     def probability_of_target(self) -> float | None:
@@ -201,16 +199,17 @@ class RunForecast:
         final = self.curve_forecast.final
         return Interval(final.value, final.low_90, final.high_90)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; None for what is not reached, not asked for or not known."""
+    def json_fields(self) -> dict[str, Any]:
+        """The forecast; None for what is not reached, not asked for or not known."""
         found = self.curve_forecast
         final = found.final
+        has_target = found.target is not None
         return {
             "run": self.run,
             "metric": found.curve.metric,
             "unit": found.curve.unit,
             "num_points": len(found.curve),
-            "last_epoch": float(found.curve.epochs[-1]),
+            "last_epoch": found.curve.epochs[-1],
             "end_epoch": found.end_epoch,
             "progress": found.progress,
             "final_value": {
@@ -220,7 +219,7 @@ class RunForecast:
                 "low_80": final.low_80,
                 "high_80": final.high_80,
             },
-            **self._target_dict(),
+            **self._target_fields(),
             "advice": {
                 "stop": self.advice.should_stop,
                 "reason": self.advice.reason,
@@ -228,7 +227,7 @@ class RunForecast:
                 "gain_unit": self.advice.gain_unit,
                 "gain_rest": self.advice.gain_rest,
             },
-            "tier": str(found.tier),
+            "tier": found.tier,
             "forecasters": [
                 {"name": name, "weight": weight, "final_value": found.finals[name]}
                 for name, weight in found.weights.items()
@@ -238,54 +237,39 @@ class RunForecast:
                 "num_runs": found.num_runs,
                 "coverage_90": self.coverage,
             },
-            "points": _points(found),
-            "outcome": None if self.outcome is None else self.outcome.as_dict(),
-            "notes": list(self.notes),
+            "points": _rows(
+                epoch=found.epochs,
+                value=found.values,
+                low_90=found.low_90,
+                low_80=found.low_80,
+                high_80=found.high_80,
+                high_90=found.high_90,
+                probability_of_target=found.probability if has_target else [None] * len(found.epochs),
+            ),
+            "outcome": self.outcome,
+            "notes": self.notes,
         }
 
-    def _target_dict(self) -> dict[str, Any]:
+    def _target_fields(self) -> dict[str, Any]:
         found = self.curve_forecast
         if found.target is None:
-            return {
-                "target": None,
-                "probability_of_target": None,
-                "epochs_to_target": None,
-                "on": _dicts(self.times),
-            }
+            nothing = dict.fromkeys(("target", "probability_of_target", "epochs_to_target"))
+            return {**nothing, "on": self.times}
         steps = self.steps_per_epoch
-        first: Mapping[str, Any] = self.times[0].as_dict() if self.times else {}
+        first = self.times[0].json_fields() if self.times else {}
         return {
             "target": {"metric": found.target.metric, "value": found.target.value},
             "reached_epoch": found.reached_epoch,
             "probability_of_target": found.probability_at_end,
-            "epochs_to_target": {
-                "likely": found.likely_epoch if math.isfinite(found.likely_epoch) else None,
-                **_ranked(found.epochs_to_target),
-            },
+            "epochs_to_target": {"likely": found.likely_epoch, **ranked(found.epochs_to_target)},
             "steps_to_target": None
             if steps is None
-            else _ranked([epoch * steps for epoch in found.epochs_to_target]),
+            else ranked([epoch * steps for epoch in found.epochs_to_target]),
             "time_to_target_s": first.get("time_to_target_s"),
             "cost_to_target_usd": first.get("cost_to_target_usd"),
-            "on": _dicts(self.times),
+            "on": self.times,
         }
 
 
-def _dicts(times: Sequence[TimeToTarget]) -> list[dict[str, Any]]:
-    return [entry.as_dict() for entry in times]
-
-
-def _points(found: CurveForecast) -> list[dict[str, float | None]]:
-    has_target = found.target is not None
-    return [
-        {
-            "epoch": float(found.epochs[i]),
-            "value": float(found.values[i]),
-            "low_90": float(found.low_90[i]),
-            "low_80": float(found.low_80[i]),
-            "high_80": float(found.high_80[i]),
-            "high_90": float(found.high_90[i]),
-            "probability_of_target": float(found.probability[i]) if has_target else None,
-        }
-        for i in range(len(found.epochs))
-    ]
+def _rows(**columns: Iterable[Any]) -> list[dict[str, Any]]:
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]

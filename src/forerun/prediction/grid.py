@@ -1,60 +1,23 @@
-"""Step times over a grid of devices and batch sizes, fast enough for ten thousand points a second."""
+"""Batch sizes of a grid that are evaluated, and what lies between them.
+
+Up to 16 batch sizes are evaluated one by one. Of more, 16 at equal distances of their logarithm are, and log time is
+interpolated in log batch by monotone cubics (PCHIP) between them: a step time is smooth in the batch but for the last
+wave of a kernel, and the error stays far below the interval.
+"""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 from scipy.interpolate import PchipInterpolator
-from threadpoolctl import threadpool_limits
 
-from forerun.hardware.device import Device
-from forerun.optime.weights import OpTimeWeights
-from forerun.prediction.step import PreparedModel, predict_intervals
-from forerun.run.setup import TrainingSetup
-
-__all__ = ["MAX_EXACT_BATCH_SIZES", "between_nodes", "grid_nodes", "predict_grid"]
+__all__ = ["MAX_EXACT_BATCH_SIZES", "between_nodes", "grid_nodes"]
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 MAX_EXACT_BATCH_SIZES = 16
 """More batch sizes than these are interpolated between as many of them."""
-
-
-def predict_grid(
-    model: PreparedModel,
-    devices: Sequence[Device],
-    batch_sizes: Sequence[int],
-    setup: TrainingSetup,
-    weights: OpTimeWeights,
-    torch_version: str | None = None,
-) -> tuple[Floats, Floats, Floats]:
-    """Value, low and high of the step time, (devices, batch sizes) each [s].
-
-    Up to 16 batch sizes are evaluated one by one. Of more, 16 at equal distances of their logarithm are, and
-    log time is interpolated in log batch by monotone cubics (PCHIP) between them: a step time is smooth in
-    the batch but for the last wave of a kernel, and the error stays far below the interval.
-
-    Args:
-        model: The traced model.
-        devices: Devices.
-        batch_sizes: Samples per step, in any order.
-        setup: Everything but the batch size.
-        weights: The fitted model.
-        torch_version: PyTorch version of the run, None for the newest known.
-    """
-    wanted = np.asarray(batch_sizes, dtype=np.int64)
-    nodes = grid_nodes(wanted)
-    setups = [replace(setup, batch_size_per_device=int(size)) for size in nodes]
-    each_device = [device for device in devices for _ in setups]
-    with threadpool_limits(1):  # the products are small: threads would wait for each other
-        times = predict_intervals(model, each_device, setups * len(devices), weights, torch_version)
-    grids = [values.reshape(len(devices), len(nodes)) for values in times]
-    value, low, high = (between_nodes(nodes, grid, wanted) for grid in grids)
-    return value, low, high
 
 
 def grid_nodes(wanted: Ints) -> Ints:

@@ -44,6 +44,23 @@ class PointTimes:
     activity: Floats
     compute_fraction: Floats
 
+    def row(self, index: int) -> PointTimes:
+        """The points of one device of a grid, (batch sizes,) each."""
+        return PointTimes(
+            step_s=self.step_s[index],
+            log_width=self.log_width[index],
+            activity=self.activity[index],
+            compute_fraction=self.compute_fraction[index],
+        )
+
+    def ends(self, index: int | None = None) -> Floats:
+        """Value, low and high of the steps, (3, p) [s]; of a grid those of one device."""
+        step_s, log_width = self.step_s, self.log_width
+        if index is not None:
+            step_s, log_width = step_s[index], log_width[index]
+        factor = np.exp(log_width)
+        return np.stack([step_s, step_s / factor, step_s * factor])
+
 
 def point_times(
     model: PreparedModel,

@@ -5,44 +5,42 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import ceil, exp, log, sqrt
-from typing import Any
+from math import exp, log, sqrt
 
+from forerun.answers import Answer
 from forerun.communication.buckets import Bucket
 from forerun.communication.collectives import all_gather_time_s, reduce_scatter_time_s
 from forerun.communication.data_parallel import DataParallelStep, Pass, data_parallel_step
 from forerun.communication.mirrored import HostAndDevice, mirrored_step_s
 from forerun.communication.scaling_constants import ScalingConstants, ScalingTable
-from forerun.communication.sharding import ShardedMemory, communication_bytes, sharded_memory
+from forerun.communication.sharding import ShardedMemory, sharded_memory
 from forerun.communication.stragglers import straggler_factor
 from forerun.communication.tuner import AllReduce, all_reduce_of
 from forerun.hardware.cluster import Cluster
 from forerun.hardware.link import LinkKind
 from forerun.prediction.estimate import Interval
+from forerun.prediction.step import StepPrediction
 from forerun.run.sharing import Sharing, Strategy
 
 __all__ = [
-    "OneDevice",
+    "HeldMemory",
     "OneStep",
     "ScalePoint",
+    "grown_memory_bytes",
     "held_state",
     "link_class",
-    "scaled_memory_bytes",
     "scaled_step",
-    "steps_per_epoch",
     "stops_paying_at",
-    "volume_bytes",
 ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneStep:
-    """The step of one device at one batch size, taken apart.
+    """One micro-step of one device at one batch size, taken apart.
 
     Attributes:
-        step_s: Its time with its interval [s].
+        alone: The prediction of it.
         parts: Forward, backward, optimizer.
-        host_s: Time the host needs to launch it [s].
         gradient_bytes: All gradients [bytes].
         weight_bytes: All weights [bytes].
         buckets: Gradients in the order they are sent.
@@ -50,34 +48,45 @@ class OneStep:
         batch_norm_bytes: Statistics of one [bytes].
     """
 
-    step_s: Interval
+    alone: StepPrediction
     parts: Pass
-    host_s: float
     gradient_bytes: float
     weight_bytes: float
     buckets: tuple[Bucket, ...]
     num_batch_norms: int
     batch_norm_bytes: float
 
+    @property
+    def step_s(self) -> Interval:
+        """Its time with its interval [s]."""
+        return self.alone.step_s
+
+    @property
+    def host_s(self) -> float:
+        """Time the host needs to launch it [s]."""
+        return self.alone.host_s
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OneDevice(OneStep):
-    """The step of one device with its memory.
+class HeldMemory:
+    """What one device alone holds when its memory peaks.
 
     Attributes:
-        held_gradient_bytes: What of the gradients is there when memory peaks, often little: activations fill it before
+        weight_bytes: All weights [bytes].
+        gradient_bytes: All gradients [bytes].
+        held_gradient_bytes: What of the gradients is there at that moment, often little: activations fill it before
             [bytes].
         state_bytes: State of the optimizer [bytes].
-        peak_memory_bytes: Memory of one device alone [bytes].
     """
 
+    weight_bytes: float
+    gradient_bytes: float
     held_gradient_bytes: float
     state_bytes: float
-    peak_memory_bytes: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScalePoint:
+class ScalePoint(Answer):
     """One size of a scaling curve.
 
     Attributes:
@@ -92,6 +101,7 @@ class ScalePoint:
         communication_s: All collectives of a step, hidden or not [s].
         exposed_s: What of it nothing hides [s].
         peak_memory_bytes: Memory of each device [bytes].
+        fits: "yes", "no" or "close"; None where the memory of the device says nothing.
         num_steps_per_epoch: Steps of an epoch of the global batch; None without a dataset.
         epoch_time_s: One epoch; None without a dataset.
         job_time_s: All epochs; None without a number of epochs.
@@ -110,18 +120,12 @@ class ScalePoint:
     communication_s: float
     exposed_s: float
     peak_memory_bytes: float
+    fits: str | None = None
     num_steps_per_epoch: int | None = None
     num_steps: int | None = None
     epoch_time_s: Interval | None = None
     job_time_s: Interval | None = None
     cost_usd_per_epoch: float | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        found = {name: getattr(self, name) for name in self.__slots__}
-        return {
-            name: value.as_dict() if isinstance(value, Interval) else value for name, value in found.items()
-        }
 
 
 def link_class(cluster: Cluster) -> str:
@@ -258,37 +262,26 @@ def _widened(step: Interval, log_spread: float, least_s: float) -> Interval:
     )
 
 
-def held_state(one: OneDevice, settings: Sharing, num_devices: int) -> ShardedMemory:
+def held_state(one: HeldMemory, settings: Sharing, num_devices: int) -> ShardedMemory:
     """Weights, gradients and optimizer state that each of n devices holds when its memory peaks."""
     return sharded_memory(
         one.weight_bytes, one.held_gradient_bytes, one.state_bytes, num_devices, settings.strategy.stage
     )
 
 
-def scaled_memory_bytes(one: OneDevice, settings: Sharing, num_devices: int) -> float:
-    """Memory of each of n devices [bytes].
+def grown_memory_bytes(one: HeldMemory, settings: Sharing, num_devices: int) -> float:
+    """Memory that each of n devices needs beyond that of one alone; below zero where sharding saves [bytes].
 
     Replicas hold the buckets beside the gradients; sharding divides gradients, optimizer state and weights by its
     stage.
     """
-    if num_devices == 1:
-        return one.peak_memory_bytes
-    if settings.strategy is Strategy.MIRRORED:
-        return one.peak_memory_bytes
+    if num_devices == 1 or settings.strategy is Strategy.MIRRORED:
+        return 0.0
     stage = settings.strategy.stage
     held = held_state(one, settings, num_devices)
     whole = one.weight_bytes + one.held_gradient_bytes + one.state_bytes
     buckets = one.gradient_bytes if stage == 0 else min(2 * settings.bucket_bytes, one.gradient_bytes)
-    return one.peak_memory_bytes - whole + held.total_bytes + buckets
-
-
-def steps_per_epoch(num_samples: int, batch_size_global: int) -> int:
-    """Steps of an epoch: the last one may be partial.
-
-    >>> steps_per_epoch(1_281_167, 8 * 64)
-    2503
-    """
-    return ceil(num_samples / batch_size_global)
+    return held.total_bytes - whole + buckets
 
 
 def stops_paying_at(points: Sequence[ScalePoint], least_gain: float = 0.5) -> int | None:
@@ -309,8 +302,3 @@ def stops_paying_at(points: Sequence[ScalePoint], least_gain: float = 0.5) -> in
         if (rates[now] - rates[before]) / (now - before) / alone < least_gain:
             return now
     return None
-
-
-def volume_bytes(one: OneStep, settings: Sharing, num_devices: int) -> float:
-    """What each device sends in a step [bytes]."""
-    return communication_bytes(one.gradient_bytes, num_devices, settings.strategy.stage)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from forerun.prediction.estimate import Interval
 
@@ -37,26 +35,6 @@ class TradeOffPoint:
     end_time_s: Interval
     cost_usd: float | None
     is_rising: bool
-
-    def as_dict(self, is_on_front: bool) -> dict[str, Any]:
-        """Plain values for JSON."""
-
-        def known(value: float) -> float | None:
-            return value if math.isfinite(value) else None
-
-        return {
-            "name": self.name,
-            "device": self.device,
-            "epoch_time_s": self.epoch_time_s.as_dict(),
-            "epochs_to_target": known(self.epochs_to_target),
-            "time_to_target_s": dict(
-                zip(("p10", "p50", "p90"), (known(t) for t in self.time_to_target_s), strict=True)
-            ),
-            "final_value": self.final_value.as_dict(),
-            "end_time_s": self.end_time_s.as_dict(),
-            "cost_usd": self.cost_usd,
-            "is_on_pareto_front": is_on_front,
-        }
 
 
 def pareto_front(points: Sequence[TradeOffPoint]) -> list[bool]:

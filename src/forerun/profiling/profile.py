@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from forerun.answers import Answer, fields_of
 from forerun.errors import ScriptError
 from forerun.profiling.launch import Launch
 from forerun.profiling.recorded import Floats, ProcessRecord
@@ -64,7 +65,7 @@ class Advice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
+class Profile(Answer):
     """A profiled run.
 
     Attributes:
@@ -141,11 +142,9 @@ class Profile:
     said: str = ""
     notes: tuple[str, ...] = field(default=())
 
-    def as_dict(self) -> dict[str, Any]:
-        """Every field as types that JSON has."""
-        plain: dict[str, Any] = asdict(self)
-        plain["parts"]["step_s"] = self.parts.step_s
-        return plain
+    def json_fields(self) -> dict[str, Any]:
+        """The fields; the parts of a step with their sum."""
+        return {**fields_of(self), "parts": {**fields_of(self.parts), "step_s": self.parts.step_s}}
 
 
 def steady_steps(steps: Floats) -> Floats:

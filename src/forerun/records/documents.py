@@ -17,9 +17,11 @@ from forerun.records.measurement import (
     Scalar,
     Summary,
 )
-from forerun.records.upgrade import Document, upgraded
 
-__all__ = ["measurement_document", "read_document"]
+__all__ = ["Document", "measurement_document", "read_document"]
+
+Document = dict[str, Any]
+"""A record as JSON holds it."""
 
 _Choice = TypeVar("_Choice", JobKind, Outcome)
 _Part = TypeVar("_Part", Circumstances, Summary)
@@ -59,16 +61,21 @@ def measurement_document(measurement: Measurement) -> Document:
 
 
 def read_document(document: Mapping[str, Any], place: str) -> Measurement:
-    """A measurement from a document of any known version.
+    """A measurement from a document.
 
     Args:
-        document: What ``measurement_document`` made, or an older version of it.
+        document: What ``measurement_document`` made.
         place: Where it came from, for messages.
 
     Raises:
-        RecordError: Unknown or missing fields, impossible values, or a version newer than this program.
+        RecordError: Unknown or missing fields, impossible values, or a document of another version.
     """
-    document = upgraded(dict(document), place)
+    version = document.get("schema_version")
+    if version != MEASUREMENT_VERSION or not _is_whole(version):
+        raise RecordError(
+            f"{place}: expected schema_version {MEASUREMENT_VERSION}, got {version!r}; "
+            "read it with the version of forerun that wrote it"
+        )
     _check_names(document, _FIELDS, _REQUIRED, place)
     measurement = Measurement(
         key=_named(document, "key", place),

@@ -21,7 +21,7 @@ __all__ = [
 ]
 
 MEASUREMENT_VERSION = 2
-"""Version of the fields below. Version 1 is the flat table of ``StepRecord``; older ones are upgraded on reading."""
+"""Version of the fields below; a document of another version is refused."""
 
 ANCHOR_FAMILY = "anchor"
 """Family of the fixed small step that is measured again and again to see the machine itself change."""

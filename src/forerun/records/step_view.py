@@ -97,10 +97,10 @@ def step_records(measurements: Iterable[Measurement]) -> Iterator[StepRecord]:
 
 
 def read_steps(path_or_url: str | Path) -> list[StepRecord]:
-    """Measured steps of a store, or of a ``.csv`` or ``.parquet`` file of any version.
+    """Measured steps of a store, or of a ``.csv`` or ``.parquet`` file.
 
     Raises:
-        RecordError: It is not there, damaged, newer than this program, or holds impossible values.
+        RecordError: It is not there, damaged, of another version, or holds impossible values.
     """
     if is_store(path_or_url):
         with RecordStore.open(path_or_url, create=False) as store:

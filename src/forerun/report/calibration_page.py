@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -11,37 +10,36 @@ from rich.text import Text
 
 from forerun.units import format_duration_s
 
+if TYPE_CHECKING:
+    from forerun.api.calibrate import Calibration, LeftOutModel
+
 __all__ = ["calibration_page"]
 
 
-def calibration_page(found: Mapping[str, Any]) -> RenderableType:
-    """The page.
-
-    Args:
-        found: The calibration as ``--json`` prints it.
-    """
+def calibration_page(found: Calibration) -> RenderableType:
+    """The page."""
     lines: list[RenderableType] = [
-        Text(f"{found['device']}, {found['framework']}", style="bold"),
+        Text(f"{found.device}, {found.framework}", style="bold"),
         Text(
-            f"{found['num_layers']} layers and {found['num_models']} models in "
-            f"{format_duration_s(found['duration_s'])}; {_METHODS[found['method']]}"
+            f"{found.num_layers} layers and {found.num_models} models in "
+            f"{format_duration_s(found.duration_s)}; {_METHODS[found.method]}"
         ),
     ]
-    if found["models"]:
-        lines += [Text(""), _models_table(found["models"]), Text("")]
+    if found.models:
+        lines += [Text(""), _models_table(found.models), Text("")]
         lines.append(
             Text(
-                f"mean error on models left out: {found['mape_before']:.0%} before, {found['mape_after']:.0%} after "
+                f"mean error on models left out: {found.mape_before:.0%} before, {found.mape_after:.0%} after "
                 "(each predicted by a calibration that had not seen its family)"
             )
         )
-    if found["step_cost_s"]:
+    if found.step_cost_s:
         lines.append(
-            Text(f"a step of fit takes {format_duration_s(found['step_cost_s'])} beside its operations")
+            Text(f"a step of fit takes {format_duration_s(found.step_cost_s)} beside its operations")
         )
-    lines += [Text(note) for note in found["notes"]]
-    lines.append(Text(f"written to {found['file']}; predict --on here uses it"))
-    lines.append(Text(f"measurements in {found['records']}"))
+    lines += [Text(note) for note in found.notes]
+    lines.append(Text(f"written to {found.file}; predict --on here uses it"))
+    lines.append(Text(f"measurements in {found.records}"))
     return Group(*lines)
 
 
@@ -51,19 +49,19 @@ _METHODS = {
 }
 
 
-def _models_table(models: list[Mapping[str, Any]]) -> Table:
+def _models_table(models: tuple[LeftOutModel, ...]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("model", no_wrap=True)
     for title in ("batch", "measured", "noise", "before", "after"):
         table.add_column(title, justify="right", no_wrap=True)
     for model in models:
-        measured_s = model["measured_s"]
+        measured_s = model.measured_s
         table.add_row(
-            Text(model["model"]),
-            str(model["batch_size"]),
+            Text(model.model),
+            str(model.batch_size),
             format_duration_s(measured_s),
-            f"± {model['relative_noise']:.1%}",
-            f"{model['before_s'] / measured_s - 1:+.0%}",
-            f"{model['after_s'] / measured_s - 1:+.0%}",
+            f"± {model.relative_noise:.1%}",
+            f"{model.before_s / measured_s - 1:+.0%}",
+            f"{model.after_s / measured_s - 1:+.0%}",
         )
     return table

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -13,55 +13,53 @@ from rich.text import Text
 from forerun.report.figure import check_plot_path, look_of, new_figure, save_figure
 from forerun.units import format_duration_s
 
+if TYPE_CHECKING:
+    from forerun.api.measure_composition import CompositionRun
+    from forerun.fitting.compositions import Composition
+
 __all__ = ["composition_page", "plot_compositions"]
 
-Row = Mapping[str, Any]
 
-
-def composition_page(found: Row) -> RenderableType:
-    """One line per network and batch size, then the mean overshoot before and after.
-
-    Args:
-        found: What ``forerun measure composition --json`` prints.
-    """
-    rows: Sequence[Row] = found["compositions"]
+def composition_page(found: CompositionRun) -> RenderableType:
+    """One line per network and batch size, then the mean overshoot before and after."""
+    rows = found.compositions
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("network", overflow="fold")
     for title in ("batch", "layers", "step", "95 %", "sum of layers", "composed"):
         table.add_column(title, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(*map(Text, _cells(row)))
-    left_out = sorted({name for row in rows for name in row["left_out"]})
+    left_out = sorted({name for row in rows for name in row.left_out})
     lines = [
-        f"Mean overshoot: sum of layers {_mean(rows, 'overshoot_before'):+.1%}, "
-        f"composed {_mean(rows, 'overshoot_after'):+.1%}; mean error of the composed step "
-        f"{sum(abs(row['overshoot_after']) for row in rows) / len(rows):.1%}."
+        f"Mean overshoot: sum of layers {_mean([row.overshoot_before for row in rows]):+.1%}, "
+        f"composed {_mean([row.overshoot_after for row in rows]):+.1%}; mean error of the composed step "
+        f"{_mean([abs(row.overshoot_after) for row in rows]):.1%}."
     ]
     if left_out:
         lines.append(f"In the steps but in no sum: {', '.join(left_out)}.")
-    if num_unstable := found["num_unstable"]:
+    if num_unstable := found.run.report.num_unstable:
         lines.append(f"{num_unstable} measurements are marked unstable.")
-    return Group(table, Text(""), *(Text(line) for line in [*lines, f"Records: {found['records']}"]))
+    return Group(table, Text(""), *(Text(line) for line in [*lines, f"Records: {found.run.records}"]))
 
 
-def _cells(row: Row) -> tuple[str, ...]:
-    noise = row["relative_noise"]
+def _cells(row: Composition) -> tuple[str, ...]:
+    noise = row.relative_noise
     return (
-        row["network"],
-        str(row["batch_size"]),
-        str(row["num_layers"]),
-        format_duration_s(row["measured_s"]),
+        row.network,
+        str(row.batch_size),
+        str(row.num_layers),
+        format_duration_s(row.measured_s),
         "-" if noise is None else f"±{100 * noise:.0f} %",
-        f"{format_duration_s(row['sum_of_layers_s'])} ({row['overshoot_before']:+.0%})",
-        f"{format_duration_s(row['composed_s'])} ({row['overshoot_after']:+.0%})",
+        f"{format_duration_s(row.sum_of_layers_s)} ({row.overshoot_before:+.0%})",
+        f"{format_duration_s(row.composed_s)} ({row.overshoot_after:+.0%})",
     )
 
 
-def _mean(rows: Sequence[Row], name: str) -> float:
-    return float(sum(row[name] for row in rows) / len(rows))
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
 
 
-def plot_compositions(path: Path, panels: Mapping[str, Sequence[Row]]) -> None:
+def plot_compositions(path: Path, panels: Mapping[str, Sequence[Composition]]) -> None:
     """Sum of layers and composed step over the measured step, one panel per machine.
 
     Args:
@@ -77,11 +75,13 @@ def plot_compositions(path: Path, panels: Mapping[str, Sequence[Row]]) -> None:
     figure = new_figure(width_in=5.2 * len(panels), height_in=4.6)
     grid = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, (title, rows) in zip(grid, panels.items(), strict=True):
-        measured_ms = [1e3 * row["measured_s"] for row in rows]
-        series = {"sum of layers alone": "sum_of_layers_s", "composed": "composed_s"}
-        for index, (label, name) in enumerate(series.items()):
+        measured_ms = [1e3 * row.measured_s for row in rows]
+        series = {
+            "sum of layers alone": [1e3 * row.sum_of_layers_s for row in rows],
+            "composed": [1e3 * row.composed_s for row in rows],
+        }
+        for index, (label, values_ms) in enumerate(series.items()):
             look = look_of(index)
-            values_ms = [1e3 * row[name] for row in rows]
             axes.scatter(
                 measured_ms, values_ms, label=label, color=look["color"], marker=look["marker"], s=26
             )

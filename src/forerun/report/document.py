@@ -7,8 +7,10 @@ import html
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from forerun import __version__
+from forerun.errors import MissingExtraError
 from forerun.planner.plan import Plan, PlanPoint
 from forerun.prediction.estimate import Estimate, Interval
 from forerun.report.plan_page import format_quantity, plan_choice_lines, point_words, rejection_line
@@ -32,25 +34,30 @@ class Section:
 
 def html_document(answer: Plan | Estimate) -> str:
     """One HTML file that needs nothing but itself."""
-    title = _title(answer)
-    body = "\n".join(_html_section(section) for section in _sections(answer))
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n<meta name="viewport" '
-        f'content="width=device-width, initial-scale=1">\n<title>{html.escape(title)}</title>\n'
-        f"<style>{_STYLE}</style></head>\n<body>\n<h1>{html.escape(title)}</h1>\n{body}\n<footer>{html.escape(_made())}</footer>\n</body></html>\n"
-    )
+    return _document(answer, "document.html.jinja", autoescape=True)
 
 
 def markdown_document(answer: Plan | Estimate) -> str:
     """The same as Markdown, without pictures."""
-    parts = [f"# {_title(answer)}\n"]
-    for section in _sections(answer):
-        parts.append(f"## {section.title}\n")
-        parts += [f"{paragraph}\n" for paragraph in section.paragraphs]
-        if section.rows:
-            lines = [section.header, ("---",) * len(section.header), *section.rows]
-            parts.append("".join(f"| {' | '.join(line)} |\n" for line in lines))
-    return "\n".join([*parts, f"{_made()}\n"])
+    return _document(answer, "document.md.jinja", finalize=_markdown_text)
+
+
+def _document(answer: Plan | Estimate, template: str, **options: Any) -> str:
+    try:
+        from jinja2 import Environment, PackageLoader
+    except ImportError as error:
+        raise MissingExtraError("a report as a document", "report") from error
+    folder = PackageLoader("forerun.report")
+    environment = Environment(
+        loader=folder, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, **options
+    )
+    found = environment.get_template(template)
+    return found.render(title=_title(answer), sections=_sections(answer), made=_made())
+
+
+def _markdown_text(value: object) -> str:
+    """The text of a value in which nothing is HTML or ends a cell of a table."""
+    return html.escape(str(value), quote=False).replace("|", "\\|")
 
 
 def _made() -> str:
@@ -145,31 +152,3 @@ def _with_range(interval: Interval | None, kind: str) -> str:
         return format_quantity(value, kind)
 
     return f"{words(interval.value)} ({range_words(interval, words)})"
-
-
-def _html_section(section: Section) -> str:
-    parts = [f"<h2>{html.escape(section.title)}</h2>"]
-    parts += [f"<p>{html.escape(paragraph)}</p>" for paragraph in section.paragraphs]
-    if section.rows:
-        head = "".join(f"<th>{html.escape(cell)}</th>" for cell in section.header)
-        body = "".join(
-            f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in section.rows
-        )
-        parts.append(
-            f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-        )
-    if section.picture_svg:
-        parts.append(f"<figure>{section.picture_svg}</figure>")
-    return "\n".join(parts)
-
-
-_STYLE = """
-:root { color-scheme: light dark; }
-body { font: 16px/1.45 system-ui, sans-serif; max-width: 70rem; margin: 0 auto; padding: 1rem; }
-h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 1.6rem; }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { text-align: left; padding: .3rem .8rem .3rem 0; border-bottom: 1px solid #8884; vertical-align: top; }
-figure { margin: 1rem 0; background: #fff; border-radius: .4rem; padding: .5rem; }
-svg { max-width: 100%; height: auto; }
-footer { margin-top: 2rem; color: #777; }
-"""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -11,6 +11,10 @@ from rich.text import Text
 
 from forerun.report.wording import format_percent
 from forerun.units import format_duration_s
+
+if TYPE_CHECKING:
+    from forerun.fitting.evaluation import ErrorMetrics
+    from forerun.fitting.records_evaluation import Evaluation
 
 __all__ = ["error_table", "evaluation_page"]
 
@@ -26,39 +30,36 @@ _COLUMNS = (
 _TIMES = ("rmse", "mae")
 
 
-def evaluation_page(evaluation: Mapping[str, Any]) -> RenderableType:
-    """Errors as tables: forerun and the baselines on the same rows, then forerun by group.
-
-    Args:
-        evaluation: What ``forerun evaluate --json`` prints: the errors, and under ``baselines`` and
-            ``groups`` the same fields by name. Errors are fractions, times in seconds.
-    """
-    predictors = {"forerun": evaluation, **evaluation.get("baselines", {})}
+def evaluation_page(evaluation: Evaluation) -> RenderableType:
+    """Errors as tables: forerun and the baselines on the same rows, then forerun by group."""
+    predictors = {"forerun": evaluation.metrics, **evaluation.baselines}
     parts: list[RenderableType] = [
         Text("Absolute percentage errors of the step time: mean (MAPE), median and 90th percentile"),
         Text(""),
         error_table("predictor", predictors),
     ]
-    if evaluation.get("groups"):
-        parts += [Text(""), error_table("forerun by group", evaluation["groups"])]
-    if evaluation.get("notes"):
-        parts += [Text(""), *(Text(f"- {note}") for note in evaluation["notes"])]
+    if evaluation.groups:
+        parts += [Text(""), error_table("forerun by group", evaluation.groups)]
+    if evaluation.notes:
+        parts += [Text(""), *(Text(f"- {note}") for note in evaluation.notes)]
     return Group(*parts)
 
 
-def error_table(heading: str, rows: Mapping[str, Mapping[str, Any] | None]) -> Table:
+def error_table(heading: str, rows: Mapping[str, ErrorMetrics | None]) -> Table:
     """Errors by name, a line each; what could not be had is a dash.
 
     Args:
         heading: Title of the names.
-        rows: Errors as ``ErrorMetrics`` has them, by name.
+        rows: Errors by name; fractions, times in seconds.
     """
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column(heading, overflow="fold")
     for title, _ in _COLUMNS:
         table.add_column(title, justify="right", no_wrap=title != "in 90 % interval")
     for name, errors in rows.items():
-        table.add_row(Text(name), *(Text(_cell(field, (errors or {}).get(field))) for _, field in _COLUMNS))
+        table.add_row(
+            Text(name), *(Text(_cell(field, getattr(errors, field, None))) for _, field in _COLUMNS)
+        )
     return table
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from forerun.answers import plain
 from forerun.errors import FailureError, UsageError
-from forerun.planner.plan import Plan, PlanPoint, plain
+from forerun.planner.plan import Plan, PlanPoint
 from forerun.prediction.estimate import Estimate, Interval
 
 __all__ = ["TIME_MARGIN", "job_estimate", "slurm_time"]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from forerun.records.measurement import JobKind, Measurement, Outcome
 from forerun.units import format_bytes, format_duration_s
+
+if TYPE_CHECKING:
+    from forerun.api.measure_jobs import MeasurementRun
 
 __all__ = ["measurement_page"]
 
@@ -19,21 +23,17 @@ _PLAIN = (None, "fp32", "nchw", "none")  # what is not said is this
 _LAYER_SIZES = ("in_size", "sequence_length", "in_features", "out_features", "kernel", "stride", "mode")
 
 
-def measurement_page(run: Mapping[str, Any]) -> RenderableType:
-    """One line per measurement, then what the session did.
-
-    Args:
-        run: What ``forerun measure --json`` prints.
-    """
-    shown = run["measurements"][:_MOST_ROWS]
+def measurement_page(run: MeasurementRun) -> RenderableType:
+    """One line per measurement, then what the session did."""
+    shown = run.measurements[:_MOST_ROWS]
     parts: list[RenderableType] = [_table(shown)]
-    if (num_more := len(run["measurements"]) - len(shown)) > 0:
+    if (num_more := len(run.measurements) - len(shown)) > 0:
         parts.append(Text(f"... and {num_more:,} more"))
     return Group(*parts, Text(""), *(Text(line) for line in _sentences(run)))
 
 
-def _table(rows: list[Mapping[str, Any]]) -> Table:
-    has_epochs = any("epoch_time_s" in row["results"] for row in rows)
+def _table(rows: Sequence[Measurement]) -> Table:
+    has_epochs = any("epoch_time_s" in row.results for row in rows)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("what", no_wrap=True)
     table.add_column("setting", overflow="fold")
@@ -42,7 +42,7 @@ def _table(rows: list[Mapping[str, Any]]) -> Table:
     table.add_column("remark", overflow="fold")
     for row in rows:
         cells = [
-            row["subject"],
+            row.subject,
             _setting(row),
             *_times(row),
             *(_epoch(row) if has_epochs else ()),
@@ -52,19 +52,19 @@ def _table(rows: list[Mapping[str, Any]]) -> Table:
     return table
 
 
-def _times(row: Mapping[str, Any]) -> tuple[str, str]:
+def _times(row: Measurement) -> tuple[str, str]:
     """Median step and half its interval, relative."""
-    summary = row["summary"]
+    summary = row.summary
     if summary is None:
         return "-", "-"
-    median_s = summary["median_s"]
-    half = 0.5 * (summary["high_s"] - summary["low_s"]) / median_s if median_s else 0.0
+    median_s = summary.median_s
+    half = 0.5 * (summary.high_s - summary.low_s) / median_s if median_s else 0.0
     return format_duration_s(median_s), f"±{100 * half:.0f} %"
 
 
-def _epoch(row: Mapping[str, Any]) -> tuple[str, str]:
+def _epoch(row: Measurement) -> tuple[str, str]:
     """Time of an epoch, and the accuracy on held-out images after the last one."""
-    results = row["results"]
+    results: Mapping[str, Any] = row.results
     accuracies = [results[name] for name in results if name.startswith("val_accuracy_")]
     epoch_s = results.get("epoch_time_s")
     return (
@@ -73,12 +73,12 @@ def _epoch(row: Mapping[str, Any]) -> tuple[str, str]:
     )
 
 
-def _remark(row: Mapping[str, Any]) -> str:
-    if row["outcome"] != "done":
-        return f"{row['outcome']}: {row['reason']}"
-    summary, words = row["summary"], _of_several(row["results"])
-    if summary is not None and not summary["is_stable"]:
-        words.append(f"unstable: {summary['reason']}")
+def _remark(row: Measurement) -> str:
+    if row.outcome is not Outcome.DONE:
+        return f"{row.outcome}: {row.reason}"
+    summary, words = row.summary, _of_several(row.results)
+    if summary is not None and not summary.is_stable:
+        words.append(f"unstable: {summary.reason}")
     return "; ".join(words)
 
 
@@ -93,11 +93,11 @@ def _of_several(results: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def _setting(row: Mapping[str, Any]) -> str:
-    asked = row["parameters"]
+def _setting(row: Measurement) -> str:
+    asked = row.parameters
     words = [f"batch size {asked['batch_size']}"] if "batch_size" in asked else []
     words += [f"{asked['num_devices']} devices"] if "num_devices" in asked else []
-    if row["kind"] == "layer":
+    if row.kind is JobKind.LAYER:
         words += [f"{name} {asked[name]}" for name in _LAYER_SIZES if name in asked]
     words += [
         str(asked[name]) for name in ("precision", "layout", "optimizer") if asked.get(name) not in _PLAIN
@@ -105,11 +105,15 @@ def _setting(row: Mapping[str, Any]) -> str:
     return ", ".join([*words, *(["compiled"] if asked.get("compile") else [])])
 
 
-def _sentences(run: Mapping[str, Any]) -> list[str]:
-    counts = ", ".join(f"{count} {outcome}" for outcome, count in run["outcomes"].items()) or "nothing new"
-    lines = [f"This session: {counts}; {run['num_skipped']} were in the records already."]
-    if run["num_unstable"]:
-        lines.append(f"{run['num_unstable']} are marked unstable: measure them again on a quieter machine.")
-    if run.get("num_lost"):
-        lines.append(f"{run['num_lost']} were lost with their node; run the same command again.")
-    return [*lines, f"Records: {run['records']}"]
+def _sentences(run: MeasurementRun) -> list[str]:
+    counts = (
+        ", ".join(f"{count} {outcome}" for outcome, count in run.report.outcomes.items()) or "nothing new"
+    )
+    lines = [f"This session: {counts}; {run.report.num_skipped} were in the records already."]
+    if run.report.num_unstable:
+        lines.append(
+            f"{run.report.num_unstable} are marked unstable: measure them again on a quieter machine."
+        )
+    if run.report.num_lost:
+        lines.append(f"{run.report.num_lost} were lost with their node; run the same command again.")
+    return [*lines, f"Records: {run.records}"]

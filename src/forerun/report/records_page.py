@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from forerun.records.documents import measurement_document
 from forerun.records.measurement import Measurement
 from forerun.units import format_duration_s
 
@@ -32,12 +33,12 @@ def counts_table(
     return Group(table, Text(f"{total} measurements in {store}"))
 
 
-def record_page(document: Mapping[str, Any]) -> RenderableType:
+def record_page(measurement: Measurement) -> RenderableType:
     """All fields of one measurement, a line each."""
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for name, value in document.items():
+    for name, value in measurement_document(measurement).items():
         if isinstance(value, Mapping):
             table.add_row(Text(name), Text(""))
             for inner, figure in value.items():

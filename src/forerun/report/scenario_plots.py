@@ -3,39 +3,45 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from forerun.report.figure import look_of, new_figure, save_figure
+
+if TYPE_CHECKING:
+    from forerun.tuning.scenarios.answer import ScenarioRun, ScenarioRuns
 
 __all__ = ["write_scenario_plots"]
 
 _SMOOTHED = 5
 
 
-def write_scenario_plots(folder: Path, found: Sequence[Mapping[str, Any]]) -> None:
+def write_scenario_plots(found: ScenarioRuns) -> None:
     """Writes ``training_loss_comparison.png``, ``training_accuracy_comparison.png`` and ``utilisation.png``.
+
+    They come into the folder of the answer.
 
     Raises:
         FailureError: A file cannot be written.
     """
-    _curves(folder / "training_loss_comparison.png", found, "loss", "loss", 1.0)
-    _curves(folder / "training_accuracy_comparison.png", found, "acc", "accuracy [%]", 100.0)
-    _utilisation(folder / "utilisation.png", found)
+    folder, runs = found.folder, found.scenarios
+    _curves(folder / "training_loss_comparison.png", runs, "loss", "loss", 1.0)
+    _curves(folder / "training_accuracy_comparison.png", runs, "acc", "accuracy [%]", 100.0)
+    _utilisation(folder / "utilisation.png", runs)
 
 
-def _curves(path: Path, found: Sequence[Mapping[str, Any]], name: str, label: str, factor: float) -> None:
+def _curves(path: Path, runs: Sequence[ScenarioRun], name: str, label: str, factor: float) -> None:
     figure = new_figure(width_in=9.6, height_in=4.6)
     for axes, part in zip(figure.subplots(1, 2, sharey=True), ("train", "test"), strict=True):
-        for index, run in enumerate(found):
-            rows = run["history"]
+        for index, run in enumerate(runs):
+            rows = run.history
             values = [factor * _number(row[f"{part}_{name}"]) for row in rows]
             # Later curves are thinner: where they meet, those below can be seen.
             look = {**look_of(index), "linewidth": max(1.2, 3.6 - 0.8 * index), "markersize": 9 - 1.5 * index}
-            axes.plot([row["epoch"] for row in rows], values, label=run["scenario"], **look)
+            axes.plot([row["epoch"] for row in rows], values, label=run.scenario, **look)
         axes.set(title=part, xlabel="epoch")
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(visible=True, alpha=0.3)
@@ -51,21 +57,19 @@ def _number(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-def _utilisation(path: Path, found: Sequence[Mapping[str, Any]]) -> None:
+def _utilisation(path: Path, runs: Sequence[ScenarioRun]) -> None:
     """CPU, memory and, where there is one, GPU over the time of each final run."""
     panels = [("cpu", "CPU [% of all cores]", 100.0), ("memory_bytes", "memory [GiB]", 1 / 1024**3)]
-    if any(row["gpu"] is not None for run in found for row in run["utilisation"]):
+    if any(row.gpu is not None for run in runs for row in run.utilisation):
         panels.insert(0, ("gpu", "GPU busy [%]", 100.0))
     figure = new_figure(width_in=9.6, height_in=1.0 + 2.0 * len(panels))
     grid = figure.subplots(len(panels), 1, sharex=True)
     for axes, (name, label, factor) in zip(grid, panels, strict=True):
-        for index, run in enumerate(found):
-            rows = run["utilisation"]
-            values = _smoothed([factor * _number(row[name]) for row in rows])
+        for index, run in enumerate(runs):
+            rows = run.utilisation
+            values = _smoothed([factor * _number(getattr(row, name)) for row in rows])
             colour = look_of(index)["color"]
-            axes.plot(
-                [row["time_s"] for row in rows], values, label=run["scenario"], color=colour, linewidth=1.4
-            )
+            axes.plot([row.time_s for row in rows], values, label=run.scenario, color=colour, linewidth=1.4)
         axes.set(ylabel=label)
         axes.set_ylim(bottom=0, top=1.05 * axes.get_ylim()[1])
         axes.grid(visible=True, alpha=0.3)

@@ -385,7 +385,7 @@ class ScaleOptions(CommonOptions, total=False):
         Setting(
             help="Numbers of devices: a list such as 1,2,4,8, or a range such as 1:8.",
             group="device",
-            default="1,2,4,8",
+            default="1,2,4 ... up to the devices of --on, or 8",
             metavar="1,2,4,8",
             low=1,
             high=100_000,

@@ -8,6 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Unpack
 
+from forerun.answers import Answer
 from forerun.errors import InvalidSetupError
 from forerun.hardware.cluster import Cluster, check_num_devices, cluster_of, parse_cluster, split_spec
 from forerun.hardware.device import Device
@@ -17,7 +18,7 @@ from forerun.run.model import ModelRequest, own_layout, own_stack
 from forerun.run.options import RunOptions
 from forerun.run.settings import Declared, checked, declared
 from forerun.run.setup import Layout, Phase, Precision, TrainingSetup
-from forerun.run.sharing import Sharing, Strategy
+from forerun.run.sharing import Algorithm, Sharing, Strategy
 
 __all__ = ["HERE", "Run", "Software", "cluster_from", "parse_release"]
 
@@ -73,7 +74,7 @@ def parse_release(torch_version: str | None) -> tuple[int, int] | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class Run(Answer):
     """One training run: what is asked about, whole. ``Run.of`` makes one from a user's words.
 
     Attributes:
@@ -229,7 +230,7 @@ class Run:
             sharing = replace(sharing, strategy=Strategy(given["strategy"]))
         return replace(self, cluster=cluster, software=software, setup=setup, sharing=sharing)
 
-    def as_dict(self) -> dict[str, Any]:
+    def json_fields(self) -> dict[str, Any]:
         """The run as flat settings under the names of ``RunOptions``, those without a value left out."""
         setup, sharing, job, loader = self.setup, self.sharing, self.job, self.loader
         several = self.cluster.num_devices > 1
@@ -353,7 +354,11 @@ def _sharing(given: Mapping[str, Any]) -> Sharing:
         "sync_batch_norm": "sync_batch_norm",
         "variation": "coefficient_of_variation",
     }
-    values = {target: given[name] for name, target in known.items() if name in given}
+    values: dict[str, Any] = {target: given[name] for name, target in known.items() if name in given}
+    if "strategy" in values:
+        values["strategy"] = Strategy(values["strategy"])
+    if "algorithm" in values:
+        values["algorithm"] = Algorithm(values["algorithm"])
     if "bucket_mb" in given:
         values["bucket_bytes"] = given["bucket_mb"] * 1024**2
     return Sharing(**values)

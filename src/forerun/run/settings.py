@@ -98,6 +98,8 @@ def _plain(hint: Any) -> type:
     """The type of a value, without None and what stands in brackets."""
     if get_origin(hint) in (Union, UnionType):
         parts = [part for part in get_args(hint) if part is not type(None)]
+        if any(get_origin(part) is Mapping for part in parts):
+            return object  # the verb that takes a mapping knows what may be in it
         hint = Path if Path in parts else parts[0]
     found: type = get_origin(hint) or hint
     return tuple if found is Sequence else found

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
+from forerun.answers import Answer
 
 __all__ = ["ScheduleMetrics", "schedule_metrics"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScheduleMetrics:
+class ScheduleMetrics(Answer):
     """Figures of one schedule; completion is from arrival to end.
 
     Attributes:
@@ -41,11 +42,6 @@ class ScheduleMetrics:
     utilisation: float
     deadlines_met: float
     scheduler_ms: float
-
-    def as_dict(self) -> dict[str, Any]:
-        """The figures by name, null where there is none."""
-        values = asdict(self)
-        return {name: None if value != value else value for name, value in values.items()}
 
 
 def schedule_metrics(

@@ -1,18 +1,17 @@
-"""The interface of every policy: what it is told, what it answers, and how it is found by name."""
+"""The interface of every policy: what it is told and what it answers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Protocol, TypeVar
 
-from forerun.errors import UsageError, near_matches
 from forerun.scheduler.cluster import Cluster
 from forerun.scheduler.job import Allocation, Job, ServerTraining, Training, training_demand
 from forerun.scheduler.rate_curve import RateCurve
 
-__all__ = ["FreeResources", "JobView", "Policy", "find_policy", "policy_names", "register"]
+__all__ = ["POLICIES", "FreeResources", "JobView", "Policy", "register"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -153,46 +152,14 @@ class Policy(Protocol):
 
 
 _Made = TypeVar("_Made", bound=Policy)
-_POLICIES: dict[str, Callable[[], Policy]] = {}
+POLICIES: dict[str, Callable[[], Policy]] = {}
+"""Makers of policies by name; a module of policies registers its own on import."""
 
 
 def register(make: Callable[[], _Made]) -> Callable[[], _Made]:
     """Adds a policy to those that are found by name; a name can be given once."""
     name = make().name
-    if name in _POLICIES:
+    if name in POLICIES:
         raise ValueError(f"two policies are called '{name}'")
-    _POLICIES[name] = make
+    POLICIES[name] = make
     return make
-
-
-def policy_names() -> Iterator[str]:
-    """Names of all policies."""
-    _load_policies()
-    return iter(_POLICIES)
-
-
-def find_policy(name: str) -> Policy:
-    """A new policy by name.
-
-    Raises:
-        UsageError: The name is not known.
-    """
-    _load_policies()
-    make = _POLICIES.get(name.strip().lower())
-    if make is None:
-        raise UsageError(
-            f"unknown policy '{name}'{near_matches(name, _POLICIES)}; known: {', '.join(_POLICIES)}"
-        )
-    return make()
-
-
-def _load_policies() -> None:
-    # Each module registers its own on import.
-    from forerun.scheduler import (  # noqa: F401
-        deadline,
-        fair_policies,
-        foresight,
-        marginal_gain,
-        priority_policies,
-        sia,
-    )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import IO, Any
 
-from forerun.tuning.configuration import Configuration, configure
+from forerun.tuning.configuration import ScriptConfiguration, configure
 from forerun.tuning.space import Metric
 from forerun.tuning.trial import TrialResult, run_trial
 from forerun.tuning.tuner import Tuner
@@ -28,7 +28,7 @@ def accept_best(
         note = () if not order.is_short else ("accuracy was not checked: --no-check",)
         return ranked[0], None, note
     whole = replace(order, is_short=False)
-    before = run_trial(whole, Configuration(arguments={}, hooks={}), echo=echo)
+    before = run_trial(whole, ScriptConfiguration(arguments={}, hooks={}), echo=echo)
     if before.outcome != "done":
         return (
             ranked[0],

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from forerun.answers import Answer
 from forerun.errors import UsageError
 
 __all__ = ["PairedRatio", "non_inferiority", "paired_ratio"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PairedRatio:
+class PairedRatio(Answer):
     """How much faster B is than A.
 
     Attributes:
@@ -30,10 +31,6 @@ class PairedRatio:
     high: float | None
     p_value: float | None
     num_pairs: int
-
-    def as_dict(self) -> dict[str, Any]:
-        """Fields as JSON."""
-        return asdict(self)
 
 
 def paired_ratio(first: Sequence[float], second: Sequence[float]) -> PairedRatio:

@@ -14,7 +14,7 @@ from forerun.tuning.knobs import KNOBS, check_value
 from forerun.tuning.space import Space
 
 __all__ = [
-    "Configuration",
+    "ScriptConfiguration",
     "configure",
     "read_configuration",
     "scaled_learning_rate",
@@ -26,7 +26,7 @@ _ADAPTIVE = ("adam", "adamw", "adamax", "nadam", "radam", "rmsprop", "adagrad", 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Configuration:
+class ScriptConfiguration:
     """One way to run a script.
 
     Attributes:
@@ -64,7 +64,7 @@ def scaled_learning_rate(
 
 def configure(
     space: Space, values: Mapping[str, Any], base: Mapping[str, Any], optimizer: str | None
-) -> Configuration:
+) -> ScriptConfiguration:
     """The configuration of a trial.
 
     Args:
@@ -101,7 +101,7 @@ def configure(
             arguments[parameter.flag] = value
         else:
             hooks[parameter.name] = value
-    return Configuration(arguments=arguments, hooks=hooks)
+    return ScriptConfiguration(arguments=arguments, hooks=hooks)
 
 
 def with_arguments(command: Sequence[str], arguments: Mapping[str, Any]) -> tuple[str, ...]:
@@ -134,7 +134,7 @@ def _without(words: list[str], flag: str, *, takes_value: bool) -> list[str]:
 
 
 def write_configuration(
-    path: Path, found: Configuration, command: Sequence[str], about: Mapping[str, Any]
+    path: Path, found: ScriptConfiguration, command: Sequence[str], about: Mapping[str, Any]
 ) -> None:
     """Writes a configuration as YAML, with the command it was found for and what is known about it.
 
@@ -156,7 +156,7 @@ def write_configuration(
         raise FailureError(f"expected to write '{path}', got: {error.strerror}") from error
 
 
-def read_configuration(path: Path) -> Configuration:
+def read_configuration(path: Path) -> ScriptConfiguration:
     """Reads what ``write_configuration`` wrote, or what a user wrote by hand.
 
     Raises:
@@ -179,4 +179,4 @@ def read_configuration(path: Path) -> Configuration:
                 f"'{path}': no hook sets '{name}'; known: {', '.join(k for k in KNOBS if KNOBS[k].has_hook)}"
             )
         check_value(KNOBS[name], value)
-    return Configuration(arguments=dict(found.get("arguments") or {}), hooks=dict(hooks))
+    return ScriptConfiguration(arguments=dict(found.get("arguments") or {}), hooks=dict(hooks))

@@ -11,7 +11,7 @@ from typing import Any
 from forerun.errors import MeasurementError
 from forerun.measurement.device_index import gpu_index
 from forerun.measurement.ray.cluster import connected_ray
-from forerun.tuning.configuration import Configuration
+from forerun.tuning.configuration import ScriptConfiguration
 from forerun.tuning.trial import TrialOrder, TrialResult, run_trial
 from forerun.tuning.tuner import TrialRunner
 
@@ -42,7 +42,7 @@ def ray_runner(address: str) -> Iterator[TrialRunner]:
 def _run_remotely(
     ray: Any,
     order: TrialOrder,
-    configuration: Configuration,
+    configuration: ScriptConfiguration,
     *,
     on_value: _Judge | None = None,
     **ignored: Any,
@@ -115,7 +115,7 @@ class _Mailbox:
 # -- in the tasks -----------------------------------------------------------------------------------------------------
 
 
-def _run_on_node(order: TrialOrder, configuration: Configuration, mailbox: Any) -> TrialResult:
+def _run_on_node(order: TrialOrder, configuration: ScriptConfiguration, mailbox: Any) -> TrialResult:
     if mailbox is None:
         return run_trial(order, configuration)
     import ray

@@ -17,7 +17,7 @@ from forerun.measurement.device_lock import lock_device
 from forerun.profiling.hooks.settings import HookSettings
 from forerun.profiling.launch import Launch, OutputLine, launch
 from forerun.profiling.recorded import ProcessRecord, read_processes, training_process
-from forerun.tuning.configuration import Configuration
+from forerun.tuning.configuration import ScriptConfiguration
 from forerun.tuning.metrics import Reading, find_metric, missing_metric, read_metric
 from forerun.tuning.space import Metric
 
@@ -113,7 +113,7 @@ def say_nothing(line: str) -> None:
 
 def run_trial(
     order: TrialOrder,
-    configuration: Configuration,
+    configuration: ScriptConfiguration,
     *,
     echo: IO[str] | None = None,
     on_value: Callable[[int, float], bool] | None = None,

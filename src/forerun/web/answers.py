@@ -6,15 +6,17 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import forerun
 from forerun.api.models import kept_model_names, model_names, trace_model
 from forerun.hardware import device_as_dict, load_catalog
 from forerun.run.job import DATASETS
-from forerun.run.model import ModelRequest, own_layout
-from forerun.run.setup import Phase, TrainingSetup
+from forerun.run.model import ModelRequest
+from forerun.run.options import RunOptions
+from forerun.run.run import Run
+from forerun.run.settings import declared
+from forerun.run.setup import TrainingSetup
 from forerun.tracing.trace import is_traced
 from forerun.web.questions import PlanBody, PredictBody, ScaleBody
 from forerun.web.tracer import Tracer
@@ -22,7 +24,13 @@ from forerun.web.tracer import Tracer
 __all__ = ["Answers"]
 
 _ANSWERS_KEPT = 2048
-_SETUP_NAMES = ("precision", "compile", "optimizer")
+_SETUP_ARGUMENTS = ("input_shape", "sequence_length", "compile", "optimizer", "optimizer_implementation", "phase",
+                    "fused_attention")  # fmt: skip
+_ALONE = dict.fromkeys(
+    ("intra", "inter", "strategy", "algorithm", "bucket_mb", "sync_batch_norm", "variation")
+)
+"""Settings of several devices, which tracing asks nothing of."""
+_RUN_ARGUMENTS = {"model", "device", *declared(RunOptions)}
 
 
 class Answers:
@@ -73,31 +81,31 @@ class Answers:
         return {"datasets": found}
 
     def _predict(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        setup = _setup(arguments, phase=arguments["phase"])
-        request = _request(arguments["model"], arguments["image_size"], arguments["sequence_length"])
-        training = setup if setup.phase is Phase.TRAIN else replace(setup, optimizer="none")
-        self._trace(request, training)
-        if arguments["validation_size"] or arguments["validate"]:
-            self._trace(request, replace(setup, phase=Phase.INFERENCE, optimizer="none"))
-        return forerun.predict(**arguments).as_dict()
+        run = Run.of(**arguments)
+        self._trace_run(run)
+        return forerun.predict(run).as_dict()
 
     def _scale(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        self._trace(
-            _request(arguments["model"], arguments["image_size"], arguments["sequence_length"]),
-            _setup(arguments),
-        )
+        of_runs = {name: value for name, value in arguments.items() if name in _RUN_ARGUMENTS}
+        self._trace_run(Run.of(**{**of_runs, "num_devices": None, "num_nodes": None, **_ALONE}))
         return forerun.scale(**arguments).as_dict()
 
     def _plan(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        of_runs = {name: arguments[name] for name in _SETUP_ARGUMENTS if name in arguments}
         for model in arguments["models"]:
             for image_size in arguments["image_sizes"] or [None]:
-                for layout in arguments["layouts"] or [own_layout(model)]:
+                for layout in arguments.get("layouts") or [None]:
                     for precision in arguments["precisions"]:
-                        setup = TrainingSetup(
-                            precision=precision, layout=layout, optimizer=arguments["optimizer"]
-                        )
-                        self._trace(_request(model, image_size, None), setup)
+                        axes = {"image_size": image_size, "layout": layout, "precision": precision}
+                        # Tracing asks nothing of the device.
+                        self._trace_run(Run.of(model, device="cpu", **of_runs, **axes))
         return forerun.plan(**arguments).as_dict()
+
+    def _trace_run(self, run: Run) -> None:
+        """Has the child trace what the answer about a run needs, once."""
+        self._trace(run.model, run.setup)
+        if run.validation_setup is not None:
+            self._trace(run.model, run.validation_setup)
 
     def _trace(self, request: ModelRequest, setup: TrainingSetup) -> None:
         """Has the child trace a model, once."""
@@ -121,12 +129,3 @@ class Answers:
             if len(self._kept) > _ANSWERS_KEPT:
                 self._kept.popitem(last=False)
         return answer
-
-
-def _setup(arguments: dict[str, Any], phase: Phase = Phase.TRAIN) -> TrainingSetup:
-    given = {name: arguments[name] for name in _SETUP_NAMES}
-    return TrainingSetup(phase=phase, layout=arguments["layout"] or own_layout(arguments["model"]), **given)
-
-
-def _request(model: str, image_size: int | None, sequence_length: int | None) -> ModelRequest:
-    return ModelRequest(model=model, image_size=image_size, sequence_length=sequence_length)

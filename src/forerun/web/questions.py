@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator, model_validator
 
 from forerun.errors import UsageError
+from forerun.planner.options import PlanOptions
+from forerun.planner.space import expand_models
+from forerun.run.options import RunOptions, ScaleOptions
+from forerun.run.settings import Declared, declared
 
 __all__ = [
     "MAX_HTTP_CANDIDATES",
@@ -28,15 +32,7 @@ _FAMILY_NUMBER = re.compile(r"\d+")
 _LARGEST_FAMILY_NUMBER = 4096
 _LARGEST_DEPTH = 512
 
-Precision = Literal["fp32", "tf32", "amp", "amp-bf16", "bf16", "fp16"]
-Layout = Literal["nchw", "nhwc"]
-BatchSize = Annotated[int, Field(ge=1, le=65_536)]
-ImageSize = Annotated[int, Field(ge=1, le=1024)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
-Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
-Price = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
-NumDevices = Annotated[int, Field(ge=1, le=4096)]
-Strategy = Literal["ddp", "zero1", "zero2", "fsdp", "mirrored"]
 
 
 def check_model_name(model: str) -> str:
@@ -101,31 +97,66 @@ def check_link_name(link: str | None) -> str | None:
 class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _present_names(cls, values: Any) -> Any:
+        """Earlier names of settings are still understood."""
+        if not isinstance(values, dict):
+            return values
+        present = {field.alias or name for name, field in cls.model_fields.items()}
+        renamed = {name: _ALIASES.get(name, name) if name not in present else name for name in values}
+        return {renamed[name]: value for name, value in values.items()}
+
     @field_validator("*", mode="before")
     @classmethod
     def _whole_floats(cls, value: Any) -> Any:
         # JSON knows one kind of number: a slider may send 32.0 for 32.
         return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
 
+    def given(self) -> dict[str, Any]:
+        """The settings that were given, by their names in Python."""
+        return {name: value for name, value in self.model_dump(by_alias=True).items() if value is not None}
 
-class _RunBody(_Body):
+
+_ALIASES = {alias: name for name, item in declared(ScaleOptions).items() for alias in item.setting.aliases}
+
+
+def _fields(options: type, **own: Any) -> dict[str, Any]:
+    """Fields of a body: the declared settings that name no file of this machine, with their bounds."""
+    found = {}
+    for name, item in declared(options).items():
+        if item.setting.is_local or name in own:
+            continue
+        # A field may not be called like a method of the body.
+        is_taken = hasattr(BaseModel, name)
+        field = Field(default=None, description=item.setting.help, alias=name if is_taken else None)
+        found[f"{name}_" if is_taken else name] = (_type(item) | None, field)
+    return {**own, **found}
+
+
+def _type(item: Declared) -> Any:
+    """The type of a setting over HTTP, with its bounds."""
+    setting = item.setting
+    if setting.choices:
+        return Literal[setting.choices]
+    if item.kind is bool:
+        return bool
+    high = setting.http_high if setting.http_high is not None else setting.high
+    numbers = Field(ge=setting.low, gt=setting.above, le=high)
+    if item.kind is int:
+        return Annotated[int, numbers]
+    if item.kind is float:
+        return Annotated[float, Field(ge=setting.low, gt=setting.above, le=high, allow_inf_nan=False)]
+    if item.kind is tuple:
+        return Annotated[list[Annotated[int, numbers]], Field(min_length=1, max_length=64)]
+    return Annotated[str, Field(max_length=200)]
+
+
+class RunBody(_Body):
     """What a question about one run says, whatever is asked of it."""
 
     model: Name = Field(examples=["torchvision:resnet50"])
     device: Name = Field(examples=["a100-sxm4-40gb"])
-    batch_size: BatchSize = 32
-    precision: Precision = "fp32"
-    layout: Layout | None = None
-    compile: bool = False
-    optimizer: Annotated[str, Field(max_length=20)] = "sgd"
-    image_size: ImageSize | None = None
-    sequence_length: Annotated[int, Field(ge=1, le=8192)] | None = None
-    dataset: Annotated[str, Field(max_length=40)] | None = None
-    dataset_size: Annotated[int, Field(ge=1, le=10**12)] | None = None
-    epochs: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] | None = None
-    price_usd_per_hour: Price | None = None
-    num_nodes: NumDevices | None = None
-    strategy: Strategy = "ddp"
     intra: Name | None = None
     inter: Name | None = None
 
@@ -135,67 +166,49 @@ class _RunBody(_Body):
         Raises:
             UsageError: A name reaches beyond the catalogue and the libraries.
         """
-        found = self.model_dump(by_alias=True)
+        found = self.given()
         found["model"] = check_model_name(self.model)
         found["device"] = check_device_name(self.device)
-        found["intra"] = check_link_name(self.intra)
-        found["inter"] = check_link_name(self.inter)
+        for name in ("intra", "inter"):
+            if name in found:
+                found[name] = check_link_name(found[name])
         return found
 
 
-class PredictBody(_RunBody):
-    """A question as ``forerun predict`` takes it; names are those of ``forerun.predict``."""
-
-    num_devices: NumDevices | None = None
-    phase: Literal["train", "forward", "inference"] = "train"
-    validation_size: Annotated[int, Field(ge=0, le=10**12)] | None = None
-    validate_: bool = Field(default=False, alias="validate")
-    startup_s: Seconds = 0.0
-    checkpoint_s: Seconds = 0.0
+_LINKS = {"intra", "inter"}
 
 
-class ScaleBody(_RunBody):
-    """A question as ``forerun scale`` takes it for devices; names are those of ``forerun.scale``."""
-
-    num_devices: Annotated[list[NumDevices], Field(min_length=1, max_length=64)] = [1, 2, 4, 8]
-    scaling: Literal["weak", "strong", "both"] = "weak"
-    algorithm: Literal["auto", "ring", "tree", "hierarchical"] = "auto"
-    bucket_mb: Annotated[float, Field(gt=0, le=1e5, allow_inf_nan=False)] = 25.0
-    num_accumulation_steps: Annotated[int, Field(ge=1, le=10_000)] = 1
-    sync_batch_norm: bool = False
-    coefficient_of_variation: Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)] | None = None
+def _of(name: str) -> Any:
+    """The type of a setting of a run."""
+    return _type(declared(RunOptions)[name])
 
 
-class PlanBody(_Body):
-    """A question as ``forerun plan`` takes it; names are those of ``forerun.plan``."""
+def _list(kind: Any, most: int, least: int = 1) -> Any:
+    return Annotated[list[kind], Field(min_length=least, max_length=most)]
+
+
+_AXES: dict[str, Any] = {
+    "batch_sizes": (_list(_of("batch_size"), 1024), [32, 64, 128]),
+    "precisions": (_list(_of("precision"), 6), ["fp32", "amp"]),
+    "layouts": (_list(_of("layout"), 2) | None, None),
+    "image_sizes": (_list(_of("image_size"), 8, 0), []),
+    "within": (_list(Annotated[str, Field(max_length=80)], 12, 0), []),
+    "minimize": (Literal["time", "cost", "energy", "co2"], "time"),
+    "price_usd_per_hour": (
+        _of("price_usd_per_hour") | dict[Name, _of("price_usd_per_hour")] | None,  # type: ignore[misc]
+        None,
+    ),
+    "price_kinds": (_list(Literal["on-demand", "spot", "reserved-1y", "reserved-3y"], 4), ["on-demand"]),
+    "providers": (_list(Annotated[str, Field(max_length=20)], 10, 0), []),
+    "max_rejected": (Annotated[int, Field(ge=0, le=1000)], 50),
+}
+
+
+class PlanRequest(_Body):
+    """What a question about a plan says."""
 
     models: Annotated[list[Name], Field(min_length=1, max_length=16)] = Field(examples=[["cnn:depth=2..4"]])
     devices: Annotated[list[Name], Field(min_length=1, max_length=24)] = Field(examples=[["t4", "l4"]])
-    batch_sizes: Annotated[list[BatchSize], Field(min_length=1, max_length=1024)] = [32, 64, 128]
-    precisions: Annotated[list[Precision], Field(min_length=1, max_length=6)] = ["fp32", "amp"]
-    layouts: Annotated[list[Layout], Field(min_length=1, max_length=2)] | None = None
-    image_sizes: Annotated[list[ImageSize], Field(max_length=8)] = []
-    within: Annotated[list[Annotated[str, Field(max_length=80)]], Field(max_length=12)] = []
-    minimize: Literal["time", "cost", "energy", "co2"] = "time"
-    optimizer: Annotated[str, Field(max_length=20)] = "sgd"
-    dataset: Annotated[str, Field(max_length=40)] | None = None
-    dataset_size: Annotated[int, Field(ge=1, le=10**12)] | None = None
-    epochs: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] | None = None
-    validation_size: Annotated[int, Field(ge=0, le=10**12)] = 0
-    price_usd_per_hour: Price | dict[Name, Price] | None = None
-    price_kinds: Annotated[
-        list[Literal["on-demand", "spot", "reserved-1y", "reserved-3y"]], Field(min_length=1, max_length=4)
-    ] = ["on-demand"]
-    providers: Annotated[list[Annotated[str, Field(max_length=20)]], Field(max_length=10)] = []
-    co2_g_per_kwh: Annotated[float, Field(ge=0, le=1e4, allow_inf_nan=False)] | None = None
-    power_limit_w: Annotated[float, Field(gt=0, le=1e4, allow_inf_nan=False)] | None = None
-    num_points: Annotated[int, Field(ge=1, le=50)] = 12
-    max_rejected: Annotated[int, Field(ge=0, le=1000)] = 50
-    exact: bool = Field(
-        default=True,
-        description="Whether listed candidates are evaluated once more as predict does; without, an answer takes "
-        "a tenth of the time, and memory is within some per cent.",
-    )
 
     def arguments(self) -> dict[str, Any]:
         """Arguments of ``forerun.plan``.
@@ -203,23 +216,52 @@ class PlanBody(_Body):
         Raises:
             UsageError: A name reaches beyond the catalogue and the libraries, or there are too many candidates.
         """
-        from forerun.planner.space import expand_models
-
-        found = self.model_dump()
+        found = self.given()
         models = expand_models(";".join(check_model_name(model) for model in self.models))
         found["devices"] = [check_device_name(device) for device in self.devices]
+        for name in ("intra", "inter"):
+            if name in found:
+                found[name] = check_link_name(found[name])
         configurations = (
-            len(models) * len(self.precisions) * len(self.layouts or [None]) * max(1, len(self.image_sizes))
+            len(models)
+            * len(found["precisions"])
+            * len(found.get("layouts") or [None])
+            * max(1, len(found["image_sizes"]))
         )
         if configurations > 64:
             raise UsageError(
                 f"at most 64 combinations of model, precision, layout and image size are answered over HTTP, got "
                 f"{configurations}"
             )
-        count = configurations * len(self.devices) * len(self.batch_sizes)
+        count = configurations * len(self.devices) * len(found["batch_sizes"])
         if count > MAX_HTTP_CANDIDATES:
             raise UsageError(
                 f"at most {MAX_HTTP_CANDIDATES:,} candidates are answered over HTTP, got {count:,}"
             )
         found["models"] = models
         return found
+
+
+if TYPE_CHECKING:
+    PredictBody = RunBody
+    ScaleBody = RunBody
+    PlanBody = PlanRequest
+else:  # made from the declarations: a type checker knows the settings from these
+    PredictBody = create_model(
+        "PredictBody",
+        __base__=RunBody,
+        __doc__="A question as ``forerun predict`` takes it; names are those of ``forerun.predict``.",
+        **{name: field for name, field in _fields(RunOptions).items() if name not in _LINKS},
+    )
+    ScaleBody = create_model(
+        "ScaleBody",
+        __base__=RunBody,
+        __doc__="A question as ``forerun scale`` takes it for devices; names are those of ``forerun.scale``.",
+        **{name: field for name, field in _fields(ScaleOptions).items() if name not in _LINKS},
+    )
+    PlanBody = create_model(
+        "PlanBody",
+        __base__=PlanRequest,
+        __doc__="A question as ``forerun plan`` takes it; names are those of ``forerun.plan``.",
+        **_fields(PlanOptions, **_AXES),
+    )

@@ -351,4 +351,4 @@ def _tell(run: MeasurementRun, as_json: bool, csv: Path | None, write: Any) -> N
         return
     from forerun.report.measurement_page import measurement_page
 
-    print_page(measurement_page(run.as_dict()), page_width(TABLE_WIDTH_IN_A_PIPE))
+    print_page(measurement_page(run), page_width(TABLE_WIDTH_IN_A_PIPE))

@@ -71,10 +71,10 @@ def composition(
     if plot is not None:
         from forerun.report.composition_page import plot_compositions
 
-        plot_compositions(plot, {f"layers and steps on {device}": found.as_dict()["compositions"]})
+        plot_compositions(plot, {f"layers and steps on {device}": found.compositions})
     if as_json:
         print_json(found.as_dict())
         return
     from forerun.report.composition_page import composition_page
 
-    print_page(composition_page(found.as_dict()), page_width(TABLE_WIDTH_IN_A_PIPE))
+    print_page(composition_page(found), page_width(TABLE_WIDTH_IN_A_PIPE))

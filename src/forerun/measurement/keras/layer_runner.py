@@ -12,7 +12,7 @@ from typing import Any
 
 from forerun.errors import InvalidSetupError
 from forerun.measurement.job_parameters import flag_of, setup_of, text_of, whole_of
-from forerun.measurement.jobs import Job, RunResult
+from forerun.measurement.jobs import MeasurementJob, RunResult
 from forerun.measurement.keras.tensorflow_device import (
     KerasPeakMemory,
     keras_optimizer,
@@ -31,7 +31,7 @@ _LEARNING_RATE = 1e-4
 _FLOAT_BYTES = 4
 
 
-def run_keras_layer(job: Job, device_index: str, protocol: Protocol) -> RunResult:
+def run_keras_layer(job: MeasurementJob, device_index: str, protocol: Protocol) -> RunResult:
     """Times a layer; results are num_parameters, first_step_s and the peak memory.
 
     Raises:

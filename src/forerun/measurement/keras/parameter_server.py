@@ -25,7 +25,7 @@ from typing import Any
 
 from forerun.errors import ForerunError, InvalidSetupError, MeasurementError, MissingExtraError
 from forerun.measurement.job_parameters import setup_of, whole_of
-from forerun.measurement.jobs import Job
+from forerun.measurement.jobs import MeasurementJob
 from forerun.measurement.protocol import Protocol
 from forerun.tracing.keras.request import error_from, error_text
 
@@ -77,7 +77,7 @@ def check_servers(num_workers: int, num_servers: int, phase: str, optimizer: str
         raise MissingExtraError("measuring parameter servers", "keras")
 
 
-def measure_parameter_server(job: Job, protocol: Protocol) -> ClusterTimes:
+def measure_parameter_server(job: MeasurementJob, protocol: Protocol) -> ClusterTimes:
     """Times steps of a Keras model under local parameter servers.
 
     Args:
@@ -187,7 +187,7 @@ def _coordinate(asked: dict[str, Any]) -> ClusterTimes:
     from forerun.measurement.keras.tensorflow_device import set_keras_defaults
     from forerun.measurement.runners.timing import time_repetitions
 
-    job, protocol = Job.from_json(asked["job"]), Protocol.from_json(asked["protocol"])
+    job, protocol = MeasurementJob.from_json(asked["job"]), Protocol.from_json(asked["protocol"])
     setup = setup_of(job.parameters)
     set_keras_defaults(setup, whole_of(job.parameters, "seed", 0))
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(

@@ -6,7 +6,7 @@ import importlib
 from typing import Any
 
 from forerun.errors import InvalidSetupError
-from forerun.measurement.jobs import Job, RunResult
+from forerun.measurement.jobs import MeasurementJob, RunResult
 from forerun.measurement.keras.tensorflow_device import use_tensorflow
 from forerun.measurement.protocol import Protocol
 from forerun.measurement.runners.timing import time_repetitions
@@ -22,7 +22,7 @@ _RUNNERS = {
 }
 
 
-def run_keras_job(job: Job, device_index: str, protocol: Protocol) -> RunResult:
+def run_keras_job(job: MeasurementJob, device_index: str, protocol: Protocol) -> RunResult:
     """Runs a training, a layer, steps of a model alone or under parameter servers, or a null step.
 
     Raises:

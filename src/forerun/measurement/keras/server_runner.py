@@ -11,7 +11,7 @@ from statistics import median
 from forerun.errors import InvalidSetupError
 from forerun.measurement.device_index import gpu_index
 from forerun.measurement.job_parameters import text_of, whole_of
-from forerun.measurement.jobs import Job, RunResult
+from forerun.measurement.jobs import MeasurementJob, RunResult
 from forerun.measurement.keras.parameter_server import measure_parameter_server
 from forerun.measurement.protocol import Protocol
 
@@ -21,7 +21,7 @@ SERVER_STRATEGY = "parameter-server"
 _FLOAT_BYTES = 4
 
 
-def run_keras_servers(job: Job, device_index: str, protocol: Protocol) -> RunResult:
+def run_keras_servers(job: MeasurementJob, device_index: str, protocol: Protocol) -> RunResult:
     """Times steps of all workers together; a repetition is a round of steps over their number.
 
     Results are num_parameters, gradient_bytes, world_size (workers), num_servers, throughput_samples_per_s and

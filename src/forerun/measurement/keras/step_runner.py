@@ -13,7 +13,7 @@ from typing import Any
 
 from forerun.errors import InvalidSetupError
 from forerun.measurement.job_parameters import input_options_of, setup_of, whole_of
-from forerun.measurement.jobs import Job, RunResult
+from forerun.measurement.jobs import MeasurementJob, RunResult
 from forerun.measurement.keras.tensorflow_device import (
     KerasPeakMemory,
     keras_optimizer,
@@ -33,7 +33,7 @@ _LEARNING_RATE = 1e-4
 _FLOAT_BYTES = 4
 
 
-def run_keras_step(job: Job, device_index: str, protocol: Protocol) -> RunResult:
+def run_keras_step(job: MeasurementJob, device_index: str, protocol: Protocol) -> RunResult:
     """Times steps of ``fit``; results are num_parameters, first_step_s, compile_time_s and the peak memory.
 
     Raises:
@@ -73,7 +73,7 @@ def run_keras_step(job: Job, device_index: str, protocol: Protocol) -> RunResult
     )
 
 
-def build_measured_model(job: Job, setup: TrainingSetup) -> Any:
+def build_measured_model(job: MeasurementJob, setup: TrainingSetup) -> Any:
     """The model of a job as ``tracing.keras.build`` builds it, here on TensorFlow.
 
     Raises:

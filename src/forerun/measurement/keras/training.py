@@ -19,7 +19,7 @@ from forerun.errors import InvalidSetupError
 from forerun.measurement.child_process import report_progress
 from forerun.measurement.datasets import dataset_size, load_images
 from forerun.measurement.job_parameters import flag_of, number_of, setup_of, text_of, whole_of
-from forerun.measurement.jobs import Job, RunResult
+from forerun.measurement.jobs import MeasurementJob, RunResult
 from forerun.measurement.keras.tensorflow_device import keras_optimizer, open_tensorflow, set_keras_defaults
 from forerun.measurement.protocol import Protocol
 from forerun.measurement.runners.timing import time_repetitions
@@ -33,7 +33,7 @@ _SHARE_OF_STEPS = 0.1
 _EVALUATION_BATCH = 256
 
 
-def run_keras_training(job: Job, device_index: str, protocol: Protocol) -> RunResult:
+def run_keras_training(job: MeasurementJob, device_index: str, protocol: Protocol) -> RunResult:
     """Runs a training with Keras on TensorFlow.
 
     Raises:
@@ -67,7 +67,7 @@ class _Images:
 class _KerasTraining:
     """A Keras network in training on a dataset."""
 
-    def __init__(self, job: Job, device_index: str, protocol: Protocol) -> None:
+    def __init__(self, job: MeasurementJob, device_index: str, protocol: Protocol) -> None:
         parameters = job.parameters
         self.setup = setup_of(parameters)
         self.num_replicas = whole_of(parameters, "num_replicas", 1)
@@ -92,7 +92,7 @@ class _KerasTraining:
             )
         return None
 
-    def _model(self, job: Job) -> Any:
+    def _model(self, job: MeasurementJob) -> Any:
         import keras
 
         parameters = job.parameters
@@ -151,7 +151,7 @@ class _KerasTraining:
         return data.batch(batch_size).prefetch(2).with_options(options)
 
 
-def _images_of(job: Job, layout: Layout) -> _Images:
+def _images_of(job: MeasurementJob, layout: Layout) -> _Images:
     """Images as floats from 0 to 1 in the layout of the network; of a cut epoch only those that are seen."""
     parameters = job.parameters
     channels, size, _ = _image_shape(job)
@@ -170,7 +170,7 @@ def _images_of(job: Job, layout: Layout) -> _Images:
     return _Images(train=read(True, num_images), held_out=read(False, num_images))
 
 
-def _image_shape(job: Job) -> tuple[int, int, int]:
+def _image_shape(job: MeasurementJob) -> tuple[int, int, int]:
     """(channels, height, width) of the network's images."""
     channels = keras_image_shape(job.subject.removeprefix("keras:"))[0]
     size = whole_of(job.parameters, "image_size", 32)

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.errors import InvalidSetupError, near_matches
-from forerun.measurement.jobs import Job
+from forerun.measurement.jobs import MeasurementJob
 from forerun.measurement.layers.axes import IMAGE_LAYERS, RANGES, Axis, axes_of
 from forerun.measurement.layers.figures import LAYER_KINDS, LayerFigures, layer_figures
 from forerun.records.measurement import JobKind, Scalar
@@ -103,7 +103,7 @@ def unit_points(num_axes: int, seed: int) -> Iterator[npt.NDArray[np.float64]]:
         yield from np.asarray(sequence.random_base2(exponent))
 
 
-def design_layers(design: LayerDesign) -> list[Job]:
+def design_layers(design: LayerDesign) -> list[MeasurementJob]:
     """The jobs of a design; kinds take turns, and each kind goes through its whole range early.
 
     Raises:
@@ -116,16 +116,16 @@ def design_layers(design: LayerDesign) -> list[Job]:
     return [*_null_jobs(design), *mixed] if design.with_null else mixed
 
 
-def _null_jobs(design: LayerDesign) -> Iterator[Job]:
+def _null_jobs(design: LayerDesign) -> Iterator[MeasurementJob]:
     for mode in design.modes:
         asked: dict[str, Scalar] = {"batch_size": 1, "in_features": 1, "mode": mode, "optimizer": "none"}
         yield layer_job("null", asked, precision=design.precision, layout=design.layout)
 
 
-def _jobs_of(kind: str, num_layers: int, design: LayerDesign) -> list[Job]:
+def _jobs_of(kind: str, num_layers: int, design: LayerDesign) -> list[MeasurementJob]:
     axes = axes_of(kind, design.ranges, modes=design.modes, optimizers=design.optimizers)
     seed = zlib.crc32(f"{kind} {design.seed}".encode())
-    jobs: dict[str, Job] = {}
+    jobs: dict[str, MeasurementJob] = {}
     for point in unit_points(len(axes), seed):
         if (job := _job_at(kind, axes, point, design)) is not None:
             jobs.setdefault(job.to_json(), job)
@@ -139,7 +139,7 @@ def _jobs_of(kind: str, num_layers: int, design: LayerDesign) -> list[Job]:
 
 def _job_at(
     kind: str, axes: Sequence[Axis], point: npt.NDArray[np.float64], design: LayerDesign
-) -> Job | None:
+) -> MeasurementJob | None:
     asked = _resolved({axis.name: axis.at(float(u)) for axis, u in zip(axes, point, strict=True)})
     if asked["mode"] == "forward" or kind in LAYERS_WITHOUT_WEIGHTS:
         asked["optimizer"] = "none"
@@ -194,7 +194,7 @@ def _element_bytes(precision: str) -> int:
     return 2 if precision in (Precision.BF16, Precision.FP16) else 4
 
 
-def layer_job(kind: str, asked: Mapping[str, Scalar], *, precision: str, layout: str) -> Job:
+def layer_job(kind: str, asked: Mapping[str, Scalar], *, precision: str, layout: str) -> MeasurementJob:
     """The job that measures a layer, with its work and traffic written beside its sizes.
 
     Args:
@@ -216,4 +216,4 @@ def layer_job(kind: str, asked: Mapping[str, Scalar], *, precision: str, layout:
         "output_bytes": element_bytes * figures.num_outputs,
         "weight_bytes": element_bytes * figures.num_parameters,
     }
-    return Job(kind=JobKind.LAYER, subject=kind, family=kind, parameters=parameters)
+    return MeasurementJob(kind=JobKind.LAYER, subject=kind, family=kind, parameters=parameters)

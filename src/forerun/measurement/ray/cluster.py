@@ -14,12 +14,12 @@ from forerun.errors import MeasurementError, MissingExtraError
 from forerun.measurement.circumstances import describe_circumstances
 from forerun.measurement.device_index import gpu_index
 from forerun.measurement.device_lock import lock_device
-from forerun.measurement.jobs import Job
+from forerun.measurement.jobs import MeasurementJob
 from forerun.measurement.measured_job import NULL_JOB, measure_job
 from forerun.measurement.protocol import Protocol
 from forerun.records.measurement import Circumstances, Measurement
 
-__all__ = ["Cluster", "Order", "connected_ray", "reason_of"]
+__all__ = ["Order", "RayCluster", "connected_ray", "reason_of"]
 
 _DESCRIBE_TIMEOUT_S = 120.0  # a new worker process imports Python packages, maybe from a network folder
 _CONNECT_TIMEOUT_S = 10.0
@@ -84,7 +84,7 @@ def _no_cluster(address: str, error: Exception) -> MeasurementError:
     )
 
 
-class Cluster:
+class RayCluster:
     """The nodes that can run a job, and how a task is sent to them."""
 
     def __init__(self, ray: Any, order: Order, resources: Mapping[str, float]) -> None:
@@ -117,7 +117,7 @@ class Cluster:
             raise MeasurementError(f"expected every node to describe itself: {reason_of(error)}") from error
         return places
 
-    def submit(self, job: Job) -> Any:
+    def submit(self, job: MeasurementJob) -> Any:
         """A reference to the measurements of a job."""
         return self._task(_measure_on_node, max_retries=_NUM_RETRIES).remote(job, self._order)
 
@@ -151,7 +151,7 @@ def _describe_node(order: Order) -> Circumstances:
     return describe_circumstances(order.device_index, protocol=order.protocol, occasion=order.occasion)
 
 
-def _measure_on_node(job: Job, order: Order) -> list[Measurement]:
+def _measure_on_node(job: MeasurementJob, order: Order) -> list[Measurement]:
     """The measurement of a job and that of the null step, which a worker process makes once."""
     place = _describe_node(order)
     with lock_device(order.device_index, wait_s=_LOCK_PATIENCE * order.protocol.timeout_s):

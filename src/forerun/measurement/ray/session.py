@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from forerun.measurement.child import DEFAULT_RUN
-from forerun.measurement.jobs import Job
+from forerun.measurement.jobs import MeasurementJob
 from forerun.measurement.measured_job import key_of
 from forerun.measurement.progress import (
     Event,
@@ -25,7 +25,7 @@ from forerun.measurement.progress import (
     remaining_time_s,
 )
 from forerun.measurement.protocol import Protocol
-from forerun.measurement.ray.cluster import Cluster, Order, connected_ray, reason_of
+from forerun.measurement.ray.cluster import Order, RayCluster, connected_ray, reason_of
 from forerun.measurement.session import MeasurementSink
 from forerun.records.measurement import Circumstances, Measurement, Outcome
 
@@ -33,7 +33,7 @@ __all__ = ["run_jobs_on_ray"]
 
 
 def run_jobs_on_ray(
-    jobs: Iterable[Job],
+    jobs: Iterable[MeasurementJob],
     store: MeasurementSink,
     *,
     address: str = "auto",
@@ -41,7 +41,7 @@ def run_jobs_on_ray(
     protocol: Protocol | None = None,
     occasion: str = "",
     on_event: Callable[[Event], None] | None = None,
-    expected_s: Callable[[Job], float] | None = None,
+    expected_s: Callable[[MeasurementJob], float] | None = None,
     resources: Mapping[str, float] | None = None,
     run: str = DEFAULT_RUN,
 ) -> SessionReport:
@@ -65,12 +65,12 @@ def run_jobs_on_ray(
     """
     order = Order(device_index=device_index, protocol=protocol or Protocol(), occasion=occasion, run=run)
     with connected_ray(address) as ray:
-        cluster = Cluster(ray, order, resources or {})
+        cluster = RayCluster(ray, order, resources or {})
         wanted = _wanted(jobs, cluster.describe())
         done = store.done_keys([key for keys in wanted.values() for key in keys])
         left = [job for job, keys in wanted.items() if not done.intersection(keys)]
         return _Collection(store, cluster, on_event or _ignore, expected_s).collect(
-            [Job.from_json(text) for text in left], len(wanted) - len(left)
+            [MeasurementJob.from_json(text) for text in left], len(wanted) - len(left)
         )
 
 
@@ -78,7 +78,7 @@ def _ignore(_: Event) -> None:
     """Nobody listens."""
 
 
-def _wanted(jobs: Iterable[Job], places: Sequence[Circumstances]) -> dict[str, list[str]]:
+def _wanted(jobs: Iterable[MeasurementJob], places: Sequence[Circumstances]) -> dict[str, list[str]]:
     """Each different job, as JSON, with its keys on the kinds of device the cluster has."""
     return {job.to_json(): [key_of(job, place) for place in places] for job in jobs}
 
@@ -89,9 +89,9 @@ class _Collection:
     def __init__(
         self,
         store: MeasurementSink,
-        cluster: Cluster,
+        cluster: RayCluster,
         tell: Callable[[Event], None],
-        expected_s: Callable[[Job], float] | None,
+        expected_s: Callable[[MeasurementJob], float] | None,
     ) -> None:
         self._store = store
         self._cluster = cluster
@@ -102,7 +102,7 @@ class _Collection:
         self._num_lost = 0
         self._null_step_s: float | None = None
 
-    def collect(self, jobs: Sequence[Job], num_skipped: int) -> SessionReport:
+    def collect(self, jobs: Sequence[MeasurementJob], num_skipped: int) -> SessionReport:
         self._tell(SessionStarted(num_jobs=len(jobs), num_skipped=num_skipped))
         is_interrupted = False
         try:
@@ -122,7 +122,7 @@ class _Collection:
             self._tell(SessionFinished(report=report))
         return report
 
-    def _collect(self, jobs: Sequence[Job]) -> None:
+    def _collect(self, jobs: Sequence[MeasurementJob]) -> None:
         ray = self._cluster.ray
         pending = {self._cluster.submit(job): job for job in jobs}
         left_s = {ref: self._expected_s(job) for ref, job in pending.items()}
@@ -150,7 +150,7 @@ class _Collection:
             for ref in pending:
                 ray.cancel(ref, force=True)
 
-    def _take(self, ref: Any, job: Job) -> Measurement | None:
+    def _take(self, ref: Any, job: MeasurementJob) -> Measurement | None:
         """Writes the answer of a task; None if it has none."""
         try:
             null, measurement = self._cluster.ray.get(ref)

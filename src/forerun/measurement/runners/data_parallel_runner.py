@@ -26,7 +26,7 @@ from forerun.measurement.job_parameters import (
     text_of,
     whole_of,
 )
-from forerun.measurement.jobs import Job, RunResult
+from forerun.measurement.jobs import MeasurementJob, RunResult
 from forerun.measurement.protocol import Protocol
 from forerun.measurement.runners.process_group import run_in_group
 from forerun.measurement.runners.real_step import (
@@ -86,7 +86,7 @@ class _Times:
 
 
 @runner(JobKind.DATA_PARALLEL)
-def run_data_parallel(job: Job, device_index: str, protocol: Protocol) -> RunResult:
+def run_data_parallel(job: MeasurementJob, device_index: str, protocol: Protocol) -> RunResult:
     """Times steps of all devices together and of the same devices without synchronisation."""
     num_devices = whole_of(job.parameters, "num_devices", 2)
     check_strategy(text_of(job.parameters, "strategy", "ddp"), num_devices, setup_of(job.parameters).phase)
@@ -124,7 +124,7 @@ def _check_devices(device_index: str, num_devices: int) -> None:
         )
 
 
-def _work(rank: int, num_processes: int, device: str, argument: tuple[Job, Protocol]) -> _Times:
+def _work(rank: int, num_processes: int, device: str, argument: tuple[MeasurementJob, Protocol]) -> _Times:
     """One process: builds the model, agrees with the others on the number of steps, and times them."""
     import torch
 
@@ -165,7 +165,7 @@ def _agreed(number: int, device: str) -> int:
 class _Member:
     """The model of one process."""
 
-    def __init__(self, job: Job, device: torch.device) -> None:
+    def __init__(self, job: MeasurementJob, device: torch.device) -> None:
         import torch
         from torch.nn.parallel import DistributedDataParallel
 

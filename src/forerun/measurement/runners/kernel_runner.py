@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from forerun.errors import InvalidSetupError, near_matches
 from forerun.measurement.job_parameters import choice_of, whole_of
-from forerun.measurement.jobs import Job, RunResult
+from forerun.measurement.jobs import MeasurementJob, RunResult
 from forerun.measurement.protocol import Protocol
 from forerun.measurement.runners.table import runner
 from forerun.measurement.runners.timing import time_repetitions
@@ -34,7 +34,7 @@ _Prepared = tuple[Callable[[], Any], dict[str, float]]
 
 
 @runner(JobKind.KERNEL)
-def run_kernel(job: Job, device_index: str, protocol: Protocol) -> RunResult:
+def run_kernel(job: MeasurementJob, device_index: str, protocol: Protocol) -> RunResult:
     """Times a kernel; results are flops_per_s, bytes_per_s or seconds_per_call of the median repetition."""
     if job.subject not in KERNELS:
         raise InvalidSetupError(

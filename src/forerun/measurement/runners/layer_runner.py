@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from forerun.errors import InvalidSetupError
 from forerun.measurement.job_parameters import choice_of, flag_of, text_of, whole_of
-from forerun.measurement.jobs import Job, RunResult
+from forerun.measurement.jobs import MeasurementJob, RunResult
 from forerun.measurement.layers.figures import layer_figures
 from forerun.measurement.protocol import Protocol
 from forerun.measurement.runners.real_step import (
@@ -43,7 +43,7 @@ _LEARNING_RATE = 1e-4
 
 
 @runner(JobKind.LAYER)
-def run_layer(job: Job, device_index: str, protocol: Protocol) -> RunResult:
+def run_layer(job: MeasurementJob, device_index: str, protocol: Protocol) -> RunResult:
     """Times a layer; results are num_parameters, first_step_s and the peak memory."""
     import torch
 

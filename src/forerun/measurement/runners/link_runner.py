@@ -17,7 +17,7 @@ from scipy.optimize import nnls
 
 from forerun.errors import MeasurementError
 from forerun.measurement.job_parameters import whole_of
-from forerun.measurement.jobs import Job, RunResult
+from forerun.measurement.jobs import MeasurementJob, RunResult
 from forerun.measurement.protocol import Protocol
 from forerun.measurement.runners.process_group import run_in_group
 from forerun.measurement.runners.table import runner
@@ -31,7 +31,7 @@ PROBE_SIZES = (1024, 64 * 1024, 1024**2, 8 * 1024**2, 64 * 1024**2)
 
 
 @runner(JobKind.LINK)
-def run_link_probe(job: Job, device_index: str, protocol: Protocol) -> RunResult:
+def run_link_probe(job: MeasurementJob, device_index: str, protocol: Protocol) -> RunResult:
     """Times the five all-reduces; the repetitions of the record are those of the largest."""
     num_devices = whole_of(job.parameters, "num_devices", 2)
     if num_devices < 2:

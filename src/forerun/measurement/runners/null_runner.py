@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forerun.measurement.jobs import Job, RunResult
+from forerun.measurement.jobs import MeasurementJob, RunResult
 from forerun.measurement.protocol import Protocol
 from forerun.measurement.runners.table import runner
 from forerun.measurement.runners.timing import time_repetitions
@@ -13,7 +13,7 @@ __all__ = ["run_null"]
 
 
 @runner(JobKind.NULL)
-def run_null(job: Job, device_index: str, protocol: Protocol) -> RunResult:
+def run_null(job: MeasurementJob, device_index: str, protocol: Protocol) -> RunResult:
     """Times two synchronisations and one call, which every other repetition holds beside its step."""
     device = open_device(device_index)
     if device.type == "cuda":

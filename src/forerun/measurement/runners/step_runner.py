@@ -14,7 +14,7 @@ from statistics import median
 
 from forerun.errors import InvalidSetupError
 from forerun.measurement.job_parameters import flag_of, input_options_of, setup_of, whole_of
-from forerun.measurement.jobs import Job, RunResult
+from forerun.measurement.jobs import MeasurementJob, RunResult
 from forerun.measurement.protocol import Protocol
 from forerun.measurement.runners.real_step import make_real_optimizer, make_step, num_parameters, tensor_bytes
 from forerun.measurement.runners.table import runner
@@ -40,7 +40,7 @@ _SHORTEST_ENERGY_SPAN_S = 0.5  # the driver's counter moves in steps of some 100
 
 
 @runner(JobKind.STEP)
-def run_step(job: Job, device_index: str, protocol: Protocol) -> RunResult:
+def run_step(job: MeasurementJob, device_index: str, protocol: Protocol) -> RunResult:
     """Times steps of a model.
 
     Results are num_parameters, first_step_s, compile_time_s and the peak memory; of a GPU also launched_s, the time

@@ -10,13 +10,13 @@ import importlib
 from collections.abc import Callable, Iterator
 
 from forerun.errors import MeasurementError
-from forerun.measurement.jobs import Job, RunResult
+from forerun.measurement.jobs import MeasurementJob, RunResult
 from forerun.measurement.protocol import Protocol
 from forerun.records.measurement import JobKind
 
 __all__ = ["RUNNERS", "OutOfMemory", "Runner", "is_out_of_memory", "run_job", "runner"]
 
-Runner = Callable[[Job, str, Protocol], RunResult]
+Runner = Callable[[MeasurementJob, str, Protocol], RunResult]
 
 RUNNERS: dict[JobKind, Runner] = {}
 
@@ -57,7 +57,7 @@ def runner(kind: JobKind) -> Callable[[Runner], Runner]:
     return register
 
 
-def run_job(job: Job, device_index: str, protocol: Protocol) -> RunResult:
+def run_job(job: MeasurementJob, device_index: str, protocol: Protocol) -> RunResult:
     """Runs a job in this process.
 
     Args:

@@ -30,7 +30,7 @@ from forerun.measurement.job_parameters import (
     text_of,
     whole_of,
 )
-from forerun.measurement.jobs import Job, RunResult
+from forerun.measurement.jobs import MeasurementJob, RunResult
 from forerun.measurement.protocol import Protocol
 from forerun.measurement.runners.real_step import (
     autocast_region,
@@ -74,7 +74,7 @@ class EpochFigures:
 
 
 @runner(JobKind.TRAINING)
-def run_training(job: Job, device_index: str, protocol: Protocol) -> RunResult:
+def run_training(job: MeasurementJob, device_index: str, protocol: Protocol) -> RunResult:
     """Trains for some epochs, then times steps of the trained network."""
     training = _Training(job, device_index)
     memory = PeakMemory(training.device, tensor_bytes(training.module))
@@ -140,7 +140,7 @@ def _finite(loss: float) -> float | None:
 class _Training:
     """A network in training on a dataset."""
 
-    def __init__(self, job: Job, device_index: str) -> None:
+    def __init__(self, job: MeasurementJob, device_index: str) -> None:
         import torch
 
         from forerun.tracing.models.sources import build_model

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["Interval", "StepClock"]
+__all__ = ["LoaderSpan", "StepClock"]
 
 
 @dataclass(slots=True, kw_only=True)
-class Interval:
+class LoaderSpan:
     """A stretch of time between two requests to a loader.
 
     Attributes:
@@ -41,10 +41,10 @@ class StepClock:
     Time without any optimizer step before a loader ends or another begins is no training.
     """
 
-    def __init__(self, on_step: Callable[[Interval], None], on_rest: Callable[[Interval], None]) -> None:
+    def __init__(self, on_step: Callable[[LoaderSpan], None], on_rest: Callable[[LoaderSpan], None]) -> None:
         self._on_step = on_step
         self._on_rest = on_rest
-        self._open: Interval | None = None
+        self._open: LoaderSpan | None = None
         self._first_optimizer: int | None = None
 
     def start_loader(self, now_s: float) -> None:
@@ -91,16 +91,16 @@ class StepClock:
         """The process ends."""
         self._close(now_s)
 
-    def _opened(self, now_s: float) -> Interval:
+    def _opened(self, now_s: float) -> LoaderSpan:
         if self._open is None:
-            self._open = Interval(begin_s=now_s)
+            self._open = LoaderSpan(begin_s=now_s)
         return self._open
 
     def _close(self, now_s: float) -> None:
         interval = self._open
         if interval is None:
             return
-        self._open = Interval(begin_s=now_s)
+        self._open = LoaderSpan(begin_s=now_s)
         interval.end_s = now_s
         # The first update without a loader only tells when the second step began.
         if interval.num_updates and interval.end_s > interval.begin_s:

@@ -12,7 +12,7 @@ from typing import Any
 
 from forerun.profiling.hooks.recording import Recording
 from forerun.profiling.hooks.settings import STOPPED_STATUS, HookSettings
-from forerun.profiling.hooks.step_clock import Interval, StepClock
+from forerun.profiling.hooks.step_clock import LoaderSpan, StepClock
 from forerun.profiling.hooks.window import Window
 
 __all__ = ["Watch", "num_samples_of"]
@@ -106,7 +106,7 @@ class Watch:
                 self._describe_optimizer(optimizer)
             self._clock.update(time.monotonic(), self._optimizers[id(optimizer)])
 
-    def _step(self, interval: Interval) -> None:
+    def _step(self, interval: LoaderSpan) -> None:
         is_traced = self._window.is_open
         self._recording.add("steps", _row(interval, is_traced))
         self._num_steps += 1
@@ -120,7 +120,7 @@ class Watch:
         if self._is_enough(interval.end_s):
             self._stop()
 
-    def _rest(self, interval: Interval) -> None:
+    def _rest(self, interval: LoaderSpan) -> None:
         self._recording.add("rest", _row(interval, is_traced=False))
 
     def _is_enough(self, now_s: float) -> bool:
@@ -182,7 +182,7 @@ class Watch:
         )
 
 
-def _row(interval: Interval, is_traced: bool) -> list[float]:
+def _row(interval: LoaderSpan, is_traced: bool) -> list[float]:
     return [
         interval.begin_s,
         interval.end_s,

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from forerun.errors import RecordError, near_matches
+from forerun.records.documents import Document, read_document
 from forerun.records.importers.table_checks import check_columns, check_positive, check_unique, read_table
+from forerun.records.measurement import MEASUREMENT_VERSION, JobKind, Measurement, Outcome
 from forerun.records.step_record import SCHEMA_VERSION, StepRecord
 from forerun.run.setup import Layout, OptimizerImplementation, Phase, Precision
 
-__all__ = ["RECORD_COLUMNS", "read_records", "write_records"]
+__all__ = ["RECORD_COLUMNS", "read_records", "read_step_table", "write_records"]
 
 RECORD_COLUMNS = tuple(field.name for field in dataclasses.fields(StepRecord))
 """Columns of forerun's own format, beside ``schema_version``."""
@@ -57,6 +61,56 @@ def read_records(path: str | Path) -> list[StepRecord]:
     check_unique(frame, path.name, ["source", "row_id"])
     check_positive(frame, path.name, ["step_time_s"])
     return [_from_cells(row, path.name, index + 1) for index, row in enumerate(frame.to_dict("records"))]
+
+
+def read_step_table(path: str | Path) -> Iterator[Measurement]:
+    """The same file as measurements of one repetition, with the circumstances that the table tells.
+
+    Raises:
+        RecordError: Columns or values are missing or impossible.
+    """
+    for number, record in enumerate(read_records(path), start=1):
+        yield read_document(_step_document(record), f"{Path(path).name}, row {number}")
+
+
+_RESULTS = ("step_time_std_s", "num_parameters", "peak_memory_bytes", "next_larger_batch_failed", "note")
+_ELSEWHERE = (
+    "model",
+    "family",
+    "device",
+    "batch_size_per_device",
+    "step_time_s",
+    "framework",
+    "framework_version",
+)
+
+
+def _step_document(record: StepRecord) -> Document:
+    identity = json.dumps([record.source, record.row_id])
+    values = _to_cells(record)
+    asked = [name for name in RECORD_COLUMNS if name not in (*_RESULTS, *_ELSEWHERE)]
+
+    def present(names: Iterable[str]) -> Document:
+        return {name: values[name] for name in names if values[name] not in (None, "")}
+
+    return {
+        "schema_version": MEASUREMENT_VERSION,
+        "key": hashlib.sha256(identity.encode()).hexdigest()[:32],
+        "kind": str(JobKind.STEP),
+        "subject": record.model,
+        "family": record.family,
+        "parameters": {"batch_size": record.batch_size_per_device, **present(asked)},
+        "outcome": str(Outcome.DONE),
+        "repetitions_s": [record.step_time_s],
+        "results": present(_RESULTS),
+        "circumstances": {
+            "device": record.device,
+            "device_title": record.device,
+            "framework": record.framework,
+            "framework_version": record.framework_version,
+            "occasion": record.source,
+        },
+    }
 
 
 def _from_cells(row: Mapping[Any, Any], table: str, number: int) -> StepRecord:

@@ -1,7 +1,7 @@
 """Measurements to and from CSV and Parquet files, piece by piece.
 
 One row per measurement and one column per field of ``Measurement``; lists and names with values are JSON text.
-Files of version 1, the flat tables of ``StepRecord``, are read as well.
+The flat tables of ``StepRecord`` are read as well.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from forerun.errors import RecordError, near_matches
 from forerun.records.documents import measurement_document, read_document
-from forerun.records.importers.tables import RECORD_COLUMNS, read_records
+from forerun.records.importers.tables import read_step_table
 from forerun.records.measurement import MEASUREMENT_VERSION, Measurement
 
 __all__ = ["FILE_COLUMNS", "export_measurements", "import_measurements"]
@@ -86,11 +86,11 @@ def _write_parquet(rows: Iterable[dict[str, Any]], path: Path) -> int:
 
 
 def import_measurements(path: str | Path) -> Iterator[Measurement]:
-    """Measurements of a ``.csv`` or ``.parquet`` file, of this version or version 1, piece by piece.
+    """Measurements of a ``.csv`` or ``.parquet`` file, also of a flat table of steps, piece by piece.
 
     Raises:
         RecordError: Names the file, row and column: no such file, unknown or missing columns, two rows with one
-            key, damaged cells, impossible values, a newer version.
+            key, damaged cells, impossible values, another version.
     """
     path = Path(path)
     if not path.is_file():
@@ -101,20 +101,11 @@ def import_measurements(path: str | Path) -> Iterator[Measurement]:
         rows = _csv_rows(path) if path.suffix == ".csv" else _parquet_rows(path)
         columns = next(rows)
         if set(columns) & {"row_id", "step_time_s"}:
-            yield from _version_1(path)
+            yield from read_step_table(path)
         else:
             yield from _checked(columns, rows, path.name)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise RecordError(f"{path.name}: it cannot be read as {path.suffix[1:]}: {error}") from error
-
-
-def _version_1(path: Path) -> Iterator[Measurement]:
-    for number, record in enumerate(read_records(path), start=1):
-        row: dict[str, Any] = {"schema_version": 1}
-        for name in RECORD_COLUMNS:
-            value = getattr(record, name)
-            row[name] = "x".join(map(str, value)) if isinstance(value, tuple) else value
-        yield read_document(row, f"{path.name}, row {number}")
 
 
 def _checked(columns: Iterable[str], rows: Iterator[Iterable[Any]], table: str) -> Iterator[Measurement]:
@@ -167,8 +158,7 @@ def _document(row: Mapping[str, Any], place: str) -> dict[str, Any]:
         document["schema_version"] = int(row["schema_version"])
     except (TypeError, ValueError):
         raise RecordError(
-            f"{place}, column 'schema_version': expected a whole number up to {MEASUREMENT_VERSION}, "
-            f"got {row['schema_version']!r}"
+            f"{place}, column 'schema_version': expected {MEASUREMENT_VERSION}, got {row['schema_version']!r}"
         ) from None
     for name in _JSON_COLUMNS:
         try:

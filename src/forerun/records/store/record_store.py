@@ -23,7 +23,7 @@ from forerun.errors import RecordError, UsageError
 from forerun.records.documents import read_document
 from forerun.records.measurement import JobKind, Measurement, Outcome
 from forerun.records.store.engine import explained, open_engine, url_of
-from forerun.records.store.schema import INDEXED, bring_up_to_date, measurements, row_of
+from forerun.records.store.schema import INDEXED, ensure_tables, measurements, row_of
 
 __all__ = ["RECORDS_VARIABLE", "RecordStore", "default_store_path", "is_store"]
 
@@ -67,14 +67,14 @@ class RecordStore:
             create: Whether a missing file is made.
 
         Raises:
-            RecordError: The file is missing, no store, damaged, newer than this program, or cannot be written.
+            RecordError: The file is missing, no store, damaged, of another version, or cannot be written.
             MissingExtraError: The database's driver is not installed.
             UsageError: The URL cannot be read.
         """
         url, name = url_of(str(url_or_path or default_store_path()))
         store = cls(open_engine(url, create=create), name)
         with store._errors(), store._engine.begin() as connection:
-            bring_up_to_date(connection, name)
+            ensure_tables(connection, name)
         return store
 
     def __enter__(self) -> RecordStore:

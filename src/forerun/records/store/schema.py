@@ -1,4 +1,4 @@
-"""Tables of the record store, and how a database of an older layout is brought up to date.
+"""Tables of the record store.
 
 A measurement is one row: the columns one asks by, and the whole measurement as a JSON document. The columns are
 copies of what the document says; the document is what is read.
@@ -6,15 +6,13 @@ copies of what the document says; the document is what is read.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import sqlalchemy as sql
 
 from forerun.errors import RecordError
 from forerun.records.documents import measurement_document, read_document
 from forerun.records.measurement import Measurement
 
-__all__ = ["INDEXED", "LAYOUT_VERSION", "bring_up_to_date", "measurements", "row_of"]
+__all__ = ["INDEXED", "LAYOUT_VERSION", "ensure_tables", "measurements", "row_of"]
 
 LAYOUT_VERSION = 1
 """Version of the tables, apart from that of the documents in them."""
@@ -58,34 +56,33 @@ def row_of(measurement: Measurement) -> dict[str, object]:
     }
 
 
-def bring_up_to_date(connection: sql.Connection, name: str) -> None:
-    """Makes the tables, or changes those of an older layout.
+def ensure_tables(connection: sql.Connection, name: str) -> None:
+    """Makes the tables of an empty database.
 
     Raises:
-        RecordError: The database is of a newer layout, or holds other things than records.
+        RecordError: The database is of another layout, or holds other things than records.
     """
-    if _layout_version(connection) == LAYOUT_VERSION:
-        return
-    # Several processes may find the store missing at once: one makes it, the others look again.
-    connection.exec_driver_sql(_LOCKS[connection.dialect.name])
     found = _layout_version(connection)
     if found is None:
-        if sql.inspect(connection).has_table(measurements.name):
-            raise RecordError(
-                f"{name}: expected a store of records or an empty database, found a table 'measurements' that is "
-                "not forerun's; name another database"
-            )
-        _metadata.create_all(connection)
-        connection.execute(about.insert().values(layout_version=LAYOUT_VERSION))
-        return
-    if found > LAYOUT_VERSION:
+        # Several processes may find the store missing at once: one makes it, the others look again.
+        connection.exec_driver_sql(_LOCKS[connection.dialect.name])
+        found = _layout_version(connection) or _make_tables(connection, name)
+    if found != LAYOUT_VERSION:
         raise RecordError(
-            f"{name}: the store has layout version {found}, newer than this program knows ({LAYOUT_VERSION}); "
-            "update forerun to use it"
+            f"{name}: expected a store of layout version {LAYOUT_VERSION}, got {found}; "
+            "open it with the version of forerun that made it"
         )
-    for version in range(found, LAYOUT_VERSION):
-        _CHANGES[version](connection)
-        connection.execute(about.update().values(layout_version=version + 1))
+
+
+def _make_tables(connection: sql.Connection, name: str) -> int:
+    if sql.inspect(connection).has_table(measurements.name):
+        raise RecordError(
+            f"{name}: expected a store of records or an empty database, found a table 'measurements' that is "
+            "not forerun's; name another database"
+        )
+    _metadata.create_all(connection)
+    connection.execute(about.insert().values(layout_version=LAYOUT_VERSION))
+    return LAYOUT_VERSION
 
 
 def _layout_version(connection: sql.Connection) -> int | None:
@@ -95,6 +92,3 @@ def _layout_version(connection: sql.Connection) -> int | None:
 
 
 _LOCKS = {"sqlite": "BEGIN IMMEDIATE", "postgresql": "SELECT pg_advisory_xact_lock(20261121)"}
-
-_CHANGES: dict[int, Callable[[sql.Connection], None]] = {}
-"""What leads from each layout to the next; none yet, since this is the first."""

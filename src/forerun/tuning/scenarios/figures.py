@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from forerun.profiling.launch import Launch
 from forerun.profiling.process_tree import TreeSample
 from forerun.profiling.profile import Profile
 
-__all__ = ["run_figures", "usage_rows"]
+__all__ = ["RunFigures", "Usage", "run_figures", "usage_rows"]
 
 _NO_GPU = "the run was on a processor, whose energy and utilisation no GPU counts"
 _REASONS = {
@@ -23,13 +24,58 @@ _REASONS = {
 }
 
 
-def run_figures(history: Sequence[Mapping[str, Any]], run: Launch, profile: Profile) -> dict[str, Any]:
-    """The table of a run; a figure that cannot be had is None, with its reason under ``reasons``.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFigures:
+    """The table of a run; a figure that cannot be had is None.
 
-    Accuracy and loss are those of the last epoch. ``gpu_utilisation`` is the mean share of the run's time in which
-    kernels ran, as the driver tells it; ``cpu_utilisation`` the share of all usable cores between the first and the
-    last step; ``cpu_time_s`` what all processes of the run used; step time and images a second are of steady steps;
-    ``peak_memory_bytes`` is the GPU's or, without one, that of all processes.
+    Attributes:
+        train_accuracy, test_accuracy, train_loss, test_loss: After the last epoch.
+        best_test_accuracy: The best of all epochs.
+        gpu_utilisation: Mean share of the run's time in which kernels ran, as the driver tells it.
+        cpu_utilisation: Share of all usable cores between the first and the last step.
+        cpu_time_s: Processor time of all processes of the run [s].
+        step_time_s, images_per_s: Of steady steps.
+        peak_memory_bytes: Peak of the GPU's memory or, without one, of that of all processes [bytes].
+        energy_j: Energy of the GPU [J].
+        wall_s: Time of the whole run [s].
+        reasons: Why a figure cannot be had, by its name.
+    """
+
+    train_accuracy: float
+    test_accuracy: float
+    train_loss: float | None
+    test_loss: float | None
+    best_test_accuracy: float
+    gpu_utilisation: float | None
+    cpu_utilisation: float
+    cpu_time_s: float
+    step_time_s: float
+    images_per_s: float | None
+    peak_memory_bytes: float
+    energy_j: float | None
+    wall_s: float
+    reasons: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What a run used between two looks at its processes.
+
+    Attributes:
+        time_s: Time since the start [s].
+        cpu: Share of the cores.
+        memory_bytes: Memory of all processes [bytes].
+        gpu: Share of time with kernels at the nearest look; None where there is no GPU.
+    """
+
+    time_s: float
+    cpu: float
+    memory_bytes: float
+    gpu: float | None
+
+
+def run_figures(history: Sequence[Mapping[str, Any]], run: Launch, profile: Profile) -> RunFigures:
+    """The table of a run.
 
     Args:
         history: A row per epoch, as the training writes them; a loss that is no number is None.
@@ -53,12 +99,12 @@ def run_figures(history: Sequence[Mapping[str, Any]], run: Launch, profile: Prof
         "energy_j": run.telemetry.get("gpu_energy_j") if is_on_gpu else None,
         "wall_s": profile.wall_s,
     }
-    found["reasons"] = {
+    reasons = {
         name: _NO_GPU if name in ("gpu_utilisation", "energy_j") and not is_on_gpu else words
         for name, words in _REASONS.items()
         if found[name] is None
     }
-    return found
+    return RunFigures(**found, reasons=reasons)
 
 
 def usage_rows(
@@ -67,11 +113,8 @@ def usage_rows(
     *,
     begin_s: float,
     num_cores: float,
-) -> list[dict[str, float | None]]:
+) -> tuple[Usage, ...]:
     """What a run used over time, a row between two looks at its processes.
-
-    ``time_s`` since the start, ``cpu`` as a share of the cores, ``memory_bytes`` of all processes, ``gpu`` as the
-    share of time with kernels at the nearest look; None where there is no GPU.
 
     Args:
         samples: Looks at the processes, in order.
@@ -81,18 +124,18 @@ def usage_rows(
     """
     times = np.asarray([sample.time_s for sample in samples])
     used = np.asarray([sample.cpu_s for sample in samples])
-    rows: list[dict[str, float | None]] = []
+    rows = []
     for index in range(1, len(samples)):
         span_s = max(float(times[index] - times[index - 1]), 1e-3)
         rows.append(
-            {
-                "time_s": float(times[index]) - begin_s,
-                "cpu": max(0.0, float(used[index] - used[index - 1])) / span_s / num_cores,
-                "memory_bytes": float(samples[index].memory_bytes),
-                "gpu": _nearest(gpu_busy, float(times[index])),
-            }
+            Usage(
+                time_s=float(times[index]) - begin_s,
+                cpu=max(0.0, float(used[index] - used[index - 1])) / span_s / num_cores,
+                memory_bytes=float(samples[index].memory_bytes),
+                gpu=_nearest(gpu_busy, float(times[index])),
+            )
         )
-    return rows
+    return tuple(rows)
 
 
 def _nearest(gpu_busy: Sequence[tuple[float, float]], time_s: float) -> float | None:

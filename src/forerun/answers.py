@@ -1,0 +1,70 @@
+"""Answers as JSON: one way from frozen dataclasses to the types that JSON has."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Set
+from enum import Enum
+from pathlib import PurePath
+from typing import Any
+
+__all__ = ["Answer", "fields_of", "plain"]
+
+
+class Answer:
+    """A frozen dataclass that answers a question; ``as_dict`` is what ``--json`` prints of it."""
+
+    __slots__ = ()
+
+    def json_fields(self) -> Mapping[str, Any]:
+        """Names and values of the JSON object, in order: the fields, unless a class says otherwise."""
+        return fields_of(self)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The answer as types that JSON has; names are the attributes' where ``json_fields`` names no others."""
+        found: dict[str, Any] = plain(self)
+        return found
+
+
+def fields_of(answer: Any) -> dict[str, Any]:
+    """Fields of a dataclass by name, their values as they are."""
+    return {field.name: getattr(answer, field.name) for field in dataclasses.fields(answer)}
+
+
+def plain(value: Any) -> Any:
+    """A value as types that JSON has.
+
+    Dataclasses and mappings become objects, arrays, tuples and sets become lists, enumerations their values, paths
+    text; a number that is not finite becomes None, for JSON has no sign for it.
+
+    Raises:
+        TypeError: The value is of a type that is no answer.
+
+    >>> plain({1: (2.0, math.inf), "folder": PurePath("a") / "b"})
+    {'1': [2.0, None], 'folder': 'a/b'}
+    """
+    if isinstance(value, Enum):
+        return plain(value.value)
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {_key(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | Set):
+        return [plain(item) for item in value]
+    if isinstance(value, Answer):
+        return plain(value.json_fields())
+    if dataclasses.is_dataclass(value):
+        return plain(fields_of(value))
+    if isinstance(value, PurePath):
+        return str(value)
+    if hasattr(value, "tolist"):  # arrays and numbers of NumPy, which is not imported for them
+        return plain(value.tolist())
+    raise TypeError(f"expected a dataclass or a plain value in an answer, got {type(value).__name__}")
+
+
+def _key(key: Any) -> str:
+    key = plain(key)
+    return f"{key:g}" if isinstance(key, float) else str(key)

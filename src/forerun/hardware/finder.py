@@ -1,0 +1,62 @@
+"""The device meant by a name, a file or ``here``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from forerun.errors import UnknownDeviceError, near_matches
+from forerun.hardware.catalogue import load_catalog, matching_devices
+from forerun.hardware.device import Device
+from forerun.hardware.device_file import load_device_file
+from forerun.hardware.names import normalise_name
+
+__all__ = ["find_device"]
+
+
+def find_device(name: str) -> Device:
+    """The device meant by a name.
+
+    Args:
+        name: A catalogue name (``a100-sxm4-40gb``), a driver's name (``NVIDIA A100-SXM4-40GB``), another
+            spelling in use (``A100 SXM 40GB``; case, punctuation and vendor words do not matter), the path of
+            a TOML file with one device, or ``here`` for the first GPU of this machine, or its CPU if it has
+            none.
+
+    Raises:
+        UnknownDeviceError: No device or several fit the name; the message lists what is near.
+        CatalogError: The file is not a usable device description.
+
+    >>> find_device("NVIDIA GeForce RTX 3090").name
+    'rtx-3090'
+    """
+    if name.strip().lower() == "here":
+        # Imported here: looking at the machine needs libraries that naming a device does not.
+        from forerun.hardware.this_device import this_device
+
+        return this_device()
+    if name.strip().lower().endswith(".toml"):
+        return _device_of_file(name.strip())
+    found = matching_devices(name)
+    if len(found) == 1:
+        return found[0]
+    raise UnknownDeviceError(_many_message(name, found) if found else _none_message(name))
+
+
+def _device_of_file(name: str) -> Device:
+    path = Path(name).expanduser()
+    if not path.is_file():
+        raise UnknownDeviceError(f"expected a hardware file at '{name}', but there is none; check the path")
+    return load_device_file(path)
+
+
+def _many_message(name: str, found: Iterable[Device]) -> str:
+    return f"'{name}' fits more than one device; name one of: {', '.join(device.name for device in found)}"
+
+
+def _none_message(name: str) -> str:
+    near = near_matches(normalise_name(name), load_catalog())
+    return (
+        f"expected a device of the catalogue, a hardware file or 'here', got '{name}'{near}"
+        f"{'' if near else '; the catalogue lists all names'}"
+    )
