@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.main import get_command
 
+from forerun.cli.options import DebugOption
 from forerun.cli.settings import grouped_options
 from forerun.errors import FailureError, UsageError
 
@@ -24,6 +25,7 @@ def option_tables(
     check: Annotated[
         bool, typer.Option("--check", help="Change nothing; fail if a table is out of date.")
     ] = False,
+    debug: DebugOption = False,
 ) -> None:
     """Renew the tables of options between the markers of docs/commands.md."""
     if not page.is_file():
