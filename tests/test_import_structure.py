@@ -15,12 +15,6 @@ TOO_MANY_PARAMETERS = {
     f"forerun.{name}"
     for name in [
         "api.measure.measure_model",
-        "cli.forecast.forecast",
-        "cli.measure.commands.grid",
-        "cli.measure.commands.layers",
-        "cli.measure.commands.model",
-        "cli.measure.composition.composition",
-        "cli.measure.curve.curve",
         "cli.scale.scale",
     ]
 }

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from forerun.scheduler.cluster import Cluster, NodeGroup
-from forerun.scheduler.job import Allocation, Job, ServerTraining, TaskDemand
+from forerun.scheduler.cluster import NodeGroup, SharedCluster
+from forerun.scheduler.job import Allocation, ScheduledJob, ServerTraining, TaskDemand
 from forerun.scheduler.placement import Placement, Placer, first_fit, pack
 from forerun.scheduler.speed import SynchronousServerSpeed
 from studies.schedule.parameter_blocks import BlockBalance, assign_blocks, assign_by_threshold, balance
@@ -53,7 +53,7 @@ def placement_study() -> PlacementResult:
 def _placed(placer: Placer) -> tuple[float, float]:
     """Mean transfer time and nodes of the jobs of all draws: six jobs of 2 to 5 workers and servers on 13 nodes."""
     group = NodeGroup(device="gpu", num_nodes=13, devices_per_node=2, cpu_cores_per_node=16)
-    cluster = Cluster(groups=(group,))
+    cluster = SharedCluster(groups=(group,))
     speed = SynchronousServerSpeed(
         batch_s=1.0, constant_s=0.0, transfer_s=0.0, per_worker_s=0.0, per_server_s=0.0
     )
@@ -67,7 +67,9 @@ def _placed(placer: Placer) -> tuple[float, float]:
     times, nodes = [], []
     for _ in range(_NUM_DRAWS):
         sizes = chance.integers(2, 6, size=(6, 2))
-        jobs = {f"job-{i}": Job(name=f"job-{i}", training=training, work_samples=1.0) for i in range(6)}
+        jobs = {
+            f"job-{i}": ScheduledJob(name=f"job-{i}", training=training, work_samples=1.0) for i in range(6)
+        }
         given = {f"job-{i}": Allocation("gpu", int(w), int(p)) for i, (w, p) in enumerate(sizes)}
         for placement in placer(cluster, jobs, given, {}).values():
             times.append(transfer_time_s(placement, _MODEL_BYTES, _LINK_BYTES_PER_S))

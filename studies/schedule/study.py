@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from forerun.scheduler.cluster import Cluster, NodeGroup, parse_cluster
+from forerun.scheduler.cluster import NodeGroup, SharedCluster, parse_cluster
 from forerun.scheduler.forecast_error import ForecastError
-from forerun.scheduler.job import Job, ServerTraining, TaskDemand
+from forerun.scheduler.job import ScheduledJob, ServerTraining, TaskDemand
 from forerun.scheduler.metrics import ScheduleMetrics
 from forerun.scheduler.placement import pack
 from forerun.scheduler.policies import find_policy
@@ -200,7 +200,11 @@ def _rows(
 
 
 def _replay(
-    workload: Workload, cluster: Cluster, policy: str, forecast: bool, error: ForecastError | None = None
+    workload: Workload,
+    cluster: SharedCluster,
+    policy: str,
+    forecast: bool,
+    error: ForecastError | None = None,
 ) -> ScheduleMetrics:
     jobs = list((workload.forecast if forecast else workload.actual).values())
     options = SimulationOptions(seed=workload.seed, error=error or ForecastError())
@@ -232,7 +236,7 @@ def allocation_time(
     # A seventh more than half of the tasks each: whole numbers stop a little below the optimum.
     views = _server_views(num_jobs, round(num_tasks / (2 * num_jobs) * 8 / 7))
     group = NodeGroup(device="gpu", num_nodes=num_nodes, devices_per_node=4, cpu_cores_per_node=32)
-    cluster = Cluster(groups=(group,))
+    cluster = SharedCluster(groups=(group,))
     rows = []
     for name in ("optimus", "normalised"):
         begin = time.process_time()
@@ -272,7 +276,7 @@ def _server_views(num_jobs: int, best: int) -> list[JobView]:
         )
         training = ServerTraining(speed=speed, batch_size=32, worker=demand, server=server)
         work = float(chance.uniform(1e5, 1e6))
-        job = Job(name=f"job-{number}", training=training, work_samples=work, num_servers=1)
+        job = ScheduledJob(name=f"job-{number}", training=training, work_samples=work, num_servers=1)
         views.append(JobView(job=job, order=number, remaining_samples=work))
     return views
 

@@ -13,7 +13,16 @@ PAGE = Path(__file__).parents[2] / "docs" / "commands.md"
 def test_the_page_of_commands_is_up_to_date():
     text = PAGE.read_text(encoding="utf-8")
     assert with_option_tables(text) == text
-    for command in ("predict", "scale", "plan", "tune"):
+    for command in (
+        "predict",
+        "scale",
+        "plan",
+        "tune",
+        "forecast",
+        "measure curve",
+        "measure grid",
+        "measure model",
+    ):
         assert f"<!-- options of forerun {command} -->" in text
 
 

@@ -11,7 +11,7 @@ from forerun.convergence.backtest_table import load_table, shipped_table_path
 from forerun.convergence.curve import Curve
 from forerun.convergence.curve_files import find_curve_files, read_curve
 from forerun.convergence.forecast import CurveForecast, forecast_curve
-from forerun.convergence.schedule import Schedule, schedule_of
+from forerun.convergence.schedule import LearningRateSchedule, schedule_of
 from forerun.convergence.stopping import HOPELESS
 from forerun.convergence.target import Target, parse_target
 from forerun.errors import ForecastError, InvalidSetupError
@@ -109,8 +109,8 @@ class CurveCallback:
         return ""
 
 
-def _schedule(schedule: Any, num_epochs: float | None) -> Schedule | None:
-    if schedule is None or isinstance(schedule, (str, Schedule)):
+def _schedule(schedule: Any, num_epochs: float | None) -> LearningRateSchedule | None:
+    if schedule is None or isinstance(schedule, (str, LearningRateSchedule)):
         return None if schedule is None else schedule_of(schedule, num_epochs or 1.0)
     if num_epochs is None:
         raise InvalidSetupError(

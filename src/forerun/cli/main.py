@@ -50,7 +50,7 @@ app.add_typer(hardware, name="hardware")
 app.command("scale", cls=GroupedHelp, short_help="Predict how training scales with devices or servers.")(
     scale
 )
-app.command("forecast", short_help="Forecast when a run reaches an accuracy.")(forecast)
+app.command("forecast", cls=GroupedHelp, short_help="Forecast when a run reaches an accuracy.")(forecast)
 app.command("evaluate", short_help="Compare predictions with measured steps.")(evaluate)
 app.add_typer(measure, name="measure")
 app.command("calibrate", short_help="Measure this machine and fit the cost model to it.")(calibrate)

@@ -27,6 +27,7 @@ _HEADINGS = {
     "limits": "Limits and goal",
     "target": "Target",
     "scenario": "Scenarios of a built-in task",
+    "timing": "Timing",
     "software": "Software",
     "output": "Output",
 }
