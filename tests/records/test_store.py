@@ -70,7 +70,7 @@ class StoreContract:
             ]
             assert store.count(device="rtx-3090", kind=JobKind.STEP) == 6
             assert store.counts("device") == [(("cpu",), 6), (("rtx-3090",), 6)]
-            with pytest.raises(UsageError, match="asked for by"):
+            with pytest.raises(UsageError, match="can be selected by"):
                 store.count(colour="red")
 
     def test_many_are_written_like_one(self, url):

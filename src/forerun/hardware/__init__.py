@@ -1,4 +1,4 @@
-"""Devices: what the datasheets say, where each figure is from, and what this machine has."""
+"""Devices: the figures of their datasheets with sources, and the hardware of this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this machine is: processor, memory, disk, GPUs and software, without loading a framework."""
+"""This machine: processor, memory, disk, GPUs and software, without loading a framework."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Host(Answer):
         swap_total_bytes: Swap space [bytes].
         disk_free_bytes: Free space on the disk of the working directory [bytes].
         gpus: NVIDIA GPUs, empty without a driver.
-        operating_system: Such as ``Linux-6.8.0-x86_64``.
-        python_version: Such as ``3.12.3``.
-        torch_version: Version of PyTorch if it is installed, else None.
+        operating_system: Name and version, such as ``Linux-6.8.0-x86_64``.
+        python_version: Version of Python, such as ``3.12.3``.
+        torch_version: Version of PyTorch; None if it is not installed.
     """
 
     cpu: HostCpu
@@ -48,12 +48,12 @@ class Host(Answer):
 
     @property
     def memory_usable_bytes(self) -> int:
-        """Memory this process may use at most: that of the machine or the limit of the container [bytes]."""
+        """Memory this process may use: the smaller of the machine's memory and the container's limit [bytes]."""
         return min(self.memory_total_bytes, self.memory_limit_bytes or self.memory_total_bytes)
 
 
 def describe_host() -> Host:
-    """This machine, looked at now."""
+    """Describe this machine as it is now."""
     import psutil
 
     cpu = describe_cpu()
@@ -75,7 +75,7 @@ def describe_host() -> Host:
 
 
 def _installed_version(package: str) -> str | None:
-    """Version from the package's own metadata, so that nothing of it is imported."""
+    """Version of a package, read from its metadata without importing the package."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""How PyTorch's CUDA caching allocator cuts device memory into blocks.
+"""A model of PyTorch's CUDA caching allocator, which cuts device memory into blocks.
 
 Modelled, as in ``c10/cuda/CUDACachingAllocator.cpp`` of PyTorch 1.10 to 2.x with default settings:
 

@@ -1,4 +1,4 @@
-"""One measured training or inference step and the circumstances it was measured under."""
+"""One measured training or inference step and its circumstances."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ def framework_release(version: str) -> tuple[int, int] | None:
 
 
 def is_pytorch_2(version: str) -> bool:
-    """Whether a PyTorch version is 2.0 or newer; an unknown one counts as new."""
+    """True if a PyTorch version is 2.0 or newer; an unknown version counts as newer."""
     release = framework_release(version)
     return release is None or release >= (2, 0)
 
 
 def default_optimizer_implementation(version: str) -> OptimizerImplementation:
-    """What PyTorch's optimizers do unless told otherwise: multi-tensor kernels since 2.0."""
+    """Default implementation of PyTorch's optimizers: multi-tensor kernels since 2.0."""
     return OptimizerImplementation.FOREACH if is_pytorch_2(version) else OptimizerImplementation.FOR_LOOP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """One whole step as somebody measured it.
+    """One whole measured step.
 
     Attributes:
         source: Table or file the row came from.
@@ -50,7 +50,7 @@ class StepRecord:
         model: Model as forerun names it, such as ``timm:resnet50``.
         family: Group of related networks that must not be split between fit and test.
         device: Device name the catalogue resolves, such as ``rtx-3090``.
-        batch_size_per_device: Samples a device works on in one step.
+        batch_size_per_device: Number of samples in one step of one device.
         step_time_s: Time of one step [s].
         precision: Numeric recipe.
         phase: Training step, forward pass, or inference.
@@ -62,16 +62,16 @@ class StepRecord:
         fused_attention: Whether attention ran as one kernel.
         autocast_backward: Whether the autocast region also spanned the backward pass.
         image_size: Height and width of square images [pixels].
-        input_shape: Shape of one sample without the batch axis, where images are not square or absent.
-        sequence_length: Tokens of one sample.
-        framework: pytorch, tensorflow, keras, mxnet ...
-        framework_version: As the source gives it, ``1.12``; empty if it says nothing.
-        num_devices: Devices that took part.
+        input_shape: Shape of one sample without the batch axis, if a sample is not a square image.
+        sequence_length: Number of tokens in one sample.
+        framework: Name of the framework, such as pytorch, tensorflow, keras or mxnet.
+        framework_version: Version as the source gives it, such as ``1.12``; empty if it is not known.
+        num_devices: Number of devices that took part.
         step_time_std_s: Standard deviation between steps or replicas [s].
-        num_parameters: Parameters of the model as the source counts them.
+        num_parameters: Number of parameters of the model as the source counts them.
         peak_memory_bytes: Largest memory use seen [bytes].
-        next_larger_batch_failed: Next larger batch size that was tried and did not run.
-        note: What a reader must know about the row.
+        next_larger_batch_failed: Next larger batch size that was tried and failed.
+        note: Remark for readers of the row.
     """
 
     source: str
@@ -146,13 +146,13 @@ class StepRecord:
 
     @property
     def throughput_samples_per_s(self) -> float:
-        """Samples of all devices per second."""
+        """Throughput of all devices together [samples/s]."""
         return self.batch_size_per_device * self.num_devices / self.step_time_s
 
     def training_setup(self) -> TrainingSetup:
-        """The configuration to predict this record with.
+        """The setup with which a prediction is compared with this record.
 
-        Gradients are freed between steps by default since PyTorch 2.0; an unknown version counts as new.
+        Gradients are freed between steps by default since PyTorch 2.0; an unknown version counts as newer.
         """
         return TrainingSetup(
             batch_size_per_device=self.batch_size_per_device,
