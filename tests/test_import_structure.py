@@ -14,7 +14,6 @@ MOST_PARAMETERS = 12
 TOO_MANY_PARAMETERS = {
     f"forerun.{name}"
     for name in [
-        "api.measure.measure_model",
         "cli.scale.scale",
     ]
 }

@@ -51,7 +51,7 @@ def suite(
         return
     from studies.suite.page import suite_page
 
-    print_page(suite_page(run.as_dict()), page_width(TABLE_WIDTH_IN_A_PIPE))
+    print_page(suite_page(run), page_width(TABLE_WIDTH_IN_A_PIPE))
 
 
 def _run(
@@ -85,11 +85,11 @@ def _write_plot(run: SuiteRun, folder: Path) -> None:
     from forerun.report.plots import predicted_versus_actual
 
     assert run.comparison is not None
-    rows = run.comparison["rows"]
+    rows = run.comparison.rows
     predicted_versus_actual(
         folder / "predicted-versus-measured.png",
-        title=f"{run.comparison['device']}: predicted before it was measured",
-        predicted_s=np.asarray([row["predicted_s"] for row in rows]),
-        actual_s=np.asarray([row["measured_s"] for row in rows]),
-        groups=[row["model_class"] for row in rows],
+        title=f"{run.comparison.device}: predicted before it was measured",
+        predicted_s=np.asarray([row.predicted_s for row in rows]),
+        actual_s=np.asarray([row.measured_s for row in rows]),
+        groups=[row.prediction.model_class for row in rows],
     )

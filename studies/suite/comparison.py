@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from forerun.answers import Answer, fields_of
 from forerun.errors import RecordError
 from forerun.fitting.evaluation import ErrorMetrics, errors, grouped_errors
 from forerun.measurement.measured_job import job_of
@@ -28,7 +29,7 @@ _NUM_SURPRISES = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredStep:
+class MeasuredStep(Answer):
     """One step with its prediction.
 
     Attributes:
@@ -62,8 +63,8 @@ class MeasuredStep:
         launched_s = self.figure("launched_s")
         return None if launched_s is None else min(1.0, launched_s / self.measured_s)
 
-    def as_dict(self) -> dict[str, Any]:
-        """The row as plain values."""
+    def json_fields(self) -> dict[str, Any]:
+        """The row: what was run, measured and predicted."""
         summary, prediction = self.measurement.summary, self.prediction
         assert summary is not None
         return {
@@ -91,7 +92,7 @@ _MEASURED_FIGURES = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Repeat:
+class Repeat(Answer):
     """One configuration at the start and at the end [s]."""
 
     subject: str
@@ -102,6 +103,10 @@ class Repeat:
     def change(self) -> float:
         """Relative change from the start to the end."""
         return self.end_s / self.start_s - 1
+
+    def json_fields(self) -> dict[str, Any]:
+        """The fields, and the change."""
+        return {**fields_of(self), "change": self.change}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +125,7 @@ class FewShot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SuiteComparison:
+class SuiteComparison(Answer):
     """Everything the suite says; figures that could not be had are None or empty.
 
     Attributes:
@@ -177,24 +182,17 @@ class SuiteComparison:
         """The steps that were predicted worst."""
         return sorted(self.rows, key=lambda r: -abs(np.log(r.predicted_s / r.measured_s)))[:_NUM_SURPRISES]
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        plain = {f.name: _plain(getattr(self, f.name)) for f in fields(self) if f.name != "rows"}
-        plain["repeats"] = [{**asdict(r), "change": r.change} for r in self.repeats]
+    def json_fields(self) -> dict[str, Any]:
+        """The fields; the rows behind the steps that were predicted worst."""
+        found = fields_of(self)
+        rows = found.pop("rows")
+        surprises = self.surprises()
         return {
-            **plain,
+            **found,
             "is_predicted_before": self.is_predicted_before,
-            "surprises": [row.as_dict() for row in self.surprises()],
-            "rows": [row.as_dict() for row in self.rows],
+            "surprises": surprises,
+            "rows": rows,
         }
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, (ErrorMetrics, FewShot, LargestBatch)):
-        return asdict(value)
-    if isinstance(value, Mapping):
-        return {name: _plain(item) for name, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
 def compare(

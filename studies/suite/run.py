@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from forerun.answers import Answer
 from forerun.errors import InvalidSetupError, RecordError, UnknownDeviceError
 from forerun.hardware import describe_host, find_device
 from forerun.hardware.device import Device, DeviceKind
@@ -34,6 +35,9 @@ from studies.suite.prediction import (
 )
 from studies.suite.session import SuiteSession, job_cost_s
 
+if TYPE_CHECKING:
+    from studies.suite.comparison import SuiteComparison
+
 __all__ = ["STAGES", "SuiteRun", "measure_suite"]
 
 STAGES = ("predict", "measure", "compare")
@@ -44,7 +48,7 @@ _LIBRARIES = ("torch", "torchvision", "timm", "triton", "numpy", "nvidia-cudnn-c
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SuiteRun:
+class SuiteRun(Answer):
     """What a run of the suite left in its folder.
 
     Attributes:
@@ -54,7 +58,7 @@ class SuiteRun:
         outcomes: How many jobs this run measured, by how they ended; empty without the stage.
         num_measurements: Measurements in the folder.
         duration_s: Time of the stage ``measure`` [s].
-        comparison: What ``comparison.json`` holds; None without the stage.
+        comparison: What was found, as ``comparison.json`` holds it; None without the stage.
     """
 
     folder: str
@@ -63,11 +67,7 @@ class SuiteRun:
     outcomes: dict[str, int]
     num_measurements: int
     duration_s: float
-    comparison: dict[str, Any] | None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {name: getattr(self, name) for name in self.__slots__}
+    comparison: SuiteComparison | None
 
 
 def measure_suite(
@@ -230,7 +230,7 @@ def _measurements(folder: Path) -> Iterable[Measurement]:
 
 def _compare(
     folder: Path, predictions: Sequence[JobPrediction], measurements: Sequence[Measurement]
-) -> dict[str, Any]:
+) -> SuiteComparison:
     from studies.suite.baselines import suite_baselines
     from studies.suite.comparison import compare
 
@@ -241,6 +241,6 @@ def _compare(
         scales,
         lambda rows: suite_baselines(rows, find_device(predictions[0].device)),
     )
-    plain = found.as_dict()
-    (folder / _COMPARISON).write_text(json.dumps(plain, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    return plain
+    text = json.dumps(found.as_dict(), indent=1, allow_nan=False)
+    (folder / _COMPARISON).write_text(f"{text}\n", encoding="utf-8")
+    return found

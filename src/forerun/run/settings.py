@@ -63,13 +63,15 @@ class Declared:
 
     Attributes:
         name: Its name in Python, over HTTP and in files.
-        kind: int, float, bool, str, Path or tuple (of whole numbers).
+        kind: int, float, bool, str, Path or tuple.
+        element: Type of the values of a tuple.
         setting: The declaration.
     """
 
     name: str
     kind: type
     setting: Setting
+    element: type = int
 
     @property
     def flag(self) -> str:
@@ -90,7 +92,7 @@ def declared(options: type) -> Mapping[str, Declared]:
     for name, hint in hints.items():
         kind, *metadata = get_args(hint)
         (setting,) = (item for item in metadata if isinstance(item, Setting))
-        found[name] = Declared(name=name, kind=_plain(kind), setting=setting)
+        found[name] = Declared(name=name, kind=_plain(kind), setting=setting, element=_element(kind))
     return found
 
 
@@ -103,6 +105,15 @@ def _plain(hint: Any) -> type:
         hint = Path if Path in parts else parts[0]
     found: type = get_origin(hint) or hint
     return tuple if found is Sequence else found
+
+
+def _element(hint: Any) -> type:
+    """The type of the values of a sequence; whole numbers where nothing is said."""
+    for part in get_args(hint):
+        if get_origin(part) is Sequence:
+            (found,) = get_args(part)
+            return found if isinstance(found, type) else int
+    return int
 
 
 def checked(given: Mapping[str, Any], options: type) -> dict[str, Any]:
@@ -144,6 +155,8 @@ def _checked(item: Declared, value: Any) -> Any:
         return _bounded(words, whole(words, value), setting)
     if item.kind is float:
         return _bounded(words, _number(words, value), setting)
+    if item.kind is tuple and item.element is not int:
+        return tuple(value)
     if item.kind is tuple:
         return tuple(_bounded(words, whole(words, part), setting) for part in value)
     return value

@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from forerun.errors import InvalidSetupError
+from forerun.measurement.step_options import StepOptions
 from forerun.run.settings import Setting, TypedDict
 
 __all__ = [
@@ -259,91 +260,8 @@ class LayerOptions(_RayOptions, total=False):
     ]
 
 
-class ModelOptions(_RayOptions, total=False):
-    """Which steps of a model are measured."""
-
-    batch_sizes: _BatchSizes
-    precisions: _Precisions
-    layouts: Annotated[
-        Sequence[str] | None,
-        Setting(
-            help="Memory order of images: nchw, nhwc or both.",
-            group="run",
-            default="the framework's own",
-            metavar="NAME,NAME",
-            flag="layout",
-        ),
-    ]
-    compiles: Annotated[
-        Sequence[bool] | None,
-        Setting(
-            help="Without torch.compile (in Keras XLA), with it, or both.",
-            group="run",
-            default="no",
-            metavar="no,yes",
-            flag="compile",
-        ),
-    ]
-    optimizer: Annotated[
-        str | None,
-        Setting(
-            help="Optimizer, as in predict.",
-            group="run",
-            default="sgd, under parameter servers sgd-plain",
-            metavar="NAME",
-        ),
-    ]
-    phase: Annotated[
-        str | None,
-        Setting(
-            help="Part of a step: train, forward or inference.", group="run", default="train", metavar="NAME"
-        ),
-    ]
-    image_size: _ImageSize
-    input_shape: Annotated[
-        Sequence[int] | None,
-        Setting(help="Shape of one sample, without the batch.", group="model", metavar="3,224,224"),
-    ]
-    sequence_length: Annotated[int | None, Setting(help="Tokens of one sample.", group="model")]
-    num_devices: Annotated[
-        int | None,
-        Setting(
-            help="Devices that share the work, each with the batch size; processes on a processor.",
-            group="sharing",
-            default="1",
-        ),
-    ]
-    strategy: Annotated[
-        str | None,
-        Setting(help="How several devices share it: ddp.", group="sharing", default="ddp", metavar="NAME"),
-    ]
-    framework: Annotated[
-        str | None,
-        Setting(
-            help="Framework: pytorch or keras.",
-            group="software",
-            default="that of the model",
-            metavar="NAME",
-        ),
-    ]
-    num_servers: Annotated[
-        int | None,
-        Setting(
-            help="With keras: servers of a ParameterServerStrategy, local processes.",
-            group="sharing",
-            default="0",
-            flag="parameter-servers",
-        ),
-    ]
-    num_workers: Annotated[
-        int | None,
-        Setting(
-            help="Workers of the parameter servers, each with the batch size.",
-            group="sharing",
-            default="2",
-            flag="workers",
-        ),
-    ]
+class ModelOptions(_RayOptions, StepOptions, total=False):
+    """Which steps of a model are measured, and where."""
 
 
 class CompositionOptions(SessionOptions, total=False):
