@@ -61,7 +61,7 @@ class ReplayPlan:
         first_step: Operations before and in the first step, as (code, slot).
         second_step: Operations of the second step as traced.
         repetitions: Operations of a repeated step, odd and even.
-        has_workspace: Whether convolutions ask for workspace.
+        has_workspace: True if convolutions ask for workspace.
     """
 
     stream: MemoryStream

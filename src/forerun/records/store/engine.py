@@ -96,7 +96,7 @@ _CAUSES: Mapping[str, str] = {
     "disk i/o error": "the disk cannot be written (full or failing); what was written before is safe",
     "readonly": "it cannot be written; check the rights of the file and its folder",
     "unable to open": "it cannot be opened; check that its folder exists and can be written",
-    "not a database": "it is no SQLite database; name another file",
+    "not a database": "it is not an SQLite database; name another file",
     "malformed": "the database is damaged; restore it, or save what can be read with sqlite3's .recover",
     "locked": "another process has kept it locked for a minute; end that process and run again",
     "connect": "the server cannot be reached; check its address and that it runs",

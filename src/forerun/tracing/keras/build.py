@@ -122,8 +122,8 @@ def _read_file(path_text: str) -> str:
         raise UnknownModelError(f"there is no file {path_text!r}; save one with model.save('name.keras')")
     if path.suffix == ".keras" and not zipfile.is_zipfile(path):
         raise ModelBuildError(
-            f"{path_text} cannot be read as a Keras model, expected a file of model.save('name.keras'): it is no zip "
-            "archive, or was cut short; save or copy it again"
+            f"{path_text} cannot be read as a Keras model, expected a file of model.save('name.keras'): it is not a "
+            "zip archive, or was cut short; save or copy it again"
         )
     try:
         model = keras.saving.load_model(path, compile=False)
@@ -150,7 +150,7 @@ def _why_unreadable(name: str, error: BaseException) -> str:
     whole = _whole_text(error)
     if any(phrase in whole for phrase in _UNKNOWN_CLASS):
         return (
-            f"{name} holds a layer of the user's own, whose operations are not known from the file ({text}); name the "
+            f"{name} holds a custom layer, whose operations are not known from the file ({text}); name the "
             "function that makes the model as path/to/file.py:factory"
         )
     if "Lambda" in whole or "unsafe" in whole.lower():
