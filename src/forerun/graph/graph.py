@@ -1,6 +1,6 @@
 """The operation graph of one training step, as plain numbers.
 
-A graph is what a tracer leaves behind: one row per kernel-launching operation, and the stream of memory
+A graph is the result of a trace: one row per kernel-launching operation, and the stream of memory
 allocations and frees. Every size is affine in the batch size, ``value = constant + slope * batch``, so one
 graph answers any batch size without tracing again. No framework object is kept.
 """

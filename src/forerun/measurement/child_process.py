@@ -127,7 +127,7 @@ def _set_num_threads(num_threads: int | None) -> None:
 
 
 def _limit_memory(limit_bytes: int | None) -> None:
-    """Limits private memory (``RLIMIT_DATA``), counted from what the loaded framework already has.
+    """Limits private memory (``RLIMIT_DATA``), counted on top of the memory of the loaded framework.
 
     ``RLIMIT_AS`` would count the gigabytes of address space that a framework reserves and never touches.
     """
