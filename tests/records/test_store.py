@@ -217,7 +217,7 @@ def test_a_missing_file_is_not_made_for_a_reader(tmp_path):
 def test_a_file_that_is_no_database(tmp_path):
     path = tmp_path / "text.sqlite"
     path.write_text("not a database, but long enough to be taken for one " * 50)
-    with pytest.raises(RecordError, match="no SQLite database"):
+    with pytest.raises(RecordError, match="not an SQLite database"):
         RecordStore.open(path)
 
 

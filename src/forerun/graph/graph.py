@@ -1,6 +1,6 @@
 """The operation graph of one training step, as plain numbers.
 
-A graph is what a tracer leaves behind: one row per kernel-launching operation, and the stream of memory
+A graph is the result of a trace: one row per kernel-launching operation, and the stream of memory
 allocations and frees. Every size is affine in the batch size, ``value = constant + slope * batch``, so one
 graph answers any batch size without tracing again. No framework object is kept.
 """
@@ -187,7 +187,7 @@ class Graph:
         ops: Operations of the step.
         memory: Allocations and frees of two steps.
         only_batch_size: The one batch size the graph holds for, if sizes are not affine; None for any.
-        uses_layer_norm: Whether a layer or RMS norm occurs (autocast then keeps the residual stream in fp32).
+        uses_layer_norm: True if a layer or RMS norm occurs (autocast then keeps the residual stream in fp32).
         unsupported_ops: Framework operations without a cost rule; they are charged by their traffic.
         notes: Remarks for the user, such as folded batch norms of an ONNX file.
         versions: Library versions that made the trace, as (name, version).

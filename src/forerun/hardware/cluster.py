@@ -166,7 +166,7 @@ def split_spec(text: str) -> tuple[int, int, str]:
     A number behind the name, ``t4x8``, is understood as well.
 
     Raises:
-        InvalidSetupError: The text joins several kinds by a plus, where one kind is expected.
+        InvalidSetupError: The text joins several kinds by a plus, but one kind is expected.
     """
     if matching_devices(text) or text.lower() == "here":
         return 1, 1, text

@@ -32,7 +32,7 @@ def container_limits(
 
     Args:
         membership: File with the groups of the process, lines of ``id:controllers:path``.
-        mount: Where the control groups are mounted.
+        mount: Folder at which the control groups are mounted.
     """
     folders = list(_group_folders(membership, mount))
     cores = [cores for folder in folders if (cores := _num_cores(folder)) is not None]

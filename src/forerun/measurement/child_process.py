@@ -127,7 +127,7 @@ def _set_num_threads(num_threads: int | None) -> None:
 
 
 def _limit_memory(limit_bytes: int | None) -> None:
-    """Limits private memory (``RLIMIT_DATA``), counted from what the loaded framework already has.
+    """Limits private memory (``RLIMIT_DATA``), counted on top of the memory of the loaded framework.
 
     ``RLIMIT_AS`` would count the gigabytes of address space that a framework reserves and never touches.
     """
@@ -146,7 +146,7 @@ def _limit_memory(limit_bytes: int | None) -> None:
 def _report_of_job(run: str, job: MeasurementJob, device_index: str, protocol: Protocol) -> ChildReport:
     try:
         return ChildReport(outcome=Outcome.DONE, result=_function(run)(job, device_index, protocol))
-    except Exception as error:  # whatever a job raises is its report
+    except Exception as error:  # any exception of a job is its report
         is_limited = protocol.memory_limit_bytes is not None
         return ChildReport(outcome=_outcome_of(error, is_limited), reason=_reason_of(error))
 

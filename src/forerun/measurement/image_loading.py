@@ -139,7 +139,7 @@ def _decoded(content: bytes, path: Path) -> Any:
     try:
         return Image.open(io.BytesIO(content)).convert("RGB")
     except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
-        raise MeasurementError(f"'{path}' is no image that can be decoded: {error}; remove it") from error
+        raise MeasurementError(f"'{path}' is not an image that can be decoded: {error}; remove it") from error
 
 
 def _augment(image_size: int, name: str) -> Callable[[Any], Any]:

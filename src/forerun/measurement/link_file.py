@@ -44,7 +44,7 @@ latency_us = {max(latency, 1e-9) * 1e6:.6g}
 
 [link.sources]
 bandwidth_gb_s = "{source}"
-usable_share = "what was measured is what is usable"
+usable_share = "the measured rate is the usable rate"
 latency_us = "{source}"
 """
     try:

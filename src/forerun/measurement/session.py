@@ -1,7 +1,7 @@
 """Runs many jobs on one device, one after the other, and writes each measurement as it comes.
 
 Any end of a session (Ctrl-C, kill -9, a full disk) loses at most the running job: a second session with
-the same occasion skips what is done and finishes the rest.
+the same occasion skips finished jobs and runs the rest.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ class MemoryConstants:
         overhead_bytes: Context, loaded kernels and library handles of the process [bytes].
         live_factor: Smallest limit of the allocator over live bytes, used without a replay.
         workspace_factor: Workspace of a convolution over its input plus output bytes, half precision in NCHW.
-        uses_caching_allocator: Whether PyTorch's caching allocator is at work; otherwise live bytes count.
-        source: Where the figures come from.
+        uses_caching_allocator: True if PyTorch's caching allocator is at work; otherwise live bytes count.
+        source: Origin of the figures.
     """
 
     overhead_bytes: float

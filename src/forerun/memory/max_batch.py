@@ -25,7 +25,7 @@ class MaxBatchSize:
         value: Largest batch that fits; 0 if not even one sample does; None if unknown.
         low: Largest batch that fits into 0.97 times the memory; its verdict is "yes".
         high: Largest batch that fits into 1.03 times the memory; beyond it the verdict is "no".
-        reason: Why the value is unknown or zero; empty otherwise.
+        reason: Reason why the value is unknown or zero; empty otherwise.
     """
 
     value: int | None

@@ -61,7 +61,7 @@ class ReplayPlan:
         first_step: Operations before and in the first step, as (code, slot).
         second_step: Operations of the second step as traced.
         repetitions: Operations of a repeated step, odd and even.
-        has_workspace: Whether convolutions ask for workspace.
+        has_workspace: True if convolutions ask for workspace.
     """
 
     stream: MemoryStream
@@ -177,7 +177,7 @@ def replay(
 def reserved_peak_bytes(plan: ReplayPlan, batch_size: float) -> int:
     """Most bytes held from the driver on a card with memory to spare [bytes].
 
-    This is what ``max_memory_reserved`` prints there, not what the step needs.
+    PyTorch's ``max_memory_reserved`` prints this figure on such a card; the step may need less.
     """
     return replay(plan, batch_size).peak_reserved_bytes
 

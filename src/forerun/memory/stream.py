@@ -95,7 +95,7 @@ def check_stream(stream: MemoryStream) -> None:
         if event == MemoryEvent.ALLOCATE:
             if block in seen or block < 0:
                 raise TraceError(
-                    f"every allocation needs a block of its own, but entry {position} repeats block {block}; "
+                    f"every allocation needs its own block, but entry {position} repeats block {block}; "
                     "trace the model again"
                 )
             seen.add(block)

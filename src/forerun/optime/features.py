@@ -116,7 +116,7 @@ class Point:
     Attributes:
         device: The device.
         setup: Batch size, precision, layout and the other settings of training.
-        uses_layer_norm: Whether the model has layer norms.
+        uses_layer_norm: True if the model has layer norms.
         era: Software era, 0 for PyTorch 0.4 to 1 for the newest (``software_era``).
     """
 

@@ -54,9 +54,9 @@ class StepTimes:
         host_s: Time the host needs to launch the kernels, (p,) [s].
         memory_bound_s: Part of the kernels' time in kernels bound by memory traffic, (p,) [s].
         spread: Standard deviation of the log step over the ensemble, (p,).
-        kernel_s: Time of all launches of each distinct kernel, (p, n) [s]; None unless asked for.
-        compute_share: d log(kernel time) / d log(compute time) of each kernel, (p, n); None unless asked for.
-        memory_share: d log(kernel time) / d log(traffic time) of each kernel, (p, n); None unless asked for.
+        kernel_s: Time of all launches of each distinct kernel, (p, n) [s]; None without ``with_kernels``.
+        compute_share: d log(kernel time) / d log(compute time) of each kernel, (p, n); None without ``with_kernels``.
+        memory_share: d log(kernel time) / d log(traffic time) of each kernel, (p, n); None without ``with_kernels``.
     """
 
     step_s: Floats

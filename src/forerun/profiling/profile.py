@@ -348,15 +348,15 @@ def _notes(
 ) -> tuple[str, ...]:
     notes = []
     if process.window is None:
-        notes.append("no window was traced: kernels and host are not told apart, both are in kernels")
+        notes.append("no window was traced: the time of kernels includes that of the host")
     if epochs is None:
         notes.append(
             "the job's epochs are not known (no --epochs argument was seen): give them with --epochs"
         )
     elif per_epoch is None:
-        notes.append("the loader does not tell its length: the time of the job is not known")
+        notes.append("the loader has no known length: the time of the job is not known")
     if not process.loaders:
-        notes.append("the script uses no torch DataLoader: waiting for input is not seen")
+        notes.append("the script uses no torch DataLoader: the wait for input is not measured")
     if num_ranks > 1:
         notes.append(f"{num_ranks} processes train; parts are those of rank {process.rank or 0}")
     return tuple(notes)

@@ -55,12 +55,12 @@ class StepRecord:
         precision: Numeric recipe.
         phase: Training step, forward pass, or inference.
         layout: Memory order of images.
-        compile: Whether the step ran under torch.compile or its like.
+        compile: True if the step ran under torch.compile or its like.
         optimizer: Name as in ``TrainingSetup``; ``none`` if no update ran.
         optimizer_implementation: Kernel granularity of the update.
-        includes_optimizer: Whether the measured time contains the update.
-        fused_attention: Whether attention ran as one kernel.
-        autocast_backward: Whether the autocast region also spanned the backward pass.
+        includes_optimizer: True if the measured time contains the update.
+        fused_attention: True if attention ran as one kernel.
+        autocast_backward: True if the autocast region also spanned the backward pass.
         image_size: Height and width of square images [pixels].
         input_shape: Shape of one sample without the batch axis, if a sample is not a square image.
         sequence_length: Number of tokens in one sample.

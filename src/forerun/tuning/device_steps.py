@@ -80,7 +80,7 @@ def script_point(profile: Profile, base: Mapping[str, Any], image_size: int | No
 
     Args:
         profile: Profile of the script as it is.
-        base: The script's own values, as far as they are known.
+        base: The script's own values that are known.
         image_size: Height and width of the script's images, if the base lacks them; None for the model's own size
             [pixels].
     """

@@ -196,13 +196,13 @@ def _outcome(
         is_reached = order.metric is not None and any(_is_reached(order.metric, r.value) for r in readings)
         return ("done", "") if is_reached and order.stop_at_target else ("pruned", "its forecast cannot win")
     if run.outcome == "out of memory":
-        return "out of memory", "its memory went above the limit"
+        return "out of memory", "its memory exceeded the limit"
     if run.outcome in ("crashed", "timeout", "interrupted"):
         text = "\n".join(line.text for line in run.lines)
         if run.outcome == "crashed" and (run.status == _SIGKILL or _OUT_OF_MEMORY.search(text)):
             return "out of memory", run.said
         if run.outcome == "timeout":
-            return "timeout", f"it ran into the limit of {order.timeout_s:.0f} s"
+            return "timeout", f"it reached the time limit of {order.timeout_s:.0f} s"
         return run.outcome, f"status {run.status}: {run.said}"
     if process is None:
         return "crashed", "it ended without a second step of a torch optimizer"

@@ -41,7 +41,7 @@ _MEMORY_PHRASES = (
 )
 
 
-class OutOfMemory(MeasurementError):  # noqa: N818 - named after what the session writes
+class OutOfMemory(MeasurementError):  # noqa: N818 - named after the outcome that the session writes
     """The job needs more memory than the device or the host has."""
 
 

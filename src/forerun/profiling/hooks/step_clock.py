@@ -53,7 +53,7 @@ class StepClock:
         self._opened(now_s).starts_epoch = True
 
     def request(self, now_s: float) -> None:
-        """A batch is asked for."""
+        """A batch is requested."""
         if self._open is not None and self._open.num_updates:
             self._close(now_s)
         self._opened(now_s)

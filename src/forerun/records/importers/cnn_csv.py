@@ -117,7 +117,7 @@ def read_cnn_csv(path: str | Path, *, device: str, occasion: str = "") -> list[M
             first = list(read).index(found.key) + 1
             raise RecordError(
                 f"{path.name}, row {number}: the same configuration as row {first}; keep one of them, or put repeats "
-                "into a file of their own"
+                "into another file"
             )
         read[found.key] = found
     return list(read.values())

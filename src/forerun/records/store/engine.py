@@ -89,14 +89,14 @@ def _set_up_sqlite(connection: Any, _: Any) -> None:
     cursor.close()
 
 
-_NO_SPACE = "no space is left on the device; free some and run again, what was written before is safe"
+_NO_SPACE = "no space is left on the device; free some and run again; records written before are safe"
 _CAUSES: Mapping[str, str] = {
     "is full": _NO_SPACE,
     "no space left": _NO_SPACE,
-    "disk i/o error": "the disk cannot be written (full or failing); what was written before is safe",
+    "disk i/o error": "the disk cannot be written (full or failing); records written before are safe",
     "readonly": "it cannot be written; check the rights of the file and its folder",
     "unable to open": "it cannot be opened; check that its folder exists and can be written",
-    "not a database": "it is no SQLite database; name another file",
+    "not a database": "it is not an SQLite database; name another file",
     "malformed": "the database is damaged; restore it, or save what can be read with sqlite3's .recover",
     "locked": "another process has kept it locked for a minute; end that process and run again",
     "connect": "the server cannot be reached; check its address and that it runs",

@@ -14,13 +14,13 @@ from forerun.profiling.profile import Profile
 
 __all__ = ["RunFigures", "Usage", "run_figures", "usage_rows"]
 
-_NO_GPU = "the run was on a processor, whose energy and utilisation no GPU counts"
+_NO_GPU = "the run was on a processor, for which there are no GPU figures"
 _REASONS = {
-    "gpu_utilisation": "the driver does not tell the utilisation of the GPU",
-    "energy_j": "the GPU has no counter of energy",
-    "train_loss": "the training diverged: its loss is no number",
-    "test_loss": "the training diverged: its loss is no number",
-    "images_per_s": "the batches do not tell how many images they hold",
+    "gpu_utilisation": "the driver does not report the utilisation of the GPU",
+    "energy_j": "the GPU has no energy counter",
+    "train_loss": "the training diverged: its loss is not a number",
+    "test_loss": "the training diverged: its loss is not a number",
+    "images_per_s": "the number of images in a batch is not known",
 }
 
 
@@ -78,7 +78,7 @@ def run_figures(history: Sequence[Mapping[str, Any]], run: Launch, profile: Prof
     """The table of a run's figures.
 
     Args:
-        history: A row per epoch, as the training writes them; a loss that is no number is None.
+        history: A row per epoch, as the training writes them; a loss that is not a number is None.
         run: Run of the script.
         profile: Profile of that run.
     """
