@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forerun.cli.options import DebugOption, JsonOption
+from forerun.cli.options import (
+    DEVICE_HERE_HELP,
+    EPOCHS_HELP,
+    RUN_TIME_HELP,
+    SEED_HELP,
+    SETTING_HELP,
+    DebugOption,
+    JsonOption,
+    MetricOption,
+    ShowOutputOption,
+)
 from forerun.cli.output import (
     TABLE_WIDTH_IN_A_PIPE,
     page_width,
@@ -29,88 +39,122 @@ def tune(
     command: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[SPACE.yaml] -- COMMAND", help="What may be changed, and the command as you run it."
+            metavar="[SPACE.yaml] -- COMMAND",
+            help="Space of the settings to try, and the training command as you run it.",
         ),
     ] = None,
     budget: Annotated[
-        str, typer.Option(metavar="2h", help="Such as 2h, '40 trials', 10usd, or several parted by commas.")
+        str,
+        typer.Option(metavar="2h", help="Budget: 2h, '40 trials', 10usd, or several separated by commas."),
     ] = "15min",
     objective: Annotated[
         str,
         typer.Option(
             metavar="NAMES",
-            help="speed, time, time-to-target, accuracy or cost; several parted by commas give a front.",
+            help="Objective: speed, time, time-to-target, accuracy or cost; several, "
+            "separated by commas, give a Pareto front.",
         ),
     ] = "speed",
-    metric: Annotated[str | None, typer.Option(metavar="NAME", help="Figure that the script prints.")] = None,
-    target: Annotated[float | None, typer.Option(help="Value of the metric to reach.")] = None,
+    metric: MetricOption = None,
+    target: Annotated[float | None, typer.Option(help="Value of the metric to reach, such as 0.9.")] = None,
     study: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="Of the study; an existing one is resumed, or shared.")
+        Path,
+        typer.Option(metavar="FOLDER", help="Folder of the study; an existing study is resumed or shared."),
     ] = Path("forerun-study"),
-    trial_time: Annotated[str, typer.Option(metavar="8s", help="Time of steps of a trial for speed.")] = "8s",
-    timeout: Annotated[str, typer.Option(metavar="30min", help="Longest time of a trial.")] = "30min",
+    trial_time: Annotated[
+        str, typer.Option(metavar="8s", help="Time of the steps in a trial for speed, such as 8s.")
+    ] = "8s",
+    timeout: Annotated[str, typer.Option(metavar="30min", help=RUN_TIME_HELP)] = "30min",
     memory: Annotated[
-        str | None, typer.Option(metavar="4GB", help="Most memory of a trial; all there is if not given.")
+        str | None,
+        typer.Option(
+            metavar="4GB", help="Largest memory of a trial, such as 4GB.", show_default="all there is"
+        ),
     ] = None,
-    max_loss: Annotated[float, typer.Option(help="Loss of the metric accepted for speed.", min=0.0)] = 0.01,
-    price: Annotated[str | None, typer.Option(metavar="1.89/h", help="Price of this machine.")] = None,
-    device: Annotated[str | None, typer.Option(metavar="cuda:0", help="Device of the trials.")] = None,
-    workers: Annotated[
+    max_loss: Annotated[
+        float, typer.Option(help="Loss of the metric that is accepted for speed.", min=0.0)
+    ] = 0.01,
+    price: Annotated[
+        str | None, typer.Option(metavar="1.89/h", help="Price of this machine [US dollars per hour].")
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(metavar="cpu|cuda:N", help=DEVICE_HERE_HELP, show_default="the first GPU"),
+    ] = None,
+    sessions: Annotated[
         int,
         typer.Option(
-            help="Sessions that search at once, each on a GPU (with --ray, a node) of its own.", min=1
+            "--sessions",
+            "--workers",
+            help="Sessions that search at once, each on another GPU or, with --ray, on another node.",
+            min=1,
         ),
     ] = 1,
-    sampler: Annotated[str, typer.Option(metavar="NAME", help="tpe or random.")] = "tpe",
-    seed: Annotated[int | None, typer.Option(help="Of the sampler.")] = None,
+    sampler: Annotated[
+        str, typer.Option(metavar="NAME", help="Sampler of the trials: tpe or random.")
+    ] = "tpe",
+    seed: Annotated[int | None, typer.Option(help=SEED_HELP)] = None,
     ray: Annotated[
-        str | None, typer.Option(metavar="auto", help="Run trials on a Ray cluster: auto or HOST:PORT.")
+        str | None,
+        typer.Option(
+            metavar="auto|HOST:PORT", help="Ray cluster whose nodes run the trials: auto or HOST:PORT."
+        ),
     ] = None,
     prune: Annotated[
-        bool, typer.Option("--prune", help="For accuracy: end runs whose forecast cannot win.")
+        bool, typer.Option("--prune", help="With --objective accuracy: end trials whose forecast cannot win.")
     ] = False,
     model: Annotated[
         str | None,
         typer.Option(
             metavar="SPEC",
-            help="What the script trains, as in predict; its predicted steps choose the first trials.",
+            help="Model that the script trains, as in predict; its predicted steps choose the first trials.",
         ),
     ] = None,
     image_size: Annotated[
-        int | None, typer.Option(help="Size of its images, where no argument tells [pixels].", min=1)
+        int | None,
+        typer.Option(help=SETTING_HELP["image_size"], min=1, show_default="the script's own"),
     ] = None,
     input_shape: Annotated[
-        str | None, typer.Option(metavar="3,224,224", help="Shape of one of its samples, instead.")
+        str | None, typer.Option(metavar="3,224,224", help=SETTING_HELP["input_shape"])
     ] = None,
-    sequence_length: Annotated[int | None, typer.Option(help="Tokens of one of its samples.", min=1)] = None,
+    sequence_length: Annotated[int | None, typer.Option(help=SETTING_HELP["sequence_length"], min=1)] = None,
     no_check: Annotated[
-        bool, typer.Option("--no-check", help="Do not run the best whole beside the script as it is.")
+        bool,
+        typer.Option(
+            "--no-check", help="Skip the full run of the best configuration beside the unchanged script."
+        ),
     ] = False,
     no_priors: Annotated[
-        bool, typer.Option("--no-priors", help="No first trials of the cost model.")
+        bool, typer.Option("--no-priors", help="Choose no first trials by the cost model.")
     ] = False,
     no_prediction: Annotated[
         bool, typer.Option("--no-prediction", help="Reject no trial by its predicted memory.")
     ] = False,
-    show_output: Annotated[
-        bool, typer.Option("--show-output", help="Pass on what the script prints.")
-    ] = False,
+    show_output: ShowOutputOption = False,
     scenario: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="baseline, resolution, hyperparameters, hardware or all, of --task."
+            metavar="NAME",
+            help="Scenario of --task: baseline, resolution, hyperparameters, hardware or all.",
         ),
     ] = None,
-    task: Annotated[str, typer.Option(metavar="NAME", help="Built-in task of the scenarios.")] = "squeezenet",
+    task: Annotated[
+        str, typer.Option(metavar="NAME", help="Built-in task of the scenarios: squeezenet.")
+    ] = "squeezenet",
     data: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Images of the task: seg_train and seg_test.")
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Folder with the images of the task in seg_train and seg_test."),
     ] = None,
     generate: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Generate N training images in --data if it has none.", min=6),
+        typer.Option(
+            metavar="N", help="Number of training images to generate in --data if it has none.", min=6
+        ),
     ] = None,
-    weights: Annotated[str, typer.Option(metavar="NAME", help="imagenet or none.")] = "imagenet",
-    epochs: Annotated[int, typer.Option(help="Epochs of the task.", min=1)] = 10,
+    weights: Annotated[
+        str, typer.Option(metavar="NAME", help="Initial weights of the task: imagenet or none.")
+    ] = "imagenet",
+    epochs: Annotated[int, typer.Option(help=EPOCHS_HELP, min=1)] = 10,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
@@ -168,7 +212,7 @@ def tune(
             seed=seed,
             price_usd_per_hour=None if price is None else parse_price_usd_per_hour(price),
             device_index=device,
-            num_sessions=workers,
+            num_sessions=sessions,
             ray_address=ray,
             say=_say,
             echo=sys.stderr if show_output else None,

@@ -12,15 +12,23 @@ from forerun.cli.measure.composition import composition
 from forerun.cli.measure.curve import curve
 from forerun.cli.measure.loader import loader
 from forerun.cli.measure.options import (
+    BatchSizesOption,
+    CompileOption,
     CsvOption,
+    DatasetOption,
     DeviceOption,
     EpochsOption,
     FrameworkOption,
+    ImageSizeOption,
+    LayoutsOption,
     MaxSecondsOption,
     OccasionOption,
+    OptimizerOption,
+    PrecisionOption,
+    PrecisionsOption,
     RayOption,
-    RecordsOption,
     RepetitionsOption,
+    SeedOption,
     ThreadsOption,
     TimeoutOption,
     parse_flags,
@@ -28,8 +36,9 @@ from forerun.cli.measure.options import (
     parse_whole_numbers,
     parse_words,
 )
-from forerun.cli.options import DebugOption, JsonOption
+from forerun.cli.options import SETTING_HELP, DebugOption, JsonOption, RecordsOption
 from forerun.cli.output import TABLE_WIDTH_IN_A_PIPE, page_width, print_json, print_page, quiet_libraries
+from forerun.run.options import MODEL_HELP
 
 if TYPE_CHECKING:
     from forerun.api.measure_jobs import MeasurementRun
@@ -51,36 +60,35 @@ def measuring(context: typer.Context) -> None:
 @measure.command("grid")
 def grid(
     network: Annotated[
-        str, typer.Option(metavar="FAMILY", help="Family of networks: cnn, cifar-resnet, mnist-cnn ...")
+        str,
+        typer.Option(metavar="FAMILY", help="Family of networks, such as cnn, cifar-resnet or mnist-cnn."),
     ] = "cnn",
     sizes: Annotated[
         list[str] | None,
         typer.Option(
             metavar="KEY=1,2",
-            help="Key of the family with its values; may be repeated. Of cnn: "
-            "depth=2,3,4 and base_filters=32,64 unless given.",
+            help="Values of one key of the family, such as depth=2,3,4; may be repeated. If not given, cnn has "
+            "depth=2,3,4 and base_filters=32,64.",
         ),
     ] = None,
-    batch_sizes: Annotated[str, typer.Option(metavar="32,64", help="Images of one step.")] = "32,64,128",
-    precision: Annotated[str, typer.Option(metavar="NAME,NAME", help="Precisions, as in predict.")] = "fp32",
-    layout: Annotated[
-        str | None, typer.Option(metavar="NAME,NAME", help="nchw, nhwc or both; nchw, and nhwc for keras.")
-    ] = None,
-    compile: Annotated[
-        str, typer.Option(metavar="no,yes", help="Without torch.compile, with it, or both.")
-    ] = "no",
-    image_size: Annotated[int, typer.Option(help="Height and width of the images [pixels].")] = 32,
-    optimizer: Annotated[str, typer.Option(metavar="NAME", help="As in predict.")] = "adam",
-    dataset: Annotated[str, typer.Option(metavar="NAME", help="cifar10, synthetic or digits.")] = "cifar10",
+    batch_sizes: BatchSizesOption = "32,64,128",
+    precision: PrecisionsOption = "fp32",
+    layout: LayoutsOption = None,
+    compile: CompileOption = "no",
+    image_size: Annotated[int, typer.Option(help=SETTING_HELP["image_size"])] = 32,
+    optimizer: OptimizerOption = "adam",
+    dataset: DatasetOption = "cifar10",
     epochs: EpochsOption = 3,
     steps: Annotated[
-        int | None, typer.Option(help="Cut each epoch to so many steps and extrapolate to the whole.")
+        int | None, typer.Option(help="Steps to train of each epoch; the whole epoch is extrapolated.")
     ] = None,
-    workers: Annotated[int, typer.Option(help="Processes that prepare batches.")] = 0,
-    seed: Annotated[int, typer.Option(help="Seed of weights, order and synthetic images.")] = 0,
+    loader_workers: Annotated[
+        int, typer.Option("--loader-workers", "--workers", help=SETTING_HELP["loader_workers"])
+    ] = 0,
+    seed: SeedOption = 0,
     framework: FrameworkOption = "pytorch",
     replicas: Annotated[
-        int, typer.Option(help="With keras: replicas of a MirroredStrategy, each with a batch of its own.")
+        int, typer.Option(help="With keras: replicas of a MirroredStrategy, each with the batch size.")
     ] = 1,
     device: DeviceOption = "cpu",
     records: RecordsOption = None,
@@ -113,7 +121,7 @@ def grid(
         dataset=dataset,
         num_epochs=epochs,
         num_steps=steps,
-        num_workers=workers,
+        num_workers=loader_workers,
         seed=seed,
         framework=framework,
         num_replicas=replicas,
@@ -127,26 +135,34 @@ def grid(
 @measure.command("layers")
 def layers(
     kinds: Annotated[
-        str | None, typer.Option(metavar="NAME,NAME", help="conv2d, dense, batch_norm ...; all if not given.")
+        str | None,
+        typer.Option(
+            metavar="NAME,NAME", help="Kinds of layers, such as conv2d,dense,batch_norm.", show_default="all"
+        ),
     ] = None,
-    num_layers: Annotated[int, typer.Option(help="Layers of all kinds together.")] = 1100,
+    num_layers: Annotated[int, typer.Option(help="Number of layers to time, all kinds together.")] = 1100,
     ranges: Annotated[
         str,
         typer.Option(
-            metavar="NAME", help="justus (the published ones), wide, or networks (as in image networks)."
+            metavar="NAME",
+            help="Ranges of the sizes: justus (the published ones), wide, or networks (sizes of image networks).",
         ),
     ] = "wide",
     mode: Annotated[
-        str, typer.Option(metavar="NAME,NAME", help="forward, train_step or both.")
+        str,
+        typer.Option(
+            metavar="NAME,NAME", help="Parts of the step, separated by commas: forward, train_step."
+        ),
     ] = "forward,train_step",
-    precision: Annotated[str, typer.Option(metavar="NAME", help="As in predict.")] = "fp32",
+    precision: PrecisionOption = "fp32",
     layout: Annotated[
-        str | None, typer.Option(metavar="NAME", help="nchw or nhwc; nchw, and nhwc for keras.")
+        str | None,
+        typer.Option(metavar="NAME", help=SETTING_HELP["layout"], show_default="the framework's own"),
     ] = None,
     framework: FrameworkOption = "pytorch",
-    max_gflop: Annotated[float, typer.Option(help="Most work of one step [10^9 FLOP].")] = 4.0,
-    max_mb: Annotated[float, typer.Option(help="Most memory of one step [10^6 bytes].")] = 200.0,
-    seed: Annotated[int, typer.Option(help="Another seed measures other layers.")] = 0,
+    max_gflop: Annotated[float, typer.Option(help="Largest work of one step [10^9 FLOP].")] = 4.0,
+    max_mb: Annotated[float, typer.Option(help="Largest memory of one step [10^6 bytes].")] = 200.0,
+    seed: SeedOption = 0,
     device: DeviceOption = "cpu",
     records: RecordsOption = None,
     occasion: OccasionOption = "",
@@ -184,38 +200,47 @@ def layers(
 
 @measure.command("model")
 def model(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="The model, as in predict.")],
-    batch_sizes: Annotated[str, typer.Option(metavar="32,64", help="Samples of one step.")] = "32",
-    precision: Annotated[str, typer.Option(metavar="NAME,NAME", help="Precisions, as in predict.")] = "fp32",
-    layout: Annotated[
-        str | None,
-        typer.Option(metavar="NAME,NAME", help="nchw, nhwc or both; the framework's own if not given."),
-    ] = None,
-    compile: Annotated[
-        str, typer.Option(metavar="no,yes", help="Without torch.compile (in Keras XLA), with it, or both.")
-    ] = "no",
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)],
+    batch_sizes: BatchSizesOption = "32",
+    precision: PrecisionsOption = "fp32",
+    layout: LayoutsOption = None,
+    compile: CompileOption = "no",
     optimizer: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="As in predict; sgd, under parameter servers sgd-plain."),
+        typer.Option(
+            metavar="NAME",
+            help=SETTING_HELP["optimizer"],
+            show_default="sgd, with --parameter-servers sgd-plain",
+        ),
     ] = None,
-    phase: Annotated[str, typer.Option(metavar="NAME", help="train, forward or inference.")] = "train",
-    image_size: Annotated[int | None, typer.Option(help="Height and width of images [pixels].")] = None,
+    phase: Annotated[str, typer.Option(metavar="NAME", help=SETTING_HELP["phase"])] = "train",
+    image_size: ImageSizeOption = None,
     input_shape: Annotated[
-        str | None, typer.Option(metavar="3,224,224", help="Shape of one sample, without the batch.")
+        str | None, typer.Option(metavar="3,224,224", help=SETTING_HELP["input_shape"])
     ] = None,
-    sequence_length: Annotated[int | None, typer.Option(help="Tokens of one sample.")] = None,
+    sequence_length: Annotated[int | None, typer.Option(help=SETTING_HELP["sequence_length"])] = None,
     num_devices: Annotated[
         int,
-        typer.Option(help="Devices that share the work, each with the batch size; processes on a processor."),
+        typer.Option(help="Number of devices (on a processor: processes), each with the batch size."),
     ] = 1,
-    strategy: Annotated[str, typer.Option(metavar="NAME", help="How several devices share it: ddp.")] = "ddp",
+    strategy: Annotated[
+        str, typer.Option(metavar="NAME", help="Strategy that shares the work among devices: ddp.")
+    ] = "ddp",
     framework: Annotated[
-        str | None, typer.Option(metavar="NAME", help="pytorch or keras; what the model is of if not given.")
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Framework: pytorch, or keras (on TensorFlow).",
+            show_default="that of the model",
+        ),
     ] = None,
     parameter_servers: Annotated[
-        int, typer.Option(help="With keras: servers of a ParameterServerStrategy, local processes.")
+        int,
+        typer.Option(help="With keras: parameter servers of a ParameterServerStrategy, as local processes."),
     ] = 0,
-    workers: Annotated[int, typer.Option(help="Its workers, each with the batch size.")] = 2,
+    workers: Annotated[
+        int, typer.Option(help="Workers of the parameter servers, each with the batch size.")
+    ] = 2,
     device: DeviceOption = "cpu",
     records: RecordsOption = None,
     occasion: OccasionOption = "",
@@ -260,10 +285,12 @@ def model(
 
 @measure.command("link")
 def link(
-    num_devices: Annotated[int, typer.Option(help="Devices, or processes on a processor; at least 2.")] = 2,
+    num_devices: Annotated[
+        int, typer.Option(help="Number of devices (on a processor: processes), at least 2.")
+    ] = 2,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.toml", help="Write the link, for --intra or --inter of scale."),
+        typer.Option(metavar="FILE.toml", help="Write the link to a file that --intra and --inter take."),
     ] = None,
     device: DeviceOption = "cpu",
     records: RecordsOption = None,
@@ -298,7 +325,7 @@ measure.command("loader", short_help="Measure what loading images costs.")(loade
 
 
 def _own_layout(framework: str) -> str:
-    """The layout a framework gives images unless told otherwise."""
+    """The layout that a framework gives to images by default."""
     return "nhwc" if framework == "keras" else "nchw"
 
 

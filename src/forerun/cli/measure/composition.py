@@ -8,30 +8,35 @@ from typing import Annotated
 import typer
 
 from forerun.cli.measure.options import (
+    BatchSizesOption,
     DeviceOption,
+    ImageSizeOption,
     MaxSecondsOption,
     OccasionOption,
-    RecordsOption,
+    OptimizerOption,
+    PrecisionOption,
     RepetitionsOption,
     ThreadsOption,
     TimeoutOption,
     parse_whole_numbers,
 )
-from forerun.cli.options import DebugOption, JsonOption
+from forerun.cli.options import DebugOption, JsonOption, RecordsOption
 from forerun.cli.output import TABLE_WIDTH_IN_A_PIPE, page_width, print_json, print_page, quiet_libraries
 
 __all__ = ["composition"]
 
 
 def composition(
-    models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="Networks, as in predict.")],
-    batch_sizes: Annotated[str, typer.Option(metavar="32,64", help="Samples of one step.")] = "32",
-    image_size: Annotated[int | None, typer.Option(help="Height and width of images [pixels].")] = None,
-    optimizer: Annotated[str, typer.Option(metavar="NAME", help="As in predict.")] = "adam",
-    precision: Annotated[str, typer.Option(metavar="NAME", help="As in predict.")] = "fp32",
+    models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="Models, as in predict.")],
+    batch_sizes: BatchSizesOption = "32",
+    image_size: ImageSizeOption = None,
+    optimizer: OptimizerOption = "adam",
+    precision: PrecisionOption = "fp32",
     plot: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.png", help="Draw sums and composed steps over measured steps."),
+        typer.Option(
+            metavar="FILE.png", help="Plot sums of layers and composed steps against measured steps."
+        ),
     ] = None,
     device: DeviceOption = "cpu",
     records: RecordsOption = None,
@@ -43,7 +48,7 @@ def composition(
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Time networks and each of their layers alone: why the sum of layers is not the step."""
+    """Time networks and each of their layers alone, and compare the sum of layers with the step."""
     import forerun
     from forerun.cli.measure.progress import progress_bar
     from forerun.measurement.protocol import Protocol

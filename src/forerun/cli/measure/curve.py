@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from forerun.cli.options import DebugOption, JsonOption
+from forerun.cli.measure.options import DatasetOption, DeviceOption, EpochsOption, SeedOption
+from forerun.cli.options import SETTING_HELP, DebugOption, JsonOption
 from forerun.cli.output import print_json, quiet_libraries
 
 __all__ = ["curve"]
@@ -15,27 +16,38 @@ __all__ = ["curve"]
 
 def curve(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="The network, as in predict: cifar-resnet:20 ...")
+        str, typer.Argument(metavar="MODEL", help="Model, as in predict, such as cifar-resnet:20.")
     ],
-    out: Annotated[Path, typer.Option(metavar="FILE.csv", help="The curve, a row an epoch.")],
-    dataset: Annotated[str, typer.Option(metavar="NAME", help="cifar10, synthetic or digits.")] = "cifar10",
-    num_images: Annotated[int | None, typer.Option(help="The first so many training images only.")] = None,
-    image_size: Annotated[int, typer.Option(help="Height and width of the images [pixels].")] = 32,
-    epochs: Annotated[int, typer.Option(help="Epochs at most.")] = 30,
-    batch_size: Annotated[int, typer.Option(help="Images of one step.")] = 128,
-    learning_rate: Annotated[float, typer.Option(help="Its highest value.")] = 0.1,
+    out: Annotated[Path, typer.Option(metavar="FILE.csv", help="File for the curve, one row per epoch.")],
+    dataset: DatasetOption = "cifar10",
+    num_images: Annotated[
+        int | None, typer.Option(help="Number of training images to use, the first ones.", show_default="all")
+    ] = None,
+    image_size: Annotated[int, typer.Option(help=SETTING_HELP["image_size"])] = 32,
+    epochs: EpochsOption = 30,
+    batch_size: Annotated[int, typer.Option(help="Batch size of one device.")] = 128,
+    learning_rate: Annotated[float, typer.Option(help="Highest learning rate of the schedule.")] = 0.1,
     schedule: Annotated[
         str | None,
-        typer.Option(metavar="WORDS", help="As in forecast; a cosine over all epochs if not given."),
+        typer.Option(
+            metavar="WORDS",
+            help="Learning-rate schedule, as in 'forerun forecast'.",
+            show_default="a cosine over all epochs",
+        ),
     ] = None,
-    optimizer: Annotated[str, typer.Option(metavar="NAME", help="sgd (momentum 0.9) or adam.")] = "sgd",
-    seed: Annotated[int, typer.Option(help="Seed of weights, order and images.")] = 0,
-    device: Annotated[str, typer.Option(metavar="DEVICE", help="cpu or cuda:N.")] = "cpu",
+    optimizer: Annotated[
+        str, typer.Option(metavar="NAME", help="Optimizer: sgd (with momentum 0.9) or adam.")
+    ] = "sgd",
+    seed: SeedOption = 0,
+    device: DeviceOption = "cpu",
     target: Annotated[
-        str | None, typer.Option(metavar="METRIC>=VALUE", help="End the run when it is reached.")
+        str | None,
+        typer.Option(
+            metavar="METRIC>=VALUE", help="Target that ends the training, such as 'val_accuracy>=0.92'."
+        ),
     ] = None,
     gradient_noise: Annotated[
-        bool, typer.Option("--gradient-noise", help="Measure the gradient noise scale on the way.")
+        bool, typer.Option("--gradient-noise", help="Measure the gradient noise scale during training.")
     ] = False,
     as_json: JsonOption = False,
     debug: DebugOption = False,

@@ -1,4 +1,4 @@
-"""Options that the commands of ``forerun measure`` share, and the lists some of them take."""
+"""Options that the commands of ``forerun measure`` share, and the parsing of their lists."""
 
 from __future__ import annotations
 
@@ -9,18 +9,27 @@ from typing import Annotated, TypeVar
 
 import typer
 
+from forerun.cli.options import AXIS_HELP, DEVICE_HERE_HELP, EPOCHS_HELP, SEED_HELP, SETTING_HELP
 from forerun.errors import InvalidSetupError
 
 __all__ = [
+    "BatchSizesOption",
+    "CompileOption",
     "CsvOption",
+    "DatasetOption",
     "DeviceOption",
     "EpochsOption",
     "FrameworkOption",
+    "ImageSizeOption",
+    "LayoutsOption",
     "MaxSecondsOption",
     "OccasionOption",
+    "OptimizerOption",
+    "PrecisionOption",
+    "PrecisionsOption",
     "RayOption",
-    "RecordsOption",
     "RepetitionsOption",
+    "SeedOption",
     "ThreadsOption",
     "TimeoutOption",
     "parse_flags",
@@ -29,30 +38,56 @@ __all__ = [
     "parse_words",
 ]
 
-DeviceOption = Annotated[
-    str, typer.Option(metavar="cpu|cuda:N", help="Device of this machine to measure on.")
+BatchSizesOption = Annotated[
+    str, typer.Option(metavar="32,64", help="Batch sizes of one device, separated by commas.")
 ]
-RecordsOption = Annotated[
+PrecisionOption = Annotated[str, typer.Option(metavar="NAME", help=SETTING_HELP["precision"])]
+PrecisionsOption = Annotated[str, typer.Option(metavar="NAME,NAME", help=AXIS_HELP["precisions"])]
+LayoutsOption = Annotated[
     str | None,
+    typer.Option(metavar="NAME,NAME", help=AXIS_HELP["layouts"], show_default="the framework's own"),
+]
+CompileOption = Annotated[
+    str,
     typer.Option(
-        metavar="FILE|URL", help="Where records go; FORERUN_RECORDS or a file of yours if not given."
+        metavar="no,yes",
+        help="Without torch.compile (no), with it (yes), or both (no,yes); in Keras it is XLA.",
     ),
 ]
+ImageSizeOption = Annotated[int | None, typer.Option(help=SETTING_HELP["image_size"])]
+OptimizerOption = Annotated[str, typer.Option(metavar="NAME", help=SETTING_HELP["optimizer"])]
+DatasetOption = Annotated[
+    str, typer.Option(metavar="NAME", help="Images to train on: cifar10, synthetic or digits.")
+]
+SeedOption = Annotated[int, typer.Option(help=SEED_HELP)]
+DeviceOption = Annotated[str, typer.Option(metavar="cpu|cuda:N", help=DEVICE_HERE_HELP)]
 OccasionOption = Annotated[
-    str, typer.Option(metavar="NAME", help="Name of the session: the same one resumes, a new one repeats.")
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="Name of this series of measurements: the same name resumes it, a new one repeats it.",
+    ),
 ]
-EpochsOption = Annotated[int, typer.Option(help="Epochs of each training.")]
-FrameworkOption = Annotated[str, typer.Option(metavar="NAME", help="pytorch, or keras on TensorFlow.")]
-RepetitionsOption = Annotated[int, typer.Option(help="Timed repetitions of a step; at least 3.")]
+EpochsOption = Annotated[int, typer.Option(help=EPOCHS_HELP)]
+FrameworkOption = Annotated[
+    str, typer.Option(metavar="NAME", help="Framework: pytorch, or keras (on TensorFlow).")
+]
+RepetitionsOption = Annotated[int, typer.Option(help="Timed repetitions of one step, at least 3.")]
 MaxSecondsOption = Annotated[
-    float, typer.Option("--max-seconds", help="Most time of warm-up, and of repetitions, of one job [s].")
+    float,
+    typer.Option("--max-seconds", help="Longest time of one job's warm-up, and of its repetitions [s]."),
 ]
-TimeoutOption = Annotated[float, typer.Option("--timeout-s", help="A job that takes longer is ended [s].")]
-ThreadsOption = Annotated[int | None, typer.Option(help="Threads of a processor; all cores if not given.")]
+TimeoutOption = Annotated[float, typer.Option("--timeout-s", help="Time after which a job is ended [s].")]
+ThreadsOption = Annotated[
+    int | None, typer.Option(help="Threads of the processor.", show_default="one per core")
+]
 RayOption = Annotated[
-    str | None, typer.Option(metavar="auto|ADDRESS", help="Run the jobs on the nodes of a Ray cluster.")
+    str | None,
+    typer.Option(metavar="auto|HOST:PORT", help="Ray cluster whose nodes run the jobs: auto or HOST:PORT."),
 ]
-CsvOption = Annotated[Path | None, typer.Option(metavar="FILE.csv", help="Write a table as well.")]
+CsvOption = Annotated[
+    Path | None, typer.Option(metavar="FILE.csv", help="Write the measurements as a table as well.")
+]
 
 _Choice = TypeVar("_Choice", bound=StrEnum)
 _FLAGS = {"no": False, "yes": True}
@@ -74,7 +109,7 @@ def parse_whole_numbers(name: str, text: str) -> list[int]:
 
 
 def parse_words(name: str, text: str, kind: type[_Choice]) -> list[_Choice]:
-    """Words of a choice, separated by commas."""
+    """Members of a choice, written as words separated by commas."""
     words = [word.strip().lower() for word in text.split(",") if word.strip()]
     try:
         values = [kind(word) for word in words]
@@ -86,7 +121,7 @@ def parse_words(name: str, text: str, kind: type[_Choice]) -> list[_Choice]:
 
 
 def parse_flags(text: str) -> list[bool]:
-    """Any of ``no`` and ``yes``, separated by commas."""
+    """The flags ``no`` and ``yes``, one or both, separated by commas."""
     words = [word.strip().lower() for word in text.split(",")]
     if any(word not in _FLAGS for word in words):
         raise InvalidSetupError(f"expected --compile no, yes or no,yes, got '{text}'")
@@ -94,7 +129,7 @@ def parse_flags(text: str) -> list[bool]:
 
 
 def parse_sizes(texts: Iterable[str]) -> dict[str, list[int]]:
-    """Keys with their values.
+    """Values of each key, from texts such as ``depth=2,3``.
 
     >>> parse_sizes(["depth=2,3", "base_filters=8"])
     {'depth': [2, 3], 'base_filters': [8]}
