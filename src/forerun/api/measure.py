@@ -1,4 +1,4 @@
-"""Real runs: what ``forerun measure`` does, as functions."""
+"""Real runs: ``forerun measure`` as functions."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ def measure_grid(
     """Trains every network of a grid on images and records times, accuracy and loss.
 
     Args:
-        grid: What to train; system A's 18 configurations if None.
+        grid: Networks and settings to train; system A's 18 configurations if None.
         device: ``cpu`` or ``cuda:N``.
         records: Store of the records, a file or an SQLAlchemy URL; the default store if None.
         occasion: Label of the session; the same label resumes it, another one repeats it.
-        protocol: How steps are timed.
+        protocol: Rules of timing.
         ray: Address of a Ray cluster (``auto`` for one of this machine) that runs the jobs.
-        on_event: Told of every job.
+        on_event: Receives an event for every job.
 
     Raises:
         UsageError: The grid, the device or a model is not possible.
-        MeasurementError: The dataset cannot be had, the device is busy, or nothing could be measured.
+        MeasurementError: The dataset cannot be loaded, the device is busy, or nothing could be measured.
         RecordError: The store cannot be used.
     """
     grid = grid or Grid()
@@ -60,7 +60,7 @@ def measure_grid(
         _check_keras(grid, ray)
     jobs = grid_jobs(grid)
     first, *others = {job.subject: job for job in jobs}.values()
-    _check_model(first)  # a mistyped name is told before anything is downloaded
+    _check_model(first)  # a mistyped name is reported before anything is downloaded
     check_dataset(grid.dataset, grid.image_size)
     for job in others:
         _check_model(job)
@@ -138,9 +138,9 @@ def measure_model(
 
     Args:
         model: The model as ``predict`` names it.
-        batch_sizes: Samples of a step; of these four, all combinations are measured.
+        batch_sizes: Batch sizes of one device; all combinations with the next three arguments are measured.
         precisions: fp32, tf32, amp, amp-bf16, bf16 or fp16.
-        layouts: nchw or nhwc; the framework's own if None.
+        layouts: nchw or nhwc; None for the framework's own.
         compiles: Whether the step runs under torch.compile.
         optimizer: sgd, adam, adamw, ... or none; sgd if None, and sgd-plain under parameter servers.
         phase: train, forward or inference.
@@ -149,26 +149,24 @@ def measure_model(
         sequence_length: Tokens of one sample.
         num_devices: Devices that share the work, each with the batch size; on a processor, processes that share its
             cores.
-        strategy: How they share it: ddp.
-        framework: pytorch or keras; what the model is of if None. A name that is not one of Keras is then one of its
-            families, so that ``mnist-cnn`` with keras is ``keras:mnist-cnn``.
+        strategy: Strategy that shares the work: ddp.
+        framework: pytorch or keras; None for the framework of the model. With keras, the name of a family means that
+            family in Keras: ``mnist-cnn`` is ``keras:mnist-cnn``.
         num_servers: With Keras, parameter servers, in local processes; 0 for training in one process.
         num_workers: Workers under parameter servers, each with the batch size.
         device: ``cpu`` or ``cuda:N``.
         records: Store of the records; the default store if None.
         occasion: Label of the session.
-        protocol: How steps are timed.
+        protocol: Rules of timing.
         ray: Address of a Ray cluster that runs the jobs.
-        on_event: Told of every job.
+        on_event: Receives an event for every job.
     """
     model, framework = _named_for(model, framework)
     if framework == "keras":
         _check_tensorflow(ray)
         _check_keras_steps(num_devices, phase, num_servers)
     elif num_servers:
-        raise InvalidSetupError(
-            "parameter servers are those of TensorFlow; name a Keras model, or --framework keras"
-        )
+        raise InvalidSetupError("parameter servers need TensorFlow; name a Keras model, or --framework keras")
     optimizer = optimizer or ("sgd-plain" if num_servers else "sgd")
     shared: dict[str, Scalar] = {
         "optimizer": optimizer if phase == Phase.TRAIN else "none",
@@ -207,7 +205,7 @@ def measure_model(
 
 
 def _named_for(model: str, framework: str | None) -> tuple[str, str]:
-    """The model as it is named for a framework, and that framework."""
+    """The name of the model for a framework, and that framework."""
     found = "keras" if is_keras(model) else "pytorch"
     if framework in (None, found):
         return model, found
@@ -246,8 +244,8 @@ def measure_link(
         device: ``cpu`` or ``cuda``.
         records: Store of the records; the default store if None.
         occasion: Label of the session.
-        protocol: How they are timed.
-        on_event: Told of every job.
+        protocol: Rules of timing.
+        on_event: Receives an event for every job.
 
     Raises:
         UsageError: There are fewer than two devices.
@@ -264,16 +262,16 @@ def measure_link(
 
 
 def _check_model(job: MeasurementJob) -> None:
-    """Lets an unknown model or an impossible setup fail here, with one message, instead of in every child."""
+    """Makes an unknown model or an impossible setup fail here, with one message, instead of in every child."""
     from forerun.measurement.job_parameters import input_options_of, setup_of
 
     setup = setup_of(job.parameters)
     if is_keras(job.subject):
-        # Tracing would build the network in a process of its own, which takes longer than most jobs.
+        # Tracing would build the network in another process, which takes longer than most jobs.
         check_keras_name(job.subject)
         _check_optimizers([setup.optimizer])
         return
     try:
         trace(ModelRequest(model=job.subject, **input_options_of(job.parameters)), setup)
     except TraceError:
-        return  # what cannot be traced may still run
+        return  # a model that cannot be traced may still run

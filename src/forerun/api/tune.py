@@ -105,45 +105,45 @@ def tune(
     say: Callable[[str], None] = say_nothing,
     echo: IO[str] | None = None,
 ) -> TuneResult:
-    """Searches for a better configuration of a training command, which is never edited.
+    """Searches for a better configuration of a training command, without editing it.
 
-    The command is profiled as it is, then tried in configurations that its arguments and the hooks can realise, each
-    in processes of its own. Trials that would not fit in memory are rejected before they start. For the objective
-    ``speed`` trials last some seconds; in the end the script as it is and the best trial run whole, and a best one
-    whose metric is worse than allowed is given up for the next.
+    The command is profiled unchanged, then tried in configurations that its arguments and the hooks can realise, each
+    in separate processes. Trials that would not fit in memory are rejected before they start. For the objective
+    ``speed`` trials last some seconds; in the end the unchanged script and the best trial run whole, and if the metric
+    of the best trial is worse than allowed, the next best takes its place.
 
     Args:
         command: Words of the command.
-        budget: Such as ``2h``, ``40 trials``, ``10usd``.
-        space: What may be changed, or its file; settings that change no result if None.
-        objective: One of ``objectives.OBJECTIVES``, or several parted by commas.
+        budget: Budget, such as ``2h``, ``40 trials``, ``10usd``.
+        space: Space of the settings to try, or its file; None for settings that change no result.
+        objective: One of ``objectives.OBJECTIVES``, or several separated by commas.
         study: Folder of the study; an existing one is resumed, also by several processes at once.
-        metric: Name of the figure the script prints, if the space names none.
-        target: Value to reach.
-        trial_s: Time of steps of a short trial [s].
+        metric: Metric that the script prints, if the space names none.
+        target: Value of the metric to reach.
+        trial_s: Time of the steps in a short trial [s].
         timeout_s: Longest time of a trial [s].
-        memory_limit_bytes: Most memory of a trial; that of the machine or the device if None [bytes].
+        memory_limit_bytes: Largest memory of a trial; None for that of the machine or the device [bytes].
         with_memory_law: Whether trials are rejected by predicted memory.
         with_priors: Whether the first trials come from the cost model.
-        model: What the script trains, as in ``predict``; the first trials then come from its predicted steps.
-        image_size: Height and width of the script's images, where its arguments do not tell [pixels].
-        input_shape: Shape of one of its samples, instead.
-        sequence_length: Tokens of one of its samples.
+        model: Model that the script trains, as in ``predict``; its predicted steps choose the first trials.
+        image_size: Height and width of the images, if the script's arguments do not say it [pixels].
+        input_shape: Shape of one sample, instead of ``image_size``.
+        sequence_length: Tokens of one sample.
         with_pruning: Whether trials for accuracy end when their forecast cannot win.
         max_accuracy_loss: Loss of the metric that is accepted for speed.
-        check: Whether the best is run whole beside the script as it is.
+        check: Whether the best configuration runs whole beside the unchanged script.
         sampler: ``tpe`` or ``random``.
-        seed: Of the sampler.
-        price_usd_per_hour: Of the machine.
+        seed: Seed of the sampler.
+        price_usd_per_hour: Price of the machine [USD/h].
         device_index: ``cpu`` or ``cuda:N``; the first GPU if there is one.
-        num_sessions: Processes that search at once, each on a GPU of its own where there are several; those on one
+        num_sessions: Processes that search at once, each on another GPU where there are several; those on one
             device take turns. More than one needs ``if __name__ == "__main__":`` in a script that calls this.
         ray_address: ``auto`` or ``HOST:PORT`` of a Ray cluster that the trials run on; this machine if None.
         say: Receives a line about each trial.
-        echo: Where the script's output goes.
+        echo: Stream for the script's output.
 
     Raises:
-        UsageError: The command, the space, the model or an option cannot be meant.
+        UsageError: The command, the space, the model or an option has an impossible value.
         FailureError: The model cannot be built or traced.
         ScriptError: The script fails as it is.
     """
