@@ -1,4 +1,4 @@
-"""The studies of scheduling by themselves: prints their section of docs/accuracy.md and draws the plot of the errors.
+"""The studies of scheduling alone: prints their section of docs/accuracy.md and draws the plot of the errors.
 
     python benchmarks/schedule_replay.py [--quick] [--plot docs/methods/schedule-errors.png]
 

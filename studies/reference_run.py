@@ -1,4 +1,4 @@
-"""The whole evaluation on the public tables: stages that are kept, the page, and the shipped weights.
+"""The whole evaluation on the public tables: kept stages, the page, and the shipped weights.
 
 A finished stage is kept in the cache folder under the settings it was made with, so that an interrupted run
 goes on where it stopped and the weights can be fitted from the same studies that the page prints.
@@ -108,7 +108,7 @@ STUDIED_DEVICES = (
 
 
 def run_reference(quick: bool = False) -> AccuracyPage:
-    """Runs every study, or takes up those that are done, and returns the page of figures.
+    """Runs every study that is not done yet, and returns the page of figures.
 
     Args:
         quick: A sample of the rows and short fits; for checking that everything runs, not for quoting.

@@ -30,7 +30,7 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class _Constant:
-    """How a constant of the law is fitted.
+    """Fit of one constant of the law.
 
     Attributes:
         low, begin, high: Bounds, and where a fit begins: power that goes with the cube of the clock down to half, not

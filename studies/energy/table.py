@@ -1,4 +1,4 @@
-"""Rows of ``zeus_epoch_time_power`` with how active the GPU is: epochs of real networks under power limits."""
+"""Rows of ``zeus_epoch_time_power`` with the activity of the GPU: epochs of real networks under power limits."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def _bert(dataset: str) -> Mapping[str, object]:
 
 
 def _ncf_times(rows: pd.DataFrame) -> tuple[Floats, Floats, Floats]:
-    """The same of neural collaborative filtering (He et al. 2017, 32 factors), whose inputs are numbers of a table."""
+    """Sizes of neural collaborative filtering (He et al. 2017, 32 factors), whose inputs are numbers of a table."""
     weights = sum(num_in * num_out for num_in, num_out in _NCF_LAYERS)
     sizes = rows["batch_size"].to_numpy(dtype=float)
     devices = [find_device(_DEVICES[gpu]) for gpu in rows["gpu"]]

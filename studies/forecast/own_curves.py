@@ -1,4 +1,4 @@
-"""Learning curves of forerun's own trainings: forecast at a share of the run, beside what came.
+"""Learning curves of forerun's own trainings: forecast at a share of the run and compared with its end.
 
 Nothing was fitted to them: weights and intervals of the forecasts are those of the public tables.
 """
@@ -78,7 +78,7 @@ class OwnBatches:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnCurves:
-    """What the section prints.
+    """Figures of the section.
 
     Attributes:
         command: How the runs were made.
@@ -94,7 +94,7 @@ class OwnCurves:
 
 
 def own_curves_folder() -> Path:
-    """Where the curves lie."""
+    """Folder of the curves."""
     return Path(__file__).parent / "curves"
 
 

@@ -1,4 +1,4 @@
-"""The section of the accuracy page about scaling: every study beside its baselines."""
+"""The section of the accuracy page about scaling: every study with its baselines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Optimus' placement beside first fit, and its assignment of parameters beside MXNet's rule."""
+"""Compares Optimus' placement with first fit, and its assignment of parameters with MXNet's rule."""
 
 from __future__ import annotations
 

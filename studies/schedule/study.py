@@ -1,4 +1,4 @@
-"""Policies beside each other on Philly-derived workloads: replay, forecast errors, unlike devices, large scale."""
+"""Compares policies on Philly-derived workloads: replay, forecast errors, unlike devices, large scale."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the measuring suite found beside what was predicted before: time, memory, host, energy, noise."""
+"""Compares the measurements of the suite with earlier predictions: time, memory, host, energy, noise."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class FewShot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuiteComparison:
-    """Everything the suite says; figures that could not be had are None or empty.
+    """All results of the suite; missing figures are None or empty.
 
     Attributes:
         device: Title of the device.
@@ -265,7 +265,7 @@ def _rows(predictions: Sequence[JobPrediction], found: Sequence[Measurement]) ->
 
 
 def _batch_words(row: MeasuredStep) -> str:
-    """Powers of eight: what is bound by launching, in between, and by work."""
+    """Powers of eight: steps bound by launching, in between, and bound by work."""
     size = int(float(str(row.measurement.parameters["batch_size"])))
     for bound in (8, 64, 512):
         if size <= bound:
@@ -296,7 +296,7 @@ def _groups(
 
 
 def _errors_of(rows: Sequence[MeasuredStep], predicted: str, measured: str) -> ErrorMetrics | None:
-    """Errors where both are known; None where that is nowhere."""
+    """Errors of the rows with both figures; None without such rows."""
     pairs = [(getattr(row.prediction, predicted), row.figure(measured)) for row in rows]
     known = [(said, was) for said, was in pairs if said is not None and was]
     return errors([said for said, _ in known], [was for _, was in known]) if known else None
@@ -371,7 +371,7 @@ def _kernel(measurement: Measurement) -> dict[str, Any]:
 
 
 def _failures(found: Sequence[Measurement]) -> tuple[str, ...]:
-    """Jobs that did not end well; running out of memory under a limit is an answer."""
+    """Failed jobs; running out of memory under a limit is not a failure."""
     return tuple(
         f"{m.subject} {m.outcome}: {m.reason}"
         for m in found

@@ -60,7 +60,7 @@ class BatchSearch:
 
     @property
     def limit_bytes(self) -> int:
-        """What the allocator of a GPU, or the process on a processor, may take [bytes]."""
+        """Limit of the allocator of a GPU, or of the process on a processor [bytes]."""
         return int(float(str(self.job.parameters[LIMIT])))
 
     def at(self, batch_size: int) -> MeasurementJob:
@@ -135,7 +135,7 @@ def batch_searches(*, is_gpu: bool, models: Sequence[SuiteModel] = SUITE_MODELS)
 
 
 def kernel_jobs(*, is_gpu: bool) -> list[MeasurementJob]:
-    """Products, convolutions, copies and launches: what the device reaches of its datasheet."""
+    """Products, convolutions, copies and launches, which show the share of its datasheet that the device reaches."""
     return [
         MeasurementJob(kind=JobKind.KERNEL, subject=subject, family="kernel", parameters=dict(parameters))
         for subject, parameters in (_GPU_KERNELS if is_gpu else _PROCESSOR_KERNELS)

@@ -1,4 +1,4 @@
-"""The largest batch that fits, searched by real runs: which batch to try next, from those that were tried."""
+"""The largest batch that fits, searched by real runs: the batch to try next, from those tried."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _growth(num_tried: int) -> float:
 def largest_batch(
     try_batch: Callable[[int], bool | None], first: int, known: Mapping[int, bool] | None = None
 ) -> dict[int, bool]:
-    """Runs the search; what each batch size that was tried came to.
+    """Runs the search; returns the outcome of each batch size.
 
     Args:
         try_batch: Runs a step at a batch size; whether it fitted, None to give up.

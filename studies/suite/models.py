@@ -1,4 +1,4 @@
-"""Models of the suite: unlike each other, each in the settings that tell most about it.
+"""Models of the suite: of different kinds, each in its most informative settings.
 
 A row is a model with an image size or a length, and settings ``BATCH PRECISION [nhwc] [compile]``; those with a star
 are of the core, which comes first. The sizes are those that keep a data-centre GPU busy, and some that do not; a
@@ -28,7 +28,7 @@ WHOLE_CARD_GIB = 1024
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How a model is run once.
+    """Settings of one run of a model.
 
     Attributes:
         batch_size: Samples of a step.

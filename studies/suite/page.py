@@ -1,4 +1,4 @@
-"""The page of a suite: predicted against measured, by every view the suite was made for."""
+"""The page of a suite: predicted against measured, in all views of the suite."""
 
 from __future__ import annotations
 

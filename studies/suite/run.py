@@ -45,7 +45,7 @@ _LIBRARIES = ("torch", "torchvision", "timm", "triton", "numpy", "nvidia-cudnn-c
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuiteRun:
-    """What a run of the suite left in its folder.
+    """Result of a run of the suite in its folder.
 
     Attributes:
         folder: The folder.
@@ -82,7 +82,7 @@ def measure_suite(
     on_event: Callable[[Event], None] | None = None,
     report: Callable[[str], None] = lambda _: None,
 ) -> SuiteRun:
-    """Uses some minutes on a device well: kernels, training steps, largest batches, beside predictions made before.
+    """Measures kernels, steps and largest batches for some minutes, and compares them with earlier predictions.
 
     The folder holds ``device.json``, ``predictions.csv``, ``records.sqlite`` and the same as ``records.parquet``,
     and ``comparison.json``. A second run in it keeps the predictions and measures what is missing.
@@ -153,7 +153,7 @@ def _index(device: str) -> str:
 def _predict(
     folder: Path, device: Device, models: Sequence[SuiteModel], report: Callable[[str], None]
 ) -> None:
-    """Predictions are made once: what is there was said before, and stays."""
+    """Predictions are made once: existing ones stay."""
     path = folder / _PREDICTIONS
     if path.exists():
         report(f"{path} is there already and is kept")
@@ -221,7 +221,7 @@ def _device_facts(index: str) -> dict[str, Any]:
 
 
 def _measurements(folder: Path) -> Iterable[Measurement]:
-    """Those of the store, or of the table where only that was brought along."""
+    """Measurements of the store, or of the table if there is no store."""
     if (folder / _STORE).exists():
         with RecordStore.open(folder / _STORE, create=False) as store:
             return list(store.measurements())

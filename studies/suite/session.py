@@ -1,4 +1,4 @@
-"""The measuring of a suite: the most telling jobs first, the noise at both ends, until the time is up."""
+"""The measuring of a suite: the most informative jobs first, the noise at both ends, until the time is up."""
 
 from __future__ import annotations
 

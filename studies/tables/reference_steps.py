@@ -1,4 +1,4 @@
-"""The public tables as measured steps: which rows take part in the fit and the studies."""
+"""The public tables as measured steps: the rows of the fit and of the studies."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def _share(model: str, of: int) -> bool:
 
 
 def _takes_part(record: StepRecord) -> bool:
-    """Every fourth network of the inference table, every eighth in NHWC; pure bf16 is left to the test of it.
+    """Every fourth network of the inference table, every eighth in NHWC; pure bf16 is left to its test.
 
     The rest would add an hour of tracing on two cores.
     """

@@ -13,7 +13,7 @@ from forerun.prediction.estimate import Estimate, Interval
 __all__ = ["TIME_MARGIN", "job_estimate", "slurm_time"]
 
 TIME_MARGIN = 1.15
-"""Margin beyond the upper end of the 90 % interval, for the start of processes and slow epochs; a job cut off is lost."""
+"""Margin beyond the upper end of the 90 % interval, for slow starts and epochs; a job that is cut off is lost."""
 
 _MARGIN_FLOOR_S = 300.0
 
