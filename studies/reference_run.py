@@ -167,7 +167,7 @@ def forecast_figures(folder: Path, save: Path | None = None) -> ForecastFigures:
     """Studies of learning curves; a minute, so that they need no quick form.
 
     Args:
-        folder: Where the public tables are.
+        folder: Folder of the public tables.
         save: File for the figures that come with the package; the study is then made anew.
     """
     stage = f"forecasts {FORECAST_STUDY_VERSION}"

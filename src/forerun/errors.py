@@ -17,7 +17,7 @@
         └── MeasurementError       a real run could not be made
             └── DeviceBusyError    another process measures on the device
 
-A message says what was expected, what came, and what to do next.
+A message names the expectation, the value given, and the next step.
 """
 
 from __future__ import annotations

@@ -49,11 +49,11 @@ class EnergyRows:
     """Epochs, n of them; arrays are (n,).
 
     Attributes:
-        gpu, network: What ran where.
+        gpu, network: Names of the GPU and the network.
         board_limit_w: Power limit of the board as shipped [W].
-        limit_share: Limit that was set over that.
+        limit_share: Limit that was set over ``board_limit_w``.
         full_time_s: Time of the same epoch at the largest limit [s].
-        full_limit_share: That limit over the board's.
+        full_limit_share: Largest limit over ``board_limit_w``.
         time_s, power_w: Measured time and average power [s, W].
         activity: Ideal time of the work over the time at the largest limit.
         compute_fraction: Share of arithmetic in the ideal time.

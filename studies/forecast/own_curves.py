@@ -47,9 +47,9 @@ class OwnCurveRow:
 
     Attributes:
         name: The run.
-        tier: What the forecast rested on.
+        tier: Tier of the forecast.
         forecast: The forecast.
-        outcome: What came.
+        outcome: End of the run.
     """
 
     name: str
@@ -81,10 +81,10 @@ class OwnCurves:
     """Figures of the section.
 
     Attributes:
-        command: How the runs were made.
-        rows: Forecasts beside outcomes, once by the schedule and once with the other runs as history.
+        command: Command that made the runs.
+        rows: Forecasts and outcomes, once by the schedule and once with the other runs as history.
         batches: The law of batch sizes on them.
-        forecast_time_s: Of a curve of 100 points with every forecaster, warm.
+        forecast_time_s: Time to forecast a curve of 100 points with every forecaster, warm [s].
     """
 
     command: str

@@ -71,8 +71,8 @@ def forecast_study(
     """Runs the study.
 
     Args:
-        folder: Where the public tables are.
-        report: Told how many runs are done.
+        folder: Folder of the public tables.
+        report: Receives the number of finished runs.
         save: File for the figures that come with the package.
     """
     runs = read_all_curves(folder)

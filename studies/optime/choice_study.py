@@ -52,7 +52,7 @@ class SetResult:
     """One set of devices: rank correlation, and the shortfall of the chosen device against the best.
 
     Attributes:
-        group: Which set.
+        group: Name of the set.
         num_devices: Devices in it.
         spearman: Rank correlation of predicted and measured throughput.
         loss: Share by which the chosen device is slower than the best.
@@ -296,7 +296,7 @@ def choice_section(results: Sequence[ChoiceResult], noise: str = "") -> str:
 
     Args:
         results: Sets of all kinds.
-        noise: What of the misses is the noise of the measurements.
+        noise: Text about the share of the misses that is noise of the measurements.
     """
     lines = [
         "| sets | ranked by | sets | devices | median Spearman | chosen within 5 % of the best | worst loss |\n",

@@ -101,7 +101,7 @@ def fit_scales(groups: Sequence[tuple[Floats, Floats]], start: PriorScales | Non
 
     Args:
         groups: Per device the ``sensitivities`` of its steps, (p, c), and their log residuals, (p,).
-        start: Where the search begins.
+        start: Start of the search.
     """
     first = np.log(astuple(start or PriorScales()))
 

@@ -35,7 +35,7 @@ def tuning_section(folder: Path | None = None) -> str:
     """All tables whose results are there; nothing without any.
 
     Args:
-        folder: Of the results; those of the package if None.
+        folder: Folder of the results; None for that of the package.
 
     Raises:
         RecordError: A file of results is damaged.

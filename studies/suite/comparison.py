@@ -125,23 +125,23 @@ class SuiteComparison:
 
     Attributes:
         device: Title of the device.
-        predictor: Which version predicted.
-        predicted_at, measured_from, measured_to: When, ISO 8601.
+        predictor: Version of the predictor.
+        predicted_at, measured_from, measured_to: Times, ISO 8601.
         num_planned: Steps that were predicted.
         step_time: Errors of the step time of all rows.
-        groups: The same by class of model, precision, layout, batch size, compilation and bound.
-        baselines: The same of simple predictors.
-        allocated, reserved: Errors of the bytes of tensors, and of what the allocator takes.
+        groups: Errors of the step time by class of model, precision, layout, batch size, compilation and bound.
+        baselines: Errors of simple predictors.
+        allocated, reserved: Errors of the bytes of tensors, and of the allocator.
         resident: Errors of the bytes of tensors against the growth of the process, on a processor.
         energy: Errors of the energy of a step.
-        verdicts: How many runs under a limit, or of the whole suite, fitted as predicted.
+        verdicts: Numbers of runs, under a limit or of the whole suite, that fitted as predicted.
         largest_batches: The searches.
-        host_bound: Shares of the steps bound by the host, predicted and measured, and of those told alike.
-        repeats: Noise of the measuring itself.
+        host_bound: Shares of the steps bound by the host, predicted and measured, and of the steps where both agree.
+        repeats: Noise of the measurements.
         anchor_drifts: Relative changes of the fixed small job from one time to the next.
         few_shot: Errors after 0, 1, 3, 5 and 10 steps.
         kernels: Rates of the kernels.
-        failures: What did not run, and why.
+        failures: Jobs that did not run, with reasons.
         rows: The steps.
     """
 
@@ -206,8 +206,8 @@ def compare(
     """Compares the measurements of a suite with its predictions.
 
     Args:
-        predictions: Of all jobs.
-        measurements: All of the suite.
+        predictions: Predictions of all jobs.
+        measurements: All measurements of the suite.
         scales: Prior scales of the calibration.
         baselines: Errors of simple predictors on the same rows.
 

@@ -36,9 +36,9 @@ class StepJob:
     """A training step of the suite.
 
     Attributes:
-        job: What to run.
-        model_class: What kind of network it is.
-        is_core: Whether it belongs to what is measured first.
+        job: Job to run.
+        model_class: Kind of network.
+        is_core: Whether the step is measured first.
     """
 
     job: MeasurementJob
@@ -51,8 +51,8 @@ class BatchSearch:
     """A model whose largest batch under a limit is searched by real runs.
 
     Attributes:
-        job: A step of it at batch size 1, with the limit among its parameters.
-        model_class: What kind of network it is.
+        job: A step of the model at batch size 1, with the limit among its parameters.
+        model_class: Kind of network.
     """
 
     job: MeasurementJob

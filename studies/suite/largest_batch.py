@@ -20,7 +20,7 @@ def next_batch_to_try(tried: Mapping[int, bool], first: int, *, tolerance: float
 
     Args:
         tried: Whether each batch size that was run did fit.
-        first: Where to begin, such as at what was predicted.
+        first: First batch size to try, such as the predicted one.
         tolerance: Relative width of the bracket that is good enough.
     """
     fitting = [size for size, fits in tried.items() if fits]
@@ -53,8 +53,8 @@ def largest_batch(
 
     Args:
         try_batch: Runs a step at a batch size; whether it fitted, None to give up.
-        first: Where to begin.
-        known: What was tried before, which is not tried again.
+        first: First batch size to try.
+        known: Earlier outcomes by batch size, which are not repeated.
     """
     tried = dict(known or {})
     while (size := next_batch_to_try(tried, first)) is not None:

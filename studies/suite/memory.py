@@ -20,8 +20,8 @@ class LargestBatch:
 
     Attributes:
         subject: The model.
-        precision: Its numeric recipe.
-        limit_bytes: What its memory was limited to [bytes].
+        precision: Precision of the step.
+        limit_bytes: Limit of the memory [bytes].
         predicted: Largest batch that was predicted to fit.
         predicted_low, predicted_high: Its interval: batches between are too close to the limit to tell.
         fitted: Largest batch that ran; None if none did.

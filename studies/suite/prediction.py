@@ -53,24 +53,24 @@ class JobPrediction:
 
     Attributes:
         job: The job, as ``MeasurementJob.to_json`` writes it.
-        model_class: What kind of network it is.
-        is_core: Whether it belongs to what is measured first.
+        model_class: Kind of network.
+        is_core: Whether the job is measured first.
         position: Its place in the order of measuring, from 0.
         device: Name of the device.
-        made_at: When, ISO 8601 in UTC.
+        made_at: Time of the prediction, ISO 8601 in UTC.
         predictor: forerun's version, date and digest of the weights.
         step_time_s, low_s, high_s: Step with its 90 % interval [s].
         device_s, host_s: Time of the kernels, and of launching them [s].
         bound_by: compute, memory bandwidth or host.
-        roofline_s: The roofline's answer [s].
+        roofline_s: Step by the roofline [s].
         live_peak_bytes: Bytes of tensors at the peak [bytes].
-        allocator_bytes: What the allocator needs, with its interval [bytes].
-        allocator_low_bytes, allocator_high_bytes: Its interval [bytes].
+        allocator_bytes: Memory that the allocator needs [bytes].
+        allocator_low_bytes, allocator_high_bytes: Interval of ``allocator_bytes`` [bytes].
         fits: yes, no or close.
         energy_j: Energy of the step [J].
-        max_batch_size, max_batch_size_low, max_batch_size_high: Under the job's own limit, of a search.
+        max_batch_size, max_batch_size_low, max_batch_size_high: Largest batch of a search under its limit.
         sensitivities: Row of the calibration's J, as JSON.
-        reason: Why there is no prediction; empty if there is.
+        reason: Reason for a missing prediction; empty if there is one.
     """
 
     job: str

@@ -51,10 +51,10 @@ class SuiteRun:
         folder: The folder.
         device: Name of the device.
         num_predictions: Jobs that were predicted.
-        outcomes: How many jobs this run measured, by how they ended; empty without the stage.
+        outcomes: Numbers of measured jobs by outcome; empty without the stage.
         num_measurements: Measurements in the folder.
         duration_s: Time of the stage ``measure`` [s].
-        comparison: What ``comparison.json`` holds; None without the stage.
+        comparison: Content of ``comparison.json``; None without the stage.
     """
 
     folder: str
@@ -85,21 +85,21 @@ def measure_suite(
     """Measures kernels, steps and largest batches for some minutes, and compares them with earlier predictions.
 
     The folder holds ``device.json``, ``predictions.csv``, ``records.sqlite`` and the same as ``records.parquet``,
-    and ``comparison.json``. A second run in it keeps the predictions and measures what is missing.
+    and ``comparison.json``. A second run in it keeps the predictions and measures the missing jobs.
 
     Args:
         out: The folder; made if it is not there.
         device: ``here`` (the first GPU, or else the processor), ``cpu`` or ``cuda:N``.
         minutes: Time to measure; predicting and comparing come on top.
-        stages: Which of ``predict``, ``measure`` and ``compare``.
+        stages: Stages to run, of ``predict``, ``measure`` and ``compare``.
         on: Device to predict, by name, where it is not this machine's.
-        models: What to run, with its settings.
+        models: Models to run, with their settings.
         num_threads: Threads of a processor.
-        on_event: Told of every job.
-        report: Told what happens.
+        on_event: Receives an event for every job.
+        report: Receives lines about the progress.
 
     Raises:
-        UsageError: An argument cannot be meant, or there is no such device.
+        UsageError: An argument has an impossible value, or there is no such device.
         MeasurementError: Another process measures on the device.
         RecordError: The folder cannot be used, or holds nothing to compare.
     """

@@ -53,8 +53,8 @@ def read_reference_steps(
     """Reads and traces the tables of whole steps.
 
     Args:
-        folder: Where the tables are.
-        report: Told how many traces are done.
+        folder: Folder of the tables.
+        report: Receives the number of finished traces.
         quick: Whether to leave out the largest tables.
     """
     jobs = _jobs(folder, quick)

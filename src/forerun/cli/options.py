@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 SETTING_HELP = {name: item.setting.help for name, item in declared(RunOptions).items()}
-"""Help of the settings of a run, for commands that have such a setting as an option of their own."""
+"""Help of the settings of a run, for commands that declare such an option themselves."""
 
 AXIS_HELP = {name: item.setting.help for name, item in declared(PlanOptions).items()}
 """Help of the settings of a plan, of which several values may be given."""

@@ -34,7 +34,7 @@ class LinearFit:
 
 
 def refuse_unidentifiable(columns: Floats, names: Sequence[str]) -> None:
-    """Refuses points from which the coefficients cannot be told apart.
+    """Refuses points that do not determine all coefficients.
 
     Args:
         columns: Factor of each coefficient, (points, k).

@@ -45,7 +45,7 @@ _HEADERS = {
 
 
 class Problem(BaseModel):
-    """An error: what was expected, what came, what to do next."""
+    """An error: the expectation, the value given, and the next step."""
 
     error: str
 
