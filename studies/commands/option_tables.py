@@ -55,9 +55,7 @@ def _table(path: str) -> str:
         if heading == "Arguments":
             continue
         lines.append(f"| **{heading}** | |")
-        lines += [
-            f"| `{_escaped(names)}` | {_escaped(words)} |" for names, words in records if names != "--help"
-        ]
+        lines += [f"| {_names(names)} | {_escaped(words)} |" for names, words in records if names != "--help"]
     return "\n".join(lines) + "\n"
 
 
@@ -68,6 +66,11 @@ def _command(path: str) -> Any:
     for word in path.split()[1:]:
         found = found.commands[word]
     return found
+
+
+def _names(names: str) -> str:
+    """The names of an option, each as code."""
+    return "`" + _escaped(names).replace(", --", "`, `--") + "`"
 
 
 def _escaped(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Optimus' placement beside first fit, and its assignment of parameters beside MXNet's rule."""
+"""Compares Optimus' placement with first fit, and its assignment of parameters with MXNet's rule."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class PlacementResult:
     Attributes:
         transfer_s: Mean time to exchange the parameters of ResNet-50 once over 1 Gbit/s [s], by placement.
         nodes: Mean nodes of a job, by placement.
-        blocks: How evenly ResNet-50's parameters lie on ten servers, by rule.
+        blocks: Balance of ResNet-50's parameters on ten servers, by rule.
     """
 
     transfer_s: Mapping[str, float]
@@ -107,9 +107,9 @@ def transfer_time_s(placement: Placement, model_bytes: float, bandwidth_bytes_pe
     The way back takes as long and is left out, and so are collisions inside the network.
 
     Args:
-        placement: Where workers and servers are.
+        placement: Nodes of workers and servers.
         model_bytes: Size of the model S [bytes].
-        bandwidth_bytes_per_s: Of a node's link, each way.
+        bandwidth_bytes_per_s: Bandwidth of a node's link, each way [bytes/s].
 
     Source: Peng et al. 2018, "Optimus", EuroSys, proof of theorem 1, with the link shared by the tasks of a node.
     """

@@ -1,4 +1,4 @@
-"""Policies beside each other on Philly-derived workloads: replay, forecast errors, unlike devices, large scale."""
+"""Compares policies on Philly-derived workloads: replay, forecast errors, unlike devices, large scale."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ class ScaleRow:
     """One decision at large scale.
 
     Attributes:
-        what: What was decided.
-        num_jobs, num_tasks: How many.
+        what: Name of the decision.
+        num_jobs, num_tasks: Numbers of jobs and tasks.
         processor_s: Time of one processor core; a busy machine does not lengthen it [s].
     """
 
@@ -108,11 +108,11 @@ class ScheduleResults:
     Attributes:
         replay: Policies on workloads 0 to 7, on which ours was developed.
         fresh: Some of them on workloads 8 to 15, looked at afterwards.
-        bursts: The same with the arrivals of single days.
+        bursts: The same policies with the arrivals of single days.
         errors: Average completion [s] on workloads 0 to 3 by policy, by kind of error ("speed", "work") and by spread.
         mixed: Policies on unlike devices, workloads 0 to 3.
         servers: Optimus in its own setting, by number of servers (machines).
-        placement: The theorem beside first fit, and parameters on servers.
+        placement: Placement by the theorem and by first fit, and parameters on servers.
         scale: Times of large decisions.
     """
 

@@ -42,8 +42,8 @@ class Workload:
     """Jobs of one draw.
 
     Attributes:
-        seed: Of the draw.
-        actual: The jobs as they are, by name; what an oracle knows.
+        seed: Seed of the draw.
+        actual: The true jobs by name, which only an oracle knows.
         forecast: The jobs as a scheduler knows them from a few measurements and the curves so far.
     """
 

@@ -1,4 +1,4 @@
-"""What the measuring suite found beside what was predicted before: time, memory, host, energy, noise."""
+"""Compares the measurements of the suite with earlier predictions: time, memory, host, energy, noise."""
 
 from __future__ import annotations
 
@@ -130,23 +130,23 @@ class SuiteComparison(Answer):
 
     Attributes:
         device: Title of the device.
-        predictor: Which version predicted.
-        predicted_at, measured_from, measured_to: When, ISO 8601.
+        predictor: Version of the predictor.
+        predicted_at, measured_from, measured_to: Times, ISO 8601.
         num_planned: Steps that were predicted.
         step_time: Errors of the step time of all rows.
-        groups: The same by class of model, precision, layout, batch size, compilation and bound.
-        baselines: The same of simple predictors.
-        allocated, reserved: Errors of the bytes of tensors, and of what the allocator takes.
+        groups: Errors of the step time by class of model, precision, layout, batch size, compilation and bound.
+        baselines: Errors of simple predictors.
+        allocated, reserved: Errors of the bytes of tensors, and of the allocator.
         resident: Errors of the bytes of tensors against the growth of the process, on a processor.
         energy: Errors of the energy of a step.
-        verdicts: How many runs under a limit, or of the whole suite, fitted as predicted.
+        verdicts: Numbers of runs, under a limit or of the whole suite, that fitted as predicted.
         largest_batches: The searches.
-        host_bound: Shares of the steps bound by the host, predicted and measured, and of those told alike.
-        repeats: Noise of the measuring itself.
+        host_bound: Shares of the steps bound by the host, predicted and measured, and of the steps where both agree.
+        repeats: Noise of the measurements.
         anchor_drifts: Relative changes of the fixed small job from one time to the next.
         few_shot: Errors after 0, 1, 3, 5 and 10 steps.
         kernels: Rates of the kernels.
-        failures: What did not run, and why.
+        failures: Jobs that did not run, with reasons.
         rows: The steps.
     """
 
@@ -204,8 +204,8 @@ def compare(
     """Compares the measurements of a suite with its predictions.
 
     Args:
-        predictions: Of all jobs.
-        measurements: All of the suite.
+        predictions: Predictions of all jobs.
+        measurements: All measurements of the suite.
         scales: Prior scales of the calibration.
         baselines: Errors of simple predictors on the same rows.
 
@@ -263,7 +263,7 @@ def _rows(predictions: Sequence[JobPrediction], found: Sequence[Measurement]) ->
 
 
 def _batch_words(row: MeasuredStep) -> str:
-    """Powers of eight: what is bound by launching, in between, and by work."""
+    """Powers of eight: steps bound by launching, in between, and bound by work."""
     size = int(float(str(row.measurement.parameters["batch_size"])))
     for bound in (8, 64, 512):
         if size <= bound:
@@ -294,7 +294,7 @@ def _groups(
 
 
 def _errors_of(rows: Sequence[MeasuredStep], predicted: str, measured: str) -> ErrorMetrics | None:
-    """Errors where both are known; None where that is nowhere."""
+    """Errors of the rows with both figures; None without such rows."""
     pairs = [(getattr(row.prediction, predicted), row.figure(measured)) for row in rows]
     known = [(said, was) for said, was in pairs if said is not None and was]
     return errors([said for said, _ in known], [was for _, was in known]) if known else None
@@ -369,7 +369,7 @@ def _kernel(measurement: Measurement) -> dict[str, Any]:
 
 
 def _failures(found: Sequence[Measurement]) -> tuple[str, ...]:
-    """Jobs that did not end well; running out of memory under a limit is an answer."""
+    """Failed jobs; running out of memory under a limit is not a failure."""
     return tuple(
         f"{m.subject} {m.outcome}: {m.reason}"
         for m in found

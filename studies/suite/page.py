@@ -1,4 +1,4 @@
-"""The page of a suite: predicted against measured, by every view the suite was made for."""
+"""The page of a suite: predicted against measured, in all views of the suite."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _sentences(found: SuiteComparison) -> list[str]:
     if host := found.host_bound:
         lines.append(
             f"Bound by the host: {format_percent(host['predicted_share'])} predicted, "
-            f"{format_percent(host['measured_share'])} measured, {format_percent(host['told_alike'])} told alike"
+            f"{format_percent(host['measured_share'])} measured, {format_percent(host['told_alike'])} in agreement"
         )
     if found.energy is not None:
         lines.append(f"Energy of a step: {_short(found.energy)}")

@@ -55,7 +55,7 @@ class SuiteRun(Answer):
         folder: The folder.
         device: Name of the device.
         num_predictions: Jobs that were predicted.
-        outcomes: How many jobs this run measured, by how they ended; empty without the stage.
+        outcomes: Numbers of measured jobs by outcome; empty without the stage.
         num_measurements: Measurements in the folder.
         duration_s: Time of the stage ``measure`` [s].
         comparison: What was found, as ``comparison.json`` holds it; None without the stage.
@@ -82,24 +82,24 @@ def measure_suite(
     on_event: Callable[[Event], None] | None = None,
     report: Callable[[str], None] = lambda _: None,
 ) -> SuiteRun:
-    """Uses some minutes on a device well: kernels, training steps, largest batches, beside predictions made before.
+    """Measures kernels, steps and largest batches for some minutes, and compares them with earlier predictions.
 
     The folder holds ``device.json``, ``predictions.csv``, ``records.sqlite`` and the same as ``records.parquet``,
-    and ``comparison.json``. A second run in it keeps the predictions and measures what is missing.
+    and ``comparison.json``. A second run in it keeps the predictions and measures the missing jobs.
 
     Args:
         out: The folder; made if it is not there.
         device: ``here`` (the first GPU, or else the processor), ``cpu`` or ``cuda:N``.
         minutes: Time to measure; predicting and comparing come on top.
-        stages: Which of ``predict``, ``measure`` and ``compare``.
+        stages: Stages to run, of ``predict``, ``measure`` and ``compare``.
         on: Device to predict, by name, where it is not this machine's.
-        models: What to run, with its settings.
+        models: Models to run, with their settings.
         num_threads: Threads of a processor.
-        on_event: Told of every job.
-        report: Told what happens.
+        on_event: Receives an event for every job.
+        report: Receives lines about the progress.
 
     Raises:
-        UsageError: An argument cannot be meant, or there is no such device.
+        UsageError: An argument has an impossible value, or there is no such device.
         MeasurementError: Another process measures on the device.
         RecordError: The folder cannot be used, or holds nothing to compare.
     """
@@ -153,7 +153,7 @@ def _index(device: str) -> str:
 def _predict(
     folder: Path, device: Device, models: Sequence[SuiteModel], report: Callable[[str], None]
 ) -> None:
-    """Predictions are made once: what is there was said before, and stays."""
+    """Predictions are made once: existing ones stay."""
     path = folder / _PREDICTIONS
     if path.exists():
         report(f"{path} is there already and is kept")
@@ -221,7 +221,7 @@ def _device_facts(index: str) -> dict[str, Any]:
 
 
 def _measurements(folder: Path) -> Iterable[Measurement]:
-    """Those of the store, or of the table where only that was brought along."""
+    """Measurements of the store, or of the table if there is no store."""
     if (folder / _STORE).exists():
         with RecordStore.open(folder / _STORE, create=False) as store:
             return list(store.measurements())

@@ -1,4 +1,4 @@
-"""Words and cells of public tables: devices named in their own ways, precisions, whole numbers with gaps."""
+"""Words and cells of public tables: names of devices, precisions, whole numbers with gaps."""
 
 from __future__ import annotations
 

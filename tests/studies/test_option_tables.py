@@ -32,5 +32,5 @@ def test_a_table_out_of_date_is_renewed_and_told(tmp_path):
     with pytest.raises(FailureError, match="out of date"):
         option_tables(page, check=True)
     option_tables(page)
-    assert "| `--batch-size <int>` | Samples of one step on one device" in page.read_text(encoding="utf-8")
+    assert "| `--batch-size <int>` | Batch size of one device" in page.read_text(encoding="utf-8")
     option_tables(page, check=True)

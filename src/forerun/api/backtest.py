@@ -30,7 +30,7 @@ def backtest(
     """Tests all forecasters on the finished runs of a folder; files of one sub-folder are runs of one job.
 
     Args:
-        folder: Where the runs are.
+        folder: Folder of the runs.
         metric: Name of the metric.
         schedule: The schedule of all runs, if known.
         save: File for the figures, to be used by ``forecast(..., backtest_file=...)``.

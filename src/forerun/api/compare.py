@@ -42,11 +42,11 @@ class ComparedRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison(Answer):
-    """Two configurations, run in turns.
+    """Comparison of two configurations that ran by turns.
 
     Attributes:
-        speed: Ratio of samples a second, B over A.
-        time: Ratio of the whole time, A over B.
+        speed: Ratio of the samples per second, B over A.
+        time: Ratio of the total times, A over B.
         accuracy: Non-inferiority of B; None without a metric.
         metric: Its name.
         runs: Every run, those of A first.
@@ -71,18 +71,18 @@ def compare(
     say: Callable[[str], None] = say_nothing,
     echo: IO[str] | None = None,
 ) -> Comparison:
-    """Runs a command in two configurations in turns, A-B-A-B, and compares speed and metric in pairs.
+    """Runs a command in two configurations by turns, A-B-B-A, and compares speed and metric in pairs.
 
     Args:
         command: Words of the command.
-        first: A: a configuration or its file; the command as it is if None.
-        second: B.
-        repetitions: Runs of each.
-        metric: Figure the script prints; a usual one if None.
-        margin: Loss of the metric that counts as none.
+        first: Configuration A or its file; None for the unchanged command.
+        second: Configuration B, like ``first``.
+        repetitions: Runs of each configuration.
+        metric: Metric that the script prints; a usual one if None.
+        margin: Loss of the metric that still counts as equal.
         timeout_s: Longest time of a run [s].
         say: Receives a line about each run.
-        echo: Where the script's output goes.
+        echo: Stream for the script's output.
 
     Raises:
         UsageError: The command or a file cannot be used.
@@ -98,7 +98,7 @@ def compare(
     configurations = {"A": _read(first), "B": _read(second)}
     results: dict[str, list[TrialResult]] = {"A": [], "B": []}
     for index in range(repetitions):
-        # Who goes first changes from pair to pair.
+        # The first of a pair changes from pair to pair.
         for which in ("AB", "BA")[index % 2]:
             result = run_trial(order, configurations[which], echo=echo)
             if result.outcome == "interrupted":

@@ -1,4 +1,4 @@
-"""Real runs: what ``forerun measure`` does, as functions."""
+"""Real runs: ``forerun measure`` as functions."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ def measure_grid(
     """Trains every network of a grid on images and records times, accuracy and loss.
 
     Args:
-        grid: What to train; system A's 18 configurations if None.
+        grid: Networks and settings to train; system A's 18 configurations if None.
         device: ``cpu`` or ``cuda:N``.
         records: Store of the records, a file or an SQLAlchemy URL; the default store if None.
         occasion: Label of the session; the same label resumes it, another one repeats it.
-        protocol: How steps are timed.
+        protocol: Rules of timing.
         ray: Address of a Ray cluster (``auto`` for one of this machine) that runs the jobs.
-        on_event: Told of every job.
+        on_event: Receives an event for every job.
 
     Raises:
         UsageError: The grid, the device or a model is not possible.
-        MeasurementError: The dataset cannot be had, the device is busy, or nothing could be measured.
+        MeasurementError: The dataset cannot be loaded, the device is busy, or nothing could be measured.
         RecordError: The store cannot be used.
     """
     grid = grid or Grid()
@@ -63,7 +63,7 @@ def measure_grid(
         _check_keras(grid, ray)
     jobs = grid_jobs(grid)
     first, *others = {job.subject: job for job in jobs}.values()
-    _check_model(first)  # a mistyped name is told before anything is downloaded
+    _check_model(first)  # a mistyped name is reported before anything is downloaded
     check_dataset(grid.dataset, grid.image_size)
     for job in others:
         _check_model(job)
@@ -132,7 +132,7 @@ def measure_model(
         device: ``cpu`` or ``cuda:N``.
         records: Store of the records; the default store if None.
         occasion: Label of the session.
-        protocol: How steps are timed.
+        protocol: Rules of timing.
         ray: Address of a Ray cluster that runs the jobs.
         on_event: Told of every job.
         options: See ``measurement.step_options.StepOptions``; of batch sizes, precisions, layouts and compiles all
@@ -193,7 +193,7 @@ def _shared_parameters(settings: StepSettings, device: str) -> tuple[JobKind, di
 
 
 def _named_for(model: str, framework: str | None) -> tuple[str, str]:
-    """The model as it is named for a framework, and that framework."""
+    """The name of the model for a framework, and that framework."""
     found = "keras" if is_keras(model) else "pytorch"
     if framework in (None, found):
         return model, found
@@ -232,8 +232,8 @@ def measure_link(
         device: ``cpu`` or ``cuda``.
         records: Store of the records; the default store if None.
         occasion: Label of the session.
-        protocol: How they are timed.
-        on_event: Told of every job.
+        protocol: Rules of timing.
+        on_event: Receives an event for every job.
 
     Raises:
         UsageError: There are fewer than two devices.
@@ -250,16 +250,16 @@ def measure_link(
 
 
 def _check_model(job: MeasurementJob) -> None:
-    """Lets an unknown model or an impossible setup fail here, with one message, instead of in every child."""
+    """Makes an unknown model or an impossible setup fail here, with one message, instead of in every child."""
     from forerun.measurement.job_parameters import input_options_of, setup_of
 
     setup = setup_of(job.parameters)
     if is_keras(job.subject):
-        # Tracing would build the network in a process of its own, which takes longer than most jobs.
+        # Tracing would build the network in another process, which takes longer than most jobs.
         check_keras_name(job.subject)
         _check_optimizers([setup.optimizer])
         return
     try:
         trace(ModelRequest(model=job.subject, **input_options_of(job.parameters)), setup)
     except TraceError:
-        return  # what cannot be traced may still run
+        return  # a model that cannot be traced may still run

@@ -40,24 +40,24 @@ _IMAGE_SIZE_NAMES = ("image_size", "img_size", "imgsz", "input_size", "resolutio
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneResult(Answer):
-    """What a study found.
+    """Result of a study.
 
     Attributes:
-        folder: Of the study.
-        objectives: What was looked for.
-        ended_by: What of the budget was used up.
+        folder: Folder of the study.
+        objectives: Objectives of the study.
+        ended_by: The part of the budget that was used up.
         best: Configuration of the best trial that keeps the accuracy; None if there is none.
-        best_values: Its values by parameter.
-        best_objectives: What it reached.
-        command: The exact command of the best.
+        best_values: Values of the best configuration by parameter.
+        best_objectives: Objectives of the best configuration.
+        command: Exact command of the best configuration.
         trials: Every trial: ``number``, ``values``, ``outcome``, ``objectives``, ``source``.
         front: Numbers of the trials that no other beats in all objectives.
-        num_rejected: Trials the memory model rejected before they started.
-        num_out_of_memory: Trials that ran out of memory all the same.
-        checked: Whole runs of the script as it is and of the best: ``baseline``, ``best`` and ``accuracy``.
-        profile: Of the script as it is.
+        num_rejected: Trials that the memory model rejected before they started.
+        num_out_of_memory: Trials that ran out of memory nevertheless.
+        checked: Whole runs of the unchanged script and the best configuration: ``baseline``, ``best``, ``accuracy``.
+        profile: Profile of the unchanged script.
         is_resumed: Whether the study had trials before.
-        notes: What is not known.
+        notes: Unknown figures and the reasons.
     """
 
     folder: Path
@@ -85,12 +85,12 @@ def tune(
     echo: IO[str] | None = None,
     **options: Unpack[TuneOptions],
 ) -> TuneResult:
-    """Searches for a better configuration of a training command, which is never edited.
+    """Searches for a better configuration of a training command, without editing it.
 
-    The command is profiled as it is, then tried in configurations that its arguments and the hooks can realise, each
-    in processes of its own. Trials that would not fit in memory are rejected before they start. For the objective
-    ``speed`` trials last some seconds; in the end the script as it is and the best trial run whole, and a best one
-    whose metric is worse than allowed is given up for the next.
+    The command is profiled unchanged, then tried in configurations that its arguments and the hooks can realise, each
+    in separate processes. Trials that would not fit in memory are rejected before they start. For the objective
+    ``speed`` trials last some seconds; in the end the unchanged script and the best trial run whole, and if the metric
+    of the best trial is worse than allowed, the next best takes its place.
 
     Args:
         command: Words of the command.
@@ -101,7 +101,7 @@ def tune(
             ``if __name__ == "__main__":`` in a script that calls this.
 
     Raises:
-        UsageError: The command, the space, the model or an option cannot be meant.
+        UsageError: The command, the space, the model or an option has an impossible value.
         FailureError: The model cannot be built or traced.
         ScriptError: The script fails as it is.
     """
@@ -259,7 +259,7 @@ def _devices(first: str, asked: str | None, num_sessions: int) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Script:
-    """What is known of a script: its own values by parameter, its optimizer, epochs and profile, None on resuming."""
+    """A script: its own values by parameter, its optimizer, epochs and profile; None on resuming."""
 
     base: dict[str, Any]
     optimizer: str | None

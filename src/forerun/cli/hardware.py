@@ -16,7 +16,7 @@ hardware = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 @hardware.callback(invoke_without_command=True)
 def devices(context: typer.Context) -> None:
-    """Devices of the catalogue, and this machine."""
+    """Show the devices of the catalogue, and this machine."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
@@ -38,7 +38,8 @@ def list_devices(as_json: JsonOption = False, debug: DebugOption = False) -> Non
 @hardware.command("show")
 def show_device(
     device: Annotated[
-        str, typer.Argument(metavar="DEVICE", help="Catalogue name, driver's name, TOML file or 'here'.")
+        str,
+        typer.Argument(metavar="DEVICE", help="Device: catalogue name, driver's name, TOML file or 'here'."),
     ],
     as_json: JsonOption = False,
     debug: DebugOption = False,

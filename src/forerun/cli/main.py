@@ -55,12 +55,12 @@ app.command("evaluate", short_help="Compare predictions with measured steps.")(e
 app.add_typer(measure, name="measure")
 app.command("calibrate", short_help="Measure this machine and fit the cost model to it.")(calibrate)
 app.add_typer(records, name="records")
-app.command("report", short_help="Make one document of a plan or prediction.")(report)
+app.command("report", short_help="Make one document of a plan or a prediction.")(report)
 app.command("serve", short_help="Serve the what-if page and JSON over HTTP.")(serve)
 app.command("fit", short_help="Fit a model to measured steps or layers.")(fit)
-app.command("schedule", short_help="Share a cluster among jobs: who gets what, and when is each done.")(
-    schedule
-)
+app.command(
+    "schedule", short_help="Share a cluster among jobs: each job's share, and the time when it is done."
+)(schedule)
 
 
 def _print_version(value: bool) -> None:

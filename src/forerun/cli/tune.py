@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forerun.cli.options import DebugOption, JsonOption
+from forerun.cli.options import (
+    DEVICE_HERE_HELP,
+    EPOCHS_HELP,
+    RUN_TIME_HELP,
+    SEED_HELP,
+    SETTING_HELP,
+    DebugOption,
+    JsonOption,
+    MetricOption,
+    ShowOutputOption,
+)
 from forerun.cli.output import (
     TABLE_WIDTH_IN_A_PIPE,
     page_width,
@@ -54,21 +64,23 @@ def tune(
     command: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[SPACE.yaml] -- COMMAND", help="What may be changed, and the command as you run it."
+            metavar="[SPACE.yaml] -- COMMAND",
+            help="Space of the settings to try, and the training command as you run it.",
         ),
     ] = None,
     no_check: Annotated[
-        bool, typer.Option("--no-check", help="Do not run the best whole beside the script as it is.")
+        bool,
+        typer.Option(
+            "--no-check", help="Skip the full run of the best configuration beside the unchanged script."
+        ),
     ] = False,
     no_priors: Annotated[
-        bool, typer.Option("--no-priors", help="No first trials of the cost model.")
+        bool, typer.Option("--no-priors", help="Choose no first trials by the cost model.")
     ] = False,
     no_prediction: Annotated[
         bool, typer.Option("--no-prediction", help="Reject no trial by its predicted memory.")
     ] = False,
-    show_output: Annotated[
-        bool, typer.Option("--show-output", help="Pass on what the script prints.")
-    ] = False,
+    show_output: ShowOutputOption = False,
     scenario: Annotated[
         str | None,
         typer.Option(

@@ -1,9 +1,9 @@
 """The op-level model as a regressor: the shipped weights with an offset that a few measured steps decide.
 
-The shipped weights give log t0 of a step and its sensitivities J (``optime.correction``): how it would change if all
-kernels, arithmetic, memory traffic, the host, or one class of operations were slower by a factor. Added to these are
-two exponents, of the work F and the traffic D of a step, for a device's efficiency may depend on size in another way
-than that of the devices of the fit:
+The shipped weights give log t0 of a step and its sensitivities J (``optime.correction``): its change if all kernels,
+arithmetic, memory traffic, the host, or one class of operations were slower by a factor. Added to these are
+two exponents, of the work F and the traffic D of a step, because a device's efficiency may depend on size in
+another way than that of the devices of the fit:
 
     log t = log t0 + J a + b1 log(F / F0) + b2 log(D / D0),   F0, D0 geometric means over the measured steps
 
@@ -46,23 +46,23 @@ _NUM_EXPONENTS = 2
 _NUM_FACTORS = len(_COLUMNS) - _NUM_EXPONENTS
 
 _EXPONENTS = (0.03, 0.15, 0.5)
-"""Prior scales of the exponents; the first stands where rows are too few to tell."""
+"""Prior scales of the exponents; the first one holds where there are too few rows to choose."""
 
 _NOISES = (0.015, 0.03, 0.06, 0.12)
-"""What no correction explains, between models of one family and between all models, of log times."""
+"""Scatter of log times that no correction explains, between models of one family and between all models."""
 
 _FEWEST_ROWS_FOR_NOISE = 8
 
 _OVERALL = (0.3, 1.0, 3.0)
-"""Scales of a device that is not what its datasheet says: a processor shared or cut down, a device unlike any known."""
+"""Scales of a device unlike its datasheet: a shared or reduced processor, or a device unlike any known."""
 
 _WIDEST = 3.0
-"""No correction is expected to exceed a factor of twenty; a wider prior would fit noise where it hardly acts."""
+"""Widest prior: no correction is expected to exceed a factor of twenty, and a wider one would fit noise."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpCase:
-    """One step: the model, where it runs, how, and the version of the framework ("" if unknown)."""
+    """One step: graph, device, setup, and the version of the framework ("" if unknown)."""
 
     model: PreparedModel
     device: Device
@@ -72,11 +72,11 @@ class OpCase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpLevelRows:
-    """What the shipped op-level model says about n steps.
+    """Figures of the shipped op-level model for n steps.
 
     Attributes:
         log_time_s: Log of the predicted step time, (n,).
-        sensitivities: How it answers to each kind of correction, as in ``optime.correction``, (n, corrections).
+        sensitivities: Change of it with each kind of correction, as in ``optime.correction``, (n, corrections).
         log_work: Logarithms of the work [FLOP] and the traffic [bytes] of the step, (n, 2).
     """
 
@@ -192,7 +192,7 @@ class CalibratedOpModel:
         return np.asarray(np.exp(logs), dtype=float)
 
     def state(self) -> RegressorState:
-        """Corrections, and which weights they correct."""
+        """Corrections, and the identity of the weights that they correct."""
         if self._coefficients is None:
             raise not_fitted("the calibrated op-level model")
         return RegressorState(
@@ -203,10 +203,10 @@ class CalibratedOpModel:
 
     @classmethod
     def from_state(cls, state: RegressorState) -> Self:
-        """The model that had this state.
+        """The model with this state.
 
         Raises:
-            CostModelError: It was fitted on top of other weights than this version ships.
+            CostModelError: The state was fitted on other weights than this version ships.
         """
         if state.settings["weights_id"] != _weights_id():
             raise CostModelError(
@@ -237,7 +237,7 @@ def _capped(prior: PriorScales) -> PriorScales:
 
 
 def _likely_scales(rows: Floats, residuals: Floats, prior: PriorScales) -> _Scales:
-    """The prior with the scales of greatest marginal likelihood; noise and exponents only where rows can tell."""
+    """The prior with the scales of greatest marginal likelihood; noise and exponents only with enough rows."""
     can_tell = len(rows) >= _FEWEST_ROWS_FOR_NOISE
     candidates = (
         _Scales(

@@ -1,4 +1,4 @@
-"""Graphs of measured Keras layers and models, all traced in one process: each alone would load Keras anew."""
+"""Graphs of measured Keras layers and models, all traced in one process, which loads Keras once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LAYER_BUILDER = "forerun.measurement.keras.layers:build_keras_layer"
 
 
 def keras_graphs(measurements: Sequence[Measurement]) -> dict[str, Answer]:
-    """Graph and setup of each measurement by its key, or why there is none.
+    """Graph and setup of each measurement by its key, or the reason why there is none.
 
     Args:
         measurements: Steps and layers of Keras.
@@ -65,7 +65,7 @@ def _model_question(measurement: Measurement) -> tuple[ModelRequest, TrainingSet
 
 
 def keras_layer_request(measurement: Measurement) -> KerasRequest:
-    """What the tracing process is asked about a measured layer."""
+    """Question to the tracing process about a measured layer."""
     trains = text_of(measurement.parameters, "mode", "forward") == "train_step"
     setup = setup_of({**measurement.parameters, "phase": str(Phase.TRAIN if trains else Phase.INFERENCE)})
     return KerasRequest(

@@ -1,4 +1,4 @@
-"""Measured steps with the graphs of their models: what regressors of whole steps are fitted to."""
+"""Measured steps with the graphs of their models, to fit regressors of whole steps."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class StepTable:
     Attributes:
         records: The measured steps.
         cases: Graph, device, setup and framework version of each.
-        skipped: Models that could not be traced, and why.
+        skipped: Models that could not be traced, with the reason.
     """
 
     records: tuple[StepRecord, ...]
@@ -44,16 +44,16 @@ class StepTable:
 
     @property
     def configurations(self) -> tuple[str, ...]:
-        """What must not stand on both sides of a split: everything but repetition and occasion."""
+        """Keys that must stay on one side of a split: all fields but repetition and occasion."""
         return tuple(configuration_of(record) for record in self.records)
 
 
 def step_table(records: Sequence[StepRecord], device: Device | None = None) -> StepTable:
-    """Traces the models of measured steps; each once, whatever the number of batch sizes and repetitions.
+    """Traces the models of measured steps, each once for all batch sizes and repetitions.
 
     Args:
         records: Measured steps.
-        device: Where they ran, instead of what their device names mean; for the device of this machine.
+        device: Device of the steps, if not the one that their device names mean; for the device of this machine.
 
     Raises:
         RecordError: There is no record, or no model of them could be traced.
@@ -84,7 +84,7 @@ def step_table(records: Sequence[StepRecord], device: Device | None = None) -> S
 def _graph(
     record: StepRecord, setup: TrainingSetup, known: dict[tuple[ModelRequest, TrainingSetup], Graph | str]
 ) -> Graph | str:
-    """The graph of a record's model, or why there is none."""
+    """The graph of a record's model, or the reason why there is none."""
     request = request_of(record)
     for key in ((request, replace(setup, batch_size_per_device=1)), (request, setup)):
         if key in known:

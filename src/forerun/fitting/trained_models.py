@@ -1,4 +1,4 @@
-"""Fitted regressors of all kinds behind one question: how long does this step take?"""
+"""Fitted regressors of all kinds, with one function for the time of a step."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MODEL_KINDS: Mapping[str, type[StorableRegressor[Any]]] = {
 
 
 def load_trained(path: Path, kind: str | None = None) -> TrainedModel:
-    """Reads a fitted model of any kind, or of the one that is wanted.
+    """Reads a fitted model of any kind, or of the wanted one.
 
     Raises:
         CostModelError: The file is missing, damaged, of another kind, or newer or older than this version.

@@ -20,7 +20,7 @@ _MOST_TRIALS = 12
 
 
 def tune_page(found: TuneResult) -> RenderableType:
-    """What a study found, before and after, and its best trials."""
+    """Result of a study: speed before and after, and the best trials."""
     ran = [trial for trial in found.trials if trial["outcome"] != "rejected"]
     resumed = ", resumed" if found.is_resumed else ""
     parts: list[RenderableType] = [
@@ -45,7 +45,7 @@ def tune_page(found: TuneResult) -> RenderableType:
 
 
 def _failures(found: TuneResult) -> list[str]:
-    """What trials that ended badly said, the same words once."""
+    """Messages of trials that ended badly, equal ones once."""
     failed = [trial for trial in found.trials if trial["outcome"] in ("crashed", "timeout")]
     reasons: dict[str, list[str]] = {}
     for trial in failed:

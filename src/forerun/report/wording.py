@@ -1,4 +1,4 @@
-"""How quantities, setups and verdicts are worded on every page."""
+"""Wording of quantities, setups and verdicts on every page."""
 
 from __future__ import annotations
 
@@ -105,10 +105,10 @@ def fit_sentence(fits: str | None) -> str:
 
 
 def provenance_sentence(provenance: Provenance) -> str:
-    """What the step time rests on."""
+    """The basis of the step time, in words."""
     return f"{provenance}: {_PROVENANCE[provenance]}"
 
 
 def bound_sentence(bound_by: str) -> str:
-    """What to change first if the step should be faster."""
+    """First change to make for a faster step."""
     return _BOUNDS.get(bound_by, f"bound by {bound_by}")

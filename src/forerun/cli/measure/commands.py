@@ -12,6 +12,8 @@ from forerun.cli.measure.composition import composition
 from forerun.cli.measure.curve import curve
 from forerun.cli.measure.loader import loader
 from forerun.cli.measure.options import (
+    BatchSizesOption,
+    CompileOption,
     CsvOption,
     GridOptions,
     LayerOptions,
@@ -24,7 +26,7 @@ from forerun.cli.measure.options import (
     session_of,
     timing_of,
 )
-from forerun.cli.options import DebugOption, JsonOption
+from forerun.cli.options import SETTING_HELP, DebugOption, JsonOption, RecordsOption
 from forerun.cli.output import TABLE_WIDTH_IN_A_PIPE, page_width, print_json, print_page, quiet_libraries
 from forerun.cli.settings import GroupedHelp, with_settings
 from forerun.run.setup import Layout, Phase, Precision
@@ -78,8 +80,8 @@ def grid(
         list[str] | None,
         typer.Option(
             metavar="KEY=1,2",
-            help="Key of the family with its values; may be repeated. Of cnn: "
-            "depth=2,3,4 and base_filters=32,64 unless given.",
+            help="Values of one key of the family, such as depth=2,3,4; may be repeated. If not given, cnn has "
+            "depth=2,3,4 and base_filters=32,64.",
         ),
     ] = None,
     csv: CsvOption = None,
@@ -146,7 +148,7 @@ def link(
     num_devices: Annotated[int, typer.Option(help="Devices, or processes on a processor; at least 2.")] = 2,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.toml", help="Write the link, for --intra or --inter of scale."),
+        typer.Option(metavar="FILE.toml", help="Write the link to a file that --intra and --inter take."),
     ] = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,

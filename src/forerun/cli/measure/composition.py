@@ -23,12 +23,14 @@ def composition(
     settings: dict[str, Any],
     plot: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.png", help="Draw sums and composed steps over measured steps."),
+        typer.Option(
+            metavar="FILE.png", help="Plot sums of layers and composed steps against measured steps."
+        ),
     ] = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Time networks and each of their layers alone: why the sum of layers is not the step."""
+    """Time networks and each of their layers alone, and compare the sum of layers with the step."""
     import forerun
     from forerun.cli.measure.progress import progress_bar
     from forerun.measurement.protocol import Protocol

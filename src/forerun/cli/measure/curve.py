@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from forerun.cli.options import DebugOption, JsonOption
+from forerun.cli.measure.options import DatasetOption, DeviceOption, EpochsOption, SeedOption
+from forerun.cli.options import SETTING_HELP, DebugOption, JsonOption
 from forerun.cli.output import print_json, quiet_libraries
 from forerun.cli.settings import with_settings
 from forerun.run.settings import Setting, TypedDict
@@ -81,7 +82,7 @@ class CurveOptions(TypedDict, total=False):
 @with_settings(CurveOptions)
 def curve(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="The network, as in predict: cifar-resnet:20 ...")
+        str, typer.Argument(metavar="MODEL", help="Model, as in predict, such as cifar-resnet:20.")
     ],
     out: Annotated[
         Path,

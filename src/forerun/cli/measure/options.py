@@ -1,4 +1,4 @@
-"""Options that the commands of ``forerun measure`` share, and the lists some of them take."""
+"""Options that the commands of ``forerun measure`` share, and the parsing of their lists."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from forerun.cli.options import AXIS_HELP, DEVICE_HERE_HELP, EPOCHS_HELP, SEED_HELP, SETTING_HELP
 from forerun.errors import InvalidSetupError
 from forerun.measurement.step_options import StepOptions
 from forerun.run.settings import Setting, TypedDict
@@ -310,7 +311,7 @@ def parse_whole_numbers(name: str, text: str) -> list[int]:
 
 
 def parse_words(name: str, text: str, kind: type[_Choice]) -> list[_Choice]:
-    """Words of a choice, separated by commas."""
+    """Members of a choice, written as words separated by commas."""
     words = [word.strip().lower() for word in text.split(",") if word.strip()]
     try:
         values = [kind(word) for word in words]
@@ -322,7 +323,7 @@ def parse_words(name: str, text: str, kind: type[_Choice]) -> list[_Choice]:
 
 
 def parse_flags(text: str) -> list[bool]:
-    """Any of ``no`` and ``yes``, separated by commas."""
+    """The flags ``no`` and ``yes``, one or both, separated by commas."""
     words = [word.strip().lower() for word in text.split(",")]
     if any(word not in _FLAGS for word in words):
         raise InvalidSetupError(f"expected --compile no, yes or no,yes, got '{text}'")
@@ -330,7 +331,7 @@ def parse_flags(text: str) -> list[bool]:
 
 
 def parse_sizes(texts: Iterable[str]) -> dict[str, list[int]]:
-    """Keys with their values.
+    """Values of each key, from texts such as ``depth=2,3``.
 
     >>> parse_sizes(["depth=2,3", "base_filters=8"])
     {'depth': [2, 3], 'base_filters': [8]}
