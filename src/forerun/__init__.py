@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from forerun.api.compare import apply, compare
     from forerun.api.evaluate import Evaluation, evaluate
     from forerun.api.fit import (
+        fit,
         fit_regressor,
         load_trained_model,
         predict_epoch_time,
@@ -26,7 +27,14 @@ if TYPE_CHECKING:
         save_trained_model,
     )
     from forerun.api.forecast import RunForecast, forecast
-    from forerun.api.measure import MeasurementRun, measure_grid, measure_layers, measure_link, measure_model
+    from forerun.api.measure import (
+        MeasurementRun,
+        measure,
+        measure_grid,
+        measure_layers,
+        measure_link,
+        measure_model,
+    )
     from forerun.api.measure_composition import measure_composition
     from forerun.api.measure_curve import measure_curve
     from forerun.api.plan import plan
@@ -42,14 +50,17 @@ if TYPE_CHECKING:
     from forerun.api.tune_scenarios import tune_scenarios
     from forerun.errors import FailureError, ForerunError, UsageError
     from forerun.hardware import Device, Host, describe_host, find_device, load_catalog
+    from forerun.optime.weights import CostModel
     from forerun.planner.options import PlanOptions
     from forerun.planner.plan import Plan
     from forerun.prediction.estimate import Estimate, Interval
+    from forerun.records.measurement import Record
     from forerun.run.options import RunOptions, ScaleOptions
     from forerun.run.run import Run
 
 __all__ = [
     "Calibration",
+    "CostModel",
     "Device",
     "Estimate",
     "Evaluation",
@@ -60,6 +71,7 @@ __all__ = [
     "MeasurementRun",
     "Plan",
     "PlanOptions",
+    "Record",
     "Run",
     "RunForecast",
     "RunOptions",
@@ -80,11 +92,13 @@ __all__ = [
     "describe_host",
     "evaluate",
     "find_device",
+    "fit",
     "fit_regressor",
     "fit_speed",
     "forecast",
     "load_catalog",
     "load_trained_model",
+    "measure",
     "measure_composition",
     "measure_curve",
     "measure_grid",
@@ -116,6 +130,7 @@ _MODULES = {
     "RunOptions": "forerun.run.options",
     "Run": "forerun.run.run",
     "Calibration": "forerun.api.calibrate",
+    "CostModel": "forerun.optime.weights",
     "Device": "forerun.hardware",
     "Estimate": "forerun.prediction.estimate",
     "Evaluation": "forerun.api.evaluate",
@@ -125,6 +140,7 @@ _MODULES = {
     "Interval": "forerun.prediction.estimate",
     "MeasurementRun": "forerun.api.measure",
     "Plan": "forerun.planner.plan",
+    "Record": "forerun.records.measurement",
     "RunForecast": "forerun.api.forecast",
     "ScaleCurve": "forerun.api.scale",
     "Schedule": "forerun.api.schedule",
@@ -141,11 +157,13 @@ _MODULES = {
     "describe_host": "forerun.hardware",
     "evaluate": "forerun.api.evaluate",
     "find_device": "forerun.hardware",
+    "fit": "forerun.api.fit",
     "fit_regressor": "forerun.api.fit",
     "fit_speed": "forerun.api.scale_servers",
     "forecast": "forerun.api.forecast",
     "load_catalog": "forerun.hardware",
     "load_trained_model": "forerun.api.fit",
+    "measure": "forerun.api.measure",
     "measure_composition": "forerun.api.measure_composition",
     "measure_curve": "forerun.api.measure_curve",
     "measure_grid": "forerun.api.measure",

@@ -12,7 +12,7 @@ import pandas as pd
 
 from forerun.errors import ForerunError
 from forerun.fitting.evaluation import family_folds
-from forerun.fitting.measured_steps import is_measured_network, request_of
+from forerun.fitting.measured_steps import is_measured_network
 from forerun.graph.graph import Graph
 from forerun.hardware import find_device
 from forerun.memory.constants import memory_constants, visible_memory
@@ -78,7 +78,7 @@ def bracket_study(
     found = []
     for index, record in enumerate(records, start=1):
         try:
-            graph = trace(request_of(record), record.training_setup())
+            graph = trace(record.run.model, record.run.setup)
         except ForerunError:
             continue
         if not is_measured_network(record, graph):

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from forerun.fitting.evaluation import ErrorMetrics, cross_validated_predictions, errors, family_folds
-from forerun.fitting.measured_steps import Measured, request_of
+from forerun.fitting.measured_steps import Measured
 from forerun.fitting.registry import baseline_names, make_baseline
 from forerun.fitting.step_features import whole_model_features
 from forerun.tracing.trace import trace
@@ -22,7 +22,7 @@ def baseline_study(steps: Sequence[Measured]) -> dict[str, dict[str, ErrorMetric
     Args:
         steps: The tested rows.
     """
-    cases = [(trace(request_of(step.record), step.setup), step.device, step.setup) for step in steps]
+    cases = [(trace(step.run.model, step.setup), step.device, step.setup) for step in steps]
     features = whole_model_features(cases)
     actual = np.asarray([step.record.step_time_s for step in steps])
     layouts = np.asarray([str(step.setup.layout) for step in steps])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from forerun.fitting.measured_steps import Measured, request_of
+from forerun.fitting.measured_steps import Measured
 from forerun.optime.weights import OpTimeWeights
 from forerun.prediction.step import predict_steps, prepare
 from forerun.tracing.trace import trace
@@ -61,7 +61,7 @@ def runtime_study(
                     step=step,
                     forerun_s=float(np.exp(held.log_predicted[index])),
                     forerun_wall_s=_prediction_wall_s(step, weights),
-                    pytorch=tool.ask(estimated_step_s, request_of(step.record), step.setup, step.device),
+                    pytorch=tool.ask(estimated_step_s, step.run.model, step.setup, step.device),
                 )
             )
             if report is not None:
@@ -90,7 +90,7 @@ def _with_tracker(bracket: Bracket, tool: ToolProcess) -> Bracket:
     for method, cuda_rules in TRACKED_METHODS.items():
         for needed, batch_size in ((ran, record.batch_size_per_device), (failed, failed_batch)):
             at_batch = replace(setup, batch_size_per_device=batch_size)
-            answer = tool.ask(tracked_peak_bytes, request_of(record), at_batch, cuda_rules=cuda_rules)
+            answer = tool.ask(tracked_peak_bytes, record.run.model, at_batch, cuda_rules=cuda_rules)
             if answer.value is not None:
                 needed[method] = answer.value
     return replace(bracket, ran_bytes=ran, failed_bytes=failed)
@@ -98,7 +98,7 @@ def _with_tracker(bracket: Bracket, tool: ToolProcess) -> Bracket:
 
 def _prediction_wall_s(step: Measured, weights: OpTimeWeights) -> float:
     begin = time.perf_counter()
-    graph = trace(request_of(step.record), step.setup, use_cache=False)
+    graph = trace(step.run.model, step.setup, use_cache=False)
     predict_steps(prepare(graph), step.device, [step.setup], weights, step.record.framework_version)
     return time.perf_counter() - begin
 

@@ -84,7 +84,7 @@ def predict_with(
     logs, spreads, shares, rows = np.empty(len(steps)), np.empty(len(steps)), np.empty(len(steps)), []
     for index, step in enumerate(steps):
         offsets = weights.offsets_of_system(step.system)[:, None]
-        times = step_times(step.ops, [step.point()], weights, offsets, with_kernels=True)
+        times = step_times(step.ops, [step.point], weights, offsets, with_kernels=True)
         logs[index], spreads[index] = np.log(times.step_s[0]), times.spread[0]
         rows.append(sensitivities(step.ops, times)[0])
         assert times.kernel_s is not None

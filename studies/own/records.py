@@ -22,21 +22,18 @@ from pathlib import Path
 import numpy as np
 
 from forerun.errors import RecordError
-from forerun.fitting.calibrated_op import CalibratedOpModel
 from forerun.fitting.compositions import Composition, measured_compositions
-from forerun.fitting.device_calibration import fitted_weights, log_predictions
-from forerun.fitting.evaluation import (
-    ErrorMetrics,
-    configuration_of,
-    configuration_splits,
-    cross_validated_predictions,
-    errors,
+from forerun.fitting.device_calibration import (
+    calibrate,
+    corrected_predictions,
+    fitted_weights,
+    log_predictions,
 )
+from forerun.fitting.evaluation import ErrorMetrics, configuration_of, configuration_splits, errors
 from forerun.fitting.layer_table import measured_layer_table
 from forerun.fitting.measured_layers import DeviceSample, device_samples
-from forerun.fitting.regressor_fit import fit_layer_regressor, fit_step_regressor
-from forerun.fitting.step_table import StepTable, step_table
-from forerun.fitting.trained_models import op_rows
+from forerun.fitting.regressor_fit import cost_model_result, fit_layer_regressor, fit_step_regressor
+from forerun.fitting.step_table import step_table
 from forerun.hardware.device import Device
 from forerun.hardware.device_file import load_device_file
 from forerun.measurement.composition_jobs import CompositionJobs, composition_jobs
@@ -153,9 +150,10 @@ def grid_study(folder: Path, kinds: Sequence[str] = _GRID_MODELS) -> GridStudy:
     table = step_table(records, own_device(folder))
     metrics: dict[str, ErrorMetrics] = {}
     if "op" in kinds:
-        metrics |= _after_calibration(folder, table)
+        metrics |= _op_level(folder, measured)
     for kind in kinds:
-        metrics |= fit_step_regressor(kind, table, [folder.name]).metrics
+        if kind != "op":
+            metrics |= fit_step_regressor(kind, table, [folder.name]).metrics
     times: dict[str, list[float]] = defaultdict(list)
     for record in records:
         times[configuration_of(record)].append(record.step_time_s)
@@ -169,17 +167,20 @@ def grid_study(folder: Path, kinds: Sequence[str] = _GRID_MODELS) -> GridStudy:
     )
 
 
-def _after_calibration(folder: Path, table: StepTable) -> dict[str, ErrorMetrics]:
-    """The op-level model refined on the calibration's records, none of them of the grid's family."""
-    families = {record.family for record in table.records}
-    measured = [m for m in own_measurements(folder, "calibration") if m.family not in families]
-    seen, _ = device_samples(measured, own_device(folder))
-    rows = op_rows(table.cases, fitted_weights(seen, load_weights(shipped_weights_path())))
-    splits = configuration_splits(table.configurations)
-    after = cross_validated_predictions(CalibratedOpModel, rows, table.time_s, splits)
+def _op_level(folder: Path, measured: Sequence[Measurement]) -> dict[str, ErrorMetrics]:
+    """The op-level model by its datasheet, by the grid, and refined on a calibration without the grid's family."""
+    device, start = own_device(folder), load_weights(shipped_weights_path())
+    steps, notes = device_samples(measured, device)
+    fitted = cost_model_result(calibrate(steps, device, start), start, [folder.name], notes)
+    families = {step.measurement.family for step in steps}
+    rest = [m for m in own_measurements(folder, "calibration") if m.family not in families]
+    refined = fitted_weights(device_samples(rest, device)[0], start)
+    actual = np.asarray([step.step_time_s for step in steps])
+    splits = configuration_splits([configuration_of(r) for r in step_records(measured)])
     return {
-        "op, calibrated and fitted": errors(after, table.time_s),
-        "op, calibrated": errors(np.exp(rows.log_time_s), table.time_s),
+        "op, calibrated and fitted": errors(corrected_predictions(steps, actual, refined, splits), actual),
+        "op, calibrated": errors(np.exp(log_predictions(steps, refined)), actual),
+        **fitted.metrics,
     }
 
 

@@ -11,8 +11,6 @@ from forerun.fitting.evaluation import ErrorMetrics, cross_validated_predictions
 from forerun.fitting.registry import baseline_names, make_baseline
 from forerun.fitting.step_features import whole_model_features
 from forerun.hardware.device import Device
-from forerun.measurement.job_parameters import input_options_of, setup_of
-from forerun.run.model import ModelRequest
 from forerun.tracing.trace import trace
 from studies.suite.comparison import MeasuredStep
 
@@ -32,10 +30,9 @@ def suite_baselines(rows: Sequence[MeasuredStep], device: Device) -> dict[str, E
     """
     cases = []
     for row in rows:
-        asked = row.measurement.parameters
-        setup = setup_of(asked)
-        request = ModelRequest(model=row.measurement.subject, **input_options_of(asked))
-        cases.append((trace(request, setup), device, setup))
+        run = row.measurement.run
+        assert run is not None
+        cases.append((trace(run.model, run.setup), device, run.setup))
     features = whole_model_features(cases)
     actual = np.asarray([row.measured_s for row in rows])
     families = [row.measurement.family for row in rows]

@@ -18,7 +18,6 @@ from forerun.errors import ForerunError, RecordError
 from forerun.fitting.registry import make_baseline
 from forerun.fitting.step_features import whole_model_features
 from forerun.hardware.device import Device
-from forerun.measurement.job_parameters import input_options_of, setup_of
 from forerun.measurement.jobs import MeasurementJob
 from forerun.memory.constants import memory_constants, visible_memory
 from forerun.memory.max_batch import max_batch_size
@@ -31,6 +30,7 @@ from forerun.prediction.estimate import Interval
 from forerun.prediction.point_times import ideal_times_s
 from forerun.prediction.power import training_energy_j
 from forerun.prediction.step import PreparedModel, points_of, predict_steps, prepare
+from forerun.records.job_parameters import input_options_of, setup_of
 from forerun.run.model import ModelRequest
 from forerun.run.setup import TrainingSetup
 from forerun.tracing.trace import trace

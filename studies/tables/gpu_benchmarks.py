@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from forerun.errors import RecordError
 from forerun.records.importers.model_names import model_family
 from forerun.records.importers.table_checks import check_columns, check_positive, read_table
-from forerun.records.step_record import StepRecord, default_optimizer_implementation, framework_release
+from forerun.records.measured_run import default_optimizer_implementation, framework_release
+from forerun.records.step_record import StepRecord
 from forerun.run.setup import Phase, Precision
 from studies.tables.words import catalogue_device, known_precision
 

@@ -10,7 +10,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from forerun.errors import ForerunError, RecordError
-from forerun.fitting.measured_steps import Measured, SkippedModel, measured_steps, request_of
+from forerun.fitting.measured_steps import Measured, SkippedModel, measured_steps
 from forerun.records.step_record import StepRecord
 from forerun.run.model import ModelRequest
 from forerun.run.setup import Layout, Precision, TrainingSetup
@@ -76,7 +76,7 @@ def _jobs(folder: Path, quick: bool) -> list[Job]:
         row for row in read_neusight_e2e(folder) if not row.record.compile and row.record.num_devices == 1
     ]
     requests = transformer_requests(rows)
-    jobs = [(record, request_of(record)) for record in whole]
+    jobs = [(record, record.run.model) for record in whole]
     return jobs + [(row.record, request) for row, request in zip(rows, requests, strict=True)]
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import forerun
 from forerun.api.fit import (
     fit_regressor,
     load_trained_model,
@@ -12,6 +13,7 @@ from forerun.api.fit import (
     save_trained_model,
 )
 from forerun.errors import CostModelError, ForerunError, InvalidSetupError, RecordError, UsageError
+from forerun.hardware import find_device
 from forerun.records.importers.tables import write_records
 from forerun.records.step_record import StepRecord
 from forerun.run.model import ModelRequest
@@ -155,6 +157,7 @@ def test_an_epoch_needs_a_dataset(stored):
     [
         ("tree", {}, "unknown model"),
         ("linear", {"loss": "mae"}, "takes no loss"),
+        ("op", {"seeds": (0,)}, "takes no seeds"),
         ("ann", {"loss": "huber"}, "mse or mae"),
         ("ann", {"hidden_sizes": ()}, "hidden sizes"),
     ],
@@ -187,11 +190,48 @@ def test_a_missing_table(tmp_path):
         fit_regressor(tmp_path / "none.csv", "linear")
 
 
-def test_an_offset_to_other_weights_is_refused(grid, tmp_path, monkeypatch):
-    from forerun.fitting import calibrated_op
-
-    path = tmp_path / "op.safetensors"
+@pytest.fixture(scope="module")
+def cost_model(grid, tmp_path_factory):
+    path = tmp_path_factory.mktemp("models") / "op.safetensors"
     save_trained_model(fit_regressor(grid, "op").model, path)
-    monkeypatch.setattr(calibrated_op, "_weights_id", lambda: "of another release")
-    with pytest.raises(CostModelError, match="other op-level weights"):
-        load_trained_model(path)
+    return path
+
+
+def test_the_op_model_is_the_calibration_that_predict_takes(cost_model):
+    loaded = load_trained_model(cost_model)
+    assert isinstance(loaded, forerun.CostModel)
+    assert loaded.calibrated_device == find_device("cpu").title
+    run = forerun.Run.of(
+        "cnn:depth=3,base_filters=32", device="cpu", batch_size=64, optimizer="adam", image_size=32,
+        calibration=cost_model, torch_version="2.15.0",
+    )  # fmt: skip
+    found = forerun.predict(run)
+    assert found.provenance == "calibrated"
+    assert predict_time(loaded, CONFIG) == pytest.approx(found.step_time_s.value)
+    graph = trace(run.model, run.setup)
+    assert abs(np.log(predict_time(loaded, CONFIG) / law_s(graph, 64))) < 0.15
+
+
+def test_a_cost_model_answers_for_its_device_only(cost_model):
+    loaded = load_trained_model(cost_model)
+    with pytest.raises(InvalidSetupError, match="expected the device that the cost model was fitted to"):
+        predict_time(loaded, CONFIG, device="rtx-3090")
+    with pytest.raises(UsageError, match="rtx-3090"):
+        forerun.predict("mnist-cnn", device="rtx-3090", calibration=cost_model)
+
+
+def test_records_of_two_devices_have_no_common_cost_model(grid, tmp_path):
+    import pandas as pd
+
+    table = pd.read_csv(grid)
+    table.loc[:5, "device"] = "rtx-3090"
+    table.to_csv(tmp_path / "two.csv", index=False)
+    with pytest.raises(RecordError, match="of one device"):
+        forerun.fit(tmp_path / "two.csv")
+    assert forerun.fit(tmp_path / "two.csv", device="rtx-3090").calibrated_device == "NVIDIA GeForce RTX 3090"
+
+
+def test_a_cost_model_that_cannot_be_written(cost_model, tmp_path):
+    (tmp_path / "taken").write_text("a file")
+    with pytest.raises(CostModelError, match="cannot be written"):
+        forerun.CostModel.load(cost_model).save(tmp_path / "taken" / "op.safetensors")

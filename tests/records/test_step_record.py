@@ -4,8 +4,8 @@ import pytest
 from record_cases import record
 
 from forerun.errors import RecordError
+from forerun.records.measured_run import default_optimizer_implementation, framework_release, is_pytorch_2
 from forerun.records.measurement import ANCHOR_FAMILY
-from forerun.records.step_record import default_optimizer_implementation, framework_release, is_pytorch_2
 from forerun.records.step_view import as_step_record
 from forerun.run.setup import OptimizerImplementation
 from made_measurements import measurement

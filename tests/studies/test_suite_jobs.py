@@ -3,8 +3,8 @@
 import pytest
 
 from forerun.measurement.grid import SYSTEM_A_SIZES
-from forerun.measurement.job_parameters import setup_of
 from forerun.measurement.runners.kernel_runner import KERNELS
+from forerun.records.job_parameters import setup_of
 from forerun.records.measurement import JobKind
 from forerun.run.setup import Layout, Precision
 from forerun.tracing.models.families import FAMILIES

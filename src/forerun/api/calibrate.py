@@ -13,7 +13,7 @@ import numpy as np
 
 from forerun.answers import Answer, fields_of
 from forerun.api.calibration_session import loop_cost_s, measure_for_calibration
-from forerun.errors import InvalidSetupError, MissingExtraError, RecordError, UsageError
+from forerun.errors import InvalidSetupError, MissingExtraError, RecordError
 from forerun.fitting.device_calibration import CalibrationResult
 from forerun.hardware import find_device
 from forerun.hardware.device import Device
@@ -22,11 +22,11 @@ from forerun.measurement.calibration_jobs import LOOP_MODEL
 from forerun.measurement.device_index import gpu_index
 from forerun.measurement.progress import Event
 from forerun.optime.correction_files import calibration_path
-from forerun.optime.weights import load_weights, save_weights, shipped_weights_path
+from forerun.optime.weights import load_weights, shipped_weights_path
 from forerun.records.measurement import Measurement, Outcome
 from forerun.records.store.record_store import RecordStore
 
-__all__ = ["Calibration", "LeftOutModel", "calibrate"]
+__all__ = ["Calibration", "LeftOutModel", "calibrate", "fit_device"]
 
 _FIT_SHARE = 0.25
 """Share of the minutes that goes to tracing and fitting."""
@@ -136,14 +136,9 @@ def calibrate(
             device, found, precision, framework, records, deadline_s, on_event
         )
     report(f"fitting {len(measured)} measurements")
-    result, notes = _fitted(measured, found, report)
+    result, notes = fit_device(measured, found, report)
     path = Path(out) if out is not None else calibration_path(found, framework)
-    try:
-        save_weights(result.weights, path)
-    except OSError as error:
-        raise UsageError(
-            f"{path}: the calibration cannot be written ({error.strerror}); choose another --out"
-        ) from error
+    result.weights.save(path)
     return Calibration(
         device=found.title,
         framework=framework,
@@ -188,9 +183,14 @@ def _recorded(source: str | Path, device: Device, framework: str) -> list[Measur
     return found
 
 
-def _fitted(
-    measured: Sequence[Measurement], device: Device, report: Callable[[str], None]
+def fit_device(
+    measured: Sequence[Measurement], device: Device, report: Callable[[str], None] = lambda _: None
 ) -> tuple[CalibrationResult, list[str]]:
+    """The cost model of a device from what was measured on it, and what of that could not be used.
+
+    Raises:
+        RecordError: No finished step or layer is among the measurements.
+    """
     import torch
 
     from forerun.fitting.device_calibration import calibrate as fit

@@ -1,4 +1,4 @@
-"""Regressors fitted to a user's own records: fit, load, ask."""
+"""Models fitted to a user's own records: the cost model of a device and regressors; fit, load, ask."""
 
 from __future__ import annotations
 
@@ -7,13 +7,21 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from forerun.errors import InvalidSetupError, UsageError, near_matches
+from forerun.errors import InvalidSetupError, RecordError, UsageError, near_matches
 from forerun.fitting.ann import NeuralNetwork
 from forerun.fitting.layer_net import LayerNetwork
-from forerun.fitting.model_file import TrainedModel, save_model_file
-from forerun.fitting.trained_models import load_trained, step_rows
+from forerun.fitting.model_file import TrainedModel, load_model_file, save_model_file
+from forerun.fitting.registry import STORABLE_KINDS
+from forerun.fitting.step_features import whole_model_features
 from forerun.hardware import find_device
+from forerun.hardware.cluster import cluster_of
+from forerun.hardware.device import Device
+from forerun.hardware.this_device import device_at, this_device
+from forerun.optime.weights import CostModel, is_cost_model, load_weights, shipped_weights_path
+from forerun.records.measured_run import software_of
+from forerun.records.measurement import Measurement
 from forerun.run.model import ModelRequest
+from forerun.run.run import HERE, Run
 from forerun.run.setup import Layout, OptimizerImplementation, Phase, Precision, TrainingSetup
 from forerun.tracing.trace import trace
 
@@ -22,6 +30,7 @@ if TYPE_CHECKING:
     from forerun.fitting.regressor_records import Throughputs
 
 __all__ = [
+    "fit",
     "fit_regressor",
     "load_trained_model",
     "model_summary",
@@ -55,6 +64,61 @@ _OUTCOMES = (
 )  # fmt: skip
 _SIZES = ("depth", "base_filters")
 _LAYER = "layer"
+
+
+def fit(
+    records: Measurement | str | Path | Iterable[Measurement | str | Path], *, device: str | None = None
+) -> CostModel:
+    """The cost model of one device, from what was measured on it.
+
+    Args:
+        records: Records of ``forerun.measure``, stores (a file or an SQLAlchemy URL), or tables; one or several.
+        device: Where they were measured, instead of what they say.
+
+    Raises:
+        RecordError: No finished step is among them, or they are of several devices or frameworks.
+        UsageError: The device is not known.
+
+    Example:
+        >>> run = forerun.Run.of("mnist-cnn", device="here", batch_size=64)  # doctest: +SKIP
+        >>> model = forerun.fit(forerun.measure(run))  # doctest: +SKIP
+        >>> forerun.predict(run, cost_model=model).provenance  # doctest: +SKIP
+        'calibrated'
+    """
+    several = [records] if isinstance(records, (Measurement, str, Path)) else list(records)
+    return _fitted(several, None if device is None else find_device(device)).model  # type: ignore[return-value]
+
+
+def _fitted(records: Sequence[Measurement | str | Path], place: Device | None) -> FitResult:
+    from forerun.api.calibrate import fit_device
+    from forerun.fitting.regressor_fit import cost_model_result
+    from forerun.fitting.regressor_records import read_all
+    from forerun.records.step_view import step_time_of
+
+    names = [item for item in records if not isinstance(item, Measurement)]
+    own = [item for item in records if isinstance(item, Measurement)]
+    measured = [*own, *read_all(names, place)]
+    steps = [m for m in measured if step_time_of(m) is not None]
+    if not steps:
+        raise RecordError(
+            "expected finished steps of whole models among the records, got none; "
+            "measure some with: forerun measure model MODEL, or fit layers with --model layers"
+        )
+    stacks = sorted({m.circumstances.framework for m in steps})
+    if len(stacks) > 1:
+        raise RecordError(
+            f"a cost model is that of one framework, but the records are of {' and '.join(stacks)}; give those of one"
+        )
+    titles = {found.title: found for found in ([place] if place else [m.device for m in steps])}
+    if len(titles) > 1:
+        raise RecordError(
+            f"a cost model is that of one device, but the records are of {', '.join(sorted(titles))}; give those of "
+            "one, or say where all were measured with --on DEVICE"
+        )
+    [found] = titles.values()
+    result, notes = fit_device(measured, found)
+    shown = [Path(str(name)).name for name in names] or ["records in memory"]
+    return cost_model_result(result, load_weights(shipped_weights_path()), shown, notes)
 
 
 def fit_regressor(
@@ -100,30 +164,38 @@ def fit_regressor(
     shown = [Path(str(name)).name for name in names]  # without folders and passwords
     if kind == LayerNetwork.kind:
         return fit_layer_regressor(read_layers(names, place), shown, choices)
+    if kind == CostModel.kind:
+        if given := choices.given():
+            raise UsageError(f"a model of kind op takes no {', '.join(given)}; leave them out")
+        return _fitted(names, place)
     return fit_step_regressor(kind, step_table(read_measured_steps(names, place), place), shown, choices)
 
 
-def load_trained_model(path: str | Path) -> TrainedModel:
-    """A model that ``forerun fit RECORDS --out FILE`` wrote.
+def load_trained_model(path: str | Path) -> TrainedModel | CostModel:
+    """A model that ``forerun fit RECORDS --out FILE`` wrote, or ``forerun calibrate``.
 
     Raises:
         CostModelError: The file is missing, damaged, of another kind, or of another version.
     """
-    return load_trained(Path(path))
+    path = Path(path)
+    return CostModel.load(path) if is_cost_model(path) else load_model_file(path, STORABLE_KINDS)
 
 
-def save_trained_model(model: TrainedModel, path: str | Path) -> None:
+def save_trained_model(model: TrainedModel | CostModel, path: str | Path) -> None:
     """Writes a fitted model to a file without pickle.
 
     Raises:
         CostModelError: The file cannot be written.
     """
-    save_model_file(model, Path(path))
+    if isinstance(model, CostModel):
+        model.save(path)
+    else:
+        save_model_file(model, Path(path))
 
 
-def model_summary(model: TrainedModel) -> str:
+def model_summary(model: TrainedModel | CostModel) -> str:
     """The layers of a fitted network as Keras prints them; empty for models without layers."""
-    regressor = model.regressor
+    regressor = None if isinstance(model, CostModel) else model.regressor
     return regressor.summary() if isinstance(regressor, (NeuralNetwork, LayerNetwork)) else ""
 
 
@@ -153,7 +225,7 @@ def read_accuracy_over_time(
 
 
 def predict_time(
-    model: TrainedModel,
+    model: TrainedModel | CostModel,
     config: Config | str,
     setup: TrainingSetup | None = None,
     *,
@@ -165,7 +237,7 @@ def predict_time(
     ``predict``.
 
     Args:
-        model: From ``load_trained_model``.
+        model: From ``load_trained_model`` or ``fit``.
         config: A dictionary with ``model`` (such as ``torchvision:resnet18``) or the sizes of the CNN family
             (``depth``, ``base_filters``), ``batch_size`` and other settings of a step; a row of the CNN grid may be
             given unchanged. A layer model also takes one layer: ``layer`` and its sizes. Or the name of a
@@ -190,6 +262,8 @@ def predict_time(
         return _layer_time_s(model, asked, shared)
     _check_names(asked)
     known = {**_SETTINGS, **_PLACE, **shared, **{k: v for k, v in asked.items() if v is not None}}
+    if isinstance(model, CostModel):
+        return _predicted_s(model, _request(known), setup or _setup(known), known, asked.get("device"))
     if known["device"] is None:
         raise InvalidSetupError(
             "the records of this model come from several devices; name one with device, such as device='a100-sxm4-40gb'"
@@ -198,18 +272,56 @@ def predict_time(
     request = _request(known)
     if model.kind == LayerNetwork.kind:
         return _sum_of_layers_s(model, request, setup, known)
-    version = str(known["framework_version"])
-    case = (trace(request, setup), find_device(known["device"]), setup, version)
-    return float(model.regressor.predict(step_rows(model.kind, [case]))[0])
+    case = (trace(request, setup), find_device(known["device"]), setup)
+    return float(model.regressor.predict(whole_model_features([case]))[0])
+
+
+def _predicted_s(
+    model: CostModel, request: ModelRequest, setup: TrainingSetup, known: Config, device: str | None
+) -> float:
+    """The step of a run as ``predict`` says it [s]."""
+    from forerun.api.predict import predict
+
+    run = Run(
+        model=request,
+        setup=setup,
+        cluster=cluster_of(_device_of(model, device or known["device"], is_asked=device is not None), 1, 1),
+        software=software_of(str(known["framework"]), str(known["framework_version"])),
+    )
+    return float(predict(run, cost_model=model).step_time_s.value)
+
+
+def _device_of(model: CostModel, name: str | None, *, is_asked: bool) -> Device:
+    """The device that a cost model was fitted to, which may be one of this machine.
+
+    Raises:
+        UsageError: Another device is asked about, or it is not known which one the model is of.
+    """
+    title = model.calibrated_device
+    if title is None and name is not None:
+        return find_device(name)  # a model of all devices
+    for found in (device_at(None), this_device()):
+        if found.title == title and (not is_asked or name in (found.name, HERE)):
+            return found
+    if name is not None and (found := find_device(name)).title == title:
+        return found
+    raise InvalidSetupError(
+        f"expected the device that the cost model was fitted to, {title or 'which is none'}, got {name}; "
+        "fit the records of that device with: forerun fit RECORDS --on DEVICE --out FILE"
+    )
 
 
 def predict_epoch_time(
-    model: TrainedModel, config: Config, *, dataset_size: int | None = None, device: str | None = None
+    model: TrainedModel | CostModel,
+    config: Config,
+    *,
+    dataset_size: int | None = None,
+    device: str | None = None,
 ) -> float:
     """Time of one epoch [s]: steps of a whole dataset, ceil(dataset size / batch size), times the step.
 
     Args:
-        model: From ``load_trained_model``.
+        model: From ``load_trained_model`` or ``fit``.
         config: As for ``predict_time``; may hold ``dataset_size``.
         dataset_size: Samples of an epoch, instead of the one of ``config``.
         device: Device of the epoch.
@@ -285,8 +397,8 @@ def _chosen(kind: type[_Choice], known: Config, name: str) -> _Choice:
     return kind(word)
 
 
-def _layer_time_s(model: TrainedModel, asked: dict[str, Any], shared: Config) -> float:
-    if model.kind != LayerNetwork.kind:
+def _layer_time_s(model: TrainedModel | CostModel, asked: dict[str, Any], shared: Config) -> float:
+    if isinstance(model, CostModel) or model.kind != LayerNetwork.kind:
         raise UsageError(
             f"a model of kind {model.kind} knows whole models, not layers; fit one with --model layers"
         )

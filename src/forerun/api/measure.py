@@ -10,6 +10,12 @@ from typing import Unpack
 
 from forerun.api.measure_jobs import MeasurementRun, measure_jobs
 from forerun.errors import InvalidSetupError, MissingExtraError, TraceError
+from forerun.hardware.catalogue import matching_devices
+from forerun.hardware.device import Device
+from forerun.hardware.here import describe_host
+from forerun.hardware.host_gpus import visible_gpus
+from forerun.hardware.this_device import cpu_device
+from forerun.measurement.circumstances import software_version
 from forerun.measurement.datasets import check_dataset
 from forerun.measurement.grid import Grid, grid_jobs, spread_order
 from forerun.measurement.jobs import MeasurementJob
@@ -22,14 +28,112 @@ from forerun.measurement.protocol import Protocol
 from forerun.measurement.runners.data_parallel_runner import check_strategy
 from forerun.measurement.step_options import StepOptions, StepSettings
 from forerun.records.importers.model_names import subject_family
-from forerun.records.measurement import JobKind, Scalar
+from forerun.records.measurement import JobKind, Measurement, Scalar
 from forerun.run.model import ModelRequest, is_keras, own_layout
+from forerun.run.run import Run, parse_release
 from forerun.run.settings import checked
-from forerun.run.setup import Phase
+from forerun.run.setup import Phase, TrainingSetup
+from forerun.run.sharing import Sharing
 from forerun.tracing.keras.networks import KERAS_FAMILIES, check_keras_name
 from forerun.tracing.trace import trace
 
-__all__ = ["MeasurementRun", "measure_grid", "measure_layers", "measure_link", "measure_model"]
+__all__ = ["MeasurementRun", "measure", "measure_grid", "measure_layers", "measure_link", "measure_model"]
+
+
+def measure(
+    run: Run,
+    *,
+    records: str | Path | None = None,
+    occasion: str = "",
+    protocol: Protocol | None = None,
+    on_event: Callable[[Event], None] | None = None,
+) -> Measurement:
+    """Measures the steps of a run on this machine; dataset, epochs and price take no part.
+
+    A run that the store has of the same occasion is not measured again, as with ``forerun measure model``.
+
+    Args:
+        run: The run; its device is one of this machine, such as ``here``.
+        records: Store of the records; the default store if None.
+        occasion: Label of the session; the same label resumes it, another one repeats it.
+        protocol: How steps are timed.
+        on_event: Told of every job.
+
+    Returns:
+        The record, which ``forerun.fit`` takes. Full memory and a timeout are outcomes as well.
+
+    Raises:
+        UsageError: The run is of another machine, or asks for what cannot be measured.
+        MeasurementError: The device is busy, or the model could not be run.
+        RecordError: The store cannot be used.
+
+    Example:
+        >>> run = forerun.Run.of("mnist-cnn", device="here", batch_size=64)  # doctest: +SKIP
+        >>> forerun.measure(run).summary.median_s  # doctest: +SKIP
+        0.0123
+    """
+    device = _index_here(run.cluster.device)
+    _check_measurable(run)
+    setup, model = run.setup, run.model
+    (record,) = measure_model(
+        model.model,
+        batch_sizes=[setup.batch_size_per_device],
+        precisions=[str(setup.precision)],
+        layouts=[str(setup.layout)],
+        compiles=[setup.compile],
+        optimizer=setup.optimizer,
+        phase=str(setup.phase),
+        image_size=model.image_size,
+        input_shape=model.input_shape,
+        sequence_length=model.sequence_length,
+        num_devices=run.cluster.num_devices,
+        strategy=str(run.sharing.strategy),
+        device=device,
+        records=records,
+        occasion=occasion,
+        protocol=protocol,
+        on_event=on_event,
+    ).measurements
+    return record
+
+
+def _index_here(device: Device) -> str:
+    """``cpu`` or ``cuda:N`` of a device of this machine.
+
+    Raises:
+        InvalidSetupError: It is none of this machine.
+    """
+    host = describe_host()
+    own = cpu_device(host)
+    if device.title == own.title:
+        return "cpu"
+    gpus = visible_gpus(host.gpus)
+    for index, gpu in enumerate(gpus):
+        if device.title in {found.title for found in matching_devices(gpu.name)}:
+            return f"cuda:{index}"
+    raise InvalidSetupError(
+        f"expected a device of this machine ({', '.join([own.title, *(gpu.name for gpu in gpus)])}), got "
+        f"'{device.title}'; give device='here'"
+    )
+
+
+def _check_measurable(run: Run) -> None:
+    """Refuses what would change the step and cannot be measured."""
+    plain, shared, asked = TrainingSetup(), Sharing(strategy=run.sharing.strategy), run.software.torch_version
+    told = {
+        "a model object (name it, such as path/to/file.py:factory)": run.module is not None,
+        "several nodes": run.cluster.num_nodes > 1,
+        "an input pipeline": run.loader is not None,
+        "accumulation, algorithm, bucket or batch norm of its own": run.sharing != shared,
+        "an optimizer implementation": run.setup.optimizer_implementation
+        is not plain.optimizer_implementation,
+        "attention in parts": not run.setup.fused_attention,
+        f"PyTorch {asked} (another one is installed)": asked is not None
+        and parse_release(asked) != parse_release(software_version("pytorch")),
+    }
+    found = [words for words, is_so in told.items() if is_so]
+    if found:
+        raise InvalidSetupError(f"expected a run that can be measured, got {', '.join(found)}; leave it out")
 
 
 def measure_grid(
@@ -250,8 +354,8 @@ def measure_link(
 
 
 def _check_model(job: MeasurementJob) -> None:
-    """Makes an unknown model or an impossible setup fail here, with one message, instead of in every child."""
-    from forerun.measurement.job_parameters import input_options_of, setup_of
+    """Lets an unknown model or an impossible setup fail here, with one message, instead of in every child."""
+    from forerun.records.job_parameters import input_options_of, setup_of
 
     setup = setup_of(job.parameters)
     if is_keras(job.subject):

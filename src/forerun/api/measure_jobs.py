@@ -153,7 +153,7 @@ class _Expectation:
 
     def _predicted_step_s(self, job_text: str) -> float:
         from forerun.api.predict import predict
-        from forerun.measurement.job_parameters import input_options_of
+        from forerun.records.job_parameters import input_options_of
 
         job = MeasurementJob.from_json(job_text)
         asked = job.parameters

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forerun.cli.measure.options import FrameworkOption, PrecisionOption
+from forerun.cli.measure.options import FrameworkOption
 from forerun.cli.options import DebugOption, JsonOption, RecordsOption
 from forerun.cli.output import TABLE_WIDTH_IN_A_PIPE, page_width, print_json, print_page, quiet_libraries
+from forerun.run.options import RunOptions
+from forerun.run.settings import declared
 
 if TYPE_CHECKING:
     from forerun.api.calibrate import Calibration
@@ -27,7 +29,9 @@ def calibrate(
         ),
     ] = "cpu",
     minutes: Annotated[float, typer.Option(help="Time for measuring and fitting [min].")] = 3.0,
-    precision: PrecisionOption = "fp32",
+    precision: Annotated[
+        str, typer.Option(metavar="NAME", help=declared(RunOptions)["precision"].setting.help)
+    ] = "fp32",
     framework: FrameworkOption = "pytorch",
     from_records: Annotated[
         str | None,

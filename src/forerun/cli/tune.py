@@ -9,14 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forerun.cli.options import (
-    DEVICE_HERE_HELP,
-    EPOCHS_HELP,
-    RUN_TIME_HELP,
-    SEED_HELP,
-    SETTING_HELP,
     DebugOption,
     JsonOption,
-    MetricOption,
     ShowOutputOption,
 )
 from forerun.cli.output import (

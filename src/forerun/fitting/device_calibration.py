@@ -4,8 +4,8 @@ There are two methods, for many and for few measurements:
 
 - *refined*: from layers and whole models, some dozens of samples: the fitted networks are refined on them, as near to
   where they were as the samples allow (``regressors.op_fit.refine_op_network``);
-- *offset*: from a few whole steps: log offsets of compute, memory and host time and of each class of operations, in
-  closed form (``optime.correction``).
+- *offset*: from a few whole steps: log offsets of compute, memory and host time and of each class of operations, and
+  exponents of the size of a step, in closed form (``optime.correction``).
 
 The error is measured on configurations left out: families of models in turn, so that no configuration is predicted by
 a calibration that has seen it.
@@ -22,16 +22,24 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.errors import RecordError
+from forerun.fitting.evaluation import Split
 from forerun.fitting.interval_laws import IntervalLaw, fit_law
 from forerun.fitting.measured_layers import DeviceSample, sampling_weights
 from forerun.hardware.device import Device
-from forerun.optime.correction import PriorScales, coefficients, sensitivities
+from forerun.optime.correction import Step, corrected, offsets_of, step_figures
 from forerun.optime.fit import FitSettings, as_weights, encode_samples, refine_op_network
 from forerun.optime.step_times import step_times
 from forerun.optime.weights import NetworkWeights, OpTimeWeights
 from forerun.prediction.estimate import Provenance
 
-__all__ = ["REFINE_SETTINGS", "CalibrationResult", "calibrate", "fitted_weights", "log_predictions"]
+__all__ = [
+    "REFINE_SETTINGS",
+    "CalibrationResult",
+    "calibrate",
+    "corrected_predictions",
+    "fitted_weights",
+    "log_predictions",
+]
 
 Floats = npt.NDArray[np.float64]
 
@@ -145,25 +153,42 @@ def fitted_weights(
     """
     if refines is None:
         refines = len(samples) >= LEAST_TO_REFINE
-    return _refined(settings, samples, start) if refines else _offset(samples, start)
+    if refines:
+        return _refined(settings, samples, start)
+    return corrected(samples, np.asarray([sample.ops_time_s for sample in samples]), start)
+
+
+def corrected_predictions(
+    steps: Sequence[Step], time_s: Floats, start: OpTimeWeights, splits: Sequence[Split]
+) -> Floats:
+    """Times of steps by offsets fitted to the other steps of their device, (n,) [s].
+
+    Args:
+        steps: Measured steps of one device or several; each device has a correction of its own.
+        time_s: Measured times, (n,) [s].
+        start: Weights of all devices.
+        splits: Steps to fit and steps to predict; each is predicted once.
+    """
+    figures = step_figures(steps, start)
+    places = np.asarray([step.point.device.title for step in steps])
+    predicted = np.exp(figures.log_time_s)
+    for split in splits:
+        for place in np.unique(places[split.test]):
+            fit, test = (rows[places[rows] == place] for rows in (split.fit, split.test))
+            if len(fit):
+                model = corrected([steps[i] for i in fit], time_s[fit], start, figures.take(fit))
+                predicted[test] = np.exp(step_figures([steps[i] for i in test], model).log_time_s)
+    return predicted
 
 
 def log_predictions(samples: Sequence[DeviceSample], weights: OpTimeWeights) -> Floats:
     """Log of the predicted time of each sample, its training loop included, (n,)."""
     logs = np.empty(len(samples))
     for index, sample in enumerate(samples):
-        times = step_times(sample.ops, [sample.point], weights, _offsets(sample, weights))
+        offsets = offsets_of(sample.point, weights)[:, None]
+        times = step_times(sample.ops, [sample.point], weights, offsets)
         logs[index] = np.log(times.step_s[0] + sample.loop_s)
     return logs
-
-
-def _offsets(sample: DeviceSample, weights: OpTimeWeights) -> Floats:
-    setup = sample.point.setup
-    compiler = "compiled" if setup.compile else "eager"
-    found: Floats = weights.offsets_of_device(
-        sample.point.device.name, setup.precision, setup.layout, compiler
-    )
-    return found[:, None]
 
 
 def _residuals(samples: Sequence[DeviceSample], weights: OpTimeWeights) -> Floats:
@@ -196,31 +221,7 @@ def _refined(settings: FitSettings, samples: Sequence[DeviceSample], start: OpTi
         )
         for network in start.networks
     ]
-    return as_weights(networks, encoded.systems, {"method": "refined"})
-
-
-def _offset(samples: Sequence[DeviceSample], start: OpTimeWeights) -> OpTimeWeights:
-    rows, residuals = [], []
-    for sample in samples:
-        offsets = _offsets(sample, start)
-        times = step_times(sample.ops, [sample.point], start, offsets, with_kernels=True)
-        rows.append(sensitivities(sample.ops, times)[0])
-        residuals.append(np.log(sample.ops_time_s / times.step_s[0]))
-    scales = PriorScales(**start.provenance["calibration_scales"])
-    overall, compute, memory, host, *classes = coefficients(np.asarray(rows), np.asarray(residuals), scales)
-    shift = np.asarray([[compute, memory, host]], dtype=np.float32) + np.float32(overall)
-    systems = tuple(dict.fromkeys(sample.system for sample in samples))
-    known = {sample.system: _offsets(sample, start)[:, 0] for sample in samples}
-    networks = tuple(
-        _with_latents(network, np.concatenate([known[system][member][None] + shift for system in systems]))
-        for member, network in enumerate(start.networks)
-    )
-    return OpTimeWeights(networks=networks, systems=systems, provenance={}, class_offsets=tuple(classes))
-
-
-def _with_latents(network: NetworkWeights, latents: Floats) -> NetworkWeights:
-    values = {name: getattr(network, name) for name in NetworkWeights.__slots__}
-    return NetworkWeights(**(values | {"latents": latents.astype(np.float32)}))
+    return as_weights(networks, encoded.systems, {**start.provenance, "method": "refined"})
 
 
 def _calibrated_law(log_after: Floats, whole: Sequence[DeviceSample], otherwise: IntervalLaw) -> IntervalLaw:
@@ -251,10 +252,8 @@ def _with_provenance(
     laws[str(Provenance.CALIBRATED)] = asdict(_calibrated_law(log_after, whole, known))
     kinds = {"half" if sample.point.setup.precision.is_half else "full" for sample in samples}
     around = samples[0].measurement.circumstances
-    return OpTimeWeights(
-        networks=weights.networks,
-        systems=weights.systems,
-        class_offsets=weights.class_offsets,
+    return replace(
+        weights,
         provenance={
             "date": datetime.date.today().isoformat(),
             "calibrated_device": device.title,

@@ -7,11 +7,10 @@ from dataclasses import asdict, replace
 
 from forerun.errors import ForerunError
 from forerun.fitting.layer_rows import only_modules
-from forerun.fitting.measured_steps import request_of
 from forerun.graph.graph import Graph
-from forerun.measurement.job_parameters import setup_of, text_of
+from forerun.hardware.device import Device
+from forerun.records.job_parameters import setup_of, text_of
 from forerun.records.measurement import JobKind, Measurement
-from forerun.records.step_view import as_step_record
 from forerun.run.model import ModelRequest
 from forerun.run.setup import Phase, TrainingSetup
 from forerun.tracing.keras.request import KerasRequest
@@ -25,24 +24,28 @@ Answer = tuple[Graph, TrainingSetup] | ForerunError
 _LAYER_BUILDER = "forerun.measurement.keras.layers:build_keras_layer"
 
 
-def keras_graphs(measurements: Sequence[Measurement]) -> dict[str, Answer]:
-    """Graph and setup of each measurement by its key, or the reason why there is none.
+def keras_graphs(measurements: Sequence[Measurement], device: Device) -> dict[str, Answer]:
+    """Graph and setup of each measurement by its key, or why there is none.
 
     Args:
         measurements: Steps and layers of Keras.
+        device: Where they were measured.
 
     Raises:
         MissingExtraError: Keras is not installed.
         TraceError: The process that traces took too long.
     """
-    models, layers = ([m for m in measurements if m.kind is kind] for kind in (JobKind.STEP, JobKind.LAYER))
+    layers = [m for m in measurements if m.kind is JobKind.LAYER]
     answers: dict[str, Answer] = {}
     questions: dict[str, tuple[ModelRequest, TrainingSetup]] = {}
-    for m in models:
+    for m in measurements:
         try:
-            questions[m.key] = _model_question(m)
+            run = m.run_on(device)
         except ForerunError as error:
             answers[m.key] = error
+            continue
+        if run is not None:
+            questions[m.key] = run.model, run.setup
     for key, graph in zip(questions, trace_keras_models(list(questions.values())), strict=True):
         answers[key] = graph if isinstance(graph, ForerunError) else (graph, questions[key][1])
     requests = [keras_layer_request(m) for m in layers]
@@ -56,12 +59,6 @@ def _layer_answer(found: Graph | ForerunError, setup: TrainingSetup) -> Answer:
     if isinstance(found, ForerunError):
         return found
     return replace(found, ops=only_modules(found.ops)), setup
-
-
-def _model_question(measurement: Measurement) -> tuple[ModelRequest, TrainingSetup]:
-    record = as_step_record(measurement)
-    assert record is not None
-    return request_of(record), record.training_setup()
 
 
 def keras_layer_request(measurement: Measurement) -> KerasRequest:

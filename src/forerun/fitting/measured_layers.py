@@ -8,22 +8,22 @@ from typing import Any
 
 import numpy as np
 
-from forerun.errors import ForerunError
+from forerun.errors import ForerunError, RecordError
 from forerun.fitting.keras_samples import keras_graphs
 from forerun.fitting.layer_rows import only_modules
-from forerun.fitting.measured_steps import request_of
+from forerun.fitting.measured_steps import Graphs, run_graph
 from forerun.graph.graph import Graph
 from forerun.hardware.device import Device
-from forerun.measurement.job_parameters import flag_of, setup_of, text_of, whole_of
 from forerun.measurement.layers.figures import layer_figures
 from forerun.optime.features import NEWEST_ERA, Point, software_era
 from forerun.optime.fit import StepSample
 from forerun.optime.rows import DistinctOps, distinct_ops
 from forerun.optime.weights import system_key
+from forerun.records.job_parameters import flag_of, setup_of, text_of, whole_of
 from forerun.records.measurement import JobKind, Measurement, Outcome
-from forerun.records.step_view import as_step_record
+from forerun.records.step_view import repetition_s, step_time_of
 from forerun.run.setup import Phase, TrainingSetup
-from forerun.tracing.trace import trace, trace_built
+from forerun.tracing.trace import trace_built
 
 __all__ = ["DeviceSample", "device_samples", "layer_graph"]
 
@@ -36,8 +36,9 @@ class DeviceSample:
     """One measured step or layer, ready for a fit.
 
     Attributes:
-        measurement: The measurement.
-        ops: Distinct kernels of the step.
+        measurement: What was measured.
+        graph: Its graph.
+        ops: Its distinct kernels.
         point: Device and configuration.
         step_time_s: Median repetition [s].
         loop_s: Part of it that a training loop takes with any model, and that no operation explains [s].
@@ -47,6 +48,7 @@ class DeviceSample:
     """
 
     measurement: Measurement
+    graph: Graph
     ops: DistinctOps
     point: Point
     step_time_s: float
@@ -89,22 +91,26 @@ def device_samples(
         loop_s: Time of the training loop of whole models beside their operations [s].
     """
     kept = [m for m in measurements if m.outcome is Outcome.DONE and _has_operations(m) and not m.is_anchor]
-    keras = keras_graphs([m for m in kept if m.circumstances.framework == "keras"])
+    keras = keras_graphs([m for m in kept if m.circumstances.framework == "keras"], device)
+    known: Graphs = {}
+    ops: dict[int, DistinctOps] = {}
     samples, reasons = [], []
     for measurement in kept:
         try:
-            graph, setup = _traced(measurement, keras)
+            graph, setup = _traced(measurement, device, keras, known)
         except ForerunError as error:
             reasons.append(f"{measurement.subject}: {error}")
             continue
-        samples.append(_sample(measurement, graph, setup, device, loop_s))
-    return samples, reasons
+        found = ops[id(graph)] = ops.get(id(graph)) or distinct_ops(graph.ops)
+        samples.append(_sample(measurement, graph, found, setup, device, loop_s))
+    return samples, list(dict.fromkeys(reasons))
 
 
 def _has_operations(measurement: Measurement) -> bool:
-    """Whether a measurement is a step or a layer, but not the layer that does nothing."""
-    is_null = measurement.kind is JobKind.LAYER and measurement.subject == "null"
-    return measurement.kind in _GRAPHS and not is_null
+    """Whether it is a step or a layer, and not the layer that does nothing."""
+    if measurement.kind is JobKind.LAYER:
+        return measurement.subject != "null"
+    return step_time_of(measurement) is not None
 
 
 def _era(framework: str, version: str) -> float:
@@ -112,10 +118,17 @@ def _era(framework: str, version: str) -> float:
     return software_era(version) if version and framework == "pytorch" else NEWEST_ERA
 
 
-def _traced(measurement: Measurement, keras: Mapping[str, Any]) -> tuple[Graph, TrainingSetup]:
+def _traced(
+    measurement: Measurement, device: Device, keras: Mapping[str, Any], known: Graphs
+) -> tuple[Graph, TrainingSetup]:
     if measurement.key not in keras:
-        found: tuple[Graph, TrainingSetup] = _GRAPHS[measurement.kind](measurement)
-        return found
+        if measurement.kind is JobKind.LAYER:
+            return layer_graph(measurement.subject, measurement.parameters)
+        run = measurement.run_on(device)
+        assert run is not None
+        if run.cluster.num_devices > 1:
+            raise RecordError(f"a step of {run.cluster.num_devices} devices says nothing of one alone")
+        return run_graph(run, known), run.setup
     answer = keras[measurement.key]
     if isinstance(answer, ForerunError):
         raise answer
@@ -124,16 +137,22 @@ def _traced(measurement: Measurement, keras: Mapping[str, Any]) -> tuple[Graph, 
 
 
 def _sample(
-    measurement: Measurement, graph: Graph, setup: TrainingSetup, device: Device, loop_s: float
+    measurement: Measurement,
+    graph: Graph,
+    ops: DistinctOps,
+    setup: TrainingSetup,
+    device: Device,
+    loop_s: float,
 ) -> DeviceSample:
-    is_whole_model = measurement.kind is JobKind.STEP
+    is_whole_model = measurement.kind is not JobKind.LAYER
     version = measurement.circumstances.framework_version
     summary = measurement.summary
-    median_s = float(np.median(measurement.repetitions_s)) if summary is None else summary.median_s
-    noise = 0.0 if summary is None else 0.5 * (summary.high_s - summary.low_s) / median_s
+    median_s = step_time_of(measurement) or repetition_s(measurement)
+    noise = 0.0 if summary is None else 0.5 * (summary.high_s - summary.low_s) / summary.median_s
     return DeviceSample(
         measurement=measurement,
-        ops=distinct_ops(graph.ops),
+        graph=graph,
+        ops=ops,
         point=Point(
             device=device,
             setup=setup,
@@ -146,20 +165,6 @@ def _sample(
         is_whole_model=is_whole_model,
         loop_s=loop_s if is_whole_model else 0.0,
     )
-
-
-def _step_graph(measurement: Measurement) -> tuple[Graph, TrainingSetup]:
-    record = as_step_record(measurement)
-    assert record is not None
-    setup = record.training_setup()
-    return trace(request_of(record), setup), setup
-
-
-def _layer_graph(measurement: Measurement) -> tuple[Graph, TrainingSetup]:
-    return layer_graph(measurement.subject, measurement.parameters)
-
-
-_GRAPHS: dict[JobKind, Any] = {JobKind.STEP: _step_graph, JobKind.LAYER: _layer_graph}
 
 
 def layer_graph(kind: str, parameters: dict[str, Any]) -> tuple[Graph, TrainingSetup]:

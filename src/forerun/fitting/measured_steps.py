@@ -15,23 +15,21 @@ from forerun.optime.rows import DistinctOps, distinct_ops
 from forerun.optime.weights import system_key
 from forerun.records.step_record import StepRecord
 from forerun.run.model import ModelRequest
+from forerun.run.run import Run
 from forerun.run.setup import TrainingSetup
 from forerun.tracing.trace import trace
 
 __all__ = [
+    "Graphs",
     "Measured",
     "SkippedModel",
     "is_measured_network",
     "measured_steps",
-    "request_of",
+    "run_graph",
 ]
 
-
-_OTHER_NAMES = {
-    "timm:ig_resnext101_32x16d": "timm:resnext101_32x16d",
-    "timm:ig_resnext101_32x32d": "timm:resnext101_32x32d",
-}
-"""Networks that timm 1.0 builds under another name; under the old one it builds ``resnext101_32x8d``."""
+Graphs = dict[tuple[ModelRequest, TrainingSetup], Graph | ForerunError]
+"""Graphs of models in their setups, or why there is none; the batch size is 1 where it does not matter."""
 
 _PARAMETER_ROUNDING = 5_000  # timm's tables give millions with two decimals
 _FLOAT32_ROUNDING = 2**-24
@@ -39,19 +37,28 @@ _FLOAT32_ROUNDING = 2**-24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """One measured step, ready for a fit: its record, its device and the distinct kernels of its model."""
+    """One measured step, ready for a fit: its record, the run behind it and the distinct kernels of its model."""
 
     record: StepRecord
-    device: Device
-    setup: TrainingSetup
+    run: Run
     ops: DistinctOps
     uses_layer_norm: bool
+
+    @property
+    def device(self) -> Device:
+        """Where it ran."""
+        return self.run.cluster.device
+
+    @property
+    def setup(self) -> TrainingSetup:
+        """The training setup of one device."""
+        return self.run.setup
 
     def sample(self, weight: float = 1.0) -> StepSample:
         """As a sample of the op-level fit."""
         return StepSample(
             ops=self.ops,
-            point=self.point(),
+            point=self.point,
             step_time_s=self.record.step_time_s,
             system=self.system,
             weight=weight,
@@ -71,6 +78,7 @@ class Measured:
             record.framework_version,
         )
 
+    @property
     def point(self) -> Point:
         """Point at which the op-level model is evaluated."""
         version = self.record.framework_version
@@ -84,16 +92,6 @@ class SkippedModel:
 
     model: str
     reason: str
-
-
-def request_of(record: StepRecord) -> ModelRequest:
-    """The trace that a record needs."""
-    return ModelRequest(
-        model=_OTHER_NAMES.get(record.model, record.model),
-        image_size=record.image_size,
-        input_shape=record.input_shape,
-        sequence_length=record.sequence_length,
-    )
 
 
 def is_measured_network(record: StepRecord, graph: Graph) -> bool:
@@ -113,6 +111,30 @@ def is_measured_network(record: StepRecord, graph: Graph) -> bool:
     return abs(graph.num_parameters - counted) <= _PARAMETER_ROUNDING + counted * _FLOAT32_ROUNDING
 
 
+def run_graph(run: Run, known: Graphs) -> Graph:
+    """The graph of a run's step, traced once for all batch sizes where it holds for all.
+
+    Args:
+        run: The run.
+        known: Graphs of earlier runs, which this one joins.
+
+    Raises:
+        FailureError: The model cannot be built or traced.
+    """
+    general, own = (run.model, _without_batch(run.setup)), (run.model, run.setup)
+    found = known.get(general) or known.get(own)
+    if found is None:
+        try:
+            found = trace(run.model, run.setup)
+        except ForerunError as error:
+            found = known[general] = error
+        else:
+            known[general if found.only_batch_size is None else own] = found
+    if isinstance(found, ForerunError):
+        raise found
+    return found
+
+
 def measured_steps(
     records: Sequence[StepRecord],
     requests: Sequence[ModelRequest] | None = None,
@@ -123,19 +145,20 @@ def measured_steps(
 
     Args:
         records: Measured steps.
-        requests: The traces that they need, if not those of their names.
+        requests: Their networks, if not the ones their names say.
         on_graph: Called with each record and its full graph, for studies that need more than the kernels.
         devices: Figures of devices by name, instead of the catalogue's.
     """
     found: list[Measured] = []
     skipped: dict[str, SkippedModel] = {}
     known: dict[tuple[ModelRequest, TrainingSetup], tuple[DistinctOps, bool] | None] = {}
-    for record, request in zip(records, requests or [request_of(r) for r in records], strict=True):
-        setup = record.training_setup()
-        key = (request, _without_batch(setup))
+    for index, record in enumerate(records):
+        run = record.run_on((devices or {}).get(record.device) or find_device(record.device))
+        run = run if requests is None else replace(run, model=requests[index])
+        key = (run.model, _without_batch(run.setup))
         if key not in known:
             try:
-                graph = trace(request, setup)
+                graph = trace(run.model, run.setup)
             except ForerunError as error:
                 skipped[record.model] = SkippedModel(record.model, str(error))
                 known[key] = None
@@ -157,10 +180,7 @@ def measured_steps(
             kernels = stored
         else:
             continue
-        device = (devices or {}).get(record.device) or find_device(record.device)
-        found.append(
-            Measured(record=record, device=device, setup=setup, ops=kernels[0], uses_layer_norm=kernels[1])
-        )
+        found.append(Measured(record=record, run=run, ops=kernels[0], uses_layer_norm=kernels[1]))
     return found, list(skipped.values())
 
 

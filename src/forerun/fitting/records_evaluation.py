@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from forerun.answers import Answer, fields_of
 from forerun.errors import InvalidSetupError, RecordError
-from forerun.fitting.calibrated_op import CalibratedOpModel
+from forerun.fitting.device_calibration import corrected_predictions
 from forerun.fitting.evaluation import (
     ErrorMetrics,
     Split,
@@ -24,14 +24,13 @@ from forerun.fitting.evaluation import (
     family_folds,
     grouped_errors,
 )
-from forerun.fitting.measured_steps import Measured, SkippedModel, measured_steps, request_of
+from forerun.fitting.measured_steps import Measured, SkippedModel, measured_steps
 from forerun.fitting.registry import baseline_names, make_baseline
 from forerun.fitting.step_features import WholeModelFeatures, whole_model_features
-from forerun.fitting.trained_models import step_rows
 from forerun.graph.graph import Graph
 from forerun.hardware import find_device
 from forerun.hardware.device import Device
-from forerun.optime.weights import OpTimeWeights
+from forerun.optime.weights import OpTimeWeights, load_weights, shipped_weights_path
 from forerun.prediction.step import PreparedModel, predict_intervals, provenance_of
 from forerun.records.importers.timm_csv import read_timm_csv
 from forerun.records.step_record import StepRecord
@@ -181,14 +180,16 @@ def evaluate_records(
     for step in steps:
         key = id(step.ops)
         if key not in graphs:
-            graphs[key] = trace(request_of(step.record), step.setup)
+            graphs[key] = trace(step.run.model, step.setup)
         cases.append((graphs[key], step.device, step.setup))
     intervals = _predictions(steps, cases, weights)
     actual = np.asarray([step.record.step_time_s for step in steps])
     splits, split_name = _splits(steps)
     baselines, notes = _baselines(whole_model_features(cases), actual, splits, split_name)
     if splits is not None:
-        baselines[_CALIBRATED] = _calibrated_errors(steps, cases, actual, splits)
+        # Offsets to the shipped model, for a calibration may have seen the rows.
+        shipped = load_weights(shipped_weights_path())
+        baselines[_CALIBRATED] = errors(corrected_predictions(steps, actual, shipped, splits), actual)
     value, low, high = intervals
     return Evaluation(
         metrics=errors(value, actual, (low, high)),
@@ -268,20 +269,6 @@ def _baselines(
         )
         return found, [note]
     return found, [f"fitted to this table: {split_name}"]
-
-
-def _calibrated_errors(
-    steps: Sequence[Measured],
-    cases: Sequence[tuple[Graph, Any, Any]],
-    actual: Floats,
-    splits: Sequence[Split],
-) -> ErrorMetrics:
-    """Errors of the shipped model with an offset fitted to the other rows of the table."""
-    rows = step_rows(
-        CalibratedOpModel.kind,
-        [(*case, step.record.framework_version) for case, step in zip(cases, steps, strict=True)],
-    )
-    return errors(cross_validated_predictions(CalibratedOpModel, rows, actual, splits), actual)  # type: ignore[arg-type]
 
 
 def _provenance_notes(steps: Sequence[Measured], weights: OpTimeWeights) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,10 +14,11 @@ from forerun.errors import RecordError, UsageError, near_matches
 from forerun.fitting.ann import AnnSettings, NeuralNetwork
 from forerun.fitting.baselines import LinearOnFlops
 from forerun.fitting.boosting import BoostedTrees
-from forerun.fitting.calibrated_op import CalibratedOpModel, OpLevelRows
+from forerun.fitting.device_calibration import CalibrationResult, corrected_predictions
 from forerun.fitting.evaluation import (
     ErrorMetrics,
     Split,
+    configuration_of,
     configuration_splits,
     cross_validated_predictions,
     errors,
@@ -28,10 +29,25 @@ from forerun.fitting.layer_features import LAYER_WORDS
 from forerun.fitting.layer_net import LayerNetSettings, LayerNetwork
 from forerun.fitting.layer_table import LayerTable
 from forerun.fitting.model_file import TrainedModel
+from forerun.fitting.registry import STORABLE_KINDS
+from forerun.fitting.step_features import whole_model_features
 from forerun.fitting.step_table import StepTable
-from forerun.fitting.trained_models import MODEL_KINDS, step_rows
+from forerun.hardware.device import Device
+from forerun.optime.weights import CostModel
+from forerun.records.step_record import StepRecord
+from forerun.records.step_view import as_step_record
 
-__all__ = ["FitChoices", "FitResult", "fit_layer_regressor", "fit_step_regressor"]
+__all__ = [
+    "MODEL_KINDS",
+    "FitChoices",
+    "FitResult",
+    "cost_model_result",
+    "fit_layer_regressor",
+    "fit_step_regressor",
+]
+
+MODEL_KINDS = (*STORABLE_KINDS, CostModel.kind)
+"""Every kind of model that ``forerun fit RECORDS`` makes."""
 
 _FEWEST_CONFIGURATIONS = 3
 _TEST_SHARE = 0.1
@@ -74,7 +90,7 @@ class FitResult(Answer):
         notes: Rows that were left out, with the reason.
     """
 
-    model: TrainedModel
+    model: TrainedModel | CostModel
     split: str
     metrics: Mapping[str, ErrorMetrics]
     predicted_s: Floats
@@ -99,7 +115,7 @@ def fit_step_regressor(
     """Fits a regressor of whole steps; errors by leaving configurations out.
 
     Args:
-        kind: ``ann``, ``linear``, ``boosting`` or ``op``.
+        kind: ``ann``, ``linear`` or ``boosting``.
         table: Measured steps with their graphs.
         sources: Names of the record files, for the provenance.
         choices: Settings of the fit.
@@ -111,26 +127,68 @@ def fit_step_regressor(
     make = _maker(kind, choices or FitChoices())
     _check_configurations(table.configurations)
     splits = configuration_splits(table.configurations)
-    rows, actual = step_rows(kind, table.cases), table.time_s
+    rows, actual = table.features, table.time_s
     predicted = cross_validated_predictions(make, rows, actual, splits)
     metrics = {kind: errors(predicted, actual)}
-    if isinstance(rows, OpLevelRows):
-        metrics["op, nothing measured"] = errors(np.exp(rows.log_time_s), actual)
     if kind != LinearOnFlops.kind:
-        sums = step_rows(LinearOnFlops.kind, table.cases)
-        metrics[_LINEAR] = errors(cross_validated_predictions(LinearOnFlops, sums, actual, splits), actual)  # type: ignore[arg-type]
+        metrics[_LINEAR] = errors(cross_validated_predictions(LinearOnFlops, rows, actual, splits), actual)
     regressor = make()
     regressor.fit(rows, actual)
     return FitResult(
         model=TrainedModel(
-            regressor=regressor, provenance=_step_provenance(table, sources, metrics, _split_name(splits))
+            regressor=regressor,
+            provenance=_step_provenance(table.records, table.devices, sources, metrics, _split_name(splits)),
         ),
         split=_split_name(splits),
         metrics=metrics,
         predicted_s=predicted,
         actual_s=actual,
-        groups=tuple(device.title for _, device, _, _ in table.cases),
+        groups=tuple(device.title for device in table.devices),
         notes=table.skipped,
+    )
+
+
+def cost_model_result(
+    result: CalibrationResult, start: CostModel, sources: Sequence[str], notes: Sequence[str]
+) -> FitResult:
+    """A calibration with the errors that its way of fitting leaves on configurations left out.
+
+    Offsets are fitted again without each configuration; a refined model has its errors on families left out.
+
+    Args:
+        result: The calibration.
+        start: What it started from.
+        sources: Names of the record files, for the provenance.
+        notes: What could not be used, and why.
+    """
+    steps = result.samples
+    actual = np.asarray([step.step_time_s for step in steps])
+    found = [as_step_record(step.measurement) for step in steps]
+    records = [record for record in found if record is not None]
+    configurations = [configuration_of(record) for record in records]
+    metrics: dict[str, ErrorMetrics] = {}
+    predicted, split = actual * np.exp(-result.log_after), "families of models left out"
+    if result.method == "offset" and len(set(configurations)) >= _FEWEST_CONFIGURATIONS:
+        splits = configuration_splits(configurations)
+        ops_s = np.asarray([step.ops_time_s for step in steps])
+        predicted, split = corrected_predictions(steps, ops_s, start, splits), _split_name(splits)
+        predicted += [step.loop_s for step in steps]
+        features = whole_model_features([(s.graph, s.point.device, s.point.setup) for s in steps])
+        linear = cross_validated_predictions(LinearOnFlops, features, actual, splits)
+        metrics[_LINEAR] = errors(linear, actual)
+    before = errors(actual * np.exp(-result.log_before), actual)
+    metrics = {CostModel.kind: errors(predicted, actual), "op, nothing measured": before, **metrics}
+    devices = [step.point.device for step in steps]
+    facts = _step_provenance(records, devices, sources, metrics, split)
+    model = replace(result.weights, provenance={**facts, **result.weights.provenance})
+    return FitResult(
+        model=model,
+        split=split,
+        metrics=metrics,
+        predicted_s=predicted,
+        actual_s=actual,
+        groups=tuple(device.title for device in devices),
+        notes=tuple(notes),
     )
 
 
@@ -173,7 +231,7 @@ def _maker(kind: str, choices: FitChoices) -> Callable[[], StorableRegressor[Any
     given = choices.given()
     if kind == NeuralNetwork.kind:
         return lambda: NeuralNetwork(AnnSettings(columns=_ANN_COLUMNS, **given))
-    if kind not in (LinearOnFlops.kind, BoostedTrees.kind, CalibratedOpModel.kind):
+    if kind not in (LinearOnFlops.kind, BoostedTrees.kind):
         raise UsageError(
             f"unknown model '{kind}'{near_matches(kind, MODEL_KINDS)}; expected one of {', '.join(MODEL_KINDS)}"
         )
@@ -181,7 +239,7 @@ def _maker(kind: str, choices: FitChoices) -> Callable[[], StorableRegressor[Any
         return lambda: BoostedTrees(seed=given["seeds"][0])
     if given:
         raise UsageError(f"a model of kind {kind} takes no {', '.join(given)}; leave them out")
-    return MODEL_KINDS[kind]
+    return STORABLE_KINDS[kind]
 
 
 def _check_configurations(configurations: Sequence[str]) -> None:
@@ -224,12 +282,16 @@ def _provenance(
 
 
 def _step_provenance(
-    table: StepTable, sources: Sequence[str], metrics: Mapping[str, ErrorMetrics], split: str
+    records: Sequence[StepRecord],
+    places: Sequence[Device],
+    sources: Sequence[str],
+    metrics: Mapping[str, ErrorMetrics],
+    split: str,
 ) -> dict[str, Any]:
-    records = table.records
     software = sorted({f"{r.framework} {r.framework_version}".strip() for r in records})
-    devices = sorted({device.name for _, device, _, _ in table.cases})
-    facts = _provenance(sources, table.configurations, devices, software, metrics, split)
+    devices = sorted({device.name for device in places})
+    configurations = [configuration_of(record) for record in records]
+    facts = _provenance(sources, configurations, devices, software, metrics, split)
     return {
         **facts,
         "families": sorted({r.family for r in records}),
@@ -245,7 +307,7 @@ def _step_provenance(
                     "framework_version": r.framework_version,
                     "device": device.name,
                 }
-                for r, (_, device, _, _) in zip(records, table.cases, strict=True)
+                for r, device in zip(records, places, strict=True)
             ]
         ),
     }

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from forerun.errors import ForerunError, RecordError
 from forerun.fitting.evaluation import configuration_of
 from forerun.fitting.interface import Floats
-from forerun.fitting.measured_steps import request_of
-from forerun.fitting.trained_models import StepCase
+from forerun.fitting.measured_steps import Graphs, run_graph
+from forerun.fitting.step_features import WholeModelFeatures, whole_model_features
 from forerun.graph.graph import Graph
 from forerun.hardware import find_device
 from forerun.hardware.device import Device
 from forerun.records.step_record import StepRecord
-from forerun.run.model import ModelRequest
-from forerun.run.setup import TrainingSetup
-from forerun.tracing.trace import trace
+from forerun.run.run import Run
 
 __all__ = ["StepTable", "step_table"]
 
@@ -29,13 +27,30 @@ class StepTable:
 
     Attributes:
         records: The measured steps.
-        cases: Graph, device, setup and framework version of each.
-        skipped: Models that could not be traced, with the reason.
+        runs: The run behind each.
+        graphs: Its graph.
+        skipped: Models that could not be traced, and why.
     """
 
     records: tuple[StepRecord, ...]
-    cases: tuple[StepCase, ...]
+    runs: tuple[Run, ...]
+    graphs: tuple[Graph, ...]
     skipped: tuple[str, ...]
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """Device of each step."""
+        return tuple(run.cluster.device for run in self.runs)
+
+    @property
+    def features(self) -> WholeModelFeatures:
+        """Features of the whole steps, (n,) each."""
+        return whole_model_features(
+            [
+                (graph, run.cluster.device, run.setup)
+                for run, graph in zip(self.runs, self.graphs, strict=True)
+            ]
+        )
 
     @property
     def time_s(self) -> Floats:
@@ -60,40 +75,17 @@ def step_table(records: Sequence[StepRecord], device: Device | None = None) -> S
     """
     if not records:
         raise RecordError("expected measured steps of whole models among the records, got none")
-    graphs: dict[tuple[ModelRequest, TrainingSetup], Graph | str] = {}
-    rows: list[tuple[StepRecord, StepCase]] = []
+    known: Graphs = {}
+    rows: list[tuple[StepRecord, Run, Graph]] = []
     skipped: dict[str, str] = {}
     for record in records:
-        setup = record.training_setup()
-        graph = _graph(record, setup, graphs)
-        if isinstance(graph, str):
-            skipped[record.model] = f"left out, {record.model}: {graph}"
-            continue
-        place = device or find_device(record.device)
-        rows.append((record, (graph, place, setup, record.framework_version)))
+        run = record.run_on(device or find_device(record.device))
+        try:
+            rows.append((record, run, run_graph(run, known)))
+        except ForerunError as error:
+            skipped[record.model] = f"left out, {record.model}: {error}"
     if not rows:
         reasons = "; ".join(list(skipped.values())[:3])
         raise RecordError(f"no model of the records could be traced: {reasons}")
-    return StepTable(
-        records=tuple(record for record, _ in rows),
-        cases=tuple(case for _, case in rows),
-        skipped=tuple(skipped.values()),
-    )
-
-
-def _graph(
-    record: StepRecord, setup: TrainingSetup, known: dict[tuple[ModelRequest, TrainingSetup], Graph | str]
-) -> Graph | str:
-    """The graph of a record's model, or the reason why there is none."""
-    request = request_of(record)
-    for key in ((request, replace(setup, batch_size_per_device=1)), (request, setup)):
-        if key in known:
-            return known[key]
-    try:
-        graph = trace(request, setup)
-    except ForerunError as error:
-        known[request, replace(setup, batch_size_per_device=1)] = str(error)
-        return str(error)
-    is_general = graph.only_batch_size is None
-    known[request, replace(setup, batch_size_per_device=1) if is_general else setup] = graph
-    return graph
+    kept, runs, graphs = zip(*rows, strict=True)
+    return StepTable(records=kept, runs=runs, graphs=graphs, skipped=tuple(skipped.values()))

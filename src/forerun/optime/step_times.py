@@ -32,7 +32,7 @@ from forerun.optime.law import (
 from forerun.optime.rows import DistinctOps
 from forerun.optime.weights import NetworkWeights, OpTimeWeights
 
-__all__ = ["StepTimes", "step_times"]
+__all__ = ["StepTimes", "log_sizes", "step_times"]
 
 Floats = npt.NDArray[np.float64]
 Floats32 = npt.NDArray[np.float32]
@@ -158,6 +158,8 @@ def _chunk_times(
     compute_s, memory_s = roofline_terms_s(ops, arrays)
     dynamic = dynamic_features(ops, arrays, compute_s, memory_s).astype(np.float32)
     is_compiled = np.asarray([point.setup.compile for point in points], dtype=np.float64)
+    law = weights.size_law
+    size_factors = np.ones(len(points)) if law is None else np.exp(law.log_factors(log_sizes(ops, points)))
     members = [
         _member_times(
             network,
@@ -167,7 +169,7 @@ def _chunk_times(
             (memory_s * np.exp(offset[:, 1:2])).astype(np.float32),
             is_compiled,
             offset[:, 2],
-            _class_factors(ops, weights),
+            (_class_factors(ops, weights), size_factors),
             weights.is_refined,
         )
         for network, offset in zip(weights.networks, offsets, strict=True)
@@ -204,6 +206,16 @@ class _Member:
     memory_share: Floats
 
 
+def log_sizes(ops: DistinctOps, points: Sequence[Point]) -> Floats:
+    """Logarithms of the work [FLOP] and the traffic [bytes] of a step at each of p points, (p, 2)."""
+    batches = np.asarray([point.setup.batch_size_per_device for point in points], dtype=np.float64)
+    sums = [ops.count @ sizes for sizes in (ops.flops, ops.moved_bytes)]  # (constant, per sample) of each
+    logs: Floats = np.log(
+        np.maximum(1.0, np.stack([fixed + batches * slope for fixed, slope in sums], axis=1))
+    )
+    return logs
+
+
 def _class_factors(ops: DistinctOps, weights: OpTimeWeights) -> Floats | float:
     """Factor of each kernel's time on a calibrated device, (n,)."""
     if not weights.class_offsets:
@@ -226,7 +238,7 @@ def _member_times(
     memory_s: Floats32,
     is_compiled: Floats,
     host_offset: Floats,
-    class_factor: Floats | float,
+    corrections: tuple[Floats | float, Floats],
     is_refined: bool,
 ) -> _Member:
     pair = ops.op_class * len(StepPart) + ops.step_part
@@ -239,10 +251,11 @@ def _member_times(
     kernel_s, compute_share, memory_share = _kernel_times_s(
         network, *features, compute_s, memory_s, pair, most_s
     )
-    kernel_s *= ops.count * class_factor
+    class_factors, size_factors = corrections
+    kernel_s *= ops.count * class_factors * size_factors[:, None]
     launches = float(ops.count @ np.exp(network.host[pair]))
     log_factor = is_compiled * network.host_compiled + host_offset
-    host_s = np.exp(network.host_constant) + launches * np.exp(log_factor)
+    host_s = (np.exp(network.host_constant) + launches * np.exp(log_factor)) * size_factors
     return _Member(kernel_s.sum(axis=1), host_s, kernel_s, compute_share, memory_share)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +18,11 @@ from forerun.optime.features import DYNAMIC_FEATURES, POINT_FEATURES, STATIC_FEA
 __all__ = [
     "DEFAULT_STACK",
     "WEIGHTS_FORMAT_VERSION",
+    "CostModel",
     "NetworkWeights",
     "OpTimeWeights",
+    "SizeLaw",
+    "is_cost_model",
     "load_weights",
     "save_weights",
     "shipped_weights_path",
@@ -32,6 +35,7 @@ Floats64 = npt.NDArray[np.float64]
 WEIGHTS_FORMAT_VERSION = 1
 DEFAULT_STACK = "pytorch"
 FEATURES = (*STATIC_FEATURES, *POINT_FEATURES, *DYNAMIC_FEATURES)
+_ENTRY = "forerun"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,20 +58,75 @@ class NetworkWeights:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpTimeWeights:
-    """The fitted ensemble and its provenance.
+class SizeLaw:
+    """The way a calibrated device departs from the networks with the size of a step.
+
+    The log time of a step changes by the sum of exponent x (log size - centre) over its two sizes: work [FLOP] and
+    traffic [bytes]. Beyond the sizes that were measured the law stays at its last value.
+
+    Attributes:
+        exponents: Of the work and of the traffic.
+        centres: Mean log sizes of the measured steps.
+        lows, highs: Least and largest log sizes of the measured steps.
+    """
+
+    exponents: tuple[float, float]
+    centres: tuple[float, float]
+    lows: tuple[float, float]
+    highs: tuple[float, float]
+
+    def log_factors(self, log_sizes: Floats64) -> Floats64:
+        """Change of the log time of p steps with these log sizes, (p, 2) -> (p,)."""
+        held = np.clip(log_sizes, self.lows, self.highs)
+        found: Floats64 = (held - np.asarray(self.centres)) @ np.asarray(self.exponents)
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostModel:
+    """What predicts step times: the fitted ensemble, what one device adds to it, and what is known about both.
+
+    ``forerun.fit`` and ``forerun.calibrate`` make one for a device. Every verb takes its file as ``calibration``, and
+    ``predict`` the object as ``cost_model``.
 
     Attributes:
         networks: Members of the ensemble.
         systems: Keys of the measuring systems, in the order of the networks' ``latents`` (see ``system_key``).
         provenance: Tables, rows, date and settings of the fit, error quantiles per tier; see docs/methods.
         class_offsets: Log offset of the time of each ``OpClass`` on a calibrated device; empty for none.
+        size_law: Dependence of a calibrated device's departure on the size of the step; None for none.
     """
+
+    kind: ClassVar[str] = "op"
+    """Its name among the models that ``forerun fit`` makes."""
 
     networks: tuple[NetworkWeights, ...]
     systems: tuple[str, ...]
     provenance: Mapping[str, Any]
     class_offsets: tuple[float, ...] = ()
+    size_law: SizeLaw | None = None
+
+    def save(self, path: str | Path) -> None:
+        """Writes the file that ``forerun predict --calibration`` takes.
+
+        Raises:
+            CostModelError: The file cannot be written.
+        """
+        try:
+            save_weights(self, Path(path))
+        except OSError as error:
+            raise CostModelError(
+                f"the cost model {path} cannot be written: {error.strerror or error}; choose another file"
+            ) from error
+
+    @classmethod
+    def load(cls, path: str | Path) -> CostModel:
+        """The cost model of a file.
+
+        Raises:
+            CostModelError: The file is missing, damaged, or made for other features than this version computes.
+        """
+        return load_weights(Path(path))
 
     @property
     def calibrated_device(self) -> str | None:
@@ -117,6 +176,10 @@ class OpTimeWeights:
         return np.stack(means).astype(np.float64)
 
 
+OpTimeWeights = CostModel
+"""The name that modules of single steps use."""
+
+
 def system_key(source: str, device: str, precision: str, layout: str, compiler: str, version: str) -> str:
     """Key of a measuring system: source of the measurements, device, precision, layout and software."""
     return "|".join((source, device, precision, layout, compiler, version))
@@ -127,7 +190,7 @@ def shipped_weights_path() -> Path:
     return Path(__file__).parent / "fitted" / "op_time.safetensors"
 
 
-def save_weights(weights: OpTimeWeights, path: Path) -> None:
+def save_weights(weights: CostModel, path: Path) -> None:
     """Writes the ensemble; tensors are named ``network index.field``."""
     from safetensors.numpy import save_file
 
@@ -142,27 +205,45 @@ def save_weights(weights: OpTimeWeights, path: Path) -> None:
         "systems": weights.systems,
         "provenance": dict(weights.provenance),
         "class_offsets": weights.class_offsets,
+        "size_law": None if weights.size_law is None else asdict(weights.size_law),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, path, metadata={"forerun": json.dumps(header)})
+    save_file(tensors, path, metadata={_ENTRY: json.dumps(header)})
 
 
-@cache
-def load_weights(path: Path) -> OpTimeWeights:
-    """Reads a fitted model.
+def is_cost_model(path: Path) -> bool:
+    """Whether a file is a cost model, by its header; any other file, or none, is not."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return _ENTRY in (file.metadata() or {})
+    except (SafetensorError, OSError, ValueError):
+        return False
+
+
+def load_weights(path: Path) -> CostModel:
+    """Reads a fitted model; a file that has not changed is read once.
 
     Raises:
         CostModelError: The file is missing, damaged, or made for other features than this version computes.
     """
+    if not path.is_file():
+        raise CostModelError(
+            f"the fitted cost model is missing: expected {path.name} in {path.parent}; reinstall forerun, or make "
+            "one with: forerun fit RECORDS --out FILE"
+        )
+    status = path.stat()
+    return _load(path, status.st_mtime_ns, status.st_size)
+
+
+@cache
+def _load(path: Path, _changed_ns: int, _size: int) -> CostModel:
     from safetensors import SafetensorError, safe_open
 
-    if not path.exists():
-        raise CostModelError(
-            f"the fitted cost model is missing: expected {path.name} in {path.parent}; reinstall forerun"
-        )
     try:
         with safe_open(path, framework="numpy") as file:
-            header = json.loads(file.metadata()["forerun"])
+            header = json.loads(file.metadata()[_ENTRY])
             names = file.keys()
             tensors = {name: file.get_tensor(name) for name in names}
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
@@ -170,12 +251,13 @@ def load_weights(path: Path) -> OpTimeWeights:
             f"the fitted cost model {path.name} is damaged ({error}); reinstall forerun or fit it again"
         ) from error
     _check_header(header, path)
-    networks = _networks(tensors, path)
-    return OpTimeWeights(
-        networks=networks,
+    law = header.get("size_law")
+    return CostModel(
+        networks=_networks(tensors, path),
         systems=tuple(header["systems"]),
         provenance=header["provenance"],
         class_offsets=tuple(header.get("class_offsets", ())),
+        size_law=None if law is None else SizeLaw(**{name: tuple(values) for name, values in law.items()}),
     )
 
 

@@ -9,6 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from forerun.hardware.device import Device
+from forerun.records.measured_run import measured_device, measured_run
+from forerun.run.run import Run
+
 __all__ = [
     "ANCHOR_FAMILY",
     "MEASUREMENT_VERSION",
@@ -16,6 +20,7 @@ __all__ = [
     "JobKind",
     "Measurement",
     "Outcome",
+    "Record",
     "Scalar",
     "Summary",
 ]
@@ -47,6 +52,9 @@ class JobKind(StrEnum):
     """All-reduces of several sizes between devices."""
     NULL = "null"
     """A step that does nothing: the overhead of measuring."""
+
+
+_OF_RUNS = (JobKind.STEP, JobKind.TRAINING, JobKind.DATA_PARALLEL)
 
 
 class Outcome(StrEnum):
@@ -158,3 +166,33 @@ class Measurement:
     def is_anchor(self) -> bool:
         """True for a measurement of the machine, not of a model; no fit or evaluation may count it."""
         return self.family == ANCHOR_FAMILY
+
+    @property
+    def device(self) -> Device:
+        """Where it was measured.
+
+        Raises:
+            UnknownDeviceError: The catalogue does not know the device.
+        """
+        around = self.circumstances
+        return measured_device(around.device, around.device_title, around.num_cores)
+
+    @property
+    def run(self) -> Run | None:
+        """The run whose steps were measured, as ``predict`` takes it; None for layers, kernels and links.
+
+        Raises:
+            UsageError: The catalogue does not know the device, or a parameter has a value that is none of it.
+        """
+        return self.run_on(self.device) if self.kind in _OF_RUNS else None
+
+    def run_on(self, device: Device) -> Run | None:
+        """The same with the figures of a device instead of the catalogue's."""
+        if self.kind not in _OF_RUNS:
+            return None
+        around = self.circumstances
+        return measured_run(self.subject, self.parameters, device, around.framework, around.framework_version)
+
+
+Record = Measurement
+"""The name of a measured thing in ``import forerun``."""

@@ -6,38 +6,17 @@ import math
 from dataclasses import dataclass
 
 from forerun.errors import RecordError
+from forerun.hardware import find_device
+from forerun.hardware.cluster import cluster_of
+from forerun.hardware.device import Device
+from forerun.records.measured_run import is_pytorch_2, measured_request, software_of
+from forerun.run.run import Run
 from forerun.run.setup import Layout, OptimizerImplementation, Phase, Precision, TrainingSetup
 
-__all__ = [
-    "SCHEMA_VERSION",
-    "StepRecord",
-    "default_optimizer_implementation",
-    "framework_release",
-    "is_pytorch_2",
-]
+__all__ = ["SCHEMA_VERSION", "StepRecord"]
 
 SCHEMA_VERSION = 1
 """Version of the fields below; a stored table of another version is refused."""
-
-
-def framework_release(version: str) -> tuple[int, int] | None:
-    """Major and minor release of a version text such as ``2.5.0a0+b465a58``; None if there is none."""
-    parts = version.split(".")
-    if len(parts) < 2 or not parts[0].isdigit():
-        return None
-    minor = parts[1][: len(parts[1]) - len(parts[1].lstrip("0123456789"))]
-    return (int(parts[0]), int(minor)) if minor else None
-
-
-def is_pytorch_2(version: str) -> bool:
-    """True if a PyTorch version is 2.0 or newer; an unknown version counts as newer."""
-    release = framework_release(version)
-    return release is None or release >= (2, 0)
-
-
-def default_optimizer_implementation(version: str) -> OptimizerImplementation:
-    """Default implementation of PyTorch's optimizers: multi-tensor kernels since 2.0."""
-    return OptimizerImplementation.FOREACH if is_pytorch_2(version) else OptimizerImplementation.FOR_LOOP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +127,29 @@ class StepRecord:
     def throughput_samples_per_s(self) -> float:
         """Throughput of all devices together [samples/s]."""
         return self.batch_size_per_device * self.num_devices / self.step_time_s
+
+    @property
+    def run(self) -> Run:
+        """The run whose step was measured: the question that a prediction of it answers.
+
+        Raises:
+            UnknownDeviceError: The catalogue does not know the device.
+        """
+        return self.run_on(find_device(self.device))
+
+    def run_on(self, device: Device) -> Run:
+        """The same with the figures of a device instead of the catalogue's."""
+        return Run(
+            model=measured_request(
+                self.model,
+                image_size=self.image_size,
+                input_shape=self.input_shape,
+                sequence_length=self.sequence_length,
+            ),
+            setup=self.training_setup(),
+            cluster=cluster_of(device, 1, self.num_devices),
+            software=software_of(self.framework, self.framework_version),
+        )
 
     def training_setup(self) -> TrainingSetup:
         """The setup with which a prediction is compared with this record.

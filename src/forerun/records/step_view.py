@@ -8,21 +8,19 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from forerun.errors import RecordError
+from forerun.errors import InvalidSetupError, RecordError
+from forerun.records.job_parameters import input_options_of
+from forerun.records.measured_run import measured_setup
 from forerun.records.measurement import JobKind, Measurement, Outcome
-from forerun.records.step_record import StepRecord, default_optimizer_implementation
+from forerun.records.step_record import StepRecord
 from forerun.records.store.files import import_measurements
 from forerun.records.store.record_store import RecordStore, is_store
-from forerun.run.setup import Layout, OptimizerImplementation, Phase, Precision
+from forerun.run.setup import TrainingSetup
 
-__all__ = ["as_step_record", "read_steps", "step_records"]
+__all__ = ["as_step_record", "read_steps", "repetition_s", "step_records", "step_time_of"]
 
-_CHOICES: dict[str, Any] = {
-    "precision": Precision,
-    "phase": Phase,
-    "layout": Layout,
-    "optimizer_implementation": OptimizerImplementation,
-}
+_OF_SETUP = tuple({f.name for f in fields(TrainingSetup)} & {f.name for f in fields(StepRecord)})
+_INPUTS = ("image_size", "input_shape", "sequence_length")
 _OPTIONAL = tuple(f.name for f in fields(StepRecord) if f.default is not MISSING)
 _STEP_TIME = "step_time_s"
 
@@ -35,12 +33,12 @@ def as_step_record(measurement: Measurement) -> StepRecord | None:
     Raises:
         RecordError: A parameter of the step is not valid, such as an unknown precision.
     """
-    step_time_s = _step_time_s(measurement)
+    step_time_s = step_time_of(measurement)
     if step_time_s is None:
         return None
     try:
         return _flat(measurement, step_time_s)
-    except (TypeError, ValueError, RecordError) as error:
+    except (TypeError, ValueError, RecordError, InvalidSetupError) as error:
         raise RecordError(
             f"record {measurement.key} of {measurement.subject}: its parameters are not those of a step: {error}; "
             "correct or drop it"
@@ -49,35 +47,32 @@ def as_step_record(measurement: Measurement) -> StepRecord | None:
 
 def _flat(measurement: Measurement, step_time_s: float) -> StepRecord:
     asked, found, around = measurement.parameters, measurement.results, measurement.circumstances
-    phase = Phase(str(asked.get("phase", Phase.TRAIN)))
-    optimizer = str(asked.get("optimizer", "none"))
+    setup = measured_setup(asked, around.framework, around.framework_version)
+    optimizer = str(asked.get("optimizer") or "none")
     values: dict[str, Any] = {
-        "optimizer_implementation": default_optimizer_implementation(around.framework_version),
-        "includes_optimizer": phase is Phase.TRAIN and optimizer != "none",
+        "includes_optimizer": setup.optimizer != "none",
         "framework": around.framework,
         "framework_version": around.framework_version,
     }
     for name in _OPTIONAL:
         value = asked.get(name, found.get(name))
         if value is not None:
-            values[name] = _CHOICES[name](value) if name in _CHOICES else value
-    if isinstance(shape := values.get("input_shape"), str):
-        values["input_shape"] = tuple(int(size) for size in shape.split("x"))
+            values[name] = value
+    values |= {name: getattr(setup, name) for name in _OF_SETUP}
+    values |= input_options_of({name: values.get(name) for name in _INPUTS})
     return StepRecord(
         source=str(asked.get("source") or around.occasion or "measured"),
         row_id=str(asked.get("row_id") or measurement.key),
         model=measurement.subject,
         family=measurement.family,
         device=around.device,
-        batch_size_per_device=int(float(str(asked["batch_size"]))),
         step_time_s=step_time_s,
-        precision=Precision(str(asked.get("precision", Precision.FP32))),
-        phase=phase,
-        **{name: value for name, value in values.items() if name not in ("precision", "phase")},
+        **{**values, "optimizer": optimizer},
     )
 
 
-def _step_time_s(measurement: Measurement) -> float | None:
+def step_time_of(measurement: Measurement) -> float | None:
+    """Time of a finished step of a whole model [s]; None of anchors and of anything else."""
     is_step = measurement.outcome is Outcome.DONE and "batch_size" in measurement.parameters
     if not is_step or measurement.is_anchor:
         return None
@@ -86,6 +81,11 @@ def _step_time_s(measurement: Measurement) -> float | None:
         return float(value) if isinstance(value, (int, float)) else None
     if measurement.kind is not JobKind.STEP or not measurement.repetitions_s:
         return None
+    return repetition_s(measurement)
+
+
+def repetition_s(measurement: Measurement) -> float:
+    """Median repetition [s]."""
     if measurement.summary is not None:
         return measurement.summary.median_s
     return median(measurement.repetitions_s)

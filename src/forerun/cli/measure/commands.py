@@ -12,8 +12,6 @@ from forerun.cli.measure.composition import composition
 from forerun.cli.measure.curve import curve
 from forerun.cli.measure.loader import loader
 from forerun.cli.measure.options import (
-    BatchSizesOption,
-    CompileOption,
     CsvOption,
     GridOptions,
     LayerOptions,
@@ -26,7 +24,7 @@ from forerun.cli.measure.options import (
     session_of,
     timing_of,
 )
-from forerun.cli.options import SETTING_HELP, DebugOption, JsonOption, RecordsOption
+from forerun.cli.options import DebugOption, JsonOption
 from forerun.cli.output import TABLE_WIDTH_IN_A_PIPE, page_width, print_json, print_page, quiet_libraries
 from forerun.cli.settings import GroupedHelp, with_settings
 from forerun.run.setup import Layout, Phase, Precision

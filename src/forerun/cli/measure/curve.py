@@ -7,8 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from forerun.cli.measure.options import DatasetOption, DeviceOption, EpochsOption, SeedOption
-from forerun.cli.options import SETTING_HELP, DebugOption, JsonOption
+from forerun.cli.options import DebugOption, JsonOption
 from forerun.cli.output import print_json, quiet_libraries
 from forerun.cli.settings import with_settings
 from forerun.run.settings import Setting, TypedDict

@@ -9,7 +9,6 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from forerun.cli.options import AXIS_HELP, DEVICE_HERE_HELP, EPOCHS_HELP, SEED_HELP, SETTING_HELP
 from forerun.errors import InvalidSetupError
 from forerun.measurement.step_options import StepOptions
 from forerun.run.settings import Setting, TypedDict

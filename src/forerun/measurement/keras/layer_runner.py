@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 from forerun.errors import InvalidSetupError
-from forerun.measurement.job_parameters import flag_of, setup_of, text_of, whole_of
 from forerun.measurement.jobs import MeasurementJob, RunResult
 from forerun.measurement.keras.tensorflow_device import (
     KerasPeakMemory,
@@ -23,6 +22,7 @@ from forerun.measurement.keras.tensorflow_device import (
 from forerun.measurement.protocol import Protocol
 from forerun.measurement.runners.layer_runner import MODES
 from forerun.measurement.runners.step_runner import time_first_and_rest
+from forerun.records.job_parameters import flag_of, setup_of, text_of, whole_of
 from forerun.run.setup import TrainingSetup
 
 __all__ = ["run_keras_layer"]

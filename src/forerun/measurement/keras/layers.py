@@ -12,8 +12,8 @@ from typing import Any
 import keras
 
 from forerun.errors import InvalidSetupError
-from forerun.measurement.job_parameters import flag_of, text_of, whole_of
 from forerun.measurement.layers.figures import layer_figures
+from forerun.records.job_parameters import flag_of, text_of, whole_of
 from forerun.records.measurement import Scalar
 from forerun.tracing.keras.networks import channels_axis
 

@@ -24,9 +24,9 @@ from importlib.util import find_spec
 from typing import Any
 
 from forerun.errors import ForerunError, InvalidSetupError, MeasurementError, MissingExtraError
-from forerun.measurement.job_parameters import setup_of, whole_of
 from forerun.measurement.jobs import MeasurementJob
 from forerun.measurement.protocol import Protocol
+from forerun.records.job_parameters import setup_of, whole_of
 from forerun.tracing.keras.request import error_from, error_text
 
 __all__ = ["ClusterTimes", "check_servers", "measure_parameter_server"]

@@ -10,10 +10,10 @@ from statistics import median
 
 from forerun.errors import InvalidSetupError
 from forerun.measurement.device_index import gpu_index
-from forerun.measurement.job_parameters import text_of, whole_of
 from forerun.measurement.jobs import MeasurementJob, RunResult
 from forerun.measurement.keras.parameter_server import measure_parameter_server
 from forerun.measurement.protocol import Protocol
+from forerun.records.job_parameters import text_of, whole_of
 
 __all__ = ["SERVER_STRATEGY", "run_keras_servers"]
 

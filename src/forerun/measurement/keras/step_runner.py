@@ -12,7 +12,6 @@ from dataclasses import asdict
 from typing import Any
 
 from forerun.errors import InvalidSetupError
-from forerun.measurement.job_parameters import input_options_of, setup_of, whole_of
 from forerun.measurement.jobs import MeasurementJob, RunResult
 from forerun.measurement.keras.tensorflow_device import (
     KerasPeakMemory,
@@ -22,6 +21,7 @@ from forerun.measurement.keras.tensorflow_device import (
 )
 from forerun.measurement.protocol import Protocol
 from forerun.measurement.runners.timing import Repetitions
+from forerun.records.job_parameters import input_options_of, setup_of, whole_of
 from forerun.run.setup import Phase, TrainingSetup
 from forerun.tracing.keras.request import KerasRequest
 

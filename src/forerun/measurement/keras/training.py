@@ -18,12 +18,12 @@ import numpy as np
 from forerun.errors import InvalidSetupError
 from forerun.measurement.child_process import report_progress
 from forerun.measurement.datasets import dataset_size, load_images
-from forerun.measurement.job_parameters import flag_of, number_of, setup_of, text_of, whole_of
 from forerun.measurement.jobs import MeasurementJob, RunResult
 from forerun.measurement.keras.tensorflow_device import keras_optimizer, open_tensorflow, set_keras_defaults
 from forerun.measurement.protocol import Protocol
 from forerun.measurement.runners.timing import time_repetitions
 from forerun.measurement.runners.training_runner import EpochFigures, epoch_results
+from forerun.records.job_parameters import flag_of, number_of, setup_of, text_of, whole_of
 from forerun.run.setup import Layout
 from forerun.tracing.keras.networks import build_keras_family, keras_image_shape
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import prod
 
 from forerun.errors import InvalidSetupError, near_matches
-from forerun.measurement.job_parameters import flag_of, text_of, whole_of
+from forerun.records.job_parameters import flag_of, text_of, whole_of
 from forerun.records.measurement import Scalar
 
 __all__ = ["LAYER_KINDS", "LayerFigures", "layer_figures", "output_size"]

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from forerun.errors import InvalidSetupError
-from forerun.measurement.job_parameters import flag_of, text_of, whole_of
+from forerun.records.job_parameters import flag_of, text_of, whole_of
 from forerun.records.measurement import Scalar
 
 __all__ = ["ACTIVATIONS", "build_layer", "copies_of"]

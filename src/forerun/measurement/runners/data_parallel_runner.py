@@ -18,14 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from forerun.errors import InvalidSetupError, MeasurementError
 from forerun.measurement.device_index import gpu_index
-from forerun.measurement.job_parameters import (
-    flag_of,
-    input_options_of,
-    number_of,
-    setup_of,
-    text_of,
-    whole_of,
-)
 from forerun.measurement.jobs import MeasurementJob, RunResult
 from forerun.measurement.protocol import Protocol
 from forerun.measurement.runners.process_group import run_in_group
@@ -38,6 +30,14 @@ from forerun.measurement.runners.real_step import (
 from forerun.measurement.runners.table import runner
 from forerun.measurement.runners.torch_device import set_numeric_flags, synchroniser
 from forerun.measurement.stationarity import has_settled
+from forerun.records.job_parameters import (
+    flag_of,
+    input_options_of,
+    number_of,
+    setup_of,
+    text_of,
+    whole_of,
+)
 from forerun.records.measurement import JobKind
 from forerun.run.setup import Phase
 

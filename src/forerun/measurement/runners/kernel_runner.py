@@ -15,12 +15,12 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from forerun.errors import InvalidSetupError, near_matches
-from forerun.measurement.job_parameters import choice_of, whole_of
 from forerun.measurement.jobs import MeasurementJob, RunResult
 from forerun.measurement.protocol import Protocol
 from forerun.measurement.runners.table import runner
 from forerun.measurement.runners.timing import time_repetitions
 from forerun.measurement.runners.torch_device import open_device, set_numeric_flags, synchroniser
+from forerun.records.job_parameters import choice_of, whole_of
 from forerun.records.measurement import JobKind, Scalar
 from forerun.run.setup import Layout, Precision
 

@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from forerun.errors import InvalidSetupError
-from forerun.measurement.job_parameters import choice_of, flag_of, text_of, whole_of
 from forerun.measurement.jobs import MeasurementJob, RunResult
 from forerun.measurement.layers.figures import layer_figures
 from forerun.measurement.protocol import Protocol
@@ -29,6 +28,7 @@ from forerun.measurement.runners.real_step import (
 from forerun.measurement.runners.step_runner import time_first_and_rest
 from forerun.measurement.runners.table import runner
 from forerun.measurement.runners.torch_device import PeakMemory, open_device, set_numeric_flags, synchroniser
+from forerun.records.job_parameters import choice_of, flag_of, text_of, whole_of
 from forerun.records.measurement import JobKind, Scalar
 from forerun.run.setup import Layout, Precision, TrainingSetup
 

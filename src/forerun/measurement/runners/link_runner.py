@@ -16,12 +16,12 @@ import numpy as np
 from scipy.optimize import nnls
 
 from forerun.errors import MeasurementError
-from forerun.measurement.job_parameters import whole_of
 from forerun.measurement.jobs import MeasurementJob, RunResult
 from forerun.measurement.protocol import Protocol
 from forerun.measurement.runners.process_group import run_in_group
 from forerun.measurement.runners.table import runner
 from forerun.measurement.runners.torch_device import synchroniser
+from forerun.records.job_parameters import whole_of
 from forerun.records.measurement import JobKind, Scalar
 
 __all__ = ["PROBE_SIZES", "fit_ring", "run_link_probe"]

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from statistics import median
 
 from forerun.errors import InvalidSetupError
-from forerun.measurement.job_parameters import flag_of, input_options_of, setup_of, whole_of
 from forerun.measurement.jobs import MeasurementJob, RunResult
 from forerun.measurement.protocol import Protocol
 from forerun.measurement.runners.real_step import make_real_optimizer, make_step, num_parameters, tensor_bytes
@@ -27,6 +26,7 @@ from forerun.measurement.runners.torch_device import (
     synchroniser,
 )
 from forerun.measurement.telemetry import open_energy_counter
+from forerun.records.job_parameters import flag_of, input_options_of, setup_of, whole_of
 from forerun.records.measurement import JobKind, Scalar
 from forerun.run.setup import Phase
 

@@ -22,14 +22,6 @@ from forerun.errors import InvalidSetupError
 from forerun.measurement.child_process import report_progress
 from forerun.measurement.datasets import dataset_size, load_images
 from forerun.measurement.image_batches import image_batches
-from forerun.measurement.job_parameters import (
-    flag_of,
-    input_options_of,
-    number_of,
-    setup_of,
-    text_of,
-    whole_of,
-)
 from forerun.measurement.jobs import MeasurementJob, RunResult
 from forerun.measurement.protocol import Protocol
 from forerun.measurement.runners.real_step import (
@@ -42,6 +34,14 @@ from forerun.measurement.runners.real_step import (
 from forerun.measurement.runners.table import runner
 from forerun.measurement.runners.timing import time_repetitions
 from forerun.measurement.runners.torch_device import PeakMemory, open_device, set_numeric_flags, synchroniser
+from forerun.records.job_parameters import (
+    flag_of,
+    input_options_of,
+    number_of,
+    setup_of,
+    text_of,
+    whole_of,
+)
 from forerun.records.measurement import JobKind, Scalar
 from forerun.run.setup import Layout, Phase, Precision, TrainingSetup
 

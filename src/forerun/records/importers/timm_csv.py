@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from forerun.errors import RecordError
 from forerun.records.importers.model_names import model_family
 from forerun.records.importers.table_checks import check_columns, check_positive, check_unique, read_table
-from forerun.records.step_record import StepRecord, default_optimizer_implementation, is_pytorch_2
+from forerun.records.measured_run import default_optimizer_implementation, is_pytorch_2
+from forerun.records.step_record import StepRecord
 from forerun.run.setup import Layout, Phase, Precision
 
 if TYPE_CHECKING:

@@ -8,12 +8,11 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from forerun.errors import InvalidSetupError
-from forerun.records.measurement import Scalar
 from forerun.run.setup import Layout, OptimizerImplementation, Phase, Precision, TrainingSetup
 
 __all__ = ["choice_of", "flag_of", "input_options_of", "number_of", "setup_of", "text_of", "whole_of"]
 
-Parameters = Mapping[str, Scalar]
+Parameters = Mapping[str, str | int | float | bool | None]
 _Choice = TypeVar("_Choice", bound=StrEnum)
 
 
