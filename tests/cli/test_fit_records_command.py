@@ -1,5 +1,8 @@
 """``forerun fit RECORDS`` from the records to the files."""
 
+import json
+import math
+
 import pytest
 from command_line import invoke
 
@@ -57,3 +60,33 @@ def test_the_command_reports_a_missing_table_in_one_line(tmp_path):
     )
     assert (result.exit_code, result.stdout) == (1, "")
     assert "no such file" in result.stderr
+
+
+def test_predict_takes_the_cost_model_that_fit_writes(store, tmp_path):
+    out = tmp_path / "op.safetensors"
+    fitted = invoke("fit", str(store), "--out", str(out), "--json")
+    assert fitted.exit_code == 0, fitted.stderr
+    assert json.loads(fitted.stdout)["metrics"]["op"]["n"] == len(BATCHES)
+    words = (
+        "predict",
+        "cnn:depth=2,base_filters=32",
+        "--on",
+        "cpu",
+        "--batch-size",
+        "64",
+        "--optimizer",
+        "adam",
+        "--json",
+    )
+    plain, corrected = (
+        json.loads(invoke(*words, *more).stdout) for more in ((), ("--calibration", str(out)))
+    )
+    measured_s = 2e-3 + 1e-4 * 64
+    assert corrected["provenance"] == "calibrated"
+    before, after = (
+        abs(math.log(found["step_time_s"]["value"] / measured_s)) for found in (plain, corrected)
+    )
+    assert after < before
+    refused = invoke("predict", "mnist-cnn", "--on", "t4", "--calibration", str(out))
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "is a calibration of" in refused.stderr

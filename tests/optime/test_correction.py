@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
+import pytest
 
 from forerun.graph.graph import OpClass
 from forerun.hardware import find_device
-from forerun.optime.correction import sensitivities
+from forerun.optime.correction import corrected, sensitivities, step_figures
 from forerun.optime.features import Point
+from forerun.optime.rows import DistinctOps
 from forerun.optime.step_times import step_times
+from forerun.optime.weights import load_weights, shipped_weights_path
 from forerun.run.setup import TrainingSetup
 from op_models import no_offsets, ops_named, random_weights
 
 NUM_COLUMNS = 4 + len(OpClass)
+SHIPPED = load_weights(shipped_weights_path())
+
+
+@dataclass(frozen=True)
+class MadeStep:
+    ops: DistinctOps
+    point: Point
+    system: str = "made|t4|fp32|nchw|eager|2.0"
+
+
+def made_steps(*batch_sizes):
+    setups = [TrainingSetup(batch_size_per_device=size) for size in batch_sizes]
+    return [MadeStep(ops_named("cnn"), Point(device=find_device("t4"), setup=setup)) for setup in setups]
 
 
 def test_sensitivities_are_shares_of_the_step():
@@ -45,3 +63,27 @@ def test_a_sensitivity_is_the_derivative_of_the_log_step():
     slope = (log_step(0.01) - log_step(-0.01)) / 0.02
     # The host's constant does not scale with its launches, so the share is an upper bound.
     assert 0 < slope <= row[3] * 1.01
+
+
+def test_a_measured_step_moves_the_prediction_towards_it_and_not_beyond():
+    steps = made_steps(64)
+    before = step_figures(steps, SHIPPED).log_time_s
+    after = step_figures(steps, corrected(steps, 2 * np.exp(before), SHIPPED)).log_time_s
+    assert before[0] < after[0] < before[0] + np.log(2)
+
+
+def test_a_device_slower_with_the_size_of_the_step_is_found():
+    steps = made_steps(64, 128, 256, 512, 1024, 2048, 4096, 8192)
+    figures = step_figures(steps, SHIPPED)
+    true_s = 2 * np.exp(figures.log_time_s + 0.2 * (figures.log_sizes[:, 0] - figures.log_sizes[0, 0]))
+    found = corrected(steps, true_s, SHIPPED)
+    np.testing.assert_allclose(np.exp(step_figures(steps, found).log_time_s), true_s, rtol=0.08)
+    assert sum(found.size_law.exponents) == pytest.approx(0.2, abs=0.1)
+
+
+def test_beyond_the_measured_sizes_the_exponents_act_no_further():
+    steps = made_steps(64, 128, 256, 512, 1024, 2048, 4096, 8192)
+    figures = step_figures(steps, SHIPPED)
+    law = corrected(steps, np.exp(1.2 * figures.log_time_s), SHIPPED).size_law
+    highest, beyond = law.log_factors(np.asarray([law.highs, (99.0, 99.0)]))
+    assert beyond == highest
