@@ -123,7 +123,7 @@ def scale_servers(
     """
     given = checked(options, RunOptions)
     if "price_usd_per_hour" in given:
-        raise InvalidSetupError("a price of one device says nothing of workers and servers; leave it out")
+        raise InvalidSetupError("a price of one device cannot be used for workers and servers; leave it out")
     if coefficients is not None and coefficients not in COEFFICIENTS:
         raise InvalidSetupError(
             f"unknown coefficients '{coefficients}'; expected one of {', '.join(COEFFICIENTS)}"

@@ -159,7 +159,7 @@ def _refuse(options: RunOptions) -> None:
     useless = [name for name in _OF_JOBS if options.get(name) not in (None, False)]
     if useless:
         raise InvalidSetupError(
-            f"a sweep tells times of steps, of which {', '.join(useless)} says nothing; leave it out"
+            f"a sweep predicts step times, which {', '.join(useless)} cannot change; leave it out"
         )
 
 
