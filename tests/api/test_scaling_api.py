@@ -138,7 +138,7 @@ def test_predict_shards_as_the_curve_does():
         ),
         ({"strategy": "zero4"}, InvalidSetupError, "unknown strategy 'zero4'"),
         ({"algorithm": "star"}, InvalidSetupError, "unknown algorithm 'star'"),
-        ({"bucket_mb": 0}, InvalidSetupError, "more than zero bytes"),
+        ({"bucket_mb": 0}, InvalidSetupError, r"capacity of a bucket \[MiB\] must be above zero"),
         ({"num_accumulation_steps": 0}, InvalidSetupError, "accumulation steps must be at least 1"),
         (
             {"coefficient_of_variation": -1.0},

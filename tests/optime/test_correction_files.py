@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from forerun.prediction.predictor import Question, estimate
 
 import forerun
 from forerun.errors import InvalidSetupError, UsageError
 from forerun.hardware import find_device
+from forerun.hardware.cluster import cluster_of
 from forerun.optime.correction_files import (
     CALIBRATIONS_VARIABLE,
     calibration_path,
@@ -16,9 +16,11 @@ from forerun.optime.correction_files import (
 )
 from forerun.optime.software_stack import calibrated_effect, stack_note
 from forerun.optime.weights import save_weights
+from forerun.prediction.estimate_run import estimate_run
 from forerun.prediction.software_stack import stack_name
 from forerun.prediction.step import prepare, timed_steps
 from forerun.run.model import ModelRequest
+from forerun.run.run import Run
 from forerun.run.setup import Phase, TrainingSetup
 from forerun.tracing.trace import trace
 from made_calibrations import made_calibration
@@ -71,8 +73,8 @@ def test_the_cost_of_the_loop_is_a_part_of_a_calibrated_prediction():
     keras = replace(graph, versions=(*graph.versions, ("keras", "3.15.1")))
     assert (stack_name(graph), stack_name(keras)) == ("pytorch", "keras")
     weights = calibrated("keras", 0.002)
-    question = Question(device=HERE, setup=SETUP, weights=weights)
-    found, plain = (estimate(prepare(g), None, question) for g in (keras, graph))
+    run = Run(model=ModelRequest(model="mnist-cnn"), setup=SETUP, cluster=cluster_of(HERE, 1, 1))
+    found, plain = (estimate_run(prepare(g), None, run, weights).estimate for g in (keras, graph))
     assert found.step_time_s.value == pytest.approx(plain.step_time_s.value + 0.002)
     parts = {part.name: part.time_s for part in found.breakdown}
     assert parts["training loop of Keras on TensorFlow"] == 0.002
@@ -100,11 +102,13 @@ def test_a_framework_nobody_calibrates_is_refused():
 
 
 def test_a_plan_of_both_frameworks_takes_no_calibration(folder):
+    from forerun.api.models import TracedModels
     from forerun.api.planned_models import PlannedModels
     from forerun.planner.devices import parse_devices
 
     save_weights(calibrated("pytorch"), calibration_path(HERE))
     (option,) = parse_devices("here")
+    run = Run.of("mnist-cnn", device=option.cluster)
     for stacks, expected in ((("pytorch",), "pytorch"), (("keras",), None), (("keras", "pytorch"), None)):
-        source = PlannedModels(stacks=frozenset(stacks))
+        source = PlannedModels(TracedModels(), run, frozenset(stacks))
         assert source.weights(option).calibrated_stack == expected

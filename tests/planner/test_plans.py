@@ -8,7 +8,6 @@ import pytest
 import forerun
 from forerun.errors import InvalidSetupError, UnknownDeviceError, UnknownModelError
 from forerun.planner.plan import Plan
-from forerun.run.input_pipeline import InputPipeline
 
 MODELS = "cnn:depth=2..3,base_filters=32"
 QUESTION = {
@@ -141,12 +140,11 @@ def test_accuracies_make_a_limit_and_a_front():
 
 
 def test_a_slow_loader_sets_the_step_and_tells_its_workers():
-    slow = InputPipeline(sample_cost_s=0.01, num_workers=2)
-    fed = plan(loader=slow, num_points=24)
+    fed = plan(loader_ms=10.0, loader_workers=2, num_points=24)
     for point in fed.points:
         assert point.throughput_samples_per_s.value <= 200 * (1 + 1e-9)
         assert point.workers_needed > 2
-    fast = plan(loader=InputPipeline(sample_cost_s=1e-7, num_workers=2))
+    fast = plan(loader_ms=1e-4, loader_workers=2)
     assert fast.chosen.step_time_s == plan().chosen.step_time_s
 
 

@@ -4,16 +4,18 @@ import math
 from dataclasses import replace
 
 import pytest
-from forerun.prediction.predictor import Question, estimate
 
 from forerun.hardware import find_device
+from forerun.hardware.cluster import cluster_of
 from forerun.optime.software_stack import KERAS_ON_TENSORFLOW, stack_note
 from forerun.optime.weights import load_weights, shipped_weights_path
+from forerun.prediction.estimate_run import estimate_run
 from forerun.prediction.gradients import gradients_of, pass_of
 from forerun.prediction.software_stack import stack_of
 from forerun.prediction.step import predict_steps, prepare, timed_steps
 from forerun.run.job import Job
 from forerun.run.model import ModelRequest
+from forerun.run.run import Run
 from forerun.run.setup import Phase, TrainingSetup
 from forerun.tracing.trace import trace
 
@@ -24,6 +26,15 @@ SETUP = TrainingSetup(batch_size_per_device=64)
 @pytest.fixture(scope="module")
 def graph():
     return trace(ModelRequest(model="mnist-cnn"), SETUP)
+
+
+def run_on(device):
+    cluster = cluster_of(find_device(device), 1, 1)
+    return Run(model=ModelRequest(model="mnist-cnn"), setup=SETUP, cluster=cluster)
+
+
+def estimate(graph, run):
+    return estimate_run(prepare(graph), None, run, WEIGHTS).estimate
 
 
 def of_keras(graph):
@@ -90,22 +101,22 @@ def test_pytorch_and_processors_have_no_such_effect(graph):
 
 
 def test_an_estimate_names_its_stack_and_says_where_there_is_no_measurement(graph):
-    question = Question(device=find_device("t4"), setup=SETUP, weights=WEIGHTS)
-    notes = estimate(prepare(of_keras(graph)), None, question).notes
+    run = run_on("t4")
+    notes = estimate(of_keras(graph), run).notes
     assert any("no step of Keras on TensorFlow was measured on t4" in note for note in notes)
-    assert not any("software stack" in note for note in estimate(prepare(graph), None, question).notes)
+    assert not any("software stack" in note for note in estimate(graph, run).notes)
     assert "no step" not in stack_note(KERAS_ON_TENSORFLOW, "v100-sxm2-16gb")
-    on_cpu = estimate(prepare(of_keras(graph)), None, replace(question, device=find_device("cpu"))).notes
+    on_cpu = estimate(of_keras(graph), run_on("cpu")).notes
     assert any("measured on a cpu" in note for note in on_cpu)
 
 
 def test_an_epoch_of_keras_says_that_it_is_of_steps_alone(graph):
-    question = Question(device=find_device("t4"), setup=SETUP, weights=WEIGHTS)
-    with_epochs = replace(question, job=Job(num_samples=640))
+    run = run_on("t4")
+    with_epochs = replace(run, job=Job(num_samples=640))
 
     def says(graph, asked):
-        return any("sum of its steps" in note for note in estimate(prepare(graph), None, asked).notes)
+        return any("sum of its steps" in note for note in estimate(graph, asked).notes)
 
     assert says(of_keras(graph), with_epochs)
-    assert not says(of_keras(graph), question)
+    assert not says(of_keras(graph), run)
     assert not says(graph, with_epochs)

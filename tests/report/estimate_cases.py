@@ -6,10 +6,12 @@ import dataclasses
 from typing import Any
 
 from forerun.prediction.estimate import BreakdownPart, Estimate, Interval, LayerTime, MemoryShare, Provenance
+from forerun.run.run import Run
 
 GIB = 1024.0**3
 
 FULL = Estimate(
+    run=Run.of("torchvision:resnet50", device="a100-sxm4-40gb", dataset="imagenet", epochs=90),
     model="torchvision:resnet50",
     device="a100-sxm4-40gb",
     device_title="NVIDIA A100 SXM4 40GB",

@@ -70,7 +70,7 @@ def test_a_value_is_checked_against_its_declaration():
 
     assert checked({"size": 3}, Options) == {"size": 3}
     assert checked({"size": None}, Options) == {}
-    with pytest.raises(forerun.UsageError, match="size must be between 1 and 9, got 10"):
+    with pytest.raises(forerun.UsageError, match="size must be at most 9, got 10"):
         checked({"size": 10}, Options)
 
 

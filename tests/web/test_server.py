@@ -201,7 +201,7 @@ def test_a_budget_that_nobody_meets_is_an_answer(client):
         ({"device": "99999999x99999999xt4"}, 400, "at most 100,000"),
         ({"bucket_mb": 0}, 422, "bucket_mb"),
         ({"algorithm": "butterfly"}, 422, "algorithm"),
-        ({"phase": "inference"}, 422, "phase"),
+        ({"phase": "inference"}, 400, "in training only"),
     ],
 )
 def test_a_wrong_question_of_several_devices_is_told_what_was_wrong(client, changes, status, words):

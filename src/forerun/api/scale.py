@@ -91,7 +91,9 @@ def scale(
         True
     """
     given = checked(options, ScaleOptions)
-    numbers = sizes_of(given.pop("num_devices", None) or _usual_numbers(model, device))
+    numbers = sizes_of(
+        given.pop("num_devices", ()) if "num_devices" in given else _usual_numbers(model, device)
+    )
     scaling = given.pop("scaling", "weak")
     num_nodes = given.pop("num_nodes", None)
     largest = _largest_run(model, device, given, numbers, num_nodes)
@@ -141,8 +143,11 @@ def _largest_run(
         run = run_from(model, device, given)
         is_alone = run.cluster.num_devices == 1
         return replace(run, cluster=run.cluster.with_devices(max(numbers), 1)) if is_alone else run
-    if device is not None and cluster_from(device, {}).num_devices == 1:
+    named = None if device is None else cluster_from(device, {})
+    if named is not None and named.num_devices == 1:
         given = {**given, "num_devices": max(numbers), "num_nodes": num_nodes}
+    elif named is not None and num_nodes is not None:
+        device = replace(named, num_nodes=num_nodes, num_devices_per_node=-(-max(numbers) // num_nodes))
     return run_from(model, device, given)
 
 

@@ -88,6 +88,7 @@ class PlanOptions(CommonOptions, total=False):
         float | None,
         Setting(
             help="Carbon intensity of the grid [g/kWh].",
+            words="carbon intensity [g/kWh]",
             group="limits",
             low=0,
             high=10_000,
@@ -99,6 +100,7 @@ class PlanOptions(CommonOptions, total=False):
         float | None,
         Setting(
             help="Power limit set on every device [W].",
+            words="power limit [W]",
             group="limits",
             above=0,
             high=10_000,
@@ -219,6 +221,7 @@ class PlanOptions(CommonOptions, total=False):
         int | None,
         Setting(
             help="Number of candidates to list.",
+            words="number of candidates",
             group="output",
             default="12",
             low=1,
@@ -232,6 +235,7 @@ class PlanOptions(CommonOptions, total=False):
         int | None,
         Setting(
             help="Number of rejected candidates to list with their reasons, nearest misses first.",
+            words="number of rejected candidates",
             group="output",
             default="1000",
             low=0,

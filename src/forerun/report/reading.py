@@ -11,6 +11,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from forerun.errors import UsageError
 from forerun.planner.plan import Plan
 from forerun.prediction.estimate import Estimate
+from forerun.run.run import Run
 
 __all__ = ["read_answer"]
 
@@ -61,6 +62,8 @@ def _value(hint: Any, value: Any) -> Any:
         parts = get_args(hint)
         hints = [parts[0]] * len(value) if parts[-1] is Ellipsis else parts
         return tuple(_value(part, item) for part, item in zip(hints, value, strict=True))
+    if hint is Run:
+        return _run(value)
     if is_dataclass(hint) and isinstance(hint, type):
         hints_of = get_type_hints(hint)
         return hint(**{field.name: _value(hints_of[field.name], value[field.name]) for field in fields(hint)})
@@ -71,3 +74,12 @@ def _value(hint: Any, value: Any) -> Any:
     if isinstance(hint, type) and not isinstance(value, hint):
         raise TypeError(f"expected {hint.__name__}, got {value!r}")
     return value
+
+
+def _run(settings: dict[str, Any]) -> Run | None:
+    """The run of a prediction; None where a device or a file of another machine was asked about."""
+    rest = {name: value for name, value in settings.items() if name not in ("model", "device")}
+    try:
+        return Run.of(settings["model"], device=settings["device"], **rest)
+    except UsageError:
+        return None

@@ -79,6 +79,7 @@ class CommonOptions(TypedDict, total=False):
         int | None,
         Setting(
             help="Micro-steps of one step: their gradients are summed before the update.",
+            words="accumulation steps",
             group="run",
             default="1",
             low=1,
@@ -127,7 +128,12 @@ class CommonOptions(TypedDict, total=False):
     bucket_mb: Annotated[
         float | None,
         Setting(
-            help="Capacity of a gradient bucket [MiB].", group="sharing", default="25", above=0, high=100_000
+            help="Capacity of a gradient bucket [MiB].",
+            words="capacity of a bucket [MiB]",
+            group="sharing",
+            default="25",
+            above=0,
+            high=100_000,
         ),
     ]
     sync_batch_norm: Annotated[
@@ -138,6 +144,7 @@ class CommonOptions(TypedDict, total=False):
         float | None,
         Setting(
             help="Coefficient of variation of the step time between devices, such as 0.05.",
+            words="coefficient of variation",
             group="sharing",
             default="as measured in training",
             low=0,
@@ -155,7 +162,10 @@ class CommonOptions(TypedDict, total=False):
             help="Training samples of one epoch, for any other dataset.", group="job", low=1, high=10**15
         ),
     ]
-    epochs: Annotated[float | None, Setting(help="Epochs of the job.", group="job", above=0, high=1e9)]
+    epochs: Annotated[
+        float | None,
+        Setting(help="Epochs of the job.", words="number of epochs", group="job", above=0, high=1e9),
+    ]
     validation_size: Annotated[
         int | None,
         Setting(help="Validation samples evaluated after each epoch.", group="job", low=0, high=10**15),
@@ -166,12 +176,20 @@ class CommonOptions(TypedDict, total=False):
     ]
     startup_s: Annotated[
         float | None,
-        Setting(help="Time before the first step [s].", group="job", default="0", low=0, high=1e9),
+        Setting(
+            help="Time before the first step [s].",
+            words="start-up time",
+            group="job",
+            default="0",
+            low=0,
+            high=1e9,
+        ),
     ]
     checkpoint_s: Annotated[
         float | None,
         Setting(
             help="Time to write the checkpoint after each epoch [s].",
+            words="checkpoint time",
             group="job",
             default="0",
             low=0,
@@ -182,6 +200,7 @@ class CommonOptions(TypedDict, total=False):
         float | None,
         Setting(
             help="Time that one processor core takes to decode and augment a sample [ms].",
+            words="time of a sample [ms]",
             group="input",
             low=0,
             high=1e6,
@@ -191,6 +210,7 @@ class CommonOptions(TypedDict, total=False):
         int | None,
         Setting(
             help="Worker processes of each device's data loader.",
+            words="number of workers",
             group="input",
             default="8",
             low=0,
@@ -201,6 +221,7 @@ class CommonOptions(TypedDict, total=False):
         float | None,
         Setting(
             help="Processor cores that the workers of the data loader share.",
+            words="number of cores",
             group="input",
             default="one per worker",
             above=0,
@@ -208,15 +229,34 @@ class CommonOptions(TypedDict, total=False):
         ),
     ]
     sample_kb: Annotated[
-        float | None, Setting(help="Size of a stored sample [kB].", group="input", low=0, high=1e9)
+        float | None,
+        Setting(
+            help="Size of a stored sample [kB].",
+            words="size of a sample [kB]",
+            group="input",
+            low=0,
+            high=1e9,
+        ),
     ]
     storage_mb_s: Annotated[
         float | None,
-        Setting(help="Reading bandwidth of the storage [MB/s].", group="input", above=0, high=1e9),
+        Setting(
+            help="Reading bandwidth of the storage [MB/s].",
+            words="storage bandwidth [MB/s]",
+            group="input",
+            above=0,
+            high=1e9,
+        ),
     ]
     network_mb_s: Annotated[
         float | None,
-        Setting(help="Bandwidth of the network to the storage [MB/s].", group="input", above=0, high=1e9),
+        Setting(
+            help="Bandwidth of the network to the storage [MB/s].",
+            words="network bandwidth [MB/s]",
+            group="input",
+            above=0,
+            high=1e9,
+        ),
     ]
     torch_version: Annotated[
         str | None,
@@ -238,6 +278,7 @@ class CommonOptions(TypedDict, total=False):
         float | None,
         Setting(
             help="Memory of an idle process on the device [bytes].",
+            words="memory overhead [bytes]",
             group="software",
             default="as measured on such devices",
             low=0,
@@ -290,6 +331,7 @@ class RunOptions(CommonOptions, total=False):
         int | None,
         Setting(
             help="Number of devices, if the name of the device does not say it.",
+            words="the number of devices",
             group="device",
             default="1",
             low=1,
@@ -301,6 +343,7 @@ class RunOptions(CommonOptions, total=False):
         int | None,
         Setting(
             help="Number of nodes (machines) that hold the devices.",
+            words="the number of nodes",
             group="device",
             default="as few as hold them",
             low=1,
@@ -314,6 +357,7 @@ class RunOptions(CommonOptions, total=False):
         float | None,
         Setting(
             help="Price of one device [US dollars per hour].",
+            words="price of a device [USD/h]",
             group="price",
             metavar="1.89/h",
             low=0,
@@ -393,6 +437,7 @@ class ScaleOptions(CommonOptions, total=False):
         Sequence[int] | None,
         Setting(
             help="Numbers of devices: a list such as 1,2,4,8, or a range such as 1:8.",
+            words="the number of devices",
             group="device",
             default="1,2,4 ... up to the devices of --on, or 8",
             metavar="1,2,4,8",

@@ -210,6 +210,11 @@ class Run(Answer):
         return tuple(self._with(dict(zip(used, values, strict=True))) for values in product(*used.values()))
 
     def _with(self, values: Mapping[str, Any]) -> Run:
+        for name, value in values.items():
+            if value is None:
+                raise InvalidSetupError(
+                    f"{name.replace('_', ' ')} must be a whole number or a name, got None"
+                )
         device = values.get("device")
         given = checked({name: value for name, value in values.items() if name != "device"}, RunOptions)
         cluster, software = self.cluster, self.software
@@ -325,6 +330,10 @@ def cluster_from(device: str | Device | Cluster, given: Mapping[str, Any]) -> Cl
     intra, inter = given.get("intra"), given.get("inter")
     if isinstance(device, Cluster):
         found = device
+        if intra or inter:
+            found = cluster_of(
+                device.device, device.num_nodes, device.num_devices_per_node, intra=intra, inter=inter
+            )
     elif isinstance(device, Device):
         found = cluster_of(device, 1, 1, intra=intra, inter=inter)
     else:

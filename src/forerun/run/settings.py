@@ -38,6 +38,7 @@ class Setting:
         above: Value that must be exceeded.
         choices: The possible words.
         flag: Name on the command line without dashes, if it differs from the name in Python.
+        words: Its name in messages, where that is another one.
         aliases: Earlier names, which still work.
         http_high: Largest value over HTTP, where that is less than ``high``.
         is_local: Whether the value names a file of this machine, which is refused over HTTP.
@@ -52,6 +53,7 @@ class Setting:
     above: float | None = None
     choices: tuple[str, ...] = ()
     flag: str = ""
+    words: str = ""
     aliases: tuple[str, ...] = ()
     http_high: float | None = None
     is_local: bool = False
@@ -138,13 +140,13 @@ def checked(given: Mapping[str, Any], options: type) -> dict[str, Any]:
 
 
 def _checked(item: Declared, value: Any) -> Any:
-    setting, words = item.setting, item.name.replace("_", " ")
+    setting = item.setting
+    words = setting.words or item.name.replace("_", " ")
     if setting.choices:
         word = str(value).strip().lower().replace("_", "-")
         if word not in setting.choices:
             raise InvalidSetupError(
-                f"unknown {words} {str(value)!r}{near_matches(word, setting.choices)}; expected one of "
-                f"{', '.join(setting.choices)}"
+                f"unknown {words} {str(value)!r}; expected one of {', '.join(setting.choices)}"
             )
         return word
     if item.kind is bool:
@@ -189,16 +191,12 @@ def _number(name: str, value: Any) -> float:
 
 def _bounded(name: str, value: Any, setting: Setting) -> Any:
     low, high, above = setting.low, setting.high, setting.above
-    if low is not None and high is not None and not low <= value <= high:
-        raise InvalidSetupError(f"{name} must be between {low:,g} and {high:,.0f}, got {value}")
     if low is not None and value < low:
-        raise InvalidSetupError(f"{name} must be at least {low:g}, got {value}")
+        raise InvalidSetupError(
+            f"{name} must be {'zero or more' if low == 0 else f'at least {low:g}'}, got {value}"
+        )
     if above is not None and value <= above:
-        raise InvalidSetupError(f"{name} must be above {_word(above)}, got {value}")
+        raise InvalidSetupError(f"{name} must be above {'zero' if above == 0 else f'{above:g}'}, got {value}")
     if high is not None and value > high:
         raise InvalidSetupError(f"{name} must be at most {high:,.0f}, got {value}")
     return value
-
-
-def _word(number: float) -> str:
-    return "zero" if number == 0 else f"{number:g}"

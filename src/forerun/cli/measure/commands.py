@@ -71,7 +71,7 @@ _AXES: dict[str, Callable[[str], Any]] = {
 
 
 @measure.command("grid", cls=GroupedHelp)
-@with_settings(GridOptions, readers=_AXES)
+@with_settings(GridOptions, readers=_AXES, aliases={"num_workers": "workers"})
 def grid(
     settings: dict[str, Any],
     sizes: Annotated[

@@ -187,7 +187,7 @@ class GridOptions(_RayOptions, total=False):
     ]
     num_workers: Annotated[
         int | None,
-        Setting(help="Processes that prepare batches.", group="input", default="0", flag="workers"),
+        Setting(help="Processes that prepare batches.", group="input", default="0", flag="loader-workers"),
     ]
     seed: Annotated[
         int | None, Setting(help="Seed of weights, order and synthetic images.", group="job", default="0")
