@@ -1,4 +1,4 @@
-"""What a training step costs beside its layers, in Keras on TensorFlow and in PyTorch, and the factor that follows.
+"""Cost of a training step beside its layers, in Keras on TensorFlow and in PyTorch, and the factor between them.
 
 Each framework runs in a process of its own, one thread: chains of 1 and 17 dense layers of one unit (they have calls
 and next to no work), the network of the MNIST study, and each of its layers alone. Printed are the cost of a step, of

@@ -32,7 +32,7 @@ EPOCHS = 10
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A network as ``predict`` names it, the batch size, and the shape of an image."""
+    """A model specification, the batch size, and the shape of an image."""
 
     model: str
     batch_size: int
@@ -53,7 +53,7 @@ RUNS = (
 
 
 def _fit(model: str, batch_size: int, shape: list[int], records: str) -> None:
-    """In a process of its own: trains as a user does and prints what the callback wrote."""
+    """Child process: trains like a user and prints the output of the callback."""
     import keras
 
     from forerun.keras import StepTimer
@@ -114,7 +114,7 @@ def _measured(run: Run, records: Path) -> dict[str, Any]:
 
 
 def _estimates(run: Run, calibration: Path) -> tuple[Any, Any]:
-    """From the calibration, and from the datasheet of this processor alone."""
+    """Predictions from the calibration, and from the datasheet of this processor alone."""
     import forerun
     from forerun.hardware import find_device
 

@@ -1,4 +1,4 @@
-"""MirroredStrategy of Keras on two logical processors: measured steps beside predicted ones.
+"""MirroredStrategy of Keras on two logical processors: measured and predicted steps.
 
 The replicas share the threads, so their work adds up: a step of two replicas is a step of twice the batch, and what the
 strategy costs. Forms of that cost, each fitted on the other networks by least squares with no term below zero:
@@ -44,7 +44,7 @@ FORMS: dict[str, Callable[[float, float], list[float]]] = {
 
 
 def _measure_ms(network: str, batch_size: int, num_replicas: int, repetitions: int) -> float:
-    """Median step in a process of its own, one thread [ms]."""
+    """Median step in a child process with one thread [ms]."""
     asked = json.dumps([network, batch_size, num_replicas, repetitions])
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What profiling adds to a step: the same script alone and under the profiler, in turns.
+"""Time that profiling adds to a step: the same script alone and under the profiler, by turns.
 
     python benchmarks/profile_overhead.py [--pairs 10] [--out FILE.json]
 
@@ -94,7 +94,7 @@ def _pairs(folder: Path, text: str, num_pairs: int) -> list[dict[str, float]]:
 
 
 def _pair(command: list[str], output: Path, *, is_watched_first: bool) -> dict[str, float]:
-    """Both runs; who goes first changes from pair to pair, so that a drift of the machine is in both."""
+    """Both runs; their order changes from pair to pair, so that a drift of the machine affects both."""
     found: dict[str, float] = {}
     for is_watched in (True, False) if is_watched_first else (False, True):
         found |= _watched(command, output) if is_watched else _alone(command)

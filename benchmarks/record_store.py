@@ -1,4 +1,4 @@
-"""Times of the record store with many records: import, questions, export; each in a process of its own.
+"""Times of the record store with many records: import, questions, export; each in a separate process.
 
     python benchmarks/record_store.py [--num-records 1000000] [--store postgresql://user@host/name] [--folder FOLDER]
 

@@ -11,7 +11,7 @@ from forerun.profiling.files import write_json
 
 
 def write_results(path: Path | None, **found: Any) -> None:
-    """Writes what was found with the day and the machine; nothing without a file to write to."""
+    """Writes the result with the day and the machine; does nothing without a file."""
     if path is None:
         return
     host = describe_host()

@@ -1,4 +1,4 @@
-"""Many clients at once ask a server of their own for predictions; prints errors and the 95th percentile.
+"""Starts a server, lets many clients ask at once, and prints errors and the 95th percentile.
 
     python benchmarks/serve_load.py --clients 50 --questions 200
 
@@ -73,7 +73,7 @@ async def ask(client: httpx.AsyncClient, number: int) -> tuple[float, bool]:
 
 
 def report(times_s: list[float], num_errors: int, whole_s: float) -> None:
-    """Prints what happened."""
+    """Prints the counts and the times."""
     low, middle, high = np.quantile(times_s, [0.5, 0.95, 0.99])
     print(
         f"{len(times_s):,} predictions in {whole_s:.1f} s ({len(times_s) / whole_s:.0f} a second), "

@@ -1,4 +1,4 @@
-"""A study under a limit of memory: trials lost to memory with the prediction of memory and without it.
+"""A study under a limit of memory: counts trials lost to memory, with the prediction of memory and without it.
 
     python benchmarks/tune_memory.py FOLDER [--trials 40] [--memory 1500MB] [--seed 0] [--out FILE.json]
 

@@ -65,7 +65,7 @@ def figure(measurement: Measurement, name: str) -> float:
 
 
 def quiet_s(measurements: Sequence[Measurement]) -> float:
-    """Tenth percentile of the steps of all rounds [s]: what else the machine does can only add to a step."""
+    """Tenth percentile of the steps of all rounds [s], because other work of the machine only adds to a step."""
     steps_s = sorted(time_s for measurement in measurements for time_s in measurement.repetitions_s)
     if not steps_s:
         last = measurements[-1]

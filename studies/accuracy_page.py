@@ -42,10 +42,10 @@ class AccuracyPage:
         families: Rows of ``timm_train``, each predicted without its family.
         baselines: Errors of simple predictors on the same rows, all and by layout.
         devices: Rows of each device, predicted without the device.
-        few_shot: The same after k measured steps, by device, table and phase.
+        few_shot: Rows of each device after k measured steps, by device, table and phase.
         layers: Convolution layers of a held-out GPU.
         brackets: Memory at the edge of a card.
-        pytorch_times: Steps beside ``RuntimeEstimator`` of PyTorch.
+        pytorch_times: Steps by this package and by PyTorch's ``RuntimeEstimator``.
         pytorch_memory: Some of the brackets, with the peaks of PyTorch's ``MemTracker``.
         transformer_verdicts: Memory verdicts on transformers.
         own_records: The section about forerun's own measurements.

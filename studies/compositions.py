@@ -1,4 +1,4 @@
-"""Sum of layers against whole network: of the own records, and as published for a P100.
+"""Compares the sum of layers with the whole network: own records, and published ones of a P100.
 
 Published: the layers of two small networks timed one by one, and Keras training runs of the networks
 (github.com/profnote/ml-performance-prediction, tables ``iit_layers`` and ``iit_e2e``).
@@ -23,7 +23,7 @@ _LAYERS_WITHOUT_WORK = ("mnist_cnn/fc2", "cifar10_cnn/fc3", "cifar10_cnn/fc4")
 
 
 def recorded_compositions() -> dict[str, list[Composition]]:
-    """Networks beside their layers, by machine: from the own records and, if they are there, the public tables."""
+    """Networks and their layers, by machine: from the own records and, if they are there, the public tables."""
     panels = {
         f"{own_device(folder).title}, PyTorch": composition_rows(folder) for folder in own_record_folders()
     }

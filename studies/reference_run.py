@@ -1,4 +1,4 @@
-"""The whole evaluation on the public tables: stages that are kept, the page, and the shipped weights.
+"""The whole evaluation on the public tables: kept stages, the page, and the shipped weights.
 
 A finished stage is kept in the cache folder under the settings it was made with, so that an interrupted run
 goes on where it stopped and the weights can be fitted from the same studies that the page prints.
@@ -108,7 +108,7 @@ STUDIED_DEVICES = (
 
 
 def run_reference(quick: bool = False) -> AccuracyPage:
-    """Runs every study, or takes up those that are done, and returns the page of figures.
+    """Runs every study that is not done yet, and returns the page of figures.
 
     Args:
         quick: A sample of the rows and short fits; for checking that everything runs, not for quoting.
@@ -167,7 +167,7 @@ def forecast_figures(folder: Path, save: Path | None = None) -> ForecastFigures:
     """Studies of learning curves; a minute, so that they need no quick form.
 
     Args:
-        folder: Where the public tables are.
+        folder: Folder of the public tables.
         save: File for the figures that come with the package; the study is then made anew.
     """
     stage = f"forecasts {FORECAST_STUDY_VERSION}"

@@ -1,4 +1,4 @@
-"""Answers as JSON: one way from frozen dataclasses to the types that JSON has."""
+"""Answers as JSON: converts frozen dataclasses to the types that JSON has."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Answer", "fields_of", "plain"]
 
 
 class Answer:
-    """A frozen dataclass that answers a question; ``as_dict`` is what ``--json`` prints of it."""
+    """A frozen dataclass that answers a question; ``--json`` prints its ``as_dict``."""
 
     __slots__ = ()
 
@@ -22,7 +22,7 @@ class Answer:
         return fields_of(self)
 
     def as_dict(self) -> dict[str, Any]:
-        """The answer as types that JSON has; names are the attributes' where ``json_fields`` names no others."""
+        """The answer as types that JSON has, under the names of ``json_fields``."""
         found: dict[str, Any] = plain(self)
         return found
 
@@ -36,10 +36,10 @@ def plain(value: Any) -> Any:
     """A value as types that JSON has.
 
     Dataclasses and mappings become objects, arrays, tuples and sets become lists, enumerations their values, paths
-    text; a number that is not finite becomes None, for JSON has no sign for it.
+    text; a number that is not finite becomes None, because JSON has no sign for it.
 
     Raises:
-        TypeError: The value is of a type that is no answer.
+        TypeError: The value has a type that cannot be converted.
 
     >>> plain({1: (2.0, math.inf), "folder": PurePath("a") / "b"})
     {'1': [2.0, None], 'folder': 'a/b'}

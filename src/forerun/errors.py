@@ -17,7 +17,7 @@
         └── MeasurementError       a real run could not be made
             └── DeviceBusyError    another process measures on the device
 
-A message says what was expected, what came, and what to do next.
+A message names the expectation, the value given, and the next step.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class UnknownDeviceError(UsageError):
 
 
 class InvalidSetupError(UsageError):
-    """A number, shape or choice of the training setup cannot be meant."""
+    """A number, shape or choice of the training setup is impossible."""
 
 
 class MissingExtraError(UsageError):
@@ -105,7 +105,7 @@ class RecordError(FailureError):
 
 
 class ForecastError(FailureError):
-    """The curve has too few points, diverged, does not move, or will change for a reason that is not known."""
+    """The curve has too few points, diverged, does not move, or will change for an unknown reason."""
 
 
 class ScriptError(FailureError):

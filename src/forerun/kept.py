@@ -1,4 +1,4 @@
-"""Results that are kept for questions asked again: by what they are of, and by the values of the question."""
+"""Results that are kept for repeated questions, by the objects and the values of the question."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ Result = TypeVar("Result")
 class Kept(Generic[Result]):
     """A bounded memory of results.
 
-    Traced models and cost models are told apart by identity: comparing their arrays would cost more than the result.
-    They are kept beside it, so that their identities cannot pass to others.
+    Traced models and cost models are distinguished by identity, because comparing their arrays would take longer than
+    the computation.
+    They are kept beside the result, so that no other object can get their identity.
 
     Args:
-        most: Results to keep; one more forgets them all.
+        most: Largest number of results; one more drops them all.
     """
 
     def __init__(self, most: int) -> None:

@@ -1,4 +1,4 @@
-"""For scripts of Keras: ``from forerun.keras import StepTimer``. Nothing else of forerun imports this module."""
+"""For Keras scripts: ``from forerun.keras import StepTimer``. Nothing else of forerun imports this module."""
 
 from __future__ import annotations
 

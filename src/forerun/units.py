@@ -46,7 +46,7 @@ def _three_digits(value: float) -> str:
 
 
 def format_duration_s(duration_s: float) -> str:
-    """A duration as people say it: '12.3 ms', '4.20 min', '2.10 d'."""
+    """A duration in words: '12.3 ms', '4.20 min', '2.10 d'."""
     for unit_s, upper_s, name in _DURATIONS:
         if duration_s < upper_s:
             return f"{_three_digits(duration_s / unit_s)} {name}"
@@ -93,13 +93,13 @@ _SECONDS = {
 
 
 def parse_duration_s(text: str) -> float:
-    """A duration of zero or more as people write it [s]; a bare number is seconds.
+    """Parses a duration of zero or more [s]; a bare number is seconds.
 
     >>> parse_duration_s("1.5h")
     5400.0
 
     Raises:
-        ValueError: The text is no such duration.
+        ValueError: The text is not such a duration.
     """
     found = _DURATION.fullmatch(text.strip().lower())
     if found is None or found[3] not in _SECONDS:
@@ -137,7 +137,7 @@ def parse_amount(text: str, kind: str) -> float:
     (7200.0, 24.0, 20.0)
 
     Raises:
-        InvalidSetupError: It is no number, its unit is missing or not one of the kind, or it is below zero.
+        InvalidSetupError: The text is not a number, its unit is missing or of another kind, or it is below zero.
     """
     units = UNITS[kind]
     found = _AMOUNT.fullmatch(text.strip())

@@ -19,7 +19,8 @@ _BEGIN, _END = "<!-- accuracy:begin -->", "<!-- accuracy:end -->"
 
 def accuracy(
     quick: Annotated[
-        bool, typer.Option("--quick", help="A sample of the rows and short fits: minutes instead of hours.")
+        bool,
+        typer.Option("--quick", help="Take a sample of the rows and short fits: minutes instead of hours."),
     ] = False,
     out: Annotated[Path, typer.Option(metavar="FILE.md", help="The page to write.")] = _PAGE,
     debug: DebugOption = False,
@@ -53,7 +54,7 @@ def with_accuracy(readme: str, summary: str) -> str:
 
 
 def _draw_pictures(folder: Path) -> None:
-    """Renews the pictures of the methods that stand beside the page."""
+    """Renews the pictures of the pages of methods."""
     if not folder.is_dir():
         return
     from forerun.report.composition_page import plot_compositions

@@ -17,7 +17,7 @@ __all__ = ["backtest"]
 def backtest(
     save: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Keep the figures that come with the package; studied anew."),
+        typer.Option(metavar="FILE", help="File for the figures that the package ships, from a new study."),
     ] = None,
     as_json: JsonOption = False,
     plot: PlotOption = None,

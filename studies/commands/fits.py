@@ -15,8 +15,10 @@ __all__ = ["fit_scaling", "fit_weights"]
 
 
 def fit_weights(
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Where the weights go, safetensors.")],
-    quick: Annotated[bool, typer.Option("--quick", help="A sample of the rows and a short fit.")] = False,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="File for the weights (.safetensors).")],
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Fit a sample of the rows for a short time.")
+    ] = False,
     debug: DebugOption = False,
 ) -> None:
     """Fit the cost model to the public tables; its intervals come from the held-out studies (hours of work)."""
@@ -29,10 +31,10 @@ def fit_weights(
 
 
 def fit_scaling(
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Where the constants go, JSON.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="File for the constants (.json).")],
     debug: DebugOption = False,
 ) -> None:
-    """Fit what training on several devices adds to bare collectives to the public tables (some minutes)."""
+    """Fit the costs that training adds to bare collectives to the public tables (some minutes)."""
     _check_folder(out)
     from studies.scaling.study import fit_scaling_table
     from studies.tables.reference_steps import require_reference_folder

@@ -1,4 +1,4 @@
-"""``python -m studies parity`` and ``stack``: Keras beside PyTorch."""
+"""``python -m studies parity`` and ``stack``: compare Keras with PyTorch."""
 
 from __future__ import annotations
 

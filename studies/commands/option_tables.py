@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.main import get_command
 
+from forerun.cli.options import DebugOption
 from forerun.cli.settings import grouped_options
 from forerun.errors import FailureError, UsageError
 
@@ -24,6 +25,7 @@ def option_tables(
     check: Annotated[
         bool, typer.Option("--check", help="Change nothing; fail if a table is out of date.")
     ] = False,
+    debug: DebugOption = False,
 ) -> None:
     """Renew the tables of options between the markers of docs/commands.md."""
     if not page.is_file():
@@ -53,9 +55,7 @@ def _table(path: str) -> str:
         if heading == "Arguments":
             continue
         lines.append(f"| **{heading}** | |")
-        lines += [
-            f"| `{_escaped(names)}` | {_escaped(words)} |" for names, words in records if names != "--help"
-        ]
+        lines += [f"| {_names(names)} | {_escaped(words)} |" for names, words in records if names != "--help"]
     return "\n".join(lines) + "\n"
 
 
@@ -66,6 +66,11 @@ def _command(path: str) -> Any:
     for word in path.split()[1:]:
         found = found.commands[word]
     return found
+
+
+def _names(names: str) -> str:
+    """The names of an option, each as code."""
+    return "`" + _escaped(names).replace(", --", "`, `--") + "`"
 
 
 def _escaped(text: str) -> str:

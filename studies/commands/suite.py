@@ -27,22 +27,28 @@ def suite(
     device: Annotated[
         str, typer.Option(metavar="here|cpu|cuda:N", help="Device of this machine to measure.")
     ] = "here",
-    minutes: Annotated[float, typer.Option(help="Time to measure; the most telling jobs come first.")] = 8.0,
+    minutes: Annotated[
+        float, typer.Option(help="Time to measure [min]; the most informative jobs come first.")
+    ] = 8.0,
     stages: Annotated[
         str,
-        typer.Option(metavar="NAME,NAME", help="predict (before anything is measured), measure, compare."),
+        typer.Option(
+            metavar="NAME,NAME",
+            help="Stages: predict (before anything is measured), measure, compare.",
+        ),
     ] = "predict,measure,compare",
     on: Annotated[
         str | None,
         typer.Option(
-            metavar="DEVICE", help="With --stages predict, a device that is not here, as in predict."
+            metavar="DEVICE",
+            help="With --stages predict: a device that is not here, as in 'forerun predict --on'.",
         ),
     ] = None,
     threads: ThreadsOption = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Use some minutes on a device well: predict every job, measure the most telling ones, compare."""
+    """Predict all jobs of the suite, measure the most informative ones for some minutes, and compare."""
     words = [word.strip() for word in stages.split(",") if word.strip()]
     with quiet_libraries(debug=debug):
         run = _run(out, device, minutes, words, on, threads)
@@ -51,7 +57,7 @@ def suite(
         return
     from studies.suite.page import suite_page
 
-    print_page(suite_page(run.as_dict()), page_width(TABLE_WIDTH_IN_A_PIPE))
+    print_page(suite_page(run), page_width(TABLE_WIDTH_IN_A_PIPE))
 
 
 def _run(
@@ -85,11 +91,11 @@ def _write_plot(run: SuiteRun, folder: Path) -> None:
     from forerun.report.plots import predicted_versus_actual
 
     assert run.comparison is not None
-    rows = run.comparison["rows"]
+    rows = run.comparison.rows
     predicted_versus_actual(
         folder / "predicted-versus-measured.png",
-        title=f"{run.comparison['device']}: predicted before it was measured",
-        predicted_s=np.asarray([row["predicted_s"] for row in rows]),
-        actual_s=np.asarray([row["measured_s"] for row in rows]),
-        groups=[row["model_class"] for row in rows],
+        title=f"{run.comparison.device}: predicted before it was measured",
+        predicted_s=np.asarray([row.predicted_s for row in rows]),
+        actual_s=np.asarray([row.measured_s for row in rows]),
+        groups=[row.prediction.model_class for row in rows],
     )

@@ -30,12 +30,12 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class _Constant:
-    """How a constant of the law is fitted.
+    """Fit of one constant of the law.
 
     Attributes:
-        low, begin, high: Bounds, and where a fit begins: power that goes with the cube of the clock down to half, not
+        low, begin, high: Bounds, and the start of a fit: power that goes with the cube of the clock down to half, not
             what other fits found.
-        likeness: How much GPUs are taken to be alike: weight of the differences of their logarithms from the mean.
+        likeness: Assumed similarity of GPUs: weight of the differences of their logarithms from the mean.
     """
 
     low: float
@@ -136,7 +136,7 @@ def fit_power_laws(rows: EnergyRows, fitted: Bools) -> dict[str, PowerLaw]:
 
     Args:
         rows: Epochs.
-        fitted: Which of them to fit to, (n,).
+        fitted: Whether each row takes part in the fit, (n,).
     """
     gpus = [str(gpu) for gpu in np.unique(rows.gpu[fitted])]
     chosen = [fitted & (rows.gpu == gpu) for gpu in gpus]

@@ -1,4 +1,4 @@
-"""Rows of ``zeus_epoch_time_power`` with how active the GPU is: epochs of real networks under power limits."""
+"""Rows of ``zeus_epoch_time_power`` with the activity of the GPU: epochs of real networks under power limits."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ class EnergyRows:
     """Epochs, n of them; arrays are (n,).
 
     Attributes:
-        gpu, network: What ran where.
+        gpu, network: Names of the GPU and the network.
         board_limit_w: Power limit of the board as shipped [W].
-        limit_share: Limit that was set over that.
+        limit_share: Limit that was set over ``board_limit_w``.
         full_time_s: Time of the same epoch at the largest limit [s].
-        full_limit_share: That limit over the board's.
+        full_limit_share: Largest limit over ``board_limit_w``.
         time_s, power_w: Measured time and average power [s, W].
         activity: Ideal time of the work over the time at the largest limit.
         compute_fraction: Share of arithmetic in the ideal time.
@@ -165,7 +165,7 @@ def _bert(dataset: str) -> Mapping[str, object]:
 
 
 def _ncf_times(rows: pd.DataFrame) -> tuple[Floats, Floats, Floats]:
-    """The same of neural collaborative filtering (He et al. 2017, 32 factors), whose inputs are numbers of a table."""
+    """Sizes of neural collaborative filtering (He et al. 2017, 32 factors), whose inputs are numbers of a table."""
     weights = sum(num_in * num_out for num_in, num_out in _NCF_LAYERS)
     sizes = rows["batch_size"].to_numpy(dtype=float)
     devices = [find_device(_DEVICES[gpu]) for gpu in rows["gpu"]]

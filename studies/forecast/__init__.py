@@ -1,1 +1,1 @@
-"""Forecasts of learning curves against what came."""
+"""Forecasts of learning curves, compared with the finished runs."""

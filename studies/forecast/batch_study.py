@@ -84,7 +84,7 @@ class BatchRow:
 
     @property
     def constant_error(self) -> float:
-        """The same for epochs that do not depend on the batch."""
+        """|predicted / actual - 1| for epochs that do not depend on the batch."""
         return abs(self.constant / self.actual - 1)
 
 

@@ -1,4 +1,4 @@
-"""Learning curves of forerun's own trainings: forecast at a share of the run, beside what came.
+"""Learning curves of forerun's own trainings: forecast at a share of the run and compared with its end.
 
 Nothing was fitted to them: weights and intervals of the forecasts are those of the public tables.
 """
@@ -47,9 +47,9 @@ class OwnCurveRow:
 
     Attributes:
         name: The run.
-        tier: What the forecast rested on.
+        tier: Tier of the forecast.
         forecast: The forecast.
-        outcome: What came.
+        outcome: End of the run.
     """
 
     name: str
@@ -78,13 +78,13 @@ class OwnBatches:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnCurves:
-    """What the section prints.
+    """Figures of the section.
 
     Attributes:
-        command: How the runs were made.
-        rows: Forecasts beside outcomes, once by the schedule and once with the other runs as history.
+        command: Command that made the runs.
+        rows: Forecasts and outcomes, once by the schedule and once with the other runs as history.
         batches: The law of batch sizes on them.
-        forecast_time_s: Of a curve of 100 points with every forecaster, warm.
+        forecast_time_s: Time to forecast a curve of 100 points with every forecaster, warm [s].
     """
 
     command: str
@@ -94,7 +94,7 @@ class OwnCurves:
 
 
 def own_curves_folder() -> Path:
-    """Where the curves lie."""
+    """Folder of the curves."""
     return Path(__file__).parent / "curves"
 
 

@@ -48,7 +48,7 @@ class TargetErrors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForecastStudy:
-    """What the study of learning curves found.
+    """Results of the study of learning curves.
 
     Attributes:
         scheduled: Forecasters and tiers on the table with known schedules.
@@ -71,8 +71,8 @@ def forecast_study(
     """Runs the study.
 
     Args:
-        folder: Where the public tables are.
-        report: Told how many runs are done.
+        folder: Folder of the public tables.
+        report: Receives the number of finished runs.
         save: File for the figures that come with the package.
     """
     runs = read_all_curves(folder)
@@ -96,7 +96,7 @@ def forecast_study(
 
 
 def _is_cold(held: HeldOutForecast) -> bool:
-    """Whether this is what a user without finished runs of the job would get."""
+    """Whether a user without finished runs of the job would get this forecast."""
     wanted = Tier.CURVE if held.result.run.rates is None else Tier.SCHEDULE
     return held.tier is wanted
 
@@ -154,7 +154,7 @@ def _path_epoch(result: CutResult, path: Floats) -> float:
 
 
 def _likely_epoch(held: HeldOutForecast) -> float:
-    """As ``forecast_curve`` answers."""
+    """Forecasts like those of ``forecast_curve``."""
     prefix = held.result.prefix
     seen = prefix.num_seen
     lucky = futures_of(held.mix, prefix, held.quantiles) * (1 - prefix.noise)

@@ -1,1 +1,1 @@
-"""Keras beside PyTorch, and replicas of TensorFlow."""
+"""Compares Keras with PyTorch, and studies replicas of TensorFlow."""

@@ -1,4 +1,4 @@
-"""Host and device of a step told apart from steps of one device at several batch sizes."""
+"""Separates host and device time of a step, from steps of one device at several batch sizes."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class MirroredRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MirroredStudy:
-    """The runs on two GPUs and what the runs on one say of them.
+    """The runs on two GPUs, with figures from the runs on one.
 
     Attributes:
         rows: The runs on two GPUs.
@@ -110,14 +110,14 @@ def mirrored_study(folder: Path) -> MirroredStudy:
 
 
 def _startup_s(table: pd.DataFrame) -> float:
-    """What the first epoch of a run takes longer, median over the MNIST runs of one GPU that tell it apart [s]."""
+    """Extra time of the first epoch of a run, median over the MNIST runs of one GPU that show it [s]."""
     one = table[(table["n_gpus"] == 1) & (table["model"] == "mnist_cnn")]
     extra = (one["time_s_first_epoch"] - one["time_s_epoch"]).dropna()
     return float(extra.median())
 
 
 def _start_share_s(rows: pd.DataFrame, startup_s: float) -> Floats:
-    """What the start of the run adds to each step of these rows, (rows,) [s]."""
+    """Time that the start of the run adds to each step of these rows, (rows,) [s]."""
     steps = (rows["steps_per_epoch"] * rows["epochs"].fillna(1)).to_numpy(dtype=float)
     contains = (rows["epoch_statistic"] == _WITH_START).to_numpy()
     share: Floats = np.where(contains, startup_s / steps, 0.0)

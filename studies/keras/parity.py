@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from forerun.answers import Answer, fields_of
 from forerun.graph.graph import Graph, OpClass, StepPart, at_batch
 from forerun.run.model import ModelRequest
 from forerun.run.setup import Layout, TrainingSetup
@@ -79,7 +80,7 @@ class ClassFigures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ParityRow:
+class ParityRow(Answer):
     """One network in both frameworks.
 
     Attributes:
@@ -106,22 +107,15 @@ class ParityRow:
         """Classes that differ without a reason."""
         return tuple(c.op_class for c in self.classes if c.flops[0] != c.flops[1] and not c.reason)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
+    def json_fields(self) -> dict[str, Any]:
+        """The fields, and whether the networks are equal; classes by name."""
+        rows = [{**fields_of(c), "op_class": c.op_class.name.lower()} for c in self.classes]
         return {
             "pytorch": self.pytorch,
             "keras": self.keras,
-            "num_parameters": list(self.num_parameters),
+            "num_parameters": self.num_parameters,
             "is_equal": self.is_equal,
-            "classes": [
-                {
-                    "op_class": c.op_class.name.lower(),
-                    "flops": list(c.flops),
-                    "traffic_bytes": list(c.traffic_bytes),
-                    "reason": c.reason,
-                }
-                for c in self.classes
-            ],
+            "classes": rows,
         }
 
 

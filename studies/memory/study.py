@@ -57,7 +57,7 @@ class Bracket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerdictShares:
-    """How often a method was right, as fractions; see ``costs.memory_evaluation.BracketShares``."""
+    """Shares of right verdicts of a method, as fractions; see ``costs.memory_evaluation.BracketShares``."""
 
     num_rows: int
     num_bracketed: int
@@ -152,7 +152,7 @@ def best_limit(ran: Floats, failed: Floats) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformerVerdicts:
-    """Verdicts on transformers: how many, how many right, and those wrong by kind."""
+    """Counts of verdicts on transformers: all, right, and wrong by kind."""
 
     num_verdicts: int
     num_right: int

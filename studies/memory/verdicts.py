@@ -47,7 +47,7 @@ class BracketRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BracketShares:
-    """How often a method was right; shares are fractions.
+    """Shares of right verdicts of a method, as fractions.
 
     Attributes:
         num_rows: Rows, each with a batch that ran.
@@ -71,7 +71,7 @@ RunsAtBatch = Callable[[BracketRow, int], bool]
 
 
 def bracket_verdicts(rows: Iterable[BracketRow], runs_at_batch: RunsAtBatch) -> BracketShares:
-    """Compare a method's verdicts with what happened.
+    """Compare a method's verdicts with the runs.
 
     Args:
         rows: Published runs, at least one.

@@ -81,7 +81,7 @@ class MeasuredRate:
 
 
 def kind_of(precision: Precision) -> str:
-    """Half or full precision: what a user asks for; TF32 is what full precision runs as on newer devices."""
+    """Half or full precision, as a user asks for it; on newer devices full precision runs as TF32."""
     return "half" if precision.is_half else "full"
 
 

@@ -1,4 +1,4 @@
-"""Choice quality: are devices ranked as they were measured, and is the chosen one the right one?
+"""Choice quality: agreement of predicted and measured ranks of devices, and loss of the chosen device.
 
 For each network that was measured on at least four devices the devices are ranked by predicted throughput. A choice is
 right if the chosen device is truly within 5 % of the best.
@@ -49,10 +49,10 @@ _NUM_DRAWS = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetResult:
-    """One set of devices: rank correlation, and how far the chosen device falls behind the best.
+    """One set of devices: rank correlation, and the shortfall of the chosen device against the best.
 
     Attributes:
-        group: Which set.
+        group: Name of the set.
         num_devices: Devices in it.
         spearman: Rank correlation of predicted and measured throughput.
         loss: Share by which the chosen device is slower than the best.
@@ -85,7 +85,7 @@ class ChoiceResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepeatNoise:
-    """How far runs of one network on one device with the same software, precision and batch size lie apart.
+    """Spread of runs of one network on one device with the same software, precision and batch size.
 
     Attributes:
         log_deviation: Standard deviation of the logarithm of the step time around the mean of its runs.
@@ -114,7 +114,7 @@ def repeat_noise(records: Iterable[StepRecord]) -> RepeatNoise:
 
 
 def perfect_choices(title: str, rates: Sequence[MeasuredRate], noise: RepeatNoise) -> ChoiceResult:
-    """What a chooser that knows every true speed would score, were each set measured once more.
+    """Score of a chooser that knows every true speed, if each set were measured once more.
 
     The measured speeds stand for the true ones; each device is measured anew as often as it was, its median falling
     beside the truth by the noise of a run over the root of their number. Fifty draws a set, from a fixed seed.
@@ -191,7 +191,7 @@ def _group(step: Measured) -> str:
 
 
 def choice_results(title: str, rates: Sequence[MeasuredRate]) -> list[ChoiceResult]:
-    """The sets of at least four devices, ranked by the prediction and by the baselines that can rank them."""
+    """The sets of at least four devices, ranked by the prediction and by the baselines."""
     sets = {name: _by_device(rows) for name, rows in groups_of(rates).items()}
     large = {name: rows for name, rows in sets.items() if len(rows) >= MIN_DEVICES}
     predictors: dict[str, Callable[[MeasuredRate], float | None]] = {
@@ -278,7 +278,7 @@ def all_choices(
 
 
 def noise_words(networks: HeldOut) -> str:
-    """How much of the misses is the noise of the measurements."""
+    """Share of the misses that is noise of the measurements."""
     noise = repeat_noise(step.record for step in networks.steps if step.record.source == "gpu_benchmarks")
     rates = held_out_rates([networks])
     perfect = perfect_choices("network held out", rates, noise)
@@ -296,7 +296,7 @@ def choice_section(results: Sequence[ChoiceResult], noise: str = "") -> str:
 
     Args:
         results: Sets of all kinds.
-        noise: What of the misses is the noise of the measurements.
+        noise: Text about the share of the misses that is noise of the measurements.
     """
     lines = [
         "| sets | ranked by | sets | devices | median Spearman | chosen within 5 % of the best | worst loss |\n",

@@ -1,4 +1,4 @@
-"""A device known from a few of its steps: posterior of all others, which steps to measure, and the prior's scales.
+"""A device known from a few of its steps: posterior of all others, choice of steps, and the prior's scales.
 
 The correction is that of ``forerun.optime.correction``; here it is conditioned on the steps themselves, without its
 coefficients. With J_k the rows of k measured steps, S = diag(s^2) the prior and n the noise:
@@ -72,7 +72,7 @@ def choose_steps(rows: Floats, candidates: Sequence[int], num_steps: int, scales
 
 
 def information_order(rows: Floats, cost_s: Floats, scales: PriorScales) -> list[int]:
-    """All steps in an order in which each next one tells most about all of them for its cost.
+    """All steps, ordered so that each next one is the most informative about all for its cost.
 
     The gain of a step is by how much it lowers the summed posterior variance: with C the posterior covariance so far,
     sum_j C_ij^2 / (C_ii + n^2); after it, C loses C_i' C_i / (C_ii + n^2). With equal costs this is the order of
@@ -101,7 +101,7 @@ def fit_scales(groups: Sequence[tuple[Floats, Floats]], start: PriorScales | Non
 
     Args:
         groups: Per device the ``sensitivities`` of its steps, (p, c), and their log residuals, (p,).
-        start: Where the search begins.
+        start: Start of the search.
     """
     first = np.log(astuple(start or PriorScales()))
 

@@ -1,4 +1,4 @@
-"""Fits the shipped op-level model from the public tables and notes where it came from."""
+"""Fits the shipped op-level model from the public tables and notes their provenance."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def fit_ensemble(
 
 
 def measured_devices(steps: Sequence[Measured]) -> dict[str, list[str]]:
-    """Which devices were measured in which kind of precision."""
+    """Devices that were measured in each kind of precision."""
     found: dict[str, set[str]] = {}
     for step in steps:
         kind = "half" if step.setup.precision.is_half else "full"
@@ -99,7 +99,7 @@ def provenance(
     intervals: Mapping[str, Mapping[str, float]],
     scales: PriorScales,
 ) -> dict[str, Any]:
-    """What a reader of the weights must know: tables, rows, date, settings, intervals per tier."""
+    """Provenance of the weights: tables, rows, date, settings, intervals per tier."""
     rows = Counter(table_of(step) for step in steps)
     return {
         "date": datetime.date.today().isoformat(),

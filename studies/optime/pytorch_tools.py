@@ -43,7 +43,7 @@ _CPU = "cpu"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolAnswer:
-    """What a tool said about one step.
+    """Answer of a tool about one step.
 
     Attributes:
         value: Its figure in the unit of the function that was called; None if it failed.
@@ -136,7 +136,7 @@ def tracked_peak_bytes(request: ModelRequest, setup: TrainingSetup, *, cuda_rule
 def _fake_step(
     request: ModelRequest, setup: TrainingSetup, *, cuda_rules: bool
 ) -> Iterator[tuple[list[Any], Callable[[], None]]]:
-    """Inside a fake mode: what a step holds (module, optimizer, batch), and a function that runs a step."""
+    """Module, optimizer and batch inside a fake mode, and a function that runs a step."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.utils import _pytree as pytree

@@ -1,4 +1,4 @@
-"""PyTorch's own estimators on the rows of ``timm_train``, beside ours."""
+"""PyTorch's own estimators and ours on the rows of ``timm_train``."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class RuntimeRow:
 def runtime_study(
     held: HeldOut, weights: OpTimeWeights, num_rows: int, report: _Report | None = None
 ) -> list[RuntimeRow]:
-    """Both predictions and what they took, for rows at equal distances in the table.
+    """Both predictions and their run times, for rows at equal distances in the table.
 
     Args:
         held: Measured steps, each predicted without its family.

@@ -1,4 +1,4 @@
-"""forerun's own measurements, and what regressors, calibration and composition make of them.
+"""forerun's own measurements, and the accuracy of regressors, calibration and composition on them.
 
 Each folder of ``studies/own/data`` is one machine: ``device.toml`` describes it, the Parquet files are records as
 ``forerun measure`` and ``forerun calibrate`` wrote them, with every repetition and all circumstances:
@@ -185,7 +185,7 @@ def _op_level(folder: Path, measured: Sequence[Measurement]) -> dict[str, ErrorM
 
 
 def layer_errors(folder: Path) -> Mapping[str, ErrorMetrics]:
-    """Errors on layers that took no part in the fit of the layer network, and of a line beside it."""
+    """Errors on layers that took no part in the fit of the layer network, and of a linear baseline."""
     table = measured_layer_table(own_measurements(folder, "layers"), own_device(folder))
     return fit_layer_regressor(table, [folder.name]).metrics
 
@@ -229,7 +229,7 @@ def _noise(samples: Sequence[DeviceSample]) -> float:
 
 
 def composition_rows(folder: Path) -> list[Composition]:
-    """Every network of the composition records beside its layers, occasion by occasion."""
+    """Every network of the composition records with its layers, occasion by occasion."""
     by_occasion: dict[str, list[Measurement]] = defaultdict(list)
     for m in own_measurements(folder, "composition"):
         by_occasion[m.circumstances.occasion].append(m)
@@ -241,7 +241,7 @@ def composition_rows(folder: Path) -> list[Composition]:
 
 
 def _networks(measurements: Sequence[Measurement]) -> list[CompositionJobs]:
-    """The networks whose own step is among the measurements; chains without work and anchors are none."""
+    """The networks whose own step is among the measurements; chains without work and anchors do not count."""
     found = []
     for m in measurements:
         asked = m.parameters

@@ -1,4 +1,4 @@
-"""The section of the accuracy page about profiling and tuning scripts: what the benchmarks measured on real runs.
+"""The section of the accuracy page about profiling and tuning scripts: results of the benchmarks on real runs.
 
 Each table comes from one small file of ``studies/own/tuning_results`` that a benchmark writes with ``--out FILE``:
 
@@ -27,7 +27,7 @@ __all__ = ["tuning_results_folder", "tuning_section"]
 
 
 def tuning_results_folder() -> Path:
-    """Where the results that come with the package are."""
+    """Folder of the results that come with the package."""
     return Path(__file__).parent / "tuning_results"
 
 
@@ -35,7 +35,7 @@ def tuning_section(folder: Path | None = None) -> str:
     """All tables whose results are there; nothing without any.
 
     Args:
-        folder: Of the results; those of the package if None.
+        folder: Folder of the results; None for that of the package.
 
     Raises:
         RecordError: A file of results is damaged.
@@ -117,7 +117,7 @@ def _added(pairs: Sequence[Mapping[str, float]], name: str) -> str:
 
 
 def _hooks(pairs: Sequence[Mapping[str, float]]) -> str:
-    """Time that the hooks take: what is added where there is little to add it to."""
+    """Time that the hooks add to a short step."""
     added_s = [pair["profiled_median_s"] - pair["alone_median_s"] for pair in pairs]
     return f"{1e6 * float(np.median(added_s)):.0f} µs"
 

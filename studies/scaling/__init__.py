@@ -1,1 +1,1 @@
-"""Several devices against one."""
+"""Compares several devices with one."""

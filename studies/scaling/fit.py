@@ -1,4 +1,4 @@
-"""Fits what training adds to the bare collectives to pairs of one device and several.
+"""Fits the costs that training adds to the bare collectives, to pairs of one device and several.
 
 The constants of a stack on a class of links are those of all rows plus an offset; offsets pay a quadratic penalty, so
 that few rows move them little. The loss is the mean absolute error of the logarithm, smoothed at zero.

@@ -25,7 +25,7 @@ def scale_measured_step(
         one_step_s: Step of one device with the batch that each of the many has [s].
         gradient_bytes: Gradients of the model as they are sent [bytes].
         all_reduce: The devices and links; ``share`` is applied here.
-        constants: What training makes of the link.
+        constants: Effect of training on the link.
         num_accumulation_steps: Micro-steps of a step; ``one_step_s`` is that of all of them.
         buckets: Gradient buckets; equal gradients at equal distances if None.
     """

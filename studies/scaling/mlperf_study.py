@@ -41,11 +41,11 @@ class MlperfRow:
         mlperf_round: Round of submissions.
         accelerator: Name in the table.
         num_devices: Accelerators.
-        batch_size_per_device: Samples of one.
+        batch_size_per_device: Batch size of one accelerator.
         rate: Measured samples per second and accelerator, from the time of the run, evaluation included.
         relative: Measured rate over that of the smallest size of the same round.
-        predicted: The same from the model.
-        batch_only: The same from the model without communication: what smaller batches alone cost.
+        predicted: Relative rate from the model.
+        batch_only: Relative rate from the model without communication, that is the cost of smaller batches alone.
     """
 
     mlperf_round: str

@@ -58,7 +58,7 @@ _NOT_THESE = ("se3transformer",)
 
 
 def parameters_of(*names: str) -> tuple[str, float] | None:
-    """The name used here and the parameters of a network, from what a table calls it; None if its size is not known.
+    """The name used here and the parameters of a network, from its name in a table; None if its size is not known.
 
     >>> parameters_of("resnet50v1.5")
     ('resnet50', 25560000.0)

@@ -1,4 +1,4 @@
-"""The section of the accuracy page about scaling: every study beside its baselines."""
+"""The section of the accuracy page about scaling: every study with its baselines."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def scaling_section(folder: Path, quick: bool = False) -> str:
     """Runs the studies of scaling and prints them.
 
     Args:
-        folder: Where the public tables are.
+        folder: Folder of the public tables.
         quick: Three random splits instead of forty.
     """
     num_splits = 3 if quick else 40

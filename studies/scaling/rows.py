@@ -67,7 +67,7 @@ class ScalingRow:
 
     @property
     def link_class(self) -> str:
-        """nvlink, pcie or network: what limits the row."""
+        """Link that limits the row: nvlink, pcie or network."""
         if self.num_nodes > 1:
             return "network"
         return self.intra_link.split("-")[0]

@@ -1,1 +1,1 @@
-"""Policies beside each other on public workloads."""
+"""Compares policies on public workloads."""

@@ -40,7 +40,7 @@ Source: siasosp23/artifacts, sia-simulator/applications.py, ``rescale_time``.
 """
 
 STATED_OVER_NEEDED = 1.5
-"""What owners state over what is needed; the forecasts start from it."""
+"""Ratio of the epochs that owners state to those needed; the forecasts start from it."""
 
 _LOSS = {
     "validation accuracy (fraction)": lambda v: 1 - v,
@@ -115,7 +115,7 @@ class Application:
     forecast: CurveForecast
 
     def forecast_training(self, batch_size: float) -> DataParallelTraining:
-        """What a scheduler knows: speeds from eleven measured steps, worth of batches from an earlier run."""
+        """The knowledge of a scheduler: speeds from eleven measured steps, worth of batches from an earlier run."""
         return DataParallelTraining(
             speeds=self.forecast_speeds,
             batch_size=batch_size,

@@ -40,7 +40,7 @@ def schedule_section(found: ScheduleResults) -> str:
 
 
 def schedule_summary(found: ScheduleResults) -> tuple[str, str, str]:
-    """The row of the README: question, answer, beside it."""
+    """The row of the README: question, answer, baselines."""
     hours = {row.policy: row.mean("average_completion_s") / 3600 for row in found.replay if row.forecast}
     return (
         "average completion of 160 jobs on 64 GPUs, by forecasts only",

@@ -1,4 +1,4 @@
-"""Which parameter goes to which server: Optimus' balanced assignment, and MXNet's it is compared with."""
+"""Assignment of parameters to servers: Optimus' balanced one, compared with MXNet's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MXNET_THRESHOLD = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockBalance:
-    """How even an assignment is.
+    """Evenness of an assignment.
 
     Attributes:
         size_gap: Largest less smallest number of parameters of a server.
@@ -91,7 +91,7 @@ def assign_by_threshold(
 
 
 def balance(held: Sequence[Sequence[int]]) -> BlockBalance:
-    """How even sizes and requests are."""
+    """Evenness of sizes and requests."""
     sizes, requests = [sum(blocks) for blocks in held], [len(blocks) for blocks in held]
     return BlockBalance(
         size_gap=max(sizes) - min(sizes),

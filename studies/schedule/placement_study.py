@@ -1,4 +1,4 @@
-"""Optimus' placement beside first fit, and its assignment of parameters beside MXNet's rule."""
+"""Compares Optimus' placement with first fit, and its assignment of parameters with MXNet's rule."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from forerun.scheduler.cluster import Cluster, NodeGroup
-from forerun.scheduler.job import Allocation, Job, ServerTraining, TaskDemand
+from forerun.scheduler.cluster import NodeGroup, SharedCluster
+from forerun.scheduler.job import Allocation, ScheduledJob, ServerTraining, TaskDemand
 from forerun.scheduler.placement import Placement, Placer, first_fit, pack
 from forerun.scheduler.speed import SynchronousServerSpeed
 from studies.schedule.parameter_blocks import BlockBalance, assign_blocks, assign_by_threshold, balance
@@ -27,7 +27,7 @@ class PlacementResult:
     Attributes:
         transfer_s: Mean time to exchange the parameters of ResNet-50 once over 1 Gbit/s [s], by placement.
         nodes: Mean nodes of a job, by placement.
-        blocks: How evenly ResNet-50's parameters lie on ten servers, by rule.
+        blocks: Balance of ResNet-50's parameters on ten servers, by rule.
     """
 
     transfer_s: Mapping[str, float]
@@ -53,7 +53,7 @@ def placement_study() -> PlacementResult:
 def _placed(placer: Placer) -> tuple[float, float]:
     """Mean transfer time and nodes of the jobs of all draws: six jobs of 2 to 5 workers and servers on 13 nodes."""
     group = NodeGroup(device="gpu", num_nodes=13, devices_per_node=2, cpu_cores_per_node=16)
-    cluster = Cluster(groups=(group,))
+    cluster = SharedCluster(groups=(group,))
     speed = SynchronousServerSpeed(
         batch_s=1.0, constant_s=0.0, transfer_s=0.0, per_worker_s=0.0, per_server_s=0.0
     )
@@ -67,7 +67,9 @@ def _placed(placer: Placer) -> tuple[float, float]:
     times, nodes = [], []
     for _ in range(_NUM_DRAWS):
         sizes = chance.integers(2, 6, size=(6, 2))
-        jobs = {f"job-{i}": Job(name=f"job-{i}", training=training, work_samples=1.0) for i in range(6)}
+        jobs = {
+            f"job-{i}": ScheduledJob(name=f"job-{i}", training=training, work_samples=1.0) for i in range(6)
+        }
         given = {f"job-{i}": Allocation("gpu", int(w), int(p)) for i, (w, p) in enumerate(sizes)}
         for placement in placer(cluster, jobs, given, {}).values():
             times.append(transfer_time_s(placement, _MODEL_BYTES, _LINK_BYTES_PER_S))
@@ -105,9 +107,9 @@ def transfer_time_s(placement: Placement, model_bytes: float, bandwidth_bytes_pe
     The way back takes as long and is left out, and so are collisions inside the network.
 
     Args:
-        placement: Where workers and servers are.
+        placement: Nodes of workers and servers.
         model_bytes: Size of the model S [bytes].
-        bandwidth_bytes_per_s: Of a node's link, each way.
+        bandwidth_bytes_per_s: Bandwidth of a node's link, each way [bytes/s].
 
     Source: Peng et al. 2018, "Optimus", EuroSys, proof of theorem 1, with the link shared by the tasks of a node.
     """

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from forerun.records.importers.table_checks import check_columns, read_table
-from forerun.scheduler.cluster import Cluster, NodeGroup
+from forerun.scheduler.cluster import NodeGroup, SharedCluster
 from forerun.scheduler.forecast_error import ForecastError
-from forerun.scheduler.job import Job, ServerTraining, TaskDemand
+from forerun.scheduler.job import ScheduledJob, ServerTraining, TaskDemand
 from forerun.scheduler.metrics import ScheduleMetrics
 from forerun.scheduler.policies import find_policy
 from forerun.scheduler.simulation import SimulationOptions, simulate
@@ -28,7 +28,7 @@ __all__ = [
     "server_study",
 ]
 
-SERVER_CLUSTER = Cluster(
+SERVER_CLUSTER = SharedCluster(
     groups=(
         NodeGroup(
             device="gpu",
@@ -145,14 +145,16 @@ def read_server_models(folder: Path) -> list[ServerModel]:
     return found
 
 
-def draw_server_jobs(models: Sequence[ServerModel], seed: int) -> tuple[list[Job], dict[str, Job]]:
+def draw_server_jobs(
+    models: Sequence[ServerModel], seed: int
+) -> tuple[list[ScheduledJob], dict[str, ScheduledJob]]:
     """Jobs as forecast and as they are: models and epochs uniform, arrivals uniform over the span of the paper."""
     chance = np.random.default_rng(seed)
     known, actual = [], {}
     for number in range(NUM_JOBS):
         model = models[int(chance.integers(len(models)))]
         epochs = float(chance.uniform(*EPOCHS))
-        job = Job(
+        job = ScheduledJob(
             name=f"{model.name}-{number}",
             training=model.actual,
             work_samples=epochs * model.steps_per_epoch * model.batch_size,
@@ -183,7 +185,7 @@ def server_study(
         num_draws: Draws of 60 jobs.
         policies: Names of the policies.
     """
-    cluster = Cluster(groups=(replace(SERVER_CLUSTER.groups[0], num_nodes=num_nodes),))
+    cluster = SharedCluster(groups=(replace(SERVER_CLUSTER.groups[0], num_nodes=num_nodes),))
     models = read_server_models(folder)
     error = ForecastError(work=0.2)
     rows: dict[str, list[ScheduleMetrics]] = {name: [] for name in policies}

@@ -1,4 +1,4 @@
-"""Policies beside each other on Philly-derived workloads: replay, forecast errors, unlike devices, large scale."""
+"""Compares policies on Philly-derived workloads: replay, forecast errors, unlike devices, large scale."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from forerun.scheduler.cluster import Cluster, NodeGroup, parse_cluster
+from forerun.scheduler.cluster import NodeGroup, SharedCluster, parse_cluster
 from forerun.scheduler.forecast_error import ForecastError
-from forerun.scheduler.job import Job, ServerTraining, TaskDemand
+from forerun.scheduler.job import ScheduledJob, ServerTraining, TaskDemand
 from forerun.scheduler.metrics import ScheduleMetrics
 from forerun.scheduler.placement import pack
 from forerun.scheduler.policies import find_policy
@@ -90,8 +90,8 @@ class ScaleRow:
     """One decision at large scale.
 
     Attributes:
-        what: What was decided.
-        num_jobs, num_tasks: How many.
+        what: Name of the decision.
+        num_jobs, num_tasks: Numbers of jobs and tasks.
         processor_s: Time of one processor core; a busy machine does not lengthen it [s].
     """
 
@@ -108,11 +108,11 @@ class ScheduleResults:
     Attributes:
         replay: Policies on workloads 0 to 7, on which ours was developed.
         fresh: Some of them on workloads 8 to 15, looked at afterwards.
-        bursts: The same with the arrivals of single days.
+        bursts: The same policies with the arrivals of single days.
         errors: Average completion [s] on workloads 0 to 3 by policy, by kind of error ("speed", "work") and by spread.
         mixed: Policies on unlike devices, workloads 0 to 3.
         servers: Optimus in its own setting, by number of servers (machines).
-        placement: The theorem beside first fit, and parameters on servers.
+        placement: Placement by the theorem and by first fit, and parameters on servers.
         scale: Times of large decisions.
     """
 
@@ -200,7 +200,11 @@ def _rows(
 
 
 def _replay(
-    workload: Workload, cluster: Cluster, policy: str, forecast: bool, error: ForecastError | None = None
+    workload: Workload,
+    cluster: SharedCluster,
+    policy: str,
+    forecast: bool,
+    error: ForecastError | None = None,
 ) -> ScheduleMetrics:
     jobs = list((workload.forecast if forecast else workload.actual).values())
     options = SimulationOptions(seed=workload.seed, error=error or ForecastError())
@@ -232,7 +236,7 @@ def allocation_time(
     # A seventh more than half of the tasks each: whole numbers stop a little below the optimum.
     views = _server_views(num_jobs, round(num_tasks / (2 * num_jobs) * 8 / 7))
     group = NodeGroup(device="gpu", num_nodes=num_nodes, devices_per_node=4, cpu_cores_per_node=32)
-    cluster = Cluster(groups=(group,))
+    cluster = SharedCluster(groups=(group,))
     rows = []
     for name in ("optimus", "normalised"):
         begin = time.process_time()
@@ -272,7 +276,7 @@ def _server_views(num_jobs: int, best: int) -> list[JobView]:
         )
         training = ServerTraining(speed=speed, batch_size=32, worker=demand, server=server)
         work = float(chance.uniform(1e5, 1e6))
-        job = Job(name=f"job-{number}", training=training, work_samples=work, num_servers=1)
+        job = ScheduledJob(name=f"job-{number}", training=training, work_samples=work, num_servers=1)
         views.append(JobView(job=job, order=number, remaining_samples=work))
     return views
 

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from forerun.records.importers.table_checks import check_columns, read_table
-from forerun.scheduler.job import DataParallelTraining, Job
+from forerun.scheduler.job import DataParallelTraining, ScheduledJob
 from studies.schedule.applications import RESTART_S, Application, RecordedEfficiency
 
 __all__ = ["NUM_WORKLOAD_JOBS", "Workload", "draw_workload", "read_philly"]
@@ -42,14 +42,14 @@ class Workload:
     """Jobs of one draw.
 
     Attributes:
-        seed: Of the draw.
-        actual: The jobs as they are, by name; what an oracle knows.
+        seed: Seed of the draw.
+        actual: The true jobs by name, which only an oracle knows.
         forecast: The jobs as a scheduler knows them from a few measurements and the curves so far.
     """
 
     seed: int
-    actual: Mapping[str, Job]
-    forecast: Mapping[str, Job]
+    actual: Mapping[str, ScheduledJob]
+    forecast: Mapping[str, ScheduledJob]
 
 
 def read_philly(folder: Path) -> pd.DataFrame:
@@ -160,9 +160,9 @@ def _fastest(
 
 def _jobs(
     application: Application, name: str, arrival_s: float, num_devices: int, batch: float
-) -> tuple[Job, Job]:
+) -> tuple[ScheduledJob, ScheduledJob]:
     """A job as it is and as a scheduler knows it."""
-    actual = Job(
+    actual = ScheduledJob(
         name=name,
         training=_actual_training(application, batch),
         work_samples=application.work_samples,

@@ -26,7 +26,7 @@ def suite_baselines(rows: Sequence[MeasuredStep], device: Device) -> dict[str, E
 
     Args:
         rows: Measured steps; their models are traced again, from the cache if they are there.
-        device: Where they ran.
+        device: Device of the steps.
     """
     cases = []
     for row in rows:

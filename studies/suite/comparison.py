@@ -1,13 +1,14 @@
-"""What the measuring suite found beside what was predicted before: time, memory, host, energy, noise."""
+"""Compares the measurements of the suite with earlier predictions: time, memory, host, energy, noise."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from forerun.answers import Answer, fields_of
 from forerun.errors import RecordError
 from forerun.fitting.evaluation import ErrorMetrics, errors, grouped_errors
 from forerun.measurement.measured_job import job_of
@@ -28,7 +29,7 @@ _NUM_SURPRISES = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredStep:
+class MeasuredStep(Answer):
     """One step with its prediction.
 
     Attributes:
@@ -62,8 +63,8 @@ class MeasuredStep:
         launched_s = self.figure("launched_s")
         return None if launched_s is None else min(1.0, launched_s / self.measured_s)
 
-    def as_dict(self) -> dict[str, Any]:
-        """The row as plain values."""
+    def json_fields(self) -> dict[str, Any]:
+        """The row: what was run, measured and predicted."""
         summary, prediction = self.measurement.summary, self.prediction
         assert summary is not None
         return {
@@ -91,7 +92,7 @@ _MEASURED_FIGURES = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Repeat:
+class Repeat(Answer):
     """One configuration at the start and at the end [s]."""
 
     subject: str
@@ -102,6 +103,10 @@ class Repeat:
     def change(self) -> float:
         """Relative change from the start to the end."""
         return self.end_s / self.start_s - 1
+
+    def json_fields(self) -> dict[str, Any]:
+        """The fields, and the change."""
+        return {**fields_of(self), "change": self.change}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,28 +125,28 @@ class FewShot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SuiteComparison:
+class SuiteComparison(Answer):
     """Everything the suite says; figures that could not be had are None or empty.
 
     Attributes:
         device: Title of the device.
-        predictor: Which version predicted.
-        predicted_at, measured_from, measured_to: When, ISO 8601.
+        predictor: Version of the predictor.
+        predicted_at, measured_from, measured_to: Times, ISO 8601.
         num_planned: Steps that were predicted.
         step_time: Errors of the step time of all rows.
-        groups: The same by class of model, precision, layout, batch size, compilation and bound.
-        baselines: The same of simple predictors.
-        allocated, reserved: Errors of the bytes of tensors, and of what the allocator takes.
+        groups: Errors of the step time by class of model, precision, layout, batch size, compilation and bound.
+        baselines: Errors of simple predictors.
+        allocated, reserved: Errors of the bytes of tensors, and of the allocator.
         resident: Errors of the bytes of tensors against the growth of the process, on a processor.
         energy: Errors of the energy of a step.
-        verdicts: How many runs under a limit, or of the whole suite, fitted as predicted.
+        verdicts: Numbers of runs, under a limit or of the whole suite, that fitted as predicted.
         largest_batches: The searches.
-        host_bound: Shares of the steps bound by the host, predicted and measured, and of those told alike.
-        repeats: Noise of the measuring itself.
+        host_bound: Shares of the steps bound by the host, predicted and measured, and of the steps where both agree.
+        repeats: Noise of the measurements.
         anchor_drifts: Relative changes of the fixed small job from one time to the next.
         few_shot: Errors after 0, 1, 3, 5 and 10 steps.
         kernels: Rates of the kernels.
-        failures: What did not run, and why.
+        failures: Jobs that did not run, with reasons.
         rows: The steps.
     """
 
@@ -177,24 +182,17 @@ class SuiteComparison:
         """The steps that were predicted worst."""
         return sorted(self.rows, key=lambda r: -abs(np.log(r.predicted_s / r.measured_s)))[:_NUM_SURPRISES]
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        plain = {f.name: _plain(getattr(self, f.name)) for f in fields(self) if f.name != "rows"}
-        plain["repeats"] = [{**asdict(r), "change": r.change} for r in self.repeats]
+    def json_fields(self) -> dict[str, Any]:
+        """The fields; the rows behind the steps that were predicted worst."""
+        found = fields_of(self)
+        rows = found.pop("rows")
+        surprises = self.surprises()
         return {
-            **plain,
+            **found,
             "is_predicted_before": self.is_predicted_before,
-            "surprises": [row.as_dict() for row in self.surprises()],
-            "rows": [row.as_dict() for row in self.rows],
+            "surprises": surprises,
+            "rows": rows,
         }
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, (ErrorMetrics, FewShot, LargestBatch)):
-        return asdict(value)
-    if isinstance(value, Mapping):
-        return {name: _plain(item) for name, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
 def compare(
@@ -206,8 +204,8 @@ def compare(
     """Compares the measurements of a suite with its predictions.
 
     Args:
-        predictions: Of all jobs.
-        measurements: All of the suite.
+        predictions: Predictions of all jobs.
+        measurements: All measurements of the suite.
         scales: Prior scales of the calibration.
         baselines: Errors of simple predictors on the same rows.
 
@@ -265,7 +263,7 @@ def _rows(predictions: Sequence[JobPrediction], found: Sequence[Measurement]) ->
 
 
 def _batch_words(row: MeasuredStep) -> str:
-    """Powers of eight: what is bound by launching, in between, and by work."""
+    """Powers of eight: steps bound by launching, in between, and bound by work."""
     size = int(float(str(row.measurement.parameters["batch_size"])))
     for bound in (8, 64, 512):
         if size <= bound:
@@ -296,7 +294,7 @@ def _groups(
 
 
 def _errors_of(rows: Sequence[MeasuredStep], predicted: str, measured: str) -> ErrorMetrics | None:
-    """Errors where both are known; None where that is nowhere."""
+    """Errors of the rows with both figures; None without such rows."""
     pairs = [(getattr(row.prediction, predicted), row.figure(measured)) for row in rows]
     known = [(said, was) for said, was in pairs if said is not None and was]
     return errors([said for said, _ in known], [was for _, was in known]) if known else None
@@ -371,7 +369,7 @@ def _kernel(measurement: Measurement) -> dict[str, Any]:
 
 
 def _failures(found: Sequence[Measurement]) -> tuple[str, ...]:
-    """Jobs that did not end well; running out of memory under a limit is an answer."""
+    """Failed jobs; running out of memory under a limit is not a failure."""
     return tuple(
         f"{m.subject} {m.outcome}: {m.reason}"
         for m in found

@@ -36,9 +36,9 @@ class StepJob:
     """A training step of the suite.
 
     Attributes:
-        job: What to run.
-        model_class: What kind of network it is.
-        is_core: Whether it belongs to what is measured first.
+        job: Job to run.
+        model_class: Kind of network.
+        is_core: Whether the step is measured first.
     """
 
     job: MeasurementJob
@@ -51,8 +51,8 @@ class BatchSearch:
     """A model whose largest batch under a limit is searched by real runs.
 
     Attributes:
-        job: A step of it at batch size 1, with the limit among its parameters.
-        model_class: What kind of network it is.
+        job: A step of the model at batch size 1, with the limit among its parameters.
+        model_class: Kind of network.
     """
 
     job: MeasurementJob
@@ -60,7 +60,7 @@ class BatchSearch:
 
     @property
     def limit_bytes(self) -> int:
-        """What the allocator of a GPU, or the process on a processor, may take [bytes]."""
+        """Limit of the allocator of a GPU, or of the process on a processor [bytes]."""
         return int(float(str(self.job.parameters[LIMIT])))
 
     def at(self, batch_size: int) -> MeasurementJob:
@@ -135,7 +135,7 @@ def batch_searches(*, is_gpu: bool, models: Sequence[SuiteModel] = SUITE_MODELS)
 
 
 def kernel_jobs(*, is_gpu: bool) -> list[MeasurementJob]:
-    """Products, convolutions, copies and launches: what the device reaches of its datasheet."""
+    """Products, convolutions, copies and launches, which show the share of its datasheet that the device reaches."""
     return [
         MeasurementJob(kind=JobKind.KERNEL, subject=subject, family="kernel", parameters=dict(parameters))
         for subject, parameters in (_GPU_KERNELS if is_gpu else _PROCESSOR_KERNELS)

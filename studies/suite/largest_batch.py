@@ -1,4 +1,4 @@
-"""The largest batch that fits, searched by real runs: which batch to try next, from those that were tried."""
+"""The largest batch that fits, searched by real runs: the batch to try next, from those tried."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def next_batch_to_try(tried: Mapping[int, bool], first: int, *, tolerance: float
 
     Args:
         tried: Whether each batch size that was run did fit.
-        first: Where to begin, such as at what was predicted.
+        first: First batch size to try, such as the predicted one.
         tolerance: Relative width of the bracket that is good enough.
     """
     fitting = [size for size, fits in tried.items() if fits]
@@ -49,12 +49,12 @@ def _growth(num_tried: int) -> float:
 def largest_batch(
     try_batch: Callable[[int], bool | None], first: int, known: Mapping[int, bool] | None = None
 ) -> dict[int, bool]:
-    """Runs the search; what each batch size that was tried came to.
+    """Runs the search; returns the outcome of each batch size.
 
     Args:
         try_batch: Runs a step at a batch size; whether it fitted, None to give up.
-        first: Where to begin.
-        known: What was tried before, which is not tried again.
+        first: First batch size to try.
+        known: Earlier outcomes by batch size, which are not repeated.
     """
     tried = dict(known or {})
     while (size := next_batch_to_try(tried, first)) is not None:

@@ -20,8 +20,8 @@ class LargestBatch:
 
     Attributes:
         subject: The model.
-        precision: Its numeric recipe.
-        limit_bytes: What its memory was limited to [bytes].
+        precision: Precision of the step.
+        limit_bytes: Limit of the memory [bytes].
         predicted: Largest batch that was predicted to fit.
         predicted_low, predicted_high: Its interval: batches between are too close to the limit to tell.
         fitted: Largest batch that ran; None if none did.
@@ -48,7 +48,7 @@ class LargestBatch:
 
 
 def tried_batches(search: MeasurementJob, found: Sequence[Measurement]) -> dict[int, bool]:
-    """Which batch sizes of a search were run, and whether they fitted; other endings say nothing."""
+    """Batch sizes of a search that were run, and whether they fitted; other outcomes are left out."""
     tried: dict[int, bool] = {}
     for m in found:
         if m.parameters.get(LIMIT) is None or m.outcome not in (Outcome.DONE, Outcome.OUT_OF_MEMORY):
@@ -91,7 +91,7 @@ def largest_batches(
 
 
 def verdict_counts(predictions: Sequence[JobPrediction], found: Sequence[Measurement]) -> dict[str, int]:
-    """How many runs had a verdict, how many of those were right, and how many were too close to tell.
+    """Numbers of runs with a verdict, with a right one, and with one too close to call.
 
     A run of a search is told to fit up to the largest batch that was predicted; it is close between the ends of
     that prediction's interval. Close ones count as right or wrong by their middle all the same.

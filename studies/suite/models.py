@@ -1,4 +1,4 @@
-"""Models of the suite: unlike each other, each in the settings that tell most about it.
+"""Models of the suite: of different kinds, each in its most informative settings.
 
 A row is a model with an image size or a length, and settings ``BATCH PRECISION [nhwc] [compile]``; those with a star
 are of the core, which comes first. The sizes are those that keep a data-centre GPU busy, and some that do not; a
@@ -28,14 +28,14 @@ WHOLE_CARD_GIB = 1024
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How a model is run once.
+    """Settings of one run of a model.
 
     Attributes:
         batch_size: Samples of a step.
-        precision: Numeric recipe.
+        precision: Precision of the step.
         layout: Memory order of images.
-        compile: Whether under torch.compile.
-        is_core: Whether it belongs to what is measured first.
+        compile: Whether the step runs under torch.compile.
+        is_core: Whether the step is measured first.
     """
 
     batch_size: int
@@ -50,8 +50,8 @@ class Search:
     """A search for the largest batch that fits.
 
     Attributes:
-        setting: How the model is run; the batch size is what is searched.
-        limit_gib: What memory is limited to, small so that a step at the edge takes no second [GiB].
+        setting: Settings of the model; the search changes the batch size.
+        limit_gib: Limit of the memory, small so that a step at the edge takes less than a second [GiB].
     """
 
     setting: Setting
@@ -63,10 +63,10 @@ class SuiteModel:
     """A model of the suite.
 
     Attributes:
-        subject: The model as ``predict`` names it.
-        model_class: What kind of network it is, for the table of errors.
-        settings: How it is run.
-        optimizer: Of its training step.
+        subject: Model specification, as in ``predict``.
+        model_class: Kind of network, for the table of errors.
+        settings: Settings of its runs.
+        optimizer: Optimizer of its training step.
         image_size: Height and width of its images [pixels]; None for the family's own and for text.
         sequence_length: Tokens of a sample; None for images.
         searches: Searches for its largest batch on a GPU.

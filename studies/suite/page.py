@@ -1,9 +1,9 @@
-"""The page of a suite: predicted against measured, by every view the suite was made for."""
+"""The page of a suite: predicted against measured, in all views of the suite."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -14,62 +14,57 @@ from forerun.report.evaluation_page import error_table
 from forerun.report.wording import format_percent
 from forerun.units import format_bytes, format_duration_s, format_flops_per_s
 
+if TYPE_CHECKING:
+    from studies.suite.comparison import FewShot, MeasuredStep, SuiteComparison
+    from studies.suite.memory import LargestBatch
+    from studies.suite.run import SuiteRun
+
 __all__ = ["suite_page"]
 
 
-def suite_page(run: Mapping[str, Any]) -> RenderableType:
-    """The page.
-
-    Args:
-        run: What ``python -m studies suite --json`` prints.
-    """
+def suite_page(run: SuiteRun) -> RenderableType:
+    """The page."""
     lines: list[RenderableType] = [Text(sentence) for sentence in _run_sentences(run)]
-    found = run["comparison"]
+    found = run.comparison
     if found is not None:
         lines += [Text(""), *_comparison(found)]
     return Group(*lines)
 
 
-def _run_sentences(run: Mapping[str, Any]) -> list[str]:
-    sentences = [
-        f"{run['num_predictions']} jobs predicted on {run['device']}, {run['num_measurements']} measurements"
-    ]
-    if run["outcomes"]:
-        counts = ", ".join(f"{count} {outcome}" for outcome, count in run["outcomes"].items())
-        sentences.append(f"This run: {counts} in {format_duration_s(run['duration_s'])}")
-    return [*sentences, f"Folder: {run['folder']}"]
+def _run_sentences(run: SuiteRun) -> list[str]:
+    sentences = [f"{run.num_predictions} jobs predicted on {run.device}, {run.num_measurements} measurements"]
+    if run.outcomes:
+        counts = ", ".join(f"{count} {outcome}" for outcome, count in run.outcomes.items())
+        sentences.append(f"This run: {counts} in {format_duration_s(run.duration_s)}")
+    return [*sentences, f"Folder: {run.folder}"]
 
 
-def _comparison(found: Mapping[str, Any]) -> list[RenderableType]:
-    step_times = {"forerun, nothing measured": found["step_time"], **found["baselines"]}
-    when = "before" if found["is_predicted_before"] else "not all before"
+def _comparison(found: SuiteComparison) -> list[RenderableType]:
+    step_times = {"forerun, nothing measured": found.step_time, **found.baselines}
+    when = "before" if found.is_predicted_before else "not all before"
     parts: list[RenderableType] = [
-        Text(found["device"], style="bold"),
-        Text(f"predicted by {found['predictor']}, {when} anything was measured"),
-        Text(f"{found['step_time']['n']} of {found['num_planned']} steps measured"),
+        Text(found.device, style="bold"),
+        Text(f"predicted by {found.predictor}, {when} anything was measured"),
+        Text(f"{found.step_time.n} of {found.num_planned} steps measured"),
         Text(""),
-        error_table("step time", _metrics(step_times)),
+        error_table("step time", step_times),
         Text(""),
-        error_table("forerun by group", _metrics(found["groups"])),
+        error_table("forerun by group", found.groups),
         Text(""),
-        error_table("after k measured steps, on the others", _metrics(_few_shot(found["few_shot"]))),
+        error_table("after k measured steps, on the others", _few_shot(found.few_shot)),
         Text(""),
         *(Text(sentence) for sentence in _sentences(found)),
     ]
-    if found["largest_batches"]:
-        parts += [Text(""), _batches_table(found["largest_batches"])]
-    if found["kernels"]:
-        parts += [Text(""), _kernels_table(found["kernels"])]
-    parts += [Text(""), _surprises_table(found["surprises"])]
-    return [*parts, *(Text(f"- {failure}") for failure in found["failures"])]
+    if found.largest_batches:
+        parts += [Text(""), _batches_table(found.largest_batches)]
+    if found.kernels:
+        parts += [Text(""), _kernels_table(found.kernels)]
+    parts += [Text(""), _surprises_table(found.surprises())]
+    return [*parts, *(Text(f"- {failure}") for failure in found.failures)]
 
 
-def _metrics(rows: Mapping[str, Mapping[str, Any] | None]) -> dict[str, ErrorMetrics | None]:
-    return {name: None if errors is None else ErrorMetrics(**errors) for name, errors in rows.items()}
-
-
-def _few_shot(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    return {f"k = {row['num_steps']}": row["metrics"] for row in rows}
+def _few_shot(rows: Sequence[FewShot]) -> dict[str, ErrorMetrics | None]:
+    return {f"k = {row.num_steps}": row.metrics for row in rows}
 
 
 _MEMORY_WORDS = {
@@ -79,38 +74,40 @@ _MEMORY_WORDS = {
 }
 
 
-def _sentences(found: Mapping[str, Any]) -> list[str]:
+def _sentences(found: SuiteComparison) -> list[str]:
     lines = []
     for name, words in _MEMORY_WORDS.items():
-        if (errors := found[name]) is not None:
+        if (errors := getattr(found, name)) is not None:
             lines.append(f"Memory, {words}: {_short(errors)}")
-    verdicts = found["verdicts"]
+    verdicts = found.verdicts
     if verdicts["n"]:
         share = format_percent(verdicts["right"] / verdicts["n"])
         lines.append(
             f"Fits or not: {verdicts['right']} of {verdicts['n']} right ({share}); {verdicts['close']} were close"
         )
-    if host := found["host_bound"]:
+    if host := found.host_bound:
         lines.append(
             f"Bound by the host: {format_percent(host['predicted_share'])} predicted, "
-            f"{format_percent(host['measured_share'])} measured, {format_percent(host['told_alike'])} told alike"
+            f"{format_percent(host['measured_share'])} measured, {format_percent(host['told_alike'])} in agreement"
         )
-    if found["energy"] is not None:
-        lines.append(f"Energy of a step: {_short(found['energy'])}")
+    if found.energy is not None:
+        lines.append(f"Energy of a step: {_short(found.energy)}")
     return [*lines, *_noise(found)]
 
 
-def _short(errors: Mapping[str, Any]) -> str:
-    return f"MAPE {format_percent(errors['mape'])}, median {format_percent(errors['median_ape'])} of {errors['n']} rows"
+def _short(errors: ErrorMetrics) -> str:
+    return (
+        f"MAPE {format_percent(errors.mape)}, median {format_percent(errors.median_ape)} of {errors.n} rows"
+    )
 
 
-def _noise(found: Mapping[str, Any]) -> list[str]:
+def _noise(found: SuiteComparison) -> list[str]:
     lines = []
-    if found["repeats"]:
-        changes = ", ".join(f"{r['subject']} {100 * r['change']:+.1f} %" for r in found["repeats"])
+    if found.repeats:
+        changes = ", ".join(f"{r.subject} {100 * r.change:+.1f} %" for r in found.repeats)
         lines.append(f"The same step at the start and at the end: {changes}")
-    if found["anchor_drifts"]:
-        largest = max(found["anchor_drifts"], key=abs)
+    if found.anchor_drifts:
+        largest = max(found.anchor_drifts, key=abs)
         lines.append(f"Largest change of the anchor from one time to the next: {100 * largest:+.1f} %")
     return lines
 
@@ -122,14 +119,14 @@ def _table(*titles: str) -> Table:
     return table
 
 
-def _batches_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+def _batches_table(rows: Sequence[LargestBatch]) -> Table:
     table = _table("largest batch", "precision", "limit", "predicted", "ran", "did not fit")
     for row in rows:
         cells = [
-            row["subject"],
-            row["precision"],
-            format_bytes(row["limit_bytes"]),
-            *(_whole(row[name]) for name in ("predicted", "fitted", "failed")),
+            row.subject,
+            row.precision,
+            format_bytes(row.limit_bytes),
+            *map(_whole, (row.predicted, row.fitted, row.failed)),
         ]
         table.add_row(*map(Text, cells))
     return table
@@ -156,12 +153,12 @@ def _rate(row: Mapping[str, Any]) -> str:
     return f"{format_duration_s(row['seconds_per_call'])} a call"
 
 
-def _surprises_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+def _surprises_table(rows: Sequence[MeasuredStep]) -> Table:
     table = _table("predicted worst", "batch", "setting", "measured", "predicted", "error")
     for row in rows:
-        asked = row["parameters"]
+        asked = row.measurement.parameters
         setting = f"{asked['precision']}, {asked['layout']}{', compiled' if asked.get('compile') else ''}"
-        error = f"{100 * (row['predicted_s'] / row['measured_s'] - 1):+.0f} %"
-        times = (format_duration_s(row["measured_s"]), format_duration_s(row["predicted_s"]))
-        table.add_row(*map(Text, (row["subject"], str(asked["batch_size"]), setting, *times, error)))
+        error = f"{100 * (row.predicted_s / row.measured_s - 1):+.0f} %"
+        times = (format_duration_s(row.measured_s), format_duration_s(row.predicted_s))
+        table.add_row(*map(Text, (row.measurement.subject, str(asked["batch_size"]), setting, *times, error)))
     return table

@@ -49,28 +49,28 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobPrediction:
-    """What is predicted of one job; what is not known is None.
+    """Prediction of one job; an unknown quantity is None.
 
     Attributes:
         job: The job, as ``MeasurementJob.to_json`` writes it.
-        model_class: What kind of network it is.
-        is_core: Whether it belongs to what is measured first.
+        model_class: Kind of network.
+        is_core: Whether the job is measured first.
         position: Its place in the order of measuring, from 0.
         device: Name of the device.
-        made_at: When, ISO 8601 in UTC.
+        made_at: Time of the prediction, ISO 8601 in UTC.
         predictor: forerun's version, date and digest of the weights.
         step_time_s, low_s, high_s: Step with its 90 % interval [s].
         device_s, host_s: Time of the kernels, and of launching them [s].
         bound_by: compute, memory bandwidth or host.
-        roofline_s: The roofline's answer [s].
+        roofline_s: Step by the roofline [s].
         live_peak_bytes: Bytes of tensors at the peak [bytes].
-        allocator_bytes: What the allocator needs, with its interval [bytes].
-        allocator_low_bytes, allocator_high_bytes: Its interval [bytes].
+        allocator_bytes: Memory that the allocator needs [bytes].
+        allocator_low_bytes, allocator_high_bytes: Interval of ``allocator_bytes`` [bytes].
         fits: yes, no or close.
         energy_j: Energy of the step [J].
-        max_batch_size, max_batch_size_low, max_batch_size_high: Under the job's own limit, of a search.
+        max_batch_size, max_batch_size_low, max_batch_size_high: Largest batch of a search under its limit.
         sensitivities: Row of the calibration's J, as JSON.
-        reason: Why there is no prediction; empty if there is.
+        reason: Reason for a missing prediction; empty if there is one.
     """
 
     job: str
@@ -101,7 +101,7 @@ class JobPrediction:
 
     @property
     def is_search(self) -> bool:
-        """Whether it is of a search for the largest batch."""
+        """Whether the job is a search for the largest batch."""
         return LIMIT in MeasurementJob.from_json(self.job).parameters
 
     @property
@@ -112,7 +112,7 @@ class JobPrediction:
 
 
 def about(weights: OpTimeWeights, weights_file: Path) -> str:
-    """Which predictor it was: version of forerun, date and digest of the weights."""
+    """Identity of the predictor: version of forerun, date and digest of the weights."""
     try:
         release = version("forerun")
     except PackageNotFoundError:
@@ -129,7 +129,7 @@ def predict_jobs(
     predictor: str,
     report: Callable[[str], None] = lambda _: None,
 ) -> list[JobPrediction]:
-    """Predicts steps and searches on a device nobody asked; what cannot be traced says why.
+    """Predicts steps and searches on a device that is not asked; a job that cannot be traced gets the reason.
 
     Args:
         steps: Training steps.
@@ -215,7 +215,7 @@ def _memory(model: PreparedModel, setup: TrainingSetup, device: Device) -> dict[
 def _largest_batch(
     model: PreparedModel, setup: TrainingSetup, device: Device, limit_bytes: float
 ) -> dict[str, Any]:
-    """The limit is that of a GPU's allocator, or of what a process takes beyond its start: no context is in it.
+    """The limit is that of a GPU's allocator, or of what a process takes beyond its start: the context is not in it.
 
     A limit beyond the device's memory is none; then the context counts.
     """
@@ -234,7 +234,7 @@ def _largest_batch(
 def with_positions(
     predictions: Sequence[JobPrediction], cost_s: Callable[[JobPrediction], float], scales: PriorScales
 ) -> list[JobPrediction]:
-    """The predictions with their places: the core first, within it what tells most about all for its time.
+    """The predictions with their places: the core first, and within it the most informative jobs for their time.
 
     Jobs without a prediction come last of their part; searches keep the order they were given in.
     """
@@ -271,7 +271,7 @@ def write_predictions(predictions: Iterable[JobPrediction], path: Path) -> None:
 
 
 def read_predictions(path: Path) -> list[JobPrediction]:
-    """Reads what ``write_predictions`` wrote.
+    """Reads the predictions that ``write_predictions`` wrote.
 
     Raises:
         RecordError: It is not there, or no such file.

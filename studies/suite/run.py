@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from forerun.answers import Answer
 from forerun.errors import InvalidSetupError, RecordError, UnknownDeviceError
-from forerun.hardware import describe_host, device_as_dict, find_device, host_as_dict
+from forerun.hardware import describe_host, find_device
 from forerun.hardware.device import Device, DeviceKind
 from forerun.hardware.this_device import device_at
 from forerun.measurement.device_index import first_device, gpu_index
@@ -34,6 +35,9 @@ from studies.suite.prediction import (
 )
 from studies.suite.session import SuiteSession, job_cost_s
 
+if TYPE_CHECKING:
+    from studies.suite.comparison import SuiteComparison
+
 __all__ = ["STAGES", "SuiteRun", "measure_suite"]
 
 STAGES = ("predict", "measure", "compare")
@@ -44,17 +48,17 @@ _LIBRARIES = ("torch", "torchvision", "timm", "triton", "numpy", "nvidia-cudnn-c
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SuiteRun:
+class SuiteRun(Answer):
     """What a run of the suite left in its folder.
 
     Attributes:
         folder: The folder.
         device: Name of the device.
         num_predictions: Jobs that were predicted.
-        outcomes: How many jobs this run measured, by how they ended; empty without the stage.
+        outcomes: Numbers of measured jobs by outcome; empty without the stage.
         num_measurements: Measurements in the folder.
         duration_s: Time of the stage ``measure`` [s].
-        comparison: What ``comparison.json`` holds; None without the stage.
+        comparison: What was found, as ``comparison.json`` holds it; None without the stage.
     """
 
     folder: str
@@ -63,11 +67,7 @@ class SuiteRun:
     outcomes: dict[str, int]
     num_measurements: int
     duration_s: float
-    comparison: dict[str, Any] | None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {name: getattr(self, name) for name in self.__slots__}
+    comparison: SuiteComparison | None
 
 
 def measure_suite(
@@ -82,24 +82,24 @@ def measure_suite(
     on_event: Callable[[Event], None] | None = None,
     report: Callable[[str], None] = lambda _: None,
 ) -> SuiteRun:
-    """Uses some minutes on a device well: kernels, training steps, largest batches, beside predictions made before.
+    """Measures kernels, steps and largest batches for some minutes, and compares them with earlier predictions.
 
     The folder holds ``device.json``, ``predictions.csv``, ``records.sqlite`` and the same as ``records.parquet``,
-    and ``comparison.json``. A second run in it keeps the predictions and measures what is missing.
+    and ``comparison.json``. A second run in it keeps the predictions and measures the missing jobs.
 
     Args:
         out: The folder; made if it is not there.
         device: ``here`` (the first GPU, or else the processor), ``cpu`` or ``cuda:N``.
         minutes: Time to measure; predicting and comparing come on top.
-        stages: Which of ``predict``, ``measure`` and ``compare``.
+        stages: Stages to run, of ``predict``, ``measure`` and ``compare``.
         on: Device to predict, by name, where it is not this machine's.
-        models: What to run, with its settings.
+        models: Models to run, with their settings.
         num_threads: Threads of a processor.
-        on_event: Told of every job.
-        report: Told what happens.
+        on_event: Receives an event for every job.
+        report: Receives lines about the progress.
 
     Raises:
-        UsageError: An argument cannot be meant, or there is no such device.
+        UsageError: An argument has an impossible value, or there is no such device.
         MeasurementError: Another process measures on the device.
         RecordError: The folder cannot be used, or holds nothing to compare.
     """
@@ -153,7 +153,7 @@ def _index(device: str) -> str:
 def _predict(
     folder: Path, device: Device, models: Sequence[SuiteModel], report: Callable[[str], None]
 ) -> None:
-    """Predictions are made once: what is there was said before, and stays."""
+    """Predictions are made once: existing ones stay."""
     path = folder / _PREDICTIONS
     if path.exists():
         report(f"{path} is there already and is kept")
@@ -203,7 +203,7 @@ def _measure(
 def _device_facts(index: str) -> dict[str, Any]:
     """The device by the catalogue if that has it, the machine by its drivers, and the versions of the software."""
     try:
-        device = device_as_dict(device_at(gpu_index(index)))
+        device = device_at(gpu_index(index)).as_dict()
     except UnknownDeviceError:
         device = None  # measured all the same
     versions = {}
@@ -215,13 +215,13 @@ def _device_facts(index: str) -> dict[str, Any]:
     return {
         "device_index": index,
         "device": device,
-        "host": host_as_dict(describe_host()),
+        "host": describe_host().as_dict(),
         "software": versions,
     }
 
 
 def _measurements(folder: Path) -> Iterable[Measurement]:
-    """Those of the store, or of the table where only that was brought along."""
+    """Measurements of the store, or of the table if there is no store."""
     if (folder / _STORE).exists():
         with RecordStore.open(folder / _STORE, create=False) as store:
             return list(store.measurements())
@@ -230,7 +230,7 @@ def _measurements(folder: Path) -> Iterable[Measurement]:
 
 def _compare(
     folder: Path, predictions: Sequence[JobPrediction], measurements: Sequence[Measurement]
-) -> dict[str, Any]:
+) -> SuiteComparison:
     from studies.suite.baselines import suite_baselines
     from studies.suite.comparison import compare
 
@@ -241,6 +241,6 @@ def _compare(
         scales,
         lambda rows: suite_baselines(rows, find_device(predictions[0].device)),
     )
-    plain = found.as_dict()
-    (folder / _COMPARISON).write_text(json.dumps(plain, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    return plain
+    text = json.dumps(found.as_dict(), indent=1, allow_nan=False)
+    (folder / _COMPARISON).write_text(f"{text}\n", encoding="utf-8")
+    return found

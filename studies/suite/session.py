@@ -1,4 +1,4 @@
-"""The measuring of a suite: the most telling jobs first, the noise at both ends, until the time is up."""
+"""The measuring of a suite: the most informative jobs first, the noise at both ends, until the time is up."""
 
 from __future__ import annotations
 
@@ -70,12 +70,12 @@ class SuiteSession:
     """Measures the jobs of a suite that a store does not have yet.
 
     Args:
-        store: Where to.
+        store: Store for the measurements.
         device_index: ``cpu`` or ``cuda:N``.
-        duration_s: Time there is; no job begins after it [s].
-        models: What to run.
+        duration_s: Time for measuring; no job begins after it [s].
+        models: Models to run.
         num_threads: Threads of a processor; all cores if None.
-        on_event: Told of every job.
+        on_event: Receives an event for every job.
     """
 
     def __init__(

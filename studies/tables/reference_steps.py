@@ -1,4 +1,4 @@
-"""The public tables as measured steps: which rows take part in the fit and the studies."""
+"""The public tables as measured steps: the rows of the fit and of the studies."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def read_reference_steps(
     """Reads and traces the tables of whole steps.
 
     Args:
-        folder: Where the tables are.
-        report: Told how many traces are done.
+        folder: Folder of the tables.
+        report: Receives the number of finished traces.
         quick: Whether to leave out the largest tables.
     """
     jobs = _jobs(folder, quick)
@@ -129,7 +129,7 @@ def _share(model: str, of: int) -> bool:
 
 
 def _takes_part(record: StepRecord) -> bool:
-    """Every fourth network of the inference table, every eighth in NHWC; pure bf16 is left to the test of it.
+    """Every fourth network of the inference table, every eighth in NHWC; pure bf16 is left to its test.
 
     The rest would add an hour of tracing on two cores.
     """

@@ -1,4 +1,4 @@
-"""The public timm measurements as records, and where public tables are found.
+"""The public timm measurements as records, and the folder of public tables.
 
 The tables are not part of forerun (some sources carry no licence). Each function reads one of them and
 applies the table's own caveats; nothing is fitted or filtered by result.

@@ -1,4 +1,4 @@
-"""Words and cells of public tables: devices named in their own ways, precisions, whole numbers with gaps."""
+"""Words and cells of public tables: names of devices, precisions, whole numbers with gaps."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def catalogue_device(name: str, table: str) -> str:
     if name not in REFERENCE_DEVICES:
         raise RecordError(
             f"{table}: no catalogue name is known for the device '{name}'"
-            f"{near_matches(name, REFERENCE_DEVICES)}; add it to forerun.records.importers.device_names"
+            f"{near_matches(name, REFERENCE_DEVICES)}; add it to studies.tables.words"
         )
     return REFERENCE_DEVICES[name]
 

@@ -150,5 +150,5 @@ def test_a_calibration_is_that_of_one_framework(own, calibration):
     table = own(row(), row("keras:MobileNetV3Small", framework="keras"))
     with pytest.raises(InvalidSetupError, match="one framework, but the table has rows of keras and pytorch"):
         forerun.evaluate(table, devices=["here"], calibration=calibration)
-    with pytest.raises(UsageError, match="a calibration of pytorch, but the model is one of keras"):
+    with pytest.raises(UsageError, match="a calibration of pytorch, but the model runs with keras"):
         forerun.evaluate(own(row("keras:MobileNetV3Small")), devices=["here"], calibration=calibration)

@@ -136,7 +136,7 @@ def test_throughput_serves_as_a_time(tmp_path):
         ({"device": None}, InvalidSetupError, "expected the device of a worker"),
         ({"inter": None}, UnknownDeviceError, "between workers and servers.*--inter"),
         ({"coefficients": "optimum"}, InvalidSetupError, "unknown coefficients 'optimum'"),
-        ({"price_usd_per_hour": 1.0}, InvalidSetupError, "says nothing of workers and servers"),
+        ({"price_usd_per_hour": 1.0}, InvalidSetupError, "cannot be used for workers and servers"),
     ],
 )
 def test_servers_that_cannot_be_asked(options, error, message):

@@ -170,6 +170,9 @@ def test_questions_that_must_be_changed(run_file, tmp_path):
     assert "a plot must end in" in refused(run_file, "--plot", tmp_path / "plot.txt")
     assert "--plot draws" in refused("--batches", run_file, "--plot", tmp_path / "plot.png")
     assert "above zero" in refused(run_file, "--watch", "--every-s", "0")
+    assert "--every-s is of --watch" in refused(run_file, "--every-s", "3")
+    assert "--batches has no use for --model" in refused("--batches", run_file, "--model", "cifar-resnet:8")
+    assert "--trade-off has no use for --on" in refused("--trade-off", run_file, "--on", "t4")
     assert "cannot be read" in refused(tmp_path / "none.csv", status=1)
 
 

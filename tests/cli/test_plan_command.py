@@ -117,7 +117,10 @@ def test_without_a_choice_there_is_no_job_to_schedule():
         (("--on", "cpu", "--within", "energy<=2kWh"), "energy is known of GPUs only, not of cpu"),
         (("--on", "t4x999999"), "at most 100,000, got 999,999"),
         (("--precision", ","), "at least one precision"),
-        (("--format", "yaml"), "a plan is printed as table, json, job, slurm-time, got 'yaml'"),
+        (
+            ("--format", "yaml"),
+            "the format of a plan must be one of table, json, job, slurm-time, got 'yaml'",
+        ),
         (("--pareto", "nowhere/front.png"), "nowhere"),
         (("--accuracies", "none.csv"), "cannot be read"),
         (("--prices", "none.toml"), "expected a readable price file"),
@@ -196,9 +199,9 @@ def test_a_report_of_a_prediction(tmp_path):
         ("[1]", (), "got other JSON"),
         ('{"chosen": 1}', (), "got other JSON"),
         (None, (), "expected a readable file of JSON"),
-        ("{}", ("--format", "pdf"), "a report is html, markdown, json"),
+        ("{}", ("--format", "pdf"), "the format of a report must be one of html, markdown, json"),
         ("{}", ("--out", "nowhere/report.html"), "does not exist"),
-        ("{}", ("--out", "report.docx"), "a report is html, markdown, json"),
+        ("{}", ("--out", "report.docx"), "the format of a report must be one of html, markdown, json"),
     ],
 )
 def test_a_report_of_something_else_is_refused(tmp_path, text, words, message):

@@ -85,7 +85,7 @@ def test_plots(words, tmp_path):
         ((MODEL, "--on", "2x4xt4", "--devices", "8"), "name it with --inter"),
         ((MODEL,), "expected a device with --on"),
         ((), "expected a MODEL"),
-        ((*OPTIMUS, "--price", "2/h"), "says nothing of workers and servers"),
+        ((*OPTIMUS, "--price", "2/h"), "cannot be used for workers and servers"),
         ((*DEVICES, "--plot", "figure.xyz"), "xyz"),
     ],
 )

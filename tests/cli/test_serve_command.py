@@ -10,7 +10,7 @@ from command_line import invoke
 def test_an_address_that_others_reach_has_to_be_meant(host):
     result = invoke("serve", "--host", host)
     assert result.exit_code == 2
-    assert "add --allow-remote if that is meant" in result.stderr
+    assert "add --allow-remote to allow it" in result.stderr
 
 
 def test_a_port_in_use_is_one_line():

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.errors import CatalogError
-from forerun.hardware import DeviceKind, NumberFormat, device_as_dict, load_catalog, load_device_file
+from forerun.hardware import DeviceKind, NumberFormat, load_catalog, load_device_file
 from forerun.hardware.device_file import parse_devices
 
 COMPLETE = {
@@ -187,7 +187,7 @@ def test_an_absent_file_is_refused(tmp_path):
 
 @pytest.mark.parametrize("device", load_catalog().values(), ids=lambda device: device.name)
 def test_devices_survive_json(device):
-    plain = json.loads(json.dumps(device_as_dict(device), allow_nan=False))
+    plain = json.loads(json.dumps(device.as_dict(), allow_nan=False))
     assert plain["peak_flops_per_s"]["fp32"] == device.peak_flops_per_s[NumberFormat.FP32]
     assert plain["sources"] == device.sources
     assert plain["memory_bytes"] == device.memory_bytes

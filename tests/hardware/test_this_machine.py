@@ -18,7 +18,6 @@ from forerun.hardware import (
     NumberFormat,
     describe_host,
     find_device,
-    host_as_dict,
     load_catalog,
 )
 from forerun.hardware.host_cpu import HostCpu
@@ -85,7 +84,7 @@ def test_this_machine_is_described():
 
 def test_a_host_survives_json():
     here = replace(describe_host(), gpus=(gpu(),))
-    plain = json.loads(json.dumps(host_as_dict(here), allow_nan=False))
+    plain = json.loads(json.dumps(here.as_dict(), allow_nan=False))
     assert plain["memory_total_bytes"] == here.memory_total_bytes
     assert plain["cpu"]["features"] == list(here.cpu.features)
     assert plain["gpus"][0]["name"] == "NVIDIA GeForce RTX 3090"

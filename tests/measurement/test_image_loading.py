@@ -110,5 +110,5 @@ def test_no_folder_no_images_and_damaged_images_are_refused(tmp_path):
     with pytest.raises(InvalidSetupError, match="found none"):
         measure_loader(tmp_path)
     (tmp_path / "broken.jpg").write_bytes(b"\xff\xd8 no image")
-    with pytest.raises(MeasurementError, match=r"broken\.jpg' is no image that can be decoded"):
+    with pytest.raises(MeasurementError, match=r"broken\.jpg' is not an image that can be decoded"):
         measure_loader(tmp_path)

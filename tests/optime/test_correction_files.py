@@ -49,7 +49,7 @@ def test_each_framework_has_a_file_of_its_own(folder):
 def test_a_file_of_the_other_framework_is_refused(folder):
     path = folder / "mine.safetensors"
     save_weights(calibrated("keras"), path)
-    with pytest.raises(UsageError, match=r"a calibration of keras, but the model is one of pytorch"):
+    with pytest.raises(UsageError, match=r"a calibration of keras, but the model runs with pytorch"):
         forerun.predict("mnist-cnn", device="here", calibration=path)
     save_weights(calibrated("pytorch"), folder / "other.safetensors")
     with pytest.raises(UsageError, match="make one with: forerun calibrate --framework keras"):

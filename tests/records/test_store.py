@@ -70,7 +70,7 @@ class StoreContract:
             ]
             assert store.count(device="rtx-3090", kind=JobKind.STEP) == 6
             assert store.counts("device") == [(("cpu",), 6), (("rtx-3090",), 6)]
-            with pytest.raises(UsageError, match="asked for by"):
+            with pytest.raises(UsageError, match="can be selected by"):
                 store.count(colour="red")
 
     def test_many_are_written_like_one(self, url):
@@ -217,7 +217,7 @@ def test_a_missing_file_is_not_made_for_a_reader(tmp_path):
 def test_a_file_that_is_no_database(tmp_path):
     path = tmp_path / "text.sqlite"
     path.write_text("not a database, but long enough to be taken for one " * 50)
-    with pytest.raises(RecordError, match="no SQLite database"):
+    with pytest.raises(RecordError, match="not an SQLite database"):
         RecordStore.open(path)
 
 

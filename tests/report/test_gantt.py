@@ -7,7 +7,6 @@ import pytest
 from forerun.api.schedule import schedule
 from forerun.errors import FailureError, UsageError
 from forerun.report.gantt import device_rows, gantt_chart
-from forerun.report.schedule_plots import error_plot
 
 JOBS = [
     {
@@ -59,9 +58,3 @@ def test_too_many_devices_and_a_name_that_is_no_picture(tmp_path, answer):
     large = schedule(JOBS[:1], cluster="100x4xt4", policies=["fifo"])
     with pytest.raises(FailureError, match="at most 256 devices, the cluster has 400"):
         gantt_chart(tmp_path / "gantt.png", large)
-
-
-def test_the_plot_of_errors_is_written(tmp_path):
-    path = tmp_path / "errors.png"
-    error_plot(path, {"srtf": {"speed": {0.0: 3600.0, 0.2: 3700.0}, "work": {0.0: 3600.0, 0.2: 4000.0}}})
-    assert path.read_bytes().startswith(b"\x89PNG")

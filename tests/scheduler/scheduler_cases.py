@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from forerun.scheduler.cluster import Cluster, NodeGroup, parse_cluster
-from forerun.scheduler.job import DataParallelTraining, Job, ServerTraining, TaskDemand
+from forerun.scheduler.cluster import NodeGroup, SharedCluster, parse_cluster
+from forerun.scheduler.job import DataParallelTraining, ScheduledJob, ServerTraining, TaskDemand
 from forerun.scheduler.policy import JobView
 from forerun.scheduler.rate_curve import BatchEfficiency, rate_curve
 from forerun.scheduler.speed import DataParallelSpeed, SynchronousServerSpeed
@@ -24,7 +24,7 @@ def speed(sample_s: float = 0.01, sync_s: float = 0.05, overhead_s: float = 0.02
     )
 
 
-def job(name: str = "a", *, work: float = 1e5, kinds: tuple[str, ...] = ("t4",), **given) -> Job:
+def job(name: str = "a", *, work: float = 1e5, kinds: tuple[str, ...] = ("t4",), **given) -> ScheduledJob:
     """A job with speeds of its own; 'sample_s', 'sync_s', 'batch', 'most' shape its training."""
     batch, most = given.pop("batch", 64.0), given.pop("most", None)
     one = speed(given.pop("sample_s", 0.01), given.pop("sync_s", 0.05))
@@ -34,10 +34,10 @@ def job(name: str = "a", *, work: float = 1e5, kinds: tuple[str, ...] = ("t4",),
         batch_range=None if most is None else (batch, most),
         efficiency=None if most is None else BatchEfficiency(noise_scale=500.0, base_batch_size=batch),
     )
-    return Job(name=name, training=training, work_samples=work, **given)
+    return ScheduledJob(name=name, training=training, work_samples=work, **given)
 
 
-def server_job(name: str = "s", *, work: float = 1e4, **given) -> Job:
+def server_job(name: str = "s", *, work: float = 1e4, **given) -> ScheduledJob:
     training = ServerTraining(
         speed=SynchronousServerSpeed(
             batch_s=given.pop("batch_s", 1.0),
@@ -50,10 +50,10 @@ def server_job(name: str = "s", *, work: float = 1e4, **given) -> Job:
         worker=TaskDemand(devices=1, cpu_cores=2, memory_bytes=8e9),
         server=TaskDemand(devices=0, cpu_cores=3, memory_bytes=9e9),
     )
-    return Job(name=name, training=training, work_samples=work, **{"num_servers": 1, **given})
+    return ScheduledJob(name=name, training=training, work_samples=work, **{"num_servers": 1, **given})
 
 
-def view(of: Job, cluster: Cluster, order: int = 0, **given) -> JobView:
+def view(of: ScheduledJob, cluster: SharedCluster, order: int = 0, **given) -> JobView:
     """What a policy would be told about a job that has not run."""
     training = of.training
     curves = {}
@@ -74,7 +74,7 @@ def view(of: Job, cluster: Cluster, order: int = 0, **given) -> JobView:
     return JobView(job=of, order=order, remaining_samples=of.work_samples, curves=curves, **given)
 
 
-def with_cores(nodes: int = 3, devices: int = 2) -> Cluster:
+def with_cores(nodes: int = 3, devices: int = 2) -> SharedCluster:
     group = NodeGroup(
         device="t4",
         num_nodes=nodes,
@@ -82,11 +82,11 @@ def with_cores(nodes: int = 3, devices: int = 2) -> Cluster:
         cpu_cores_per_node=16,
         memory_bytes_per_node=48e9,
     )
-    return Cluster(groups=(group,))
+    return SharedCluster(groups=(group,))
 
 
 @st.composite
-def clusters(draw) -> Cluster:
+def clusters(draw) -> SharedCluster:
     first = f"{draw(st.integers(1, 4))}x{draw(st.integers(1, 4))}x{KINDS[0]}"
     if draw(st.booleans()):
         return parse_cluster(first)
@@ -94,7 +94,7 @@ def clusters(draw) -> Cluster:
 
 
 @st.composite
-def job_sets(draw, cluster: Cluster) -> list[Job]:
+def job_sets(draw, cluster: SharedCluster) -> list[ScheduledJob]:
     """One to seven jobs that fit the cluster, some of one size only, some with a range of batches."""
     found = []
     for number in range(draw(st.integers(1, 7))):

@@ -55,12 +55,12 @@ def test_drf_gives_everything_away_even_where_it_hurts():
 def test_drf_equals_dominant_shares():
     # 9 CPU and 18 GB; A needs 1 CPU and 4 GB, B 3 CPU and 1 GB a task: 3 and 2 tasks, both shares 2/3.
     # Ghodsi et al. 2011, figure 1; a "device" stands for a gigabyte.
-    from forerun.scheduler.cluster import Cluster, NodeGroup
-    from forerun.scheduler.job import DataParallelTraining, Job, TaskDemand
+    from forerun.scheduler.cluster import NodeGroup, SharedCluster
+    from forerun.scheduler.job import DataParallelTraining, ScheduledJob, TaskDemand
     from forerun.scheduler.policy import JobView
     from forerun.scheduler.rate_curve import RateCurve
 
-    cluster = Cluster(
+    cluster = SharedCluster(
         groups=(NodeGroup(device="gb", num_nodes=1, devices_per_node=18, cpu_cores_per_node=9),)
     )
     curve = RateCurve(rates=tuple(map(float, range(19))), batch_sizes=(1.0,) * 19, hull=(0, 18))
@@ -69,7 +69,7 @@ def test_drf_equals_dominant_shares():
         training = DataParallelTraining(
             speeds={}, batch_size=1.0, worker=TaskDemand(devices=gigabytes, cpu_cores=cores)
         )
-        asked = Job(name=name, training=training, work_samples=1.0)
+        asked = ScheduledJob(name=name, training=training, work_samples=1.0)
         views.append(JobView(job=asked, order=order, remaining_samples=1.0, curves={"gb": curve}))
     found = find_policy("drf").allocate(views, cluster, 0.0)
     assert {name: a.num_workers for name, a in found.items()} == {"a": 3, "b": 2}

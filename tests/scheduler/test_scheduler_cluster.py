@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.errors import InvalidSetupError
-from forerun.scheduler.cluster import Cluster, NodeGroup, parse_cluster
+from forerun.scheduler.cluster import NodeGroup, SharedCluster, parse_cluster
 
 
 @given(nodes=st.integers(1, 999), devices=st.integers(1, 16))
@@ -47,6 +47,6 @@ def test_a_kind_has_one_group():
 
 def test_no_groups_and_no_cores():
     with pytest.raises(InvalidSetupError, match="at least one group"):
-        Cluster(groups=())
+        SharedCluster(groups=())
     with pytest.raises(InvalidSetupError, match="cores and memory"):
         NodeGroup(device="t4", num_nodes=1, devices_per_node=1, cpu_cores_per_node=0)

@@ -170,9 +170,11 @@ def test_sets_of_jobs_that_cannot_be_scheduled(jobs, message):
 
 
 def test_tasks_that_fit_no_node_are_a_failure_with_a_reason():
-    from forerun.scheduler.cluster import Cluster, NodeGroup
+    from forerun.scheduler.cluster import NodeGroup, SharedCluster
 
-    tiny = Cluster(groups=(NodeGroup(device="t4", num_nodes=2, devices_per_node=2, cpu_cores_per_node=1),))
+    tiny = SharedCluster(
+        groups=(NodeGroup(device="t4", num_nodes=2, devices_per_node=2, cpu_cores_per_node=1),)
+    )
     with pytest.raises(FailureError, match=r"gave nothing to any of 1 jobs.*check cores and memory"):
         simulate([server_job()], tiny, find_policy("optimus"))
 

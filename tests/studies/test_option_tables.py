@@ -13,7 +13,16 @@ PAGE = Path(__file__).parents[2] / "docs" / "commands.md"
 def test_the_page_of_commands_is_up_to_date():
     text = PAGE.read_text(encoding="utf-8")
     assert with_option_tables(text) == text
-    for command in ("predict", "scale", "plan"):
+    for command in (
+        "predict",
+        "scale",
+        "plan",
+        "tune",
+        "forecast",
+        "measure curve",
+        "measure grid",
+        "measure model",
+    ):
         assert f"<!-- options of forerun {command} -->" in text
 
 
@@ -23,5 +32,5 @@ def test_a_table_out_of_date_is_renewed_and_told(tmp_path):
     with pytest.raises(FailureError, match="out of date"):
         option_tables(page, check=True)
     option_tables(page)
-    assert "| `--batch-size <int>` | Samples of one step on one device" in page.read_text(encoding="utf-8")
+    assert "| `--batch-size <int>` | Batch size of one device" in page.read_text(encoding="utf-8")
     option_tables(page, check=True)

@@ -9,6 +9,7 @@ from forerun.scheduler.simulation import simulate
 from forerun.scheduler.speed_fit import StepPoint
 from studies.schedule.applications import NoiseEfficiency, RecordedEfficiency, planned_points
 from studies.schedule.placement_study import placement_study
+from studies.schedule.plots import error_plot
 from studies.schedule.server_study import ratios, server_study
 from studies.schedule.study import allocation_time
 from studies.schedule.workloads import draw_workload, read_philly
@@ -97,3 +98,9 @@ def test_optimus_is_ahead_of_tetris_and_drf_in_its_own_setting(folder):
     found = ratios(server_study(folder, num_nodes=30, num_draws=2))
     assert 1.0 < found["tetris"][0] < found["drf"][0]
     assert found["drf"][0] > 1.3
+
+
+def test_the_plot_of_errors_is_written(tmp_path):
+    path = tmp_path / "errors.png"
+    error_plot(path, {"srtf": {"speed": {0.0: 3600.0, 0.2: 3700.0}, "work": {0.0: 3600.0, 0.2: 4000.0}}})
+    assert path.read_bytes().startswith(b"\x89PNG")

@@ -62,7 +62,7 @@ def test_what_cannot_be_meant_is_status_2_before_any_work(words, told):
     assert told in result.stderr
 
 
-@pytest.mark.parametrize("words", [["stack"], ["backtest"], ["fit-scaling", "--out", "c.json"]])
+@pytest.mark.parametrize("words", [["stack"], ["backtest"], ["schedule"], ["fit-scaling", "--out", "c.json"]])
 def test_without_the_public_tables_one_line_says_what_is_missing(words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("FORERUN_REFERENCE_DATA", raising=False)

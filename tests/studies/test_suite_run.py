@@ -53,7 +53,7 @@ def test_one_call_predicts_measures_and_compares(run):
         path.name for path in folder.iterdir()
     }
     comparison = json.loads((folder / "comparison.json").read_text())
-    assert comparison == json.loads(json.dumps(done.comparison))
+    assert comparison == json.loads(json.dumps(done.comparison.as_dict()))
     assert comparison["is_predicted_before"]
     assert comparison["step_time"]["n"] == 2  # on a processor settings of one size count once
     assert {kernel["subject"] for kernel in comparison["kernels"]} == {
@@ -69,10 +69,10 @@ def test_one_call_predicts_measures_and_compares(run):
 
 def test_the_largest_batch_is_found_by_running_out_of_memory(run):
     _, done = run
-    (batch,) = done.comparison["largest_batches"]
-    assert batch["fitted"] is not None
-    assert batch["failed"] is not None
-    assert batch["failed"] - batch["fitted"] <= max(1, 0.06 * batch["fitted"])
+    (batch,) = done.comparison.largest_batches
+    assert batch.fitted is not None
+    assert batch.failed is not None
+    assert batch.failed - batch.fitted <= max(1, 0.06 * batch.fitted)
     assert done.outcomes["out-of-memory"] >= 1
 
 
@@ -85,7 +85,7 @@ def test_a_second_run_measures_nothing_and_says_the_same(run):
     assert (folder / "predictions.csv").read_text() == before
     assert again.outcomes == {}
     assert again.num_measurements == done.num_measurements
-    assert again.comparison["step_time"] == done.comparison["step_time"]
+    assert again.comparison.step_time == done.comparison.step_time
 
 
 def test_records_alone_can_be_compared(run, tmp_path):
@@ -93,7 +93,7 @@ def test_records_alone_can_be_compared(run, tmp_path):
     for name in ("predictions.csv", "records.parquet"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     found = suite(tmp_path, stages=["compare"])
-    assert found.comparison["step_time"]["n"] == done.comparison["step_time"]["n"]
+    assert found.comparison.step_time.n == done.comparison.step_time.n
     assert found.outcomes == {}
 
 
@@ -145,7 +145,7 @@ def test_the_command_prints_one_object_or_a_page_and_draws(run):
     folder, done = run
     told = command("--out", folder, "--stages", "compare", "--json")
     assert told.exit_code == 0, told.stderr
-    assert json.loads(told.stdout)["comparison"]["step_time"]["n"] == done.comparison["step_time"]["n"]
+    assert json.loads(told.stdout)["comparison"]["step_time"]["n"] == done.comparison.step_time.n
     assert (folder / "predicted-versus-measured.png").stat().st_size > 10_000
     page = command("--out", folder, "--stages", "compare").stdout
     for words in (

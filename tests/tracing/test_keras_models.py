@@ -208,7 +208,7 @@ def test_a_layer_of_the_users_own_in_a_configuration_asks_for_a_factory():
         def to_json(self):
             return json.dumps(config)
 
-    with pytest.raises(ModelBuildError, match=r"layer of the user's own.*path/to/file\.py:factory"):
+    with pytest.raises(ModelBuildError, match=r"a custom layer.*path/to/file\.py:factory"):
         trace_keras(ModelRequest(model="mine"), KERAS, Model())
 
 

@@ -61,6 +61,6 @@ def test_pairs_cancel_a_drift():
 
 def test_a_loss_beyond_the_margin_is_inferior():
     before = [0.90, 0.91, 0.89]
-    assert non_inferiority(before, [0.899, 0.909, 0.889], margin=0.01)["is_not_inferior"]
-    assert not non_inferiority(before, [0.87, 0.88, 0.86], margin=0.01)["is_not_inferior"]
-    assert not non_inferiority([0.5], [0.6], margin=0.01, is_rising=False)["is_not_inferior"]
+    assert non_inferiority(before, [0.899, 0.909, 0.889], margin=0.01).is_not_inferior
+    assert not non_inferiority(before, [0.87, 0.88, 0.86], margin=0.01).is_not_inferior
+    assert not non_inferiority([0.5], [0.6], margin=0.01, is_rising=False).is_not_inferior

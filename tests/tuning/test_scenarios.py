@@ -218,6 +218,12 @@ def test_a_corrupt_image_is_named_and_nothing_is_lost(folder, done):
             "expected cpu or one of this machine's",
         ),
         (("--scenario", "all", "--data", ".", "--device", "gpu"), "expected device cpu or cuda:N, got 'gpu'"),
+        (("--scenario", "all", "--data", ".", "--max-loss", "0.1"), "a scenario has no use for --max-loss"),
+        (("--scenario", "all", "--data", ".", "--no-check"), "a scenario has no use for --no-check"),
+        (("--data", ".", "--", "python", "train.py"), "--data is of a scenario"),
+        (("--scenario", "all", "--data", ".", "--epochs", "0"), "epochs must be at least 1, got 0"),
+        (("--workers", "0", "--", "python", "train.py"), "num sessions must be at least 1, got 0"),
+        (("--sampler", "best", "--", "python", "train.py"), "unknown sampler 'best'"),
     ],
 )
 def test_a_request_that_cannot_be_meant_is_one_line(tmp_path, words, message):

@@ -14,7 +14,7 @@ from forerun.convergence.backtest_table import save_table
 from forerun.convergence.cleaning import clean
 from forerun.convergence.curve import error_scale
 from forerun.convergence.curve_files import find_curve_files, read_curve
-from forerun.convergence.schedule import Schedule
+from forerun.convergence.schedule import LearningRateSchedule
 from forerun.errors import RecordError
 
 __all__ = ["Backtest", "backtest"]
@@ -30,7 +30,7 @@ def backtest(
     """Tests all forecasters on the finished runs of a folder; files of one sub-folder are runs of one job.
 
     Args:
-        folder: Where the runs are.
+        folder: Folder of the runs.
         metric: Name of the metric.
         schedule: The schedule of all runs, if known.
         save: File for the figures, to be used by ``forecast(..., backtest_file=...)``.
@@ -50,7 +50,7 @@ def backtest(
     return found
 
 
-def _stored_runs(folder: Path, metric: str | None, schedule: Schedule | None) -> list[StoredRun]:
+def _stored_runs(folder: Path, metric: str | None, schedule: LearningRateSchedule | None) -> list[StoredRun]:
     found = []
     for path in find_curve_files(folder):
         cleaned = clean(read_curve(path, metric))

@@ -29,12 +29,12 @@ from forerun.records.store.record_store import RecordStore
 __all__ = ["Calibration", "LeftOutModel", "calibrate", "fit_device"]
 
 _FIT_SHARE = 0.25
-"""Of the minutes, for tracing and fitting."""
+"""Share of the minutes that goes to tracing and fitting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOutModel:
-    """A measured model, and how it was predicted by calibrations that had not seen its family [s]."""
+    """A measured model, and its prediction by calibrations that had not seen its family [s]."""
 
     model: str
     batch_size: int
@@ -50,15 +50,15 @@ class Calibration(Answer):
 
     Attributes:
         device: Title of the device.
-        framework: ``pytorch`` or ``keras``, whose models it is for.
-        file: Where the calibration was written.
-        records: Where the measurements are.
+        framework: Framework of the models that the calibration serves, ``pytorch`` or ``keras``.
+        file: File of the calibration.
+        records: Store of the measurements.
         method: ``refined`` (from layers and models) or ``offset`` (from a few steps).
-        num_layers, num_models: Measurements it rests on.
+        num_layers, num_models: Numbers of measurements behind the calibration.
         models: The whole models, left out in turn.
-        duration_s: Time it took [s].
-        step_cost_s: What a step of the training loop takes beside its operations; of Keras' ``fit`` [s].
-        notes: What could not be used, and why.
+        duration_s: Time of measuring and fitting [s].
+        step_cost_s: Time of a step of the training loop beside its operations, for Keras' ``fit`` [s].
+        notes: Measurements that could not be used, with the reason.
     """
 
     device: str
@@ -80,7 +80,7 @@ class Calibration(Answer):
 
     @property
     def mape_after(self) -> float | None:
-        """The same by calibrations that had not seen the model's family."""
+        """Mean absolute error of the left-out models by calibrations that had not seen the model's family."""
         return _mape([(model.measured_s, model.after_s) for model in self.models])
 
     def json_fields(self) -> dict[str, Any]:
@@ -108,17 +108,17 @@ def calibrate(
 
     Args:
         device: ``cpu`` or ``cuda:N``; with ``from_records``, the name of the device they were measured on.
-        minutes: Time to take, measuring and fitting together, 0.5 or more.
-        precision: Precision of what is measured.
-        framework: ``pytorch``, or ``keras`` on TensorFlow; each has a calibration of its own.
+        minutes: Time for measuring and fitting [min], 0.5 or more.
+        precision: Precision of the measured steps.
+        framework: ``pytorch``, or ``keras`` on TensorFlow; a calibration serves the models of one framework.
         records: Store that keeps the measurements; the default store if None.
         from_records: A store or file of measurements to fit instead of measuring.
         out: File of the calibration; if None, where ``predict --on here`` finds it.
-        on_event: Told of every measured job.
-        report: Told what happens.
+        on_event: Receives an event for every measured job.
+        report: Receives lines about the progress.
 
     Raises:
-        UsageError: An argument cannot be meant.
+        UsageError: An argument has an impossible value.
         MeasurementError: Nothing could be measured, or another process measures on the device.
         RecordError: No measurement of the device can be used.
     """

@@ -1,4 +1,4 @@
-"""Measures for a calibration: layers and whole models in turns, until the time is up."""
+"""Measures for a calibration: layers and whole models by turns, until the time is up."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from forerun.records.store.record_store import RecordStore
 __all__ = ["loop_cost_s", "measure_for_calibration"]
 
 _LAYER_SHARE = {"pytorch": 0.5, "keras": 0.35}
-"""Of the time to measure; models of Keras need more of it, for TensorFlow builds a graph of each first."""
+"""Share of the measuring time by kind of job; Keras models need more, because TensorFlow first builds a graph."""
 
 _LAYERS_AT_ONCE = 6
 _NUM_LAYERS = 400
@@ -40,7 +40,7 @@ _MODEL_PROTOCOL = Protocol(
 
 @dataclass(slots=True)
 class _Queue:
-    """Jobs of one kind: so many at once, for a share of the time."""
+    """Jobs of one kind, the number of them in one turn, and their share of the time."""
 
     jobs: Iterator[MeasurementJob]
     num_at_once: int
@@ -58,19 +58,19 @@ def measure_for_calibration(
     deadline_s: float,
     on_event: Callable[[Event], None] | None,
 ) -> tuple[list[Measurement], str]:
-    """What was measured until the deadline, and the store that keeps it; the device is held meanwhile.
+    """Measures until the deadline while the device is held; returns the measurements and their store.
 
-    Layers and models take turns, so that a change of the machine meets both alike; whichever has had less of its share
-    of the time is next.
+    Layers and models take turns, so that a change of the machine affects both alike; the kind that has had less of
+    its share of the time is next.
 
     Args:
         device_index: ``cpu`` or ``cuda:N``.
-        device: What is there.
+        device: The device behind that name.
         precision: Precision of what is measured.
         framework: ``pytorch`` or ``keras``.
         records: Store; the default one if None.
         deadline_s: Reading of ``time.monotonic`` after which no job begins; some of each kind are measured anyway.
-        on_event: Told of every job.
+        on_event: Receives an event for every job.
     """
     shared: dict[str, Any] = {
         "is_gpu": device.kind is DeviceKind.GPU,
@@ -108,7 +108,7 @@ def _measure_in_turns(
 
 
 def _stack_of(protocol: Protocol, session: dict[str, Any], framework: str) -> dict[str, Any]:
-    """Arguments of ``run_jobs``; jobs of Keras have a runner of their own."""
+    """Arguments of ``run_jobs``; jobs of Keras run in another runner."""
     if framework != "keras":
         return {"protocol": protocol}
     around = describe_circumstances(session["device_index"], protocol=protocol, framework=framework)
@@ -116,10 +116,11 @@ def _stack_of(protocol: Protocol, session: dict[str, Any], framework: str) -> di
 
 
 def loop_cost_s(measured: Sequence[Measurement]) -> float:
-    """What a step of ``fit`` takes beside its operations [s].
+    """Time of a step of ``fit`` beside its operations [s].
 
-    A step of a network of next to no work, less the call of a layer without any: that call is in the measured layers,
-    and so in the cost model. Zero where no such network was measured, as with PyTorch, whose loop is the user's own.
+    It is the step of a network with next to no work, less the call of a layer without any: the measured layers, and so
+    the cost model, contain that call. It is zero where no such network was measured, as with PyTorch, where the user
+    writes the loop.
     """
 
     def median_s(chosen: Iterable[Measurement]) -> float:

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from forerun.answers import Answer
 from forerun.errors import FailureError, ScriptError, UsageError
@@ -15,31 +15,48 @@ from forerun.measurement.device_index import first_device
 from forerun.profiling.hooks.settings import HookSettings
 from forerun.profiling.launch import Launch, check_command, launch
 from forerun.profiling.recorded import read_processes
-from forerun.tuning.comparison import non_inferiority, paired_ratio
+from forerun.tuning.comparison import NonInferiority, PairedRatio, non_inferiority, paired_ratio
 from forerun.tuning.configuration import ScriptConfiguration, read_configuration
 from forerun.tuning.space import Metric
 from forerun.tuning.trial import TrialOrder, TrialResult, run_trial, say_nothing
 
-__all__ = ["Comparison", "apply", "compare"]
+__all__ = ["ComparedRun", "Comparison", "apply", "compare"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedRun:
+    """One run of a comparison.
+
+    Attributes:
+        which: ``A`` or ``B``.
+        rate_samples_per_s: Samples a second in steady steps; None where they cannot be counted.
+        wall_s: Time of the whole run [s].
+        metric: Last value of the metric; None without one.
+    """
+
+    which: str
+    rate_samples_per_s: float | None
+    wall_s: float
+    metric: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison(Answer):
-    """Two configurations, run in turns.
+    """Comparison of two configurations that ran by turns.
 
     Attributes:
-        speed: Ratio of samples a second, B over A.
-        time: Ratio of the whole time, A over B.
+        speed: Ratio of the samples per second, B over A.
+        time: Ratio of the total times, A over B.
         accuracy: Non-inferiority of B; None without a metric.
         metric: Its name.
-        runs: Every run: ``which``, ``rate_samples_per_s``, ``wall_s``, ``metric``.
+        runs: Every run, those of A first.
     """
 
-    speed: dict[str, Any] | None
-    time: dict[str, Any]
-    accuracy: dict[str, Any] | None
+    speed: PairedRatio | None
+    time: PairedRatio
+    accuracy: NonInferiority | None
     metric: str | None
-    runs: tuple[dict[str, Any], ...]
+    runs: tuple[ComparedRun, ...]
 
 
 def compare(
@@ -54,18 +71,18 @@ def compare(
     say: Callable[[str], None] = say_nothing,
     echo: IO[str] | None = None,
 ) -> Comparison:
-    """Runs a command in two configurations in turns, A-B-A-B, and compares speed and metric in pairs.
+    """Runs a command in two configurations by turns, A-B-B-A, and compares speed and metric in pairs.
 
     Args:
         command: Words of the command.
-        first: A: a configuration or its file; the command as it is if None.
-        second: B.
-        repetitions: Runs of each.
-        metric: Figure the script prints; a usual one if None.
-        margin: Loss of the metric that counts as none.
+        first: Configuration A or its file; None for the unchanged command.
+        second: Configuration B, like ``first``.
+        repetitions: Runs of each configuration.
+        metric: Metric that the script prints; a usual one if None.
+        margin: Loss of the metric that still counts as equal.
         timeout_s: Longest time of a run [s].
         say: Receives a line about each run.
-        echo: Where the script's output goes.
+        echo: Stream for the script's output.
 
     Raises:
         UsageError: The command or a file cannot be used.
@@ -81,7 +98,7 @@ def compare(
     configurations = {"A": _read(first), "B": _read(second)}
     results: dict[str, list[TrialResult]] = {"A": [], "B": []}
     for index in range(repetitions):
-        # Who goes first changes from pair to pair.
+        # The first of a pair changes from pair to pair.
         for which in ("AB", "BA")[index % 2]:
             result = run_trial(order, configurations[which], echo=echo)
             if result.outcome == "interrupted":
@@ -109,19 +126,19 @@ def _compared(results: Mapping[str, list[TrialResult]], wanted: Metric | None, m
     metric = wanted or (None if name is None else Metric.named(name))
     has_metric = metric is not None and all(len(last[w]) == len(results[w]) for w in "AB")
     return Comparison(
-        speed=paired_ratio(rates["A"], rates["B"]).as_dict() if has_rates else None,
-        time=paired_ratio([r.wall_s for r in results["B"]], [r.wall_s for r in results["A"]]).as_dict(),
+        speed=paired_ratio(rates["A"], rates["B"]) if has_rates else None,
+        time=paired_ratio([r.wall_s for r in results["B"]], [r.wall_s for r in results["A"]]),
         accuracy=non_inferiority(last["A"], last["B"], margin=margin, is_rising=metric.is_rising)
         if has_metric and metric is not None
         else None,
         metric=metric.name if has_metric and metric is not None else None,
         runs=tuple(
-            {
-                "which": which,
-                "rate_samples_per_s": result.rate_samples_per_s,
-                "wall_s": result.wall_s,
-                "metric": result.curve[-1][1] if result.curve else None,
-            }
+            ComparedRun(
+                which=which,
+                rate_samples_per_s=result.rate_samples_per_s,
+                wall_s=result.wall_s,
+                metric=result.curve[-1][1] if result.curve else None,
+            )
             for which in "AB"
             for result in results[which]
         ),

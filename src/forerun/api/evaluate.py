@@ -30,17 +30,17 @@ def evaluate(
     torch_version: str | None = None,
     calibration: str | Path | None = None,
 ) -> Evaluation:
-    """Predicted against measured steps, beside simple baselines.
+    """Compares predictions with measured steps, and with simple baselines.
 
-    Precision, layout, compiler and PyTorch version are what a timm table does not say of its run; every row of the own
-    format says them, so there they are refused.
+    A timm table does not name precision, layout, compiler and PyTorch version, so they are arguments; every row of
+    forerun's own format names them, so they are refused there.
 
     Args:
         records: A table of measured steps.
-        format: "timm" for the CSV of timm's benchmark script, "forerun" for the own format, "auto" for what the columns
-            say.
-        devices: The device of a timm table; for the own format the devices to keep. ``here`` keeps what was measured on
-            this kind of device and takes the figures of this machine: records call every processor ``cpu``.
+        format: "timm" for the CSV of timm's benchmark script, "forerun" for the own format, "auto" to decide by
+            the columns.
+        devices: The device of a timm table; for the own format the devices to keep. ``here`` keeps the rows of this
+            kind of device and takes the figures of this machine, because records call every processor ``cpu``.
         precision: Precision of a timm table; amp if None, as in timm's published tables.
         layout: Layout of a timm table; nchw if None.
         compile: Whether a timm table was measured under torch.compile.
@@ -53,7 +53,7 @@ def evaluate(
         UsageError: A device, format or option is not known, or cannot be used with this table.
         CostModelError: The calibration is damaged.
     """
-    parse_release(torch_version)  # refuses what is no version
+    parse_release(torch_version)  # refuses a text that is not a version
     run = TimmRun(
         precision=None if precision is None else choice(Precision, precision, "precision"),
         layout=None if layout is None else choice(Layout, layout, "layout"),
@@ -68,7 +68,7 @@ def evaluate(
 def _weights(
     calibration: str | Path | None, steps: Sequence[StepRecord], named: Mapping[str, Device]
 ) -> OpTimeWeights:
-    """The cost model that predicts: a calibration that belongs to all the rows, or the shipped weights."""
+    """The cost model of the predictions: a calibration that belongs to all the rows, or the shipped weights."""
     if calibration is None:
         return load_weights(shipped_weights_path())
     places = {
@@ -76,13 +76,13 @@ def _weights(
     }
     if len(places) > 1:
         raise InvalidSetupError(
-            f"a calibration is that of one device, but the table has rows of {', '.join(sorted(places))}; keep those "
-            "of one with --on DEVICE, or leave --calibration out"
+            f"a calibration is for one device, but the table has rows of {', '.join(sorted(places))}; keep those "
+            "of one device with --on DEVICE, or leave --calibration out"
         )
     stacks = sorted({own_stack(step.model) for step in steps})
     if len(stacks) > 1:
         raise InvalidSetupError(
-            f"a calibration is that of one framework, but the table has rows of {' and '.join(stacks)}; give a table "
+            f"a calibration is for one framework, but the table has rows of {' and '.join(stacks)}; give a table "
             "of one, or leave --calibration out"
         )
     [device], [stack] = places.values(), stacks

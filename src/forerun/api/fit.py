@@ -57,7 +57,7 @@ _SETTINGS = {
 _PLACE = {"device": None, "framework_version": "", "framework": "pytorch"}
 _INPUTS = ("image_size", "input_shape", "sequence_length", "num_classes")
 _NAMES = ("model", "network")
-# Columns of system A's records that say what came out, or how much was trained; a row may be asked about as it is.
+# Columns of system A's records with results, or with the length of the training; a row may be asked about unchanged.
 _OUTCOMES = (
     "num_params", "num_parameters", "dataset_size", "epochs", "time_per_epoch", "images_per_second", "max_gpu_mem_mb",
     "dataset", "num_epochs", "num_steps", "num_workers", "seed",
@@ -135,13 +135,13 @@ def fit_regressor(
 
     Args:
         records: Stores (a file or an SQLAlchemy URL), tables of forerun (``.csv``, ``.parquet``), files with the
-            columns of the CNN predictor of old (need ``device``), or for ``layers`` a public layer table.
+            columns of the CNN grid (these need ``device``), or for ``layers`` a public layer table.
         kind: ``ann``, ``linear``, ``boosting``, ``op`` or ``layers``.
-        device: Where they were measured, instead of what the records say.
+        device: Device that the records were measured on, if not the one they name.
         hidden_sizes: Units of the hidden layers of a network.
         loss: ``mse`` or ``mae``, on the logarithm of the time.
         seeds: One network per seed.
-        max_epochs: Most passes of a network over the rows.
+        max_epochs: Largest number of passes of a network over the rows.
 
     Raises:
         UsageError: The kind, the device or a setting is not known.
@@ -175,7 +175,7 @@ def load_trained_model(path: str | Path) -> TrainedModel | CostModel:
     """A model that ``forerun fit RECORDS --out FILE`` wrote, or ``forerun calibrate``.
 
     Raises:
-        CostModelError: The file is missing, damaged, of another kind, or newer or older than this version.
+        CostModelError: The file is missing, damaged, of another kind, or of another version.
     """
     path = Path(path)
     return CostModel.load(path) if is_cost_model(path) else load_model_file(path, STORABLE_KINDS)
@@ -200,7 +200,7 @@ def model_summary(model: TrainedModel | CostModel) -> str:
 
 
 def read_throughputs(records: Sequence[str | Path], device: str | None = None) -> Throughputs:
-    """Batch sizes and throughputs of the steps among records; arguments and errors as for ``fit_regressor``."""
+    """Batch sizes and throughputs of the steps among records; arguments and errors are those of ``fit_regressor``."""
     from forerun.fitting.regressor_records import read_measured_steps, throughputs
 
     return throughputs(read_measured_steps(records, None if device is None else find_device(device)))
@@ -233,20 +233,21 @@ def predict_time(
 ) -> float:
     """Time of one step of a configuration by a fitted model [s].
 
-    What the question leaves out is what all records of the fit had in common, then the defaults of ``predict``.
+    A setting that the question leaves out has the value that all records of the fit share, else the default of
+    ``predict``.
 
     Args:
         model: From ``load_trained_model`` or ``fit``.
         config: A dictionary with ``model`` (such as ``torchvision:resnet18``) or the sizes of the CNN family
-            (``depth``, ``base_filters``), ``batch_size`` and other settings of a step; a row of the CNN predictor of
-            old may be given as it is. A layer model also takes one layer: ``layer`` and its sizes. Or the name of a
-            model, with ``setup``.
+            (``depth``, ``base_filters``), ``batch_size`` and other settings of a step; a row of the CNN grid may be
+            given unchanged. A layer model also takes one layer: ``layer`` and its sizes. Or the name of a
+            model, together with ``setup``.
         setup: The whole setup, for a ``config`` that is a name.
-        device: Where the step runs.
+        device: Device of the step.
 
     Raises:
         UsageError: A setting is not known or contradicts another.
-        FailureError: The model cannot be built or traced, or the fitted model cannot tell.
+        FailureError: The model cannot be built or traced, or the fitted model cannot predict it.
 
     Example:
         >>> model = load_trained_model("ann.safetensors")  # doctest: +SKIP
@@ -323,7 +324,7 @@ def predict_epoch_time(
         model: From ``load_trained_model`` or ``fit``.
         config: As for ``predict_time``; may hold ``dataset_size``.
         dataset_size: Samples of an epoch, instead of the one of ``config``.
-        device: Where it runs.
+        device: Device of the epoch.
     """
     size = dataset_size if dataset_size is not None else config.get("dataset_size")
     if not isinstance(size, (int, float)) or not 1 <= size < float("inf"):
@@ -409,7 +410,7 @@ def _layer_time_s(model: TrainedModel | CostModel, asked: dict[str, Any], shared
 def _sum_of_layers_s(
     model: TrainedModel, request: ModelRequest, setup: TrainingSetup, known: Config
 ) -> float:
-    """The sum of the layers as measured alone [s]: what each call costs on its own is in it each time."""
+    """Sum of the layers as measured alone [s]; it contains the cost of a single call once per layer."""
     from forerun.tracing.models.model_layers import model_layers
 
     trains = setup.phase is Phase.TRAIN

@@ -14,7 +14,7 @@ from forerun.convergence.curve import Curve
 from forerun.convergence.curve_files import find_curve_files, read_curve
 from forerun.convergence.forecast import CurveForecast, forecast_curve
 from forerun.convergence.mixture import Tier
-from forerun.convergence.schedule import Schedule, schedule_of
+from forerun.convergence.schedule import LearningRateSchedule, schedule_of
 from forerun.convergence.stopping import stop_advice
 from forerun.convergence.target import Target, parse_target
 from forerun.errors import InvalidSetupError
@@ -129,11 +129,11 @@ def _curve(run: Any, target: Target | None, metric: str | None) -> Curve:
     )
 
 
-def schedule_from(schedule: Any, epochs: float | None) -> Schedule | None:
+def schedule_from(schedule: Any, epochs: float | None) -> LearningRateSchedule | None:
     """A schedule from words or an object; None for none and for "unknown"."""
     if schedule is None or (isinstance(schedule, str) and schedule.strip() == _UNKNOWN):
         return None
-    if not isinstance(schedule, (str, Schedule)) and epochs is None:
+    if not isinstance(schedule, (str, LearningRateSchedule)) and epochs is None:
         raise InvalidSetupError(
             "a schedule that is an object needs epochs as well, to know how far to follow it"
         )

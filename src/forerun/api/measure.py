@@ -1,4 +1,4 @@
-"""Real runs: what ``forerun measure`` does, as functions."""
+"""Real runs: ``forerun measure`` as functions."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
+from typing import Unpack
 
 from forerun.api.measure_jobs import MeasurementRun, measure_jobs
 from forerun.errors import InvalidSetupError, MissingExtraError, TraceError
@@ -25,10 +26,12 @@ from forerun.measurement.layers.design import LayerDesign, design_layers
 from forerun.measurement.progress import Event
 from forerun.measurement.protocol import Protocol
 from forerun.measurement.runners.data_parallel_runner import check_strategy
+from forerun.measurement.step_options import StepOptions, StepSettings
 from forerun.records.importers.model_names import subject_family
 from forerun.records.measurement import JobKind, Measurement, Scalar
 from forerun.run.model import ModelRequest, is_keras, own_layout
 from forerun.run.run import Run, parse_release
+from forerun.run.settings import checked
 from forerun.run.setup import Phase, TrainingSetup
 from forerun.run.sharing import Sharing
 from forerun.tracing.keras.networks import KERAS_FAMILIES, check_keras_name
@@ -146,17 +149,17 @@ def measure_grid(
     """Trains every network of a grid on images and records times, accuracy and loss.
 
     Args:
-        grid: What to train; system A's 18 configurations if None.
+        grid: Networks and settings to train; system A's 18 configurations if None.
         device: ``cpu`` or ``cuda:N``.
         records: Store of the records, a file or an SQLAlchemy URL; the default store if None.
         occasion: Label of the session; the same label resumes it, another one repeats it.
-        protocol: How steps are timed.
+        protocol: Rules of timing.
         ray: Address of a Ray cluster (``auto`` for one of this machine) that runs the jobs.
-        on_event: Told of every job.
+        on_event: Receives an event for every job.
 
     Raises:
         UsageError: The grid, the device or a model is not possible.
-        MeasurementError: The dataset cannot be had, the device is busy, or nothing could be measured.
+        MeasurementError: The dataset cannot be loaded, the device is busy, or nothing could be measured.
         RecordError: The store cannot be used.
     """
     grid = grid or Grid()
@@ -164,7 +167,7 @@ def measure_grid(
         _check_keras(grid, ray)
     jobs = grid_jobs(grid)
     first, *others = {job.subject: job for job in jobs}.values()
-    _check_model(first)  # a mistyped name is told before anything is downloaded
+    _check_model(first)  # a mistyped name is reported before anything is downloaded
     check_dataset(grid.dataset, grid.image_size)
     for job in others:
         _check_model(job)
@@ -217,81 +220,40 @@ def measure_layers(
 def measure_model(
     model: str,
     *,
-    batch_sizes: Sequence[int] = (32,),
-    precisions: Sequence[str] = ("fp32",),
-    layouts: Sequence[str] | None = None,
-    compiles: Sequence[bool] = (False,),
-    optimizer: str | None = None,
-    phase: str = "train",
-    image_size: int | None = None,
-    input_shape: Sequence[int] | None = None,
-    sequence_length: int | None = None,
-    num_devices: int = 1,
-    strategy: str = "ddp",
-    framework: str | None = None,
-    num_servers: int = 0,
-    num_workers: int = 2,
     device: str = "cpu",
     records: str | Path | None = None,
     occasion: str = "",
     protocol: Protocol | None = None,
     ray: str | None = None,
     on_event: Callable[[Event], None] | None = None,
+    **options: Unpack[StepOptions],
 ) -> MeasurementRun:
     """Measures steps of any model that ``predict`` takes, on a batch that stays on the device.
 
     Args:
-        model: The model as ``predict`` names it.
-        batch_sizes: Samples of a step; of these four, all combinations are measured.
-        precisions: fp32, tf32, amp, amp-bf16, bf16 or fp16.
-        layouts: nchw or nhwc; the framework's own if None.
-        compiles: Whether the step runs under torch.compile.
-        optimizer: sgd, adam, adamw, ... or none; sgd if None, and sgd-plain under parameter servers.
-        phase: train, forward or inference.
-        image_size: Height and width of square images [pixels].
-        input_shape: Shape of one sample.
-        sequence_length: Tokens of one sample.
-        num_devices: Devices that share the work, each with the batch size; on a processor, processes that share its
-            cores.
-        strategy: How they share it: ddp.
-        framework: pytorch or keras; what the model is of if None. A name that is not one of Keras is then one of its
-            families, so that ``mnist-cnn`` with keras is ``keras:mnist-cnn``.
-        num_servers: With Keras, parameter servers, in local processes; 0 for training in one process.
-        num_workers: Workers under parameter servers, each with the batch size.
+        model: The model as ``predict`` names it. With ``framework="keras"`` a name that is not one of Keras is one of
+            its families, so that ``mnist-cnn`` is ``keras:mnist-cnn``.
         device: ``cpu`` or ``cuda:N``.
         records: Store of the records; the default store if None.
         occasion: Label of the session.
-        protocol: How steps are timed.
+        protocol: Rules of timing.
         ray: Address of a Ray cluster that runs the jobs.
         on_event: Told of every job.
+        options: See ``measurement.step_options.StepOptions``; of batch sizes, precisions, layouts and compiles all
+            combinations are measured.
     """
-    model, framework = _named_for(model, framework)
+    settings = StepSettings(**checked(options, StepOptions))
+    model, framework = _named_for(model, settings.framework)
     if framework == "keras":
         _check_tensorflow(ray)
-        _check_keras_steps(num_devices, phase, num_servers)
-    elif num_servers:
+        _check_keras_steps(settings.num_devices, settings.phase, settings.num_servers)
+    elif settings.num_servers:
         raise InvalidSetupError(
             "parameter servers are those of TensorFlow; name a Keras model, or --framework keras"
         )
-    optimizer = optimizer or ("sgd-plain" if num_servers else "sgd")
-    shared: dict[str, Scalar] = {
-        "optimizer": optimizer if phase == Phase.TRAIN else "none",
-        "phase": phase,
-        "image_size": image_size,
-        "input_shape": None if input_shape is None else "x".join(map(str, input_shape)),
-        "sequence_length": sequence_length,
-    }
-    kind = JobKind.STEP
-    if num_servers:
-        check_servers(num_workers, num_servers, phase, optimizer, device)
-        kind = JobKind.DATA_PARALLEL
-        shared |= {"strategy": SERVER_STRATEGY, "num_workers": num_workers, "num_servers": num_servers}
-    elif num_devices != 1:
-        check_strategy(strategy, num_devices, phase)
-        kind = JobKind.DATA_PARALLEL
-        shared |= {"num_devices": num_devices, "strategy": strategy}
-    shared = {name: value for name, value in shared.items() if value is not None}
+    kind, shared = _shared_parameters(settings, device)
     axes = ("batch_size", "precision", "layout", "compile")
+    layouts = settings.layouts or (str(own_layout(model)),)
     jobs = [
         MeasurementJob(
             kind=kind,
@@ -299,7 +261,7 @@ def measure_model(
             family=subject_family(model),
             parameters={**shared, **dict(zip(axes, row, strict=True))},
         )
-        for row in product(batch_sizes, precisions, layouts or (str(own_layout(model)),), compiles)
+        for row in product(settings.batch_sizes, settings.precisions, layouts, settings.compiles)
     ]
     if not jobs:
         raise InvalidSetupError(
@@ -310,8 +272,32 @@ def measure_model(
     return measure_jobs(spread_order(jobs), device, records, occasion, protocol, ray, on_event, framework)
 
 
+def _shared_parameters(settings: StepSettings, device: str) -> tuple[JobKind, dict[str, Scalar]]:
+    """Kind of the jobs, and the parameters that all of them share."""
+    optimizer = settings.optimizer or ("sgd-plain" if settings.num_servers else "sgd")
+    shape = settings.input_shape
+    shared: dict[str, Scalar] = {
+        "optimizer": optimizer if settings.phase == Phase.TRAIN else "none",
+        "phase": settings.phase,
+        "image_size": settings.image_size,
+        "input_shape": None if shape is None else "x".join(map(str, shape)),
+        "sequence_length": settings.sequence_length,
+    }
+    kind = JobKind.STEP
+    if settings.num_servers:
+        check_servers(settings.num_workers, settings.num_servers, settings.phase, optimizer, device)
+        kind = JobKind.DATA_PARALLEL
+        servers = {"num_workers": settings.num_workers, "num_servers": settings.num_servers}
+        shared |= {"strategy": SERVER_STRATEGY, **servers}
+    elif settings.num_devices != 1:
+        check_strategy(settings.strategy, settings.num_devices, settings.phase)
+        kind = JobKind.DATA_PARALLEL
+        shared |= {"num_devices": settings.num_devices, "strategy": settings.strategy}
+    return kind, {name: value for name, value in shared.items() if value is not None}
+
+
 def _named_for(model: str, framework: str | None) -> tuple[str, str]:
-    """The model as it is named for a framework, and that framework."""
+    """The name of the model for a framework, and that framework."""
     found = "keras" if is_keras(model) else "pytorch"
     if framework in (None, found):
         return model, found
@@ -350,8 +336,8 @@ def measure_link(
         device: ``cpu`` or ``cuda``.
         records: Store of the records; the default store if None.
         occasion: Label of the session.
-        protocol: How they are timed.
-        on_event: Told of every job.
+        protocol: Rules of timing.
+        on_event: Receives an event for every job.
 
     Raises:
         UsageError: There are fewer than two devices.
@@ -373,11 +359,11 @@ def _check_model(job: MeasurementJob) -> None:
 
     setup = setup_of(job.parameters)
     if is_keras(job.subject):
-        # Tracing would build the network in a process of its own, which takes longer than most jobs.
+        # Tracing would build the network in another process, which takes longer than most jobs.
         check_keras_name(job.subject)
         _check_optimizers([setup.optimizer])
         return
     try:
         trace(ModelRequest(model=job.subject, **input_options_of(job.parameters)), setup)
     except TraceError:
-        return  # what cannot be traced may still run
+        return  # a model that cannot be traced may still run

@@ -1,4 +1,4 @@
-"""A network against the sum of its layers, measured."""
+"""Measures a network and compares its step with the sum of its layers."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ __all__ = ["CompositionRun", "measure_composition"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompositionRun(Answer):
-    """Networks beside their layers.
+    """Networks compared with their layers.
 
     Attributes:
-        run: What was measured.
-        compositions: One per network and batch size.
+        run: The measurements.
+        compositions: One comparison per network and batch size.
     """
 
     run: MeasurementRun
     compositions: tuple[Composition, ...]
 
     def json_fields(self) -> dict[str, Any]:
-        """What the run says, and the compositions."""
+        """The fields of the run, and the compositions."""
         return {**self.run.json_fields(), "compositions": self.compositions}
 
 
@@ -50,19 +50,19 @@ def measure_composition(
     protocol: Protocol | None = None,
     on_event: Callable[[Event], None] | None = None,
 ) -> CompositionRun:
-    """Measures networks, each of their layers alone, and calls without work; compares the step with the sums.
+    """Measures networks, each of their layers alone, and empty calls; compares the step with the sums.
 
     Args:
         models: Networks as ``predict`` names them.
-        batch_sizes: Samples of a step; every network is measured at each.
-        image_size: Height and width of square images, the networks' own if None [pixels].
+        batch_sizes: Batch sizes of one device; every network is measured at each.
+        image_size: Height and width of square images, None for the networks' own [pixels].
         optimizer: As in ``predict``.
         precision: As in ``predict``.
         device: ``cpu`` or ``cuda:N``.
         records: Store of the records; the default store if None.
         occasion: Label of the session; the same label resumes it.
-        protocol: How steps are timed.
-        on_event: Told of every job.
+        protocol: Rules of timing.
+        on_event: Receives an event for every job.
 
     Raises:
         UsageError: A network, the device or the setup is not possible.

@@ -25,9 +25,9 @@ class TrainedCurve(Answer):
     """A finished training.
 
     Attributes:
-        file: The curve.
-        setup: What was trained.
-        rows: Its epochs.
+        file: File of the curve.
+        setup: Model and settings of the training.
+        rows: One row per epoch.
         noise: The gradient noise scale, None unless asked for.
         reached_epoch: First epoch at which the target was reached, or None.
     """
@@ -39,7 +39,7 @@ class TrainedCurve(Answer):
     reached_epoch: int | None
 
     def sentence(self) -> str:
-        """What happened, in a sentence or two."""
+        """The result in one or two sentences."""
         last = self.rows[-1]
         words = (
             f"{self.setup.model} on {self.setup.dataset}: {last.epoch} epochs, {last.step} steps, "
@@ -52,7 +52,7 @@ class TrainedCurve(Answer):
         return words
 
     def json_fields(self) -> dict[str, Any]:
-        """What was trained, and where the curve ended."""
+        """The setup, and the end of the curve."""
         last = self.rows[-1]
         return {
             "file": self.file,
@@ -75,20 +75,20 @@ def measure_curve(
     on_row: Callable[[str], None] | None = None,
     **setup: Any,
 ) -> TrainedCurve:
-    """Trains a network and writes its curve, an epoch a row, each on disk before the next begins.
+    """Trains a network and writes its curve, one row per epoch, on disk before the next epoch begins.
 
     Args:
-        model: As ``predict`` names it.
-        out: The CSV.
+        model: Model specification, as in ``predict``.
+        out: File for the curve, a CSV.
         schedule: See ``convergence.schedule``; a cosine over all epochs if None.
-        target: Ends the run when it is reached, such as ``val_accuracy>=0.92``.
-        num_epochs: Epochs at most.
-        on_row: Told of each epoch, a line.
+        target: Target that ends the training, such as ``val_accuracy>=0.92``.
+        num_epochs: Epochs of the training, if no target ends it.
+        on_row: Receives a line about each epoch.
         setup: The other attributes of ``CurveSetup``.
 
     Raises:
         UsageError: The setup, the schedule or the target is not possible.
-        MeasurementError: The dataset cannot be had, or the run diverged.
+        MeasurementError: The dataset cannot be loaded, or the run diverged.
     """
     wanted = None if target is None else parse_target(target)
     if wanted is not None and wanted.metric not in _METRICS:

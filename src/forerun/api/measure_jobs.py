@@ -1,4 +1,4 @@
-"""Runs the jobs of a call here or on a Ray cluster, and says what the store has of them at the end."""
+"""Runs the jobs of a call here or on a Ray cluster, and reads their measurements from the store at the end."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _START_S = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasurementRun(Answer):
-    """What a session has in the store at its end.
+    """The measurements of a session in the store, at its end.
 
     Attributes:
-        report: What this session did.
+        report: Counts of what this session did.
         measurements: The measurements of all its jobs, those of earlier sessions included.
         records: The store, without a password.
     """
@@ -41,7 +41,7 @@ class MeasurementRun(Answer):
     records: str
 
     def json_fields(self) -> dict[str, Any]:
-        """What the session did, and of each measurement what its job was and what came out."""
+        """The report of the session, and the job and result of each measurement."""
         rows = [{name: getattr(m, name) for name in _ROW} for m in self.measurements]
         return {**fields_of(self.report), "records": self.records, "measurements": rows}
 
@@ -110,7 +110,7 @@ def _here(
 
 
 def _is_foreseeable(jobs: Sequence[MeasurementJob], framework: str) -> bool:
-    """Whether a prediction of the jobs takes less time than it tells: models of Keras are traced in a process each."""
+    """Whether predicting the jobs takes less time than it is worth: each Keras model is traced in another process."""
     return framework != "keras" or all(job.kind is JobKind.LAYER for job in jobs)
 
 
@@ -124,7 +124,7 @@ def _on_ray(
 
 
 def _refuse_nothing(run: MeasurementRun) -> None:
-    """An error if every job failed; full memory and a timeout are answers of their own."""
+    """An error if every job failed; full memory and a timeout are results, not errors."""
     failed = [m for m in run.measurements if m.outcome in (Outcome.FAILED, Outcome.KILLED)]
     if failed and len(failed) == len(run.measurements):
         raise MeasurementError(
@@ -133,7 +133,7 @@ def _refuse_nothing(run: MeasurementRun) -> None:
 
 
 class _Expectation:
-    """How long a job will take by forerun's own prediction; only the bar of progress depends on it."""
+    """Time of a job by forerun's own prediction, for the progress bar only."""
 
     def __init__(self, device: str, protocol: Protocol) -> None:
         self._device = device
@@ -167,7 +167,7 @@ class _Expectation:
 
 
 def _num_epoch_steps(job: MeasurementJob) -> float:
-    """Steps of the epochs of a training."""
+    """Number of steps in all epochs of a training."""
     epochs, size, batch = (job.parameters.get(n) for n in ("num_epochs", "dataset_size", "batch_size"))
     if not all(isinstance(value, (int, float)) for value in (epochs, size, batch)):
         return 0.0

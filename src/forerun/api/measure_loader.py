@@ -1,4 +1,4 @@
-"""Measuring an input pipeline on a real folder, and how many workers it needs."""
+"""Measures an input pipeline on a real folder, and the number of workers it needs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["LoaderRate", "LoaderRun", "measure_loader"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderRate:
-    """A real loader beside the rate that the cost of a sample predicts for it [samples/s]."""
+    """Rate of a real loader, and the rate that the cost of a sample predicts [samples/s]."""
 
     num_workers: int
     measured_samples_per_s: float
@@ -31,20 +31,20 @@ class LoaderRate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderRun(Answer):
-    """What a folder of images costs to load.
+    """Cost of loading a folder of images.
 
     Attributes:
-        folder: The folder.
-        num_files: Images that were read.
-        sample_bytes: Their mean size [bytes].
-        sample_cost_s: Mean time of a core to decode and augment one, with the least and largest round [s].
-        decode_s, augment_s: Its two parts [s].
-        read_s: Mean time of reading one again, when it is in memory [s].
+        folder: Folder of the images.
+        num_files: Number of images read.
+        sample_bytes: Mean size of an image [bytes].
+        sample_cost_s: Mean time of a core to decode and augment an image, with the least and largest round [s].
+        decode_s, augment_s: The two parts of ``sample_cost_s`` [s].
+        read_s: Mean time of reading an image again, when it is in memory [s].
         first_read_bytes_per_s: Bandwidth of the first round of reading; that of the storage if nothing was in memory.
         num_cores: Cores this process may use.
-        rates: Real loaders beside their predicted rates.
-        wanted_samples_per_s: Rate of the device that was asked for, None if not asked.
-        workers_needed: Workers that keep it busy; None if not asked, or if this machine's cores forbid it.
+        rates: Measured and predicted rates of real loaders.
+        wanted_samples_per_s: Throughput of the device in the question, None if not asked.
+        workers_needed: Number of workers that keep the device busy; None if not asked or for lack of cores.
     """
 
     folder: str
@@ -73,22 +73,22 @@ def measure_loader(
     seconds: float = 3.0,
     samples_per_s: float | None = None,
 ) -> LoaderRun:
-    """Measures what the images of a folder cost to read, decode and augment, for ``plan(loader=...)``.
+    """Measures the time to read, decode and augment the images of a folder.
 
     Args:
         folder: A folder with images, at any depth.
         image_size: Height and width after augmentation [pixels].
         augmentation: crop (random resized crop and flip), resize or none.
         workers: Numbers of workers of a real ``DataLoader`` to check the prediction with; none if empty.
-        batch_size: Samples of its batches.
-        most_files: Files to read, at equal distances.
-        num_rounds: Rounds over the files; the first warms up.
-        seconds: About how long each real loader runs [s].
-        samples_per_s: Rate of a device, to tell how many workers it needs.
+        batch_size: Batch size of one device.
+        most_files: Largest number of files to read, spread evenly over the folder.
+        num_rounds: Rounds over the files; the first one is warm-up.
+        seconds: Time that each real loader runs, roughly [s].
+        samples_per_s: Throughput of a device, to find the number of workers it needs.
 
     Raises:
-        InvalidSetupError: An argument cannot be meant, or the folder has no images.
-        MeasurementError: A file cannot be read or is no image.
+        InvalidSetupError: An argument has an impossible value, or the folder has no images.
+        MeasurementError: A file cannot be read or is not an image.
     """
     _check(workers, batch_size, most_files, seconds, samples_per_s)
     files = image_files(Path(folder), most_files)

@@ -1,4 +1,4 @@
-"""Traced models in memory, and what models there are by name."""
+"""Traced models in memory, and the names of known models."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ _OF_FILES = ("hf:", "onnx:", "keras:")
 
 
 def is_fixed(model: str) -> bool:
-    """Whether a model's name says all about it; a file may change between two questions."""
+    """Whether a name determines the model; a file may change between two questions."""
     return not model.startswith(_OF_FILES) and ".py:" not in model
 
 
 @lru_cache(maxsize=_MODELS_KEPT)
 def _named_model(request: ModelRequest, setup: TrainingSetup) -> PreparedModel:
-    """A traced model with its distinct kernels, kept in memory; for models whose name says all about them."""
+    """A traced model with its distinct kernels, kept in memory; for names that determine their model."""
     return prepare(trace(request, setup))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedModels:
-    """Traced models of the runs of one question: each is traced once for everything that is asked about it.
+    """Traced models of the runs of one question; each model is traced once.
 
     Attributes:
         use_cache: Whether to read and write the cache of traced graphs.
@@ -104,7 +104,7 @@ def trace_model(request: ModelRequest, setup: TrainingSetup) -> str:
 
 
 def kept_model_names() -> dict[str, Any] | None:
-    """What ``model_names`` said before, None if it was never asked with these libraries; loads nothing."""
+    """The kept answer of ``model_names``, None if it was never asked with these libraries; loads nothing."""
     try:
         found: dict[str, Any] = json.loads(_names_file().read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -125,7 +125,7 @@ def _version(package: str) -> str:
 
 
 def model_names() -> dict[str, Any]:
-    """Names of models by where they come from, with the keys of the families; kept in the cache folder."""
+    """Names of models by their library, with the keys of the families; kept in the cache folder."""
     found = _names()
     with contextlib.suppress(OSError):  # a cache that cannot be written costs some seconds the next time
         path = _names_file()

@@ -39,7 +39,7 @@ _USUAL_DATASETS: Mapping[tuple[int, ...], str] = {
     (3, 96, 96): "patchcamelyon",
     (3, 224, 224): "imagenet",
 }
-"""Dataset of a question that names none, by the shape of a sample."""
+"""Default dataset of a question, by the shape of a sample."""
 
 
 def plan(
@@ -63,7 +63,7 @@ def plan(
     Raises:
         UsageError: The question must be changed: unknown names, limits that cannot be read or contradict each other,
             an empty or too large set of candidates.
-        FailureError: A model could not be built or traced, a file could not be read, or a curve says nothing.
+        FailureError: A model could not be built or traced, a file could not be read, or a curve allows no forecast.
 
     Example:
         >>> import forerun
@@ -133,7 +133,7 @@ def _lower(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def _words_of(given: str | Sequence[str]) -> tuple[str, ...]:
-    """The words of a list, which may be one text with commas."""
+    """The words of a list or of one text with commas."""
     words = given.split(",") if isinstance(given, str) else given
     return tuple(word.strip() for word in words if word.strip())
 
@@ -145,7 +145,7 @@ def _batch_sizes(given: str | int | Sequence[int]) -> tuple[int, ...]:
     if not sizes:
         raise InvalidSetupError("a plan needs at least one batch size, got none")
     for size in (sizes[0], sizes[-1]):
-        TrainingSetup(batch_size_per_device=size)  # refuses what is no batch size
+        TrainingSetup(batch_size_per_device=size)  # refuses a value that is not a batch size
     return sizes
 
 
@@ -189,7 +189,7 @@ def _shared_run(
     sizes: Sequence[int],
     given: Mapping[str, Any],
 ) -> tuple[Run, tuple[str, ...]]:
-    """What all candidates share, as the run of the first of them, and notes on what was assumed of its job."""
+    """The run of the first candidate with the settings that all share, and notes on the assumptions about its job."""
     most = max(choices, key=lambda option: option.num_devices)
     settings = {name: value for name, value in given.items() if name in _OF_RUNS}
     settings.setdefault("epochs", 1.0)
@@ -248,7 +248,7 @@ def _priced(choices: Sequence[DeviceOption], given: Mapping[str, Any]) -> tuple[
 
 
 def _prices(path: str | Path | None) -> tuple[InstancePrice, ...]:
-    """The shipped prices; a user's own take the place of those of the same devices."""
+    """The shipped prices; a user's own prices replace those of the same devices."""
     if path is None:
         return load_prices()
     own = read_price_file(Path(path))
@@ -263,7 +263,7 @@ def _check_answerable(
     accuracies: Mapping[str, float],
     co2_g_per_kwh: float | None,
 ) -> None:
-    """Refuses limits and objectives whose quantity is known of no candidate."""
+    """Refuses limits and objectives whose quantity is known for no candidate."""
     asked = {minimize, *(limit.quantity.name for limit in limits)}
     if "accuracy" in asked and not accuracies:
         raise InvalidSetupError(
@@ -304,7 +304,7 @@ def read_accuracies(path: Path) -> dict[str, float]:
     """Accuracy by model, from a CSV file with the columns ``model`` and ``accuracy`` (a fraction).
 
     Raises:
-        InvalidSetupError: The file cannot be read, lacks a column, or has a value that is no fraction.
+        InvalidSetupError: The file cannot be read, lacks a column, or has a value that is not a fraction.
     """
     try:
         with path.open(encoding="utf-8", newline="") as file:

@@ -29,16 +29,16 @@ __all__ = ["TargetEpochs", "TargetQuestion", "epochs_to_target", "read_curves"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetQuestion:
-    """What a user says of how a model learns.
+    """A user's question about the epochs to a target.
 
     Attributes:
-        target: Such as ``accuracy>=0.92``.
-        curve: A run so far, as ``forecast`` takes it, or one for each model.
-        curve_batch_size: Samples of a step of that run, where the file does not say.
-        schedule: Its learning rate from first to last epoch.
-        history: Finished runs of the same job, a folder.
-        batches: A table of steps or epochs to the target at several batch sizes.
-        critical_batch_size: Batch size at which twice the least number of epochs is needed.
+        target: Target, such as ``accuracy>=0.92``.
+        curve: Curve of a run so far, as in ``forecast``, or one for each model.
+        curve_batch_size: Batch size of the run in ``curve``, if its file does not say it.
+        schedule: Learning-rate schedule of that run.
+        history: Folder of finished runs of the same job.
+        batches: Table of steps or epochs to the target at several batch sizes.
+        critical_batch_size: Batch size that needs twice the least number of epochs.
     """
 
     target: str | None = None
@@ -52,12 +52,12 @@ class TargetQuestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetEpochs:
-    """The answer.
+    """Epochs to the target.
 
     Attributes:
-        target: The target, as it is written out.
+        target: The target in words.
         epochs: Epochs of every candidate.
-        notes: What a reader must know.
+        notes: Remarks for the reader.
     """
 
     target: str
@@ -71,15 +71,15 @@ def epochs_to_target(
     """Epochs to the target by model and batch size; None where no target is asked for.
 
     Args:
-        question: What is known.
+        question: The target and the evidence.
         models: The models of the plan.
         num_samples: Samples of an epoch.
-        num_epochs: Length of the runs; that of the schedule or of the history if None.
+        num_epochs: Length of the runs; None for that of the schedule or of the history.
 
     Raises:
-        InvalidSetupError: Nothing says how a model learns, something is given without its target, or the target is not
-            likely to be reached by the end of the run.
-        ForecastError: The curve says nothing, or no finished run reached the target.
+        InvalidSetupError: There is no evidence about the learning of a model, evidence without a target, or the target
+            is not likely to be reached by the end of the run.
+        ForecastError: The curve allows no forecast, or no finished run reached the target.
         RecordError: A file cannot be read.
     """
     if question.target is None:
@@ -127,7 +127,7 @@ def _law(question: TargetQuestion, num_samples: int) -> BatchScaling | None:
 
 
 def _curves(question: TargetQuestion, models: Sequence[str]) -> Mapping[str, Any]:
-    """The curve of each model, None where something else says how it learns."""
+    """The curve of each model, None where a history or a table takes its place."""
     if isinstance(question.curve, Mapping):
         missing = [model for model in models if model not in question.curve]
         if missing:
@@ -158,7 +158,7 @@ def _run(
     num_samples: int,
     num_epochs: float | None,
 ) -> tuple[LearningRun, list[str]]:
-    """What one model needs, and what to say about it."""
+    """Epochs that one model needs, and notes on them."""
     if curve is None and question.history is None:
         return _by_law(law, num_samples)
     if curve is None:
@@ -230,7 +230,7 @@ def _reached(run: Curve, target: Target) -> float:
 def _batch_size(
     question: TargetQuestion, run: Curve, law: BatchScaling | None, num_samples: int
 ) -> float | None:
-    """Samples of a step of a run, as given or by the steps of its epochs; None where nothing depends on them."""
+    """Batch size of a run, as given or by the steps of its epochs; None where nothing depends on it."""
     if law is None and run.unit == "epoch":
         return None
     if question.curve_batch_size is not None:
@@ -246,7 +246,7 @@ def _batch_size(
 
 
 def _epochs_of_unit(run: Curve, batch_size: float | None, num_samples: int) -> float:
-    """Epochs of one unit of a curve, which counts epochs or steps."""
+    """Epochs per unit of a curve, which counts epochs or steps."""
     if run.unit == "epoch":
         return 1.0
     assert batch_size is not None
@@ -271,7 +271,7 @@ def read_curves(path: Path) -> Path | dict[str, str | Path | Curve]:
     Runs are looked for beside the table.
 
     Raises:
-        RecordError: A row lacks one of the two.
+        RecordError: A row lacks its model or its run.
     """
     if path.is_dir() or path.suffix.lower() != ".csv":
         return path
@@ -282,7 +282,7 @@ def read_curves(path: Path) -> Path | dict[str, str | Path | Curve]:
                 return path
             rows = list(reader)
     except (OSError, UnicodeDecodeError, csv.Error):
-        return path  # what is wrong with it is said where it is read as a curve
+        return path  # the reader of curves reports its errors
     for number, row in enumerate(rows, start=2):
         if not row["model"] or not row["run"]:
             raise RecordError(f"{path}, line {number}: expected a model and its run, got {row}")

@@ -16,12 +16,12 @@ __all__ = ["PlannedModels"]
 
 
 class PlannedModels:
-    """Where the planner's engine gets models from, see ``planner.engine.ModelSource``.
+    """Source of models for the planner's engine, see ``planner.engine.ModelSource``.
 
     Args:
         models: The traced models.
-        run: What all candidates share.
-        stacks: Frameworks of the models; no calibration is good for models of both.
+        run: A run with the settings that all candidates share.
+        stacks: Frameworks of the models; no calibration serves models of both.
     """
 
     def __init__(self, models: TracedModels, run: Run, stacks: frozenset[str]) -> None:

@@ -1,4 +1,4 @@
-"""Steps of a script's model on the device of its trials, in every configuration of a space: one call of the planner."""
+"""Predicts the steps of a script's model in every configuration of a space, by one call of the planner."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class ScriptModel:
 
     Attributes:
         model: A specification as in ``predict``, of PyTorch.
-        image_size: Height and width of its images, where the script's arguments do not tell [pixels].
-        input_shape: Shape of one sample, instead.
+        image_size: Height and width of the images, if the script's arguments do not say it [pixels].
+        input_shape: Shape of one sample, instead of ``image_size``.
         sequence_length: Tokens of one sample of a text model.
     """
 
@@ -60,7 +60,7 @@ class ScriptModel:
         """Traces the model once, before anything runs.
 
         Raises:
-            UsageError: There is no such model, it is one of Keras, or its input is not what the space varies.
+            UsageError: There is no such model, it is one of Keras, or its input does not fit the space.
             FailureError: It cannot be built or traced.
         """
         if is_keras(self.model):
@@ -74,24 +74,24 @@ class ScriptModel:
                 "size is read from its arguments or given as --image-size"
             )
         size = self.image_size or (varied.values[0] if varied is not None and varied.values else None)
-        # Tracing asks nothing of the device.
+        # Tracing needs no particular device.
         TracedModels().of(self.run(cluster_of(find_device("cpu"), 1, 1), image_size=size))
 
     def sized(self, image_size: int | None) -> ScriptModel:
-        """The same with images of a size [pixels], if nothing else was given."""
+        """This model with images of a size [pixels], unless the user gave a shape or a size."""
         is_given = self.image_size is not None or self.input_shape is not None
         return self if is_given else replace(self, image_size=image_size)
 
     def run(self, cluster: Cluster, **options: Unpack[RunOptions]) -> Run:
-        """A run of it."""
+        """A run of this model."""
         options["input_shape"], options["sequence_length"] = self.input_shape, self.sequence_length
         return Run.of(self.model, device=cluster, **options)
 
 
 def predictable_device(device_index: str) -> Device | str:
-    """The device of this machine that trials run on; or why its steps are not predicted.
+    """The device of the trials on this machine, or the reason why its steps cannot be predicted.
 
-    A GPU needs its entry in the catalogue, a processor a calibration: no datasheet tells what one of them does.
+    A GPU needs an entry in the catalogue, a processor a calibration, because datasheets of processors say too little.
     """
     try:
         device = device_at(gpu_index(device_index))
@@ -111,7 +111,7 @@ def steps_or_reason(
     *,
     memory_bytes: float | None,
 ) -> DeviceSteps | str:
-    """``planned_steps`` on a device of this machine; or why there are none, as a study goes on without them."""
+    """``planned_steps`` on a device of this machine, or the reason why there are none; a study goes on without them."""
     device = predictable_device(device_index)
     if isinstance(device, str):
         return device
@@ -133,15 +133,15 @@ def planned_steps(
     """Predicted steps and memory at every combination of batch size, precision, memory order and image size.
 
     Args:
-        model: What the script trains.
+        model: Model that the script trains.
         device: From ``predictable_device``.
-        space: What may be changed.
+        space: Settings that may be changed.
         base: The script's own values.
-        profile: Of the script as it is.
+        profile: Profile of the unchanged script.
         memory_bytes: Memory of a GPU; None for no limit [bytes].
 
     Raises:
-        InvalidSetupError: Nothing tells the script's batch size, or its precision was never calibrated.
+        InvalidSetupError: The batch size of the script is unknown, or its precision was never calibrated.
         UsageError, FailureError: The model cannot be built or traced at one of the image sizes.
     """
     own = script_point(profile, base, model.image_size)
@@ -193,9 +193,10 @@ def planned_steps(
 
 
 def _known(table: CandidateTable, device: Device) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Which candidates to believe: on a processor those of a precision that its calibration has measured.
+    """Marks the candidates to believe: on a processor, those in a precision that its calibration measured.
 
-    Half precision without instructions for it is slower than single, which no GPU behind the cost model shows.
+    Without instructions for it, half precision is slower than single precision; the GPUs behind the cost model all
+    have such instructions.
     """
     if device.kind is DeviceKind.GPU:
         return np.ones(len(table), dtype=np.bool_)
@@ -203,7 +204,7 @@ def _known(table: CandidateTable, device: Device) -> np.ndarray[Any, np.dtype[np
 
 
 def _optimizer(profile: Profile) -> str:
-    """The script's optimizer if the tracer knows it, else one with as much to do as most."""
+    """The script's optimizer if the tracer knows it, else one with a typical amount of work."""
     from forerun.tracing.optimizers import OPTIMIZERS
 
     name = str(profile.optimizer.get("name") or "").lower()

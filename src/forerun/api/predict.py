@@ -29,7 +29,7 @@ def predict(
     use_cache: bool = True,
     **options: Unpack[RunOptions],
 ) -> Estimate:
-    """Time, memory, energy and cost of training a model on one device or several, without them.
+    """Predicts time, memory, energy and cost of training a model, without the devices.
 
     Args:
         model: An ``nn.Module``, a ``keras.Model``, a specification such as ``torchvision:resnet50`` (see
@@ -54,10 +54,10 @@ def predict(
 
 
 def run_from(model: Any, device: str | Device | Cluster | None, options: Any) -> Run:
-    """The run that a call is about.
+    """The run of a call.
 
     Raises:
-        UsageError: A whole run and parts of another are given, or no device, or a setting is none.
+        UsageError: A whole run and parts of another are given, or no device is given, or a setting is not known.
     """
     if isinstance(model, Run):
         given = [name for name, value in {"device": device, **options}.items() if value is not None]
@@ -76,10 +76,10 @@ def run_from(model: Any, device: str | Device | Cluster | None, options: Any) ->
 def estimates_of(
     runs: list[Run], models: TracedModels, cost_model: OpTimeWeights | None = None
 ) -> list[RunEstimate]:
-    """Estimates of runs with the steps behind them; every verb that tells of whole runs asks here.
+    """Estimates of runs, with the steps behind them, for every verb that answers about whole runs.
 
     Raises:
-        UsageError, FailureError: As ``predict``.
+        UsageError, FailureError: As in ``predict``.
     """
     return [
         estimate_run(models.of(run), models.validation_of(run), run, cost_model or cost_model_of(run))

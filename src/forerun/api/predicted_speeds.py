@@ -10,7 +10,7 @@ from forerun.api.predict import predict
 from forerun.api.scale import scale
 from forerun.api.sweep import sweep
 from forerun.errors import InvalidSetupError
-from forerun.scheduler.cluster import Cluster, NodeGroup
+from forerun.scheduler.cluster import NodeGroup, SharedCluster
 from forerun.scheduler.jobs_file import JobEntry
 from forerun.scheduler.speed import SpeedModel
 from forerun.scheduler.speed_fit import StepPoint, fit_data_parallel
@@ -35,7 +35,9 @@ class Links:
     inter: str | None = None
 
 
-def predicted_speeds(entry: JobEntry, cluster: Cluster, links: Links) -> tuple[dict[str, SpeedModel], float]:
+def predicted_speeds(
+    entry: JobEntry, cluster: SharedCluster, links: Links
+) -> tuple[dict[str, SpeedModel], float]:
     """Speed of a model on each kind of device, fitted to predicted steps, and the spread of its logarithm.
 
     Raises:

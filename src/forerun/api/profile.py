@@ -32,20 +32,21 @@ def profile(
     device_index: str | None = None,
     echo: IO[str] | None = None,
 ) -> Profile:
-    """Runs a training command unchanged and tells where the time of its steps goes.
+    """Runs a training command unchanged and shows where the time of its steps goes.
 
     Hooks are installed in its Python processes when they start; its files are not touched.
 
     Args:
-        command: Words such as ``["python", "train.py", "--epochs", "3"]``.
-        num_steps: Steps after which the command is stopped; None to let it end.
-        window_steps: Steps under ``torch.profiler``; 0 for none.
-        warmup_steps: Steps before them.
-        epochs: Epochs of the whole job, where its arguments do not tell.
+        command: Words of the command, such as ``["python", "train.py", "--epochs", "3"]``.
+        num_steps: Number of steps after which the command is stopped; None to let it end.
+        window_steps: Number of steps under ``torch.profiler``; 0 for none.
+        warmup_steps: Number of warm-up steps before the profiled ones.
+        epochs: Epochs of the job, if the arguments of the command do not say it.
         timeout_s: Longest time of the run [s].
-        folder: Where the records of its processes are kept; None not to keep them.
-        device_index: ``cpu`` or ``cuda:N``, the only device that the command then sees; its own choice if None.
-        echo: Where its output goes as well.
+        folder: Folder for the raw recordings of all processes; None not to keep them.
+        device_index: ``cpu`` or ``cuda:N``, the only device that the command then sees; None for the
+            command's own choice.
+        echo: Stream for the output of the command.
 
     Raises:
         UsageError: The command cannot be run.

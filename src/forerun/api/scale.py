@@ -34,17 +34,17 @@ class ScaleCurve(Answer):
     """Answer of ``forerun.scale``.
 
     Attributes:
-        run: The run on the largest number of devices.
+        run: Run on the largest number of devices.
         model: The model as it was named.
         device: Catalogue name of the device.
-        strategy: How the work is shared.
+        strategy: Strategy that shares the work.
         precision: Precision of the step.
         intra_link: Link between devices of a node; None where there is none.
         inter_link: Link between nodes; None where there is none.
-        points: The sizes, weak scaling first.
-        stops_paying_at: First number of devices whose added devices each bring less than half of what the first does,
-            by scaling; None where all pay.
-        notes: What a reader must know.
+        points: One point per number of devices, weak scaling first.
+        stops_paying_at: By kind of scaling, the first number of devices at which each added device brings less than
+            half of the throughput of the first; None where all pay.
+        notes: Remarks for the reader.
     """
 
     run: Run
@@ -105,7 +105,7 @@ def scale(
 
 
 def _usual_numbers(model: Any, device: str | Device | Cluster | None) -> Sequence[int]:
-    """Numbers of devices where none are given: up to eight, or up to all of the machines that are named."""
+    """Default numbers of devices: up to eight, or up to all devices of the named machines."""
     named = (
         model.cluster if isinstance(model, Run) else cluster_from(device, {}) if device is not None else None
     )
@@ -117,7 +117,7 @@ def sizes_of(numbers: Sequence[int]) -> list[int]:
     """Numbers of devices, ascending and each once.
 
     Raises:
-        InvalidSetupError: There is none, or one that is no number of devices.
+        InvalidSetupError: The list is empty, or a value is not a number of devices.
     """
     found = sorted(set(numbers))
     if not found:
@@ -136,7 +136,7 @@ def _largest_run(
     numbers: Sequence[int],
     num_nodes: int | None,
 ) -> Run:
-    """The run on the machines that the points take their devices from."""
+    """The run on all machines; the points use some of their devices."""
     if isinstance(model, Run):
         run = run_from(model, device, given)
         is_alone = run.cluster.num_devices == 1
@@ -165,14 +165,14 @@ class _Curve:
         self._alone: dict[int, float] = {}
 
     def at(self, num_devices: int, batch_size: int) -> Run:
-        """The run on so many of its devices, each with this batch."""
+        """The run on some of its devices, each with this batch size."""
         cluster = self.run.cluster.with_devices(num_devices, self._num_nodes)
         return replace(
             self.run, cluster=cluster, setup=replace(self.run.setup, batch_size_per_device=batch_size)
         )
 
     def point(self, kind: str, num_devices: int) -> ScalePoint:
-        """One size of the curve."""
+        """One point of the curve."""
         batch_size = self.run.setup.batch_size_per_device
         total = batch_size * self.numbers[0]
         if kind == "strong":
@@ -188,11 +188,11 @@ class _Curve:
         return _point(kind, run, found, alone)
 
     def graph_notes(self) -> tuple[str, ...]:
-        """What the tracer had to say of the model."""
+        """Notes of the tracer on the model."""
         return self._models.of(self.run).graph.notes
 
     def _alone_rate(self, batch_size: int) -> float:
-        """Samples per second of one device with this batch."""
+        """Throughput of one device with this batch size [samples/s]."""
         if batch_size not in self._alone:
             alone = replace(self.run.cluster, num_nodes=1, num_devices_per_node=1)
             run = replace(self.at(self.numbers[0], batch_size), cluster=alone)

@@ -44,11 +44,11 @@ class ServerPoint(Answer):
     """One number of workers and servers.
 
     Attributes:
-        num_workers, num_servers: Sizes.
+        num_workers, num_servers: Numbers of workers and servers.
         step_time_s: Step of all workers together (synchronous) or of one worker (asynchronous) [s].
         steps_per_s: Updates of the model per second, of all workers together.
         throughput_samples_per_s: Samples of all workers per second.
-        efficiency: Throughput over that many times the throughput of one worker with as many servers.
+        efficiency: Throughput over ``num_workers`` times the throughput of one worker with as many servers.
         num_steps_per_epoch: Updates of an epoch; None without a dataset.
         num_steps: Updates of all epochs; None without a number of epochs.
         job_time_s: All epochs; None without a number of epochs [s].
@@ -75,10 +75,10 @@ class ServerCurve(Answer):
         device: Device of a worker; None with published coefficients.
         mode: synchronous or asynchronous.
         batch_size_per_step: Samples of one update of the model.
-        epochs: Epochs that were asked about.
-        points: The sizes.
+        epochs: Epochs in the question.
+        points: One point per number of workers and servers.
         best_workers: Workers with the highest throughput, by number of servers.
-        notes: What a reader must know.
+        notes: Remarks for the reader.
     """
 
     run: Run
@@ -104,14 +104,14 @@ def scale_servers(
     use_cache: bool = True,
     **options: Unpack[RunOptions],
 ) -> ServerCurve:
-    """Speed of training with parameter servers for numbers of workers and servers.
+    """Predicts the speed of training with parameter servers.
 
     Args:
         model: A specification such as ``torchvision:resnet50``; with published coefficients a name only.
         num_workers: Numbers of workers.
         num_servers: Numbers of servers.
         device: Device of a worker; not needed with published coefficients.
-        global_batch_size: Samples of a step of all workers (synchronous); the batch size if None.
+        global_batch_size: Batch size of all workers together (synchronous); None for the batch size.
         synchronous: Whether workers wait for each other.
         coefficients: ``optimus`` for the published speed function of ResNet-50 instead of first principles.
         use_cache: Whether to use the cache of traced graphs.
@@ -123,7 +123,7 @@ def scale_servers(
     """
     given = checked(options, RunOptions)
     if "price_usd_per_hour" in given:
-        raise InvalidSetupError("a price of one device says nothing of workers and servers; leave it out")
+        raise InvalidSetupError("a price of one device cannot be used for workers and servers; leave it out")
     if coefficients is not None and coefficients not in COEFFICIENTS:
         raise InvalidSetupError(
             f"unknown coefficients '{coefficients}'; expected one of {', '.join(COEFFICIENTS)}"
@@ -137,7 +137,7 @@ def scale_servers(
             "expected the device of a worker with --on, or --coefficients optimus; give one"
         )
     inter = given.pop("inter", None)
-    # With published coefficients the device says nothing: any has the job's settings checked.
+    # With published coefficients the device has no effect; any one serves to check the settings of the job.
     run = Run.of(model, device=device or "cpu", **{**given, "batch_size": batch})
     if coefficients is not None:
         step_s, note = _published(batch, synchronous=synchronous)
@@ -170,7 +170,7 @@ _StepTime = Callable[[int, int], float]
 
 
 def _published(batch: int, *, synchronous: bool) -> tuple[_StepTime, str]:
-    """Step time by workers and servers from Optimus' coefficients, and what to say of it."""
+    """Step time by workers and servers from Optimus' coefficients, and notes on it."""
     theta = OPTIMUS_SYNCHRONOUS if synchronous else OPTIMUS_ASYNCHRONOUS
 
     def step_s(w: int, p: int) -> float:
@@ -207,7 +207,7 @@ def _first_principles(
         model_bytes=model_bytes,
         server_bytes_per_s=link.usable_bytes_per_s,
         worker_bytes_per_s=link.usable_bytes_per_s,
-        # Gradient and weight are read and the weight written by a server's processor.
+        # A server's processor reads gradient and weight and writes the weight.
         update_s=3 * model_bytes / load_catalog()["cpu"].memory_bandwidth_bytes_per_s,
         latency_s=link.latency_s,
     )
@@ -250,9 +250,9 @@ class SpeedFit(Answer):
         parameters: Its coefficients.
         errors: Mean error of left-out points by model, as fractions; None where a model could not be fitted without
             them.
-        points: Asked sizes, each with ``step_time_s``, ``throughput_samples_per_s`` and their intervals.
+        points: The sizes of the question, each with ``step_time_s``, ``throughput_samples_per_s`` and their intervals.
         proposals: Sizes to measure next.
-        notes: What a reader must know.
+        notes: Remarks for the reader.
     """
 
     model: str | None
@@ -276,23 +276,23 @@ def fit_speed(
     num_proposals: int = 0,
     synchronous: bool = True,
 ) -> SpeedFit:
-    """Fits a speed model to measured points, extrapolates with intervals, and proposes what to measure next.
+    """Fits a speed model to measured points, extrapolates with intervals, and proposes sizes to measure next.
 
     Args:
         points: A CSV file (columns in ``communication.speed_points``), or points; None for proposals only.
         speed_model: pollux, ring, average, optimus-synchronous or optimus-asynchronous; None for the best by
             cross-validation.
-        num_devices: Sizes to ask about; those of the points if None.
-        num_workers: The same for parameter servers, and the candidates of proposals.
-        num_servers: Numbers of servers to combine them with.
-        num_nodes: Nodes of the asked sizes; as many as the measured point nearest in size had, if None.
-        batch_size: Samples of one device of the asked sizes; that of the points' median if None.
-        global_batch_size: Samples of all of them instead, as in strong scaling.
-        num_proposals: How many sizes to propose.
-        synchronous: Which form proposals are for.
+        num_devices: Numbers of devices to predict; None for those of the points.
+        num_workers: Numbers of workers to predict with parameter servers; also the candidates of proposals.
+        num_servers: Numbers of servers to combine with the workers.
+        num_nodes: Nodes of the predicted sizes; None for those of the measured point nearest in size.
+        batch_size: Batch size of one device; None for the median of the points.
+        global_batch_size: Batch size of all devices together instead, as in strong scaling.
+        num_proposals: Number of sizes to propose.
+        synchronous: Whether the proposals are for synchronous training.
 
     Raises:
-        UsageError: The points do not suffice, a time is not above zero, or a size cannot be meant.
+        UsageError: The points do not suffice, a time is not above zero, or a size is impossible.
         RecordError: The file cannot be read.
     """
     measured = (
@@ -375,7 +375,7 @@ def _asked(
 
 
 def _measured_s(asked: SpeedPoint, measured: Sequence[SpeedPoint]) -> float | None:
-    """Mean of what was measured at this very size; None if nothing was [s]."""
+    """Mean of the step times measured at exactly this size; None without any [s]."""
     found = [point.measured_s for point in measured if point.size == asked.size]
     return sum(found) / len(found) if found else None
 

@@ -16,9 +16,9 @@ from forerun.api.predicted_speeds import Links
 from forerun.api.schedule_jobs import KnownJob, known_jobs
 from forerun.errors import UsageError
 from forerun.prediction.estimate import Interval
-from forerun.scheduler.cluster import Cluster, parse_cluster
+from forerun.scheduler.cluster import SharedCluster, parse_cluster
 from forerun.scheduler.events import SimulatedSchedule, Stretch
-from forerun.scheduler.job import DataParallelTraining, Job
+from forerun.scheduler.job import DataParallelTraining, ScheduledJob
 from forerun.scheduler.jobs_file import JobEntry, check_entries, read_jobs
 from forerun.scheduler.metrics import ScheduleMetrics
 from forerun.scheduler.plan import FIRST_PORT, NodeDevices, device_numbers, torchrun_lines
@@ -145,7 +145,7 @@ class Schedule(Answer):
 def schedule(
     jobs: str | Path | Sequence[Mapping[str, Any]],
     *,
-    cluster: str | Cluster,
+    cluster: str | SharedCluster,
     policies: Sequence[str] = ("foresight", "srtf", "fifo"),
     round_s: float = 60.0,
     seed: int = 0,
@@ -181,7 +181,7 @@ def schedule(
 
 
 def schedule_trace(
-    trace: str | Path, *, cluster: str | Cluster, policies: Sequence[str] = ("fifo", "srtf", "las")
+    trace: str | Path, *, cluster: str | SharedCluster, policies: Sequence[str] = ("fifo", "srtf", "las")
 ) -> Schedule:
     """How policies compare on a trace of jobs with known devices and durations.
 
@@ -219,7 +219,7 @@ def schedule_trace(
     )
 
 
-def _devices_by_node(cluster: Cluster) -> tuple[int, ...]:
+def _devices_by_node(cluster: SharedCluster) -> tuple[int, ...]:
     return tuple(group.devices_per_node for group in cluster.groups for _ in range(group.num_nodes))
 
 
@@ -239,7 +239,7 @@ def _entries(jobs: str | Path | Sequence[Mapping[str, Any]]) -> list[JobEntry]:
 
 def _outcome(
     known: Sequence[KnownJob],
-    cluster: Cluster,
+    cluster: SharedCluster,
     policy: Policy,
     options: SimulationOptions,
     with_intervals: bool,
@@ -258,7 +258,7 @@ def _outcome(
 
 
 def _draws(
-    known: Sequence[KnownJob], cluster: Cluster, policy: Policy, options: SimulationOptions
+    known: Sequence[KnownJob], cluster: SharedCluster, policy: Policy, options: SimulationOptions
 ) -> npt.NDArray[np.float64]:
     """Ends of the jobs with speeds and works drawn around what is believed, (draws, jobs)."""
     chance = np.random.default_rng(options.seed)
@@ -271,7 +271,7 @@ def _draws(
     return np.asarray(ends)
 
 
-def _drawn(item: KnownJob, speed: float, work: float) -> Job:
+def _drawn(item: KnownJob, speed: float, work: float) -> ScheduledJob:
     """The job as it may turn out: factors are those of a unit spread."""
     training = item.job.training
     assert isinstance(training, DataParallelTraining)

@@ -11,9 +11,9 @@ from pathlib import Path
 from forerun.api.predicted_speeds import Links, predicted_speeds
 from forerun.errors import InvalidSetupError
 from forerun.run.job import find_dataset
-from forerun.scheduler.cluster import Cluster
+from forerun.scheduler.cluster import SharedCluster
 from forerun.scheduler.curve_forecast import CurveForecast
-from forerun.scheduler.job import DataParallelTraining, Job
+from forerun.scheduler.job import DataParallelTraining, ScheduledJob
 from forerun.scheduler.jobs_file import JobEntry
 from forerun.scheduler.rate_curve import BatchEfficiency
 from forerun.scheduler.speed import MeasuredSpeed, SpeedModel
@@ -42,14 +42,14 @@ class KnownJob:
         source: Where its speed is from.
     """
 
-    job: Job
+    job: ScheduledJob
     speed_spread: float
     work_spread: float
     script: str
     source: str
 
 
-def known_jobs(entries: Sequence[JobEntry], cluster: Cluster, links: Links) -> list[KnownJob]:
+def known_jobs(entries: Sequence[JobEntry], cluster: SharedCluster, links: Links) -> list[KnownJob]:
     """The jobs of a file.
 
     Raises:
@@ -59,14 +59,14 @@ def known_jobs(entries: Sequence[JobEntry], cluster: Cluster, links: Links) -> l
     return [_known(entry, cluster, links) for entry in entries]
 
 
-def _known(entry: JobEntry, cluster: Cluster, links: Links) -> KnownJob:
+def _known(entry: JobEntry, cluster: SharedCluster, links: Links) -> KnownJob:
     speeds, spread, source = _speeds(entry, cluster, links)
     base, most = float(entry.batch_size), float(entry.batch_size_max or entry.batch_size)
     efficiency = None
     if entry.noise_scale is not None:
         efficiency = BatchEfficiency(noise_scale=entry.noise_scale, base_batch_size=base)
     work, epoch_samples = _work(entry)
-    job = Job(
+    job = ScheduledJob(
         name=entry.name,
         training=DataParallelTraining(
             speeds=speeds, batch_size=base, batch_range=(base, most), efficiency=efficiency
@@ -113,7 +113,9 @@ def _work_to_target(entry: JobEntry, epoch_samples: float) -> float:
     return forecast(len(losses) * epoch_samples)
 
 
-def _speeds(entry: JobEntry, cluster: Cluster, links: Links) -> tuple[dict[str, SpeedModel], float, str]:
+def _speeds(
+    entry: JobEntry, cluster: SharedCluster, links: Links
+) -> tuple[dict[str, SpeedModel], float, str]:
     """Speed by kind of device, its spread, and where it is from."""
     if entry.points is not None:
         return _measured(entry, cluster), MEASURED_SPREAD, "measured points"
@@ -122,7 +124,7 @@ def _speeds(entry: JobEntry, cluster: Cluster, links: Links) -> tuple[dict[str, 
     return *predicted_speeds(entry, cluster, links), "predicted"
 
 
-def _measured(entry: JobEntry, cluster: Cluster) -> dict[str, SpeedModel]:
+def _measured(entry: JobEntry, cluster: SharedCluster) -> dict[str, SpeedModel]:
     assert entry.points is not None
     known = {kind: MeasuredSpeed(points) for kind, points in entry.points.items()}
     unknown = [kind for kind in known if kind and kind not in cluster.kinds]
@@ -135,7 +137,7 @@ def _measured(entry: JobEntry, cluster: Cluster) -> dict[str, SpeedModel]:
     }
 
 
-def _fitted(entry: JobEntry, path: Path, cluster: Cluster) -> dict[str, SpeedModel]:
+def _fitted(entry: JobEntry, path: Path, cluster: SharedCluster) -> dict[str, SpeedModel]:
     """The seven-parameter form, fitted to the steps of each kind of device."""
     with path.open(newline="", encoding="utf-8-sig") as file:
         rows = [{str(k).strip(): (v or "").strip() for k, v in row.items()} for row in csv.DictReader(file)]
@@ -159,7 +161,7 @@ def _fitted(entry: JobEntry, path: Path, cluster: Cluster) -> dict[str, SpeedMod
     return found
 
 
-def _step_point(row: Mapping[str, str], cluster: Cluster) -> tuple[str, StepPoint]:
+def _step_point(row: Mapping[str, str], cluster: SharedCluster) -> tuple[str, StepPoint]:
     num_devices, batch, step_s = int(row["num_devices"]), float(row["batch_size"]), float(row["step_time_s"])
     if not (num_devices > 0 and 0 < batch < inf and 0 < step_s < inf):
         raise ValueError("a number is not above zero")

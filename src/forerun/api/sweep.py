@@ -65,7 +65,7 @@ class Sweep(Answer):
     device_memory_bytes: Floats
 
     def json_fields(self) -> dict[str, Any]:
-        """The fields, and the samples per second."""
+        """The fields, and the throughput."""
         return {**fields_of(self), "throughput_samples_per_s": self.throughput_samples_per_s}
 
     @property
@@ -105,7 +105,7 @@ def sweep(
         precisions: Precisions.
         cost_model: As in ``predict``.
         use_cache: Whether to use the cache of traced graphs.
-        options: The other settings of a run; those of jobs and prices say nothing of a step and are refused.
+        options: The other settings of a run; settings of jobs and prices do not change a step and are refused.
 
     Raises:
         UsageError: The question must be changed.
@@ -159,11 +159,11 @@ def _refuse(options: RunOptions) -> None:
     useless = [name for name in _OF_JOBS if options.get(name) not in (None, False)]
     if useless:
         raise InvalidSetupError(
-            f"a sweep tells times of steps, of which {', '.join(useless)} says nothing; leave it out"
+            f"a sweep predicts step times, which {', '.join(useless)} cannot change; leave it out"
         )
 
 
 def _by_weights(weights: Sequence[OpTimeWeights]) -> list[tuple[OpTimeWeights, list[int]]]:
-    """Each cost model with the devices it is for."""
+    """Each cost model with its devices."""
     distinct = {id(model): model for model in weights}
     return [(model, [i for i, own in enumerate(weights) if own is model]) for model in distinct.values()]

@@ -1,4 +1,4 @@
-"""Run times for schedulers that ask by the accelerator: SkyPilot's time estimator."""
+"""Run times by accelerator for schedulers: SkyPilot's time estimator."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ SKYPILOT_ACCELERATORS: Mapping[str, str] = {
     "T4": "t4",
     "V100": "v100-sxm2-16gb",
 }
-"""SkyPilot's names of accelerators (``sky show-gpus``) with the device of the catalogue that clouds sell under them."""
+"""SkyPilot's names of accelerators (``sky show-gpus``) and the catalogue devices that clouds sell under these names."""
 
 
 def time_estimator(model: str, **question: Any) -> Callable[[Any], float]:
     """A function from SkyPilot's resources to the time of the job [s], for ``sky.Task.set_time_estimator``.
 
-    SkyPilot's optimizer multiplies it with prices, to find the cheapest or fastest cloud. Anything with an attribute
-    ``accelerators``, a mapping of a name to a number, will do for the resources.
+    SkyPilot's optimizer multiplies this time with prices to find the cheapest or fastest cloud. Any object with an
+    attribute ``accelerators``, a mapping of a name to a number, serves as resources.
 
     Args:
         model: As in ``forerun.predict``.
         question: Further arguments of ``forerun.predict``; a dataset and a number of epochs are needed.
 
     Raises:
-        InvalidSetupError: The question has a device of its own, or no job; and, when asked, resources without
+        InvalidSetupError: The question names a device, or has no job; and, when called, resources without
             exactly one kind of accelerator, or with a part of one.
-        UnknownDeviceError: When asked, an accelerator that the catalogue does not have.
+        UnknownDeviceError: When called, an accelerator that the catalogue does not have.
 
     Example:
         >>> from types import SimpleNamespace

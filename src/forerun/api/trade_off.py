@@ -1,4 +1,4 @@
-"""``forerun forecast --trade-off`` as a function: configurations against each other, accuracy against time."""
+"""``forerun forecast --trade-off`` as a function: compares accuracy and time of configurations."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _COLUMNS = ("name", "run", "model", "device")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TradeOff(Answer):
-    """Configurations against each other.
+    """Comparison of configurations.
 
     Attributes:
         target: The target, or None.
         points: The configurations.
-        is_on_front: Whether each is on the Pareto front of time against the final value.
+        is_on_front: Whether each point is on the Pareto front of time against the final value.
     """
 
     target: Target | None
@@ -52,7 +52,7 @@ def trade_off(
     Args:
         table: A CSV with the columns name, run (a curve, by its path from the table), model and device, and
             optionally batch_size, precision, dataset, epochs, schedule, optimizer and price.
-        target: A value to reach.
+        target: Target to reach, such as ``accuracy>=0.92``.
         metric: Name of the metric without a target.
 
     Raises:

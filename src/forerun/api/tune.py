@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Unpack
 
 from forerun.answers import Answer
 from forerun.api.planned_steps import ScriptModel, steps_or_reason
@@ -19,11 +19,13 @@ from forerun.profiling.files import write_json
 from forerun.profiling.launch import check_command
 from forerun.profiling.profile import Profile
 from forerun.profiling.recorded import read_processes
+from forerun.run.settings import checked
 from forerun.tuning.acceptance import accept_best
 from forerun.tuning.budget import parse_budget
 from forerun.tuning.configuration import ScriptConfiguration, configure, write_configuration
 from forerun.tuning.device_steps import DeviceSteps
-from forerun.tuning.objectives import parse_objectives
+from forerun.tuning.objectives import Objective, parse_objectives
+from forerun.tuning.options import TuneOptions, TuneSettings
 from forerun.tuning.sessions import StudyOrder, search_together
 from forerun.tuning.space import Metric, Space, default_space, read_space
 from forerun.tuning.study import TrialStore
@@ -38,24 +40,24 @@ _IMAGE_SIZE_NAMES = ("image_size", "img_size", "imgsz", "input_size", "resolutio
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneResult(Answer):
-    """What a study found.
+    """Result of a study.
 
     Attributes:
-        folder: Of the study.
-        objectives: What was looked for.
-        ended_by: What of the budget was used up.
+        folder: Folder of the study.
+        objectives: Objectives of the study.
+        ended_by: The part of the budget that was used up.
         best: Configuration of the best trial that keeps the accuracy; None if there is none.
-        best_values: Its values by parameter.
-        best_objectives: What it reached.
-        command: The exact command of the best.
+        best_values: Values of the best configuration by parameter.
+        best_objectives: Objectives of the best configuration.
+        command: Exact command of the best configuration.
         trials: Every trial: ``number``, ``values``, ``outcome``, ``objectives``, ``source``.
         front: Numbers of the trials that no other beats in all objectives.
-        num_rejected: Trials the memory model rejected before they started.
-        num_out_of_memory: Trials that ran out of memory all the same.
-        checked: Whole runs of the script as it is and of the best: ``baseline``, ``best`` and ``accuracy``.
-        profile: Of the script as it is.
+        num_rejected: Trials that the memory model rejected before they started.
+        num_out_of_memory: Trials that ran out of memory nevertheless.
+        checked: Whole runs of the unchanged script and the best configuration: ``baseline``, ``best``, ``accuracy``.
+        profile: Profile of the unchanged script.
         is_resumed: Whether the study had trials before.
-        notes: What is not known.
+        notes: Unknown figures and the reasons.
     """
 
     folder: Path
@@ -78,111 +80,54 @@ class TuneResult(Answer):
 def tune(
     command: Sequence[str],
     *,
-    budget: str,
     space: Space | Path | None = None,
-    objective: str = "speed",
-    study: Path = Path("forerun-study"),
-    metric: str | None = None,
-    target: float | None = None,
-    trial_s: float = 8.0,
-    timeout_s: float = 1800.0,
-    memory_limit_bytes: float | None = None,
-    with_memory_law: bool = True,
-    with_priors: bool = True,
-    model: str | None = None,
-    image_size: int | None = None,
-    input_shape: Sequence[int] | None = None,
-    sequence_length: int | None = None,
-    with_pruning: bool = False,
-    max_accuracy_loss: float = 0.01,
-    check: bool = True,
-    sampler: str = "tpe",
-    seed: int | None = None,
-    price_usd_per_hour: float | None = None,
-    device_index: str | None = None,
-    num_sessions: int = 1,
-    ray_address: str | None = None,
     say: Callable[[str], None] = say_nothing,
     echo: IO[str] | None = None,
+    **options: Unpack[TuneOptions],
 ) -> TuneResult:
-    """Searches for a better configuration of a training command, which is never edited.
+    """Searches for a better configuration of a training command, without editing it.
 
-    The command is profiled as it is, then tried in configurations that its arguments and the hooks can realise, each
-    in processes of its own. Trials that would not fit in memory are rejected before they start. For the objective
-    ``speed`` trials last some seconds; in the end the script as it is and the best trial run whole, and a best one
-    whose metric is worse than allowed is given up for the next.
+    The command is profiled unchanged, then tried in configurations that its arguments and the hooks can realise, each
+    in separate processes. Trials that would not fit in memory are rejected before they start. For the objective
+    ``speed`` trials last some seconds; in the end the unchanged script and the best trial run whole, and if the metric
+    of the best trial is worse than allowed, the next best takes its place.
 
     Args:
         command: Words of the command.
-        budget: Such as ``2h``, ``40 trials``, ``10usd``.
         space: What may be changed, or its file; settings that change no result if None.
-        objective: One of ``objectives.OBJECTIVES``, or several parted by commas.
-        study: Folder of the study; an existing one is resumed, also by several processes at once.
-        metric: Name of the figure the script prints, if the space names none.
-        target: Value to reach.
-        trial_s: Time of steps of a short trial [s].
-        timeout_s: Longest time of a trial [s].
-        memory_limit_bytes: Most memory of a trial; that of the machine or the device if None [bytes].
-        with_memory_law: Whether trials are rejected by predicted memory.
-        with_priors: Whether the first trials come from the cost model.
-        model: What the script trains, as in ``predict``; the first trials then come from its predicted steps.
-        image_size: Height and width of the script's images, where its arguments do not tell [pixels].
-        input_shape: Shape of one of its samples, instead.
-        sequence_length: Tokens of one of its samples.
-        with_pruning: Whether trials for accuracy end when their forecast cannot win.
-        max_accuracy_loss: Loss of the metric that is accepted for speed.
-        check: Whether the best is run whole beside the script as it is.
-        sampler: ``tpe`` or ``random``.
-        seed: Of the sampler.
-        price_usd_per_hour: Of the machine.
-        device_index: ``cpu`` or ``cuda:N``; the first GPU if there is one.
-        num_sessions: Processes that search at once, each on a GPU of its own where there are several; those on one
-            device take turns. More than one needs ``if __name__ == "__main__":`` in a script that calls this.
-        ray_address: ``auto`` or ``HOST:PORT`` of a Ray cluster that the trials run on; this machine if None.
         say: Receives a line about each trial.
         echo: Where the script's output goes.
+        options: See ``forerun.tuning.options.TuneOptions``. More than one session needs
+            ``if __name__ == "__main__":`` in a script that calls this.
 
     Raises:
-        UsageError: The command, the space, the model or an option cannot be meant.
+        UsageError: The command, the space, the model or an option has an impossible value.
         FailureError: The model cannot be built or traced.
         ScriptError: The script fails as it is.
     """
+    settings = TuneSettings(**checked(options, TuneOptions))
     words = check_command(command)
-    if num_sessions < 1:
-        raise UsageError(f"expected one session or more, got {num_sessions}")
-    limits, objectives = parse_budget(budget), parse_objectives(objective)
-    limits.seconds(price_usd_per_hour)
+    limits, objectives = parse_budget(settings.budget), parse_objectives(settings.objective)
+    limits.seconds(settings.price_usd_per_hour)
     host = describe_host()
-    device = device_index or first_device()
-    if ray_address is None:  # the nodes of a cluster may have devices that this machine has not
+    device = settings.device_index or first_device()
+    if settings.ray_address is None:  # the nodes of a cluster may have devices that this machine has not
         device = check_device(device)
     asked = read_space(space) if isinstance(space, Path) else space
     asked = asked or default_space(host.num_usable_cores, is_gpu=device != "cpu")
-    wanted = _metric(asked.metric, metric, target)
-    for item in objectives:
-        if item.name == "time-to-target" and (wanted is None or wanted.target is None):
-            raise UsageError("time-to-target needs a metric with a target: --metric val_acc --target 0.9")
-        if item.name == "cost" and price_usd_per_hour is None:
-            raise UsageError("the objective cost needs the price of this machine: --price 1.89/h")
-        if item.needs_metric and wanted is None:
-            raise UsageError(
-                f"the objective {item.name} needs the name of a printed figure: --metric val_acc"
-            )
-    trained = _script_model(model, image_size, input_shape, sequence_length, with_priors=with_priors)
+    wanted = _metric(asked.metric, settings.metric, settings.target)
+    _check_objectives(objectives, wanted, settings)
+    trained = _script_model(settings)
     if trained is not None:
         trained.check(asked)
-    is_short = not any(item.needs_whole_run for item in objectives)
-    if with_pruning and [item.name for item in objectives] != ["accuracy"]:
-        raise UsageError(
-            "a forecast ends trials of the objective accuracy alone: --prune --objective accuracy"
-        )
+    limit_bytes = settings.memory_limit_bytes
     order = TrialOrder(
         command=words,
         metric=wanted,
-        is_short=is_short,
-        short_s=trial_s,
-        timeout_s=timeout_s,
-        memory_limit_bytes=memory_limit_bytes if device == "cpu" else None,
+        is_short=not any(item.needs_whole_run for item in objectives),
+        short_s=settings.trial_s,
+        timeout_s=settings.timeout_s,
+        memory_limit_bytes=limit_bytes if device == "cpu" else None,
         device_index=device,
         stop_at_target=any(item.name == "time-to-target" for item in objectives) and len(objectives) == 1,
     )
@@ -191,63 +136,71 @@ def tune(
         "space": [asdict(parameter) for parameter in asked.parameters],
         "objectives": [item.name for item in objectives],
     }
-    store = TrialStore(study, objectives, identity, sampler=sampler, seed=seed)
+    store = TrialStore(settings.study, objectives, identity, sampler=settings.sampler, seed=settings.seed)
     script = _look_at_script(words, asked, store, device, say=say, echo=echo)
-    if with_pruning and script.epochs is None:
+    if settings.with_pruning and script.epochs is None:
         say(
             "no trial is pruned: the script has no argument --epochs that tells how many values it will print"
         )
-    memory_bytes = memory_limit_bytes or _machine_limit(device, host.memory_usable_bytes)
     task = Task(
         space=asked,
         order=order,
         objectives=objectives,
         budget=limits,
-        price_usd_per_hour=price_usd_per_hour,
-        memory_limit_bytes=memory_bytes,
-        with_memory_law=with_memory_law,
-        with_priors=with_priors,
-        with_pruning=with_pruning,
+        price_usd_per_hour=settings.price_usd_per_hour,
+        memory_limit_bytes=limit_bytes or _machine_limit(device, host.memory_usable_bytes),
+        with_memory_law=settings.with_memory_law,
+        with_priors=settings.with_priors,
+        with_pruning=settings.with_pruning,
         num_rounds=None if script.epochs is None else int(script.epochs),
-        num_sessions=num_sessions,
+        num_sessions=settings.num_sessions,
     )
     shared = StudyOrder(
-        folder=study,
+        folder=settings.study,
         identity=identity,
         task=task,
         base=script.base,
         optimizer=script.optimizer,
-        sampler=sampler,
-        seed=seed,
-        ray_address=ray_address,
+        sampler=settings.sampler,
+        seed=settings.seed,
+        ray_address=settings.ray_address,
     )
     with shared.tuner(store, say) as tuner:
-        notes = _seed(tuner, script, trained, device, memory_bytes)
-        ended_by = search_together(tuner, shared, _devices(device, device_index or ray_address, num_sessions))
-        return _conclude(
-            tuner, script.profile, ended_by, study, max_accuracy_loss, notes, check=check, echo=echo
+        notes = _seed(tuner, script, trained, device, task.memory_limit_bytes)
+        where = settings.device_index or settings.ray_address
+        ended_by = search_together(tuner, shared, _devices(device, where, settings.num_sessions))
+        return _conclude(tuner, script.profile, ended_by, settings, notes, echo=echo)
+
+
+def _check_objectives(objectives: Sequence[Objective], wanted: Metric | None, settings: TuneSettings) -> None:
+    for item in objectives:
+        if item.name == "time-to-target" and (wanted is None or wanted.target is None):
+            raise UsageError("time-to-target needs a metric with a target: --metric val_acc --target 0.9")
+        if item.name == "cost" and settings.price_usd_per_hour is None:
+            raise UsageError("the objective cost needs the price of this machine: --price 1.89/h")
+        if item.needs_metric and wanted is None:
+            raise UsageError(
+                f"the objective {item.name} needs the name of a printed figure: --metric val_acc"
+            )
+    if settings.with_pruning and [item.name for item in objectives] != ["accuracy"]:
+        raise UsageError(
+            "a forecast ends trials of the objective accuracy alone: --prune --objective accuracy"
         )
 
 
-def _script_model(
-    model: str | None,
-    image_size: int | None,
-    input_shape: Sequence[int] | None,
-    sequence_length: int | None,
-    *,
-    with_priors: bool,
-) -> ScriptModel | None:
-    if model is None:
-        if image_size is not None or input_shape is not None or sequence_length is not None:
+def _script_model(settings: TuneSettings) -> ScriptModel | None:
+    sizes = (settings.image_size, settings.input_shape, settings.sequence_length)
+    if settings.model is None:
+        if any(size is not None for size in sizes):
             raise UsageError("the input of a model was given without the model: --model torchvision:resnet18")
         return None
-    if not with_priors:
+    if not settings.with_priors:
         raise UsageError("a model is for the first trials of the cost model, which were not wanted")
     return ScriptModel(
-        model=model,
-        image_size=image_size,
-        input_shape=None if input_shape is None else tuple(input_shape),
-        sequence_length=sequence_length,
+        model=settings.model,
+        image_size=settings.image_size,
+        input_shape=settings.input_shape,
+        sequence_length=settings.sequence_length,
     )
 
 
@@ -306,7 +259,7 @@ def _devices(first: str, asked: str | None, num_sessions: int) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Script:
-    """What is known of a script: its own values by parameter, its optimizer, epochs and profile, None on resuming."""
+    """A script: its own values by parameter, its optimizer, epochs and profile; None on resuming."""
 
     base: dict[str, Any]
     optimizer: str | None
@@ -373,11 +326,9 @@ def _conclude(
     tuner: Tuner,
     found: Profile | None,
     ended_by: str,
-    study: Path,
-    max_loss: float,
+    settings: TuneSettings,
     known_notes: tuple[str, ...],
     *,
-    check: bool,
     echo: IO[str] | None,
 ) -> TuneResult:
     front = tuner.store.front()
@@ -386,14 +337,16 @@ def _conclude(
         complete = [t for t in tuner.store.trials() if t.state.name == "COMPLETE" and _is_feasible(t)]
         sign = -1.0 if tuner.task.objectives[0].is_rising else 1.0
         ranked = sorted(complete, key=lambda t: sign * t.values[0])
-    chosen, checked, notes = accept_best(tuner, ranked, max_loss, check=check, echo=echo)
+    chosen, whole_runs, notes = accept_best(
+        tuner, ranked, settings.max_accuracy_loss, check=settings.check, echo=echo
+    )
     outcomes = [t.user_attrs["record"]["result"]["outcome"] for t in tuner.store.trials()]
     best = None
     if chosen is not None:
         values = chosen.user_attrs["record"]["values"]
         best = configure(tuner.task.space, values, tuner.base, tuner.optimizer)
     result = TuneResult(
-        folder=study,
+        folder=settings.study,
         objectives=tuple(o.name for o in tuner.task.objectives),
         ended_by=ended_by,
         best=best,
@@ -404,15 +357,15 @@ def _conclude(
         front=tuple(trial.number for trial in front),
         num_rejected=outcomes.count("rejected"),
         num_out_of_memory=outcomes.count("out of memory"),
-        checked=checked,
+        checked=whole_runs,
         profile=found,
         is_resumed=tuner.store.is_resumed,
         notes=(*known_notes, *notes),
     )
-    write_json(study / "result.json", result.as_dict())
+    write_json(settings.study / "result.json", result.as_dict())
     if best is not None:
         about = {"objective": ", ".join(result.objectives), "value": list(result.best_objectives)}
-        write_configuration(study / "best.yaml", best, tuner.task.order.command, about)
+        write_configuration(settings.study / "best.yaml", best, tuner.task.order.command, about)
     return result
 
 

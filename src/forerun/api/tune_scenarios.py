@@ -50,21 +50,22 @@ def tune_scenarios(
     device_index: str | None = None,
     say: Callable[[str], None] = say_nothing,
 ) -> ScenarioRuns:
-    """Trains the built-in task as it is, then as each scenario finds best; each final run is whole and measured.
+    """Trains the built-in task unchanged, then with the best configuration of each scenario, and measures these runs.
 
-    Each scenario starts from what those before it found. What is in the folder already is not done again.
+    Each scenario starts from the best configuration of those before it. Runs that are in the folder already are not
+    repeated.
 
     Args:
         scenario: ``baseline``, ``resolution``, ``hyperparameters``, ``hardware`` or ``all``.
         data: Folder with ``seg_train`` and ``seg_test``, a folder per class in each.
-        task: ``squeezenet``.
-        weights: ``imagenet`` or ``none``.
-        epochs: Of a whole run.
-        budget: Of each scenario's study.
-        trial_s: Time of steps of a trial for speed [s].
-        num_generated: Training images that are generated where the folder has none; None for none.
-        folder: Of all files that are written.
-        seed: Of the sampler.
+        task: Built-in task, ``squeezenet``.
+        weights: Initial weights, ``imagenet`` or ``none``.
+        epochs: Epochs of a whole run.
+        budget: Budget of each scenario's study.
+        trial_s: Time of the steps in a trial for speed [s].
+        num_generated: Number of training images to generate if the folder has none; None for none.
+        folder: Folder for all files.
+        seed: Seed of the sampler.
         device_index: ``cpu`` or ``cuda:N``; the first GPU if there is one.
         say: Receives lines about the progress.
 
@@ -106,7 +107,7 @@ def tune_scenarios(
 
 
 def _predicted_model(device: str, chosen: Sequence[Scenario], say: Callable[[str], None]) -> str | None:
-    """The network that is trained, where its steps on the device can be predicted; tells why they cannot."""
+    """The network of the task, if its steps on the device can be predicted; reports the reason if they cannot."""
     found = predictable_device(device)
     if not isinstance(found, str):
         return MODEL
@@ -117,7 +118,7 @@ def _predicted_model(device: str, chosen: Sequence[Scenario], say: Callable[[str
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Call:
-    """What all scenarios of a call share: fields as of ``tune_scenarios``, and the model if it can be predicted."""
+    """Settings that all scenarios of a call share, see ``tune_scenarios``, and the model if it can be predicted."""
 
     command: tuple[str, ...]
     budget: str
@@ -130,7 +131,7 @@ class _Call:
 
 
 def _kept_or_made(job: _Call, scenario: Scenario, so_far: ScriptConfiguration) -> ScenarioRun:
-    """The run of a scenario: from an earlier call, if that was asked for the same and its model is still there."""
+    """The run of a scenario, taken from an earlier call with the same settings if its model is still there."""
     folder = job.folder / scenario.name
     asked: dict[str, Any] = {
         "command": list(with_arguments(so_far.command(job.command), dict(scenario.settings or {}))),

@@ -1,4 +1,4 @@
-"""A curve written, and a forecast asked, from inside a training loop: plain PyTorch, Lightning, Keras, Optuna.
+"""Write a curve and ask for a forecast inside a training loop: plain PyTorch, Lightning, Keras, Optuna.
 
     from forerun.callbacks import CurveCallback
 
@@ -8,7 +8,7 @@
         if curve.log(epoch, val_accuracy=accuracy, learning_rate=rate):
             break  # reached, or out of reach
 
-Frameworks are imported when a callback of theirs is made, never before.
+A framework is imported when its callback is made, never before.
 """
 
 from __future__ import annotations

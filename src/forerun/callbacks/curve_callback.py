@@ -1,4 +1,4 @@
-"""For a plain training loop: writes the curve, forecasts it, says when to stop."""
+"""A callback for a plain training loop: it writes the curve, forecasts it and says when to stop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from forerun.convergence.backtest_table import load_table, shipped_table_path
 from forerun.convergence.curve import Curve
 from forerun.convergence.curve_files import find_curve_files, read_curve
 from forerun.convergence.forecast import CurveForecast, forecast_curve
-from forerun.convergence.schedule import Schedule, schedule_of
+from forerun.convergence.schedule import LearningRateSchedule, schedule_of
 from forerun.convergence.stopping import HOPELESS
 from forerun.convergence.target import Target, parse_target
 from forerun.errors import ForecastError, InvalidSetupError
@@ -23,19 +23,19 @@ class CurveCallback:
     """Writes the curve of a run and stops it when its target is reached, or out of reach.
 
     Args:
-        path: The CSV.
-        target: Such as ``val_accuracy>=0.92``; without one the run is never stopped.
+        path: CSV file that receives the curve.
+        target: Target of a metric, such as ``val_accuracy>=0.92``; without a target the run is never stopped.
         schedule: Words, a PyTorch scheduler, a Keras schedule or a function, see ``convergence.schedule``.
-        num_epochs: Length of the run; that of the schedule if None.
+        num_epochs: Length of the run in epochs; None takes the length of the schedule.
         history: Folder of finished runs of the same job.
-        stop_when_reached: Whether a reached target ends the run.
-        stop_when_hopeless: Whether a probability of reaching it of at most ``hopeless`` ends it.
-        hopeless: That probability.
-        patience: Forecasts in a row that must say so.
+        stop_when_reached: True ends the run when the target is reached.
+        stop_when_hopeless: True ends the run when the probability to reach the target is at most ``hopeless``.
+        hopeless: Probability at or below which a run counts as hopeless, such as 0.05.
+        patience: Number of forecasts in a row that must call the run hopeless.
 
     Attributes:
-        forecast: The latest one; None while there is none.
-        reason: Why the run was stopped; empty while it was not.
+        forecast: Latest forecast; None before the first one.
+        reason: Reason why the run was stopped; empty while it goes on.
     """
 
     def __init__(
@@ -64,11 +64,11 @@ class CurveCallback:
         self.reason = ""
 
     def log(self, epoch: float, **metrics: float | None) -> bool:
-        """Writes a row and answers whether to stop.
+        """Writes a row; True if the run should stop.
 
         Args:
-            epoch: Epochs done.
-            metrics: The metrics, and ``learning_rate`` and ``step`` if known.
+            epoch: Number of epochs done.
+            metrics: Values by the metric's name, and ``learning_rate`` and ``step`` if known.
         """
         self.log_file.append(epoch=epoch, **metrics)
         if self.target is None:
@@ -80,7 +80,7 @@ class CurveCallback:
         return bool(self.reason)
 
     def _forecast(self, target: Target) -> CurveForecast | None:
-        """A forecast, or none while nothing can be forecast."""
+        """A forecast; None while there are too few points."""
         curve = read_curve(self.log_file.path, target.metric, target.is_rising)
         try:
             return forecast_curve(
@@ -109,12 +109,12 @@ class CurveCallback:
         return ""
 
 
-def _schedule(schedule: Any, num_epochs: float | None) -> Schedule | None:
-    if schedule is None or isinstance(schedule, (str, Schedule)):
+def _schedule(schedule: Any, num_epochs: float | None) -> LearningRateSchedule | None:
+    if schedule is None or isinstance(schedule, (str, LearningRateSchedule)):
         return None if schedule is None else schedule_of(schedule, num_epochs or 1.0)
     if num_epochs is None:
         raise InvalidSetupError(
-            "a schedule that is an object needs num_epochs as well, to know how far to follow it"
+            "a schedule given as an object needs num_epochs as well, the number of epochs to follow it"
         )
     return schedule_of(schedule, num_epochs)
 

@@ -1,4 +1,4 @@
-"""A curve in a file that grows by a row at a time, in the columns that ``forerun forecast`` reads."""
+"""A curve in a CSV file that grows row by row, in the columns that ``forerun forecast`` reads."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["CurveLog"]
 
 
 class CurveLog:
-    """Appends rows to a CSV; each is on disk before the next is made.
+    """Appends rows to a CSV file; each row is on disk before the next one is made.
 
     The first row fixes the columns: ``epoch`` or ``step``, then the metrics, then ``elapsed_s`` since this object was
-    made. A later row may lack some, not bring new ones. A file that exists is begun anew.
+    made. A later row may lack some columns, but not add any. An existing file is overwritten.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -29,14 +29,14 @@ class CurveLog:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Columns of the file; none before the first row."""
+        """Columns of the file; empty before the first row."""
         return tuple(self._columns)
 
     def append(self, **row: float | None) -> None:
-        """Writes a row; ``elapsed_s`` is added unless it is given.
+        """Writes a row; ``elapsed_s`` is added unless the row has it.
 
         Raises:
-            InvalidSetupError: The row has columns that the first had not, or neither epoch nor step.
+            InvalidSetupError: The row has columns that the first row lacks, or neither epoch nor step.
             RecordError: The file cannot be written.
         """
         if "epoch" not in row and "step" not in row:

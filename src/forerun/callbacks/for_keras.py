@@ -1,4 +1,4 @@
-"""For Keras: after each epoch the logs go to the curve, and the model is told to stop."""
+"""A callback for Keras: it writes the logs of each epoch to the curve and may stop the training."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["keras_callback"]
 
 
 def keras_callback(path: str | Path, **options: Any) -> Any:
-    """A ``keras.callbacks.Callback`` around a ``CurveCallback``; its attribute ``curve`` is that.
+    """A ``keras.callbacks.Callback`` around a ``CurveCallback``, which is its attribute ``curve``.
 
     Args:
-        path: The CSV.
-        options: Those of ``CurveCallback``.
+        path: CSV file that receives the curve.
+        options: Arguments of ``CurveCallback``.
 
     Raises:
         MissingExtraError: Keras is not installed.

@@ -1,4 +1,4 @@
-"""For Lightning: after each validation the metrics go to the curve, and the trainer is told to stop."""
+"""A callback for Lightning: it writes the metrics of each validation to the curve and may stop the trainer."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
 def lightning_callback(path: str | Path, **options: Any) -> Any:
-    """A ``lightning.pytorch.Callback`` around a ``CurveCallback``; its attribute ``curve`` is that.
+    """A ``lightning.pytorch.Callback`` around a ``CurveCallback``, which is its attribute ``curve``.
 
     Args:
-        path: The CSV.
-        options: Those of ``CurveCallback``.
+        path: CSV file that receives the curve.
+        options: Arguments of ``CurveCallback``.
 
     Raises:
         UsageError: Lightning is not installed.

@@ -1,4 +1,4 @@
-"""Base classes of packages that may not be there."""
+"""Base classes of packages that may not be installed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""For Optuna: a trial is pruned when its forecast cannot beat the best so far.
+"""A pruner for Optuna: a trial is pruned when its forecast cannot beat the best trial so far.
 
-Optuna's own pruners compare trials at the same step; this one compares where a trial will end, so that a run with a
-late drop of the learning rate is not lost for being behind before it.
+Optuna's own pruners compare trials at the same step; this pruner compares forecasts of the trials' ends, so that a
+run with a late drop of the learning rate is not lost because it is behind before the drop.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _FEWEST_POINTS = 4
 
 
 class ForecastPruner(optuna_pruner_base()):  # type: ignore[misc]  # known at run time only
-    """Prunes trials whose end is forecast to be no better than the best finished trial.
+    """Prunes a trial that, by its forecast, ends no better than the best finished trial.
 
     Args:
-        num_steps: Steps that a trial reports at its end; ``trial.report`` counts them from 0 or 1.
-        schedule: The learning rate of all trials, see ``convergence.schedule``; None if not known.
-        num_startup_trials: Finished trials before anything is pruned.
-        num_warm_up_steps: Steps of a trial before it is pruned.
-        with_history: Whether finished trials count as runs of the same job.
+        num_steps: Number of steps of a whole trial; ``trial.report`` counts them from 0 or 1.
+        schedule: Learning-rate schedule of all trials, see ``convergence.schedule``; None if not known.
+        num_startup_trials: Number of finished trials before any trial is pruned.
+        num_warm_up_steps: Number of steps before a trial can be pruned.
+        with_history: True counts finished trials as runs of the same job.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class ForecastPruner(optuna_pruner_base()):  # type: ignore[misc]  # known at ru
         self._table = load_table(shipped_table_path())
 
     def prune(self, study: optuna.Study, trial: optuna.trial.FrozenTrial) -> bool:
-        """Whether the trial should be pruned now."""
+        """True if the trial should be pruned now."""
         if len(trial.intermediate_values) < self._num_warm_up_steps:
             return False
         is_rising = study.direction.name == "MAXIMIZE"
@@ -69,7 +69,7 @@ class ForecastPruner(optuna_pruner_base()):  # type: ignore[misc]  # known at ru
 
     @staticmethod
     def can_win(forecast: CurveForecast, best: float) -> bool:
-        """Whether the favourable end of the 90 % interval is better than the best."""
+        """True if the favourable end of the forecast's 90 % interval is better than the best trial."""
         if forecast.curve.is_rising:
             return forecast.final.high_90 > best
         return forecast.final.low_90 < best
@@ -86,7 +86,7 @@ class ForecastPruner(optuna_pruner_base()):  # type: ignore[misc]  # known at ru
                 siblings=siblings if self._with_history else (),
             )
         except ForecastError:
-            return None  # too short, or diverged: the trial's own code deals with that
+            return None  # too short, or diverged: the trial's own code handles both
 
 
 def _curve(trial: Any, is_rising: bool) -> Curve:

@@ -1,4 +1,4 @@
-"""``StepTimer``: times any ``model.fit`` of Keras step by step and writes a record of it.
+"""``StepTimer``, which times any ``model.fit`` of Keras step by step and writes a record.
 
     from forerun.keras import StepTimer
 
@@ -47,26 +47,26 @@ _LAYOUTS = {"channels_last": Layout.NHWC, "channels_first": Layout.NCHW}
 class StepTimer(keras.callbacks.Callback):  # type: ignore[misc]  # Keras is not typed
     """Times the steps and epochs of ``fit`` and writes one measurement when training ends.
 
-    A step's time is that between the ends of two batches, so it holds what the step waits for its data. The first step
-    of ``fit``, which traces and compiles, and the first of each epoch, which follows validation, are kept apart. Keras
-    hands the logs of each batch to its callbacks as numbers, so a step has ended on the device when it is counted;
-    with ``steps_per_execution`` above 1 the time of an execution is divided by its steps. How long an epoch waits
-    before its first batch is among the results (``epoch_start_s``): on TensorFlow the iterator of the epoch before ends
-    there, which may wait for the tuner of tf.data.
+    A step's time runs from the end of one batch to the end of the next, so it includes the wait for data. The first
+    step of ``fit``, which traces and compiles, and the first of each epoch, which follows validation, are kept apart.
+    Keras hands the logs of each batch to its callbacks as numbers, so a counted step has ended on the device;
+    with ``steps_per_execution`` above 1 the time of an execution is divided by its steps. The results
+    include the wait of an epoch for its first batch (``epoch_start_s``): on TensorFlow the iterator of the epoch before
+    ends there, which may wait for the tuner of tf.data.
 
     Args:
-        records: Store of the record, as ``forerun records`` takes it; None for the default one.
-        subject: Model as ``forerun.predict`` names it; ``keras:`` and the model's name if None.
-        family: Group that must not be split between fit and test; the subject if None.
-        dataset_size: Samples of an epoch; steps times batch size if None.
-        batch_size: Samples of a step; what ``fit`` was given, or the first batch of its data, if None.
-        optimizer: Name of the optimizer as ``forerun.predict`` knows it; Keras' own in small letters if None.
-        device: ``cpu`` or ``cuda:N``.
+        records: Store that receives the record, as for ``forerun records``; None for the default store.
+        subject: Model as ``forerun.predict`` names it; None for ``keras:`` and the model's name.
+        family: Group that must not be split between fit and test; None for the subject.
+        dataset_size: Number of samples in an epoch; None for steps times batch size.
+        batch_size: Number of samples in a step; None takes the argument of ``fit``, or the size of the first batch.
+        optimizer: Name of the optimizer as for ``forerun.predict``; None for Keras' own name in small letters.
+        device: Device that trains, ``cpu`` or ``cuda:N``.
         occasion: Label of the session.
 
     Attributes:
-        measurement: What was written; None before the end of training.
-        step_times_s, epoch_times_s: All times so far [s].
+        measurement: The measurement that was written; None before the end of training.
+        step_times_s, epoch_times_s: Times of all steps and epochs so far [s].
         epoch_starts_s: Time from the beginning of each epoch to its first batch [s].
 
     Raises:
@@ -137,7 +137,7 @@ class StepTimer(keras.callbacks.Callback):  # type: ignore[misc]  # Keras is not
         self._logs.append(dict(logs or {}))
 
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
-        """Writes the measurement."""
+        """Called by ``fit`` at the end; writes the measurement."""
         if not self.step_times_s:
             return  # epochs of one step leave nothing to time
         self.measurement = self._measured()

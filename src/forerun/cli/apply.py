@@ -16,13 +16,17 @@ __all__ = ["apply"]
 
 
 def apply(
-    configuration: Annotated[Path, typer.Argument(metavar="BEST.yaml", help="As 'forerun tune' writes it.")],
-    command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="After --, the command.")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the exact command, run nothing.")] = False,
+    configuration: Annotated[
+        Path, typer.Argument(metavar="BEST.yaml", help="Configuration that 'forerun tune' wrote.")
+    ],
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="Training command, after --.")],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the exact command without running it.")
+    ] = False,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Run a command with a configuration that was found, and print the exact command."""
+    """Run a command with a configuration that tune found, and print the exact command."""
     import forerun
     from forerun.profiling.launch import check_command
     from forerun.tuning.configuration import read_configuration

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from forerun.cli.measure.options import FrameworkOption
-from forerun.cli.options import DebugOption, JsonOption
+from forerun.cli.options import DebugOption, JsonOption, RecordsOption
 from forerun.cli.output import TABLE_WIDTH_IN_A_PIPE, page_width, print_json, print_page, quiet_libraries
+from forerun.run.options import RunOptions
+from forerun.run.settings import declared
 
 if TYPE_CHECKING:
     from forerun.api.calibrate import Calibration
@@ -21,25 +23,32 @@ def calibrate(
     device: Annotated[
         str,
         typer.Option(
-            metavar="NAME", help="cpu or cuda:N; with --from, the device of the records as in predict --on."
+            metavar="NAME",
+            help="Device of this machine: cpu or cuda:N, such as cuda:0. With --from: device that was measured, as in "
+            "predict --on.",
         ),
     ] = "cpu",
-    minutes: Annotated[float, typer.Option(help="Time to take, measuring and fitting.")] = 3.0,
-    precision: Annotated[str, typer.Option(metavar="NAME", help="Precision of what is measured.")] = "fp32",
+    minutes: Annotated[float, typer.Option(help="Time for measuring and fitting [min].")] = 3.0,
+    precision: Annotated[
+        str, typer.Option(metavar="NAME", help=declared(RunOptions)["precision"].setting.help)
+    ] = "fp32",
     framework: FrameworkOption = "pytorch",
     from_records: Annotated[
         str | None,
         typer.Option(
-            "--from", metavar="RECORDS", help="Fit these measurements instead: a store, .csv or .parquet."
+            "--from",
+            metavar="RECORDS",
+            help="Measurements to fit instead of measuring: a store, .csv or .parquet.",
         ),
     ] = None,
-    records: Annotated[
-        str | None,
-        typer.Option(metavar="STORE", help="Where the measurements are kept, as in forerun records."),
-    ] = None,
+    records: RecordsOption = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="The calibration; by default where predict --on here finds it."),
+        typer.Option(
+            metavar="FILE",
+            help="File for the calibration.",
+            show_default="the one that predict --on here reads",
+        ),
     ] = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,

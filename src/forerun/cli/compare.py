@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from forerun.cli.options import DebugOption, JsonOption
+from forerun.cli.options import DebugOption, JsonOption, MetricOption, ShowOutputOption
 from forerun.cli.output import TABLE_WIDTH_IN_A_PIPE, page_width, print_json, print_page
 
 __all__ = ["compare"]
@@ -18,20 +18,28 @@ _AS_IT_IS = "script"
 
 def compare(
     first: Annotated[
-        str, typer.Argument(metavar="A", help="A YAML file, or 'script' for the command as it is.")
+        str,
+        typer.Argument(
+            metavar="A", help="First configuration: a YAML file, or 'script' for the plain command."
+        ),
     ],
-    second: Annotated[str, typer.Argument(metavar="B", help="The same.")],
-    command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="After --, the command.")],
-    repetitions: Annotated[int, typer.Option(help="Runs of each.")] = 3,
-    metric: Annotated[str | None, typer.Option(metavar="NAME", help="Figure that the script prints.")] = None,
-    margin: Annotated[float, typer.Option(help="Loss of the metric that counts as none.", min=0.0)] = 0.01,
-    show_output: Annotated[
-        bool, typer.Option("--show-output", help="Pass on what the script prints.")
-    ] = False,
+    second: Annotated[
+        str,
+        typer.Argument(
+            metavar="B", help="Second configuration: a YAML file, or 'script' for the plain command."
+        ),
+    ],
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="Training command, after --.")],
+    repetitions: Annotated[int, typer.Option(help="Runs of each configuration.")] = 3,
+    metric: MetricOption = None,
+    margin: Annotated[
+        float, typer.Option(help="Loss of the metric that still counts as equal.", min=0.0)
+    ] = 0.01,
+    show_output: ShowOutputOption = False,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Run a command in two configurations in turns, and compare speed and accuracy in pairs."""
+    """Run a command in two configurations by turns, and compare their speed and accuracy in pairs."""
     import forerun
 
     found = forerun.compare(

@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forerun.cli.options import DebugOption, JsonOption, PlotOption
+from forerun.cli.options import SETTING_HELP, DebugOption, JsonOption, PlotOption
 from forerun.cli.output import page_width, print_json, print_page, quiet_libraries
 
 if TYPE_CHECKING:
     from forerun.api.evaluate import Evaluation
 
 __all__ = ["evaluate"]
+
+_TIMM = " For timm's CSV only."
 
 
 def evaluate(
@@ -23,38 +25,42 @@ def evaluate(
         typer.Option(
             "--format",
             metavar="NAME",
-            help="timm (the CSV of timm's benchmark script), forerun, or auto: what the columns say.",
+            help="Format of RECORDS: timm (the CSV of timm's benchmark script), forerun, or auto (by the columns).",
         ),
     ] = "auto",
     on: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="DEVICE", help="Device of the records, or the ones to keep; here: of this machine."
+            metavar="DEVICE",
+            help="Device that RECORDS were measured on, or devices whose rows to keep; 'here' for this machine.",
         ),
     ] = None,
     precision: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Precision of a timm table, as in predict; amp.")
+        str | None,
+        typer.Option(metavar="NAME", help=SETTING_HELP["precision"] + _TIMM, show_default="amp"),
     ] = None,
     layout: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Layout of a timm table: nchw or nhwc; nchw.")
+        str | None,
+        typer.Option(metavar="NAME", help=SETTING_HELP["layout"] + _TIMM, show_default="nchw"),
     ] = None,
     compile: Annotated[
-        bool, typer.Option("--compile", help="A timm table was measured under torch.compile.")
+        bool, typer.Option("--compile", help="The steps were measured under torch.compile." + _TIMM)
     ] = False,
     torch_version: Annotated[
-        str | None, typer.Option(metavar="2.4", help="PyTorch version of a timm table; the newest.")
+        str | None,
+        typer.Option(
+            metavar="2.4", help=SETTING_HELP["torch_version"] + _TIMM, show_default="the newest known"
+        ),
     ] = None,
     calibration: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="Predict by this calibration of the device, from forerun calibrate."
-        ),
+        typer.Option(metavar="FILE", help=SETTING_HELP["calibration"]),
     ] = None,
     as_json: JsonOption = False,
     plot: PlotOption = None,
     debug: DebugOption = False,
 ) -> None:
-    """Compare predictions with measured steps, beside simple baselines."""
+    """Compare predictions with measured steps, and with simple baselines."""
     with quiet_libraries(debug=debug):
         evaluation = _evaluate(
             records,

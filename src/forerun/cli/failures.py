@@ -1,4 +1,4 @@
-"""What a failed command leaves behind: one line on stderr and an exit status."""
+"""A failed command leaves one line on stderr and an exit status."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _ParserError: type[Exception] = typer.BadParameter.__bases__[0]
 
 
 class OneLineErrors(TyperGroup):
-    """The root of the commands: turns every exception into one line on stderr and an exit status.
+    """The root command, which turns every exception into one line on stderr and an exit status.
 
-    2 for a question that must be changed, 1 for one that could not be answered, 130 after Ctrl-C. With
+    The status is 2 for a question that must be changed, 1 for one that could not be answered, 130 after Ctrl-C. With
     ``--debug`` the traceback is printed above the line.
     """
 
@@ -60,7 +60,7 @@ class OneLineErrors(TyperGroup):
 
 
 def exit_status(error: BaseException) -> int:
-    """The status a command ends with."""
+    """Exit status for an error."""
     if isinstance(error, (KeyboardInterrupt, typer.Abort)):
         return INTERRUPTED_STATUS
     if isinstance(error, ForerunError):
@@ -69,7 +69,7 @@ def exit_status(error: BaseException) -> int:
 
 
 def error_line(error: BaseException) -> str:
-    """One line that says what went wrong and what to do next."""
+    """One line about an error: the problem, and the next step."""
     if isinstance(error, (KeyboardInterrupt, typer.Abort)):
         return "interrupted"
     if isinstance(error, ForerunError):

@@ -22,29 +22,37 @@ _MODELS = ("ann", "linear", "boosting", "layers", "op")
 
 def fit(
     records: Annotated[
-        list[str], typer.Argument(metavar="RECORDS...", help="Stores or tables of measurements.")
+        list[str],
+        typer.Argument(metavar="RECORDS...", help="Stores (files or URLs) or tables of measurements."),
     ],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Where the fitted model goes.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="File for the fitted model.")],
     model: Annotated[
         str,
-        typer.Option(metavar="NAME", help=f"What to fit: {', '.join(_MODELS)}."),
+        typer.Option(metavar="NAME", help=f"Kind of model to fit: {', '.join(_MODELS)}."),
     ] = "op",
     on: Annotated[
         str | None,
-        typer.Option(metavar="DEVICE", help="Where RECORDS were measured, instead of what they say."),
+        typer.Option(
+            metavar="DEVICE", help="Device that RECORDS were measured on, if not the one they name."
+        ),
     ] = None,
     hidden: Annotated[
         str | None, typer.Option(metavar="SIZES", help="Units of the hidden layers, such as 64,64.")
     ] = None,
     loss: Annotated[
-        str | None, typer.Option(metavar="NAME", help="mse or mae, on the logarithm of the time.")
+        str | None, typer.Option(metavar="NAME", help="Loss on the logarithm of the time: mse or mae.")
     ] = None,
     seeds: Annotated[
-        str | None, typer.Option(metavar="NUMBERS", help="One network per seed, such as 0,1,2.")
+        str | None,
+        typer.Option(metavar="NUMBERS", help="Seeds, such as 0,1,2; one network is fitted per seed."),
     ] = None,
-    epochs: Annotated[int | None, typer.Option(help="Most passes of a network over the rows.")] = None,
+    max_epochs: Annotated[
+        int | None,
+        typer.Option("--max-epochs", "--epochs", help="Largest number of passes of a network over the rows."),
+    ] = None,
     plots: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Write plots of the fit and of RECORDS there.")
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Existing folder for plots of the fit and of RECORDS."),
     ] = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,
@@ -59,7 +67,7 @@ def fit(
     if plots is not None and not plots.is_dir():
         raise UsageError(f"the folder '{plots}' does not exist; create it or choose another with --plots")
     with quiet_libraries(debug=debug):
-        result = _fit(records, model, on, _choices(hidden, loss, seeds, epochs))
+        result = _fit(records, model, on, _choices(hidden, loss, seeds, max_epochs))
         summary = _save(result, out)
         if plots is not None:
             _write_plots(result, records, on, plots)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,89 +18,169 @@ from forerun.cli.forecast_modes import (
 )
 from forerun.cli.options import DebugOption, JsonOption, PlotOption
 from forerun.cli.output import page_width, print_json, print_page, quiet_libraries
-from forerun.cli.parsing import parse_price_usd_per_hour
+from forerun.cli.settings import with_settings
 from forerun.errors import ForecastError, RecordError, UsageError
+from forerun.run.settings import Setting, TypedDict, checked, flag_of
 
 if TYPE_CHECKING:
     from forerun.prediction.forecast_answer import RunForecast
 
 __all__ = ["forecast"]
 
-_TARGET_HELP = "What is to be reached, such as 'accuracy>=0.92' or 'loss<=1.5'."
-_SCHEDULE_HELP = (
-    "constant, step:30,60,80x0.1, cosine:epochs=90, linear:, poly:, exponential:, onecycle: or unknown."
+_RANGE_OF_TARGETS = "accuracy>=0.92, val_acc>=92%, loss<=1.5, or accuracy=0.92"
+_SCHEDULES = (
+    "constant, step:30,60,80x0.1, cosine:epochs=90,min=0.01, linear:epochs=90, poly:epochs=38,power=2, "
+    "exponential:0.95, onecycle:epochs=30,peak=0.3, each with warmup=5 if need be, or unknown"
 )
 
 
+class ForecastOptions(TypedDict, total=False):
+    """Settings of a forecast on the command line."""
+
+    target: Annotated[
+        str | None,
+        Setting(help=f"What is to be reached: {_RANGE_OF_TARGETS}.", group="target", metavar="METRIC>=VALUE"),
+    ]
+    metric: Annotated[
+        str | None,
+        Setting(
+            help="Metric, where no target names it; with --networks the column that is wanted.",
+            group="target",
+            default="a validation accuracy, a validation loss, or the first",
+            metavar="NAME",
+        ),
+    ]
+    schedule: Annotated[
+        str | None,
+        Setting(help=f"Learning rate from first to last epoch: {_SCHEDULES}.", group="job", metavar="WORDS"),
+    ]
+    epochs: Annotated[
+        float | None,
+        Setting(
+            help="Length of the run, in steps where the file knows steps only.",
+            group="job",
+            default="that of the schedule or of the finished runs, else twice what was seen",
+        ),
+    ]
+    history: Annotated[
+        Path | None,
+        Setting(
+            help="Finished runs of the same job: the same network and data with another batch size, seed or rate.",
+            group="job",
+            metavar="DIR",
+        ),
+    ]
+    model: Annotated[
+        str | None,
+        Setting(
+            help="What is trained, as in predict; with --on its epochs are timed by prediction.",
+            group="model",
+            metavar="MODEL",
+        ),
+    ]
+    batch_size: Annotated[
+        int | None,
+        Setting(
+            help="With --model: samples of one step. With --batches: a batch size to answer.", group="run"
+        ),
+    ]
+    precision: Annotated[
+        str | None, Setting(help="With --model: numeric recipe, as in predict.", group="run", metavar="NAME")
+    ]
+    optimizer: Annotated[
+        str | None, Setting(help="With --model: optimizer, as in predict.", group="run", metavar="NAME")
+    ]
+    dataset: Annotated[
+        str | None,
+        Setting(help="With --model: a known dataset, such as cifar10.", group="job", metavar="NAME"),
+    ]
+    dataset_size: Annotated[
+        int | None,
+        Setting(help="With --model or --batches: training samples of an epoch.", group="job"),
+    ]
+    price_usd_per_hour: Annotated[
+        float | None,
+        Setting(
+            help="Price of one device [US dollars per hour].", group="price", metavar="1.89/h", flag="price"
+        ),
+    ]
+    backtest_file: Annotated[
+        Path | None,
+        Setting(
+            help="Weights and intervals from back-test figures of your own, see --save.",
+            group="software",
+            default="the shipped figures",
+            metavar="FILE",
+            flag="backtest",
+        ),
+    ]
+    cut: Annotated[
+        float | None,
+        Setting(
+            help="Take a finished run as it was after this share, and put what came beside the forecast.",
+            group="main",
+            metavar="SHARE",
+        ),
+    ]
+    every_s: Annotated[
+        float | None,
+        Setting(help="With --watch: time between looks [s].", group="main", default="10", above=0),
+    ]
+    patience_s: Annotated[
+        float | None,
+        Setting(
+            help="With --watch: end after so long without a new row [s].",
+            group="main",
+            default="3600",
+            above=0,
+        ),
+    ]
+    save: Annotated[
+        Path | None,
+        Setting(
+            help="With --evaluate: keep errors and quantiles for --backtest.", group="output", metavar="FILE"
+        ),
+    ]
+
+
+_OF_MODES = {
+    "evaluate": ("metric", "target", "schedule", "save"),
+    "trade_off": ("metric", "target"),
+    "batches": ("batch_size", "dataset_size"),
+    "networks": ("metric",),
+}
+"""Settings that each mode beside the forecast of a run takes."""
+
+
+@with_settings(ForecastOptions)
 def forecast(
+    settings: dict[str, Any],
     run: Annotated[
         Path | None, typer.Argument(metavar="[RUN]", help="Curve so far: a CSV, or TensorBoard events.")
-    ] = None,
-    target: Annotated[str | None, typer.Option(metavar="METRIC>=VALUE", help=_TARGET_HELP)] = None,
-    metric: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Metric, where no target names it.")
-    ] = None,
-    schedule: Annotated[str | None, typer.Option(metavar="WORDS", help=_SCHEDULE_HELP)] = None,
-    epochs: Annotated[
-        float | None, typer.Option(help="Length of the run; that of the schedule if not given.")
-    ] = None,
-    history: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Finished runs of the same job, in any of the formats.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="What is trained, as in predict; needs --on.")
     ] = None,
     on: Annotated[
         list[str] | None, typer.Option(metavar="DEVICE", help="Where it might be trained; may be repeated.")
     ] = None,
-    batch_size: Annotated[int | None, typer.Option(help="With --model: samples of one step.")] = None,
-    precision: Annotated[
-        str | None, typer.Option(metavar="NAME", help="With --model: as in predict.")
-    ] = None,
-    optimizer: Annotated[
-        str | None, typer.Option(metavar="NAME", help="With --model: as in predict.")
-    ] = None,
-    dataset: Annotated[
-        str | None, typer.Option(metavar="NAME", help="With --model: a known dataset, such as cifar10.")
-    ] = None,
-    dataset_size: Annotated[
-        int | None, typer.Option(help="With --model: training samples of an epoch, for any other.")
-    ] = None,
-    price: Annotated[
-        str | None, typer.Option(metavar="1.89/h", help="Price of one device [US dollars per hour].")
-    ] = None,
-    backtest: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Back-test figures of your own, see --save.")
-    ] = None,
-    cut: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SHARE", help="Forecast a finished run after this share of it, beside what came."
-        ),
-    ] = None,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Forecast again whenever the file has grown.")
+        bool,
+        typer.Option(
+            "--watch",
+            help="Forecast again whenever the file has grown, until the target, the end, or silence.",
+        ),
     ] = False,
-    every_s: Annotated[float, typer.Option("--every-s", help="With --watch: time between looks [s].")] = 10.0,
-    patience_s: Annotated[
-        float, typer.Option("--patience-s", help="With --watch: end after so long without a new row [s].")
-    ] = 3600.0,
     evaluate: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Test forecasters on finished runs, a sub-folder being a job.",
+            help="Back-test: every finished run below DIR, a sub-folder being a job, cut and forecast.",
         ),
-    ] = None,
-    save: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="With --evaluate: keep the figures for --backtest.")
     ] = None,
     trade_off: Annotated[
         Path | None,
         typer.Option(
             "--trade-off",
             metavar="FILE.csv",
-            help="Compare configurations: columns name, run, model, device, and options of each.",
+            help="Accuracy against time over configurations: columns name, run, model, device, and options of each.",
         ),
     ] = None,
     batches: Annotated[
@@ -121,72 +202,67 @@ def forecast(
     debug: DebugOption = False,
 ) -> None:
     """Forecast when a training run reaches an accuracy, from its curve so far."""
-    _check_one_mode(run, evaluate, trade_off, batches, networks)
-    _check_asked(run, evaluate, save, watch, cut, as_json)
+    settings = checked(settings, ForecastOptions)
+    modes = {"evaluate": evaluate, "trade_off": trade_off, "batches": batches, "networks": networks}
+    mode = _mode(run, modes)
+    _check_asked(mode, {**settings, **({"on": on} if on else {})}, watch, as_json)
     if plot is not None:
-        if batches is not None or networks is not None:
+        if mode in ("batches", "networks"):
             raise UsageError("--plot draws a forecast, --evaluate or --trade-off; leave it out")
         from forerun.report.figure import check_plot_path
 
         check_plot_path(plot)
+    metric, target = settings.get("metric"), settings.get("target")
     if evaluate is not None:
-        evaluate_forecasters(evaluate, metric or _metric_of(target), schedule, save, as_json, plot, debug)
-        return
-    if trade_off is not None:
+        wanted = metric or _metric_of(target)
+        evaluate_forecasters(
+            evaluate, wanted, settings.get("schedule"), settings.get("save"), as_json, plot, debug
+        )
+    elif trade_off is not None:
         compare_configurations(trade_off, target, metric or _metric_of(target), as_json, plot, debug)
-        return
-    if batches is not None:
-        forecast_batch_sizes(batches, batch_size, dataset_size, as_json, debug)
-        return
-    if networks is not None:
+    elif batches is not None:
+        forecast_batch_sizes(
+            batches, settings.get("batch_size"), settings.get("dataset_size"), as_json, debug
+        )
+    elif networks is not None:
         forecast_other_networks(networks, metric, as_json, debug)
-        return
-    setup = {
-        "batch_size": batch_size,
-        "precision": precision,
-        "optimizer": optimizer,
-        "dataset": dataset,
-        "dataset_size": dataset_size,
-    }
-    question: dict[str, Any] = {
-        "target": target,
-        "metric": metric,
-        "schedule": schedule,
-        "epochs": epochs,
-        "history": history if history is not None else (),
-        "model": model,
-        "devices": on or [],
-        "price_usd_per_hour": None if price is None else parse_price_usd_per_hour(price),
-        "backtest_file": backtest,
-        "cut": cut,
-        **{name: value for name, value in setup.items() if value is not None},
-    }
-    assert run is not None
-    if watch:
-        _watch(run, question, every_s, patience_s, plot, debug)
-        return
-    _tell(_ask(run, question, debug), as_json, plot)
+    else:
+        assert run is not None
+        every_s, patience_s = settings.pop("every_s", 10.0), settings.pop("patience_s", 3600.0)
+        question = {"devices": on or [], **settings}
+        if watch:
+            _watch(run, question, every_s, patience_s, plot, debug)
+        else:
+            _tell(_ask(run, question, debug), as_json, plot)
 
 
-def _check_one_mode(run: Path | None, *modes: Path | None) -> None:
-    if sum(given is not None for given in (run, *modes)) != 1:
+def _mode(run: Path | None, modes: Mapping[str, Path | None]) -> str:
+    """What is asked: ``run``, or one of the modes."""
+    given = [name for name, path in {"run": run, **modes}.items() if path is not None]
+    if len(given) != 1:
         raise UsageError(
             "expected exactly one of RUN, --evaluate DIR, --trade-off FILE, --batches FILE and --networks FILE; see "
             "'forerun forecast --help'"
         )
+    return given[0]
 
 
-def _check_asked(
-    run: Path | None, evaluate: Path | None, save: Path | None, watch: bool, cut: float | None, as_json: bool
-) -> None:
-    if save is not None and evaluate is None:
+def _check_asked(mode: str, settings: Mapping[str, Any], watch: bool, as_json: bool) -> None:
+    if "save" in settings and mode != "evaluate":
         raise UsageError("--save keeps the figures of --evaluate DIR; give both, or leave it out")
-    if watch and (run is None or as_json or cut is not None):
+    if watch and (mode != "run" or as_json or "cut" in settings):
         raise UsageError(
             "--watch follows one RUN and prints a page each time; leave out --json, --cut and other modes"
         )
-    if cut is not None and run is None:
+    if "cut" in settings and mode != "run":
         raise UsageError("--cut looks back at one finished RUN; name it")
+    if not watch and (looks := [name for name in ("every_s", "patience_s") if name in settings]):
+        raise UsageError(f"{flag_of(looks[0], ForecastOptions)} is of --watch; give both, or leave it out")
+    refused = [name for name in settings if mode != "run" and name not in _OF_MODES[mode]]
+    if refused:
+        words = mode.replace("_", "-")
+        flag = "--on" if refused[0] == "on" else flag_of(refused[0], ForecastOptions)
+        raise UsageError(f"--{words} has no use for {flag}, which is of a RUN; leave it out")
 
 
 def _metric_of(target: str | None) -> str | None:
@@ -223,8 +299,6 @@ def _watch(
     run: Path, question: dict[str, Any], every_s: float, patience_s: float, plot: Path | None, debug: bool
 ) -> None:
     """Forecasts again whenever the file has grown, until the run is at its end, its target, or silent."""
-    if every_s <= 0:
-        raise UsageError(f"the time between looks must be above zero, got --every-s {every_s:g}")
     last_size, silent_s = -1, 0.0
     while silent_s < patience_s:
         size = run.stat().st_size if run.is_file() else -1

@@ -16,7 +16,7 @@ hardware = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 @hardware.callback(invoke_without_command=True)
 def devices(context: typer.Context) -> None:
-    """Devices of the catalogue, and this machine."""
+    """Show the devices of the catalogue, and this machine."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
@@ -24,11 +24,11 @@ def devices(context: typer.Context) -> None:
 @hardware.command("list")
 def list_devices(as_json: JsonOption = False, debug: DebugOption = False) -> None:
     """List the devices of the catalogue."""
-    from forerun.hardware import device_as_dict, load_catalog
+    from forerun.hardware import load_catalog
 
     catalog = load_catalog().values()
     if as_json:
-        print_json({"devices": [device_as_dict(device) for device in catalog]})
+        print_json({"devices": [device.as_dict() for device in catalog]})
         return
     from forerun.report.hardware_page import device_table
 
@@ -38,17 +38,18 @@ def list_devices(as_json: JsonOption = False, debug: DebugOption = False) -> Non
 @hardware.command("show")
 def show_device(
     device: Annotated[
-        str, typer.Argument(metavar="DEVICE", help="Catalogue name, driver's name, TOML file or 'here'.")
+        str,
+        typer.Argument(metavar="DEVICE", help="Device: catalogue name, driver's name, TOML file or 'here'."),
     ],
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
     """Show the figures of one device, each with its source."""
-    from forerun.hardware import device_as_dict, find_device
+    from forerun.hardware import find_device
 
     found = find_device(device)
     if as_json:
-        print_json(device_as_dict(found))
+        print_json(found.as_dict())
         return
     from forerun.report.hardware_page import device_page
 
@@ -58,11 +59,11 @@ def show_device(
 @hardware.command("here")
 def here(as_json: JsonOption = False, debug: DebugOption = False) -> None:
     """Show what this machine has: processor, memory, GPUs, software."""
-    from forerun.hardware import describe_host, host_as_dict
+    from forerun.hardware import describe_host
 
     host = describe_host()
     if as_json:
-        print_json(host_as_dict(host))
+        print_json(host.as_dict())
         return
     from forerun.report.hardware_page import host_page
 

@@ -43,24 +43,24 @@ app = typer.Typer(
 app.command("predict", cls=GroupedHelp, short_help="Predict time, memory and cost of training.")(predict)
 app.command("plan", cls=GroupedHelp, short_help="Find the best configuration within limits.")(plan)
 app.command("profile", short_help="Tell where a training script spends its time.")(profile)
-app.command("tune", short_help="Find a better configuration of a training script.")(tune)
+app.command("tune", cls=GroupedHelp, short_help="Find a better configuration of a training script.")(tune)
 app.command("compare", short_help="Run two configurations in turns and compare them.")(compare)
 app.command("apply", short_help="Run a script with a configuration that was found.")(apply)
 app.add_typer(hardware, name="hardware")
 app.command("scale", cls=GroupedHelp, short_help="Predict how training scales with devices or servers.")(
     scale
 )
-app.command("forecast", short_help="Forecast when a run reaches an accuracy.")(forecast)
+app.command("forecast", cls=GroupedHelp, short_help="Forecast when a run reaches an accuracy.")(forecast)
 app.command("evaluate", short_help="Compare predictions with measured steps.")(evaluate)
 app.add_typer(measure, name="measure")
 app.command("calibrate", short_help="Measure this machine and fit the cost model to it.")(calibrate)
 app.add_typer(records, name="records")
-app.command("report", short_help="Make one document of a plan or prediction.")(report)
+app.command("report", short_help="Make one document of a plan or a prediction.")(report)
 app.command("serve", short_help="Serve the what-if page and JSON over HTTP.")(serve)
 app.command("fit", short_help="Fit a model to measured steps or layers.")(fit)
-app.command("schedule", short_help="Share a cluster among jobs: who gets what, and when is each done.")(
-    schedule
-)
+app.command(
+    "schedule", short_help="Share a cluster among jobs: each job's share, and the time when it is done."
+)(schedule)
 
 
 def _print_version(value: bool) -> None:

@@ -1,4 +1,4 @@
-"""Where output goes: answers to stdout, everything else to stderr."""
+"""Output of a command: answers go to stdout, everything else to stderr."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ __all__ = [
 ]
 
 TABLE_WIDTH_IN_A_PIPE = 140
-"""A pipe has no width; wide enough that a line of a table stays one line for grep."""
+"""Width where output goes to a pipe; a line of a table stays one line for grep."""
 
 
 def show_any_sign() -> None:
-    """Lets a terminal that cannot show a sign show '?' instead of ending the command."""
+    """Lets a terminal print '?' for a sign it cannot show, instead of ending the command."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
 
 
 def print_json(answer: Mapping[str, Any]) -> None:
-    """Exactly one JSON object on stdout."""
+    """Prints exactly one JSON object on stdout."""
     sys.stdout.write(json.dumps(answer, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
 
 
@@ -47,7 +47,7 @@ def page_width(most: int) -> int:
 
 
 def print_page(page: RenderableType, width: int) -> None:
-    """A page on stdout; colours only on a terminal, and no text is read as markup."""
+    """Prints a page on stdout, with colours on a terminal only; no text is read as markup."""
     from rich.console import Console
 
     console = Console(width=width, markup=False, highlight=False, emoji=False, soft_wrap=False)

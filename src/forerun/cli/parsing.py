@@ -1,4 +1,4 @@
-"""Values of options that are more than a word or a number."""
+"""Parsing of options that are more than a word or a number."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _MOST_NUMBER = 100_000
 
 
 def parse_price_usd_per_hour(text: str) -> float:
-    """A price of a device per hour [USD/h].
+    """Price of a device per hour [USD/h].
 
     >>> parse_price_usd_per_hour("1.89/h")
     1.89
 
     Raises:
-        InvalidSetupError: The text is no price per hour.
+        InvalidSetupError: The text is not a price per hour.
     """
     found = _PRICE.fullmatch(text.strip())
     if found is None:
@@ -30,13 +30,13 @@ def parse_price_usd_per_hour(text: str) -> float:
 
 
 def parse_input_shape(text: str) -> tuple[int, ...]:
-    """The shape of one sample.
+    """Shape of one sample, without the batch.
 
     >>> parse_input_shape("3,224,224")
     (3, 224, 224)
 
     Raises:
-        InvalidSetupError: The text is no list of whole numbers.
+        InvalidSetupError: The text is not a list of whole numbers.
     """
     if _SHAPE.fullmatch(text.strip()) is None:
         raise InvalidSetupError(
@@ -46,13 +46,13 @@ def parse_input_shape(text: str) -> tuple[int, ...]:
 
 
 def parse_numbers(name: str, text: str) -> list[int]:
-    """Whole numbers and ranges of them.
+    """Whole numbers from a list of numbers and ranges.
 
     >>> parse_numbers("workers", "1:4,8")
     [1, 2, 3, 4, 8]
 
     Raises:
-        InvalidSetupError: A part is no whole number of at least 1, or no range of such.
+        InvalidSetupError: A part is neither a whole number of at least 1 nor a range of such numbers.
     """
     found: list[int] = []
     for part in text.split(","):
@@ -68,9 +68,9 @@ def parse_numbers(name: str, text: str) -> list[int]:
 
 
 def plot_batch_sizes(batch_size: int, largest_that_fits: float | None) -> tuple[int, ...]:
-    """Batch sizes of a plot: powers of two to the first that no longer fits, and the one asked about.
+    """Batch sizes of a plot: the one asked about, and powers of two up to the first that no longer fits.
 
-    Without a known limit, to eight times the batch size.
+    Without a known limit, they go up to eight times the batch size.
     """
     end = min(_MOST_PLOT_BATCH, 8 * batch_size if largest_that_fits is None else 2 * largest_that_fits)
     powers = [1 << k for k in range(24) if 1 << k <= max(end, 2 * batch_size)]

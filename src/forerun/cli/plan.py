@@ -49,27 +49,28 @@ def plan(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="As in 'forerun predict'; keys of a family may be ranges (cnn:depth=2..4,base_filters=32..64), "
-            "several models are separated by semicolons.",
+            help="Model, as in 'forerun predict'; keys of a family may be ranges (cnn:depth=2..4,base_filters=32..64). "
+            "Several models are separated by semicolons.",
         ),
     ],
     on: Annotated[
         str,
         typer.Option(
             metavar="DEVICES",
-            help="Devices, separated by commas; 4xt4 is four of them in one job, 2x4xt4 two nodes.",
+            help="Devices to compare, separated by commas; 4xt4 is one job on four, 2x4xt4 on two nodes of four.",
         ),
     ],
     settings: dict[str, Any],
     pareto: Annotated[
-        Path | None, typer.Option(metavar="FILE.png", help="Write time against cost with the front marked.")
+        Path | None,
+        typer.Option(metavar="FILE.png", help="Plot time against cost, with the Pareto front marked."),
     ] = None,
     output: Annotated[
         str,
         typer.Option(
             "--format",
             metavar="NAME",
-            help="table, json, job (the chosen job for a scheduler) or slurm-time (its --time with margin).",
+            help="Format: table, json, job (the chosen job, for a scheduler) or slurm-time (a --time with a margin).",
         ),
     ] = "table",
     as_json: JsonOption = False,
@@ -87,7 +88,7 @@ def plan(
 
 def _format(output: str, as_json: bool) -> str:
     if output not in _FORMATS:
-        raise UsageError(f"a plan is printed as {', '.join(_FORMATS)}, got '{output}'")
+        raise UsageError(f"the format of a plan must be one of {', '.join(_FORMATS)}, got '{output}'")
     return "json" if as_json else output
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from forerun.cli.failures import INTERRUPTED_STATUS
-from forerun.cli.options import DebugOption, JsonOption, PlotOption
+from forerun.cli.options import RUN_TIME_HELP, SETTING_HELP, DebugOption, JsonOption, PlotOption
 from forerun.cli.output import TABLE_WIDTH_IN_A_PIPE, page_width, print_json, print_page
 
 __all__ = ["profile"]
@@ -17,28 +17,33 @@ __all__ = ["profile"]
 
 def profile(
     command: Annotated[
-        list[str], typer.Argument(metavar="COMMAND", help="After --, the command as you would run it.")
+        list[str], typer.Argument(metavar="COMMAND", help="Training command, after --, as you would run it.")
     ],
     steps: Annotated[
-        int | None, typer.Option(help="Stop the script after so many steps; it runs to its end if not given.")
+        int | None,
+        typer.Option(help="Number of steps after which the script is stopped.", show_default="its end"),
     ] = None,
-    window: Annotated[int, typer.Option(help="Steps under torch.profiler; 0 for none.")] = 5,
-    warmup: Annotated[int, typer.Option(help="Steps before them.")] = 3,
+    window: Annotated[int, typer.Option(help="Number of steps under torch.profiler; 0 for none.")] = 5,
+    warmup: Annotated[int, typer.Option(help="Number of warm-up steps before the profiled ones.")] = 3,
     epochs: Annotated[
-        float | None, typer.Option(help="Epochs of the whole job, where the script's arguments do not tell.")
+        float | None,
+        typer.Option(help=SETTING_HELP["epochs"], show_default="by the script's arguments"),
     ] = None,
-    timeout: Annotated[str | None, typer.Option(metavar="10min", help="Longest time of the run.")] = None,
-    records: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Keep what the processes recorded here.")
+    timeout: Annotated[str | None, typer.Option(metavar="10min", help=RUN_TIME_HELP)] = None,
+    keep: Annotated[
+        Path | None,
+        typer.Option(
+            "--keep", "--records", metavar="FOLDER", help="Folder for the raw recordings of all processes."
+        ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE.json", help="Write the JSON here as well.")
+        Path | None, typer.Option(metavar="FILE.json", help="Write the JSON to a file as well.")
     ] = None,
     plot: PlotOption = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Run a training script unchanged and tell where its time goes, what limits it and what to try next."""
+    """Run a training script unchanged and show where its time goes, what limits it and what to try next."""
     import forerun
     from forerun.report.figure import check_plot_path
     from forerun.units import parse_amount
@@ -52,7 +57,7 @@ def profile(
         warmup_steps=warmup,
         epochs=epochs,
         timeout_s=None if timeout is None else parse_amount(timeout, "time"),
-        folder=records,
+        folder=keep,
         echo=sys.stderr,
     )
     if out is not None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forerun.cli.options import DebugOption, JsonOption
+from forerun.cli.options import DebugOption, JsonOption, RecordsOption
 from forerun.cli.output import TABLE_WIDTH_IN_A_PIPE, page_width, print_json, print_page
 from forerun.errors import UsageError
 
@@ -21,37 +21,33 @@ __all__ = ["records"]
 
 records = typer.Typer(rich_markup_mode=None, add_completion=False)
 
-StoreOption = Annotated[
-    str | None,
-    typer.Option(
-        "--records",
-        metavar="STORE",
-        help="File or database URL; default: FORERUN_RECORDS or the user's data folder.",
-    ),
+DeviceOption = Annotated[
+    str | None, typer.Option("--device", help="Only records of this device, such as rtx-3090.")
 ]
-DeviceOption = Annotated[str | None, typer.Option("--device", help="Only those of this device.")]
-FamilyOption = Annotated[str | None, typer.Option("--family", help="Only those of this model family.")]
+FamilyOption = Annotated[
+    str | None, typer.Option("--family", help="Only records of this model family, such as cnn.")
+]
 
 _COUNTED = ("device", "kind", "family", "occasion", "outcome")
 
 
 @records.callback(invoke_without_command=True)
 def overview(context: typer.Context) -> None:
-    """Measurements in the record store."""
+    """List, show, import and export the measurements in the record store."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
 
 @records.command("list")
 def list_records(
-    store: StoreOption = None,
+    store: RecordsOption = None,
     device: DeviceOption = None,
     family: FamilyOption = None,
-    limit: Annotated[int, typer.Option(min=1, help="Most records to list.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, help="Largest number of records to list.")] = 100,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """List what has been measured, or how much of each kind without --device or --family."""
+    """Count the measurements of each kind; with --device or --family, list them."""
     from forerun.records.store.record_store import RecordStore
 
     with RecordStore.open(store, create=False) as opened:
@@ -96,12 +92,12 @@ def _print_records(
 
 @records.command("show")
 def show_record(
-    key: Annotated[str, typer.Argument(metavar="KEY", help="Key of a record, or how it begins.")],
-    store: StoreOption = None,
+    key: Annotated[str, typer.Argument(metavar="KEY", help="Key of a record, or the beginning of it.")],
+    store: RecordsOption = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Show everything about one record: all repetitions, results and circumstances."""
+    """Show one record whole: repetitions, results and circumstances."""
     from forerun.records.documents import measurement_document
     from forerun.records.store.record_store import RecordStore
 
@@ -118,22 +114,28 @@ def show_record(
 @records.command("import")
 def import_file(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A .csv or .parquet file of measurements.")],
-    store: StoreOption = None,
+    store: RecordsOption = None,
     cnn_grid: Annotated[
-        bool, typer.Option("--cnn-grid", help="FILE has the columns of the CNN grid (CSV); needs --device.")
+        bool, typer.Option("--cnn-grid", help="Read a CSV with the columns of the CNN grid; needs --on.")
     ] = False,
     device: Annotated[
-        str | None, typer.Option("--device", help="With --cnn-grid: where it was measured.")
+        str | None,
+        typer.Option(
+            "--on",
+            "--device",
+            metavar="DEVICE",
+            help="With --cnn-grid: device that FILE was measured on, as in predict --on.",
+        ),
     ] = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Add the measurements of a file to the store; those already there are left as they are."""
+    """Add the measurements of a file to the store; measurements that it has already stay as they are."""
     from forerun.records.store.record_store import RecordStore
 
     if cnn_grid != (device is not None):
         raise UsageError(
-            "--cnn-grid and --device belong together: such a file does not name its device, others do"
+            "--cnn-grid and --on belong together: a CSV of the CNN grid does not name its device, other files do"
         )
     with RecordStore.open(store) as opened:
         counted = _Counted(_measurements_of(file, device))
@@ -172,12 +174,14 @@ class _Counted:
 @records.command("export")
 def export_file(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A .csv or .parquet file to write.")],
-    store: StoreOption = None,
+    store: RecordsOption = None,
     device: DeviceOption = None,
     family: FamilyOption = None,
     cnn_grid: Annotated[
         bool,
-        typer.Option("--cnn-grid", help="One row per trained CNN, with the columns of the CNN grid (CSV)."),
+        typer.Option(
+            "--cnn-grid", help="Write a CSV with the columns of the CNN grid, one row per trained CNN."
+        ),
     ] = False,
     as_json: JsonOption = False,
     debug: DebugOption = False,

@@ -27,24 +27,27 @@ def report(
         str,
         typer.Argument(
             metavar="ANSWER.json",
-            help="What 'forerun predict --json' or 'forerun plan --json' printed; - for stdin.",
+            help="JSON that 'forerun predict --json' or 'forerun plan --json' printed; - for stdin.",
         ),
     ],
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Where to write it (.html, .md or .json); stdout if not given."),
+        typer.Option(
+            metavar="FILE", help="File for the document (.html, .md or .json).", show_default="stdout"
+        ),
     ] = None,
     output: Annotated[
         str,
         typer.Option(
             "--format",
             metavar="NAME",
-            help="html, markdown, json, job (for a scheduler) or slurm-time (--time with margin); else as FILE ends.",
+            help="Format: html, markdown, json, job (for a scheduler) or slurm-time (a --time with a margin); "
+            "if not given, by the ending of FILE.",
         ),
     ] = "",
     debug: DebugOption = False,
 ) -> None:
-    """Make one self-contained document of a plan or a prediction, to send to a colleague."""
+    """Make one self-contained document of a plan or a prediction, ready to send."""
     form = _format(output, out)
     if out is not None and not out.parent.is_dir():
         raise UsageError(f"the folder of the report '{out}' does not exist; create it or choose another")
@@ -69,8 +72,8 @@ def _format(output: str, out: Path | None) -> str:
     )
     if found not in _FORMATS:
         raise UsageError(
-            f"a report is {', '.join(_FORMATS)}, got '{output or out}'; end FILE in .html, .md or .json, or give "
-            "--format"
+            f"the format of a report must be one of {', '.join(_FORMATS)}, got '{output or out}'; end FILE in "
+            ".html, .md or .json, or give --format"
         )
     return found
 

@@ -12,7 +12,7 @@ from forerun.cli.output import TABLE_WIDTH_IN_A_PIPE, page_width, print_json, pr
 from forerun.cli.parsing import parse_numbers
 from forerun.cli.settings import with_settings
 from forerun.errors import InvalidSetupError
-from forerun.run.options import ScaleOptions
+from forerun.run.options import DEVICE_HELP, ScaleOptions
 from forerun.run.settings import flag_of
 
 if TYPE_CHECKING:
@@ -23,9 +23,9 @@ __all__ = ["scale"]
 
 _OF_DEVICES = ("num_devices", "num_nodes", "scaling", "strategy", "algorithm", "bucket_mb", "sync_batch_norm",
                "variation", "intra", "accumulation")  # fmt: skip
-"""Settings that say nothing of workers and servers."""
+"""Settings that a question about workers and servers has no use for."""
 _OF_POINTS = ("num_devices", "num_nodes", "batch_size")
-"""Settings of the sizes that measured points are asked at."""
+"""Settings of the sizes that are predicted from measured points."""
 
 
 @with_settings(
@@ -36,49 +36,62 @@ _OF_POINTS = ("num_devices", "num_nodes", "batch_size")
 def scale(
     settings: dict[str, Any],
     model: Annotated[
-        str | None, typer.Argument(metavar="[MODEL]", help="The model, as in predict; not needed with --fit.")
+        str | None, typer.Argument(metavar="[MODEL]", help="Model, as in predict; not needed with --fit.")
     ] = None,
     on: Annotated[
         str | None,
         typer.Option(
             metavar="DEVICE",
-            help="A device, nodes x devices x name such as 4x8xh100-sxm, or a TOML file of either.",
+            help=DEVICE_HELP,
         ),
     ] = None,
     workers: Annotated[
         str | None,
-        typer.Option(metavar="1:32", help="Workers of a parameter-server job, instead of --devices."),
+        typer.Option(
+            metavar="1:32",
+            help="Numbers of workers of a parameter-server job, such as 1:32; replaces --devices.",
+        ),
     ] = None,
-    servers: Annotated[str | None, typer.Option(metavar="2,4", help="Parameter servers.")] = None,
+    servers: Annotated[
+        str | None, typer.Option(metavar="2,4", help="Numbers of parameter servers, such as 2,4.")
+    ] = None,
     asynchronous: Annotated[
-        bool, typer.Option("--asynchronous", help="Workers do not wait for each other.")
+        bool, typer.Option("--asynchronous", help="Let the workers run without waiting for each other.")
     ] = False,
     coefficients: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="optimus: the published speed function instead of first principles."
+            metavar="NAME", help="Published speed function to use instead of first principles: optimus."
         ),
     ] = None,
     fit: Annotated[
         Path | None,
-        typer.Option(metavar="POINTS.csv", help="Fit a speed model to measured points and extrapolate."),
+        typer.Option(
+            metavar="POINTS.csv", help="Table of measured points: fit a speed model to them and extrapolate."
+        ),
     ] = None,
     speed_model: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Model of --fit; the best by cross-validation if not given."),
+        typer.Option(
+            metavar="NAME",
+            help="Speed model of --fit.",
+            show_default="the best by cross-validation",
+        ),
     ] = None,
     propose: Annotated[
-        int | None, typer.Option(help="Propose so many sizes to measure next, of --workers and --servers.")
+        int | None,
+        typer.Option(help="Number of sizes to propose for measuring next, among --workers and --servers."),
     ] = None,
     global_batch_size: Annotated[
-        int | None, typer.Option(help="Samples of one step of all workers; of synchronous parameter servers.")
+        int | None,
+        typer.Option(help="Batch size of all workers together, with synchronous parameter servers."),
     ] = None,
     as_json: JsonOption = False,
     plot: PlotOption = None,
     no_cache: NoCacheOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Predict how MODEL scales: devices and nodes, or workers and parameter servers, or from measured points."""
+    """Predict how MODEL scales with devices and nodes, or with workers and parameter servers."""
     if plot is not None:
         from forerun.report.plots import check_plot_path
 
@@ -119,7 +132,7 @@ def scale(
 
 
 def _refuse(settings: dict[str, Any], useless: Any, what: str) -> None:
-    """Refuses settings that say nothing of what is asked."""
+    """Refuses settings that the question has no use for."""
     named = [flag_of(name, ScaleOptions) for name in settings if name in useless]
     _refuse_options(dict.fromkeys(named, True), f"of {what}")
 

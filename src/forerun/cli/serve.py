@@ -18,9 +18,11 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 def serve(
     host: Annotated[
-        str, typer.Option(help="Address to listen on; the default is this machine only.")
+        str, typer.Option(help="Address to listen on; 127.0.0.1 is reached from this machine only.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on.", min=0, max=65535)] = 8777,
+    port: Annotated[
+        int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)
+    ] = 8777,
     allow_remote: Annotated[
         bool,
         typer.Option(
@@ -28,7 +30,7 @@ def serve(
         ),
     ] = False,
     limit_s: Annotated[
-        float, typer.Option("--limit-s", help="Time that tracing a model may take [s].", min=1.0)
+        float, typer.Option("--limit-s", help="Longest time of tracing one model [s].", min=1.0)
     ] = 60.0,
     debug: DebugOption = False,
 ) -> None:
@@ -38,7 +40,7 @@ def serve(
         raise MissingExtraError("forerun serve", "web")
     if host not in _LOOPBACK and not allow_remote:
         raise UsageError(
-            f"'{host}' can be reached by others, and there is no password; add --allow-remote if that is meant"
+            f"'{host}' can be reached by others, and there is no password; add --allow-remote to allow it"
         )
     import uvicorn
 

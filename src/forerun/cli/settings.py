@@ -26,6 +26,8 @@ _HEADINGS = {
     "price": "Price",
     "limits": "Limits and goal",
     "target": "Target",
+    "scenario": "Scenarios of a built-in task",
+    "timing": "Timing",
     "software": "Software",
     "output": "Output",
 }
@@ -37,7 +39,7 @@ _READERS: Mapping[str, Callable[[str], Any]] = {
     "input_shape": parse_input_shape,
     "price_usd_per_hour": parse_price_usd_per_hour,
 }
-"""Settings that are written as text on a command line and mean more than that."""
+"""Settings that are parsed from text on a command line."""
 
 
 def with_settings(
@@ -47,13 +49,15 @@ def with_settings(
     aliases: Mapping[str, str] | None = None,
     readers: Mapping[str, Callable[[str], Any]] | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Gives a command the options that a typed dictionary declares; it gets those that were used as ``settings``.
+    """Gives a command the options that a typed dictionary declares.
+
+    The command receives those that were used as its argument ``settings``.
 
     Args:
         options: The declaration.
-        without: Settings the command has in a form of its own.
+        without: Settings that the command declares itself.
         aliases: Further names of options on this command line, by setting.
-        readers: What the text of a setting means, where this command reads it in a way of its own.
+        readers: Functions that read the text of a setting, where this command differs from the others.
     """
     read = {**_READERS, **(readers or {})}
     known = {name: item for name, item in declared(options).items() if name not in set(without)}

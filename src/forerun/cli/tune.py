@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forerun.cli.options import DebugOption, JsonOption
+from forerun.cli.options import (
+    DebugOption,
+    JsonOption,
+    ShowOutputOption,
+)
 from forerun.cli.output import (
     TABLE_WIDTH_IN_A_PIPE,
     page_width,
@@ -16,7 +20,11 @@ from forerun.cli.output import (
     print_page,
     quiet_libraries,
 )
+from forerun.cli.settings import with_settings
 from forerun.errors import UsageError
+from forerun.run.settings import checked, declared, flag_of
+from forerun.tuning.options import ScenarioOptions, TuneOptions
+from forerun.units import parse_amount
 
 if TYPE_CHECKING:
     from forerun.api.tune import TuneResult
@@ -25,153 +33,88 @@ if TYPE_CHECKING:
 __all__ = ["tune"]
 
 
+class _Options(TuneOptions, ScenarioOptions, total=False):
+    pass
+
+
+_OF_SCENARIOS = ("budget", "trial_s", "study", "seed", "device_index")
+"""Settings of a search that a scenario takes as well."""
+
+_FOR_SCENARIOS = {"study": "folder"}
+"""Settings that ``tune_scenarios`` calls otherwise."""
+
+
+@with_settings(
+    _Options,
+    without=("check", "with_priors", "with_memory_law"),
+    readers={
+        "trial_s": lambda text: parse_amount(text, "time"),
+        "timeout_s": lambda text: parse_amount(text, "time"),
+        "memory_limit_bytes": lambda text: parse_amount(text, "memory"),
+    },
+)
 def tune(
+    settings: dict[str, Any],
     command: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[SPACE.yaml] -- COMMAND", help="What may be changed, and the command as you run it."
+            metavar="[SPACE.yaml] -- COMMAND",
+            help="Space of the settings to try, and the training command as you run it.",
         ),
     ] = None,
-    budget: Annotated[
-        str, typer.Option(metavar="2h", help="Such as 2h, '40 trials', 10usd, or several parted by commas.")
-    ] = "15min",
-    objective: Annotated[
-        str,
-        typer.Option(
-            metavar="NAMES",
-            help="speed, time, time-to-target, accuracy or cost; several parted by commas give a front.",
-        ),
-    ] = "speed",
-    metric: Annotated[str | None, typer.Option(metavar="NAME", help="Figure that the script prints.")] = None,
-    target: Annotated[float | None, typer.Option(help="Value of the metric to reach.")] = None,
-    study: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="Of the study; an existing one is resumed, or shared.")
-    ] = Path("forerun-study"),
-    trial_time: Annotated[str, typer.Option(metavar="8s", help="Time of steps of a trial for speed.")] = "8s",
-    timeout: Annotated[str, typer.Option(metavar="30min", help="Longest time of a trial.")] = "30min",
-    memory: Annotated[
-        str | None, typer.Option(metavar="4GB", help="Most memory of a trial; all there is if not given.")
-    ] = None,
-    max_loss: Annotated[float, typer.Option(help="Loss of the metric accepted for speed.", min=0.0)] = 0.01,
-    price: Annotated[str | None, typer.Option(metavar="1.89/h", help="Price of this machine.")] = None,
-    device: Annotated[str | None, typer.Option(metavar="cuda:0", help="Device of the trials.")] = None,
-    workers: Annotated[
-        int,
-        typer.Option(
-            help="Sessions that search at once, each on a GPU (with --ray, a node) of its own.", min=1
-        ),
-    ] = 1,
-    sampler: Annotated[str, typer.Option(metavar="NAME", help="tpe or random.")] = "tpe",
-    seed: Annotated[int | None, typer.Option(help="Of the sampler.")] = None,
-    ray: Annotated[
-        str | None, typer.Option(metavar="auto", help="Run trials on a Ray cluster: auto or HOST:PORT.")
-    ] = None,
-    prune: Annotated[
-        bool, typer.Option("--prune", help="For accuracy: end runs whose forecast cannot win.")
-    ] = False,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SPEC",
-            help="What the script trains, as in predict; its predicted steps choose the first trials.",
-        ),
-    ] = None,
-    image_size: Annotated[
-        int | None, typer.Option(help="Size of its images, where no argument tells [pixels].", min=1)
-    ] = None,
-    input_shape: Annotated[
-        str | None, typer.Option(metavar="3,224,224", help="Shape of one of its samples, instead.")
-    ] = None,
-    sequence_length: Annotated[int | None, typer.Option(help="Tokens of one of its samples.", min=1)] = None,
     no_check: Annotated[
-        bool, typer.Option("--no-check", help="Do not run the best whole beside the script as it is.")
+        bool,
+        typer.Option(
+            "--no-check", help="Skip the full run of the best configuration beside the unchanged script."
+        ),
     ] = False,
     no_priors: Annotated[
-        bool, typer.Option("--no-priors", help="No first trials of the cost model.")
+        bool, typer.Option("--no-priors", help="Choose no first trials by the cost model.")
     ] = False,
     no_prediction: Annotated[
         bool, typer.Option("--no-prediction", help="Reject no trial by its predicted memory.")
     ] = False,
-    show_output: Annotated[
-        bool, typer.Option("--show-output", help="Pass on what the script prints.")
-    ] = False,
+    show_output: ShowOutputOption = False,
     scenario: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="baseline, resolution, hyperparameters, hardware or all, of --task."
+            metavar="NAME", help="Scenario of --task: baseline, resolution, hyperparameters, hardware or all."
         ),
     ] = None,
-    task: Annotated[str, typer.Option(metavar="NAME", help="Built-in task of the scenarios.")] = "squeezenet",
-    data: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Images of the task: seg_train and seg_test.")
-    ] = None,
-    generate: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Generate N training images in --data if it has none.", min=6),
-    ] = None,
-    weights: Annotated[str, typer.Option(metavar="NAME", help="imagenet or none.")] = "imagenet",
-    epochs: Annotated[int, typer.Option(help="Epochs of the task.", min=1)] = 10,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
     """Find a faster or better configuration of a training script within a budget, without editing it."""
     import forerun
-    from forerun.cli.parsing import parse_input_shape, parse_price_usd_per_hour
-    from forerun.units import parse_amount
 
-    words = list(command or [])
+    words, settings = list(command or []), checked(settings, _Options)
+    switches: dict[str, Any] = {
+        "check": not no_check,
+        "with_priors": not no_priors,
+        "with_memory_law": not no_prediction,
+    }
     if scenario is not None:
         if words:
             raise UsageError("expected a scenario of a built-in task or a command, got both")
-        with quiet_libraries(debug=debug):
-            found = forerun.tune_scenarios(
-                scenario,
-                task=task,
-                data=data,
-                weights=weights,
-                epochs=epochs,
-                budget=budget,
-                trial_s=parse_amount(trial_time, "time"),
-                num_generated=generate,
-                folder=study,
-                seed=seed,
-                device_index=device,
-                say=_say,
+        refused = [name for name in settings if name in declared(TuneOptions) and name not in _OF_SCENARIOS]
+        if refused or show_output or not all(switches.values()):
+            given = (
+                flag_of(refused[0], TuneOptions) if refused else "--no-check or --show-output and the like"
             )
+            raise UsageError(
+                f"a scenario has no use for {given}, which is of the search for a command; leave it out"
+            )
+        asked = {_FOR_SCENARIOS.get(name, name): value for name, value in settings.items()}
+        with quiet_libraries(debug=debug):
+            found = forerun.tune_scenarios(scenario, **{"data": None, **asked}, say=_say)
         _print_scenarios(found, as_json=as_json)
         return
+    if refused := [name for name in settings if name in declared(ScenarioOptions)]:
+        raise UsageError(f"{flag_of(refused[0], ScenarioOptions)} is of a scenario: --scenario all")
     space = Path(words.pop(0)) if words and words[0].endswith((".yaml", ".yml")) else None
-    if sampler not in ("tpe", "random"):
-        raise UsageError(f"expected the sampler tpe or random, got '{sampler}'")
     with quiet_libraries(debug=debug):
         result = forerun.tune(
-            words,
-            budget=budget,
-            space=space,
-            objective=objective,
-            study=study,
-            metric=metric,
-            target=target,
-            trial_s=parse_amount(trial_time, "time"),
-            timeout_s=parse_amount(timeout, "time"),
-            memory_limit_bytes=None if memory is None else parse_amount(memory, "memory"),
-            with_memory_law=not no_prediction,
-            with_priors=not no_priors,
-            model=model,
-            image_size=image_size,
-            input_shape=None if input_shape is None else parse_input_shape(input_shape),
-            sequence_length=sequence_length,
-            with_pruning=prune,
-            max_accuracy_loss=max_loss,
-            check=not no_check,
-            sampler=sampler,
-            seed=seed,
-            price_usd_per_hour=None if price is None else parse_price_usd_per_hour(price),
-            device_index=device,
-            num_sessions=workers,
-            ray_address=ray,
-            say=_say,
-            echo=sys.stderr if show_output else None,
+            words, space=space, say=_say, echo=sys.stderr if show_output else None, **switches, **settings
         )
     _print(result, as_json=as_json)
 

@@ -14,7 +14,7 @@ Ours, the ring of ``collectives`` with fitted link and stragglers, seven as well
 
 E_K is the expected maximum of K normal numbers. Few points do not determine seven parameters, so both are fitted as
 most probable values under wide log-normal priors relative to the median point, with a loss that grows linearly for
-outliers. Where a point says how much of its step was synchronisation that nothing hid (as Pollux' agents report too),
+outliers. Where a point names the exposed synchronisation of its step (as Pollux' agents report too),
 the rest of it is a second observation, of T_grad.
 """
 
@@ -64,7 +64,7 @@ def _sizes(points: Sequence[SpeedPoint]) -> _Sizes:
 
 
 Form = Callable[[Floats, _Sizes], tuple[Floats, Floats]]
-"""From coefficients and sizes to T_grad and T_sync."""
+"""Function from coefficients and sizes to T_grad and T_sync."""
 
 
 def _pollux(theta: Floats, at: _Sizes) -> tuple[Floats, Floats]:
@@ -168,7 +168,7 @@ class PriorForm:
             parameters=named,
             log_times=log_times,
             log_variances=log_variances,
-            # A perfect fit of few points says nothing of the scatter: half the usual scatter is kept.
+            # A perfect fit of few points does not show the scatter, so half the usual scatter is kept.
             log_spread=float(np.sqrt(np.mean(residual**2) + (_NOISE / 2) ** 2)),
             num_freedom=max(2, len(times) - 2),
         )
@@ -181,7 +181,7 @@ def _softened(residual: Floats) -> Floats:
 
 
 def _compute_s(point: SpeedPoint) -> float:
-    """The step less the synchronisation nothing hid [s]; not a number where that is not known."""
+    """The step less its exposed synchronisation [s]; not a number where that is not known."""
     if point.synchronisation_s is None:
         return float("nan")
     return max(point.measured_s - point.synchronisation_s, 0.01 * point.measured_s)

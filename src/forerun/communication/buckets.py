@@ -1,4 +1,4 @@
-"""Gradient buckets: what PyTorch's DDP sends together, and when each is ready."""
+"""Gradient buckets of PyTorch's DDP: their sizes, and the times when they are ready."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Gradient:
     """The gradient of one parameter.
 
     Attributes:
-        size_bytes: Its size as it is sent [bytes].
-        ready_share: Share of the backward pass after which it is there, in [0, 1].
+        size_bytes: Size of the gradient as it is sent [bytes].
+        ready_share: Share of the backward pass after which the gradient is ready, in [0, 1].
     """
 
     size_bytes: float
@@ -38,8 +38,8 @@ class Bucket:
     """Gradients that are reduced together.
 
     Attributes:
-        size_bytes: Their sizes added up [bytes].
-        ready_share: Share of the backward pass after which the last of them is there.
+        size_bytes: Sum of their sizes [bytes].
+        ready_share: Share of the backward pass after which the last of them is ready.
     """
 
     size_bytes: float
@@ -56,7 +56,7 @@ def gradient_buckets(
     A bucket is closed as soon as it holds its capacity, so it may exceed it by its last gradient, as in DDP.
 
     Args:
-        gradients: In the order in which the backward pass makes them.
+        gradients: Gradients in the order in which the backward pass makes them.
         bucket_bytes: Capacity of all buckets but the first, ``bucket_cap_mb`` [bytes].
         first_bucket_bytes: Capacity of the first [bytes].
 
@@ -80,7 +80,7 @@ def gradient_buckets(
 
 
 def uniform_gradients(total_bytes: float, num_gradients: int = 100) -> tuple[Gradient, ...]:
-    """Equal gradients that come at equal distances: what can be said where only the number of parameters is known."""
+    """Equal gradients at equal distances, for models of which only the number of parameters is known."""
     return tuple(
         Gradient(size_bytes=total_bytes / num_gradients, ready_share=(i + 1) / num_gradients)
         for i in range(num_gradients)

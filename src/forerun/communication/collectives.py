@@ -47,7 +47,7 @@ def ring_all_reduce_time_s(
         message_bytes: Buffer reduced on every device [bytes].
         num_devices: Devices in the ring, n >= 1.
         latency_s: Latency of a hop [s].
-        bandwidth_bytes_per_s: Of the slowest link of the ring, one direction [bytes/s].
+        bandwidth_bytes_per_s: Bandwidth of the slowest link of the ring, one direction [bytes/s].
 
     Source: Patarasuk and Yuan 2009, J. Parallel Distrib. Comput. 69(2).
 
@@ -113,7 +113,7 @@ def one_to_all_time_s(
 ) -> float:
     """Time in which one device sends m bytes to each other device over its one link, one after the other [s].
 
-    t = (n-1) * (a + m / B). All to one is the same in the other direction.
+    t = (n-1) * (a + m / B). Sending from all to one takes as long.
     """
     _check(message_bytes, num_devices, latency_s, bandwidth_bytes_per_s)
     return (num_devices - 1) * (latency_s + message_bytes / bandwidth_bytes_per_s)

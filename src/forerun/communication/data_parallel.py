@@ -51,12 +51,12 @@ class Pass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketSchedule:
-    """When the buckets of one backward pass are done.
+    """Ends of the all-reduces of one backward pass.
 
     Attributes:
         end_s: End of the last all-reduce after the begin of the backward pass [s].
-        busy_s: All collectives added up [s].
-        exposed_s: What lies after the end of the backward pass [s].
+        busy_s: Sum of all collectives [s].
+        exposed_s: Time of collectives after the end of the backward pass [s].
     """
 
     end_s: float
@@ -70,11 +70,11 @@ class DataParallelStep:
 
     Attributes:
         compute_s: Forward, backward and optimizer of one device [s].
-        exposed_s: Communication that nothing hides [s].
-        contention_s: What hidden communication costs the backward pass [s].
+        exposed_s: Communication that no computation hides [s].
+        contention_s: Time that hidden communication adds to the backward pass [s].
         straggler_s: Waiting for the slowest device [s].
         overhead_s: Further work of each step [s].
-        communication_s: All collectives added up, hidden or not; no part of the sum [s].
+        communication_s: Sum of all collectives, hidden or not; not a part of ``step_s`` [s].
     """
 
     compute_s: float
@@ -114,14 +114,14 @@ def split_step(step_s: float, forward_share: float = FORWARD_SHARE, optimizer_sh
 def bucket_schedule(
     buckets: Sequence[Bucket], backward_s: float, all_reduce_s: Callable[[float], float]
 ) -> BucketSchedule:
-    """When the all-reduces of a backward pass end; they run one after the other.
+    """Ends of the all-reduces of a backward pass; they run one after the other.
 
     end_i = max(end_(i-1), ready_i) + all_reduce(size_i).
 
     Args:
-        buckets: In the order in which they are sent.
+        buckets: Buckets in the order in which they are sent.
         backward_s: Length of the backward pass [s].
-        all_reduce_s: Time of the all-reduce of so many bytes [s].
+        all_reduce_s: Function from a number of bytes to the time of their all-reduce [s].
     """
     end_s = busy_s = 0.0
     for bucket in buckets:
@@ -154,7 +154,7 @@ def data_parallel_step(
     Args:
         one: Times of one micro-step of one device.
         buckets: Gradient buckets in the order in which they are sent.
-        all_reduce_s: Time of the all-reduce of so many bytes over these devices [s].
+        all_reduce_s: Function from a number of bytes to the time of their all-reduce over these devices [s].
         num_devices: Devices, n.
         num_accumulation_steps: Micro-steps of a step, k.
         overlap: Whether collectives run beside the backward pass.
@@ -165,7 +165,7 @@ def data_parallel_step(
         batch_norm_bytes: Statistics of such a layer, mean over the layers [bytes].
 
     Raises:
-        InvalidSetupError: A number cannot be meant.
+        InvalidSetupError: A number is impossible.
     """
     if num_devices < 1 or num_accumulation_steps < 1:
         raise InvalidSetupError(

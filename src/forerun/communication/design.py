@@ -1,4 +1,4 @@
-"""Which sizes to measure next: the points that determine a parameter-server job best (D-optimal design)."""
+"""Sizes to measure next: the points that determine a parameter-server job best (D-optimal design)."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def propose_points(
 
     Args:
         candidates: Sizes that could be measured.
-        num_points: How many to choose, at most all candidates.
-        measured: Points that are there already.
-        theta: Coefficients that are expected, for T; Optimus' ResNet-50 if nothing better is known.
-        synchronous: Which form is to be fitted.
+        num_points: Number of points to choose, at most all candidates.
+        measured: Points that are measured already.
+        theta: Expected coefficients, for T; those of Optimus' ResNet-50 if none are known.
+        synchronous: Whether the fitted form is the synchronous one.
 
     Raises:
         InvalidSetupError: There are fewer candidates than points, or they cannot determine the coefficients.

@@ -29,7 +29,7 @@ SHARPNESS = 4.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostAndDevice:
-    """What a step of one device is made of.
+    """Parts of the step of one device.
 
     Attributes:
         host_s: Launching the step, independent of the batch, H [s].

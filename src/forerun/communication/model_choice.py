@@ -61,7 +61,7 @@ def models_for(points: Sequence[SpeedPoint]) -> dict[str, Callable[[], SpeedMode
 
 
 def choose_speed_model(points: Sequence[SpeedPoint], name: str | None = None) -> SpeedChoice:
-    """Fits the model that predicts left-out points best, or the one that is named.
+    """Fits the model that predicts left-out points best, or the named one.
 
     Args:
         points: Measured points.

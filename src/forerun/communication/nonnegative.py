@@ -1,4 +1,4 @@
-"""Non-negative least squares on relative error, what of it is identifiable, and its covariance."""
+"""Non-negative least squares on relative error, a check of identifiability, and the covariance."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class LinearFit:
 
     Attributes:
         coefficients: theta >= 0, (k,).
-        covariance: Of theta, from the scatter of the relative residuals, (k, k).
+        covariance: Covariance of theta, from the scatter of the relative residuals, (k, k).
         log_spread: Standard deviation of the relative residuals.
     """
 
@@ -34,10 +34,10 @@ class LinearFit:
 
 
 def refuse_unidentifiable(columns: Floats, names: Sequence[str]) -> None:
-    """Refuses points from which the coefficients cannot be told apart.
+    """Refuses points that do not determine all coefficients.
 
     Args:
-        columns: What multiplies each coefficient, (points, k).
+        columns: Factor of each coefficient, (points, k).
         names: Names of the coefficients.
 
     Raises:
@@ -63,7 +63,7 @@ def fit_relative(columns: Floats, times_s: Floats, names: Sequence[str]) -> Line
     minimise sum_i ((x_i theta - T_i) / T_i)^2
 
     Args:
-        columns: What multiplies each coefficient, (points, k).
+        columns: Factor of each coefficient, (points, k).
         times_s: Measured times, above zero, (points,) [s].
         names: Names of the coefficients, for messages.
 

@@ -7,7 +7,7 @@ The step of synchronous and the rate of asynchronous training as Optimus writes 
 
 Source: Peng et al. 2018, EuroSys, "Optimus", section 3.2 (equations 3 and 4) and table 2 (ResNet-50, 40 containers;
     time in
-seconds). The same from first principles, for a model of S bytes: compute, push and pull of S/p bytes per server and
+seconds). The step from first principles, for a model of S bytes: compute, push and pull of S/p bytes per server and
 worker over the server's link, and the update.
 """
 
@@ -37,7 +37,7 @@ OPTIMUS_ASYNCHRONOUS = (2.83, 3.92, 0.00, 0.11)
 
 
 def check_workers_and_servers(num_workers: float, num_servers: float) -> None:
-    """Refuses numbers that cannot be meant."""
+    """Refuses impossible numbers."""
     for name, value in (("workers", num_workers), ("servers", num_servers)):
         if not (value >= 1 and isfinite(value)):
             raise InvalidSetupError(
@@ -46,12 +46,12 @@ def check_workers_and_servers(num_workers: float, num_servers: float) -> None:
 
 
 def synchronous_terms(num_workers: float, num_servers: float, global_batch: float = 1.0) -> tuple[float, ...]:
-    """What multiplies t0 .. t4: M/w, 1, w/p, w, p.
+    """Factors of t0 .. t4: M/w, 1, w/p, w, p.
 
     Args:
-        num_workers: w.
-        num_servers: p.
-        global_batch: M, in the unit that t0 is for.
+        num_workers: Number of workers, w.
+        num_servers: Number of servers, p.
+        global_batch: Global batch size, M, in the unit of t0.
     """
     check_workers_and_servers(num_workers, num_servers)
     w, p = num_workers, num_servers
@@ -59,7 +59,7 @@ def synchronous_terms(num_workers: float, num_servers: float, global_batch: floa
 
 
 def asynchronous_terms(num_workers: float, num_servers: float) -> tuple[float, ...]:
-    """What multiplies t0 .. t3 of the step of one worker: 1, w/p, w, p."""
+    """Factors of t0 .. t3 in the step of one worker: 1, w/p, w, p."""
     check_workers_and_servers(num_workers, num_servers)
     return (1.0, num_workers / num_servers, num_workers, num_servers)
 
@@ -70,12 +70,12 @@ class ParameterServerSetup:
 
     Attributes:
         compute_s: Forward and backward of the *global* batch on one worker [s].
-        fixed_compute_s: What a worker's step takes however small its share of the batch [s].
-        model_bytes: Parameters, S [bytes].
+        fixed_compute_s: Time of a worker's step that does not depend on its share of the batch [s].
+        model_bytes: Size of the parameters, S [bytes].
         server_bytes_per_s: Usable bandwidth of one server in one direction [bytes/s].
         worker_bytes_per_s: Usable bandwidth of one worker in one direction [bytes/s].
-        update_s: Update of the whole model by one server [s].
-        latency_s: One message [s].
+        update_s: Time to update the whole model by one server [s].
+        latency_s: Latency of one message [s].
     """
 
     compute_s: float
@@ -110,8 +110,8 @@ def parameter_server_step_s(
 
     Args:
         setup: Job and hardware.
-        num_workers: w.
-        num_servers: p.
+        num_workers: Number of workers, w.
+        num_servers: Number of servers, p.
         synchronous: Whether workers wait for each other.
 
     Source: the terms of Peng et al. 2018, section 3.2, without their fitted constants.

@@ -1,13 +1,13 @@
-"""What training adds to the bare collectives, per kind of link and of software: constants, their file, and the step.
+"""Costs that training adds to the bare collectives, per kind of link and of software: constants, and their file.
 
 From the measured step t1 of one device, n devices take
 
     t_n = t1 (1 + drag E_n) + overhead_s + exposed + slowdown (busy - exposed)
 
 with the all-reduces of the gradient buckets at ``share`` of the link's usable bandwidth, E_n the expected maximum of
-n normal numbers (stragglers, input and host contention grow alike), ``slowdown`` what a hidden second of
-communication costs the backward pass (1: nothing is hidden), and ``overhead_s`` what a step of several devices costs
-beside.
+n normal numbers (stragglers, input and host contention grow alike), ``slowdown`` the time that a hidden
+second of communication adds to the backward pass (1: nothing is hidden), and ``overhead_s`` further time of a step of
+several devices.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingConstants:
-    """What training makes of a link.
+    """Effect of training on a link.
 
     Attributes:
         share: Bandwidth that training reaches, relative to the usable bandwidth of the catalogue.
@@ -62,7 +62,7 @@ class ScalingTable:
     provenance: Mapping[str, Any]
 
     def of(self, stack: str, link: str) -> ScalingConstants:
-        """The most specific constants there are."""
+        """The most specific constants for a stack and a link."""
         for key in (f"{stack}/{link}", f"/{link}", f"{stack}/", ""):
             if key in self.constants:
                 return self.constants[key]
@@ -73,7 +73,7 @@ class ScalingTable:
         return self.log_spread.get(link, max(self.log_spread.values(), default=0.1))
 
     def to_json(self) -> str:
-        """The file's text."""
+        """The text of the file."""
         constants = {key: asdict(value) for key, value in self.constants.items()}
         whole = {
             "constants": constants,
@@ -84,7 +84,7 @@ class ScalingTable:
 
 
 def shipped_table_path() -> Path:
-    """Where the fitted constants are."""
+    """Path of the fitted constants."""
     return Path(__file__).parent / "weights" / "scaling_constants.json"
 
 

@@ -22,12 +22,12 @@ _ASYNCHRONOUS_NAMES = ("t0 (constant)", "t1 (w/p)", "t2 (w)", "t3 (p)")
 
 
 def server_columns(points: Sequence[SpeedPoint], *, synchronous: bool, batch: float) -> Floats:
-    """What multiplies each coefficient, (points, coefficients).
+    """Factors of each coefficient, (points, coefficients).
 
     Args:
         points: Sizes with workers and servers.
-        synchronous: Which form.
-        batch: Global batch that the coefficients are for, M = 1.
+        synchronous: Whether the form is the synchronous one.
+        batch: Global batch size of the coefficients, M = 1.
     """
     without = [point for point in points if point.num_servers < 1]
     if without:
@@ -48,7 +48,7 @@ class OptimusModel:
     The step of a point is that of all workers together (synchronous) or of one worker (asynchronous).
 
     Args:
-        synchronous: Which of the two forms.
+        synchronous: Whether the form is the synchronous one.
     """
 
     def __init__(self, *, synchronous: bool = True) -> None:
@@ -63,7 +63,7 @@ class OptimusModel:
         """Non-negative least squares on relative error.
 
         Raises:
-            InvalidSetupError: The points do not tell the coefficients apart; the message names those.
+            InvalidSetupError: The points do not tell the coefficients apart; the message names them.
         """
         names = _SYNCHRONOUS_NAMES if self._synchronous else _ASYNCHRONOUS_NAMES
         refuse_too_few(points, 2, f"the model '{self.name}'")

@@ -1,4 +1,4 @@
-"""Sharded data parallelism (ZeRO, FSDP): what is sent in a step, and what each device holds."""
+"""Sharded data parallelism (ZeRO, FSDP): bytes that a step sends, and bytes that each device holds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ShardedMemory:
 
     @property
     def total_bytes(self) -> float:
-        """All of it [bytes]."""
+        """Sum of all parts [bytes]."""
         return self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
 
 
@@ -30,7 +30,7 @@ def check_stage(stage: int) -> None:
 
 
 def communication_bytes(model_bytes: float, num_devices: int, stage: int) -> float:
-    """What each device sends in one step [bytes].
+    """Bytes that each device sends in one step [bytes].
 
     An all-reduce sends 2 S (n-1)/n; stages 1 and 2 reduce-scatter gradients and all-gather weights, the same amount;
     stage 3
@@ -55,7 +55,7 @@ def communication_bytes(model_bytes: float, num_devices: int, stage: int) -> flo
 def sharded_memory(
     weights_bytes: float, gradients_bytes: float, optimizer_bytes: float, num_devices: int, stage: int
 ) -> ShardedMemory:
-    """What each device holds of weights, gradients and optimizer state.
+    """Weights, gradients and optimizer state that each device holds.
 
     Stage 1 divides the optimizer state by n, stage 2 the gradients as well, stage 3 the weights as well. Left out:
     buffers of the collectives, and in stage 3 the weights of the layer that is running.

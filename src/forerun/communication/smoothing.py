@@ -1,4 +1,4 @@
-"""What a fitted form leaves over, carried to sizes nearby: kriging of logarithmic residuals."""
+"""Residuals of a fitted form, carried to sizes nearby: kriging of logarithmic residuals."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NOISE = 0.06
 
 
 def place_of(points: Sequence[SpeedPoint]) -> Floats:
-    """Where sizes lie: logarithms of devices, servers, twice the nodes, half the batch of a device, (points, 4).
+    """Coordinates of sizes: logarithms of devices, servers, twice the nodes, half the batch of a device, (points, 4).
 
     A factor of e in devices is as far as one of sqrt(e) in nodes and e^2 in the batch.
     """
@@ -31,7 +31,7 @@ def place_of(points: Sequence[SpeedPoint]) -> Floats:
                 np.log(point.num_devices),
                 np.log(max(1, point.num_servers)),
                 2 * np.log(point.num_nodes),
-                # With servers the global batch is fixed, and the batch of a worker says nothing new.
+                # With servers the global batch is fixed, so the batch of a worker adds no information.
                 0.0 if point.num_servers else 0.5 * np.log(point.batch_size_per_device),
             )
             for point in points
@@ -74,7 +74,7 @@ class SmoothedModel:
     """A speed model whose residuals are carried to sizes nearby.
 
     Args:
-        make: Maker of the form.
+        make: Function that makes the form.
         name: Name of the model.
     """
 

@@ -1,4 +1,4 @@
-"""What every fitted speed model offers: fit to some measured points, ask at others, with intervals."""
+"""Interface of fitted speed models: fit to some points, predict others with intervals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measured points of a job at several sizes: what fitted speed models learn from, and their file."""
+"""Measured points of a job at several sizes, for fitted speed models, and their file."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["POINT_COLUMNS", "SpeedPoint", "read_points", "refuse_too_few"]
 
 POINT_COLUMNS: Mapping[str, str] = {
     "num_devices": "devices that work together (or num_workers)",
-    "num_nodes": "nodes they are on; 1 if left out",
-    "batch_size_per_device": "samples of one device and micro-step; 1 if left out",
-    "num_accumulation_steps": "micro-steps of a step; 1 if left out",
+    "num_nodes": "nodes that hold the devices; 1 if left out",
+    "batch_size_per_device": "batch size of one device and micro-step; 1 if left out",
+    "num_accumulation_steps": "micro-steps of one step; 1 if left out",
     "num_workers": "workers of a parameter-server job, instead of num_devices",
     "num_servers": "parameter servers; 0 or empty for all-reduce",
     "step_time_s": "measured time of one step of all devices [s]",
-    "synchronisation_s": "part of it that is synchronisation nothing hides, if known [s]",
+    "synchronisation_s": "exposed synchronisation, a part of step_time_s, if known [s]",
     "throughput_samples_per_s": "instead of step_time_s, with batch_size_per_device",
 }
 """Columns of a file of points and their meaning."""
@@ -36,8 +36,8 @@ class SpeedPoint:
         batch_size_per_device: Samples of one device and micro-step, m.
         num_accumulation_steps: Micro-steps of a step, s.
         num_servers: Parameter servers, 0 for all-reduce.
-        step_time_s: Measured step; None where it is asked for [s].
-        synchronisation_s: Part of it that is synchronisation nothing hid; None where not known [s].
+        step_time_s: Measured step; None where it is to be predicted [s].
+        synchronisation_s: Exposed synchronisation, a part of the step; None where not known [s].
     """
 
     num_devices: int
@@ -94,7 +94,7 @@ class SpeedPoint:
 
     @property
     def size(self) -> tuple[float, ...]:
-        """What tells two points apart."""
+        """The fields that distinguish two points."""
         return (
             self.num_devices,
             self.num_nodes,
@@ -123,7 +123,7 @@ def read_points(path: str | Path) -> tuple[SpeedPoint, ...]:
 
     Raises:
         RecordError: The file cannot be read, or a column or number is wrong.
-        InvalidSetupError: A number cannot be meant.
+        InvalidSetupError: A number is impossible.
     """
     file = Path(path)
     try:

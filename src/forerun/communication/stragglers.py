@@ -1,4 +1,4 @@
-"""Waiting for the slowest: expected maximum of step times that scatter between devices."""
+"""Waiting for the slowest device: expected maximum of step times that scatter between devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which algorithm and protocol of an all-reduce is fastest, as NCCL's tuner decides.
+"""The fastest algorithm and protocol of an all-reduce, chosen like NCCL's tuner does.
 
 For every algorithm and protocol the tuner adds a base latency, the latencies of the hops and message / bandwidth, and
 takes the smallest sum. Latencies and factors: NCCL, src/graph/tuning.cc, NVIDIA/nccl commit 01afd20a77b5 (BSD
@@ -27,7 +27,7 @@ __all__ = ["AllReduce", "Choice", "all_reduce_of", "nccl_choice"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What the tuner takes: algorithm, protocol, and the time it expects [s]."""
+    """Choice of the tuner: algorithm, protocol, and expected time [s]."""
 
     algorithm: Algorithm
     protocol: str
@@ -36,16 +36,16 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllReduce:
-    """Everything the time of an all-reduce depends on besides the message.
+    """The devices and links of an all-reduce, which determine its time for a message.
 
     Attributes:
         num_nodes: Nodes.
         num_devices_per_node: Devices of each.
-        intra: Link kind inside a node.
-        intra_bytes_per_s: Usable bandwidth inside [bytes/s].
-        intra_latency_s: Hop inside [s].
+        intra: Kind of the link inside a node.
+        intra_bytes_per_s: Usable bandwidth inside a node [bytes/s].
+        intra_latency_s: Latency of a hop inside a node [s].
         inter_bytes_per_s: Usable bandwidth of a node to the others [bytes/s].
-        inter_latency_s: Hop between nodes [s].
+        inter_latency_s: Latency of a hop between nodes [s].
         algorithm: Forced algorithm, or the fastest.
     """
 
@@ -60,7 +60,7 @@ class AllReduce:
 
     @property
     def num_devices(self) -> int:
-        """All devices that take part."""
+        """Number of devices that take part."""
         return self.num_nodes * self.num_devices_per_node
 
     @property
@@ -71,7 +71,7 @@ class AllReduce:
         return min(rates, default=float("inf"))
 
     def time_s(self, message_bytes: float) -> float:
-        """Time of one all-reduce of so many bytes [s]; 0 for one device."""
+        """Time of one all-reduce of a message [s]; 0 for one device."""
         if self.num_devices == 1:
             return 0.0
         if self.algorithm is Algorithm.AUTO:
@@ -93,7 +93,7 @@ def all_reduce_of(
         cluster: The devices and links.
         algorithm: Forced algorithm, or the fastest.
         intra_share: Correction of the usable bandwidth inside a node, from measurements.
-        inter_share: The same between nodes.
+        inter_share: Correction of the usable bandwidth between nodes, from measurements.
 
     Raises:
         UnknownDeviceError: A link that is needed is not known.
@@ -118,7 +118,7 @@ def all_reduce_of(
 
 
 _SINGLE = (Algorithm.RING, Algorithm.TREE, Algorithm.HIERARCHICAL)
-"""In one machine gloo knows its ring only, whatever is asked for."""
+"""In one machine gloo uses its ring only, whatever the question asks for."""
 _US = 1e-6
 
 

@@ -28,7 +28,7 @@ from forerun.convergence.futures import (
     target_times,
 )
 from forerun.convergence.mixture import Mixture, Tier, mixture, tier_of
-from forerun.convergence.schedule import Schedule
+from forerun.convergence.schedule import LearningRateSchedule
 from forerun.convergence.target import Target
 from forerun.errors import ForecastError, InvalidSetupError
 
@@ -115,7 +115,7 @@ def forecast_curve(
     *,
     target: Target | None = None,
     end_epoch: float | None = None,
-    schedule: Schedule | None = None,
+    schedule: LearningRateSchedule | None = None,
     is_schedule_unknown: bool = False,
     siblings: Sequence[Curve] = (),
 ) -> CurveForecast:
@@ -183,7 +183,9 @@ def _reached(curve: Curve, target: Target | None) -> float | None:
     return float(curve.epochs[np.argmax(hits)]) if hits.any() else None
 
 
-def _refuse(curve: Curve, scale: ErrorScale, schedule: Schedule | None, accepts_unknown: bool) -> None:
+def _refuse(
+    curve: Curve, scale: ErrorScale, schedule: LearningRateSchedule | None, accepts_unknown: bool
+) -> None:
     errors = scale.errors(curve.values)
     if float(np.ptp(errors)) <= _STILL * max(1.0, float(np.max(np.abs(errors)))):
         raise ForecastError(
@@ -211,7 +213,7 @@ def _is_not_learning(errors: Floats) -> bool:
 
 
 def _end(
-    curve: Curve, end_epoch: float | None, schedule: Schedule | None, siblings: Sequence[Curve]
+    curve: Curve, end_epoch: float | None, schedule: LearningRateSchedule | None, siblings: Sequence[Curve]
 ) -> tuple[float, str]:
     last = float(curve.epochs[-1])
     fixed = end_epoch if end_epoch is not None else (schedule.num_epochs if schedule else None)
@@ -242,7 +244,7 @@ def _prefix(
     curve: Curve,
     scale: ErrorScale,
     epochs: Floats,
-    schedule: Schedule | None,
+    schedule: LearningRateSchedule | None,
     siblings: Sequence[Curve],
     table: BacktestTable,
 ) -> Prefix:

@@ -27,13 +27,13 @@ import numpy.typing as npt
 from forerun.convergence.curve import Floats
 from forerun.errors import InvalidSetupError, near_matches
 
-__all__ = ["SCHEDULE_WORDS", "Schedule", "parse_schedule", "schedule_of"]
+__all__ = ["SCHEDULE_WORDS", "LearningRateSchedule", "parse_schedule", "schedule_of"]
 
 SCHEDULE_WORDS = ("constant", "step", "cosine", "linear", "poly", "exponential", "onecycle")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule:
+class LearningRateSchedule:
     """Relative learning rate as a function of the epoch.
 
     Attributes:
@@ -53,7 +53,7 @@ class Schedule:
         return np.maximum(self.rate((begins + ends) / 2), 0.0)
 
 
-def parse_schedule(text: str) -> Schedule:
+def parse_schedule(text: str) -> LearningRateSchedule:
     """A schedule from words.
 
     >>> [float(r) for r in parse_schedule("step:2x0.1").rates([1, 2, 3])]
@@ -78,7 +78,7 @@ def parse_schedule(text: str) -> Schedule:
     rate, num_epochs = _shape(word, plain, options, text, warm_up)
     if options:
         raise InvalidSetupError(f"the schedule '{word}' has no option {', '.join(options)}, got '{text}'")
-    return Schedule(text=text.strip(), rate=_warmed(rate, warm_up), num_epochs=num_epochs)
+    return LearningRateSchedule(text=text.strip(), rate=_warmed(rate, warm_up), num_epochs=num_epochs)
 
 
 def _parts(text: str, rest: str) -> tuple[list[str], dict[str, float]]:
@@ -171,7 +171,7 @@ def _warmed(rate: Callable[[Floats], Floats], warm_up: float) -> Callable[[Float
     return lambda t: np.where(t < warm_up, np.clip(t / warm_up, 0, 1) * rate(np.maximum(t, warm_up)), rate(t))
 
 
-def schedule_of(scheduler: Any, num_epochs: float, steps_per_epoch: float = 1.0) -> Schedule:
+def schedule_of(scheduler: Any, num_epochs: float, steps_per_epoch: float = 1.0) -> LearningRateSchedule:
     """The schedule of an object: words, a PyTorch scheduler, a Keras schedule or a function of the epoch.
 
     A PyTorch scheduler (anything with ``get_last_lr`` and ``step``) is copied and stepped; the original is left
@@ -186,7 +186,7 @@ def schedule_of(scheduler: Any, num_epochs: float, steps_per_epoch: float = 1.0)
     Raises:
         InvalidSetupError: The object is none of these.
     """
-    if isinstance(scheduler, Schedule):
+    if isinstance(scheduler, LearningRateSchedule):
         return scheduler
     if isinstance(scheduler, str):
         return parse_schedule(scheduler)
@@ -206,7 +206,7 @@ def schedule_of(scheduler: Any, num_epochs: float, steps_per_epoch: float = 1.0)
         index = np.clip(np.floor(t * steps_per_epoch), 0, num_calls - 1).astype(int)
         return np.asarray(found[index] / top, dtype=float)
 
-    return Schedule(text=type(scheduler).__name__, rate=rate, num_epochs=float(num_epochs))
+    return LearningRateSchedule(text=type(scheduler).__name__, rate=rate, num_epochs=float(num_epochs))
 
 
 def _stepped(scheduler: Any, num_calls: int) -> Floats:

@@ -1,4 +1,4 @@
-"""A dense neural network on a few figures of the model: the regressor of the CNN time predictor of old."""
+"""A dense neural network on a few figures of the model: the regressor of the earlier CNN time predictor."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _SCALAR_COLUMNS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnnSettings(DenseSettings):
-    """How the network looks and learns; two or three hidden layers are usual.
+    """Shape and training of the network; two or three hidden layers are usual.
 
     Attributes:
         columns: Scalar columns of ``WholeModelFeatures`` to read; their logarithms are the input.
@@ -100,7 +100,7 @@ class NeuralNetwork:
 
     @classmethod
     def from_state(cls, state: RegressorState) -> Self:
-        """The network that had this state."""
+        """The network with this state."""
         found = cls(
             AnnSettings(**{f.name: _setting(state.settings[f.name]) for f in fields(AnnSettings)})  # type: ignore[arg-type]
         )

@@ -29,8 +29,8 @@ def _rooflines_s(features: WholeModelFeatures) -> Floats:
 def _relative_nnls(columns: Floats, times: Floats) -> Floats:
     """Non-negative coefficients x that minimise the squared relative error sum_i (a_i x / t_i - 1)^2.
 
-    Columns are scaled to unit length first: seconds of FLOPs and counts of kernels differ by 10^10, which
-    the solver's absolute tolerance would not survive.
+    Columns are scaled to unit length first, because seconds of FLOPs and counts of kernels differ by 10^10, too much
+    for the solver's absolute tolerance.
     """
     relative = columns / times[:, None]
     lengths = np.linalg.norm(relative, axis=0)
@@ -82,7 +82,7 @@ class ScaledRoofline:
 
 
 class WorkRows(Rows, Protocol):
-    """Features that hold work and peak rates, of whole models or of layers."""
+    """Features with work and peak rates, of whole models or of layers."""
 
     @property
     def flops(self) -> Floats:
@@ -131,7 +131,7 @@ class LinearOnFlops:
 
     @classmethod
     def from_state(cls, state: RegressorState) -> Self:
-        """The line that had this state."""
+        """The line with this state."""
         found = cls()
         found._coefficients = np.asarray(state.arrays["coefficients"], dtype=float)
         if found._coefficients.shape != (2,):

@@ -51,7 +51,7 @@ class BoostedTrees:
         sizes = np.column_stack(
             [features.num_parameters, features.batch_size, features.image_size, features.num_kernels]
         )
-        # A class that does not occur sits at the launch of one kernel, below all that do.
+        # A class that does not occur gets the time of one launch, less than every class that does.
         logs = [np.log(np.maximum(seconds, SHORTEST_STEP_S)), np.log(np.maximum(sizes, 1.0))]
         return np.column_stack([*logs, features.flags])
 
@@ -85,7 +85,7 @@ class BoostedTrees:
 
     @classmethod
     def from_state(cls, state: RegressorState) -> Self:
-        """The trees that had this state."""
+        """The trees with this state."""
         found = cls(seed=int(state.settings["seed"]))
         found._trees = TreeArrays.from_arrays(state.arrays, len(_COLUMNS))
         return found

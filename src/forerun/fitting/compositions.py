@@ -1,4 +1,4 @@
-"""Sum of layers against whole network, measured."""
+"""Compares the sum of measured layers with the measured whole network."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ __all__ = ["Composition", "measured_compositions"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Composition(Answer):
-    """A network beside the sum of its layers.
+    """A network compared with the sum of its layers.
 
     Attributes:
-        network: Its name.
-        batch_size: Samples of a step.
+        network: Name of the network.
+        batch_size: Batch size of the step.
         num_layers: Calls of layers, repeated ones included.
         sum_of_layers_s: Sum of the layers timed alone [s].
-        composed_s: Step composed from them [s].
-        measured_s: Step measured [s].
+        composed_s: Step composed from the layers [s].
+        measured_s: Measured step [s].
         relative_noise: Half the 95 % interval of the measured step over it; None if not known.
-        left_out: Kinds of modules that are in the step and not in the sum.
+        left_out: Kinds of modules that are in the step but not in the sum.
     """
 
     network: str
@@ -66,11 +66,11 @@ class Composition(Answer):
 def measured_compositions(
     networks: Sequence[CompositionJobs], measurements: Iterable[Measurement], *, overlaps: bool
 ) -> list[Composition]:
-    """Each network beside its layers; costs of calls from what has no work.
+    """Compares each network with its layers; costs of calls come from measurements without work.
 
     Args:
         networks: Jobs of the networks.
-        measurements: Among them those of the jobs.
+        measurements: Measurements that include those of the jobs.
         overlaps: Whether the device works beside its host.
 
     Raises:

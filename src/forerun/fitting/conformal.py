@@ -43,7 +43,7 @@ def conformal_scores(predicted: npt.ArrayLike, actual: npt.ArrayLike, scale: npt
     Args:
         predicted: Predictions, positive, (n,).
         actual: Measurements, positive, (n,).
-        scale: How uncertain each prediction is believed to be, positive, (n,) or one for all.
+        scale: Believed uncertainty of each prediction, positive, (n,) or one for all.
     """
     ratio = _positive(actual, "measured values") / _positive(predicted, "predictions")
     return np.asarray(np.abs(np.log(ratio)) / _positive(scale, "scales"), dtype=float)

@@ -1,4 +1,4 @@
-"""Small dense networks on NumPy: settings, prediction, and the summary that people know from Keras.
+"""Small dense networks on NumPy: settings, prediction, and a summary like that of Keras.
 
 The fit is in ``dense_training``; a fitted network is a list of matrices, so prediction needs no framework.
 """
@@ -23,7 +23,7 @@ _RULE = sum(_WIDTHS) + 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseSettings:
-    """How a dense network looks and learns.
+    """Shape and training of a dense network.
 
     Attributes:
         hidden_sizes: Units of the hidden ReLU layers.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["fit_networks"]
 
-# Fewer rows than this are all needed for the fit; then the best training loss stops it.
+# With fewer rows than this, all serve the fit, and the best training loss stops it.
 _FEWEST_ROWS_TO_HOLD_OUT = 40
 
 
@@ -39,7 +39,7 @@ def fit_networks(inputs: Floats, targets: Floats, settings: DenseSettings) -> li
 
 
 def _groups(inputs: Floats) -> npt.NDArray[np.int64]:
-    """Number of the distinct input of each row, (n,): repetitions of a configuration have equal inputs."""
+    """Index of the distinct input of each row, (n,): repetitions of a configuration have equal inputs."""
     _, first, group = np.unique(inputs, axis=0, return_index=True, return_inverse=True)
     # In the order of the rows, so that a set without repetitions is numbered 0, 1, 2, ...
     place = np.empty(len(first), dtype=np.int64)

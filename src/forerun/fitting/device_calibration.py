@@ -1,6 +1,6 @@
-"""Brings the cost model to one device by measurements made on it.
+"""Fits the cost model to one device by measurements made on it.
 
-Two ways, by how much was measured:
+There are two methods, for many and for few measurements:
 
 - *refined*: from layers and whole models, some dozens of samples: the fitted networks are refined on them, as near to
   where they were as the samples allow (``regressors.op_fit.refine_op_network``);
@@ -44,7 +44,7 @@ __all__ = [
 Floats = npt.NDArray[np.float64]
 
 LEAST_TO_REFINE = 40
-"""Samples from which networks are refined; with fewer, offsets are fitted."""
+"""Fewest samples for refining networks; with fewer, offsets are fitted."""
 
 REFINE_SETTINGS = FitSettings(
     num_iterations=700,
@@ -55,7 +55,7 @@ REFINE_SETTINGS = FitSettings(
     latent_scale=1.0,
     host_latent_scale=1.0,
 )
-"""Another device may be twice as fast throughout as its figures say, so its offsets are hardly held."""
+"""Weak prior of the offsets, because another device may be twice as fast throughout as its figures say."""
 
 _LEAST_LAW_ROWS = 4
 
@@ -67,9 +67,9 @@ class CalibrationResult:
     Attributes:
         weights: The calibrated model.
         method: ``refined`` or ``offset``.
-        num_layers, num_models: Samples it was made from.
+        num_layers, num_models: Numbers of samples behind the calibration.
         log_before: log(measured / predicted) of the whole models before, (m,).
-        log_after: The same by calibrations that had not seen the model's family, (m,).
+        log_after: log(measured / predicted) by calibrations that had not seen the model's family, (m,).
         samples: The whole models, in that order.
     """
 
@@ -97,10 +97,10 @@ def calibrate(
         samples: Steps and layers measured on the device.
         device: The device.
         start: Weights of all devices.
-        report: Told about each finished fit.
+        report: Receives a line about each finished fit.
         num_folds: Folds of the families.
-        settings: How networks are refined.
-        loop_s: What a step of the training loop takes beside its operations, as the samples say it [s].
+        settings: Settings of the refinement.
+        loop_s: Time of a step of the training loop beside its operations, as in the samples [s].
 
     Raises:
         RecordError: No finished step or layer is among the measurements.
@@ -143,13 +143,13 @@ def fitted_weights(
     settings: FitSettings = REFINE_SETTINGS,
     refines: bool | None = None,
 ) -> OpTimeWeights:
-    """The cost model of a device, without intervals or provenance of its own.
+    """The cost model of a device, without its own intervals and provenance.
 
     Args:
         samples: Steps and layers measured on the device.
         start: Weights of all devices.
-        settings: How networks are refined.
-        refines: Whether they are refined, or offsets fitted; None goes by the number of samples.
+        settings: Settings of the refinement.
+        refines: Whether networks are refined or offsets fitted; None decides by the number of samples.
     """
     if refines is None:
         refines = len(samples) >= LEAST_TO_REFINE
@@ -225,7 +225,7 @@ def _refined(settings: FitSettings, samples: Sequence[DeviceSample], start: OpTi
 
 
 def _calibrated_law(log_after: Floats, whole: Sequence[DeviceSample], otherwise: IntervalLaw) -> IntervalLaw:
-    """The law of the models left out; of too few, that of devices others have measured, or wider where they were off.
+    """Interval law of the models left out; with too few of them, that of other measured devices, or a wider one.
 
     A conformal quantile of fewer than nine rows is infinite.
     """

@@ -47,7 +47,7 @@ class Split:
     """Rows to fit on and rows to test on.
 
     Attributes:
-        name: What is held out.
+        name: Name of the held-out part.
         fit: Indices of the rows to fit on.
         test: Indices of the rows to test on.
     """
@@ -62,10 +62,10 @@ class ErrorMetrics:
     """Errors of n predictions; relative errors are fractions, the others in the unit of the values.
 
     Attributes:
-        n: Rows.
+        n: Number of rows.
         mape: Mean of |predicted - actual| / actual.
-        median_ape: Its median.
-        p90_ape: Its 90th percentile.
+        median_ape: Median of |predicted - actual| / actual.
+        p90_ape: 90th percentile of |predicted - actual| / actual.
         rmse: Root of the mean squared error.
         mae: Mean absolute error.
         r2: 1 - squared error / squared deviation from the mean; None if all actual values are equal.
@@ -139,12 +139,12 @@ def leave_one_device_out(records: Sequence[StepRecord]) -> tuple[Split, ...]:
 
 
 def leave_one_configuration_out(records: Sequence[StepRecord]) -> tuple[Split, ...]:
-    """One split per configuration (network, device and setup), repetitions of it held out together."""
+    """One split per configuration (network, device and setup), with its repetitions held out together."""
     return leave_one_group_out([configuration_of(record) for record in records])
 
 
 def first_of_each_network(records: Sequence[StepRecord]) -> Ints:
-    """Indices of the rows that are left if variants of a network in one configuration count once."""
+    """Indices of the remaining rows if variants of a network in one configuration count once."""
     return np.array(
         [rows[0] for rows in _rows_by([configuration_of(record) for record in records]).values()],
         dtype=np.int64,
@@ -152,7 +152,7 @@ def first_of_each_network(records: Sequence[StepRecord]) -> Ints:
 
 
 def configuration_of(record: StepRecord) -> str:
-    """Everything that distinguishes two steps except who measured them, how often, and the time."""
+    """All fields that distinguish two steps, except the measuring person, the repetition and the time."""
     return " ".join(
         str(part)
         for part in (

@@ -10,7 +10,7 @@ from forerun.run.setup import Precision, TrainingSetup
 
 __all__ = ["peak_flops_per_s", "pytorch_rule_time_s", "roofline_time_s"]
 
-# Formats whose rate a precision can use, best first; what a device lacks runs on the next.
+# Formats whose rate a precision can use, best first; a device that lacks one uses the next.
 _FORMATS = {
     Precision.FP32: (NumberFormat.FP32,),
     Precision.TF32: (NumberFormat.TF32, NumberFormat.FP32),

@@ -1,4 +1,4 @@
-"""What every regressor offers, what it stores of itself, and the checks they share."""
+"""Interface of regressors, their stored state, and the checks that they share."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
 Floats = npt.NDArray[np.float64]
 
 SHORTEST_STEP_S = 1e-6
-"""Predictions do not go below one microsecond, about the launch of a single kernel."""
+"""Smallest prediction: one microsecond, about the launch of a single kernel."""
 
 
 class Rows(Protocol):
@@ -64,7 +64,8 @@ class RegressorState:
     """Everything a fitted regressor needs to predict again, as plain values and arrays.
 
     Attributes:
-        features: Columns it reads, in their order; a file whose columns are not those of the code is refused.
+        features: Columns that the regressor reads, in their order; a file with other columns than the code
+            is refused.
         settings: JSON values: sizes, seeds, categories.
         arrays: Fitted numbers and normalisation by name.
     """
@@ -84,12 +85,12 @@ class StorableRegressor(Regressor[RowsT], Protocol[RowsT]):
     version: ClassVar[int]
 
     def state(self) -> RegressorState:
-        """What was fitted; before a fit an error."""
+        """The fitted state; an error before a fit."""
         ...
 
     @classmethod
     def from_state(cls, state: RegressorState) -> Self:
-        """The regressor that had this state; predictions are the same to the last bit.
+        """The regressor with this state; predictions are the same to the last bit.
 
         Raises:
             KeyError, TypeError, ValueError: The state is incomplete or contradicts itself.

@@ -1,4 +1,4 @@
-"""Graphs of measured Keras layers and models, all traced in one process: each alone would load Keras anew."""
+"""Graphs of measured Keras layers and models, all traced in one process, which loads Keras once."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _layer_answer(found: Graph | ForerunError, setup: TrainingSetup) -> Answer:
 
 
 def keras_layer_request(measurement: Measurement) -> KerasRequest:
-    """What the tracing process is asked about a measured layer."""
+    """Question to the tracing process about a measured layer."""
     trains = text_of(measurement.parameters, "mode", "forward") == "train_step"
     setup = setup_of({**measurement.parameters, "phase": str(Phase.TRAIN if trains else Phase.INFERENCE)})
     return KerasRequest(

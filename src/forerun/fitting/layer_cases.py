@@ -29,9 +29,9 @@ def layer_case(
 
     Args:
         kind: Kind of layer, as in ``measurement.layers.figures``.
-        parameters: Its sizes and choices under the names of the public layer tables.
-        device: Where it runs.
-        framework: With what; times of frameworks differ beyond what sizes tell.
+        parameters: Sizes and choices of the layer under the names of the public layer tables.
+        device: Device of the layer.
+        framework: Framework of the layer; at equal sizes, times differ between frameworks.
 
     Raises:
         InvalidSetupError: No such kind, a size is missing, or sizes contradict each other.

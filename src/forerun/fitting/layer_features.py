@@ -1,4 +1,4 @@
-"""Figures of single layers on a device that a layer regressor works with."""
+"""Figures of single layers on a device, the input of a layer regressor."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class LayerCase:
         words: Those of ``LAYER_WORDS`` that apply; ``layer`` and ``mode`` must be there.
         flops: Work of the forward pass [FLOP].
         num_inputs, num_outputs, num_parameters: Elements read, written, and held as weights.
-        device: Where it runs.
+        device: Device of the layer.
     """
 
     sizes: dict[str, float]
@@ -123,7 +123,7 @@ class LayerFeatures:
 
 
 def layer_features(cases: Sequence[LayerCase]) -> LayerFeatures:
-    """Features of layers; the work is that of the forward pass, the word ``mode`` tells what ran."""
+    """Features of layers; the work is that of the forward pass, the word ``mode`` names the measured part."""
     if not cases:
         raise RecordError("expected at least one layer to compute features of, got none")
     words = np.array(

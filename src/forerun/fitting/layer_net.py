@@ -32,7 +32,7 @@ _RATIOS = ("compute_s", "transfer_s")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerNetSettings(DenseSettings):
-    """How the network looks and learns: four to six hidden layers, a ninth of the rows decides when to stop.
+    """Shape and training of the network: four to six hidden layers; a ninth of the rows decides when to stop.
 
     With a tenth of all rows kept for the test this is the split 80:10:10 of the original.
     """
@@ -109,7 +109,7 @@ class LayerNetwork:
 
     @classmethod
     def from_state(cls, state: RegressorState) -> Self:
-        """The network that had this state."""
+        """The network with this state."""
         stored = {f.name: state.settings[f.name] for f in fields(LayerNetSettings)}
         lists = {name: tuple(value) for name, value in stored.items() if isinstance(value, list)}
         found = cls(LayerNetSettings(**(stored | lists)))

@@ -1,4 +1,4 @@
-"""The rows of a traced layer that are the layer's own."""
+"""The rows of a traced layer that belong to the layer itself."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _SIZES = ("batch_size", "in_size", "kernel", "stride", "in_features", "out_featu
 _CHOICES = ("padding", "use_bias", "activation", "optimizer", "mode")
 _COLUMNS = {"gpu", "layer", "time_ms_median", *_SIZES, *_CHOICES}
 _FRAMEWORK = "tensorflow"
-# Rows of the table of 2020 that say something else than the time of a layer on one GPU.
+# Rows of the table of 2020 that hold something other than the time of a layer on one GPU.
 _NOT_A_LAYER_TIME = ("failed", "input_pipeline_bound", "suspect")
 
 
@@ -42,10 +42,10 @@ class LayerTable:
     Attributes:
         features: Figures of the layers.
         time_s: Measured times [s], (n,).
-        configurations: What must not stand on both sides of a split: a layer with its sizes, on any device.
+        configurations: Key that must stay on one side of a split: a layer with its sizes, on any device.
         devices: Device of each row.
         software: Frameworks with their versions.
-        skipped: How many rows were left out, and why.
+        skipped: Number of rows left out, with the reason.
     """
 
     features: LayerFeatures
@@ -60,11 +60,11 @@ def measured_layer_table(measurements: Iterable[Measurement], device: Device | N
     """Finished layer measurements.
 
     Args:
-        measurements: Of any kind; everything but timed layers is passed over.
-        device: Where they ran, instead of what their device names mean.
+        measurements: Measurements of any kind; only timed layers are used.
+        device: Device of the layers, if not the one that their device names mean.
 
     Raises:
-        RecordError: No layer is among them.
+        RecordError: There is no layer among the measurements.
     """
     rows: list[tuple[LayerCase, float, str]] = []
     software: dict[str, None] = {}
@@ -114,7 +114,7 @@ def is_public_layer_table(path: Path) -> bool:
 
     try:
         return set(parquet.read_schema(path).names) >= _COLUMNS
-    except (OSError, ValueError):  # damaged: whoever reads it says so
+    except (OSError, ValueError):  # damaged: its reader reports it
         return False
 
 
@@ -124,7 +124,7 @@ def public_layer_table(path: Path, most_rows: int | None = None, seed: int = 0) 
     Args:
         path: ``justus_layers`` or ``iit_layers``, Parquet.
         most_rows: A random sample of this many rows; all if None.
-        seed: Of the sample.
+        seed: Seed of the sample.
 
     Raises:
         RecordError: A device is not known, or no usable row is left.
@@ -164,7 +164,7 @@ def _usable(frame: pd.DataFrame) -> pd.Series[bool]:
 
 
 def _public_rows(frame: pd.DataFrame) -> tuple[list[tuple[LayerCase, float, str]], int]:
-    """Rows, and how many had no output."""
+    """Rows, and the number of rows without an output."""
     rows: list[tuple[LayerCase, float, str]] = []
     num_impossible = 0
     for row in frame.to_dict("records"):

@@ -41,10 +41,10 @@ class DeviceSample:
         ops: Its distinct kernels.
         point: Device and configuration.
         step_time_s: Median repetition [s].
-        loop_s: Part of it that a training loop takes whatever the model does, and no operation explains [s].
+        loop_s: Part of it that a training loop takes with any model, and that no operation explains [s].
         relative_noise: Half the 95 % interval of the median over the median.
-        group: What must not be split between fit and test: a layer is its own group, a model its family.
-        is_whole_model: Whether it is a step of a whole model.
+        group: Key that must not be split between fit and test: a layer is its own group, a model its family.
+        is_whole_model: Whether the sample is a step of a whole model.
     """
 
     measurement: Measurement
@@ -59,7 +59,7 @@ class DeviceSample:
 
     @property
     def ops_time_s(self) -> float:
-        """What the operations took [s]: the rest, or a tenth of the step where the loop is nearly all of it."""
+        """Time of the operations [s]: the step less the loop, or a tenth of the step if the loop takes nearly all."""
         return max(self.step_time_s - self.loop_s, _LEAST_SHARE_OF_OPS * self.step_time_s)
 
     @property
@@ -82,13 +82,13 @@ class DeviceSample:
 def device_samples(
     measurements: Iterable[Measurement], device: Device, *, loop_s: float = 0.0
 ) -> tuple[list[DeviceSample], list[str]]:
-    """Finished, timed steps and layers as samples, and why others could not be used.
+    """Finished, timed steps and layers as samples, and the reasons why others could not be used.
 
     Args:
-        measurements: Of any kind; null steps and layers, anchors, kernels and jobs that did not end well are passed
-            over.
-        device: Where they were measured.
-        loop_s: What the training loop of whole models takes beside their operations [s].
+        measurements: Measurements of any kind; null steps and layers, anchors, kernels and failed jobs are left
+            out.
+        device: Device of the measurements.
+        loop_s: Time of the training loop of whole models beside their operations [s].
     """
     kept = [m for m in measurements if m.outcome is Outcome.DONE and _has_operations(m) and not m.is_anchor]
     keras = keras_graphs([m for m in kept if m.circumstances.framework == "keras"], device)

@@ -1,4 +1,4 @@
-"""Measured steps with the graphs of their models: what fits and studies work on."""
+"""Measured steps with the graphs of their models, for fits and studies."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Measured:
 
     @property
     def point(self) -> Point:
-        """Where the op-level model is evaluated."""
+        """Point at which the op-level model is evaluated."""
         version = self.record.framework_version
         era = software_era(version) if version else 1.0
         return Point(device=self.device, setup=self.setup, uses_layer_norm=self.uses_layer_norm, era=era)
@@ -88,7 +88,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class SkippedModel:
-    """A model of a table that this version of its library cannot build, and why."""
+    """A model of a table that this version of its library cannot build, with the reason."""
 
     model: str
     reason: str
@@ -99,11 +99,11 @@ def is_measured_network(record: StepRecord, graph: Graph) -> bool:
 
     A name may stand for another network in a later version of a library: timm 1.0 builds
     ``ig_resnext101_32x48d`` (828 million parameters) as ``resnext101_32x8d`` (89 million). A prediction of that
-    network says nothing about the run.
+    network is not a prediction of the run.
 
     Args:
-        record: A published run; without a count of parameters nothing speaks against the graph.
-        graph: What its name builds today.
+        record: A published run; without a count of parameters the graph is accepted.
+        graph: Graph of the network that its name builds today.
     """
     counted = record.num_parameters
     if counted is None:

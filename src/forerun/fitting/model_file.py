@@ -1,7 +1,7 @@
 """Fitted regressors on disk: one safetensors file with its provenance, no pickle.
 
 The header names the format, the kind of regressor and its version, the columns it reads in their order, its settings,
-and where it came from. A file that is missing, damaged, of another kind, newer or older than the code is an error.
+and its provenance. A file that is missing, damaged, of another kind, newer or older than the code is an error.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from forerun.fitting.interface import RegressorState, StorableRegressor
 __all__ = ["MODEL_FILE_VERSION", "TrainedModel", "load_model_file", "save_model_file"]
 
 MODEL_FILE_VERSION = 1
-"""Version of the header; the meaning of the rest has a version of its own per kind."""
+"""Version of the header; the rest has a separate version per kind."""
 
 _ENTRY = "forerun_regressor"
 _REFIT = "fit it again with: forerun fit RECORDS --model {kind} --out {name}"
@@ -30,11 +30,11 @@ Kinds = Mapping[str, type[StorableRegressor[Any]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedModel:
-    """A fitted regressor and where it came from.
+    """A fitted regressor and its provenance.
 
     Attributes:
         regressor: The fitted regressor.
-        provenance: Records, rows, date, devices, settings they share, software, errors on what was held out.
+        provenance: Records, rows, date, devices, shared settings, software, errors on held-out rows.
     """
 
     regressor: StorableRegressor[Any]
@@ -50,7 +50,7 @@ def save_model_file(model: TrainedModel, path: Path) -> None:
     """Writes a fitted model; an existing file is replaced at once or not at all.
 
     Raises:
-        CostModelError: It is not fitted, or the file cannot be written.
+        CostModelError: The model is not fitted, or the file cannot be written.
     """
     from safetensors.numpy import save
 
@@ -80,7 +80,7 @@ def load_model_file(path: Path, kinds: Kinds, kind: str | None = None) -> Traine
     Args:
         path: The file.
         kinds: Regressors by kind.
-        kind: The kind that is wanted; any if None.
+        kind: Wanted kind; None for any.
 
     Raises:
         CostModelError: The file is missing, damaged, of another kind, or newer or older than this version.

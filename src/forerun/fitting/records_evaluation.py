@@ -1,4 +1,4 @@
-"""A table of measured steps against the shipped cost model, beside baselines fitted to the table itself."""
+"""Compares a table of measured steps with the shipped cost model, and with baselines fitted to the table itself."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ _OPTIONS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimmRun:
-    """The options of timm's benchmark script that its CSV does not hold; None is what the importer takes.
+    """The options of timm's benchmark script that its CSV does not hold; None for the importer's default.
 
     Attributes:
-        precision: Numeric recipe.
+        precision: Precision of the steps.
         layout: Memory order of images.
         compile: Whether the steps ran under torch.compile.
         framework_version: PyTorch version.
@@ -70,22 +70,22 @@ class TimmRun:
     framework_version: str | None = None
 
     def given(self) -> dict[str, Any]:
-        """What was said, by name."""
+        """The given options by name."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if value not in (None, False)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation(Answer):
-    """Predicted against measured.
+    """Comparison of predicted and measured steps.
 
     Attributes:
         metrics: Errors of forerun over all rows.
-        groups: The same by device, precision, layout, phase and family.
+        groups: Errors of forerun by device, precision, layout, phase and family.
         baselines: Errors of each baseline; None where it could not be fitted, with a reason in ``notes``.
         predicted_s, low_s, high_s, actual_s: Per row [s], (n,).
         row_groups: Device of each row, for plots.
-        notes: Models that could not be traced, and what the figures rest on.
+        notes: Models that could not be traced, and the basis of the figures.
     """
 
     metrics: ErrorMetrics
@@ -111,13 +111,13 @@ def read_steps(
 
     Args:
         path: The table; for forerun's own format also a store, a file or a URL.
-        file_format: "timm" for the CSV of timm's benchmark script, "forerun" for the own format, "auto" for what its
-            columns say.
-        devices: For timm the device it ran on; for forerun the devices to keep, all if empty.
-        run: For timm what the file does not say of its run.
+        file_format: "timm" for the CSV of timm's benchmark script, "forerun" for the own format, "auto" to decide by
+            its columns.
+        devices: For timm the measured device; for forerun the devices to keep, all if empty.
+        run: For timm the options that the file does not hold.
 
     Raises:
-        UsageError: The format or a device is not known, or something is said that each row of the table says itself.
+        UsageError: The format or a device is not known, or an option is given that each row of the table has.
         RecordError: The table cannot be used, or no row is left.
     """
     given = run.given() if run is not None else {}
@@ -235,7 +235,7 @@ def _groups(
 
 
 def _splits(steps: Sequence[Measured]) -> tuple[tuple[Split, ...] | None, str]:
-    """What is left out of fits to the table, and its name: families, or configurations where all are relatives."""
+    """Splits for fits to the table, and their name: families, or configurations where all models are relatives."""
     records = [step.record for step in steps]
     num_families = len({record.family for record in records})
     configurations = [configuration_of(record) for record in records]

@@ -65,4 +65,4 @@ register_baseline("pytorch rule")(PytorchRule)
 STORABLE_KINDS: Mapping[str, type[StorableRegressor[Any]]] = {
     kind.kind: kind for kind in (NeuralNetwork, LinearOnFlops, BoostedTrees, LayerNetwork)
 }
-"""Regressors of this folder by the kind that model files name them with."""
+"""Regressors of this folder by the kind that model files name."""

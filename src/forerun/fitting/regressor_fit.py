@@ -1,4 +1,4 @@
-"""Fits a regressor to measured steps or layers and says how good it is on configurations it has not seen."""
+"""Fits a regressor to measured steps or layers, and computes its errors on configurations that it has not seen."""
 
 from __future__ import annotations
 
@@ -52,19 +52,19 @@ MODEL_KINDS = (*STORABLE_KINDS, CostModel.kind)
 _FEWEST_CONFIGURATIONS = 3
 _TEST_SHARE = 0.1
 _LINEAR = "linear on FLOPs"
-# What a step costs on any device, and the device; on one device only the first three vary.
+# Cost of a step on any device, then the device; on one device only the first three vary.
 _ANN_COLUMNS = ("flops", "num_parameters", "batch_size", "peak_flops_per_s", "bandwidth_bytes_per_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitChoices:
-    """What a user may set of a fit; None leaves the kind's own default.
+    """Settings of a fit; None leaves the default of the kind.
 
     Attributes:
         hidden_sizes: Units of the hidden layers of a network.
         loss: ``mse`` or ``mae``, in log space.
         seeds: One network per seed.
-        max_epochs: Most passes over the rows.
+        max_epochs: Largest number of passes over the rows.
     """
 
     hidden_sizes: tuple[int, ...] | None = None
@@ -73,7 +73,7 @@ class FitChoices:
     max_epochs: int | None = None
 
     def given(self) -> dict[str, Any]:
-        """What was set."""
+        """The settings that were given."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
@@ -82,12 +82,12 @@ class FitResult(Answer):
     """A fitted model and its errors on configurations that it had not seen.
 
     Attributes:
-        model: Fitted to all rows.
-        split: How rows were held out.
-        metrics: Errors of the model and of what is printed beside it, on the held-out rows.
+        model: Model fitted to all rows.
+        split: Way of holding rows out, in words.
+        metrics: Errors of the model and of the baselines on the held-out rows.
         predicted_s, actual_s: Held-out rows [s], (m,).
         groups: Device of each held-out row.
-        notes: Rows that were left out, and why.
+        notes: Rows that were left out, with the reason.
     """
 
     model: TrainedModel | CostModel
@@ -197,7 +197,7 @@ def fit_layer_regressor(
 ) -> FitResult:
     """Fits the layer network: a tenth of the layers is held out, a tenth decides when to stop (80:10:10).
 
-    The model is the network that the errors are those of; it has not seen the held-out layers.
+    The errors are those of the returned network, which has not seen the held-out layers.
 
     Raises:
         RecordError: There are too few layers to hold any out.

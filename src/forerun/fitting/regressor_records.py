@@ -1,4 +1,4 @@
-"""Reads what users have of measurements: stores, tables of any version, and the CSV of the CNN predictor of old."""
+"""Reads the measurements of users: stores, tables of any version, and the CSV of the CNN grid."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 MOST_PUBLIC_LAYERS = 30_000
-"""Rows taken of a public layer table, a random sample: more make the fit longer and hardly better."""
+"""Size of the random sample of a public layer table; more rows make the fit longer and hardly better."""
 
 
 def read_all(
@@ -46,11 +46,11 @@ def read_all(
 
     Args:
         names: Files, or SQLAlchemy URLs.
-        device: Where the rows of a CNN CSV were measured, which that file does not say.
-        kind: Read only these, where the source can choose.
+        device: Device of the rows of a CNN CSV, which does not name it.
+        kind: Only kind to read, where the source can choose.
 
     Raises:
-        RecordError: One is not there, damaged, of another version, or holds impossible values.
+        RecordError: A source is missing, damaged, of another version, or holds impossible values.
         UsageError: A CNN CSV is given without its device.
     """
     for name in names:
@@ -113,8 +113,8 @@ class Throughputs:
 
     Attributes:
         batch_sizes: Samples per device and step, (n,).
-        throughput_samples_per_s: Of all devices, (n,).
-        models: What was run, with the device where there are several.
+        throughput_samples_per_s: Throughput of all devices, (n,).
+        models: Model of each step, with the device where there are several.
     """
 
     batch_sizes: Floats
@@ -133,7 +133,7 @@ def throughputs(records: Sequence[StepRecord]) -> Throughputs:
 
 
 def curves(measurements: Iterable[Measurement]) -> tuple[dict[str, Floats], dict[str, Floats]]:
-    """Accuracy and loss after each epoch by run: on held-out images where they were measured, else on the training's.
+    """Accuracy and loss after each epoch by run: on held-out images if measured, else on the training images.
 
     Of several runs of a configuration the last counts.
     """

@@ -1,4 +1,4 @@
-"""Figures of a whole training step that simple regressors work with."""
+"""Figures of a whole training step, the input of simple regressors."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _sum_by_class(op_class: npt.NDArray[np.int64], values: Floats) -> Floats:
 
 
 def _flags(graph: Graph, setup: TrainingSetup) -> tuple[bool, ...]:
-    """In the order of ``FLAG_NAMES``."""
+    """Flags of a setup in the order of ``FLAG_NAMES``."""
     return (
         setup.layout is Layout.NHWC,
         setup.precision.is_autocast,

@@ -1,4 +1,4 @@
-"""Measured steps with the graphs of their models: what regressors of whole steps are fitted to."""
+"""Measured steps with the graphs of their models, to fit regressors of whole steps."""
 
 from __future__ import annotations
 
@@ -59,16 +59,16 @@ class StepTable:
 
     @property
     def configurations(self) -> tuple[str, ...]:
-        """What must not stand on both sides of a split: everything but repetition and occasion."""
+        """Keys that must stay on one side of a split: all fields but repetition and occasion."""
         return tuple(configuration_of(record) for record in self.records)
 
 
 def step_table(records: Sequence[StepRecord], device: Device | None = None) -> StepTable:
-    """Traces the models of measured steps; each once, whatever the number of batch sizes and repetitions.
+    """Traces the models of measured steps, each once for all batch sizes and repetitions.
 
     Args:
         records: Measured steps.
-        device: Where they ran, instead of what their device names mean; for the device of this machine.
+        device: Device of the steps, if not the one that their device names mean; for the device of this machine.
 
     Raises:
         RecordError: There is no record, or no model of them could be traced.

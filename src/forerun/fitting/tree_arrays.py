@@ -30,7 +30,7 @@ class TreeArrays:
         baseline: Value before the first tree.
         roots: Node at which each tree begins, (trees,).
         feature: Column that is compared, (m,).
-        threshold: What it is compared with, (m,).
+        threshold: Value that it is compared with, (m,).
         left, right: Next nodes; ``left`` is -1 at a leaf, (m,).
         value: Value of a leaf, (m,).
     """
@@ -62,7 +62,7 @@ class TreeArrays:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]], num_columns: int) -> Self:
-        """The trees of such arrays.
+        """The trees from such arrays.
 
         Raises:
             KeyError: An array is missing.

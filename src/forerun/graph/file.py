@@ -34,7 +34,7 @@ _DAMAGE = (
     TypeError,
     AttributeError,
 )
-"""What reading a damaged archive, or one that holds something else, can raise."""
+"""Exceptions raised by reading a damaged archive or a file that is not a graph."""
 
 
 def write_graph(graph: Graph, path: Path) -> None:
@@ -65,7 +65,7 @@ def write_graph(graph: Graph, path: Path) -> None:
 
 
 def read_graph(path: Path) -> Graph | None:
-    """Reads a graph; None if there is none, or if it is damaged or of another format version."""
+    """Reads a graph; None if the file is missing, damaged or of another format version."""
     try:
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}

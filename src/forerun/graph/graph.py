@@ -1,6 +1,6 @@
 """The operation graph of one training step, as plain numbers.
 
-A graph is what a tracer leaves behind: one row per kernel-launching operation, and the stream of memory
+A graph is the result of a trace: one row per kernel-launching operation, and the stream of memory
 allocations and frees. Every size is affine in the batch size, ``value = constant + slope * batch``, so one
 graph answers any batch size without tracing again. No framework object is kept.
 """
@@ -29,7 +29,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class OpClass(IntEnum):
-    """What a kernel does, as far as its cost depends on it. Numbers are part of the file format."""
+    """Kind of work a kernel does, as far as its cost depends on that. The numbers are part of the file format."""
 
     CONV = 0
     DEPTHWISE_CONV = 1
@@ -58,7 +58,7 @@ class OpClass(IntEnum):
 
 
 class StepPart(IntEnum):
-    """Part of the training step an operation belongs to."""
+    """Part of the training step that an operation belongs to."""
 
     FORWARD = 0
     BACKWARD = 1
@@ -72,7 +72,7 @@ class MemoryEvent(IntEnum):
     ALLOCATE = 0
     FREE = 1
     CONV_WORKSPACE = 2
-    """A convolution runs here; ``size`` is its input plus output bytes (workspace that may be wanted)."""
+    """A convolution runs here; ``size`` is its input plus output bytes, from which its workspace follows."""
     FORWARD_BEGINS = 3
     BACKWARD_BEGINS = 4
     OPTIMIZER_BEGINS = 5
@@ -80,7 +80,7 @@ class MemoryEvent(IntEnum):
 
 
 class AllocationKind(IntEnum):
-    """What an allocation holds."""
+    """Contents of an allocation."""
 
     WEIGHT = 0
     BUFFER = 1
@@ -113,8 +113,8 @@ class OpTable:
         flops: Floating-point operations of one kernel [FLOP], (n, 2).
         read_bytes: Traffic read if every operand is read once [bytes], (n, 2).
         write_bytes: Traffic written [bytes], (n, 2).
-        gemm: Matrix-product sizes as (groups, m, n, k), each affine; zero where there is none, (n, 4, 2).
-        elements: Elements of the largest operand; of a product, of its three operands together, (n, 2).
+        gemm: Matrix-product sizes as (groups, m, n, k), each affine; zero without a product, (n, 4, 2).
+        elements: Elements of the largest operand; for a matrix product, of its three operands together, (n, 2).
         kernel_area: Filter or window area, 1 if none, (n,).
         stride: Largest stride, (n,).
         groups: Convolution groups, (n,).
@@ -155,7 +155,7 @@ class OpTable:
 class MemoryStream:
     """Allocations and frees of two identical steps in order, n entries.
 
-    What exists before the first step (weights, buffers, the input batch) is allocated by the entries before
+    Weights, buffers and the input batch exist before the first step; they are allocated by the entries before
     the first ``FORWARD_BEGINS``. The second step starts with gradients and optimizer state in place;
     repeating its entries gives the steady state.
 
@@ -182,12 +182,12 @@ class Graph:
     Attributes:
         model: The model as the user named it.
         input_shape: Shape of one sample, without the batch axis.
-        num_parameters: Parameters of the model.
-        num_trainable_parameters: Those with a gradient.
-        ops: The operations.
-        memory: The allocation stream.
+        num_parameters: Number of parameters of the model.
+        num_trainable_parameters: Number of parameters with a gradient.
+        ops: Operations of the step.
+        memory: Allocations and frees of two steps.
         only_batch_size: The one batch size the graph holds for, if sizes are not affine; None for any.
-        uses_layer_norm: Whether a layer or RMS norm occurs (autocast then keeps the residual stream in fp32).
+        uses_layer_norm: True if a layer or RMS norm occurs (autocast then keeps the residual stream in fp32).
         unsupported_ops: Framework operations without a cost rule; they are charged by their traffic.
         notes: Remarks for the user, such as folded batch norms of an ONNX file.
         versions: Library versions that made the trace, as (name, version).

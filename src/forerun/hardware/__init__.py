@@ -1,4 +1,4 @@
-"""Devices: what the datasheets say, where each figure is from, and what this machine has."""
+"""Devices: the figures of their datasheets with sources, and the hardware of this machine."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from forerun.hardware.catalogue import load_catalog
     from forerun.hardware.device import Device, DeviceKind, NumberFormat
-    from forerun.hardware.device_dict import device_as_dict
     from forerun.hardware.device_file import load_device_file
     from forerun.hardware.finder import find_device
-    from forerun.hardware.here import Host, describe_host, host_as_dict
+    from forerun.hardware.here import Host, describe_host
     from forerun.hardware.host_gpus import HostGpu
 
 __all__ = [
@@ -21,9 +20,7 @@ __all__ = [
     "HostGpu",
     "NumberFormat",
     "describe_host",
-    "device_as_dict",
     "find_device",
-    "host_as_dict",
     "load_catalog",
     "load_device_file",
 ]
@@ -35,9 +32,7 @@ _MODULES = {
     "HostGpu": "host_gpus",
     "NumberFormat": "device",
     "describe_host": "here",
-    "device_as_dict": "device_dict",
     "find_device": "finder",
-    "host_as_dict": "here",
     "load_catalog": "catalogue",
     "load_device_file": "device_file",
 }

@@ -1,4 +1,4 @@
-"""The shipped devices, and those whose names have certain words."""
+"""The devices shipped with the package, and a search for them by the words of a name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CATALOG_FOLDER = Path(__file__).parent / "catalog"
 
 @cache
 def load_catalog() -> Mapping[str, Device]:
-    """All shipped devices by catalogue name, in the order of the files.
+    """All devices shipped with the package by catalogue name, in the order of the files.
 
     The mapping is read once and shared: do not change it.
     """
@@ -49,7 +49,7 @@ def _catalogue_index() -> dict[str, Device]:
 
 @lru_cache(maxsize=4096)
 def matching_devices(name: str) -> tuple[Device, ...]:
-    """The device of this name, or else all devices one of whose names has every word of it."""
+    """The device with this name; without one, every device with a name that contains all its words."""
     exact = _catalogue_index().get(name_key(name))
     if exact is not None:
         return (exact,)

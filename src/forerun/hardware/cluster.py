@@ -30,8 +30,8 @@ _COUNT_BEHIND = re.compile(r"(.+?)\s*[x*×]\s*(-?\d+)", re.IGNORECASE)
 _SIGNED = re.compile(r"\s*-\s*\d+\s*x|\d+\s*x\s*-\s*\d+\s*x", re.IGNORECASE)
 _RAILS = re.compile(r"(\d+)\s*x\s*(.+)", re.IGNORECASE)
 _MOST_DEVICES = 100_000
-"""No job has trained on more; a larger number is a slip of the keyboard."""
-# Boards whose form fixes how they are joined: SXM boards sit on carriers with NVLink, PCIe boards meet over their slot.
+"""Largest number of devices accepted: no job has trained on more, so a larger one is a typing error."""
+# Boards whose form fixes their link: SXM boards sit on carriers with NVLink, PCIe boards use their slot.
 _LINK_OF_BUS = {
     "SXM3": "nvlink-2",
     "SXM4": "nvlink-3",
@@ -51,12 +51,12 @@ class Cluster:
     """Nodes x devices with two kinds of link.
 
     Attributes:
-        device: What every node is filled with.
-        num_nodes: Machines.
-        num_devices_per_node: Devices in each.
-        intra_link: Link between devices of a node, None if a node has one device or it is not known.
-        inter_link: Link between nodes as one node sees it, None if there is one node or it is not known.
-        num_inter_links: Such links of a node that work at the same time ("rails").
+        device: Device that every node is filled with.
+        num_nodes: Number of machines.
+        num_devices_per_node: Number of devices in each machine.
+        intra_link: Link between devices of a node; None if a node has one device or the link is not known.
+        inter_link: Link between nodes as one node sees it; None if there is one node or the link is not known.
+        num_inter_links: Number of links between nodes that a node uses at the same time ("rails").
     """
 
     device: Device
@@ -76,12 +76,12 @@ class Cluster:
 
     @property
     def num_devices(self) -> int:
-        """All devices."""
+        """Number of devices in the cluster."""
         return self.num_nodes * self.num_devices_per_node
 
     @property
     def spec(self) -> str:
-        """The cluster as it is written: ``t4``, ``8xt4`` or ``4x8xh100-sxm``."""
+        """Text that names the cluster: ``t4``, ``8xt4`` or ``4x8xh100-sxm``."""
         if self.num_devices == 1:
             return self.device.name
         nodes = f"{self.num_nodes}x" if self.num_nodes > 1 else ""
@@ -91,16 +91,18 @@ class Cluster:
         """The same machines with another number of devices: whole nodes are filled one after the other.
 
         Args:
-            num_devices: Devices in all.
-            num_nodes: Nodes they are on; None for as few as hold them.
+            num_devices: Number of devices in all.
+            num_nodes: Number of nodes the devices are on; None for the fewest that hold them.
 
         Raises:
-            InvalidSetupError: They cannot be spread evenly.
+            InvalidSetupError: The devices cannot be spread evenly over the nodes.
         """
         check_num_devices(num_devices)
         nodes = num_nodes or max(1, -(-num_devices // self.num_devices_per_node))
         if nodes < 1:
-            raise InvalidSetupError(f"num nodes must be at least 1, got {nodes}; give a positive number")
+            raise InvalidSetupError(
+                f"the number of nodes must be at least 1, got {nodes}; give a positive number"
+            )
         if num_devices % nodes:
             raise InvalidSetupError(
                 f"{num_devices} devices cannot be spread evenly over {nodes} nodes; "
@@ -110,7 +112,7 @@ class Cluster:
 
 
 def check_num_devices(num_devices: int) -> None:
-    """Refuses a number of devices that cannot be meant."""
+    """Raise ``InvalidSetupError`` for a number of devices below 1 or above any real cluster."""
     if num_devices < 1:
         raise InvalidSetupError(
             f"the number of devices must be at least 1, got {num_devices}; give a positive number"
@@ -124,18 +126,18 @@ def check_num_devices(num_devices: int) -> None:
 def parse_cluster(
     spec: str, *, intra: str | None = None, inter: str | None = None, num_devices_per_node: int | None = None
 ) -> Cluster:
-    """The cluster meant by ``4x8xh100-sxm`` (nodes x devices x name), ``8xt4``, a device name, or a TOML file.
+    """The cluster named by ``4x8xh100-sxm`` (nodes x devices x name), ``8xt4``, a device name, or a TOML file.
 
     Args:
-        spec: The text. A TOML file has a ``[cluster]`` table with ``device``, ``num_nodes``, ``num_devices_per_node``,
-            ``intra_link`` and ``inter_link``.
-        intra: Name of the link inside a node, instead of what the board's form says.
-        inter: Name of the link between nodes, with a number of rails if wanted: ``8xinfiniband-hdr``.
-        num_devices_per_node: Devices of a node, where the spec names a device alone; None for one.
+        spec: Text that names the cluster, or the path of a TOML file with a ``[cluster]`` table: ``device``,
+            ``num_nodes``, ``num_devices_per_node``, ``intra_link`` and ``inter_link``.
+        intra: Name of the link inside a node, in place of the one that the board's form fixes.
+        inter: Name of the link between nodes, with a number of rails in front if wanted: ``8xinfiniband-hdr``.
+        num_devices_per_node: Number of devices in a node, if the spec names a device alone; None for one.
 
     Raises:
-        InvalidSetupError: The numbers cannot be meant.
-        UnknownDeviceError: No such device or link.
+        InvalidSetupError: A number of nodes or devices is below 1 or too large.
+        UnknownDeviceError: There is no such device or link.
         CatalogError: The file is not a usable description.
     """
     text = spec.strip()
@@ -156,7 +158,7 @@ def parse_cluster(
 
 
 def split_spec(text: str) -> tuple[int, int, str]:
-    """Nodes, devices of a node, and the name of the device of one kind of machine; nothing is looked up but the name.
+    """Number of nodes, devices per node, and name of the device of one kind of machine.
 
     >>> split_spec("4x8xh100-sxm"), split_spec("8xt4"), split_spec("t4")
     ((4, 8, 'h100-sxm'), (1, 8, 't4'), (1, 1, 't4'))
@@ -164,7 +166,7 @@ def split_spec(text: str) -> tuple[int, int, str]:
     A number behind the name, ``t4x8``, is understood as well.
 
     Raises:
-        InvalidSetupError: Unlike kinds are joined by a plus, where one kind is asked for.
+        InvalidSetupError: The text joins several kinds by a plus, but one kind is expected.
     """
     if matching_devices(text) or text.lower() == "here":
         return 1, 1, text
@@ -190,7 +192,7 @@ def cluster_of(
     intra: str | None = None,
     inter: str | None = None,
 ) -> Cluster:
-    """A cluster of a device; links not named are those the board's form fixes, or None."""
+    """A cluster of one kind of device; a link without a name is the one the board's form fixes, or None."""
     rails, inter_link = parse_link(inter) if inter else (1, None)
     return Cluster(
         device=device,
@@ -203,17 +205,17 @@ def cluster_of(
 
 
 def link_of_board(device: Device) -> Link | None:
-    """The link that the form of a board fixes; None where machines differ.
+    """The link that the form of a board fixes; None if machines with this board have different links.
 
-    SXM boards sit on a carrier that joins them by NVLink. Boards in PCIe slots meet over these; a bridge between two
-    of them is an extra that must be named.
+    SXM boards sit on a carrier that joins them by NVLink. Boards in PCIe slots communicate over the slots;
+    a bridge between two boards is an extra that the user must name.
     """
     name = _SXM2.get(device.architecture) if device.bus == "SXM2" else _LINK_OF_BUS.get(device.bus)
     return load_links()[name] if name else None
 
 
 def parse_link(text: str) -> tuple[int, Link]:
-    """Number of parallel links and the link of ``8xinfiniband-hdr`` or ``ethernet-25g``."""
+    """Number of parallel links, and the link, named by ``8xinfiniband-hdr`` or ``ethernet-25g``."""
     found = _RAILS.fullmatch(text.strip())
     if found is None:
         return 1, find_link(text)
@@ -229,7 +231,7 @@ def _is_cluster_file(path: Path) -> bool:
     try:
         return "cluster" in tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):
-        return False  # what is wrong with it is said where it is read as a device
+        return False  # the same file is read as a device next, which reports the error
 
 
 def _of_file(path: Path, intra: str | None, inter: str | None) -> Cluster:
@@ -260,14 +262,14 @@ def _of_file(path: Path, intra: str | None, inter: str | None) -> Cluster:
 
 
 def require_link(link: Link | None, between: str, option: str) -> Link:
-    """The link, or a question for it: an unknown topology is asked for, not guessed.
+    """The link; an unknown one raises an error that asks for it, because a topology is not guessed.
 
     Raises:
-        UnknownDeviceError: It is not known.
+        UnknownDeviceError: The link is not known.
     """
     if link is None:
         raise UnknownDeviceError(
-            f"expected the link between {between}, which nothing given so far says; name it with {option}, "
+            f"expected the link between {between}, but it is not known; name it with {option}, "
             f"one of {', '.join(load_links())}, or a TOML file"
         )
     return link

@@ -1,4 +1,4 @@
-"""What a container or batch system lets this process use, read from Linux control groups."""
+"""Limits that a container or batch system sets for this process, read from Linux control groups."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 
 __all__ = ["ContainerLimits", "container_limits"]
 
-# Version 1 has no word for "no limit": the kernel shows the largest page-aligned number instead.
+# Version 1 cannot express "no limit": the kernel shows the largest page-aligned number instead.
 _UNLIMITED_BYTES = 2**60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerLimits:
-    """Limits of the control groups of this process; None where there is no limit.
+    """Limits of the control groups of this process; None without a limit.
 
     Attributes:
         num_cores: CPU time the group may use, in cores; 1.5 is possible.
@@ -32,7 +32,7 @@ def container_limits(
 
     Args:
         membership: File with the groups of the process, lines of ``id:controllers:path``.
-        mount: Where the control groups are mounted.
+        mount: Folder at which the control groups are mounted.
     """
     folders = list(_group_folders(membership, mount))
     cores = [cores for folder in folders if (cores := _num_cores(folder)) is not None]

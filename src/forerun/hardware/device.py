@@ -1,10 +1,12 @@
-"""What a device is: datasheet figures, each with its source."""
+"""A device: figures of its datasheet, each with its source."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+
+from forerun.answers import Answer
 
 __all__ = ["Device", "DeviceKind", "NumberFormat"]
 
@@ -19,7 +21,7 @@ class DeviceKind(StrEnum):
 
 
 class NumberFormat(StrEnum):
-    """A number format with a peak rate of its own.
+    """A number format that has its own peak rate.
 
     ``FP16`` is the matrix rate with fp32 accumulation, which is what training uses; consumer boards run
     twice as fast with fp16 accumulation, kept apart as ``FP16_ACC16``. ``FP16_VECTOR`` is the rate without
@@ -37,7 +39,7 @@ class NumberFormat(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
+class Device(Answer):
     """One accelerator or CPU socket, as its datasheet describes it.
 
     Attributes:
@@ -45,7 +47,7 @@ class Device:
         title: Name as people write it, such as ``NVIDIA A100 SXM4 40GB``.
         vendor: nvidia, amd, apple, aws, google, intel or any.
         kind: GPU, CPU, TPU or NPU.
-        architecture: Such as ``ampere``.
+        architecture: Name of the chip's design, such as ``ampere``.
         segment: datacenter, workstation, geforce, laptop, cloud or cpu.
         release: Year and month, ``2020-05``.
         num_compute_units: Streaming multiprocessors, compute units or cores that share the work.
@@ -53,13 +55,13 @@ class Device:
         l2_cache_bytes: Last-level cache on the device [bytes].
         memory_bytes: Memory of the device, nominal [bytes].
         memory_bandwidth_bytes_per_s: Datasheet bandwidth [bytes/s].
-        memory_type: Such as ``HBM2e``.
+        memory_type: Kind of memory chips, such as ``HBM2e``.
         bus: Form and link to the host, such as ``SXM4`` or ``PCIe 4.0 x16``.
         power_limit_w: Board power [W].
         peak_flops_per_s: Dense peak per number format [FLOP/s]; a format that is absent is not supported.
         aliases: Driver names and spellings in use, compared without case and punctuation.
-        sources: Source of each figure, by field name.
-        notes: What a reader must know, such as "one of two GPUs of the board".
+        sources: Source of each figure by field name.
+        notes: Remarks for the reader, such as "one of two GPUs of the board".
     """
 
     name: str
@@ -84,7 +86,7 @@ class Device:
 
     @property
     def has_matrix_units(self) -> bool:
-        """Whether half precision runs on matrix units (tensor cores).
+        """True if half precision runs on matrix units (tensor cores).
 
         A ratio of rates alone does not tell: an RTX 3090 with tensor cores and a P100 without both run half
         precision at twice the fp32 rate.

@@ -1,4 +1,4 @@
-"""The device meant by a name, a file or ``here``."""
+"""Find a device by a name, a file or ``here``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["find_device"]
 
 
 def find_device(name: str) -> Device:
-    """The device meant by a name.
+    """The device with this name.
 
     Args:
         name: A catalogue name (``a100-sxm4-40gb``), a driver's name (``NVIDIA A100-SXM4-40GB``), another
@@ -24,7 +24,7 @@ def find_device(name: str) -> Device:
             none.
 
     Raises:
-        UnknownDeviceError: No device or several fit the name; the message lists what is near.
+        UnknownDeviceError: No device or several match the name; the message lists similar names.
         CatalogError: The file is not a usable device description.
 
     >>> find_device("NVIDIA GeForce RTX 3090").name
@@ -51,7 +51,7 @@ def _device_of_file(name: str) -> Device:
 
 
 def _many_message(name: str, found: Iterable[Device]) -> str:
-    return f"'{name}' fits more than one device; name one of: {', '.join(device.name for device in found)}"
+    return f"'{name}' matches more than one device; name one of: {', '.join(device.name for device in found)}"
 
 
 def _none_message(name: str) -> str:

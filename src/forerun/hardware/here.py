@@ -1,22 +1,23 @@
-"""What this machine is: processor, memory, disk, GPUs and software, without loading a framework."""
+"""This machine: processor, memory, disk, GPUs and software, without loading a framework."""
 
 from __future__ import annotations
 
 import platform
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from forerun.answers import Answer
 from forerun.hardware.container import container_limits
 from forerun.hardware.host_cpu import HostCpu, describe_cpu
 from forerun.hardware.host_gpus import HostGpu, list_gpus
 
-__all__ = ["Host", "describe_host", "host_as_dict"]
+__all__ = ["Host", "describe_host"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
+class Host(Answer):
     """One machine as this process sees it.
 
     Attributes:
@@ -28,9 +29,9 @@ class Host:
         swap_total_bytes: Swap space [bytes].
         disk_free_bytes: Free space on the disk of the working directory [bytes].
         gpus: NVIDIA GPUs, empty without a driver.
-        operating_system: Such as ``Linux-6.8.0-x86_64``.
-        python_version: Such as ``3.12.3``.
-        torch_version: Version of PyTorch if it is installed, else None.
+        operating_system: Name and version, such as ``Linux-6.8.0-x86_64``.
+        python_version: Version of Python, such as ``3.12.3``.
+        torch_version: Version of PyTorch; None if it is not installed.
     """
 
     cpu: HostCpu
@@ -47,12 +48,12 @@ class Host:
 
     @property
     def memory_usable_bytes(self) -> int:
-        """Memory this process may use at most: that of the machine or the limit of the container [bytes]."""
+        """Memory this process may use: the smaller of the machine's memory and the container's limit [bytes]."""
         return min(self.memory_total_bytes, self.memory_limit_bytes or self.memory_total_bytes)
 
 
 def describe_host() -> Host:
-    """This machine, looked at now."""
+    """Describe this machine as it is now."""
     import psutil
 
     cpu = describe_cpu()
@@ -74,16 +75,8 @@ def describe_host() -> Host:
 
 
 def _installed_version(package: str) -> str | None:
-    """Version from the package's own metadata, so that nothing of it is imported."""
+    """Version of a package, read from its metadata without importing the package."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def host_as_dict(host: Host) -> dict[str, object]:
-    """Every field of a host as types that JSON has; keys are the field names."""
-    plain = asdict(host)
-    plain["cpu"]["features"] = list(host.cpu.features)
-    plain["gpus"] = list(plain["gpus"])
-    return plain

@@ -1,4 +1,4 @@
-"""The processor of this machine: model, features, clock and cache, from what the system shows."""
+"""The processor of this machine: model, features, clock and cache, as the operating system reports them."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _SIZE_UNITS_BYTES = {"": 1, "K": 1024, "M": 1024**2}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostCpu:
-    """The processor; None where the system does not say.
+    """One processor; a field is None if the operating system does not report it.
 
     Attributes:
-        model: Name as the system gives it.
-        features: Names of the vector extensions it has, as Linux spells them.
+        model: Name that the operating system reports.
+        features: Vector extensions of the processor, as Linux spells them.
         num_physical_cores: Cores of the machine.
         num_logical_cores: Hardware threads of the machine.
         num_allowed_cores: Hardware threads this process may be scheduled on.
-        clock_hz: Highest or, failing that, current clock [Hz].
-        last_level_cache_bytes: Largest cache core 0 can reach [bytes].
+        clock_hz: Highest clock, or the current one if the highest is not known [Hz].
+        last_level_cache_bytes: Largest cache that core 0 can use [bytes].
     """
 
     model: str
@@ -62,7 +62,7 @@ def _num_allowed_cores(num_logical: int) -> int:
 
 
 def _first_cpu_info(path: Path) -> dict[str, str]:
-    """The lines ``key : value`` of the first processor; empty where the system has no such file."""
+    """The lines ``key : value`` of the first processor; empty if the system has no such file."""
     try:
         first = path.read_text(encoding="utf-8", errors="replace").split("\n\n", 1)[0]
     except OSError:

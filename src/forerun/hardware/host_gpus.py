@@ -15,20 +15,20 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostGpu:
-    """One GPU; None where the driver gives no answer.
+    """One GPU; a field is None if the driver does not report it.
 
     Attributes:
-        index: Number the driver gives it.
-        uuid: Identity that survives reordering.
-        name: Name the driver gives it, which ``find_device`` understands.
+        index: Number the driver gives the GPU.
+        uuid: Identity of the GPU, which stays the same when GPUs are reordered.
+        name: Name the driver gives the GPU, which ``find_device`` understands.
         memory_bytes: Total memory the driver reports [bytes]; error correction may take a part of it.
-        memory_used_bytes: In use by anyone, now [bytes].
+        memory_used_bytes: Memory in use now by all processes [bytes].
         driver_version: Version of the driver.
         cuda_version: Newest CUDA version the driver supports.
         power_limit_w: Enforced power limit [W].
         max_sm_clock_hz: Highest clock of the multiprocessors [Hz].
         max_memory_clock_hz: Highest clock of the memory [Hz].
-        compute_capability: Such as ``8.6``.
+        compute_capability: CUDA compute capability, such as ``8.6``.
     """
 
     index: int
@@ -45,7 +45,7 @@ class HostGpu:
 
 
 def list_gpus() -> tuple[HostGpu, ...]:
-    """All NVIDIA GPUs the driver shows; none without a driver or without its Python binding."""
+    """All NVIDIA GPUs the driver reports; empty without a driver or its Python binding."""
     try:
         import pynvml
     except ImportError:
@@ -57,7 +57,7 @@ def list_gpus() -> tuple[HostGpu, ...]:
     try:
         return tuple(_describe(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount()))
     except pynvml.NVMLError:
-        # A driver that is being replaced answers the first calls and refuses later ones: as good as absent.
+        # A driver that is being replaced answers the first calls and refuses later ones: count it as absent.
         return ()
     finally:
         pynvml.nvmlShutdown()
@@ -87,7 +87,7 @@ def _describe(nvml: ModuleType, index: int) -> HostGpu:
 
 
 def _answer(nvml: ModuleType, question: Callable[[], _Answer]) -> _Answer | None:
-    """The driver's answer; None where this board does not support the question."""
+    """The driver's answer; None if the board does not support the question."""
     try:
         return question()
     except nvml.NVMLError:
@@ -101,11 +101,11 @@ def _text(value: str | bytes) -> str:
 def visible_gpus(
     gpus: Sequence[HostGpu] | None = None, visible_devices: str | None = None
 ) -> tuple[HostGpu, ...]:
-    """The GPUs that a CUDA program started now would see, in its order.
+    """GPUs that a CUDA program started now would see, in the order of that program.
 
     Args:
-        gpus: All GPUs of the machine; asked of the driver if None.
-        visible_devices: Value of ``CUDA_VISIBLE_DEVICES``; read from the environment if None. Numbers are
+        gpus: All GPUs of the machine; None asks the driver.
+        visible_devices: Value of ``CUDA_VISIBLE_DEVICES``; None reads the environment. Numbers are
             taken in the driver's order (``CUDA_DEVICE_ORDER=PCI_BUS_ID``). As in CUDA, the first unknown
             entry ends the list.
     """

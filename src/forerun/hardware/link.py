@@ -1,4 +1,4 @@
-"""What joins devices: links with a usable bandwidth and a latency, each figure with its source."""
+"""Links between devices: usable bandwidth and latency, each figure with its source."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Link", "LinkKind"]
 
 
 class LinkKind(StrEnum):
-    """The sort of link, as far as libraries of collectives tell them apart."""
+    """Sort of link, as libraries of collectives distinguish them."""
 
     NVLINK = "nvlink"
     """NVLink and other direct links of accelerators."""
@@ -19,22 +19,22 @@ class LinkKind(StrEnum):
     NETWORK = "network"
     """InfiniBand or Ethernet between machines."""
     HOST = "host"
-    """Processes of one machine that meet in its memory."""
+    """Memory of one machine that its processes share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """One link as one device sees it: what it can send while it receives as much.
+    """One link as one device sees it: the rate at which it can send while it receives at the same rate.
 
     Attributes:
         name: Catalogue name, such as ``nvlink-3``.
         title: Name as people write it.
-        kind: What sort of link it is.
+        kind: Sort of link.
         bandwidth_bytes_per_s: Datasheet rate of one direction [bytes/s].
-        usable_share: Share of it that a ring of large messages reaches, in (0, 1].
-        latency_s: Time of one hop of a small message [s].
-        aliases: Other spellings.
-        sources: Source of each figure, by field name.
+        usable_share: Share of the datasheet rate that a ring reaches with large messages, in (0, 1].
+        latency_s: Time of one hop for a small message [s].
+        aliases: Other spellings of the name.
+        sources: Source of each figure by field name.
     """
 
     name: str

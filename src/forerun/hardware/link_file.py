@@ -27,7 +27,7 @@ _KEYS = frozenset((*_TEXTS, *_FIGURES, "aliases", "sources"))
 
 @cache
 def load_links() -> Mapping[str, Link]:
-    """All shipped links by catalogue name; read once and shared, do not change it."""
+    """All links shipped with the package by catalogue name; the mapping is shared, do not change it."""
     links = [link for path in sorted(_FOLDER.glob("*.toml")) for link in _read(path)]
     if not links:
         raise CatalogError("the catalogue of links is missing from this installation; reinstall forerun")
@@ -35,10 +35,10 @@ def load_links() -> Mapping[str, Link]:
 
 
 def find_link(name: str) -> Link:
-    """The link of a name: a catalogue name, another spelling of it, or the path of a TOML file with one link.
+    """The link with this name: a catalogue name, another spelling of it, or the path of a TOML file with one link.
 
     Raises:
-        UnknownDeviceError: No link has this name; the message lists what is near.
+        UnknownDeviceError: No link has this name; the message lists similar names.
         CatalogError: The file is not a usable description.
 
     >>> find_link("NVLink 3").name
@@ -69,7 +69,7 @@ def _by_spelling() -> Mapping[str, Link]:
 def load_link_file(path: str | Path) -> Link:
     """The one link of a user's TOML file, in a ``[link]`` or ``[[link]]`` table."""
     if not Path(path).expanduser().is_file():
-        raise UnknownDeviceError(f"expected a file of a link at '{path}', but there is none; check the path")
+        raise UnknownDeviceError(f"expected a link file at '{path}', but there is none; check the path")
     links = _read(Path(path).expanduser())
     if len(links) != 1:
         raise CatalogError(f"{path}: expected one link, got {len(links)}; keep one [link] table per file")

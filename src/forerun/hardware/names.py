@@ -1,4 +1,4 @@
-"""Spelling of device names: what counts as the same name."""
+"""Spelling of device names: rules by which two spellings count as one name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def name_tokens(name: str) -> tuple[str, ...]:
 
 
 def normalise_name(name: str) -> str:
-    """The words that matter joined by hyphens; normalising twice changes nothing.
+    """Words of a name that matter, joined by hyphens; normalising twice changes nothing.
 
     >>> normalise_name("NVIDIA GeForce RTX 3090")
     'rtx-3090'
@@ -34,7 +34,7 @@ def normalise_name(name: str) -> str:
 
 
 def name_key(name: str) -> str:
-    """What two spellings of one name share: the words that matter without separators.
+    """Key that all spellings of one name share: the words that matter, without separators.
 
     >>> name_key("RTX3090") == name_key("NVIDIA GeForce RTX 3090")
     True

@@ -1,4 +1,4 @@
-"""How much of its boost clock a board can sustain under its power limit."""
+"""The share of its boost clock that a board can sustain under its power limit."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from forerun.hardware.device import Device, DeviceKind, NumberFormat
 __all__ = ["POWER_EXPONENT", "power_share", "sustained_clock_share"]
 
 POWER_EXPONENT = 0.8
-"""How the clock follows the power that is left: 1 at the lowest voltage (P ~ f), 1/3 far above it (P ~ f V^2, V ~ f).
+"""Exponent of the clock over power: 1 at the lowest voltage (P ~ f), 1/3 far above it (P ~ f V^2, V ~ f).
 
-Products of ``neusight_ops`` (NeuSight, ASPLOS 2025) reach 0.8 to 0.9 of the FP32 peak on boards of share one
-(A100, V100) and 0.44, 0.52 and 0.22 on T4, P4 and L4, with shares of 0.46, 0.60 and 0.41: exponents of 0.8 to 1.3.
+Matrix products of ``neusight_ops`` (NeuSight, ASPLOS 2025) reach 0.8 to 0.9 of the FP32 peak on boards with a power
+share of one (A100, V100) and 0.44, 0.52 and 0.22 on T4, P4 and L4, with shares of 0.46, 0.60 and 0.41:
+exponents of 0.8 to 1.3.
 """
 
 
 def power_share(device: Device) -> float:
     """Watts per FP32 FLOP/s, relative to the median GPU of the same architecture in the catalogue.
 
-    Boards of one architecture and process need about the same energy for a FLOP at full clock; one with a
+    Boards of one architecture and process need about the same energy for a FLOP at full clock; a board with a
     lower limit per peak FLOP/s, such as a 70 W inference card or a "Max-Q" part, cannot hold the boost clock that its
-    peak is computed from. One for CPUs and for architectures with a single entry.
+    peak is computed from. The share is one for CPUs and for architectures with a single entry.
     """
     own = _watts_per_flop(device)
     if device.kind is not DeviceKind.GPU or own is None:

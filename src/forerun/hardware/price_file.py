@@ -1,4 +1,4 @@
-"""Reading price files: TOML tables of instances, each with its date and source, and of hardware of one's own."""
+"""Reading price files: TOML tables of cloud instances, each with date and source, and of owned hardware."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def read_price_file(path: Path) -> tuple[InstancePrice, ...]:
 
 @cache
 def load_prices() -> tuple[InstancePrice, ...]:
-    """The shipped prices of all providers.
+    """Prices of all providers, as shipped with the package.
 
     Raises:
         CatalogError: A file is damaged or missing.

@@ -1,6 +1,6 @@
-"""What devices cost: instances of clouds at dated prices, hardware of one's own, and the cheapest way to a device.
+"""Prices of devices: dated prices of cloud instances, owned hardware, and the cheapest rental.
 
-A price is that of a whole instance, since a cloud sells no half instance: one device of an eight-device instance
+A price is for a whole instance, since a cloud sells no half instance: one device of an eight-device instance
 costs the instance. Prices leave out tax, discounts, disks and network traffic.
 """
 
@@ -27,11 +27,13 @@ __all__ = [
 _HOURS_PER_YEAR = 365.25 * 24
 
 OLD_PRICE_DAYS = 183
-"""Prices of GPU instances moved by 40 % within half a year more than once (AWS in June 2025, for one)."""
+"""Age at which a price is reported as old [days].
+
+Prices of GPU instances moved by 40 % within half a year more than once, for example at AWS in June 2025."""
 
 
 class PriceKind(StrEnum):
-    """How an instance is paid for; ``OWNED`` is one's own hardware."""
+    """Way of paying for an instance; ``OWNED`` is the user's own hardware."""
 
     ON_DEMAND = "on-demand"
     SPOT = "spot"
@@ -42,20 +44,20 @@ class PriceKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstancePrice:
-    """Price of one instance under one way of paying.
+    """Price of one instance for one way of paying.
 
     Attributes:
-        provider: aws, google, azure, lambda, runpod, or what a user's file says.
+        provider: aws, google, azure, lambda, runpod, or the name in a user's file.
         instance: The provider's name of the instance.
-        device: Catalogue name of its devices.
-        num_devices: Devices of the instance that the price is for.
-        most_devices: Devices it can be had with at the same price each.
-        link: What joins them, such as ``NVSwitch``; ``none`` for one device.
-        region: Class of region, such as ``us-east``; ``any`` where the price is the same everywhere.
+        device: Catalogue name of the instance's devices.
+        num_devices: Number of devices of the instance.
+        most_devices: Largest number of devices the instance is sold with at the same price per device.
+        link: Link between the devices, such as ``NVSwitch``; ``none`` for one device.
+        region: Class of region, such as ``us-east``; ``any`` if the price is the same everywhere.
         kind: Way of paying.
         usd_per_hour: Price of the whole instance [USD/h].
-        date: Day the price was read.
-        source: Where.
+        date: Day on which the price was read.
+        source: Page from which the price was read.
     """
 
     provider: str
@@ -77,8 +79,8 @@ class Rental:
 
     Attributes:
         price: The instance and its price.
-        num_instances: Instances needed.
-        usd_per_hour: Price of all of them [USD/h].
+        num_instances: Number of instances needed.
+        usd_per_hour: Price of all these instances [USD/h].
     """
 
     price: InstancePrice
@@ -94,11 +96,11 @@ def cheapest_rental(
     kinds: Sequence[PriceKind] = (PriceKind.ON_DEMAND, PriceKind.OWNED),
     providers: Sequence[str] = (),
 ) -> Rental | None:
-    """The fewest and then cheapest instances with at least ``num_devices`` of a device; None if nobody sells it.
+    """Fewest, then cheapest instances with at least ``num_devices`` of a device; None if nobody sells it.
 
     price = ceil(devices wanted / devices of the price) * price of the instance
 
-    Fewest first, because devices of one instance share its fast links.
+    The fewest instances come first, because devices of one instance share its fast links.
     """
     found = [
         Rental(
@@ -120,21 +122,21 @@ def owned_price_usd_per_hour(
     power_w: float,
     usd_per_kwh: float,
 ) -> float:
-    """Price of an hour of use of one's own device [USD/h].
+    """Price of one hour of use of an owned device [USD/h].
 
     price = purchase / (years * 8766 h * utilisation) + power * price of energy
 
-    Space, staff, cooling and the rest of the host are in the price of purchase if the user puts them there.
+    Space, staff, cooling and the rest of the host count only if the user adds them to the purchase price.
 
     Args:
-        purchase_usd: Price of purchase [USD].
+        purchase_usd: Purchase price [USD].
         years: Years of use.
-        utilisation: Share of these years in which the device works, above 0 and up to 1.
-        power_w: Power while it works [W].
+        utilisation: Share of these years in which the device is in use, above 0 and up to 1.
+        power_w: Power of the device while it is in use [W].
         usd_per_kwh: Price of energy [USD/kWh].
 
     Raises:
-        InvalidSetupError: A figure cannot be meant.
+        InvalidSetupError: A figure is negative, not finite or out of its range.
     """
     for name, value in {
         "purchase price": purchase_usd,

@@ -15,14 +15,14 @@ from forerun.hardware.host_gpus import HostGpu, visible_gpus
 __all__ = ["cpu_device", "cpu_flops_per_clock", "device_at", "gpu_device", "this_device"]
 
 _GENERIC_CPU = "cpu"
-# Error correction takes up to 1/16 of the memory, reserved areas a little more; beyond, it is another board.
+# Error correction takes up to 1/16 of the memory, reserved areas a little more; with less, it is another board.
 _MEMORY_TOLERANCE = 0.10
 # A few cores draw more than their share of the socket's bandwidth; one memory channel is the least assumed.
 _LEAST_BANDWIDTH_BYTES_PER_S = 25.6e9
 
 
 def this_device() -> Device:
-    """The first GPU a CUDA program would see here, or else the CPU of this machine."""
+    """The first GPU a CUDA program would see on this machine; without a GPU, its CPU."""
     host = describe_host()
     gpus = visible_gpus(host.gpus)
     return gpu_device(gpus[0]) if gpus else cpu_device(host)
@@ -32,11 +32,11 @@ def device_at(gpu_index: int | None) -> Device:
     """One of this machine's devices.
 
     Args:
-        gpu_index: Number among the GPUs a CUDA program would see; None for the processor.
+        gpu_index: Index of the GPU as a CUDA program would see it; None for the processor.
 
     Raises:
         UsageError: There is no such GPU.
-        UnknownDeviceError: The catalogue does not know it.
+        UnknownDeviceError: The device is not in the catalogue.
     """
     host = describe_host()
     if gpu_index is None:
@@ -48,14 +48,14 @@ def device_at(gpu_index: int | None) -> Device:
 
 
 def gpu_device(gpu: HostGpu) -> Device:
-    """The catalogue's entry for a GPU the driver shows, with the memory it really has.
+    """The catalogue's entry for a GPU of this machine, with the memory that the driver reports.
 
-    Where the driver gives several boards one name, the one whose memory is nearest is taken.
+    If the driver gives several boards the same name, the board with the nearest memory is taken.
     """
     found = matching_devices(gpu.name)
     if not found:
         raise UnknownDeviceError(
-            f"expected this machine's GPU in the catalogue, got '{gpu.name}', which is not; "
+            f"expected this machine's GPU in the catalogue, got '{gpu.name}', which has no entry; "
             "describe it in a TOML file and pass its path"
         )
     device = min(found, key=lambda candidate: abs(candidate.memory_bytes - gpu.memory_bytes))

@@ -14,7 +14,7 @@ __all__ = ["positive_figure", "read_toml", "refuse_unknown_keys", "text_field"]
 
 
 def read_toml(path: Path, content: str) -> dict[str, Any]:
-    """The parsed file; ``content`` says in messages what kind of file is expected.
+    """The parsed file; ``content`` names the expected kind of file in messages.
 
     Raises:
         CatalogError: The file cannot be read or is not TOML.
@@ -30,7 +30,7 @@ def read_toml(path: Path, content: str) -> dict[str, Any]:
 
 
 def refuse_unknown_keys(table: Mapping[str, Any], known: Iterable[str], where: str) -> None:
-    """Raises :class:`CatalogError` for the first key that is not known, with near matches."""
+    """Raise :class:`CatalogError` for the first unknown key, with similar known keys."""
     known = tuple(known)
     for key in table:
         if key not in known:
@@ -38,7 +38,7 @@ def refuse_unknown_keys(table: Mapping[str, Any], known: Iterable[str], where: s
 
 
 def text_field(table: Mapping[str, Any], key: str, where: str) -> str:
-    """A text that is not empty; else :class:`CatalogError`."""
+    """A text that is not empty; anything else raises :class:`CatalogError`."""
     value = table.get(key)
     if not isinstance(value, str) or not value.strip():
         raise CatalogError(f"{where}: '{key}' must be a text that is not empty, got {value!r}; add it")
@@ -46,7 +46,7 @@ def text_field(table: Mapping[str, Any], key: str, where: str) -> str:
 
 
 def positive_figure(table: Mapping[str, Any], key: str, where: str) -> float:
-    """A finite number above zero; else :class:`CatalogError`."""
+    """A finite number above zero; anything else raises :class:`CatalogError`."""
     value: Any = table.get(key)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not math.isfinite(value) or value <= 0:

@@ -1,1 +1,1 @@
-"""Runs real jobs on a real device and writes what came out, one measurement at a time."""
+"""Runs real jobs on a real device and writes the results, one measurement at a time."""

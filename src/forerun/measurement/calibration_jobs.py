@@ -1,6 +1,6 @@
-"""What a calibration measures: layers that fill the space of sizes, and whole models unlike each other.
+"""Jobs of a calibration: layers that fill the space of sizes, and whole models unlike each other.
 
-Layers say how fast each kind of operation is, over its sizes; whole models say what a step costs beside its layers.
+Layers give the speed of each kind of operation over its sizes; whole models give the cost of a step beside its layers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CALIBRATION_MODELS: Sequence[tuple[str, int, int]] = (
     ("torchvision:googlenet", 96, 4),
     ("torchvision:resnet50", 128, 2),
 )
-"""Model, image size [pixels] and batch size, in the order of their use: each next one unlike those before it."""
+"""Model, image size [pixels] and batch size, in the order of use: each model is unlike those before it."""
 
 KERAS_CALIBRATION_MODELS: Sequence[tuple[str, int, int]] = (
     ("keras:cifar10-cnn", 32, 32),
@@ -54,28 +54,28 @@ KERAS_CALIBRATION_MODELS: Sequence[tuple[str, int, int]] = (
     ("keras:EfficientNetB0", 96, 2),
     ("keras:VGG19", 64, 2),
 )
-"""The same in Keras: networks of keras.applications, and of the practicum; those that build quickly come first."""
+"""Models, image sizes and batch sizes for Keras, those that build quickly first (keras.applications, practicum)."""
 
 LOOP_MODEL = "keras:mlp:depth=1,width=1"
-"""A network of next to no work: a step of ``fit`` of it is what the training loop costs."""
+"""A network with almost no work: its step of ``fit`` is the cost of the training loop."""
 
 _LOOP_IMAGE_SIZE = 2
 _KERAS_LAYERS = (
     *("conv2d", "dense", "depthwise_conv2d", "batch_norm"),
     *("max_pool", "avg_pool", "layer_norm", "attention"),
 )
-"""Those that image networks and Transformers are made of; a recurrent layer is a loop of many small operations."""
+"""Kinds of layers in image networks and Transformers; a recurrent layer is a loop of many small operations."""
 
 _WORK_OF_GPU = 100.0
-"""A GPU takes layers of so many times the work for the same time."""
+"""Factor on the work of layers for a GPU, which does so much more in the same time."""
 
 
 def calibration_layers(
     num_layers: int, *, is_gpu: bool, precision: str, seed: int = 0, framework: str = "pytorch"
 ) -> list[MeasurementJob]:
-    """Layers to measure, in an order in which any first part fills the space as well.
+    """Layers to measure, ordered so that any first part of them fills the space as well.
 
-    With Keras, a null layer in each mode comes first: what a call costs.
+    With Keras, a null layer in each mode comes first; it gives the cost of a call.
     """
     factor = _WORK_OF_GPU if is_gpu else 1.0
     is_keras = framework == "keras"
@@ -97,7 +97,7 @@ def calibration_layers(
 def calibration_models(*, is_gpu: bool, precision: str, framework: str = "pytorch") -> list[MeasurementJob]:
     """Training steps of whole models; on a GPU at images and batches that keep it busy.
 
-    With Keras, the network of next to no work comes first (``loop_job``).
+    With Keras, the network with almost no work comes first (``loop_job``).
     """
     is_keras = framework == "keras"
     jobs = [loop_job(precision)] if is_keras else []
@@ -120,7 +120,7 @@ def calibration_models(*, is_gpu: bool, precision: str, framework: str = "pytorc
 
 
 def loop_job(precision: str) -> MeasurementJob:
-    """A step of ``fit`` of a network of next to no work."""
+    """A step of ``fit`` for a network with almost no work."""
     parameters: dict[str, Scalar] = {
         "batch_size": 1,
         "image_size": _LOOP_IMAGE_SIZE,

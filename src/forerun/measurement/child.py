@@ -1,4 +1,4 @@
-"""Runs one job in a fresh process, so that nothing it does can reach the session or the next job.
+"""Runs one job in a fresh process, so that the job cannot affect the session or the next job.
 
 The process is forked from a server that has loaded the framework and done nothing else (``forkserver``): a job starts
 in some 50 ms, with no CUDA context, no allocator state and no threads of an earlier job. However the job ends, by a
@@ -35,7 +35,7 @@ _PRELOADED = {
     DEFAULT_RUN: ["forerun.measurement.preloaded"],
     KERAS_RUN: ["forerun.measurement.keras.preloaded"],
 }
-"""What the fork server imports; a runner from elsewhere brings its own imports."""
+"""Module that the fork server imports; other runners bring their own imports."""
 
 _START_TIMEOUT_S = 300.0  # the first child waits for the server to load the framework, maybe from a slow disk
 _EXIT_TIMEOUT_S = 5.0
@@ -49,14 +49,14 @@ def run_in_child(
     *,
     run: str = DEFAULT_RUN,
 ) -> ChildReport:
-    """Runs a job in a process of its own and says how it ended.
+    """Runs a job in a new process and reports its end.
 
     Args:
-        job: What to run.
-        device_index: Such as ``cpu`` or ``cuda:0``.
-        protocol: Settings; ``timeout_s``, ``num_threads`` and ``memory_limit_bytes`` act here.
-        on_progress: Called with what the job gives to ``report_progress``.
-        run: ``module:function`` to run it with.
+        job: Job to run.
+        device_index: Device of the job, such as ``cpu`` or ``cuda:0``.
+        protocol: Settings of the measurement; ``timeout_s``, ``num_threads`` and ``memory_limit_bytes`` act here.
+        on_progress: Called with the fraction that the job gives to ``report_progress``.
+        run: Function that runs the job, as ``module:function``.
     """
     num_threads = num_threads_of(protocol)
     protocol = replace(protocol, num_threads=num_threads)
@@ -84,7 +84,7 @@ def _context(run: str, num_threads: int) -> Any:
 
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED.get(run, []))
-    # One thread of OpenBLAS, so that the server has none of its own when it forks.
+    # One thread for OpenBLAS, so that the server has no other thread when it forks.
     with (
         _patched_environment({**_thread_variables(num_threads), "OPENBLAS_NUM_THREADS": "1"}),
         _without_main(),
@@ -98,7 +98,7 @@ def _thread_variables(num_threads: int) -> dict[str, str]:
 
 
 def _environment(num_threads: int) -> dict[str, str]:
-    """The parent's variables of now; the server has those of its start."""
+    """The parent's present environment; the server has the one of its start."""
     return {**os.environ, **_thread_variables(num_threads)}
 
 
@@ -118,7 +118,7 @@ def _patched_environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_main() -> Iterator[None]:
-    """Hides the user's script: ``multiprocessing`` would import it again in every child, for nothing here."""
+    """Hides the user's script, which ``multiprocessing`` would import again in every child without need."""
     script = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")
     try:
@@ -136,7 +136,7 @@ def _receive(
         ready = wait([reader, child.sentinel], timeout=max(0.0, deadline_s - time.monotonic()))
         if not ready:
             return ChildReport(outcome=Outcome.TIMED_OUT, reason=f"not finished after {timeout_s:g} s")
-        # What was sent before the end is still in the pipe; but a process that the dead child has left behind may
+        # Messages sent before the end are still in the pipe; but a process that the dead child has left behind may
         # hold the other end open, so that reading an empty pipe would wait for it.
         message = _next_message(reader) if reader.poll() else None
         if message is None:
@@ -152,7 +152,7 @@ def _receive(
 
 
 def _next_message(reader: Connection) -> Message | None:
-    """The next message; None when the other end is gone or dies in the middle of one."""
+    """The next message; None if the other end is gone or dies in the middle of a message."""
     try:
         message: Message = reader.recv()
     except (EOFError, OSError):
@@ -161,7 +161,7 @@ def _next_message(reader: Connection) -> Message | None:
 
 
 _FAILED_ALLOCATION = ("SIGSEGV", "SIGABRT", "SIGBUS")
-"""How native code ends that does not check for memory it was refused."""
+"""Signals that end native code which does not check for refused memory."""
 
 
 def _report_of_death(exit_code: int | None, has_memory_limit: bool) -> ChildReport:
@@ -185,7 +185,7 @@ def _report_of_death(exit_code: int | None, has_memory_limit: bool) -> ChildRepo
 
 
 def _end(child: Any) -> None:
-    """Ends the child and whatever it started; they are one process group, named by the child."""
+    """Ends the child and all processes it started; they are one process group, named by the child."""
     if hasattr(os, "killpg"):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""The child's side of a job: made ready, run, reported; ``child`` holds the session's side."""
+"""The child's side of a job: preparation, run and report; ``child`` holds the session's side."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _progress_pipe: Connection | None = None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildReport:
-    """How a child ended.
+    """Report on the end of a child.
 
     Attributes:
-        outcome: How the job ended.
-        result: What it brought back; None unless it is done.
-        reason: Why it is not done; empty if it is.
+        outcome: The way the job ended.
+        result: Result of the job; None unless it is done.
+        reason: Reason why the job is not done; empty if it is.
     """
 
     outcome: Outcome
@@ -47,17 +47,17 @@ class Started:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How much of the job is done, 0 to 1."""
+    """Done fraction of the job, 0 to 1."""
 
     fraction: float
 
 
 Message = Started | Progress | ChildReport
-"""What a child may send, in this order."""
+"""Messages that a child may send, in this order."""
 
 
 def report_progress(fraction: float) -> None:
-    """Tells the session how much of the job is done, 0 to 1; outside a measured child nothing happens.
+    """Reports the done fraction of the job, 0 to 1, to the session; does nothing outside a measured child.
 
     Call it between repetitions or epochs, never inside one.
     """
@@ -76,12 +76,12 @@ def child_main(
     """Runs a job and sends ``Started``, any ``Progress``, and a ``ChildReport`` through the pipe.
 
     Args:
-        pipe: To the session.
-        run: ``module:function`` that runs the job.
-        job: What to run.
-        device_index: Such as ``cpu``.
-        protocol: Settings.
-        environment: Variables of the session; they replace those of the fork server.
+        pipe: Pipe to the session.
+        run: Function that runs the job, as ``module:function``.
+        job: Job to run.
+        device_index: Device of the job, such as ``cpu``.
+        protocol: Settings of the measurement.
+        environment: Environment variables of the session, which replace those of the fork server.
     """
     global _progress_pipe
     _leave_the_parents_terminal()
@@ -96,17 +96,17 @@ def child_main(
 
 
 def _leave_the_parents_terminal() -> None:
-    """Own group of processes, so that Ctrl-C reaches the parent alone; stdout belongs to the parent's answer."""
+    """Starts a process group, so that Ctrl-C reaches the parent alone; stdout belongs to the parent's answer."""
     if hasattr(os, "setsid"):
         os.setsid()
     os.dup2(2, 1)
 
 
 def _follow_the_parent_into_death() -> None:
-    """Ends this group of processes when the session ends, however that ends.
+    """Ends this process group when the session ends, in whatever way.
 
-    The kernel's own signal for it (``PR_SET_PDEATHSIG``) tells of the death of the fork server, which lives as long
-    as any of its children; the pipe to the session tells of the session.
+    The kernel's own signal (``PR_SET_PDEATHSIG``) reports the death of the fork server, which lives as long as any of
+    its children; the pipe to the session reports the death of the session.
     """
     parent = multiprocessing.parent_process()
 
@@ -127,7 +127,7 @@ def _set_num_threads(num_threads: int | None) -> None:
 
 
 def _limit_memory(limit_bytes: int | None) -> None:
-    """Limits private memory (``RLIMIT_DATA``), counted from what the loaded framework already has.
+    """Limits private memory (``RLIMIT_DATA``), counted on top of the memory of the loaded framework.
 
     ``RLIMIT_AS`` would count the gigabytes of address space that a framework reserves and never touches.
     """
@@ -146,7 +146,7 @@ def _limit_memory(limit_bytes: int | None) -> None:
 def _report_of_job(run: str, job: MeasurementJob, device_index: str, protocol: Protocol) -> ChildReport:
     try:
         return ChildReport(outcome=Outcome.DONE, result=_function(run)(job, device_index, protocol))
-    except Exception as error:  # whatever a job raises is its report
+    except Exception as error:  # any exception of a job is its report
         is_limited = protocol.memory_limit_bytes is not None
         return ChildReport(outcome=_outcome_of(error, is_limited), reason=_reason_of(error))
 
@@ -163,11 +163,11 @@ def _function(run: str) -> Callable[[MeasurementJob, str, Protocol], RunResult]:
 
 
 _REFUSED_SCRATCH = ("could not create a primitive", "could not execute a primitive")
-"""All that oneDNN says where it was refused memory; without a limit it may mean other things."""
+"""Messages of oneDNN after refused memory; without a limit they may have other causes."""
 
 
 def _outcome_of(error: Exception, is_limited: bool) -> Outcome:
-    # The runners tell a framework's many errors for full memory by one of their own. Another runner may do without
+    # The runners turn a framework's many errors for full memory into one error. Another runner may not need
     # their module, and must not pay for its import.
     runners = sys.modules.get("forerun.measurement.runners.table")
     kinds = (MemoryError, runners.OutOfMemory) if runners else (MemoryError,)

@@ -1,4 +1,4 @@
-"""Where, when and with what a job runs, without loading a framework."""
+"""Circumstances of a job (place, time, software), without loading a framework."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def describe_circumstances(
     framework: str = "pytorch",
     host_name: str | None = None,
 ) -> Circumstances:
-    """What holds for all jobs of a session; ``at_job_start`` adds what belongs to one job.
+    """Circumstances of all jobs of a session; ``at_job_start`` adds those of one job.
 
     Args:
         device_index: ``cpu``, ``cuda`` or ``cuda:N`` among the visible GPUs.
-        protocol: Settings, for the number of threads.
+        protocol: Settings of the measurement, for the number of threads.
         occasion: Label of the session.
-        framework: ``pytorch`` or ``keras``.
-        host_name: Name of the machine as it shall be known; its own if None.
+        framework: Name of the framework, ``pytorch`` or ``keras``.
+        host_name: Name of the machine in the records; None for its own name.
     """
     index = gpu_index(device_index)
     host = describe_host()
@@ -77,14 +77,14 @@ def at_job_start(circumstances: Circumstances) -> Circumstances:
 
 
 def num_threads_of(protocol: Protocol, host: Host | None = None) -> int:
-    """Threads the framework is given: those of the protocol, else one per core the job may use."""
+    """Number of threads for the framework: that of the protocol, else one per core the job may use."""
     if protocol.num_threads is not None:
         return protocol.num_threads
     return max(1, int((host or describe_host()).num_usable_cores))
 
 
 def software_version(framework: str) -> str:
-    """Version of a framework and of what it runs on, from the packages' own metadata.
+    """Versions of a framework and of its backend, from the packages' own metadata.
 
     Raises:
         MeasurementError: The framework is not installed.
@@ -128,7 +128,7 @@ def _gpu(index: int, host: Host) -> HostGpu:
 
 
 def _gpu_name(gpu: HostGpu) -> str:
-    """The catalogue's name; a GPU that is not in it is measured all the same, under its own name."""
+    """Catalogue name of a GPU; one without an entry is measured under its own name."""
     try:
         return gpu_device(gpu).name
     except UnknownDeviceError:

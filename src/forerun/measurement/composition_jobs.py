@@ -1,7 +1,8 @@
-"""What to measure to compare a network with the sum of its layers.
+"""Jobs that compare a network with the sum of its layers.
 
-The network's own step, each of its layers alone and in company of its own copies, and things without work: one layer,
-its copies, and two chains of layers of width 1. From these the costs of calls follow (``optime.composition``).
+The jobs are the network's own step, each of its layers alone and together with copies of itself, and jobs without
+work: one layer, its copies, and two chains of layers of width 1, which give the costs of calls
+(``optime.composition``).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _ADAM_COPIES = 4  # weights, gradients, two moments
 _ACTIVATION_COPIES = 2  # activations and their gradients
 
 EMPTY_NETWORK_LAYERS = (2, 17)
-"""Layers of the two chains without work, the output layer included."""
+"""Number of layers of the two chains without work, the output layer included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,9 +35,9 @@ class LayerJobs:
     """One layer: alone, and together with copies of itself.
 
     Attributes:
-        alone: One layer in a step.
-        together: ``num_copies`` of them in a step; None where two would not fit in memory.
-        num_copies: How many.
+        alone: Step with one layer.
+        together: Step with ``num_copies`` equal layers; None if two would not fit in memory.
+        num_copies: Number of equal layers in that step.
     """
 
     alone: MeasurementJob
@@ -49,7 +50,7 @@ class CompositionJobs:
     """The jobs of one network at one batch size.
 
     Attributes:
-        whole: Its training step.
+        whole: Training step of the network.
         layers: Jobs of each layer, in the order of the forward pass; equal layers have equal jobs.
         empty_layer: A layer without work.
         empty_networks: Chains of ``EMPTY_NETWORK_LAYERS`` layers without work.
@@ -64,7 +65,7 @@ class CompositionJobs:
 
     @property
     def jobs(self) -> list[MeasurementJob]:
-        """All different jobs."""
+        """All jobs, without repeats."""
         found = [self.whole, *self.empty_networks]
         for layer in (self.empty_layer, *self.layers):
             found += [layer.alone, *([layer.together] if layer.together else [])]
@@ -81,9 +82,9 @@ def composition_jobs(
     Args:
         request: The network, with the size of its inputs.
         family: Group of the network in the records.
-        batch_size: Samples of a step.
-        optimizer: As in ``predict``.
-        precision: As in ``predict``.
+        batch_size: Number of samples in a step.
+        optimizer: Optimizer, as in ``predict``.
+        precision: Precision, as in ``predict``.
 
     Raises:
         UsageError, ModelBuildError, TraceError: The network cannot be built, or has no layer of a known kind.
@@ -130,7 +131,7 @@ def _layer(
 
 
 def _held_bytes(job: MeasurementJob) -> float:
-    """Memory that a training step of a layer holds, about [bytes]."""
+    """Approximate memory that a training step of a layer holds [bytes]."""
     weights, given, made = (
         float(str(job.parameters[name])) for name in ("weight_bytes", "input_bytes", "output_bytes")
     )

@@ -1,8 +1,8 @@
-"""Trains a network for its learning curve: every epoch a row of loss, accuracy, learning rate and time.
+"""Trains a network for its learning curve: a row of loss, accuracy, learning rate and time per epoch.
 
 SGD with momentum 0.9 and weight decay 5e-4, or Adam; a schedule of relative rates, set anew before each step;
 CIFAR-10 images shifted by up to four pixels and mirrored, as He et al. 2016 (section 4.2) do. With gradient noise on,
-each step is done in two halves, whose gradients give the noise scale for a few launches more.
+each step runs in two halves, whose gradients give the noise scale at the cost of a few more launches.
 
 The same seed gives the same weights, order and images on any device; what differs is rounding, and the clock.
 """
@@ -37,20 +37,20 @@ Rates = Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurveSetup:
-    """What is trained, and how.
+    """Settings of a training for a learning curve.
 
     Attributes:
-        model: As ``predict`` names it.
-        dataset: cifar10, synthetic or digits.
-        num_images: The first so many training images; all if None.
-        batch_size: Images of a step.
-        num_epochs: Epochs at most.
-        learning_rate: Its highest value.
-        optimizer: sgd or adam.
-        image_size: Height and width [pixels].
-        seed: Of weights, order and images.
-        device: cpu or cuda:N.
-        with_gradient_noise: Whether each step is done in two halves.
+        model: Model as ``predict`` names it.
+        dataset: Name of the dataset: cifar10, synthetic or digits.
+        num_images: Number of training images, taken from the start; None for all.
+        batch_size: Number of images in a step.
+        num_epochs: Largest number of epochs.
+        learning_rate: Highest learning rate of the schedule.
+        optimizer: Name of the optimizer: sgd or adam.
+        image_size: Height and width of the images [pixels].
+        seed: Seed of weights, order and images.
+        device: Device that trains: cpu or cuda:N.
+        with_gradient_noise: True runs each step in two halves.
     """
 
     model: str
@@ -82,7 +82,7 @@ class CurveSetup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientNorms:
-    """Squared norms of gradients in an epoch, over half batches and whole ones, (steps,) each."""
+    """Squared norms of gradients in an epoch, over half batches and whole batches, (steps,) each."""
 
     small: tuple[float, ...]
     large: tuple[float, ...]
@@ -90,16 +90,16 @@ class GradientNorms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurveRow:
-    """One epoch.
+    """One epoch of a learning curve.
 
     Attributes:
-        epoch: Epochs done.
-        step: Steps done.
-        loss, accuracy: Means over the images as they were trained on.
-        val_loss, val_accuracy: On images not trained on, after the epoch.
-        learning_rate: Of the last step.
-        elapsed_s: Training and evaluation since the start [s].
-        norms: Norms of gradients, None unless asked for.
+        epoch: Number of epochs done.
+        step: Number of steps done.
+        loss, accuracy: Means over the training images, during training.
+        val_loss, val_accuracy: Means over held-out images, after the epoch.
+        learning_rate: Learning rate of the last step.
+        elapsed_s: Time of training and evaluation since the start [s].
+        norms: Norms of gradients; None without gradient noise.
     """
 
     epoch: int
@@ -114,12 +114,12 @@ class CurveRow:
 
 
 def train_for_curve(setup: CurveSetup, rates: Rates, on_epoch: Callable[[CurveRow], bool]) -> None:
-    """Trains until the last epoch, or until ``on_epoch`` answers that it is enough.
+    """Trains until the last epoch, or until ``on_epoch`` returns True.
 
     Args:
-        setup: What to train.
-        rates: Relative learning rate at a time in epochs, from arrays to arrays.
-        on_epoch: Told of each epoch; True ends the run.
+        setup: Settings of the training.
+        rates: Function from times [epochs] to relative learning rates, on arrays.
+        on_epoch: Called after each epoch; returns True to end the run.
 
     Raises:
         MeasurementError: The loss became NaN or infinite.
@@ -167,7 +167,7 @@ class _CurveRun:
         self.began_s = time.perf_counter()
 
     def epoch(self, number: int) -> CurveRow:
-        """One epoch and an evaluation."""
+        """Trains one epoch and evaluates the network."""
         self.module.train()
         sums = _Sums()
         norms: list[tuple[float, float]] = []
@@ -219,7 +219,7 @@ class _CurveRun:
     def _halved_step(
         self, images: torch.Tensor, labels: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, tuple[float, float]]:
-        """The same step from the gradients of two halves; the norms of the halves are averaged."""
+        """Makes a step from the gradients of two halves; the norms of the halves are averaged."""
         self.module.zero_grad(set_to_none=True)
         half = len(labels) // 2
         loss_a, hits_a = self._loss(images[:half], labels[:half])
@@ -255,7 +255,7 @@ class _CurveRun:
 
 
 class _Sums:
-    """Loss and hits over images, summed on the device."""
+    """Sums of loss and correct answers over images, on the device."""
 
     def __init__(self) -> None:
         self.loss: Any = 0.0
@@ -284,7 +284,7 @@ def _optimizer(setup: CurveSetup, module: torch.nn.Module) -> torch.optim.Optimi
 
 
 def _shifted_and_mirrored(images: torch.Tensor, chance: torch.Generator) -> torch.Tensor:
-    """Each image shifted by up to four pixels either way, zeros moving in, and mirrored every other time."""
+    """Images shifted by up to four pixels either way with zeros moved in; each is mirrored with probability 1/2."""
     import torch
     from torch.nn.functional import pad
 

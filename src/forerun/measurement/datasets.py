@@ -1,8 +1,8 @@
 """The images a training run reads: CIFAR-10, synthetic ones of the same shapes and sizes, or scikit-learn's digits.
 
 CIFAR-10 is read by torchvision from the folder in ``FORERUN_DATASETS``, or one in the user's cache, and downloaded if
-it is not there. Synthetic images hold a faint pattern of their class under noise: a network can learn them, and no
-accuracy on them says anything about real images. The digits are 1,797 real scans of 8x8 pixels that come with
+it is missing. Synthetic images hold a faint pattern of their class under noise: a network can learn them, but
+an accuracy on them says nothing about real images. The digits are 1,797 real scans of 8x8 pixels that come with
 scikit-learn; they are enlarged by repeating pixels, every fifth is held out, and they need no network.
 
 Source of the sizes: Krizhevsky 2009, Learning Multiple Layers of Features from Tiny Images, chapter 3.
@@ -68,7 +68,7 @@ class ImageSet:
 
 
 def dataset_folder() -> Path:
-    """Where datasets are kept: ``FORERUN_DATASETS``, or the user's cache folder."""
+    """Folder of datasets: ``FORERUN_DATASETS``, or the user's cache folder."""
     if chosen := os.environ.get("FORERUN_DATASETS"):
         return Path(chosen)
     import platformdirs
@@ -77,7 +77,7 @@ def dataset_folder() -> Path:
 
 
 def dataset_size(name: str, *, train: bool) -> int:
-    """Images of a part of a dataset."""
+    """Number of images in a part of a dataset."""
     if name == "digits":
         num_held_out = -(-_NUM_DIGITS // _HELD_OUT_DIGITS)
         return _NUM_DIGITS - num_held_out if train else num_held_out
@@ -85,11 +85,11 @@ def dataset_size(name: str, *, train: bool) -> int:
 
 
 def check_dataset(name: str, image_size: int = _IMAGE_SIZE) -> None:
-    """Makes sure that a dataset can be read; downloads it if need be.
+    """Makes sure that a dataset can be read; downloads a missing one.
 
     Raises:
-        InvalidSetupError: No such dataset, or images of another size are asked of it.
-        MeasurementError: It is not here and cannot be had.
+        InvalidSetupError: There is no such dataset, or it has no images of this size.
+        MeasurementError: The dataset is missing and cannot be downloaded.
     """
     if name not in DATASETS:
         raise InvalidSetupError(
@@ -121,13 +121,13 @@ def load_images(
     """The training or the held-out part of a dataset.
 
     Args:
-        name: ``cifar10``, ``synthetic`` or ``digits``.
-        train: Which part.
-        num_images: The first so many only; all if None.
+        name: Name of the dataset: ``cifar10``, ``synthetic`` or ``digits``.
+        train: True for the training part, False for the held-out part.
+        num_images: Number of images, taken from the start; None for all.
         image_size: Height and width of synthetic images [pixels].
-        num_classes: Classes of synthetic images.
-        num_channels: Channels of synthetic images.
-        seed: Of synthetic images.
+        num_classes: Number of classes of synthetic images.
+        num_channels: Number of channels of synthetic images.
+        seed: Seed of synthetic images.
     """
     full = dataset_size(name, train=train)
     wanted = min(full, num_images or full)
@@ -155,11 +155,11 @@ def synthetic_images(
     """Noise with a faint pattern of coarse squares that belongs to the class.
 
     Args:
-        num_images: How many.
-        shape: (channels, height, width).
-        num_classes: Classes, equally likely.
-        seed: Same seed, same patterns and images.
-        part: Other images of the same patterns: 0 to train, 1 to test.
+        num_images: Number of images.
+        shape: Shape of an image, (channels, height, width).
+        num_classes: Number of classes, all equally likely.
+        seed: Seed of patterns and images.
+        part: Part of the dataset, with the same patterns in other images: 0 to train, 1 to test.
     """
     channels, height, width = shape
     cells = np.random.default_rng(seed).choice(
@@ -201,7 +201,7 @@ def _cifar10(*, train: bool) -> Any:
     try:
         return CIFAR10(root=str(folder), train=train, download=False)
     except RuntimeError:
-        pass  # not here, or damaged
+        pass  # missing or damaged
     before_s = socket.getdefaulttimeout()
     socket.setdefaulttimeout(_DOWNLOAD_TIMEOUT_S)
     try:

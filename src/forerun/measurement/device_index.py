@@ -1,4 +1,4 @@
-"""Which device of this process is meant: ``cpu``, ``cuda`` or ``cuda:N``."""
+"""Names of this process's devices: ``cpu``, ``cuda`` or ``cuda:N``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["check_device", "first_device", "gpu_index", "only_device"]
 
 
 def gpu_index(device_index: str) -> int | None:
-    """Number of a GPU among those this process sees, None for the processor; ``cuda`` is ``cuda:0``."""
+    """Number of a GPU among those this process sees; None for the processor; ``cuda`` is ``cuda:0``."""
     if device_index == "cpu":
         return None
     match = re.fullmatch(r"cuda(?::(\d+))?", device_index)
@@ -28,10 +28,10 @@ def first_device() -> str:
 
 
 def check_device(device_index: str) -> str:
-    """The device as ``cpu`` or ``cuda:N``, if this machine has it.
+    """The device as ``cpu`` or ``cuda:N``, checked to exist on this machine.
 
     Raises:
-        UsageError: It is none, or a GPU that is not there.
+        UsageError: The text is not a device, or this machine has no such GPU.
     """
     from forerun.hardware.host_gpus import visible_gpus
 
@@ -45,9 +45,9 @@ def check_device(device_index: str) -> str:
 
 
 def only_device(device_index: str) -> dict[str, str]:
-    """Environment in which a script that takes the first GPU, or the processor without one, takes this device.
+    """Environment in which a script that takes the first GPU, or without a GPU the processor, takes this device.
 
-    The first GPU is what a script finds anyhow, so nothing is hidden from one that uses several.
+    A script finds the first GPU anyhow; for that GPU nothing is hidden, so a script may use several.
     """
     index = gpu_index(device_index)
     known = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -1,7 +1,7 @@
 """One measurement at a time on a device: a lock between all processes of a machine, whoever owns them.
 
-The lock is one of ``filelock`` on a small file. The kernel lets go of it when the process ends, however it ends, so
-there is no stale lock; the text in the file only tells who holds it.
+The lock is one of ``filelock`` on a small file. The kernel releases the lock when its process ends, in whatever way,
+so there is no stale lock; the text in the file only names the holder.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _EVERYONE = 0o666
 
 
 def device_identity(device_index: str) -> str:
-    """What a device is called by all processes of a machine: ``cpu``, or the identity the driver gives a GPU.
+    """Name of a device for all processes of a machine: ``cpu``, or the identity the driver gives a GPU.
 
-    ``cuda:0`` is another board under another ``CUDA_VISIBLE_DEVICES``; the driver's identity is not. Where the driver
-    cannot be asked, the index itself.
+    ``cuda:0`` is another board under another ``CUDA_VISIBLE_DEVICES``; the driver's identity is not. Without a driver
+    the name is the index itself.
     """
     index = gpu_index(device_index)
     if index is None:
@@ -71,13 +71,13 @@ def lock_device(
     """Holds the device for as long as the context lasts; inside, the same thread may ask for it again.
 
     Args:
-        device_index: Such as ``cpu`` or ``cuda:0``.
-        wait_s: How long to wait for another holder [s].
-        folder: Where the file is; the machine's folder for temporary files if None.
-        on_wait: Told once who holds it, if there is somebody to wait for.
+        device_index: Device to lock, such as ``cpu`` or ``cuda:0``.
+        wait_s: Longest wait for another holder [s].
+        folder: Folder of the lock's file; None for the machine's folder for temporary files.
+        on_wait: Called once with the name of the holder, if there is one to wait for.
 
     Raises:
-        DeviceBusyError: Another process holds it; the message names it.
+        DeviceBusyError: Another process holds the device; the message names the process.
     """
     path = lock_path(device_index, folder)
     held = _held.get()
@@ -129,12 +129,12 @@ def _write_holder(descriptor: int) -> None:
 def _user() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # a container may run under a number without a name
+    except (KeyError, OSError):  # a container may run under a user number without a name
         return str(os.getuid())
 
 
 def _holder(path: Path) -> str:
-    """Who holds the lock, for a message; the file may be read between its emptying and its writing."""
+    """Holder of the lock, for a message; the file may be empty while its holder writes it."""
     try:
         holder = json.loads(path.read_text(encoding="utf-8"))
         return f"process {holder['pid']} (user {holder['user']}, since {holder['since']})"

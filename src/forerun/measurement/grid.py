@@ -25,21 +25,21 @@ SYSTEM_A_SIZES: Mapping[str, Sequence[int]] = {"depth": (2, 3, 4), "base_filters
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """What to combine, and what all jobs share; the defaults are system A's.
+    """Values to combine, and settings that all jobs share; the defaults are system A's.
 
     Attributes:
         network: Name of a network family, such as ``cnn`` or ``cifar-resnet``.
         sizes: Keys of the family with the values each takes.
-        batch_sizes, precisions, layouts, compiles: The other axes.
+        batch_sizes, precisions, layouts, compiles: Values of the other axes.
         image_size: Height and width of the images [pixels].
-        optimizer: One of ``tracing.optimizers``.
-        dataset: ``cifar10`` or ``synthetic``.
-        num_epochs: Epochs of each job.
-        num_steps: Steps to which an epoch is cut; None for whole epochs.
-        num_workers: Processes that prepare batches.
-        seed: Of weights, order and synthetic images.
-        framework: ``pytorch``, or ``keras`` on TensorFlow.
-        num_replicas: With Keras, replicas of a MirroredStrategy, each with a batch of its own; 1 for none.
+        optimizer: Name of the optimizer, one of ``tracing.optimizers``.
+        dataset: Name of the dataset, ``cifar10`` or ``synthetic``.
+        num_epochs: Number of epochs of each job.
+        num_steps: Number of steps to which an epoch is cut; None for whole epochs.
+        num_workers: Number of processes that prepare batches.
+        seed: Seed of weights, order and synthetic images.
+        framework: Name of the framework: ``pytorch``, or ``keras`` on TensorFlow.
+        num_replicas: With Keras, number of replicas of a MirroredStrategy, each with its own batch; 1 for none.
     """
 
     network: str = "cnn"
@@ -66,7 +66,7 @@ class Grid:
             if len(set(values)) < len(values):
                 raise InvalidSetupError(
                     f"expected different values of {name} in the grid, got {list(values)}; leave repeats out: "
-                    "a repeat on another day has an occasion of its own"
+                    "a repeat on another day needs its own occasion"
                 )
         if self.framework not in ("pytorch", "keras"):
             raise InvalidSetupError(f"expected framework pytorch or keras, got {self.framework!r}")
@@ -114,7 +114,7 @@ def _job(grid: Grid, row: tuple[Any, ...]) -> MeasurementJob:
     }
     subject = f"{grid.network}:{text}" if text else grid.network
     if grid.framework == "keras":
-        # Jobs of PyTorch keep the identity they had before there were others.
+        # Jobs of PyTorch keep the identity they had before other frameworks were added.
         subject = f"keras:{subject}"
         if grid.num_replicas > 1:
             parameters |= {"strategy": "mirrored", "num_replicas": grid.num_replicas}

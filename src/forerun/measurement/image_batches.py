@@ -13,7 +13,7 @@ __all__ = ["image_batches"]
 
 
 class _Images:
-    """A dataset that gives whole batches at once, as in-memory image sets are read."""
+    """A dataset that gives whole batches at once, as an image set in memory can."""
 
     def __init__(self, found: ImageSet) -> None:
         import torch
@@ -28,7 +28,7 @@ class _Images:
         return self.__getitems__([index])
 
     def __getitems__(self, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """(batch, channels, height, width) between -0.5 and 0.5, and labels (batch,)."""
+        """Images (batch, channels, height, width) between -0.5 and 0.5, and labels (batch,)."""
         import torch
 
         chosen = torch.as_tensor(indices)
@@ -51,12 +51,12 @@ def image_batches(
     """A loader of (images, labels); the last batch may be smaller.
 
     Args:
-        found: The images.
-        batch_size: Images of a batch.
-        shuffle: Whether every epoch has its own order.
-        num_workers: Processes that prepare batches; 0 prepares them between the steps.
-        pin_memory: Whether batches are put where a GPU reads them fastest.
-        seed: Of the order.
+        found: Images with their labels.
+        batch_size: Number of images in a batch.
+        shuffle: True gives every epoch its own order.
+        num_workers: Number of processes that prepare batches; 0 prepares them between the steps.
+        pin_memory: True puts batches into memory that a GPU reads fastest.
+        seed: Seed of the order.
     """
     import torch
     from torch.utils.data import DataLoader

@@ -1,8 +1,8 @@
-"""What a sample costs before the device sees it: reading, decoding and augmenting the images of a real folder.
+"""Cost of a sample before the device sees it: reading, decoding and augmenting the images of a real folder.
 
 Every file is read, decoded and augmented one after the other by one core, several rounds over the same sample of
 files; then PyTorch's ``DataLoader`` does the same with worker processes, as a check. The first round over files that
-were not in memory measures the storage as well: it is reported apart.
+were not in memory measures the storage as well, so it is reported apart.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ class LoadingTimes:
 
 
 def image_files(folder: Path, most: int) -> list[Path]:
-    """Image files below a folder, at equal distances where there are more than ``most``.
+    """Image files below a folder; of more than ``most`` files, evenly spaced ones.
 
     Raises:
-        InvalidSetupError: There is no such folder, or no image in it.
+        InvalidSetupError: The folder is missing, or has no image in it.
     """
     if not folder.is_dir():
         raise InvalidSetupError(f"expected a folder of images, got '{folder}', which is none; check the path")
@@ -87,14 +87,14 @@ def loading_times(
     """Times of reading, decoding and augmenting each file in each round, in this process with one thread.
 
     Args:
-        files: Images.
+        files: Image files.
         image_size: Height and width after augmentation [pixels].
-        augmentation: One of ``AUGMENTATIONS``.
-        num_rounds: Rounds over the files, the first of which warms up; at least 2.
+        augmentation: Kind of augmentation, one of ``AUGMENTATIONS``.
+        num_rounds: Number of rounds over the files, at least 2; the first one warms up.
 
     Raises:
-        InvalidSetupError: An argument cannot be meant.
-        MeasurementError: A file is no image, or cannot be read.
+        InvalidSetupError: An argument is out of its range.
+        MeasurementError: A file is not an image, or cannot be read.
     """
     if num_rounds < 2:
         raise InvalidSetupError(f"rounds must be at least 2, the first warms up, got {num_rounds}")
@@ -102,7 +102,7 @@ def loading_times(
     import torch
 
     num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # a worker of a loader has one
+    torch.set_num_threads(1)  # a worker of a loader has one thread
     try:
         rounds = [[_timed(path, augment) for path in files] for _ in range(num_rounds)]
     finally:
@@ -139,7 +139,7 @@ def _decoded(content: bytes, path: Path) -> Any:
     try:
         return Image.open(io.BytesIO(content)).convert("RGB")
     except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
-        raise MeasurementError(f"'{path}' is no image that can be decoded: {error}; remove it") from error
+        raise MeasurementError(f"'{path}' is not an image that can be decoded: {error}; remove it") from error
 
 
 def _augment(image_size: int, name: str) -> Callable[[Any], Any]:
@@ -187,15 +187,15 @@ def loader_rates(
     seconds: float,
     cost_s: float,
 ) -> list[float]:
-    """Samples a second of PyTorch's ``DataLoader`` at each number of workers, after their start.
+    """Rate of PyTorch's ``DataLoader`` at each number of workers, after their start [samples/s].
 
     Args:
-        files: Images, read as often as needed.
-        num_workers: Worker processes of each try, 0 for none.
-        image_size: As in ``loading_times`` [pixels].
-        augmentation: As in ``loading_times``.
-        batch_size: Samples of a batch.
-        seconds: About how long each try takes [s].
+        files: Image files, read as often as needed.
+        num_workers: Number of worker processes of each try, 0 for none.
+        image_size: Height and width after augmentation [pixels].
+        augmentation: Kind of augmentation, one of ``AUGMENTATIONS``.
+        batch_size: Number of samples in a batch.
+        seconds: Approximate time of each try [s].
         cost_s: Expected cost of a sample on one core [s].
     """
     rates = []
@@ -211,7 +211,7 @@ def _rate(images: _Images, num_workers: int, batch_size: int) -> float:
 
     loader: Any = DataLoader(images, batch_size=batch_size, num_workers=num_workers, drop_last=True)  # type: ignore[arg-type]
     batches = iter(loader)
-    # The first batches of all workers contain their start, and what they prefetched meanwhile.
+    # The first batches of all workers include their start, and batches prefetched meanwhile.
     for _ in range(2 * max(1, num_workers)):
         next(batches)
     begin = time.perf_counter()

@@ -1,7 +1,7 @@
-"""What is to be run: small frozen descriptions that travel to a child process, or to another host, as JSON.
+"""Jobs: small frozen descriptions of runs that travel to a child process, or to another host, as JSON.
 
-A job knows nothing of how it is timed (``protocol``) or run (``runners``). Its parameters are plain scalars, so that
-the same dictionary is its JSON form, its identity, and the ``parameters`` of the measurement it leads to.
+A job does not depend on its timing (``protocol``) or its runner (``runners``). Its parameters are plain scalars, so
+that one dictionary is its JSON form, its identity, and the ``parameters`` of its measurement.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ __all__ = ["MeasurementJob", "RunResult", "job_key"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasurementJob:
-    """One thing to run.
+    """One job to run.
 
     Attributes:
-        kind: Which runner takes it.
-        subject: A model as ``predict`` names it, or the name of a layer or kernel.
+        kind: Kind of the job, which selects the runner.
+        subject: Model as ``predict`` names it, or name of a layer or kernel.
         family: Group that must not be split between fit and test.
-        parameters: Everything the runner must know: batch_size, precision, layout, compile, optimizer, phase,
+        parameters: All settings for the runner: batch_size, precision, layout, compile, optimizer, phase,
             image_size, num_epochs, sizes of the layer ... Scalars only.
     """
 
@@ -46,7 +46,7 @@ class MeasurementJob:
 
     @classmethod
     def from_json(cls, text: str) -> MeasurementJob:
-        """The job that ``to_json`` wrote."""
+        """The job from the output of ``to_json``."""
         values = json.loads(text)
         return cls(
             kind=JobKind(values["kind"]),
@@ -58,13 +58,13 @@ class MeasurementJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """What a runner brings back from the device.
+    """Result of a runner on the device.
 
     Attributes:
         warm_up_s: Repetitions before the step time was stationary [s].
         repetitions_s: Timed repetitions, in order [s].
         results: Figures beside time; see ``Measurement.results``.
-        is_stationary: Whether the warm-up ended because the times were stationary, not because it ran out.
+        is_stationary: True if the warm-up ended because the times were stationary, not because it ran out.
     """
 
     repetitions_s: tuple[float, ...]
@@ -76,7 +76,7 @@ class RunResult:
 def job_key(job: MeasurementJob, *, device: str, framework_version: str, occasion: str) -> str:
     """Identity of a job on a device with a framework on an occasion: 32 hexadecimal digits.
 
-    Repetitions of one occasion share it; the protocol's settings do not enter.
+    All repetitions on one occasion share the key; the protocol's settings are not part of it.
     """
     text = "\n".join([job.to_json(), device, framework_version, occasion])
     return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -13,11 +13,11 @@ __all__ = ["write_measured_link"]
 
 
 def write_measured_link(measurement: Measurement, path: Path) -> None:
-    """Writes the link of a probe; its usable share is 1, for what was measured is what is usable.
+    """Writes the link of a probe; its usable share is 1, because the measured rate is the usable rate.
 
     Args:
         measurement: A finished probe.
-        path: TOML file.
+        path: TOML file to write.
 
     Raises:
         MeasurementError: The probe has no result, or the file cannot be written.
@@ -44,7 +44,7 @@ latency_us = {max(latency, 1e-9) * 1e6:.6g}
 
 [link.sources]
 bandwidth_gb_s = "{source}"
-usable_share = "what was measured is what is usable"
+usable_share = "the measured rate is the usable rate"
 latency_us = "{source}"
 """
     try:

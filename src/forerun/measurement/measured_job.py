@@ -1,4 +1,4 @@
-"""One job from its description to the measurement that is written: child, sensors, summary, circumstances."""
+"""One job from its description to its measurement: child, sensors, summary, circumstances."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from forerun.records.measurement import Circumstances, JobKind, Measurement
 __all__ = ["NULL_JOB", "as_measurement", "job_of", "key_of", "measure_job"]
 
 NULL_JOB = MeasurementJob(kind=JobKind.NULL, subject="null", family="null")
-"""A step that does nothing; its time is what every repetition holds beside its step."""
+"""A step that does nothing; its time is the overhead in every repetition of another step."""
 
 
 def job_of(measurement: Measurement) -> MeasurementJob:
-    """The job that a measurement is of."""
+    """The job of a measurement."""
     return MeasurementJob(
         kind=measurement.kind,
         subject=measurement.subject,
@@ -33,8 +33,8 @@ def job_of(measurement: Measurement) -> MeasurementJob:
 def key_of(job: MeasurementJob, circumstances: Circumstances) -> str:
     """Identity of a job under these circumstances.
 
-    Every processor is called ``cpu``; its own name, cores and threads tell them apart. The host does not
-    enter: equal machines may share the jobs of one occasion.
+    Every processor is called ``cpu``; name, cores and threads distinguish processors. The host is not part of
+    the key: equal machines may share the jobs of one occasion.
     """
     device = circumstances.device
     if device == "cpu":
@@ -59,17 +59,17 @@ def measure_job(
     on_progress: Callable[[float], None] | None = None,
     run: str = DEFAULT_RUN,
 ) -> Measurement:
-    """Runs a job in a child process on ``circumstances.device_index`` and says what came out, however it ended.
+    """Runs a job in a child process on ``circumstances.device_index`` and returns its measurement, good or bad.
 
     Args:
-        job: What to run.
-        protocol: Settings.
-        circumstances: What holds for the whole session.
-        null_step_s: Time of a step that does nothing, written beside the results; None if not known [s].
-        on_progress: Called with the fraction that is done.
-        run: ``module:function`` to run it with.
+        job: Job to run.
+        protocol: Settings of the measurement.
+        circumstances: Circumstances of the whole session.
+        null_step_s: Time of a step that does nothing, written into the results; None if not known [s].
+        on_progress: Called with the done fraction of the job.
+        run: Function that runs the job, as ``module:function``.
     """
-    # The key and the record must tell of the threads the child really has.
+    # The key and the record must hold the number of threads the child really has.
     protocol = replace(protocol, num_threads=circumstances.num_threads)
     began = at_job_start(circumstances)
     with record_telemetry(circumstances.device_index, protocol.telemetry_every_s) as recorder:
@@ -83,7 +83,7 @@ def measure_job(
 def as_measurement(
     job: MeasurementJob, report: ChildReport, protocol: Protocol, circumstances: Circumstances
 ) -> Measurement:
-    """The measurement that a child's report leads to."""
+    """The measurement from a child's report."""
     result = report.result
     return Measurement(
         key=key_of(job, circumstances),

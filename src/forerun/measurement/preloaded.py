@@ -1,7 +1,7 @@
-"""What every job needs, imported once by the fork server instead of in each child: seconds a job.
+"""Modules for every job, imported once by the fork server, which saves seconds per job.
 
-The first optimizer of a process loads ``torch._dynamo``, the first model of torchvision all of its models. Nothing here
-may begin to use a GPU or start a thread: a child is forked from the process that imported this.
+The first optimizer of a process loads ``torch._dynamo``, the first model of torchvision all of its models. This
+module must not begin to use a GPU or start a thread: a child is forked from the process that imported it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PRELOADED = (
     "forerun.tracing.models.sources",
     "forerun.tracing.step",
 )
-"""The modules, imported with this one."""
+"""The modules imported with this one."""
 
 for _name in PRELOADED:
     importlib.import_module(_name)

@@ -1,4 +1,4 @@
-"""What a session tells while it runs, and how long it still takes."""
+"""Events of a running session, and the time it still takes."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionReport:
-    """What a session did.
+    """Report on a session.
 
     Attributes:
-        outcomes: How many jobs ended how.
-        num_skipped: Jobs that the store already had.
-        num_unstable: Jobs done whose times were not stable, or between two anchors that differ.
-        num_lost: Jobs without a measurement because their node was lost again and again; only with Ray.
+        outcomes: Number of jobs by outcome.
+        num_skipped: Number of jobs that the store already had.
+        num_unstable: Number of done jobs with unstable times, or between two anchors that differ.
+        num_lost: Number of jobs without a measurement because their node was lost again and again; only with Ray.
         null_step_s: Time of a step that does nothing; None if it could not be measured [s].
-        is_interrupted: Whether the user ended the session; what was measured is in the store.
+        is_interrupted: True if the user ended the session; the finished measurements are in the store.
     """
 
     outcomes: Mapping[Outcome, int] = field(default_factory=dict)
@@ -45,11 +45,11 @@ class SessionReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionStarted:
-    """The session holds its device and knows what is left to do.
+    """The session holds its device and knows the jobs left to do.
 
     Attributes:
-        num_jobs: Jobs to run.
-        num_skipped: Jobs that the store already has.
+        num_jobs: Number of jobs to run.
+        num_skipped: Number of jobs that the store already has.
     """
 
     num_jobs: int
@@ -61,10 +61,10 @@ class JobStarted:
     """A job begins.
 
     Attributes:
-        job: Which.
-        index: Its place among the jobs to run, from 0.
-        num_jobs: Jobs to run.
-        remaining_time_s: From now to the end of the session; None if nothing is known yet [s].
+        job: The job that begins.
+        index: Place of the job among the jobs to run, from 0.
+        num_jobs: Number of jobs to run.
+        remaining_time_s: Time from now to the end of the session; None if not known yet [s].
     """
 
     job: MeasurementJob
@@ -75,7 +75,7 @@ class JobStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobProgressed:
-    """A running job tells how far it is, 0 to 1."""
+    """A running job has done this fraction of its work, 0 to 1."""
 
     job: MeasurementJob
     fraction: float
@@ -86,11 +86,11 @@ class JobFinished:
     """A job has ended and is in the store.
 
     Attributes:
-        job: Which.
-        index: Its place among the jobs to run, from 0.
-        num_jobs: Jobs to run.
-        measurement: What was written.
-        remaining_time_s: From now to the end of the session; None if nothing is known yet [s].
+        job: The job that has ended.
+        index: Place of the job among the jobs to run, from 0.
+        num_jobs: Number of jobs to run.
+        measurement: Measurement in the store.
+        remaining_time_s: Time from now to the end of the session; None if not known yet [s].
     """
 
     job: MeasurementJob
@@ -113,8 +113,8 @@ class AnchorMeasured:
     """The fixed small job was measured again.
 
     Attributes:
-        measurement: What was written.
-        drift: Relative change since the anchor before; None for the first, or if either failed.
+        measurement: Measurement of the anchor in the store.
+        drift: Relative change since the anchor before; None for the first anchor, or if one of the two failed.
     """
 
     measurement: Measurement
@@ -123,29 +123,29 @@ class AnchorMeasured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionFinished:
-    """The session has ended, well or not."""
+    """The session has ended, for any reason."""
 
     report: SessionReport
 
 
 Event = SessionStarted | JobStarted | JobProgressed | JobFinished | JobLost | AnchorMeasured | SessionFinished
-"""What ``on_event`` of a session is called with."""
+"""Events with which ``on_event`` of a session is called."""
 
 
 def remaining_time_s(
     finished: Iterable[tuple[float, float]], expected_left_s: Iterable[float]
 ) -> float | None:
-    """Time that the jobs which are left will take [s].
+    """Time that the remaining jobs will take [s].
 
-    remaining = sum of what is expected of them * r, with r = sum of the real / sum of the expected times
-    of the jobs that have finished; r = 1 before the first. With 1 expected of every job, r is the mean time of a job.
+    remaining = sum of their expected times * r, with r = sum of the real / sum of the expected times of the
+    finished jobs; r = 1 before the first one. If every expected time is 1, r is the mean time of a job.
 
     Args:
         finished: Expected and real time of each finished job [s].
-        expected_left_s: Expected time of each job that is left [s]; finite, not negative.
+        expected_left_s: Expected time of each remaining job [s]; finite, not negative.
 
     Returns:
-        None if nothing that was expected has finished and nothing was expected of the jobs that are left.
+        The time, or None if no job with an expected time has finished and no remaining job has one.
     """
     pairs = list(finished)
     expected_s, real_s = sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs)

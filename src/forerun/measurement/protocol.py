@@ -1,4 +1,4 @@
-"""How a job is timed: every setting of a measurement in one frozen value that travels as JSON."""
+"""Settings of a measurement in one frozen value that travels as JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from forerun.errors import InvalidSetupError
 
 __all__ = ["Protocol"]
 
-_LEAST_REPETITIONS = 3  # a median of fewer says nothing about its spread
+_LEAST_REPETITIONS = 3  # a median of fewer repetitions says nothing about its spread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,20 +17,20 @@ class Protocol:
     """Settings of a measurement; the defaults suit steps between 1 ms and a few seconds.
 
     Attributes:
-        min_warm_up: Repetitions that always come before the timed ones.
-        max_warm_up: Repetitions after which the warm-up ends although the times are not stationary.
-        window: Repetitions in each of the two windows that the stationarity test compares; at least 3.
+        min_warm_up: Number of repetitions that always come before the timed ones.
+        max_warm_up: Number of repetitions after which the warm-up ends even if the times are not stationary.
+        window: Number of repetitions in each of the two windows of the stationarity test; at least 3.
         tolerance: Relative difference of the windows' medians that always passes.
-        num_repetitions: Timed repetitions; at least 3.
-        max_seconds: Warm-up ends, and the timed repetitions end, after this long each, except that
-            ``min_warm_up`` and three repetitions are always made [s].
-        timeout_s: A child that takes longer is killed [s].
-        anchor_every: Jobs between two measurements of the anchor; 0 for no anchors.
+        num_repetitions: Number of timed repetitions; at least 3.
+        max_seconds: Longest time of the warm-up, and of the timed repetitions; ``min_warm_up`` and three timed
+            repetitions are always made [s].
+        timeout_s: Longest time of a child, after which it is killed [s].
+        anchor_every: Number of jobs between two measurements of the anchor; 0 for no anchors.
         anchor_tolerance: Relative change of the anchor beyond which the jobs between are marked unstable.
         max_relative_interval: Half width of the interval of the median, relative to the median, beyond which
             a run is marked unstable.
-        num_threads: Threads of the framework; None for one per usable core.
-        memory_limit_bytes: Memory a job may take on the host beyond what the loaded framework has; None for no
+        num_threads: Number of threads of the framework; None for one per usable core.
+        memory_limit_bytes: Memory a job may take on the host beyond that of the loaded framework; None for no
             limit [bytes].
         telemetry_every_s: Time between two readings of the sensors [s].
     """
@@ -82,7 +82,7 @@ class Protocol:
 
     @classmethod
     def from_json(cls, text: str) -> Protocol:
-        """The protocol that ``to_json`` wrote; settings that are absent take their defaults."""
+        """The protocol from the output of ``to_json``; absent settings take their defaults."""
         values = json.loads(text)
         known = {field.name for field in fields(cls)}
         if unknown := sorted(set(values) - known):

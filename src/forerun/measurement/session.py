@@ -1,7 +1,7 @@
 """Runs many jobs on one device, one after the other, and writes each measurement as it comes.
 
-Whatever ends a session (Ctrl-C, kill -9, a full disk) loses at most the job that was running: a second session with
-the same occasion skips what is done and finishes the rest.
+Any end of a session (Ctrl-C, kill -9, a full disk) loses at most the running job: a second session with
+the same occasion skips finished jobs and runs the rest.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ ANCHOR_JOB = MeasurementJob(
     family=ANCHOR_FAMILY,
     parameters={"batch_size": 32, "image_size": 32, "precision": "fp32", "optimizer": "adam"},
 )
-"""A fixed small step, measured again and again to see the machine itself change."""
+"""A fixed small step, measured again and again to detect changes of the machine itself."""
 
 
 class MeasurementSink(Interface):
-    """Where measurements go; the record store is one."""
+    """Target of measurements; the record store is one."""
 
     def add(self, measurement: Measurement, /) -> bool:
         """Writes one measurement durably; False if its key was done already."""
         ...
 
     def done_keys(self, keys: Iterable[str], /) -> set[str]:
-        """Which of these keys are done."""
+        """The keys among these whose jobs are done."""
         ...
 
     def mark_unstable(self, keys: Iterable[str], reason: str, /) -> object:
@@ -76,25 +76,26 @@ def run_jobs(
     """Measures the jobs that the store does not have yet.
 
     The device is locked for the whole session. First the null step is measured, which is the overhead in every
-    repetition; before the first job, after every ``anchor_every`` jobs and at the end comes the anchor (A-B-A). Where
+    repetition; before the first job, after every ``anchor_every`` jobs and at the end comes the anchor (A-B-A). If
     two neighbouring anchors differ by more than ``anchor_tolerance``, the jobs between are marked unstable.
 
     Args:
-        jobs: What to measure; equal jobs count once.
-        store: Where to.
-        device_index: ``cpu`` or ``cuda:N``.
-        protocol: Settings; the defaults if None.
+        jobs: Jobs to measure; equal jobs count once.
+        store: Store of the measurements.
+        device_index: Device of the jobs, ``cpu`` or ``cuda:N``.
+        protocol: Settings of the measurements; None for the defaults.
         occasion: Label of the session; the same label resumes it.
-        circumstances: Where and with what; looked up if None. The occasion and device given here win.
+        circumstances: Machine and software; None looks them up. The arguments for occasion and device win over it.
         on_event: Called with each event, in the caller's thread.
         expected_s: Time a job is expected to take, for the remaining time [s].
-        anchor: The fixed job; None for no anchors.
-        is_time_up: Asked before each job; where it says so, the session ends and leaves the rest to another.
-        run: ``module:function`` that runs a job.
+        anchor: Fixed job that is measured again and again; None for no anchors.
+        is_time_up: Called before each job; True ends the session and leaves the other jobs to a later one.
+        run: Function that runs a job, as ``module:function``.
 
     Raises:
         DeviceBusyError: Another process measures on the device.
-        KeyboardInterrupt: The user's; ``SessionFinished`` is told and everything measured is in the store.
+        KeyboardInterrupt: The user ended the session; ``SessionFinished`` was sent, and the finished measurements are
+            in the store.
     """
     protocol = protocol or Protocol()
     circumstances = circumstances or describe_circumstances(device_index, protocol=protocol)
@@ -107,11 +108,11 @@ def run_jobs(
 
 
 def _ignore(_: Event) -> None:
-    """Nobody listens."""
+    """Ignores an event."""
 
 
 def _never() -> bool:
-    """There is time for every job."""
+    """False, because there is time for every job."""
     return False
 
 
@@ -131,7 +132,7 @@ class _Session:
         self._protocol = protocol
         self._circumstances = circumstances
         self._tell = tell
-        # Equal shares, if nothing better is known: the remaining time is then the mean time of the jobs so far.
+        # Without expected times all jobs count equally: each remaining one takes the mean time of the jobs so far.
         self._expected_s = expected_s or (lambda _: 1.0)
         self._knows_times = expected_s is not None
         self._anchor = anchor if protocol.anchor_every else None
@@ -227,7 +228,7 @@ class _Session:
             self._null_step_s = measurement.summary.median_s
 
     def _measure_anchor(self) -> None:
-        """Measures the anchor, and marks the jobs since the last one if the two differ."""
+        """Measures the anchor, and marks the jobs since the last anchor if the two differ."""
         if self._anchor is None:
             return
         since, self._since_anchor = self._since_anchor, []
@@ -242,9 +243,9 @@ class _Session:
         self._tell(AnchorMeasured(measurement=measurement, drift=drift))
 
     def _anchor_measurement(self, before_s: float | None) -> Measurement:
-        """The anchor now, written with its change since ``before_s``."""
+        """Measures the anchor now and writes it with its change since ``before_s``."""
         assert self._anchor is not None
-        # The time is a parameter of its own, so that each measurement of the anchor has its own key.
+        # The time is a parameter, so that each measurement of the anchor has its own key.
         asked = {**self._anchor.parameters, "anchor_at_s": time.time()}
         measurement = measure_job(
             self._anchor,

@@ -1,4 +1,4 @@
-"""Whether a series of repetition times has settled: a test on numbers, without a clock or a framework."""
+"""Test that a series of repetition times has settled, on numbers, without a clock or a framework."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LEAST_WINDOW = 3
 
 
 def noise_s(times_s: Sequence[float]) -> float:
-    """Standard deviation of the noise of a series, blind to slow changes and to single outliers [s].
+    """Standard deviation of the noise of a series, insensitive to slow changes and to single outliers [s].
 
     sigma = 1.4826 * median |t(i+1) - t(i)| / sqrt(2). Differences of neighbours do not see a trend or a step,
     which a deviation from the mean would count as noise and so excuse. Zero for fewer than two values.
@@ -38,11 +38,11 @@ def relative_shift(earlier_s: Sequence[float], later_s: Sequence[float]) -> floa
 
 
 def windows_agree(earlier_s: Sequence[float], later_s: Sequence[float], *, tolerance: float) -> bool:
-    """Whether two neighbouring windows of repetition times have one median, as far as their noise lets us see.
+    """True if two neighbouring windows of repetition times have one median within their noise.
 
     They agree if |m2 - m1| <= max(tolerance * m1, 2 * sigma * sqrt(pi/2 * (1/n1 + 1/n2))), with m the medians,
     n the lengths and sigma the larger noise (``noise_s``) of the two. The floor keeps a clean series from being
-    refused for a difference nobody cares about.
+    refused for a negligible difference.
 
     Args:
         earlier_s: First window [s], at least 3 values.
@@ -60,11 +60,11 @@ def windows_agree(earlier_s: Sequence[float], later_s: Sequence[float], *, toler
 
 
 def has_settled(times_s: Sequence[float], *, window: int, tolerance: float) -> bool:
-    """The stationarity test: whether the last two windows of a series agree (``windows_agree``).
+    """The stationarity test: True if the last two windows of a series agree (``windows_agree``).
 
-    With w = ``window`` the values t[-2w:-w] and t[-w:] are compared; a shorter series has not settled. Asked after
-    every repetition, it ends the warm-up at the first agreement: what is left of a decay then changes the median by
-    less than the tolerance, or less than the noise can show, from one window to the next. A drift slower than
+    With w = ``window`` the values t[-2w:-w] and t[-w:] are compared; a shorter series has not settled. Called after
+    every repetition, it ends the warm-up at the first agreement: the rest of a decay then changes the median by less
+    than the tolerance, or less than the noise can show, from one window to the next. A drift slower than
     tolerance per window is not seen; the two halves of the timed repetitions are compared for that afterwards.
     """
     if len(times_s) < 2 * window:

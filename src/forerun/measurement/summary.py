@@ -1,4 +1,4 @@
-"""What repetitions say: the median, its interval, and whether the run was stable."""
+"""Summary of repetitions: the median, its interval, and the verdict on stability."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def median_interval_s(times_s: Sequence[float]) -> tuple[float, float]:
 
 
 def summarise(result: RunResult, protocol: Protocol) -> Summary | None:
-    """Median, interval and stability of what a runner brought back; None without repetitions.
+    """Median, interval and stability of a runner's result; None without repetitions.
 
-    Unstable is a run whose times had not settled, whose second half differs from the first (``windows_agree``), or
-    whose median is known too badly. Every reason is given.
+    A run is unstable if its times had not settled, if its second half differs from the first (``windows_agree``), or
+    if the interval of its median is too wide. Every reason is given.
     """
     if not result.repetitions_s:
         return None

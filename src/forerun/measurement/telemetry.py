@@ -1,6 +1,6 @@
-"""What the sensors say before, during and after a job, read by a thread of the parent process.
+"""Figures of sensors before, during and after a job, read by a thread of the parent process.
 
-The measured child has no part in it. A sensor that does not exist here is left out, never written as zero.
+The measured child does not read sensors. A sensor that does not exist is left out, never written as zero.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Reading = Mapping[str, float]
 def summarise_samples(before: Reading, during: Sequence[Reading], after: Reading) -> dict[str, float]:
     """Figures per sensor: ``NAME_before``, ``NAME_mean``, ``NAME_lowest``, ``NAME_highest`` (during), ``NAME_after``.
 
-    A sensor that missed some samples is summarised over those it has. A short job may have none during.
+    A sensor that missed some samples is summarised over the others. A short job may have no samples during its run.
     """
     figures = {f"{name}_before": value for name, value in before.items()}
     for name in sorted({name for sample in during for name in sample}):
@@ -46,7 +46,7 @@ def summarise_samples(before: Reading, during: Sequence[Reading], after: Reading
 
 
 class Recorder:
-    """Reads sensors at a fixed distance while the context of ``record_telemetry`` lasts."""
+    """Reads sensors at fixed intervals while the context of ``record_telemetry`` lasts."""
 
     def __init__(
         self, sensors: Callable[[], Reading], counters: Callable[[], Reading], every_s: float
@@ -60,18 +60,18 @@ class Recorder:
         self.figures: dict[str, float] = {}
 
     def start(self) -> None:
-        """Reads everything once, then again and again in a thread."""
+        """Reads all sensors once, then again and again in a thread."""
         self._before, self._counters_before = self._sensors(), self._counters()
         self._thread.start()
 
     def stop(self) -> None:
-        """Reads everything a last time; ``figures`` then holds the summary."""
+        """Reads all sensors a last time; ``figures`` then holds the summary."""
         self._stop.set()
         self._thread.join()
         self.figures = summarise_samples(
             self._before, [reading for _, reading in self._during], self._sensors()
         )
-        # A counter is told as what it grew by during the job.
+        # A counter is reported as its growth during the job.
         after = self._counters()
         self.figures.update(
             {name: after[name] - start for name, start in self._counters_before.items() if name in after}
@@ -82,13 +82,13 @@ class Recorder:
             self._during.append((time.monotonic(), self._sensors()))
 
     def series(self, name: str) -> tuple[tuple[float, float], ...]:
-        """Values of one sensor during the job with the monotonic time of each [s]; nothing where it does not exist."""
+        """Values of one sensor during the job with the monotonic time of each [s]; empty without the sensor."""
         return tuple((time_s, reading[name]) for time_s, reading in self._during if name in reading)
 
 
 @contextlib.contextmanager
 def record_telemetry(device_index: str, every_s: float) -> Iterator[Recorder]:
-    """Records the sensors of the processor, and of the GPU if it is one, while the context lasts."""
+    """Records the sensors of the processor, and of the GPU if the device is one, while the context lasts."""
     with contextlib.ExitStack() as stack:
         read_gpu, count_gpu = stack.enter_context(_open_gpu(device_index))
         recorder = Recorder(
@@ -100,7 +100,7 @@ def record_telemetry(device_index: str, every_s: float) -> Iterator[Recorder]:
 
 
 def cpu_sensors() -> dict[str, float]:
-    """Clock [Hz], temperature [C] and load per core of the processor, as far as the system shows them."""
+    """Clock [Hz], temperature [C] and load per core of the processor, as far as the system reports them."""
     import psutil
 
     found: dict[str, float] = {}
@@ -122,7 +122,7 @@ def cpu_sensors() -> dict[str, float]:
 def cpu_counters(
     membership: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")
 ) -> dict[str, float]:
-    """Time taken from this machine by others, so far: ``cpu_throttled_s`` by the quota of the control group,
+    """Time taken from this machine so far: ``cpu_throttled_s`` by the quota of the control group,
     ``cpu_steal_s`` by the host of a virtual machine, summed over cores [s].
     """  # noqa: D205
     import psutil
@@ -152,7 +152,7 @@ def _cpu_stat_files(membership: Path, mount: Path) -> Iterator[Path]:
 
 
 def _throttled_s(file: Path) -> float | None:
-    """Version 2 writes ``throttled_usec``, version 1 ``throttled_time`` in nanoseconds."""
+    """Throttled time [s]; version 2 has ``throttled_usec``, version 1 ``throttled_time`` in nanoseconds."""
     try:
         lines = [line.split() for line in file.read_text(encoding="utf-8").splitlines()]
     except OSError:
@@ -166,7 +166,7 @@ def _throttled_s(file: Path) -> float | None:
 
 @contextlib.contextmanager
 def open_energy_counter(device_index: str) -> Iterator[Callable[[], float | None]]:
-    """A function that reads the energy a GPU has used so far [J]; it gives None where nothing counts it."""
+    """A function that reads the energy a GPU has used so far [J]; it returns None without a counter."""
     with _open_gpu(device_index) as (_, count):
         yield lambda: count().get("gpu_energy_j")
 
@@ -177,7 +177,7 @@ def _open_gpu(
 ) -> Iterator[tuple[Callable[[], dict[str, float]], Callable[[], dict[str, float]]]]:
     """Functions that read the sensors and the counters of a GPU.
 
-    Both give nothing for a processor, or where the driver does not answer.
+    There are none for a processor, or if the driver does not answer.
     """
     if gpu_index(device_index) is None:
         yield dict, dict
@@ -202,7 +202,7 @@ def _open_gpu(
 
 
 def gpu_sensors(nvml: Any, handle: Any) -> dict[str, float]:
-    """Clocks [Hz], power [W], temperature [C], use and causes of throttling of a GPU, as far as the board tells.
+    """Clocks [Hz], power [W], temperature [C], use and causes of throttling of a GPU, as far as the board reports them.
 
     A cause of throttling is 0 or 1, so that its mean is the share of the samples in which it held.
     """
@@ -223,7 +223,7 @@ def gpu_sensors(nvml: Any, handle: Any) -> dict[str, float]:
 
 
 def gpu_energy(nvml: Any, handle: Any) -> dict[str, float]:
-    """``gpu_energy_j``: what the board has used since its driver was loaded, in steps of some 100 ms [J]."""
+    """``gpu_energy_j``: energy the board has used since its driver was loaded, updated every 100 ms or so [J]."""
     with contextlib.suppress(nvml.NVMLError):
         return {"gpu_energy_j": nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3}
     return {}

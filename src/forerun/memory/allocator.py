@@ -1,4 +1,4 @@
-"""How PyTorch's CUDA caching allocator cuts device memory into blocks.
+"""A model of PyTorch's CUDA caching allocator, which cuts device memory into blocks.
 
 Modelled, as in ``c10/cuda/CUDACachingAllocator.cpp`` of PyTorch 1.10 to 2.x with default settings:
 
@@ -168,7 +168,7 @@ class CachingAllocator:
             self.num_segments_released += 1
 
     def raise_limit_to_need(self) -> None:
-        """Raise the limit to what the last request that failed would have needed, and no more."""
+        """Raise the limit just as far as the last failed request needs."""
         self._limit = max(self._limit, self._shortfall)
 
     @property
@@ -188,7 +188,7 @@ class CachingAllocator:
 
     @property
     def allocated_bytes(self) -> int:
-        """Bytes of used blocks, with what they keep beyond the request [bytes]."""
+        """Bytes of used blocks, including the rest beyond each request [bytes]."""
         return sum(self._used_size_at.values()) * BLOCK_BYTES
 
     @property

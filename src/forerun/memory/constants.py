@@ -1,4 +1,4 @@
-"""Constants of the memory model: what a program holds beside its tensors, what the driver keeps back."""
+"""Constants of the memory model: memory a program holds beside its tensors, memory the driver keeps back."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _MIB = 1024**2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryConstants:
-    """What turns bytes of tensors into bytes of a device.
+    """Constants that turn bytes of tensors into bytes of a device.
 
     Attributes:
         overhead_bytes: Context, loaded kernels and library handles of the process [bytes].
-        live_factor: Smallest limit of the allocator over live bytes, used where no replay is made.
+        live_factor: Smallest limit of the allocator over live bytes, used without a replay.
         workspace_factor: Workspace of a convolution over its input plus output bytes, half precision in NCHW.
-        uses_caching_allocator: Whether PyTorch's caching allocator is at work; otherwise live bytes count.
-        source: Where the figures come from.
+        uses_caching_allocator: True if PyTorch's caching allocator is at work; otherwise live bytes count.
+        source: Origin of the figures.
     """
 
     overhead_bytes: float
@@ -38,7 +38,7 @@ class VisibleMemory:
 
     Attributes:
         value_bytes: Total that the driver reports to the program [bytes].
-        source: How it was found.
+        source: Origin of the figure.
     """
 
     value_bytes: float
@@ -83,13 +83,13 @@ def memory_constants(
     torch_version: tuple[int, int] | None = None,
     overhead_bytes: float | None = None,
 ) -> MemoryConstants:
-    """Constants for a device and an era of the software.
+    """Constants for a device and a PyTorch version.
 
     Args:
-        device: Where the step runs; only GPUs of NVIDIA have measurements behind their constants.
+        device: Device that runs the step; only GPUs of NVIDIA have measurements behind their constants.
         torch_version: Major and minor version of PyTorch; None for a current one. Before 1.13 the CUDA builds
             (up to 11.6) load every kernel at start.
-        overhead_bytes: The overhead if it is known, such as from ``nvidia-smi`` [bytes].
+        overhead_bytes: Overhead of the process if it is known, such as from ``nvidia-smi`` [bytes].
     """
     if device.kind is not DeviceKind.GPU:
         constants = _PROCESS_ONLY
@@ -114,8 +114,8 @@ def visible_memory(device: Device) -> VisibleMemory:
     """Memory that a program finds on a device [bytes].
 
     nominal * 0.9875 for GPUs, and * 15/16 more where ECC bits live in the same GDDR chips, which is the
-    default of data-centre boards (nvidia-smi: T4 15,360 of 16,384 MiB, L4 23,034, A10 23,028, L40S 46,068).
-    HBM keeps them apart.
+    default on data-centre boards (nvidia-smi: T4 15,360 of 16,384 MiB, L4 23,034, A10 23,028, L40S 46,068).
+    HBM keeps the ECC bits apart.
 
     Sources: 24,268 MiB visible of an RTX 3090's 24,576; NVIDIA CUDA C++ Best Practices Guide (GDDR with ECC
     has 6.25 % less memory); totals as listed in github.com/modal-labs/modal-client/pull/2797.

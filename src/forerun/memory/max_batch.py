@@ -1,4 +1,4 @@
-"""The largest batch that fits a device."""
+"""The largest batch that fits on a device."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class MaxBatchSize:
 
     Attributes:
         value: Largest batch that fits; 0 if not even one sample does; None if unknown.
-        low: The same for 0.97 times the memory: the largest batch whose verdict is "yes".
-        high: The same for 1.03 times the memory: beyond it the verdict is "no".
-        reason: Why the value is unknown or zero; empty otherwise.
+        low: Largest batch that fits into 0.97 times the memory; its verdict is "yes".
+        high: Largest batch that fits into 1.03 times the memory; beyond it the verdict is "no".
+        reason: Reason why the value is unknown or zero; empty otherwise.
     """
 
     value: int | None
@@ -44,15 +44,15 @@ def max_batch_size(
 ) -> MaxBatchSize:
     """Largest batch of a device, solved at 0.97, 1 and 1.03 times the limit of the allocator.
 
-    Live bytes bound the answer from above; replays at the limit refine it downwards. The two ends take the
-    fragmentation over from the middle: six replays each would not move them by more than the 3 % they stand for.
+    Live bytes bound the answer from above; replays at the limit refine it downwards. The two ends take
+    their fragmentation from the middle: six replays for each end would move it by less than its 3 %.
 
     Args:
         graph: Traced step.
         setup: Precision and layout; its batch size is not used.
         device_memory_bytes: Memory that a program finds on the device [bytes].
         constants: Overhead and factors of the device and software.
-        by_replay: Replay the allocator; False takes live bytes times a factor, for sweeps.
+        by_replay: True replays the allocator; False takes live bytes times a factor, for sweeps.
     """
     if graph.only_batch_size is not None:
         reason = f"{graph.model} was traced for batch size {graph.only_batch_size} only; others are unknown"
@@ -79,7 +79,7 @@ def _largest_batch(
     by_live_bytes = _largest_by_live_bytes(graph, 1.0, limit_bytes)
     found = _largest_passing(lambda batch: replay(plan, batch, int(limit_bytes)).passes, by_live_bytes)
     # One replay at the limit and the search for the smallest limit can differ by the tolerance of the search;
-    # the answer has to agree with ``fits``, which knows the latter.
+    # the answer has to agree with ``fits``, which uses the smallest limit.
     need_bytes = cache(lambda batch: smallest_limit_bytes(plan, batch))
     while found > 0 and need_bytes(found) > limit_bytes:
         found -= 1

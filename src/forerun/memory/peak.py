@@ -1,4 +1,4 @@
-"""Peak memory of a training step, and whether it fits.
+"""Peak memory of a training step, and the verdict on a device.
 
     peak = smallest limit of the allocator that lets the step run + overhead of the process
     smallest limit = live bytes at the peak + fragmentation
@@ -42,8 +42,8 @@ class MemoryPart:
     """One named part of the peak.
 
     Attributes:
-        name: What the bytes hold.
-        size_bytes: How many [bytes].
+        name: Contents of the bytes.
+        size_bytes: Size of the part [bytes].
     """
 
     name: str
@@ -59,13 +59,13 @@ class MemoryEstimate:
         low_bytes: Lower end, the limit divided by 1.03 [bytes].
         high_bytes: Upper end, the limit divided by 0.97 [bytes].
         live_peak_bytes: Bytes of tensors alive at the peak [bytes].
-        fragmentation_bytes: What the allocator needs beyond them [bytes].
+        fragmentation_bytes: Bytes the allocator needs beyond the live ones [bytes].
         overhead_bytes: Context, kernels and handles of the process [bytes].
         workspace_bytes: Largest workspace a convolution takes if there is room for it; not part of the peak,
-            because it is done without where there is none [bytes].
+            because the convolution runs without it if memory is short [bytes].
         parts: Parts of the peak; they add up to ``peak_bytes``.
-        peak_phase: When most bytes are alive: forward, backward, optimizer, between steps, or setup.
-        source: Where the constants come from.
+        peak_phase: Phase in which most bytes are alive: forward, backward, optimizer, between steps, or setup.
+        source: Origin of the constants.
     """
 
     peak_bytes: float
@@ -81,7 +81,7 @@ class MemoryEstimate:
 
     @property
     def limit_bytes(self) -> float:
-        """What the tensors and the allocator need, without the overhead [bytes]."""
+        """Memory that the tensors and the allocator need, without the overhead [bytes]."""
         return self.peak_bytes - self.overhead_bytes
 
 
@@ -94,7 +94,7 @@ def estimate_memory(
         graph: Traced step.
         setup: Batch size, precision and layout.
         constants: Overhead and factors of the device and software, see ``memory_constants``.
-        by_replay: Replay the allocator (50 ms); False takes live bytes times a factor (1 ms), for sweeps.
+        by_replay: True replays the allocator (50 ms); False takes live bytes times a factor (1 ms), for sweeps.
 
     Raises:
         InvalidSetupError: If the graph holds for another batch size only.
@@ -125,7 +125,7 @@ _limits_kept: Kept[int] = Kept(4096)
 
 
 def _smallest_limit_bytes(graph: Graph, setup: TrainingSetup, constants: MemoryConstants) -> int:
-    """``smallest_limit_bytes``, remembered: of the device it knows no more than the factor of the workspace."""
+    """``smallest_limit_bytes`` with a cache; the device enters only through the factor of the workspace."""
     batch_size = setup.batch_size_per_device
     return _limits_kept.get(
         (graph,),
@@ -135,7 +135,7 @@ def _smallest_limit_bytes(graph: Graph, setup: TrainingSetup, constants: MemoryC
 
 
 def fits(estimate: MemoryEstimate, device_memory_bytes: float) -> Verdict:
-    """Whether a step runs on a device: "yes", "no", or "close" within 3 % of the limit.
+    """Verdict on a step on a device: it fits ("yes"), does not ("no"), or is within 3 % of the limit ("close").
 
     Args:
         estimate: Peak memory of the step.
@@ -150,9 +150,9 @@ def fits(estimate: MemoryEstimate, device_memory_bytes: float) -> Verdict:
 def step_runs(
     graph: Graph, setup: TrainingSetup, device_memory_bytes: float, constants: MemoryConstants
 ) -> bool:
-    """Whether the step at the batch size of the setup runs in exactly this much memory.
+    """True if the step at the batch size of the setup runs in exactly this much memory.
 
-    One replay at the limit instead of the search that ``estimate_memory`` makes; no band around the limit.
+    Makes one replay at the limit, not the search of ``estimate_memory``; there is no band around the limit.
 
     Args:
         graph: Traced step.
@@ -180,13 +180,13 @@ def _require_batch_size(graph: Graph, batch_size: int) -> None:
 
 
 def _workspace_factor(setup: TrainingSetup, constants: MemoryConstants) -> float:
-    # Only there did a workspace improve the verdicts on published out-of-memory limits.
+    # Only for these setups did a workspace improve the verdicts on published out-of-memory limits.
     wants_workspace = setup.layout is Layout.NCHW and setup.precision.is_half
     return constants.workspace_factor if wants_workspace else 0.0
 
 
 def plan_for_setup(graph: Graph, setup: TrainingSetup, constants: MemoryConstants) -> ReplayPlan:
-    """The graph's stream prepared for replays, with workspace where the setup has it."""
+    """The graph's stream prepared for replays, with workspace if the setup uses it."""
     return replay_plan(graph.memory, workspace_factor=_workspace_factor(setup, constants))
 
 

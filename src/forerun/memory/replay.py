@@ -1,8 +1,8 @@
 """Replay of a memory stream through the caching allocator, to its steady state.
 
 A card that is nearly full compacts: the allocator gives cached segments back and goes on. Bytes reserved
-without a limit therefore overstate the need by up to 30 %, and the question that matches an out-of-memory
-error is asked instead: under which smallest limit does the step still run, once it has run a few times?
+without a limit therefore overstate the need by up to 30 %. An out-of-memory error depends on another figure, which
+is computed here: the smallest limit under which the step still runs after a few repetitions.
 
 A replay is prepared once per stream (``ReplayPlan``) and costs about two milliseconds per step of a thousand
 allocations; it ends early when the state of the allocator recurs, because all later steps are then known.
@@ -36,8 +36,8 @@ __all__ = [
 ]
 
 NUM_STEPS = 10
-"""Steps replayed unless the state recurs before. After four steps the fragmentation of 77 % of 297 timm
-models is within 0.2 % of its value after ten steps, after six steps that of 92 %."""
+"""Number of steps replayed unless the state recurs before. After four steps the fragmentation of 77 % of 297 timm
+models is within 0.2 % of its value after ten steps, after six steps for 92 % of them."""
 
 _TOLERANCE_BYTES = 8 * 1024**2
 _TOLERANCE_FRACTION = 1e-3
@@ -53,15 +53,15 @@ class ReplayPlan:
     """A stream as lists of plain integers, which a loop in Python walks fastest.
 
     Every block and every workspace request has a slot; slot ``i + num_slots`` is slot ``i`` of an odd
-    repetition, so that a block and its twin of the step before never share one.
+    repetition, so that a block and its twin of the step before never share a slot.
 
     Attributes:
         stream: The traced steps.
         size_bytes: Size of each slot, affine in the batch size, (num_slots, 2).
         first_step: Operations before and in the first step, as (code, slot).
-        second_step: Those of the second step as traced.
-        repetitions: Those of a repeated step, odd and even.
-        has_workspace: Whether convolutions ask for workspace.
+        second_step: Operations of the second step as traced.
+        repetitions: Operations of a repeated step, odd and even.
+        has_workspace: True if convolutions ask for workspace.
     """
 
     stream: MemoryStream
@@ -74,14 +74,14 @@ class ReplayPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayOutcome:
-    """What one replay showed.
+    """Outcome of one replay.
 
     Attributes:
-        passes: Whether every request was met.
-        limit_bytes: The limit at the end, None without one [bytes].
+        passes: True if every request was met.
+        limit_bytes: Limit of the allocator at the end; None without a limit [bytes].
         peak_reserved_bytes: Most bytes held from the driver [bytes].
         num_steps: Steps replayed, the failing one included.
-        recurs: Whether the state recurred, so that any number of further steps is covered.
+        recurs: True if the state recurred, so that any number of further steps is covered.
     """
 
     passes: bool
@@ -97,8 +97,8 @@ def replay_plan(stream: MemoryStream, *, workspace_factor: float = 0.0) -> Repla
     Args:
         stream: Two traced steps; checked here.
         workspace_factor: Workspace a convolution asks for, as a multiple of its input plus output bytes; 0
-            for none. It is elastic: freed at once, and left out where it does not fit, because PyTorch's
-            cuDNN code then takes another algorithm. In the first step cuDNN's search ends with an emptied
+            for none. The workspace is elastic: freed at once, and left out if it does not fit, because
+            PyTorch's cuDNN code then takes another algorithm. In the first step cuDNN's search ends with an emptied
             cache.
 
     Raises:
@@ -150,8 +150,8 @@ def replay(
         plan: The prepared stream.
         batch_size: Samples in the step.
         limit_bytes: Most bytes the allocator may hold from the driver, None for no limit [bytes].
-        grows: Raise the limit to what is needed, and no further, where a request would fail.
-        num_steps: Steps to replay at most.
+        grows: True raises the limit just as far as needed when a request would fail.
+        num_steps: Largest number of steps to replay.
     """
     allocator = CachingAllocator(limit_bytes)
     blocks = (block_sizes_bytes(plan.size_bytes, batch_size) // BLOCK_BYTES).tolist() * 2
@@ -177,7 +177,7 @@ def replay(
 def reserved_peak_bytes(plan: ReplayPlan, batch_size: float) -> int:
     """Most bytes held from the driver on a card with memory to spare [bytes].
 
-    This is what ``max_memory_reserved`` prints there, not what the step needs.
+    PyTorch's ``max_memory_reserved`` prints this figure on such a card; the step may need less.
     """
     return replay(plan, batch_size).peak_reserved_bytes
 
@@ -185,10 +185,11 @@ def reserved_peak_bytes(plan: ReplayPlan, batch_size: float) -> int:
 def smallest_limit_bytes(plan: ReplayPlan, batch_size: float) -> int:
     """Smallest limit of the allocator under which the step keeps running [bytes].
 
-    The result passes and some limit at most 8 MiB or 0.1 % below it, whichever is more, fails. A best-fit
-    allocator is not strictly monotone in its limit, so a limit further down may pass again.
+    The step runs under the result, and fails under some limit at most 8 MiB or 0.1 % lower, whichever is more. A
+    best-fit allocator is not strictly monotone in its limit, so a limit further down may pass again.
 
-    One replay whose limit grows with the need gives the candidate; replays below and above it settle it.
+    One replay whose limit grows with the need gives the candidate; replays below and above the candidate
+    confirm or correct it.
 
     Args:
         plan: The prepared stream.
@@ -233,7 +234,7 @@ def _run(
     allocator: CachingAllocator,
     grows: bool,
 ) -> bool:
-    """Whether all requests of the operations are met; the hot loop of the memory model."""
+    """True if all requests of the operations are met; the hot loop of the memory model."""
     malloc, free = allocator.malloc_blocks, allocator.free
     for code, slot in operations:
         if code == _FREE:
@@ -260,5 +261,5 @@ def _run(
 def _state(addresses: list[int], allocator: CachingAllocator) -> int:
     """Hash of the allocator and of where every block lies, the same for odd and even repetitions."""
     half = len(addresses) // 2
-    # A slot is in use in one half at most: what outlives a step is in the half of that step.
+    # A slot is in use in one half at most: a block that outlives a step is in the half of that step.
     return hash((allocator.fingerprint(), tuple(map(add, addresses[:half], addresses[half:]))))

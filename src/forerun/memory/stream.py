@@ -1,7 +1,7 @@
-"""What a stream of allocations holds, counted in live bytes, and how its second step repeats.
+"""Live bytes of a stream of allocations, and the repetition of its second step.
 
-Everything here is a function of ``workload.MemoryStream`` and a batch size, vectorised over the entries;
-the allocator, which adds fragmentation, is replayed in ``memory_replay``.
+Everything here is a function of ``graph.MemoryStream`` and a batch size, vectorised over the entries;
+the allocator, which adds fragmentation, is replayed in ``memory.replay``.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class LivePeak:
     Attributes:
         total_bytes: Bytes alive, every block rounded up to 512 [bytes].
         phase: forward, backward, optimizer, between steps, or setup.
-        bytes_by_kind: The same bytes by what they hold [bytes].
+        bytes_by_kind: The same bytes by kind of contents [bytes].
     """
 
     total_bytes: int
@@ -56,13 +56,13 @@ class LivePeak:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepeatingStep:
-    """The second step in a form that can be appended any number of times.
+    """The second step in a form that can be repeated any number of times.
 
     Attributes:
         entries: Positions in the stream of the entries that repeat, in order, (k,).
-        frees_previous: Whether an entry frees the block that the step before allocated, (k,).
-        block: Identity in the stream of the block an entry is about: for a free of the step before, the
-            block of the second step that takes the place of the one freed; -1 for markers, (k,).
+        frees_previous: True if an entry frees a block that the step before allocated, (k,).
+        block: Identity in the stream of the block that an entry allocates or frees; if the freed block is of the
+            step before, the block of the second step that takes its place; -1 for markers, (k,).
     """
 
     entries: Ints
@@ -95,7 +95,7 @@ def check_stream(stream: MemoryStream) -> None:
         if event == MemoryEvent.ALLOCATE:
             if block in seen or block < 0:
                 raise TraceError(
-                    f"every allocation needs a block of its own, but entry {position} repeats block {block}; "
+                    f"every allocation needs its own block, but entry {position} repeats block {block}; "
                     "trace the model again"
                 )
             seen.add(block)
@@ -124,7 +124,7 @@ def live_peak_bytes(stream: MemoryStream, batch_size: float) -> int:
 
 
 def live_peak(stream: MemoryStream, batch_size: float) -> LivePeak:
-    """The moment of ``live_peak_bytes`` and what is alive there.
+    """The moment of ``live_peak_bytes`` and the blocks alive at that moment.
 
     Args:
         stream: Two traced steps.
@@ -132,7 +132,7 @@ def live_peak(stream: MemoryStream, batch_size: float) -> LivePeak:
     """
     changes, kinds = _changes_bytes(stream, batch_size)
     alive = np.cumsum(changes)
-    # Of equal moments the last, which lies in the second step, where gradients and state are in place.
+    # Of equal moments take the last: it lies in the second step, where gradients and state are in place.
     moment = len(alive) - 1 - int(np.argmax(alive[::-1]))
     # float64 sums of bytes are exact below 2**53.
     by_kind = np.bincount(
@@ -151,12 +151,12 @@ def live_peak(stream: MemoryStream, batch_size: float) -> LivePeak:
 
 
 def repeating_step(stream: MemoryStream) -> RepeatingStep:
-    """The second step, with what it inherits and what it leaves behind tied together.
+    """The second step, with the blocks it inherits tied to the blocks it leaves behind.
 
     A block of the first step that the second step frees (an old gradient, the loss still held by a name) has
     a twin: the block of the second step that the third will free at the same place. Twins have the same size;
     among equals the order of allocation decides, which both steps share. A block that is freed in the second
-    step and has no twin was a thing of the first step alone: its free does not repeat. A block that outlives
+    step and has no twin belongs to the first step alone: its free does not repeat. A block that outlives
     the second step and has no twin is state that has settled: its allocation does not repeat.
 
     Args:
@@ -226,7 +226,7 @@ def _changes_bytes(stream: MemoryStream, batch_size: float) -> tuple[Ints, Ints]
 
 
 def _twins(stream: MemoryStream, inherited: list[int], left: list[int]) -> dict[int, int]:
-    """From blocks of the first step to those of the second; arguments are positions of allocations."""
+    """Map from blocks of the first step to their twins of the second; arguments are positions of allocations."""
     waiting: dict[tuple[float, float], list[int]] = defaultdict(list)
     for position in reversed(left):
         waiting[_size(stream, position)].append(position)

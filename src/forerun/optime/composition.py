@@ -1,18 +1,19 @@
-"""From layers timed on their own to the step of the network they make up.
+"""Step time of a network from the times of its single layers.
 
-A layer timed alone is a network of one layer: beside its own work it pays, in every repetition, what any step costs
-(c: the loop, the start of backward, the optimizer's call). Inside a network that is paid once, so a sum of layers
-overshoots by (n - 1) c. A layer alone also finds its weights and activations in the cache, and its memory in the
-allocator's hands, where a network has filled both with other layers; so a sum may as well fall short.
+A layer timed alone is a network of one layer: each repetition holds, beside the layer's work, the fixed cost c of a
+step (the loop, the start of backward, the optimizer's call). A network pays c once, so a sum of n layers is too large
+by (n - 1) c. A layer alone also finds its weights and activations in the cache, and free memory in the allocator,
+which a network has filled with other layers; so a sum may also be too small.
 
-On a processor, which computes and calls in one thread, the remedy is to time K equal layers in one step beside one:
+A processor computes and launches in one thread. There, K equal layers in one step are timed beside a single one:
 
-    m = (T_K - T_1) / (K - 1)         what one more layer costs in company [s]
+    m = (T_K - T_1) / (K - 1)         cost of one more layer in the same step [s]
     c = T_1 - m of a layer that has next to no work
     step = c + sum of m_i
 
-On a device that works beside its host, calls hide behind work, or work behind calls. With a the time alone of a
-layer without work, w_i = max(0, t_i - a) the work of layer i, h what a layer's calls cost the host:
+A device works beside its host, so the host's calls hide behind the device's work, or the work behind the calls. With
+a the time of a layer without work, timed alone, w_i = max(0, t_i - a) the work of layer i, and h the time the host
+needs for the calls of a layer:
 
     step = sqrt((c + n h)^2 + (sum of w_i)^2)
 
@@ -38,12 +39,12 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostCosts:
-    """What calls cost the host of a device that works beside it.
+    """Time that calls cost the host of a device which works beside it.
 
     Attributes:
-        alone_s: a, a layer without work timed alone [s].
-        per_step_s: c, paid once in a step [s].
-        per_layer_s: h, paid for each layer in a step [s].
+        alone_s: a, time of a layer without work, timed alone [s].
+        per_step_s: c, cost paid once per step [s].
+        per_layer_s: h, cost paid for each layer of a step [s].
     """
 
     alone_s: float
@@ -63,8 +64,8 @@ def host_costs(alone_s: float, num_layers: tuple[int, int], step_times_s: tuple[
 
     Args:
         alone_s: Time of a layer without work [s].
-        num_layers: Layers of the two networks, the smaller number first.
-        step_times_s: Times of their steps [s].
+        num_layers: Number of layers of the two networks, the smaller number first.
+        step_times_s: Step times of the two networks [s].
 
     Raises:
         InvalidSetupError: The second network has no more layers than the first.
@@ -84,8 +85,8 @@ def marginal_time_s(alone_s: float, together_s: float, num_copies: int) -> float
 
     Args:
         alone_s: T_1, a step of one layer [s].
-        together_s: T_K, a step of K equal layers with weights and inputs of their own [s].
-        num_copies: K, at least 2.
+        together_s: T_K, a step of K equal layers each with its own weights and inputs [s].
+        num_copies: K, number of equal layers, at least 2.
 
     Raises:
         InvalidSetupError: There are fewer than two copies.
@@ -96,7 +97,7 @@ def marginal_time_s(alone_s: float, together_s: float, num_copies: int) -> float
 
 
 def serial_step_time_s(marginal_times_s: Sequence[float], per_step_s: float) -> float:
-    """Step of a network on a processor: c and what each layer costs in company [s].
+    """Step time of a network on a processor: c plus the marginal time of each layer [s].
 
     Args:
         marginal_times_s: ``marginal_time_s`` of each layer, as often as it is called [s].
@@ -110,14 +111,14 @@ def serial_step_time_s(marginal_times_s: Sequence[float], per_step_s: float) -> 
 
 
 def overlapped_step_time_s(alone_times_s: Sequence[float], costs: HostCosts) -> float:
-    """Step of a network on a device that works beside its host [s].
+    """Step time of a network on a device that works beside its host [s].
 
     The root of squares lies between the larger of calls and work and their sum; the power 2 fits published P100 runs
     better than 1.5, 3, 4 or 8.
 
     Args:
         alone_times_s: Time of each layer alone, as often as it is called [s].
-        costs: Of calls.
+        costs: Costs of the calls for the host.
 
     Raises:
         InvalidSetupError: There is no layer.

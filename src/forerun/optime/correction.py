@@ -1,8 +1,8 @@
 """Correction of a device's predictions from a few measured steps, in closed form.
 
 The log residual r = log(measured / predicted) of a step is a Gaussian around zero, r = J a + noise. The columns
-of J say what a device may do differently: be faster or slower throughout, in arithmetic, in memory traffic, on
-its host, or in one class of operations; a column's entry is the share of the step it acts on. With prior
+of J are the ways in which a device may differ: faster or slower throughout, in arithmetic, in memory traffic, on
+its host, or in one class of operations; a column's entry is the share of the step that it changes. With prior
 standard deviations S = diag(s^2), noise n and k measured rows (index k):
 
     K = J_k S J_k' + n^2 I
@@ -70,7 +70,7 @@ _WIDEST = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriorScales:
-    """Standard deviations of the log correction of each kind, and of what no correction explains."""
+    """Standard deviations of the log correction of each kind, and of the rest that no correction explains."""
 
     overall: float = 0.19
     compute: float = 0.28

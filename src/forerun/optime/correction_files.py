@@ -1,4 +1,4 @@
-"""Where calibrations of single devices are kept, and which one belongs to a device."""
+"""Files of calibrations of single devices, and the search for a device's calibration."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ CALIBRATIONS_VARIABLE = "FORERUN_CALIBRATIONS"
 
 
 def calibration_path(device: Device, stack: str = DEFAULT_STACK) -> Path:
-    """The file of a device's calibration in the user's data folder, whether it exists or not.
+    """Path of a device's calibration in the user's data folder; the file may be missing.
 
     Args:
         device: The device.
-        stack: ``pytorch`` or ``keras``: each framework has a calibration of its own.
+        stack: ``pytorch`` or ``keras``; each framework has its own calibration.
     """
     from platformdirs import user_data_path
 
@@ -32,7 +32,7 @@ def calibration_path(device: Device, stack: str = DEFAULT_STACK) -> Path:
 
 
 def find_calibration(device: Device, stack: str = DEFAULT_STACK) -> OpTimeWeights | None:
-    """The calibration of this machine's device with a framework; None if it was never calibrated with that.
+    """The calibration of this machine's device for a framework; None if there is none.
 
     Raises:
         CostModelError: The file is damaged, or was made for other features than this version computes.
@@ -42,10 +42,10 @@ def find_calibration(device: Device, stack: str = DEFAULT_STACK) -> OpTimeWeight
 
 
 def load_calibration(path: Path, device: Device, stack: str = DEFAULT_STACK) -> OpTimeWeights:
-    """A calibration from a file, for a device and a framework it was made with.
+    """A calibration from a file, checked to be for this device and framework.
 
     Raises:
-        UsageError: There is no such file, it is none of a single device, or it is another device's or framework's.
+        UsageError: The file is missing, or is not a calibration of this device and framework.
         CostModelError: The file is damaged, or was made for other features than this version computes.
     """
     if not path.is_file():
@@ -55,12 +55,12 @@ def load_calibration(path: Path, device: Device, stack: str = DEFAULT_STACK) -> 
     weights = load_weights(path)
     if weights.calibrated_device != device.title:
         raise UsageError(
-            f"{path.name} is a calibration of '{weights.calibrated_device or 'no single device'}', but the question is "
-            f"about '{device.title}'; name the file of that device, or leave --calibration out"
+            f"{path.name} is a calibration of '{weights.calibrated_device or 'no single device'}', but the device is "
+            f"'{device.title}'; name the file of that device, or leave --calibration out"
         )
     if weights.calibrated_stack != stack:
         raise UsageError(
-            f"{path.name} is a calibration of {weights.calibrated_stack}, but the model is one of {stack}, whose "
+            f"{path.name} is a calibration of {weights.calibrated_stack}, but the model runs with {stack}, whose "
             f"operations take other times; make one with: {_command(stack)} --out FILE, or leave --calibration out"
         )
     return weights

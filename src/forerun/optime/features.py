@@ -1,4 +1,4 @@
-"""What the op-level model knows of a kernel, a device and a configuration.
+"""Features of a kernel, a device and a configuration, the inputs of the op-level model.
 
 Three groups, so that a sweep over many batch sizes and devices computes each only as often as it must:
 
@@ -7,8 +7,8 @@ Three groups, so that a sweep over many batch sizes and devices computes each on
 - dynamic, per kernel and point: sizes at the batch, tiles per multiprocessor, fill of the last wave,
   alignment, arithmetic intensity against the ridge.
 
-Device figures enter as per-multiprocessor ratios and as times, which is what lets a network fitted on some
-GPUs speak about others (Lee, Phanishayee and Mahajan, ASPLOS 2025).
+Device figures enter as per-multiprocessor ratios and as times, so that a network fitted on some
+GPUs can predict others (Lee, Phanishayee and Mahajan, ASPLOS 2025).
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ POINT_FEATURES = (
     "software_era",
 )
 DEVICE_FEATURES = POINT_FEATURES[:6]
-"""Those that hold figures of the device: a handful of GPUs must not be learned by heart from them."""
+"""Features with figures of the device: the fit must not memorise a handful of GPUs from them."""
 DYNAMIC_FEATURES = (
     "log2_flops",
     "log2_bytes",
@@ -111,12 +111,12 @@ DYNAMIC_FEATURES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One (device, configuration) a step is evaluated at.
+    """One device and configuration at which a step is evaluated.
 
     Attributes:
         device: The device.
-        setup: Batch size, precision, layout and the rest.
-        uses_layer_norm: Whether the model has layer norms.
+        setup: Batch size, precision, layout and the other settings of training.
+        uses_layer_norm: True if the model has layer norms.
         era: Software era, 0 for PyTorch 0.4 to 1 for the newest (``software_era``).
     """
 
@@ -130,7 +130,7 @@ class Point:
 class PointArrays:
     """Figures of p points as columns (p, 1), ready to broadcast against n kernels.
 
-    Peaks are sustained ones: the datasheet's, scaled to the clock that the power limit allows.
+    Peaks are sustained peaks: datasheet peaks scaled to the clock that the power limit allows.
     """
 
     batch_size: Floats

@@ -8,7 +8,8 @@ For a kernel with work F and traffic M on a device with peak P and bandwidth B:
 with (u_0, u_1, u_2) from a network of two hidden layers. Device time is the sum over kernels; host time is
 H = c + sum of launches times h[class, part]; the step is their smooth maximum, (T^6 + H^6)^(1/6).
 Efficiencies may exceed one: Winograd convolutions and caches do. Each measuring system (machine, precision,
-layout, software) has offsets of its log compute, memory and host time with a prior; an unseen one has none.
+layout, software) has offsets of its log compute, memory and host time with a prior; for an unseen system
+they are zero.
 
 torch is needed here and nowhere else for the cost model; prediction runs on NumPy (``optime.step_times``).
 """
@@ -80,7 +81,7 @@ class StepSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitSettings:
-    """How the network is fitted; see docs/methods/op-time.md for what was tried.
+    """Settings of the network's fit; docs/methods/op-time.md lists the alternatives tried.
 
     ``device_penalty`` multiplies the squares of the first layer's weights on ``DEVICE_FEATURES``.
     """
@@ -242,7 +243,7 @@ def _normalisation(features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _parameter_groups(network: OpNetwork, settings: FitSettings) -> list[dict[str, Any]]:
-    """Weights of the layers decay; log times of launches must not, for zero would mean a second each."""
+    """Parameter groups: the layers' weights decay; log launch times do not, because zero would mean one second."""
     layers: list[nn.Parameter] = []
     times: list[nn.Parameter] = []
     for name, parameter in network.named_parameters():
@@ -289,7 +290,7 @@ def refine_op_network(
     settings: FitSettings,
     anchor_penalty: float = 1e-3,
 ) -> OpNetwork:
-    """A fitted network brought to one device by measurements of it, as near to where it was as they allow.
+    """A fitted network adjusted to measurements of one device, with as little change as they allow.
 
     The loss is that of ``fit_op_network`` with ``anchor_penalty`` times the squared distance of the layers' weights
     from the start instead of the penalty on device inputs: within one device these do not vary.
@@ -299,7 +300,7 @@ def refine_op_network(
         encoded: All samples, of one device.
         chosen: Indices of the samples to fit.
         settings: Schedule and seed; the size is that of ``start``.
-        anchor_penalty: How much a distance of one costs.
+        anchor_penalty: Loss added for a squared distance of one.
     """
     torch.manual_seed(settings.seed)
     hidden = start["first_weight"].shape[0]
@@ -369,7 +370,7 @@ def predict_log_times(
 def as_weights(
     networks: Sequence[OpNetwork], systems: Sequence[str], provenance: Mapping[str, Any]
 ) -> OpTimeWeights:
-    """The networks as plain arrays."""
+    """The fitted networks as plain arrays."""
     return OpTimeWeights(
         networks=tuple(_as_arrays(network) for network in networks),
         systems=tuple(systems),

@@ -24,21 +24,21 @@ MAX_LATENCY_S = 12e-6
 """Largest latency of a kernel on the device [s]."""
 
 MAX_EFFICIENCY = 1.6
-"""Above one, for Winograd convolutions do fewer FLOP than direct ones and caches move fewer bytes."""
+"""Largest efficiency; above one, because Winograd convolutions do fewer FLOP and caches move fewer bytes."""
 
 MIN_MEMORY_EFFICIENCY = 0.1
-"""Keeps kernels unlike any in the fit from being extrapolated to next to no bandwidth."""
+"""Smallest memory efficiency, so that kernels unlike those of the fit do not get almost no bandwidth."""
 
 CAP_LATENCY_S = 25e-6
-"""What even the smallest kernel may take beside the cap times its roofline [s]."""
+"""Time that even the smallest kernel may take on top of the cap times its roofline time [s]."""
 
 
 def roofline_cap(op_class: int, element_bytes: float) -> float:
-    """How many times its roofline time a kernel is predicted to take at most.
+    """Largest ratio of a kernel's predicted time to its roofline time.
 
     The network knows no bound where it extrapolates: a convolution of half a microsecond's work, smaller than any
     in its fit, came out at 1.5 ms. In the fit, kernels on 4-byte operands stay below 6 times (compute plus memory
-    time), those on 2-byte operands below 30 but for grouped convolutions, which cuDNN runs far slower still.
+    time), those on 2-byte operands below 30, except grouped convolutions, which cuDNN runs far slower still.
     """
     if element_bytes != 2:
         return 8.0

@@ -1,4 +1,4 @@
-"""Power of a GPU at work, and what a power limit does to its clock.
+"""Power of a GPU at work, and the effect of a power limit on its clock.
 
 A training step keeps a share of the device's peak rates busy. With work c at the peak rates and traffic m at the full
 bandwidth [s], and a step that takes t [s]:
@@ -11,11 +11,11 @@ bandwidth [s], and a step that takes t [s]:
     slowdown   s = f^-(1 + g1 (c / (c + m) - 1/2))
 
 Powers are shares of the board's power limit as shipped; L is the limit that is set. ``idle`` is the power of a
-device whose clocks are up and that waits, above that of an idle desktop. Power scatters within a step, so that its
-hungriest parts reach the limit before the mean does: mean power under a limit stays somewhat below both. Dynamic
-power goes with f V^2: while the voltage V falls with the clock, a small loss of clock saves much power; below the
-knee the voltage is at its least, and power falls in proportion to the clock. Time goes with the clock, that of
-arithmetic more than that of traffic. Power of the host, cooling and network is left out.
+waiting device with its clocks up, which is more than an idle desktop draws. Power varies within a step, so the parts
+with most power reach the limit before the mean does: mean power stays somewhat below both the demand and the limit.
+Dynamic power is proportional to f V^2: while the voltage V falls with the clock, a small loss of clock saves much
+power; below the knee the voltage is at its minimum, and power falls in proportion to the clock. Time depends on the
+clock, the time of arithmetic more than that of traffic. Power of the host, cooling and network is left out.
 
 Fitted by the study of energy on ``zeus_epoch_time_power`` (You, Chung and Chowdhury, NSDI 2023): A40,
 P100, Quadro RTX 6000 and V100, power limits from 100 W.
@@ -57,14 +57,14 @@ class PowerLaw:
 
     Attributes:
         idle_share: Power of a device that waits with its clocks up.
-        full_share: Power at full activity.
+        full_share: Power of a device at full activity.
         activity_factor: k.
         activity_exponent: q.
         slowdown_exponent: g0.
-        knee_share: r0, dynamic power over that without a limit at which the voltage is at its least.
+        knee_share: r0, dynamic power over dynamic power without a limit, where the voltage reaches its minimum.
         compute_weight: g1.
         log_width: Half-width of the 90 % interval of log power.
-        source: What they were fitted on.
+        source: Data on which the constants were fitted.
     """
 
     idle_share: float
@@ -89,7 +89,7 @@ POWER_LAW = PowerLaw(
     log_width=0.49,
     source="zeus_epoch_time_power, 1,308 epochs on four GPUs, 2026-11-21",
 )
-"""Mean of the laws of four GPUs; the width is that of a GPU that took no part."""
+"""Mean of the laws of four GPUs; the width is the error on a GPU left out of the fit."""
 
 
 def _own(
@@ -113,12 +113,12 @@ POWER_LAWS: Mapping[str, PowerLaw] = {
     "quadro-rtx-6000": _own(0.241, 0.94, 3.55, 1.39, 0.265, 0.386, 0.17),
     "v100-pcie-16gb": _own(0.118, 0.896, 3.24, 1.17, 0.389, 0.547, 0.17),
 }
-"""Laws of the GPUs that were measured; widths are those of their networks and limits that took no part."""
+"""Laws of the measured GPUs; the widths are errors on networks and limits left out of the fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Power:
-    """Power of a device and the factor a power limit puts on its time; arrays of one shape.
+    """Power of a device and the factor by which a power limit lengthens its time; arrays of one shape.
 
     Attributes:
         value_w, low_w, high_w: Average power with its 90 % interval [W].
@@ -136,7 +136,7 @@ def demand_share(activity: Floats, law: PowerLaw = POWER_LAW) -> Floats:
 
     Args:
         activity: Ideal time of the work over the time it takes.
-        law: Constants.
+        law: Constants of the power model.
     """
     drive = (law.activity_factor * np.maximum(activity, 0.0)) ** law.activity_exponent
     share: Floats = law.idle_share + (law.full_share - law.idle_share) * -np.expm1(-drive)
@@ -152,13 +152,13 @@ def limited_share(demand: Floats, limit_share: Floats | float) -> Floats:
 def power_slowdown(
     demand: Floats, limit_share: Floats | float, compute_fraction: Floats, law: PowerLaw = POWER_LAW
 ) -> Floats:
-    """Time under a power limit over time without; 1 where the limit does not bind.
+    """Time under a power limit over time without; 1 if the limit does not bind.
 
     Args:
         demand: Power without the limit, share of the limit as shipped.
-        limit_share: The limit that is set, as such a share.
+        limit_share: The limit that is set, as a share of the limit as shipped.
         compute_fraction: Share of arithmetic in the ideal time, 0 to 1.
-        law: Constants.
+        law: Constants of the power model.
     """
     demand = np.asarray(demand, dtype=np.float64)
     dynamic = np.maximum(demand - law.idle_share, 1e-9)
@@ -173,15 +173,15 @@ def power_slowdown(
 
 
 def power_law_of(device: Device) -> PowerLaw:
-    """The constants of a device: its own where it was measured, else the mean of those that were."""
+    """The constants of a device: its own if it was measured, else the mean of the measured devices."""
     return POWER_LAWS.get(device.name, POWER_LAW)
 
 
 def check_power_limit_w(limit_w: float, device: Device) -> float:
-    """The limit, if a board of this device can be set to it.
+    """The power limit, checked to be one that a board of this device can be set to [W].
 
     Raises:
-        InvalidSetupError: It is not above zero, or beyond the board's own limit.
+        InvalidSetupError: The limit is not above zero, or is above the board's own limit.
     """
     if not 0 < limit_w < np.inf:
         raise InvalidSetupError(f"a power limit must be above zero watts, got {limit_w}")
@@ -199,14 +199,14 @@ def device_power(
     limit_w: float | None = None,
     law: PowerLaw | None = None,
 ) -> Power | None:
-    """Average power of a device at work; None where no power figures stand behind the model.
+    """Average power of a device at work; None for a device without power measurements.
 
     Args:
         device: The device; only GPUs were measured.
         activity: Ideal time of the work over the time it takes without a limit.
         compute_fraction: Share of arithmetic in the ideal time.
-        limit_w: Power limit that is set, None for that of the board [W].
-        law: Constants; those of the device if None.
+        limit_w: Power limit that is set; None for the board's own limit [W].
+        law: Constants of the power model; None for those of the device.
     """
     law = law or power_law_of(device)
     if device.kind is not DeviceKind.GPU or device.power_limit_w <= 0:

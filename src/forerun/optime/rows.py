@@ -1,4 +1,4 @@
-"""The distinct kernels of a graph: what the op-level model evaluates instead of every single launch."""
+"""The distinct kernels of a graph, which the op-level model evaluates in place of every single launch."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def distinct_ops(ops: OpTable) -> DistinctOps:
     sizes = np.concatenate(
         [ops.flops, moved, ops.gemm.reshape(len(ops), 8), ops.elements, attributes], axis=1
     )
-    # Small streaming kernels differ only by their fixed or growing nature and their element size.
+    # Small streaming kernels differ only in their element size and in being of fixed size or growing with the batch.
     key = np.where(is_small[:, None], 0.0, sizes)
     key = np.column_stack(
         [ops.op_class, ops.step_part, is_small * (1 + (ops.elements[:, 1] > 0)), ops.element_bytes, key]

@@ -1,4 +1,4 @@
-"""What a software stack does to a step that was predicted for PyTorch on the same device.
+"""Effect of a software stack on a step predicted for PyTorch on the same device.
 
     step = factor * step in PyTorch + cost of a step
 
@@ -17,14 +17,14 @@ __all__ = ["KERAS_ON_TENSORFLOW", "StackEffect", "calibrated_effect", "stack_not
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackEffect:
-    """Effect of a stack.
+    """Effect of a software stack on step times.
 
     Attributes:
-        name: The stack.
-        factor: Device time over that in PyTorch.
-        step_cost_s: What a step of its training loop costs whatever it does [s].
-        log_spread: Half-width of the 90 % interval of its effect, in the logarithm.
-        devices: Catalogue names of the devices it was measured on.
+        name: Name of the stack, such as ``keras``.
+        factor: Device time with the stack over device time with PyTorch.
+        step_cost_s: Fixed cost of a step of the stack's training loop [s].
+        log_spread: Half-width of the 90 % interval of the effect, in the logarithm.
+        devices: Catalogue names of the devices on which the effect was measured.
         source: Tables, rows and day of the fit.
     """
 
@@ -48,7 +48,7 @@ KERAS_ON_TENSORFLOW = StackEffect(
 
 
 def calibrated_effect(weights: OpTimeWeights) -> StackEffect:
-    """The effect of the stack that a calibration was made with: its operations are in the weights, its loop is not."""
+    """Effect of the stack of a calibration: the weights hold its operations, but not its training loop."""
     known = weights.provenance
     return StackEffect(
         name="Keras on TensorFlow",
@@ -62,7 +62,7 @@ def calibrated_effect(weights: OpTimeWeights) -> StackEffect:
 
 
 def stack_note(effect: StackEffect, device: str) -> str:
-    """What a reader must know of a stack's effect on a device."""
+    """Remark for the reader on a stack's effect on a device."""
     if effect.source.startswith("calibrated"):
         return (
             f"software stack: {effect.source}; a step of fit costs {1e3 * effect.step_cost_s:.1f} ms beside its "

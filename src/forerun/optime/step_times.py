@@ -41,7 +41,7 @@ _SMALL_LAUNCH_S = 60e-6
 _GROWTH_TO_STOP = 1.3
 _LARGEST_LOOKED_AT = 2**16
 _POINTS_PER_CHUNK = 16
-"""Few enough that a chunk's activations stay in the cache."""
+"""Number of points in a chunk: few enough that the chunk's activations stay in the cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,14 +49,14 @@ class StepTimes:
     """Times of p points of one model.
 
     Attributes:
-        step_s: Predicted step, geometric mean over the ensemble, (p,) [s].
+        step_s: Predicted step time, geometric mean over the ensemble, (p,) [s].
         device_s: Sum of the kernels' times, (p,) [s].
-        host_s: Time the host needs to launch them, (p,) [s].
+        host_s: Time the host needs to launch the kernels, (p,) [s].
         memory_bound_s: Part of the kernels' time in kernels bound by memory traffic, (p,) [s].
         spread: Standard deviation of the log step over the ensemble, (p,).
-        kernel_s: Time of all launches of each distinct kernel, (p, n) [s]; None unless asked for.
-        compute_share: d log(kernel time) / d log(compute time) of each kernel, (p, n); None unless asked for.
-        memory_share: The same for its traffic time, (p, n); None unless asked for.
+        kernel_s: Time of all launches of each distinct kernel, (p, n) [s]; None without ``with_kernels``.
+        compute_share: d log(kernel time) / d log(compute time) of each kernel, (p, n); None without ``with_kernels``.
+        memory_share: d log(kernel time) / d log(traffic time) of each kernel, (p, n); None without ``with_kernels``.
     """
 
     step_s: Floats
@@ -79,18 +79,18 @@ def step_times(
 ) -> StepTimes:
     """Predicted times of one model at many points.
 
-    A batch never takes longer than a larger one, for it could be run as that one. The network knows no such law:
+    A batch never takes longer than a larger one, because it could be padded to that. The network knows no such law:
     kernels far smaller than any in its fit may be predicted slower than larger ones. Where launches take less than
-    60 us on average, larger batches (powers of two) are looked at as well, and the point takes the times of the
-    quickest.
+    60 us on average, larger batches (powers of two) are evaluated as well, and the point takes the times of the
+    quickest one.
 
     Args:
-        ops: Distinct kernels of the model.
-        points: Devices and configurations, p of them.
+        ops: Distinct kernels of the model's step.
+        points: The p devices and configurations.
         weights: The fitted model.
         offsets: Log offsets of compute, memory and host time of each member at each point, (members, p, 3) or
             (members, 1, 3); see ``OpTimeWeights.offsets_of_device``.
-        with_kernels: Whether to return the time of each kernel as well.
+        with_kernels: True returns the time of each kernel as well.
     """
     offsets = np.broadcast_to(offsets, (len(weights.networks), len(points), 3))
     found = _times_at(ops, points, weights, offsets, with_kernels)
@@ -115,7 +115,7 @@ def _with_batch(point: Point, batch_size: int) -> Point:
 
 
 def _with_rows(times: StepTimes, rows: npt.NDArray[np.int64], other: StepTimes, chosen: Any) -> StepTimes:
-    """Times with the chosen ones of some rows replaced."""
+    """Times in which some rows are replaced by rows of other times."""
     if not chosen.any():
         return times
     values = {}
@@ -135,7 +135,7 @@ def _times_at(
     offsets: Floats,
     with_kernels: bool,
 ) -> StepTimes:
-    """Times at the points as the network gives them."""
+    """Times at the points as the network predicts them."""
     static = static_features(ops).astype(np.float32)
     parts = []
     for begin in range(0, len(points), _POINTS_PER_CHUNK):
@@ -246,7 +246,7 @@ def _member_times(
         [roofline_cap(c, size) for c, size in zip(ops.op_class, ops.attributes[:, 7], strict=True)],
         dtype=np.float32,
     )
-    # A network that has seen the smallest kernels of its device needs no bound.
+    # A network fitted on the smallest kernels of its device needs no bound.
     most_s = np.float32(np.inf) if is_refined else caps * (compute_s + memory_s) + np.float32(CAP_LATENCY_S)
     kernel_s, compute_share, memory_share = _kernel_times_s(
         network, *features, compute_s, memory_s, pair, most_s
@@ -268,7 +268,7 @@ def smooth_maximum(device_s: Floats, host_s: Floats) -> Floats:
 
 
 def _hard_swish(values: Floats32) -> Floats32:
-    """Hard swish, x min(max(x + 3, 0), 6) / 6, in the array's own memory as far as possible."""
+    """Hard swish, x min(max(x + 3, 0), 6) / 6, in the array's own memory as far as it can."""
     gate = values + 3.0
     np.clip(gate, 0.0, 6.0, out=gate)
     gate *= values

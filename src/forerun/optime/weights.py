@@ -40,7 +40,7 @@ _ENTRY = "forerun"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkWeights:
-    """One member of the ensemble; names and shapes as in ``regressors.op_fit.OpNetwork``."""
+    """One member of the ensemble; names and shapes as in ``optime.fit.OpNetwork``."""
 
     mean: Floats32
     scale: Floats32
@@ -90,7 +90,7 @@ class CostModel:
     ``predict`` the object as ``cost_model``.
 
     Attributes:
-        networks: Members.
+        networks: Members of the ensemble.
         systems: Keys of the measuring systems, in the order of the networks' ``latents`` (see ``system_key``).
         provenance: Tables, rows, date and settings of the fit, error quantiles per tier; see docs/methods.
         class_offsets: Log offset of the time of each ``OpClass`` on a calibrated device; empty for none.
@@ -143,12 +143,12 @@ class CostModel:
 
     @property
     def step_cost_s(self) -> float:
-        """What a step of the calibrated training loop takes beside its operations [s]."""
+        """Time of a step of the calibrated training loop on top of its operations [s]."""
         return float(self.provenance.get("step_cost_s", 0.0))
 
     @property
     def is_refined(self) -> bool:
-        """Whether the networks were refined on layers of one device, down to the smallest kernels."""
+        """True if the networks were refined on layers of one device, down to the smallest kernels."""
         return self.provenance.get("method") == "refined"
 
     def offsets_of_system(self, system: str) -> Floats64:
@@ -157,9 +157,9 @@ class CostModel:
         return self._mean_latents(chosen)
 
     def offsets_of_device(self, device: str, precision: str, layout: str, compiler: str) -> Floats64:
-        """Mean offsets of the systems nearest to a configuration: as many parts of the key agree as can.
+        """Mean offsets of the systems nearest to a configuration, those whose keys agree in most parts.
 
-        A device that was not measured has offsets of zero: nothing is known of how it differs.
+        A device that was not measured has offsets of zero, because its differences are not known.
         """
         key = (device, precision, layout, compiler)
         for parts in (key, key[:3], key[:2]):
@@ -181,7 +181,7 @@ OpTimeWeights = CostModel
 
 
 def system_key(source: str, device: str, precision: str, layout: str, compiler: str, version: str) -> str:
-    """Key of a measuring system: who measured, on what, how."""
+    """Key of a measuring system: source of the measurements, device, precision, layout and software."""
     return "|".join((source, device, precision, layout, compiler, version))
 
 

@@ -1,1 +1,1 @@
-"""From predictions to a choice: candidates, limits, the Pareto front, and why the others were left out."""
+"""Choice among predictions: candidates, limits, the Pareto front, and the reasons for rejections."""

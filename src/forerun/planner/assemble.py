@@ -1,4 +1,4 @@
-"""From columns to a plan: which candidates to look at exactly, and what to say about them."""
+"""Makes a plan from columns: selects candidates, evaluates them exactly, and describes them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _MOST_ON_FRONT = 24
 _MOST_RELAXATIONS = 3
 _MOST_DRAWN = 600
 _DISTINCT = 0.01
-"""Neighbours on the front nearer than this in both objectives say the same."""
+"""Neighbours on the front that are nearer than this in both objectives count as one."""
 
 
 def make_plan(
@@ -61,16 +61,17 @@ def make_plan(
 ) -> Plan:
     """The plan of an engine's candidates.
 
-    Whatever is printed is evaluated exactly first; that can change what is printed, so it is done until nothing does.
+    Candidates are evaluated exactly before they are printed. As that can change the selection, it is repeated until
+    the selection stays.
 
     Args:
         engine: Evaluates candidates.
         limits: Limits to keep.
         minimize: The objective, a key of ``OBJECTIVES``.
-        words: The job in words, and remarks that are known already.
-        num_points: Candidates to list.
-        max_rejected: Rejected candidates to list.
-        exact: Whether to do that; without, what is listed is as the grid has it.
+        words: The job in words, and earlier notes.
+        num_points: Number of candidates to list.
+        max_rejected: Number of rejected candidates to list.
+        exact: Whether to evaluate listed candidates exactly; otherwise their figures are those of the grid.
     """
     loader = engine.loader
     table = engine.all_candidates()
@@ -137,7 +138,7 @@ def _candidate(table: CandidateTable, row: int, keeps_limits: bool) -> PlanCandi
 
 
 def _axes(table: CandidateTable, row: int) -> dict[str, Any]:
-    """What tells a candidate from the others, by the names of its fields."""
+    """The fields that distinguish a candidate, by name."""
     configuration = table.configurations[table.configuration[row]]
     option = table.options[table.option[row]]
     return {
@@ -161,7 +162,7 @@ def _listed(table: CandidateTable, minimize: str, excess: Floats, num_points: in
 
 
 def _front(table: CandidateTable, excess: Floats) -> list[int]:
-    """The front, without neighbours that differ by less than 1 % in everything, and not longer than can be read."""
+    """The front, without neighbours that differ by less than 1 % in everything, and at a readable length."""
     allowed = keeps(excess)
     if not allowed.any():
         allowed = excess[-1] <= 0
@@ -265,7 +266,7 @@ def _counts(limits: Sequence[Limit], excess: Floats) -> tuple[tuple[str, int, in
 def _binding(
     table: CandidateTable, limits: Sequence[Limit], minimize: str, excess: Floats, chosen: int | None
 ) -> str | None:
-    """The limit that costs most: without a choice the worst one of the nearest miss."""
+    """The limit that costs most; without a choice, the worst one of the nearest miss."""
     names = _names(limits)
     if chosen is None:
         return names[int(np.argmax(excess[:, nearest_miss(excess)]))]

@@ -27,10 +27,10 @@ VALUE, LOW, HIGH = 0, 1, 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """What a graph is traced for: everything of a candidate but its device and batch size.
+    """A configuration that needs one graph: a candidate without its device and batch size.
 
     Attributes:
-        model: The model as it is named.
+        model: Name of the model.
         precision, layout: As in the training setup.
         image_size: Height and width of images, None for the model's own [pixels].
     """
@@ -53,7 +53,7 @@ class CandidateTable:
         batch_size: Samples of one step on one device, (n,).
         values: Quantity -> value, low and high, (3, n); NaN where it is not known.
         device_memory_bytes: Memory that a process finds on a device, (n,) [bytes].
-        provenance: What the step rests on, (n,).
+        provenance: Basis of the step time, (n,).
     """
 
     configurations: tuple[Configuration, ...]
@@ -74,13 +74,13 @@ class CandidateTable:
         return None if math.isnan(value) else Interval(value, min(low, value), max(high, value))
 
     def key(self, row: int) -> tuple[int, int, int]:
-        """What tells a candidate from the others."""
+        """The fields that distinguish a candidate."""
         return int(self.configuration[row]), int(self.option[row]), int(self.batch_size[row])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobArrays:
-    """Steps of candidates and of what else an epoch has; arrays of intervals are (3, n) [s].
+    """Times of all kinds of steps in an epoch, by candidate; arrays of intervals are (3, n) [s].
 
     Attributes:
         step_s: A full step over all devices.

@@ -1,4 +1,4 @@
-"""Which candidates keep the limits, which is best, what binds, and whether the choice survives its uncertainty."""
+"""The choice of a candidate: limits, the best candidate, the binding limit, and the effect of uncertainty."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 
 OBJECTIVES = {"time": "job_time_s", "cost": "cost_usd", "energy": "energy_j", "co2": "co2_g"}
-"""What can be minimised, with the quantity that holds it."""
+"""Objectives that can be minimised, with their quantities."""
 
 DEVICE_MEMORY = "memory of the device"
 """The limit that is always there."""
@@ -43,7 +43,7 @@ _FRONT = ("job_time_s", "cost_usd", "energy_j")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relaxation:
-    """What a limit would have to be for a better candidate.
+    """The change of a limit that admits a better candidate.
 
     Attributes:
         limit: The limit as it was written, or ``DEVICE_MEMORY``.
@@ -66,7 +66,7 @@ class Sensitivity:
 
     Attributes:
         keeps_limits: Whether the choice keeps all limits at the bad end of its intervals.
-        broken: Limits it would break there.
+        broken: Limits that it would break there.
         stays_best: Whether it is still the best there, the others being as predicted.
         rivals: Candidates that would be better then, best first.
         regret: Share by which it would be worse than the best of them, 0 without rivals.
@@ -80,7 +80,7 @@ class Sensitivity:
 
 
 def excesses(table: CandidateTable, limits: Sequence[Limit], end: int = VALUE) -> Floats:
-    """By which share each candidate breaks each limit, (limits + 1, n); zero or below where it is kept.
+    """Share by which each candidate breaks each limit, (limits + 1, n); zero or below where it keeps the limit.
 
     The last row is the memory of the device. A quantity that is not known breaks every limit on it, with
     infinity.
@@ -96,7 +96,7 @@ def excesses(table: CandidateTable, limits: Sequence[Limit], end: int = VALUE) -
 
 
 def _excess(table: CandidateTable, limit: Limit, end: int) -> Floats:
-    # The bad end of what should be large is its low end.
+    # The bad end of a quantity that should be large is its low end.
     bad = end if limit.is_upper or end == VALUE else LOW
     value = table.values[limit.quantity.field][bad]
     ratio = value / limit.bound if limit.is_upper else limit.bound / np.maximum(value, 1e-300)
@@ -104,7 +104,7 @@ def _excess(table: CandidateTable, limit: Limit, end: int) -> Floats:
 
 
 def keeps(excess: Floats) -> Bools:
-    """Which candidates keep all limits, (n,)."""
+    """Whether each candidate keeps all limits, (n,)."""
     return np.asarray((excess <= _TOLERANCE).all(axis=0))
 
 
@@ -117,7 +117,7 @@ def objective_values(table: CandidateTable, minimize: str, end: int = VALUE) -> 
 def best_row(table: CandidateTable, minimize: str, excess: Floats) -> int | None:
     """The candidate with the smallest objective among those that keep all limits; None if there is none.
 
-    Of equals the one with the smaller time, then the smaller cost, is taken.
+    Among equals, the one with the smaller time is taken, then the one with the smaller cost.
     """
     rows = np.flatnonzero(keeps(excess) & np.isfinite(objective_values(table, minimize)))
     if not rows.size:
@@ -183,7 +183,7 @@ def sensitivity(
     worst = float(objective_values(table, minimize, HIGH)[chosen])
     allowed = keeps(excesses(table, limits))
     rivals = np.flatnonzero(allowed & (objective < worst) & (np.arange(len(table)) != chosen))
-    # The same device and configuration at another batch is off by the same factor, so it is no rival.
+    # A candidate that differs in batch size only is off by the same factor, so it is not a rival.
     same = (table.option[rivals] == table.option[chosen]) & (
         table.configuration[rivals] == table.configuration[chosen]
     )

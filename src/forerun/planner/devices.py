@@ -1,4 +1,4 @@
-"""The devices of a plan: catalogue names, how many of each, and what an hour costs."""
+"""The devices of a plan: catalogue names, numbers of devices, and prices per hour."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class DeviceOption:
 
     Attributes:
         cluster: The devices.
-        name: The name that was given to one of them; ``here`` takes this machine's calibration.
-        usd_per_hour: Price of all of them [USD/h], None if no price is known.
+        name: Name of one device in the question; ``here`` takes this machine's calibration.
+        usd_per_hour: Price of all devices [USD/h], None if no price is known.
         rental: The instances behind the price, None for a price that was given.
     """
 
@@ -45,12 +45,12 @@ class DeviceOption:
 
     @property
     def num_devices(self) -> int:
-        """How many there are."""
+        """Number of devices."""
         return self.cluster.num_devices
 
     @property
     def label(self) -> str:
-        """Its name in tables: ``t4``, ``t4 x4`` or, on several nodes, ``2x4xt4``."""
+        """Name of the option in tables: ``t4``, ``t4 x4`` or, on several nodes, ``2x4xt4``."""
         if self.cluster.num_nodes > 1:
             return self.cluster.spec
         return self.device.name if self.num_devices == 1 else f"{self.device.name} x{self.num_devices}"
@@ -104,7 +104,7 @@ def parse_prices(text: str) -> float | dict[str, float]:
     """A price for every device, ``1.89/h``, or one for each, ``t4=0.35/h,l4=0.80/h`` [USD/h of one device].
 
     Raises:
-        InvalidSetupError: It is no price, or below zero.
+        InvalidSetupError: The text is not a price, or the price is below zero.
         UnknownDeviceError: A name fits no device.
     """
     if "=" not in text:
@@ -138,12 +138,12 @@ def with_prices(
     kinds: Sequence[PriceKind],
     providers: Sequence[str] = (),
 ) -> tuple[DeviceOption, ...]:
-    """The options with what an hour of each costs: the given price, or else the cheapest in the table.
+    """The options with their prices per hour: the given price, or else the cheapest in the table.
 
     Args:
         options: Devices.
         prices: Table of prices.
-        given: Price of one device [USD/h], for all or by catalogue name; goes before the table.
+        given: Price of one device [USD/h], for all or by catalogue name; it replaces the table.
         kinds: Ways of paying to choose from.
         providers: Providers to choose from, all if empty.
 

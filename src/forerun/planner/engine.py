@@ -1,4 +1,4 @@
-"""Evaluates candidates: all at once by grids, and chosen ones exactly as ``predict`` does."""
+"""Evaluates candidates: all at once on grids, and selected ones exactly as ``predict`` does."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class ModelSource(Protocol):
-    """Where the engine gets traced models and cost models from."""
+    """Source of traced models and cost models for the engine."""
 
     def prepared(self, run: Run, setup: TrainingSetup) -> PreparedModel:
         """The traced step of a run's model in a setup."""
@@ -44,7 +44,7 @@ class ModelSource(Protocol):
 
 
 class EpochsOf(Protocol):
-    """How many epochs a model needs at a global batch size."""
+    """Epochs that a model needs at a global batch size."""
 
     def __call__(self, model: str, global_batch: Ints) -> Floats:
         """Value, low and high, (3, n)."""
@@ -53,13 +53,13 @@ class EpochsOf(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanQuestion:
-    """What a plan is about.
+    """Question of a plan.
 
     Attributes:
-        run: Everything that candidates share: job, sharing, loader, software and the rest of the setup.
+        run: A run with the settings that all candidates share: job, sharing, loader, software and the other settings.
         configurations, options, batch_sizes: The axes; every combination is a candidate.
-        power_limit_w: Power limit that is set on each device, None for the boards' own [W].
-        co2_g_per_kwh: Intensity of the grid, None if not asked [g/kWh].
+        power_limit_w: Power limit set on every device, None for that of the board [W].
+        co2_g_per_kwh: Carbon intensity of the grid, None if not asked [g/kWh].
         accuracies: Known accuracy by model.
         epochs_of: Epochs by model and batch; None takes those of the job.
     """
@@ -93,11 +93,11 @@ class Engine:
 
     @property
     def loader(self) -> InputPipeline | None:
-        """The input pipeline of each device, for the workers it would need."""
+        """The input pipeline of each device, to count the workers that it needs."""
         return self._question.run.loader
 
     def all_candidates(self) -> CandidateTable:
-        """Every combination, by interpolation between batch sizes and live bytes for memory."""
+        """All combinations: times are interpolated between batch sizes, memory comes from live bytes."""
         parts = []
         batch_sizes = np.asarray(self._question.batch_sizes, dtype=np.int64)
         for index in range(len(self._question.configurations)):
@@ -107,7 +107,7 @@ class Engine:
         return joined(parts)
 
     def exactly(self, keys: Iterable[tuple[int, int, int]]) -> CandidateTable:
-        """The candidates of these keys (configuration, option, batch size), in this order, as ``predict`` has them."""
+        """The candidates of these keys (configuration, option, batch size), in this order, exact as in ``predict``."""
         keys = list(keys)
         parts, positions = [], []
         for index, option in dict.fromkeys((key[0], key[1]) for key in keys):
@@ -132,7 +132,7 @@ class Engine:
         )
 
     def _runs(self, index: int, number: int, sizes: Ints) -> Iterator[tuple[Run, Ints]]:
-        """The batch sizes that one graph holds for: all, or one at a time where a model depends on them."""
+        """Batch sizes that share a graph: all of them, or one at a time where the model depends on it."""
         run = self._run(index, number, int(sizes[0]))
         if self._source.prepared(run, run.setup).graph.only_batch_size is None:
             yield run, sizes
@@ -141,7 +141,7 @@ class Engine:
             yield self._run(index, number, int(size)), np.asarray([size])
 
     def _by_weights(self) -> list[list[int]]:
-        """Options that share a cost model."""
+        """Groups of options that share a cost model."""
         groups: dict[int, list[int]] = {}
         for number, option in enumerate(self._question.options):
             groups.setdefault(id(self._source.weights(option)), []).append(number)

@@ -1,4 +1,4 @@
-"""Epochs to a target, for plans: those of a run, and what another batch size makes of them.
+"""Epochs to a target, for plans: those of a run, and those at other batch sizes.
 
     epochs(B) = epochs(b) samples(B) / samples(b),     samples(B) = S_min B + S_min B_c
 
@@ -30,11 +30,11 @@ _TO_90 = 1.6449 / 1.2816
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearningRun:
-    """What is known of how a model learns.
+    """Epochs that a model needs to a target, and their batch size.
 
     Attributes:
         epochs: Epochs to the target, with their 90 % interval.
-        batch_size: Samples of a step of the run they come from; None where it is not known, or does not matter.
+        batch_size: Batch size of the run behind them; None where it is not known or does not matter.
     """
 
     epochs: Interval
@@ -46,9 +46,9 @@ class EpochsToTarget:
     """Epochs of every candidate; the planner's ``EpochsOf``.
 
     Attributes:
-        runs: By model.
-        law: Samples to the target against the batch size; None leaves the epochs alone. With a law every run has its
-            batch size.
+        runs: Epochs to the target by model.
+        law: Samples to the target against the batch size; None leaves the epochs unchanged. With a law every run
+            has its batch size.
     """
 
     runs: Mapping[str, LearningRun]
@@ -66,7 +66,7 @@ class EpochsToTarget:
 
 
 def epochs_of_ranks(ranks: tuple[float, float, float], end: float) -> Interval:
-    """Epochs to a target from those that it takes at probabilities 0.1, 0.5 and 0.9.
+    """Epochs to a target, from those at probabilities 0.1, 0.5 and 0.9.
 
     The 90 % interval reaches further than these ranks: in logarithms 1.28 times as far from the middle. Training ends
     at its end, reached or not: no interval goes beyond, and a rank that is never reached is the end.
@@ -85,7 +85,7 @@ def epochs_of_ranks(ranks: tuple[float, float, float], end: float) -> Interval:
 
 
 def epochs_of_finished_runs(epochs: Sequence[float]) -> Interval:
-    """Epochs of a run yet to come, from those at which finished runs of the same job reached the target.
+    """Epochs of a future run, from those at which finished runs of the same job reached the target.
 
     The geometric mean m, and with n runs whose logarithms scatter by s the interval of one more,
 
@@ -94,7 +94,7 @@ def epochs_of_finished_runs(epochs: Sequence[float]) -> Interval:
     t being Student's 95 % quantile with n - 1 degrees of freedom. One run has no scatter and no interval.
 
     Raises:
-        ForecastError: No run reached it.
+        ForecastError: No run reached the target.
     """
     reached = [epoch for epoch in epochs if math.isfinite(epoch) and epoch > 0]
     if not reached:
@@ -109,7 +109,7 @@ def epochs_of_finished_runs(epochs: Sequence[float]) -> Interval:
 
 
 def epochs_of_law(law: BatchScaling, batch_size: float, dataset_size: int) -> LearningRun:
-    """Epochs at one batch size by the law itself; the interval is its worst error at the points behind it.
+    """Epochs at one batch size by the law alone; the interval is its worst error at the points behind it.
 
     >>> law = BatchScaling(least_steps=1000.0, least_samples=64_000.0, worst_error=0.1)
     >>> epochs_of_law(law, 64, 64_000).epochs

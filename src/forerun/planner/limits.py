@@ -1,4 +1,4 @@
-"""Limits a plan must keep: ``time<=2h, cost<=20, memory<=24GB``."""
+"""Limits that a plan must keep: ``time<=2h, cost<=20, memory<=24GB``."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Quantity:
     """A quantity of a candidate that can be limited.
 
     Attributes:
-        name: Its word in a limit.
+        name: Word for the quantity in a limit.
         field: The attribute of a candidate that holds it.
         kind: Kind of unit, a key of ``units.UNITS``.
         smaller_is_better: Whether less of it is wanted.
-        meaning: What it is, for help texts.
+        meaning: Meaning of the quantity, for help texts.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Limit:
     """One limit.
 
     Attributes:
-        quantity: What is limited.
+        quantity: The limited quantity.
         is_upper: Whether it is an upper limit (``<=``) or a lower one (``>=``).
         bound: The limit in the unit used inside.
         text: The limit as it was written.
@@ -77,7 +77,7 @@ def find_quantity(name: str) -> Quantity:
     """A quantity by its word.
 
     Raises:
-        InvalidSetupError: There is none of this name.
+        InvalidSetupError: There is no quantity of this name.
     """
     found = QUANTITIES.get(name.strip().lower())
     if found is None:
@@ -89,7 +89,7 @@ def find_quantity(name: str) -> Quantity:
 
 
 def parse_limits(text: str | Iterable[str]) -> tuple[Limit, ...]:
-    """The limits of a text, parted by commas.
+    """The limits of a text, separated by commas.
 
     >>> [(limit.quantity.name, limit.bound) for limit in parse_limits("time<=2h, cost<=20")]
     [('time', 7200.0), ('cost', 20.0)]

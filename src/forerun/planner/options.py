@@ -15,12 +15,12 @@ DEFAULT_BATCH_SIZES = "8:1024"
 
 
 class PlanOptions(CommonOptions, total=False):
-    """The settings of a plan besides its models and devices; None, or left out, stands for the default."""
+    """The settings of a plan besides its models and devices; a setting that is None or left out has its default."""
 
     batch_sizes: Annotated[
         str | Sequence[int] | None,
         Setting(
-            help="Batch sizes of a device to try: 32:1024 doubles, 32:1024:32 has a step, 48,96 is a list.",
+            help="Batch sizes of one device to try: 32:1024 doubles, 32:1024:32 adds 32 each time, 48,96 is a list.",
             group="axes",
             default=DEFAULT_BATCH_SIZES,
             metavar="SIZES",
@@ -53,7 +53,7 @@ class PlanOptions(CommonOptions, total=False):
     image_sizes: Annotated[
         str | Sequence[int] | None,
         Setting(
-            help="Image sizes to try [pixels], written as batch sizes are.",
+            help="Heights and widths of images to try [pixels], written like batch sizes.",
             group="axes",
             default="the model's own",
             metavar="SIZES",
@@ -65,8 +65,8 @@ class PlanOptions(CommonOptions, total=False):
     within: Annotated[
         str | Sequence[str] | None,
         Setting(
-            help="Limits such as 'time<=2h, cost<=20, memory<=24GB'; also epoch, step, energy, co2, throughput and "
-            "accuracy.",
+            help="Limits such as 'time<=2h, cost<=20, memory<=24GB'; also on epoch, step, energy, co2, "
+            "throughput and accuracy.",
             group="limits",
             metavar="LIMITS",
         ),
@@ -98,7 +98,7 @@ class PlanOptions(CommonOptions, total=False):
     power_limit_w: Annotated[
         float | None,
         Setting(
-            help="Power limit that is set on every device [W].",
+            help="Power limit set on every device [W].",
             group="limits",
             above=0,
             high=10_000,
@@ -142,7 +142,7 @@ class PlanOptions(CommonOptions, total=False):
     prices_file: Annotated[
         str | Path | None,
         Setting(
-            help="Your own prices, and hardware you own.",
+            help="Your own prices, and the hardware that you own.",
             group="price",
             metavar="FILE.toml",
             flag="prices",
@@ -154,7 +154,7 @@ class PlanOptions(CommonOptions, total=False):
     target: Annotated[
         str | None,
         Setting(
-            help="Train until this is reached, such as 'accuracy>=0.92'; needs a curve or a history.",
+            help="Target that ends the training, such as 'accuracy>=0.92'; it needs a curve or a history.",
             group="target",
             metavar="METRIC>=VALUE",
             is_local=True,
@@ -163,7 +163,7 @@ class PlanOptions(CommonOptions, total=False):
     curve: Annotated[
         str | Path | Any | None,
         Setting(
-            help="The run so far, as in 'forerun forecast', or a table with the columns model,run.",
+            help="Curve of the run so far, as in 'forerun forecast', or a table with the columns model,run.",
             group="target",
             metavar="RUN",
             is_local=True,
@@ -172,7 +172,7 @@ class PlanOptions(CommonOptions, total=False):
     curve_batch_size: Annotated[
         int | None,
         Setting(
-            help="Samples of a step of that run, where its file does not say.",
+            help="Batch size of the run in --curve, if its file does not say it.",
             group="target",
             low=1,
             is_local=True,
@@ -181,7 +181,7 @@ class PlanOptions(CommonOptions, total=False):
     schedule: Annotated[
         str | Any | None,
         Setting(
-            help="Learning rate of that run, as in 'forerun forecast'.",
+            help="Learning-rate schedule of the run in --curve, as in 'forerun forecast'.",
             group="target",
             metavar="WORDS",
             is_local=True,
@@ -190,7 +190,7 @@ class PlanOptions(CommonOptions, total=False):
     history: Annotated[
         str | Path | None,
         Setting(
-            help="Folder of finished runs of the same job; enough without a curve.",
+            help="Folder of finished runs of the same job; it may replace the curve.",
             group="target",
             metavar="DIR",
             is_local=True,
@@ -199,7 +199,7 @@ class PlanOptions(CommonOptions, total=False):
     batches: Annotated[
         str | Path | None,
         Setting(
-            help="Steps or epochs to the target at several batch sizes, as in 'forerun forecast'.",
+            help="Table of steps or epochs to the target at several batch sizes, as in 'forerun forecast'.",
             group="target",
             metavar="FILE.csv",
             is_local=True,
@@ -208,7 +208,7 @@ class PlanOptions(CommonOptions, total=False):
     critical_batch_size: Annotated[
         float | None,
         Setting(
-            help="Batch size that doubles the epochs, instead of a table of batches.",
+            help="Batch size that doubles the epochs; it may replace the table in --batches.",
             group="target",
             above=0,
             is_local=True,
@@ -218,7 +218,7 @@ class PlanOptions(CommonOptions, total=False):
     num_points: Annotated[
         int | None,
         Setting(
-            help="Candidates to list.",
+            help="Number of candidates to list.",
             group="output",
             default="12",
             low=1,
@@ -231,7 +231,7 @@ class PlanOptions(CommonOptions, total=False):
     max_rejected: Annotated[
         int | None,
         Setting(
-            help="Rejected candidates to list with their reasons, nearest misses first.",
+            help="Number of rejected candidates to list with their reasons, nearest misses first.",
             group="output",
             default="1000",
             low=0,
@@ -244,7 +244,8 @@ class PlanOptions(CommonOptions, total=False):
     exact: Annotated[
         bool | None,
         Setting(
-            help="Listed candidates are evaluated once more as predict does; without, memory is within some per cent.",
+            help="Evaluate the listed candidates once more, exactly as predict does; --no-exact "
+            "leaves memory some per cent off.",
             group="output",
             default="yes",
         ),

@@ -1,4 +1,4 @@
-"""The Pareto front: candidates that no other beats in everything."""
+"""The Pareto front: candidates that no other candidate beats in all objectives."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 def pareto_front(costs: Floats) -> Bools:
-    """Which points no other point dominates, (n,).
+    """Whether each point is on the front, that is not dominated by another, (n,).
 
     A point dominates another if it is nowhere larger and somewhere smaller. Of equal points the first is kept.
     Points with a value that is not finite are never on the front.

@@ -1,4 +1,4 @@
-"""A plan: the chosen candidate, the front, the others with the limits they broke, and how sure the choice is."""
+"""A plan: the chosen candidate, the front, the others with the limits they broke, and the certainty of the choice."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CandidateAxes:
-    """What tells a candidate from the others.
+    """The fields that distinguish a candidate.
 
     Attributes:
-        model: The model as it is named.
-        device, num_devices: Catalogue name, and how many of it.
-        batch_size_per_device: Samples of a step of each.
+        model: Name of the model.
+        device, num_devices: Catalogue name and number of devices.
+        batch_size_per_device: Batch size of one device.
         precision, layout: As in the training setup.
         image_size: Height and width of images, None for the model's own [pixels].
     """
@@ -49,20 +49,20 @@ class CandidateAxes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanPoint(CandidateAxes):
-    """One candidate with everything that is known of it.
+    """One candidate with all its known quantities.
 
     A quantity that is not known is None. Names and units are those of ``Estimate``.
 
     Attributes:
         step_time_s, throughput_samples_per_s, epoch_time_s, job_time_s: Times, over all devices.
-        num_epochs: Epochs of the job; to the target, where one is given.
-        peak_memory_bytes: Memory of a device.
-        cost_usd, energy_j, co2_g: What the job takes.
+        num_epochs: Epochs of the job, or epochs to the target if there is one.
+        peak_memory_bytes: Peak memory of one device.
+        cost_usd, energy_j, co2_g: Cost, energy and CO2 of the job.
         accuracy: Known accuracy of the model, None if it was not given.
         fits: "yes", "no" or "close".
         price_usd_per_hour: Price of all devices.
         price_source: Provider, instance, way of paying and date; "given" for a price of the user's own.
-        provenance: What the step time rests on.
+        provenance: Basis of the step time.
         workers_needed: Loader workers that keep a device busy, None without a loader or where none would do.
     """
 
@@ -85,7 +85,7 @@ class PlanPoint(CandidateAxes):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanCandidate(CandidateAxes):
-    """A candidate as one line of figures, for pictures; a quantity that is not known is None."""
+    """A candidate as one row of figures, for plots; an unknown quantity is None."""
 
     step_time_s: float
     step_time_low_s: float
@@ -101,7 +101,7 @@ class PlanCandidate(CandidateAxes):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokenLimit:
-    """A limit that a candidate breaks; ``excess`` is the share by which, value None where it is not known."""
+    """A limit that a candidate breaks: ``excess`` is the share beyond it, ``value`` is None where it is unknown."""
 
     limit: str
     value: float | None
@@ -111,7 +111,7 @@ class BrokenLimit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejection(CandidateAxes):
-    """A candidate that was left out, with every limit it breaks, the worst first."""
+    """A rejected candidate with every limit that it breaks, the worst first."""
 
     broken: tuple[BrokenLimit, ...]
 
@@ -122,10 +122,10 @@ class PlanRelaxation:
 
     Attributes:
         limit: The limit as it was written.
-        bound: What it would have to be, in the unit used inside.
-        factor: That over what it is.
-        gain: Share by which the objective falls, None if nothing kept the limits before.
-        point: The candidate it admits.
+        bound: Needed bound, in the unit used inside.
+        factor: Needed bound over the present one.
+        gain: Share by which the objective falls, None if no candidate kept the limits before.
+        point: The candidate that the change admits.
     """
 
     limit: str
@@ -140,11 +140,11 @@ class PlanSensitivity:
     """Whether the choice holds if its estimate is off by its interval.
 
     Attributes:
-        keeps_limits: Whether it keeps all limits at the bad end of its intervals.
+        keeps_limits: Whether the choice keeps all limits at the bad end of its intervals.
         broken: Limits that it would break there.
-        stays_best: Whether it would still be the best, the others being as predicted.
-        rivals: Candidates that would be better then, best first.
-        regret: Share by which it would be worse than the first of them.
+        stays_best: Whether the choice would still be the best, the others being as predicted.
+        rivals: Candidates that would be better in that case, best first.
+        regret: Share by which the choice would be worse than the first rival.
     """
 
     keeps_limits: bool
@@ -156,7 +156,7 @@ class PlanSensitivity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanWords:
-    """What a plan says of its job in words; attributes are those of ``Plan``."""
+    """The job of a plan in words; attributes are those of ``Plan``."""
 
     job: str
     target: str | None
@@ -170,22 +170,22 @@ class Plan(Answer):
     Attributes:
         minimize: The objective: time, cost, energy or co2.
         limits: The limits as they were written.
-        num_candidates: Candidates that were compared.
-        num_feasible: Those that keep all limits.
-        chosen: The best of them, None if there is none.
-        points: The best candidates by the objective; the nearest misses if nothing keeps the limits.
+        num_candidates: Number of candidates compared.
+        num_feasible: Number of candidates that keep all limits.
+        chosen: Best candidate that keeps all limits, None if there is none.
+        points: The best candidates by the objective; the nearest misses if no candidate keeps the limits.
         pareto: The front of time and cost (or energy, without prices; and accuracy, where known), fastest first.
         best_by_device: The best candidate of each device that has one.
-        candidates: All candidates, thinned out evenly where there are more than can be drawn.
-        nearest_miss: The candidate that misses by least, None if one keeps the limits.
-        rejected: Candidates left out, nearest misses first; at most as many as were asked for.
-        num_rejected_by_limit: Candidates that break each limit, and how many break nothing else.
-        binding: The limit whose loss would better the objective most, None if none would.
+        candidates: All candidates, thinned out evenly if there are too many to draw.
+        nearest_miss: Candidate with the smallest worst excess, None if one keeps the limits.
+        rejected: Rejected candidates, nearest misses first; at most as many as the question asks for.
+        num_rejected_by_limit: By limit, the number of candidates that break it, and that break only it.
+        binding: Limit whose removal would improve the objective most, None if none would.
         relaxations: The smallest change of each limit that would help, smallest first.
-        sensitivity: How sure the choice is, None without a choice.
+        sensitivity: Certainty of the choice, None without a choice.
         job: Dataset and epochs in words.
-        target: What training is to reach, None where the number of epochs is given.
-        notes: What a reader must know.
+        target: Target of the training, None where the number of epochs is given.
+        notes: Remarks for the reader.
     """
 
     minimize: str

@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 MAX_CANDIDATES = 200_000
-"""More than these take minutes and gigabytes; nobody reads the table."""
+"""Largest number of candidates; more take minutes and gigabytes."""
 
 _DOUBLES_FROM = 8
 _RANGE = re.compile(r"(?P<low>\d+)\s*(?:\.\.|:)\s*(?P<high>\d+)(?:\s*(?:\.\.|:)\s*(?P<step>\d+))?")
@@ -48,7 +48,7 @@ def expand_range(text: str, what: str) -> tuple[int, ...]:
     ((2, 3, 4), (32, 64, 128, 256), (10, 20, 30))
 
     Raises:
-        InvalidSetupError: It is neither, it ends before it begins, its step is zero, or it has too many members.
+        InvalidSetupError: The text is neither, or the range falls, has a step of zero, or has too many members.
     """
     if text.strip().isdigit():
         return (int(text),)

@@ -1,1 +1,1 @@
-"""What a training script of a user spends its time on: it is run unchanged, watched from inside and outside."""
+"""Profiles of a user's training script, which runs unchanged and is watched from inside and outside."""

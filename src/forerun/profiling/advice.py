@@ -1,4 +1,4 @@
-"""From the parts of a step to one change with its expected gain."""
+"""Advice from the parts of a step: one change with its expected gain."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["advise", "fed_step_time_s"]
 
 _NOTABLE = 0.15
 _LARGE_HOST = 0.3
-_UNCERTAINTY = 0.25  # of what a change saves: workers compete with the step for memory and caches
+_UNCERTAINTY = 0.25  # uncertain share of a saving: workers compete with the step for memory and caches
 
 
 def fed_step_time_s(
@@ -23,17 +23,17 @@ def fed_step_time_s(
     num_cores: float,
     core_s: float,
 ) -> float:
-    """Time of a step whose samples are prepared by workers beside it [s].
+    """Time of a step while workers prepare its samples in parallel [s].
 
-    T = max(compute, n c / W, core / C): the step itself, the workers, and all work over all cores. Without workers T =
-    compute + n c.
+    T = max(compute, n c / W, core / C): the largest of the step itself, the workers, and all work over all cores.
+    Without workers T = compute + n c.
 
     Args:
         compute_s: Time of the step without its input [s].
-        sample_cost_s: c, time of a core to prepare a sample [s].
-        num_samples: n, samples of a step.
-        num_workers: W.
-        num_cores: C, cores that workers and, on a processor, the step share.
+        sample_cost_s: c, time one core needs to prepare a sample [s].
+        num_samples: n, number of samples in a step.
+        num_workers: W, number of workers.
+        num_cores: C, number of cores that workers and, on a processor, the step share.
         core_s: CPU time of the step and of its input together [s].
 
     >>> fed_step_time_s(
@@ -46,7 +46,7 @@ def fed_step_time_s(
 
 
 def advise(profile: Profile) -> Advice:
-    """The largest part of the step that something can be done about."""
+    """Advice about the largest part of the step that a change can shorten."""
     parts, step_s = profile.parts, profile.step_time_s
     shares = {
         "input": parts.input_wait_s / step_s,
@@ -81,7 +81,7 @@ def _more_workers(profile: Profile, share: float) -> Advice:
             ),
         )
     compute_s = profile.step_time_s - profile.loader_wait_s
-    # With workers already, what they prepare in a step is at most their whole time.
+    # Workers that run already prepare a step's samples in at most their whole time.
     cost_s = (
         profile.loader_wait_s / samples if num_workers == 0 else profile.step_time_s * num_workers / samples
     )
@@ -157,7 +157,7 @@ def _faster_kernels(profile: Profile, share: float) -> Advice:
 
 
 def _gain(before_s: float, after_s: float) -> dict[str, float]:
-    """Expected ratio of speeds, and what it is if a quarter less or more is saved."""
+    """Expected ratio of speeds, and the ratio if a quarter less or more is saved."""
     saved_s = before_s - after_s
 
     def ratio(factor: float) -> float:

@@ -1,4 +1,4 @@
-"""Answers as files."""
+"""Files that hold answers."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def write_json(path: Path, answer: Mapping[str, Any]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a file, with its folder.
+    """Writes a text file, and makes its folder.
 
     Raises:
-        FailureError: It cannot be written.
+        FailureError: The file or its folder cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Runs a user's command with hooks in it: its output is passed on, its processes are watched and never outlive it."""
+"""Runs a user's command with hooks: passes its output on, watches its processes, and ends them with it."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _STARTUP_FOLDER = Path(__file__).parent / "startup"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputLine:
-    """A line that the command printed.
+    """One line that the command printed.
 
     Attributes:
-        time_s: When, monotonic clock [s].
+        time_s: Time of printing, monotonic clock [s].
         text: The line without its end.
     """
 
@@ -44,21 +44,21 @@ class OutputLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """How a command ran.
+    """One run of a command.
 
     Attributes:
-        command: Its words.
-        folder: Where its processes wrote their records.
-        outcome: ``done``, ``stopped`` (by the hooks, after the steps asked for), ``crashed``, ``interrupted``,
+        command: Words of the command.
+        folder: Folder with the records of the command's processes.
+        outcome: ``done``, ``stopped`` (by the hooks, after the requested steps), ``crashed``, ``interrupted``,
             ``timeout``, ``out of memory`` (above the limit set) or ``ended`` (by the caller).
-        status: Exit status; negative for a signal; None where it was ended from here.
+        status: Exit status; negative for a signal; None if forerun ended the command.
         begin_s: Start, monotonic clock [s].
         end_s: End [s].
-        lines: Last lines of its output.
-        samples: What its processes used.
+        lines: Last lines of the command's output.
+        samples: Memory and CPU time of the command's processes over time.
         telemetry: Figures of sensors, see ``measurement.telemetry``.
-        gpu_busy: When the GPU was asked [s], and the share of time it was busy; empty without one.
-        num_killed: Processes that had to be killed at the end.
+        gpu_busy: Times at which the GPU was sampled [s], with its busy share; empty without a GPU.
+        num_killed: Number of processes that had to be killed at the end.
     """
 
     command: tuple[str, ...]
@@ -80,12 +80,12 @@ class Launch:
 
     @property
     def said(self) -> str:
-        """The last lines of its output as one line."""
+        """The last lines of the output as one line."""
         return " | ".join(line.text.strip() for line in self.lines[-_TAIL_LINES:] if line.text.strip())
 
 
 def check_command(command: Sequence[str]) -> tuple[str, ...]:
-    """The command with its program and script found.
+    """The command, with its program and script checked to exist.
 
     Raises:
         UsageError: There is no command, its program does not exist, or its script does not.
@@ -116,17 +116,17 @@ def launch(
     environment: dict[str, str] | None = None,
     on_line: Callable[[OutputLine], bool] | None = None,
 ) -> Launch:
-    """Runs a command until it ends or has to.
+    """Runs a command until it ends or must be ended.
 
     Args:
-        command: Its words, as ``check_command`` gives them.
-        settings: Of the hooks; the folder must exist.
-        echo: Where its output goes as well; None for nowhere.
-        timeout_s: Longest time [s].
-        memory_limit_bytes: Most memory of all its processes together; above it they are ended [bytes].
+        command: Words of the command, from ``check_command``.
+        settings: Settings of the hooks; their folder must exist.
+        echo: Stream that receives a copy of the output; None for no copy.
+        timeout_s: Longest time of the run [s].
+        memory_limit_bytes: Largest memory of all processes together, above which they are ended [bytes].
         device_index: Device whose sensors are read.
-        environment: Variables of its own.
-        on_line: Called with each line of its output; ends the run by returning true.
+        environment: Environment variables to set for the command.
+        on_line: Called with each line of the output; returns True to end the run.
 
     Raises:
         ScriptError: The command cannot be started.
@@ -161,7 +161,7 @@ def launch(
 
 
 def _threads(settings: HookSettings) -> dict[str, str]:
-    """The knob as the libraries of a processor read it when they are loaded, which is before any hook."""
+    """Variables for the thread knob, which the processor's libraries read when they load, before any hook."""
     return {"OMP_NUM_THREADS": str(settings.knobs["num_threads"])} if "num_threads" in settings.knobs else {}
 
 
@@ -186,7 +186,7 @@ def _start(command: Sequence[str], settings_file: Path, own: dict[str, str]) -> 
 
 
 class _Run:
-    """A started command: its output is read by a thread, its processes are looked at between."""
+    """A started command: a thread reads its output while its processes are sampled."""
 
     def __init__(
         self,
@@ -204,7 +204,7 @@ class _Run:
         self._reader.start()
 
     def watch(self, begin_s: float, timeout_s: float | None, limit_bytes: float | None) -> str:
-        """Waits for the end; why it must be ended from here, or nothing if it ended by itself."""
+        """Waits for the end; returns the reason to end the command, or nothing if it ended by itself."""
         tree = TreeWatch(self._process.pid)
         while True:
             self.samples.append(tree.sample())
@@ -220,7 +220,7 @@ class _Run:
                 return ""
 
     def join(self) -> None:
-        """Waits for the last lines."""
+        """Waits for the last lines of output."""
         # A daemon that could not be ended might hold the pipe open.
         self._reader.join(timeout=5.0)
 
@@ -241,13 +241,13 @@ class _Run:
 def _outcome(status: int, folder: Path) -> str:
     if status == 0:
         return "done"
-    # A launcher such as torchrun makes a failure of its own out of a process that was stopped.
+    # A launcher such as torchrun reports a stopped process as its own failure.
     return "stopped" if status == STOPPED_STATUS or was_stopped(folder) else "crashed"
 
 
 @contextlib.contextmanager
 def _ignoring_interrupts() -> Iterator[None]:
-    """A second Ctrl-C must not leave processes behind."""
+    """Ignores Ctrl-C, because a second one must not leave processes behind."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

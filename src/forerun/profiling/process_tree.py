@@ -1,4 +1,4 @@
-"""What a command and everything it started use, and how all of it is ended."""
+"""Processes of a command and its descendants: their memory and CPU time, and their end."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _GRACE_S = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeSample:
-    """One look at a tree of processes.
+    """One sample of a tree of processes.
 
     Attributes:
-        time_s: When, monotonic clock [s].
-        memory_bytes: Memory of all processes, what they share counted once [bytes].
+        time_s: Time of the sample, monotonic clock [s].
+        memory_bytes: Memory of all processes, with shared memory counted once [bytes].
         cpu_s: CPU time of all processes so far, ended ones included [s].
-        num_processes: Processes that live.
+        num_processes: Number of living processes.
     """
 
     time_s: float
@@ -37,17 +37,17 @@ class TreeSample:
 
 @dataclass(slots=True)
 class TreeWatch:
-    """Samples a process and its descendants; remembers the CPU time of those that have ended.
+    """Samples a process and its descendants; keeps the CPU time of ended ones.
 
     Attributes:
-        pid: The root of the tree.
+        pid: Process at the root of the tree.
     """
 
     pid: int
     _cpu_s: dict[int, float] = field(default_factory=dict)
 
     def sample(self) -> TreeSample:
-        """Looks at all processes of the tree now."""
+        """Samples all processes of the tree now."""
         processes = _tree(self.pid)
         memory_bytes = 0
         for process in processes:
@@ -72,7 +72,7 @@ def _tree(pid: int) -> list[psutil.Process]:
 
 
 def _memory_bytes(process: psutil.Process) -> int:
-    """Proportional set size; resident size where the system does not tell it."""
+    """Proportional set size; resident size if the system does not report it."""
     try:
         text = Path(f"/proc/{process.pid}/smaps_rollup").read_text(encoding="ascii")
     except OSError:
@@ -96,13 +96,13 @@ def _environment(pid: int) -> list[bytes]:
 
 
 def end_tree(pid: int, settings_file: Path, *, first: signal.Signals = signal.SIGTERM) -> int:
-    """Ends a command with all that it started: a signal, some seconds, then SIGKILL. Tells how many were killed."""
+    """Ends a command and all processes it started: a signal, some seconds, then SIGKILL; returns the number killed."""
     processes = {process.pid: process for process in (*_tree(pid), *started_by(settings_file))}
     for process in processes.values():
         with contextlib.suppress(psutil.Error):
             process.send_signal(first)
     _, alive = psutil.wait_procs(list(processes.values()), timeout=_GRACE_S)
-    # What was started in the meantime, or did not listen.
+    # Processes that started in the meantime, or ignored the signal.
     rest = {process.pid: process for process in (*alive, *started_by(settings_file))}
     for process in rest.values():
         with contextlib.suppress(psutil.Error):

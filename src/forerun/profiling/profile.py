@@ -1,4 +1,4 @@
-"""The answer of ``forerun profile``: where a step's time goes, what is used, what to change, how long it takes."""
+"""The answer of ``forerun profile``: parts of a step, use of the machine, advice, and the time of the job."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _BEGIN, _END, _WAIT, _SAMPLES, _LOADER, _STARTS, _TRACED = range(7)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepParts:
-    """Time of a mean step by what it is spent on; the four add up to the step.
+    """Four parts of the time of a mean step; they add up to the step.
 
     Attributes:
-        input_wait_s: Waiting for the loader while the device has nothing to run [s].
+        input_wait_s: Wait for the loader while the device has nothing to run [s].
         copy_s: Copies to the device not hidden behind kernels [s].
-        kernels_s: The device computes: kernels of a GPU, operators of a processor [s].
+        kernels_s: Computation: kernels of a GPU, operators of a processor [s].
         host_s: The rest: Python, launches, logging, an idle device [s].
     """
 
@@ -43,16 +43,16 @@ class StepParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """What limits a run, and one next step.
+    """The bottleneck of a run, and one next change.
 
     Attributes:
-        bottleneck: ``input``, ``copy``, ``kernels`` or ``host``.
-        reason: What shows it, in a sentence.
-        change: Knobs of the next step with their values; empty where nothing is left to try without measuring.
-        words: The next step in a sentence.
-        speedup: Images per second after over before, expected; None where no model predicts it.
-        speedup_low: Careful end.
-        speedup_high: Hopeful end.
+        bottleneck: Part that limits the run: ``input``, ``copy``, ``kernels`` or ``host``.
+        reason: Evidence for the bottleneck, in a sentence.
+        change: Knobs of the next change with their values; empty if nothing is left to try without measuring.
+        words: Next change in a sentence.
+        speedup: Expected samples per second after the change over before; None if no model predicts it.
+        speedup_low: Low end of the speedup.
+        speedup_high: High end of the speedup.
     """
 
     bottleneck: str
@@ -71,39 +71,39 @@ class Profile(Answer):
     Attributes:
         command: Words of the command.
         outcome: ``done``, ``stopped``, ``crashed``, ``interrupted`` or ``timeout``.
-        status: Exit status; None where it was ended from here.
-        num_steps: Training steps seen.
-        num_steady_steps: Steps behind the figures: not the first, not traced.
+        status: Exit status; None if forerun ended the command.
+        num_steps: Number of training steps seen.
+        num_steady_steps: Number of steps behind the figures, without the first one and traced ones.
         step_time_s: Mean time of a steady step [s].
-        step_time_median_s: Its median [s].
-        throughput_samples_per_s: Samples a second of steady steps, of the whole job.
-        batch_size: Samples of a step, median; None where the loader does not tell.
-        parts: Where a step goes.
+        step_time_median_s: Median time of a steady step [s].
+        throughput_samples_per_s: Samples per second of the whole job in steady steps.
+        batch_size: Median number of samples in a step; None if the loader does not report it.
+        parts: Parts of a mean step.
         loader_wait_s: Wait for the loader in a step, hidden behind kernels or not [s].
-        has_window: Whether kernels and host were told apart by a traced window.
+        has_window: True if a traced window separated kernels from host time.
         top_operators: Largest operators of the window, name and share of the window.
         wall_s: Time of the whole run [s].
-        phases_s: Where that goes: ``start``, ``steps``, ``between``, ``profiling``, ``end`` [s].
-        device: Where the parameters are, such as ``cpu``.
-        device_busy_fraction: Utilisation of the device in steps.
+        phases_s: Time of the whole run by phase: ``start``, ``steps``, ``between``, ``profiling``, ``end`` [s].
+        device: Device of the parameters, such as ``cpu``.
+        device_busy_fraction: Utilisation of the device during steps.
         cpu_utilisation: CPU time of all processes over time and usable cores.
-        cpu_s_per_step: CPU time of all processes in a step [s].
-        num_usable_cores: Cores they may use.
+        cpu_s_per_step: CPU time of all processes per step [s].
+        num_usable_cores: Number of cores that the processes may use.
         peak_memory_bytes: Largest memory of all processes [bytes].
-        device_peak_bytes: Largest memory allocated on the GPU; None without one [bytes].
-        sensors: Clocks, power, throttling.
-        loader: The training loader's settings.
-        optimizer: The optimizer's name and learning rate.
-        num_ranks: Processes that train.
-        epochs: Epochs of the job, as the script's arguments say; None if not known.
-        steps_per_epoch: Of the training loader; None for a stream.
+        device_peak_bytes: Largest memory allocated on the GPU; None without a GPU [bytes].
+        sensors: Figures of sensors: clocks, power, throttling.
+        loader: Settings of the training loader.
+        optimizer: Name and learning rate of the optimizer.
+        num_ranks: Number of processes that train.
+        epochs: Number of epochs of the job, from the script's arguments; None if not known.
+        steps_per_epoch: Number of steps per epoch of the training loader; None for a stream.
         job_time_s: Time of the whole job from its start; None if not known [s].
-        time_left_s: What was left of it at the end of this run; None if not known [s].
-        advice: Bottleneck and next step.
-        hooks: Changes that hooks made.
-        num_killed: Processes that had to be killed at the end.
-        said: Last lines of its output, if it crashed.
-        notes: What is not known and why.
+        time_left_s: Time of the job left at the end of this run; None if not known [s].
+        advice: Bottleneck and next change.
+        hooks: Changes made by hooks.
+        num_killed: Number of processes that had to be killed at the end.
+        said: Last lines of the command's output, if it crashed.
+        notes: Figures that are not known, with the reason.
     """
 
     command: tuple[str, ...]
@@ -143,17 +143,17 @@ class Profile(Answer):
     notes: tuple[str, ...] = field(default=())
 
     def json_fields(self) -> dict[str, Any]:
-        """The fields; the parts of a step with their sum."""
+        """The fields as JSON, with the sum of the parts of a step."""
         return {**fields_of(self), "parts": {**fields_of(self.parts), "step_s": self.parts.step_s}}
 
 
 def steady_steps(steps: Floats) -> Floats:
-    """Steps that say what later ones will take: not traced, and not the first, if there are others.
+    """Steps that represent later ones: not traced, and not the first, if there are others.
 
     The starts of later epochs stay: waiting for workers to start is part of every epoch.
 
     Args:
-        steps: (n, 7), see ``ProcessRecord``.
+        steps: Rows of steps, (n, 7), see ``ProcessRecord``.
     """
     later = np.arange(len(steps)) > 0
     for keep in (later & (steps[:, _TRACED] == 0), later):
@@ -165,8 +165,8 @@ def steady_steps(steps: Floats) -> Floats:
 def parts_of_step(step_s: float, wait_s: float, window: Mapping[str, Any] | None) -> StepParts:
     """The four parts of a step.
 
-    On a processor nothing runs while the script waits, so the wait is what all steps say, and the rest is divided as in
-    the window: kernels k = (T - W) k' / (T' - W'). On a GPU kernels and copies take as long traced as not; what remains
+    On a processor nothing runs while the script waits, so the wait is the mean of all steps, and the rest is divided as
+    in the window: kernels k = (T - W) k' / (T' - W'). On a GPU kernels and copies take as long traced as not; the rest
     of T is idle, and is wait or host in the window's proportion.
 
     Args:
@@ -200,11 +200,11 @@ def summarise_run(
     """The figures of a run, without advice.
 
     Args:
-        run: How it ran.
-        process: Whose steps stand for it.
-        num_ranks: Processes that train.
-        num_usable_cores: Cores they may use.
-        epochs: Of the job; None to take the script's own argument.
+        run: Run of the command.
+        process: Process whose steps represent the run.
+        num_ranks: Number of processes that train.
+        num_usable_cores: Number of cores that the processes may use.
+        epochs: Number of epochs of the job; None to take the script's own argument.
 
     Raises:
         ScriptError: The process made no training step.
@@ -261,7 +261,7 @@ def summarise_run(
 
 
 def _phases(run: Launch, process: ProcessRecord) -> dict[str, float]:
-    """The whole run by phase; every part is measured, so that their sum can be held against the wall time."""
+    """Time of the whole run by phase; each part is measured, so that their sum can be compared with the wall time."""
     steps, rest, own = process.steps, process.rest, process.own
     first_s = float(min(table[:, _BEGIN].min() for table in (steps, rest) if len(table)))
     last_s = float(max(table[:, _END].max() for table in (steps, rest) if len(table)))
@@ -286,7 +286,7 @@ def _training_loader(process: ProcessRecord) -> dict[str, Any]:
 
 
 def _steps_per_epoch(process: ProcessRecord, loader: Mapping[str, Any]) -> int | None:
-    """Batches of the loader over batches of a step; counted where an epoch has been seen whole."""
+    """Batches of the loader over batches of a step; counted if a whole epoch has been seen."""
     starts = np.flatnonzero(process.steps[:, _STARTS])
     if len(starts) > 1:
         return int(np.median(np.diff(starts)))
@@ -315,7 +315,7 @@ def _job_time(
     epochs: float | None,
     per_epoch: int | None,
 ) -> tuple[float | None, float | None]:
-    """Time of the whole job, and what of it was left when this run ended."""
+    """Time of the whole job, and the time left when this run ended."""
     if epochs is None or per_epoch is None:
         return None, None
     num_seen = len(process.steps)
@@ -327,7 +327,7 @@ def _job_time(
 
 
 def _cpu(run: Launch, process: ProcessRecord, num_cores: float) -> tuple[float, float]:
-    """CPU time of a step and share of the cores used, between the first and the last step."""
+    """CPU time of a step and used share of the cores, between the first and the last step."""
     times = np.asarray([sample.time_s for sample in run.samples])
     used = np.asarray([sample.cpu_s for sample in run.samples])
     begin_s, end_s = process.steps[0, _BEGIN], process.steps[-1, _END]
@@ -348,15 +348,15 @@ def _notes(
 ) -> tuple[str, ...]:
     notes = []
     if process.window is None:
-        notes.append("no window was traced: kernels and host are not told apart, both are in kernels")
+        notes.append("no window was traced: the time of kernels includes that of the host")
     if epochs is None:
         notes.append(
             "the job's epochs are not known (no --epochs argument was seen): give them with --epochs"
         )
     elif per_epoch is None:
-        notes.append("the loader does not tell its length: the time of the job is not known")
+        notes.append("the loader has no known length: the time of the job is not known")
     if not process.loaders:
-        notes.append("the script uses no torch DataLoader: waiting for input is not seen")
+        notes.append("the script uses no torch DataLoader: the wait for input is not measured")
     if num_ranks > 1:
         notes.append(f"{num_ranks} processes train; parts are those of rank {process.rank or 0}")
     return tuple(notes)

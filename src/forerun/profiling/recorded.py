@@ -1,4 +1,4 @@
-"""Reads what the hooks left behind."""
+"""Reads the records that the hooks wrote."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ class ProcessRecord:
     """One watched process.
 
     Attributes:
-        pid: Its number.
-        rank: Of a distributed job; None outside one.
-        begin_s: When its hooks were installed, monotonic clock [s].
-        end_s: When it ended in the ordinary way; None if it did not [s].
-        steps: Training steps, (n, 7): begin, end, wait [s], samples, loader, whether it starts an epoch, is traced.
-        rest: The same for stretches without training.
-        own: Begin and end of what the hooks themselves took, (n, 2) [s].
+        pid: Number of the process.
+        rank: Rank in a distributed job; None outside such a job.
+        begin_s: Time at which the hooks were installed, monotonic clock [s].
+        end_s: Time at which the process ended in the ordinary way; None if it did not [s].
+        steps: Training steps, (n, 7): begin, end, wait [s], samples, loader, starts an epoch, is traced.
+        rest: Stretches without training, in the same columns.
+        own: Begin and end of the times that the hooks took, (n, 2) [s].
         loaders: Data loaders in the order of their first use.
         optimizers: Optimizers in the order of their first step.
-        options: Arguments that its parsers know: ``flags``, ``name``, ``value``.
-        hooks: Changes that hooks made: ``knob``, ``what``.
-        window: Sums of the traced window; None without one.
-        device_peak_bytes: Peak memory of the process's own CUDA device; None without one [bytes].
+        options: Arguments that the script's parsers know: ``flags``, ``name``, ``value``.
+        hooks: Changes made by hooks: ``knob``, ``what``.
+        window: Sums of the traced window; None without a window.
+        device_peak_bytes: Peak memory of the process's own CUDA device; None without such a device [bytes].
     """
 
     pid: int
@@ -60,20 +60,20 @@ def read_processes(folder: Path) -> tuple[ProcessRecord, ...]:
 
 
 def was_stopped(folder: Path) -> bool:
-    """Whether the hooks of a process stopped it after the steps that were asked for."""
+    """True if the hooks of a process stopped it after the requested steps."""
     return any(
         record["kind"] == "stopped" for path in folder.glob("process-*.jsonl") for record in _records(path)
     )
 
 
 def training_process(processes: tuple[ProcessRecord, ...]) -> ProcessRecord | None:
-    """The process whose steps stand for the run: the lowest rank of those that train, else the one with most steps."""
+    """The process whose steps represent the run: the lowest rank that trains, else the process with most steps."""
     training = [process for process in processes if len(process.steps)]
     return min(training, key=lambda process: (process.rank or 0, -len(process.steps)), default=None)
 
 
 def _read_process(path: Path) -> ProcessRecord | None:
-    """One process; a last line that was cut off by its death is left out, and None comes of one that was its first."""
+    """One process, without a last line that its death cut off; None if that was its first line."""
     records: dict[str, list[dict[str, Any]]] = {}
     for record in _records(path):
         records.setdefault(record["kind"], []).append(record)
@@ -109,7 +109,7 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _options(records: dict[str, list[dict[str, Any]]]) -> tuple[dict[str, Any], ...]:
-    """Of all parsers of the process; values as parsed, or defaults where parsing failed."""
+    """Options of all parsers of the process; values as parsed, or defaults if parsing failed."""
     by_name: dict[str, dict[str, Any]] = {}
     for record in (*records.get("options", []), *records.get("arguments", [])):
         by_name.update({option["name"]: option for option in record["options"]})

@@ -21,7 +21,7 @@ from forerun.records.measurement import (
 __all__ = ["Document", "measurement_document", "read_document"]
 
 Document = dict[str, Any]
-"""A record as JSON holds it."""
+"""A record as a JSON object."""
 
 _Choice = TypeVar("_Choice", JobKind, Outcome)
 _Part = TypeVar("_Part", Circumstances, Summary)
@@ -44,7 +44,7 @@ _CIRCUMSTANCES, _SUMMARY = _field_names(Circumstances), _field_names(Summary)
 
 
 def measurement_document(measurement: Measurement) -> Document:
-    """A measurement as JSON holds it: enumerations as text, tuples as lists."""
+    """A measurement as JSON values: enumerations as text, tuples as lists."""
     # dataclasses.asdict copies every value deeply, which takes ten times as long.
     document: Document = {name: getattr(measurement, name) for name in _FIELDS}
     document["kind"], document["outcome"] = str(measurement.kind), str(measurement.outcome)
@@ -64,8 +64,8 @@ def read_document(document: Mapping[str, Any], place: str) -> Measurement:
     """A measurement from a document.
 
     Args:
-        document: What ``measurement_document`` made.
-        place: Where it came from, for messages.
+        document: Output of ``measurement_document``.
+        place: Origin of the document for messages, such as a file and row.
 
     Raises:
         RecordError: Unknown or missing fields, impossible values, or a document of another version.

@@ -17,7 +17,7 @@ _Choice = TypeVar("_Choice", bound=StrEnum)
 
 
 def whole_of(parameters: Parameters, name: str, default: int | None = None) -> int:
-    """A whole number; one that is absent or None takes the default, and without a default is missing."""
+    """A whole number; an absent one or None takes the default, and without a default raises an error."""
     value = parameters.get(name)
     if value is None:
         value = default
@@ -27,7 +27,7 @@ def whole_of(parameters: Parameters, name: str, default: int | None = None) -> i
 
 
 def number_of(parameters: Parameters, name: str, default: float) -> float:
-    """A number."""
+    """A number among the parameters."""
     value = parameters.get(name)
     if value is None:
         return default
@@ -37,7 +37,7 @@ def number_of(parameters: Parameters, name: str, default: float) -> float:
 
 
 def flag_of(parameters: Parameters, name: str, default: bool = False) -> bool:
-    """True or False."""
+    """A flag among the parameters, True or False."""
     value = parameters.get(name)
     if value is None:
         return default
@@ -47,13 +47,13 @@ def flag_of(parameters: Parameters, name: str, default: bool = False) -> bool:
 
 
 def text_of(parameters: Parameters, name: str, default: str) -> str:
-    """A word."""
+    """A text among the parameters."""
     value = parameters.get(name)
     return default if value is None else str(value)
 
 
 def choice_of(parameters: Parameters, name: str, kind: type[_Choice], default: _Choice) -> _Choice:
-    """One of the words of a ``StrEnum``."""
+    """A parameter that is a member of a ``StrEnum``."""
     word = text_of(parameters, name, default)
     try:
         return kind(word)
@@ -64,9 +64,9 @@ def choice_of(parameters: Parameters, name: str, kind: type[_Choice], default: _
 
 
 def setup_of(parameters: Parameters) -> TrainingSetup:
-    """The training setup a job asks for; what it leaves out takes the defaults of ``TrainingSetup``.
+    """The training setup of a job; a missing parameter takes the default of ``TrainingSetup``.
 
-    Only a training step has an optimizer, and only one that is named.
+    Only a training step has an optimizer, and only if the job names one.
     """
     phase = choice_of(parameters, "phase", Phase, Phase.TRAIN)
     optimizer = text_of(parameters, "optimizer", "none") if phase is Phase.TRAIN else "none"

@@ -1,7 +1,7 @@
-"""One measured thing with everything that must be known about it: the schema of the record store.
+"""One measurement with its job and circumstances: the schema of the record store.
 
-A *job* is what was to be run; a *measurement* is what came out of it, with its circumstances. ``StepRecord`` is
-the flat view of a measured step that fits and evaluations read; ``as_step_record`` of the store makes it.
+A *job* describes a run; a *measurement* is the result of the run, with its circumstances. ``StepRecord`` is
+the flat view of a measured step that fits and evaluations read; ``step_view.as_step_record`` makes it.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ ANCHOR_FAMILY = "anchor"
 """Family of the fixed small step that is measured again and again to see the machine itself change."""
 
 Scalar = str | int | float | bool | None
-"""What a job's parameters and a measurement's results may hold."""
+"""Type of a value among a job's parameters and a measurement's results."""
 
 
 class JobKind(StrEnum):
-    """What kind of thing was run."""
+    """Kind of job that was run."""
 
     STEP = "step"
     """Steps of a whole model."""
@@ -58,7 +58,7 @@ _OF_RUNS = (JobKind.STEP, JobKind.TRAINING, JobKind.DATA_PARALLEL)
 
 
 class Outcome(StrEnum):
-    """How a job ended."""
+    """The way a job ended."""
 
     DONE = "done"
     OUT_OF_MEMORY = "out-of-memory"
@@ -69,14 +69,14 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What the repetitions say.
+    """Summary of the repetitions.
 
     Attributes:
         median_s: Median repetition [s].
         low_s: Lower end of the 95 % interval of the median, from order statistics [s].
-        high_s: Its upper end [s].
-        is_stable: Whether the repetitions are stationary and no anchor drifted.
-        reason: Why it is not stable; empty if it is.
+        high_s: Upper end of that interval [s].
+        is_stable: True if the repetitions are stationary and no anchor drifted.
+        reason: Reason why the time is not stable; empty if it is.
     """
 
     median_s: float
@@ -88,24 +88,24 @@ class Summary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Circumstances:
-    """Where, when and with what something was measured.
+    """Place, time, device and software of a measurement.
 
     Attributes:
-        device: Catalogue name of the device, ``cpu`` for a processor nobody catalogued.
+        device: Catalogue name of the device, ``cpu`` for a processor without an entry.
         device_title: The driver's or processor's own name.
-        device_index: Which of several equal devices, such as ``cuda:1``.
+        device_index: Name of the device in the process, such as ``cuda:1``.
         host: Name of the machine as the user wants it known.
         num_cores: Processor cores the job could use.
         num_threads: Threads of the framework.
         memory_bytes: Memory of the device the job could use [bytes].
-        operating_system: Its name and version.
+        operating_system: Name and version of the operating system.
         python_version, framework, framework_version, forerun_version: Software; framework ``pytorch`` or ``keras``.
         accelerator_software: CUDA, ROCm and driver versions; empty on a processor.
         started_at: Beginning of the job, ISO 8601 in UTC.
-        occasion: Label of the session, so that repeats on another day are told apart.
+        occasion: Label of the session, which distinguishes repeats on another day.
         load_before: Load average per core when the job began.
         telemetry: Figures of the sensors before, during and after: clocks [Hz], power [W], temperature [C],
-            throttling; absent where nothing can be read.
+            throttling; a figure without a sensor is absent.
     """
 
     device: str
@@ -133,18 +133,18 @@ class Measurement:
 
     Attributes:
         key: Identity of (job, device, framework version, occasion); a rerun skips keys that are done.
-        kind: What kind of thing was run.
-        subject: What was run: a model as ``predict`` names it, or the name of a layer or kernel.
+        kind: Kind of job that was run.
+        subject: Subject of the job: a model as ``predict`` names it, or the name of a layer or kernel.
         family: Group that must not be split between fit and test.
-        parameters: Everything else the job was asked: batch size, precision, layout, optimizer, sizes of the layer.
-        outcome: How it ended.
-        reason: Why it did not end well; empty if it did.
+        parameters: All other settings of the job: batch size, precision, layout, optimizer, sizes of the layer.
+        outcome: The way the job ended.
+        reason: Reason for a bad end; empty after a good one.
         repetitions_s: Every timed repetition, in order [s].
         warm_up_s: Repetitions before the step time was stationary [s].
         summary: Median, interval and stability; None without repetitions.
         results: Figures beside time: peak_memory_bytes, compile_time_s, num_parameters, accuracy and loss per
             epoch (``accuracy_1``, ``loss_1``, ...), null_step_s, anchor_drift.
-        circumstances: Where, when and with what.
+        circumstances: Place, time, device and software.
         schema_version: Version this measurement was written with.
     """
 
@@ -164,7 +164,7 @@ class Measurement:
 
     @property
     def is_anchor(self) -> bool:
-        """Whether it tells of the machine, not of a model: no fit or evaluation may count it."""
+        """True for a measurement of the machine, not of a model; no fit or evaluation may count it."""
         return self.family == ANCHOR_FAMILY
 
     @property

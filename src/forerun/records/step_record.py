@@ -1,4 +1,4 @@
-"""One measured training or inference step and the circumstances it was measured under."""
+"""One measured training or inference step and its circumstances."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """One whole step as somebody measured it.
+    """One whole measured step.
 
     Attributes:
         source: Table or file the row came from.
@@ -29,28 +29,28 @@ class StepRecord:
         model: Model as forerun names it, such as ``timm:resnet50``.
         family: Group of related networks that must not be split between fit and test.
         device: Device name the catalogue resolves, such as ``rtx-3090``.
-        batch_size_per_device: Samples a device works on in one step.
+        batch_size_per_device: Number of samples in one step of one device.
         step_time_s: Time of one step [s].
         precision: Numeric recipe.
         phase: Training step, forward pass, or inference.
         layout: Memory order of images.
-        compile: Whether the step ran under torch.compile or its like.
+        compile: True if the step ran under torch.compile or its like.
         optimizer: Name as in ``TrainingSetup``; ``none`` if no update ran.
         optimizer_implementation: Kernel granularity of the update.
-        includes_optimizer: Whether the measured time contains the update.
-        fused_attention: Whether attention ran as one kernel.
-        autocast_backward: Whether the autocast region also spanned the backward pass.
+        includes_optimizer: True if the measured time contains the update.
+        fused_attention: True if attention ran as one kernel.
+        autocast_backward: True if the autocast region also spanned the backward pass.
         image_size: Height and width of square images [pixels].
-        input_shape: Shape of one sample without the batch axis, where images are not square or absent.
-        sequence_length: Tokens of one sample.
-        framework: pytorch, tensorflow, keras, mxnet ...
-        framework_version: As the source gives it, ``1.12``; empty if it says nothing.
-        num_devices: Devices that took part.
+        input_shape: Shape of one sample without the batch axis, if a sample is not a square image.
+        sequence_length: Number of tokens in one sample.
+        framework: Name of the framework, such as pytorch, tensorflow, keras or mxnet.
+        framework_version: Version as the source gives it, such as ``1.12``; empty if it is not known.
+        num_devices: Number of devices that took part.
         step_time_std_s: Standard deviation between steps or replicas [s].
-        num_parameters: Parameters of the model as the source counts them.
+        num_parameters: Number of parameters of the model as the source counts them.
         peak_memory_bytes: Largest memory use seen [bytes].
-        next_larger_batch_failed: Next larger batch size that was tried and did not run.
-        note: What a reader must know about the row.
+        next_larger_batch_failed: Next larger batch size that was tried and failed.
+        note: Remark for readers of the row.
     """
 
     source: str
@@ -125,7 +125,7 @@ class StepRecord:
 
     @property
     def throughput_samples_per_s(self) -> float:
-        """Samples of all devices per second."""
+        """Throughput of all devices together [samples/s]."""
         return self.batch_size_per_device * self.num_devices / self.step_time_s
 
     @property
@@ -152,9 +152,9 @@ class StepRecord:
         )
 
     def training_setup(self) -> TrainingSetup:
-        """The configuration to predict this record with.
+        """The setup with which a prediction is compared with this record.
 
-        Gradients are freed between steps by default since PyTorch 2.0; an unknown version counts as new.
+        Gradients are freed between steps by default since PyTorch 2.0; an unknown version counts as newer.
         """
         return TrainingSetup(
             batch_size_per_device=self.batch_size_per_device,

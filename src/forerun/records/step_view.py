@@ -1,4 +1,4 @@
-"""Measured steps as the flat records that fits and evaluations read, from stores and files alike."""
+"""Measured steps from stores and files as the flat records that fits and evaluations read."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _STEP_TIME = "step_time_s"
 
 
 def as_step_record(measurement: Measurement) -> StepRecord | None:
-    """The flat record of a measured step; None for anchors and anything that is no finished step of a whole model.
+    """The flat record of a measured step; None for anchors and all but finished steps of whole models.
 
-    The step time is the median repetition; of a measured training, the step time among its results.
+    The step time is the median repetition, or, for a measured training, the step time among its results.
 
     Raises:
-        RecordError: A parameter of the step cannot be meant, such as a precision nobody knows.
+        RecordError: A parameter of the step is not valid, such as an unknown precision.
     """
     step_time_s = step_time_of(measurement)
     if step_time_s is None:
@@ -92,7 +92,7 @@ def repetition_s(measurement: Measurement) -> float:
 
 
 def step_records(measurements: Iterable[Measurement]) -> Iterator[StepRecord]:
-    """The flat records of those measurements that are steps of whole models."""
+    """Flat records of the measurements that are steps of whole models."""
     return (record for record in map(as_step_record, measurements) if record is not None)
 
 
@@ -100,7 +100,7 @@ def read_steps(path_or_url: str | Path) -> list[StepRecord]:
     """Measured steps of a store, or of a ``.csv`` or ``.parquet`` file.
 
     Raises:
-        RecordError: It is not there, damaged, of another version, or holds impossible values.
+        RecordError: The store or file is missing, damaged, of another version, or holds impossible values.
     """
     if is_store(path_or_url):
         with RecordStore.open(path_or_url, create=False) as store:

@@ -1,4 +1,4 @@
-"""The page of a calibration: what it rests on, and the error on models left out."""
+"""The page of a calibration: its measurements, and the error on models left out."""
 
 from __future__ import annotations
 

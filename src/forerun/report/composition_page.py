@@ -1,4 +1,4 @@
-"""Networks beside the sums of their layers: a table and a picture."""
+"""Networks and the sums of their layers: a table and a plot."""
 
 from __future__ import annotations
 

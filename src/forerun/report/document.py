@@ -1,4 +1,4 @@
-"""A plan or prediction as one document to send to a colleague: HTML with its pictures inside, or Markdown."""
+"""A plan or prediction as one document: HTML with its pictures inside, or Markdown."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Section:
 
 
 def html_document(answer: Plan | Estimate) -> str:
-    """One HTML file that needs nothing but itself."""
+    """One self-contained HTML file."""
     return _document(answer, "document.html.jinja", autoescape=True)
 
 
 def markdown_document(answer: Plan | Estimate) -> str:
-    """The same as Markdown, without pictures."""
+    """The document as Markdown, without pictures."""
     return _document(answer, "document.md.jinja", finalize=_markdown_text)
 
 
@@ -56,7 +56,7 @@ def _document(answer: Plan | Estimate, template: str, **options: Any) -> str:
 
 
 def _markdown_text(value: object) -> str:
-    """The text of a value in which nothing is HTML or ends a cell of a table."""
+    """The text of a value, with HTML and the ends of table cells escaped."""
     return html.escape(str(value), quote=False).replace("|", "\\|")
 
 

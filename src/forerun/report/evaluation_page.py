@@ -46,7 +46,7 @@ def evaluation_page(evaluation: Evaluation) -> RenderableType:
 
 
 def error_table(heading: str, rows: Mapping[str, ErrorMetrics | None]) -> Table:
-    """Errors by name, a line each; what could not be had is a dash.
+    """Errors by name, one line each; a missing error is a dash.
 
     Args:
         heading: Title of the names.

@@ -1,4 +1,4 @@
-"""What all plots share: figures that need no display, colours, markers, and files that can be refused early."""
+"""Shared parts of all plots: figures without a display, colours, markers, and early checks of files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Floats = npt.NDArray[np.float64]
 
 # Okabe and Ito 2008, "Color universal design": distinct to readers with any colour vision.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8A7A00")
-# With more groups than colours the marker changes too, so that each group keeps a look of its own.
+# With more groups than colours the marker changes too, so that all groups look different.
 MARKERS = ("o", "^", "s", "D", "v", "P", "X", "*")
 
 
@@ -64,7 +64,7 @@ def new_figure(*, width_in: float, height_in: float) -> Figure:
 
 
 def number_labels(axes: Axes, values: Floats) -> None:
-    """Labels the x axis at these values, but not at so many that they would be written over each other."""
+    """Labels the x axis at these values, leaving some out where labels would overlap."""
     shown = values[:: 1 + len(values) // 13]
     axes.set_xticks(shown, [f"{value:,.0f}" for value in shown])
     axes.minorticks_off()

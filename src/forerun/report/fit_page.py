@@ -1,4 +1,4 @@
-"""A fitted regressor: its layers, its errors on held-out configurations, where it came from."""
+"""A fitted regressor: its layers, its errors on held-out configurations, and its provenance."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ _MISSING = "not reported"
 
 
 def device_table(devices: Iterable[Device]) -> RenderableType:
-    """The catalogue, a line per device; only the title gives way where the terminal is narrow."""
+    """The catalogue, one line per device; on a narrow terminal only the title is shortened."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("name", no_wrap=True)
     for title in ("memory\n[GiB]", "bandwidth\n[GB/s]", "fp32\n[TFLOP/s]", "fp16\n[TFLOP/s]"):
@@ -46,7 +46,7 @@ def _bandwidth(bandwidth_bytes_per_s: float) -> str:
 
 
 def device_page(device: Device) -> RenderableType:
-    """One device: each figure with where it is from."""
+    """One device: each figure with its source."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("figure", no_wrap=True)
     table.add_column("value", justify="right", no_wrap=True)

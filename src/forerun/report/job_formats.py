@@ -1,4 +1,4 @@
-"""A predicted job in the words of schedulers: a JSON estimate, and Slurm's ``--time``."""
+"""A predicted job in the formats of schedulers: a JSON estimate, and Slurm's ``--time``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from forerun.prediction.estimate import Estimate, Interval
 __all__ = ["TIME_MARGIN", "job_estimate", "slurm_time"]
 
 TIME_MARGIN = 1.15
-"""Beyond the upper end of the 90 % interval: start of the processes, a slow epoch; a job that is cut off is lost."""
+"""Margin beyond the upper end of the 90 % interval, for slow starts and epochs; a job that is cut off is lost."""
 
 _MARGIN_FLOOR_S = 300.0
 
@@ -24,17 +24,17 @@ def slurm_time(answer: Plan | Estimate) -> str:
     limit = 1.15 * upper end of the job's interval + 5 min, rounded up to minutes.
 
     Args:
-        answer: A plan, whose choice is meant, or a prediction.
+        answer: A plan, of which the chosen candidate counts, or a prediction.
 
     Raises:
-        FailureError: Nothing was chosen.
+        FailureError: The plan has no chosen candidate.
         UsageError: The prediction has no job.
     """
     return f"--time={_days(_limit_s(_job_time(answer)))}"
 
 
 def job_estimate(answer: Plan | Estimate) -> dict[str, Any]:
-    """The job as one object: what runs where, for how long, with which limits to ask a scheduler for."""
+    """The job as one object: model, devices, duration, and the limits to ask a scheduler for."""
     job_s = _job_time(answer)
     what = answer.chosen if isinstance(answer, Plan) else answer
     assert what is not None

@@ -1,4 +1,4 @@
-"""The page a person reads after ``forerun measure loader``."""
+"""The page that ``forerun measure loader`` prints."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["loader_lines"]
 
 
 def loader_lines(run: LoaderRun) -> Iterator[str]:
-    """What a sample costs, real loaders beside their prediction, and the workers a device needs; a sentence each."""
+    """One sentence each on the cost of a sample, real loaders and their prediction, and the workers a device needs."""
     cost = run.sample_cost_s
     yield f"{run.num_files} images below {run.folder}, {format_bytes(run.sample_bytes)} each on average"
     spread = range_words(cost, format_duration_s)
@@ -31,7 +31,7 @@ def loader_lines(run: LoaderRun) -> Iterator[str]:
         yield _needed(run, run.wanted_samples_per_s)
     milliseconds = 1e3 * (cost.value + run.read_s)
     yield (
-        f"for a plan: --loader-ms {milliseconds:.3g} --workers N --cores {run.num_cores:g} "
+        f"for a plan: --loader-ms {milliseconds:.3g} --loader-workers N --loader-cores {run.num_cores:g} "
         f"--sample-kb {run.sample_bytes / 1e3:.3g}"
     )
 

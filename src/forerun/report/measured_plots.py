@@ -1,4 +1,4 @@
-"""Plots of what was measured: batch size against throughput, curves of a training, residuals of a fit."""
+"""Plots of measurements: batch size against throughput, curves of a training, residuals of a fit."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def batch_size_against_throughput(
 
     Args:
         path: File to write.
-        title: What was measured.
+        title: Title of the plot.
         batch_sizes: Samples per step, (n,).
         throughput_samples_per_s: Samples per second, (n,).
         groups: Group of each row, such as the model, (n,).
@@ -78,9 +78,9 @@ def accuracy_curves(
 
     Args:
         path: File to write.
-        title: What was trained.
+        title: Title of the plot.
         accuracy: Shares of right answers after epoch 1, 2, ... by run.
-        loss: The same for the loss.
+        loss: Loss after epoch 1, 2, ... by run.
 
     Raises:
         UsageError, FailureError: There is nothing to plot, or the file cannot be written.
@@ -113,7 +113,7 @@ def best_so_far(time_s: Floats, accuracy: Floats) -> tuple[Floats, Floats]:
     """The points that no other reaches sooner, by time: the front of the trade-off, (k,) each.
 
     Args:
-        time_s: When each accuracy was reached [s], (n,).
+        time_s: Time at which each accuracy was reached [s], (n,).
         accuracy: The accuracies, (n,).
     """
     order = np.lexsort((-accuracy, time_s))
@@ -128,7 +128,7 @@ def accuracy_against_time(path: Path, *, title: str, runs: Mapping[str, tuple[Fl
 
     Args:
         path: File to write.
-        title: What was trained.
+        title: Title of the plot.
         runs: Time [s] and share of right answers after each epoch, by run.
 
     Raises:
@@ -160,7 +160,7 @@ def residuals_against_time(
 
     Args:
         path: File to write.
-        title: What is compared.
+        title: Title of the plot.
         predicted_s: Predicted times [s], (n,), positive.
         actual_s: Measured times [s], (n,), positive.
         groups: Group of each row; a colour each, (n,).

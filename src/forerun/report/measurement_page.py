@@ -1,4 +1,4 @@
-"""What a session of measurements brought."""
+"""The page of a session of measurements."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["measurement_page"]
 
 _MOST_ROWS = 60
 _WIDEST_SUBJECT = 26  # of 80 columns; longer ones are folded
-_PLAIN = (None, "fp32", "nchw", "none")  # what is not said is this
+_PLAIN = (None, "fp32", "nchw", "none")  # values that are left out
 _LAYER_SIZES = ("in_size", "sequence_length", "in_features", "out_features", "kernel", "stride", "mode")
 
 
 def measurement_page(run: MeasurementRun) -> RenderableType:
-    """One line per measurement, then what the session did."""
+    """One line per measurement, then the counts of the session."""
     shown = run.measurements[:_MOST_ROWS]
     parts: list[RenderableType] = [_table(shown)]
     if (num_more := len(run.measurements) - len(shown)) > 0:
@@ -83,7 +83,7 @@ def _remark(row: Measurement) -> str:
 
 
 def _of_several(results: Mapping[str, Any]) -> list[str]:
-    """What a measurement of several devices found."""
+    """The result of a measurement of several devices."""
     words = []
     if "synchronisation_s" in results:
         words.append(f"synchronisation {format_duration_s(results['synchronisation_s'])}")

@@ -1,4 +1,4 @@
-"""The page a person reads after ``forerun predict``."""
+"""The page that ``forerun predict`` prints."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from forerun.units import format_bytes, format_count, format_duration_s, format_
 __all__ = ["PAGE_WIDTH", "WIDTH_WITH_BARS", "estimate_page"]
 
 PAGE_WIDTH = 96
-"""Lines longer than this are hard to read, however wide the terminal is."""
+"""Longest line of the page, because longer ones are hard to read on any terminal."""
 
 WIDTH_WITH_BARS = 60
-"""Below this width the figures need all the room, and the bars are left out."""
+"""Narrowest page with bars; below it the figures need all the room."""
 
 _MEMORY_WORDS = {"context": "context of the driver"}
 
 
 def estimate_page(estimate: Estimate, width: int) -> RenderableType:
-    """An estimate as a page of text; every bar and colour repeats what a figure beside it says.
+    """An estimate as a page of text; every bar and colour repeats a figure beside it.
 
     Args:
         estimate: The prediction.
@@ -92,7 +92,7 @@ def _headline(estimate: Estimate) -> RenderableType:
 
 
 def _quantities(estimate: Estimate) -> Iterator[tuple[str, Interval | None, Callable[[float], str]]]:
-    # Cost and energy are those of the longest span that the question was about.
+    # Cost and energy are those of the longest span in the question.
     span = "job" if estimate.job_time_s else "epoch" if estimate.epoch_time_s else "step"
     num_steps = estimate.num_steps_per_epoch
     steps = f" ({format_whole(num_steps)} steps)" if num_steps is not None else ""

@@ -1,4 +1,4 @@
-"""The page a person reads after ``forerun plan``."""
+"""The page that ``forerun plan`` prints."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _Cell = Callable[[PlanPoint], str]
 
 
 def plan_page(plan: Plan) -> RenderableType:
-    """A plan as a page of text: the choice, the candidates, the front, what was left out and why."""
+    """A plan as a page of text: the choice, the candidates, the front, and the rejected candidates with reasons."""
     parts: list[RenderableType] = [_title(plan), Text(""), *_choice(plan), Text("")]
     heading = "Best candidates" if plan.chosen else "Nearest misses"
     parts += [Text(heading, style="bold"), _indented(_points(plan, plan.points)), Text("")]
@@ -39,12 +39,12 @@ def plan_page(plan: Plan) -> RenderableType:
 
 
 def plan_choice_lines(plan: Plan) -> tuple[str, ...]:
-    """The choice, what binds and how sure it is, a sentence each."""
+    """One sentence each on the choice, the binding limit and the certainty of the choice."""
     return tuple(str(line).strip() for line in _choice(plan))
 
 
 def rejection_line(rejection: Rejection) -> str:
-    """A candidate that was left out, with what it breaks."""
+    """A rejected candidate, with the limits that it breaks."""
     return f"{point_words(rejection)}: {', '.join(_broken_words(broken) for broken in rejection.broken)}"
 
 

@@ -1,4 +1,4 @@
-"""The picture of a plan: what a job takes in time and money on every candidate that was looked at."""
+"""The plot of a plan: time and cost of a job on every candidate."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def _mark_choice(axes: Axes, chosen: PlanPoint, seconds: float, by_cost: bool) -
 
 
 def _draw_limits(axes: Axes, plan: Plan, seconds: float, by_cost: bool) -> None:
-    """Upper limits on what the axes show; one far beyond the points would only squeeze them."""
+    """Upper limits on the quantities of the axes; one far beyond the points would squeeze them."""
     from forerun.planner.limits import parse_limits
 
     for limit in parse_limits(plan.limits):

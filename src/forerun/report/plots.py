@@ -47,8 +47,8 @@ def throughput_and_memory(
         batch_sizes: Ascending, (n,).
         throughput_samples_per_s: Value, low and high, (n,) each.
         peak_memory_bytes: Peak memory [bytes], (n,).
-        device_memory_bytes: What a process can use [bytes].
-        chosen_batch_size: Marked by a vertical line.
+        device_memory_bytes: Memory that a process can use [bytes].
+        chosen_batch_size: Batch size marked by a vertical line.
 
     Raises:
         UsageError, FailureError: The file cannot be written.
@@ -99,7 +99,7 @@ def predicted_versus_actual(
 
     Args:
         path: File to write.
-        title: What is compared; rows and MAPE are added.
+        title: Title of the plot; rows and MAPE are added.
         predicted_s: Predicted times [s], (n,), positive.
         actual_s: Measured times [s], (n,), positive.
         groups: Group of each row, such as its device; a colour each, (n,).

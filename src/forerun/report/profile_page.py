@@ -1,4 +1,4 @@
-"""The page a person reads after ``forerun profile``."""
+"""The page that ``forerun profile`` prints."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ __all__ = ["parts_plot"]
 
 
 def parts_plot(path: Path, profiles: Mapping[str, Profile]) -> None:
-    """Time of a sample by what it is spent on, a bar per run.
+    """Parts of the time of a sample, one bar per run.
 
     Raises:
         UsageError, FailureError: The file cannot be written.

@@ -19,7 +19,7 @@ def read_answer(text: str, where: str = "the input") -> Plan | Estimate:
     """The plan or prediction of a JSON text.
 
     Raises:
-        UsageError: It is no JSON, or neither of the two.
+        UsageError: The text is not JSON, or neither a plan nor a prediction.
     """
     try:
         found = json.loads(text)

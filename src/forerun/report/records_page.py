@@ -1,4 +1,4 @@
-"""Tables of what has been measured."""
+"""Tables of measurements."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _KEY_LENGTH = 8
 def counts_table(
     store: str, columns: Sequence[str], groups: Iterable[tuple[tuple[str, ...], int]]
 ) -> RenderableType:
-    """How many measurements there are of each combination of the columns."""
+    """Number of measurements for each combination of the columns."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for name in columns:
         table.add_column(name, overflow="fold")
@@ -59,7 +59,7 @@ def _shown(value: Any) -> str:
 
 
 def records_table(measurements: Iterable[Measurement]) -> RenderableType:
-    """A line per measurement: what, median with its interval, and what is to be said of it."""
+    """One line per measurement: subject, median with its interval, and notes."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("key", no_wrap=True)
     table.add_column("what", overflow="fold")

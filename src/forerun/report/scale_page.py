@@ -1,4 +1,4 @@
-"""How a job scales, as a table."""
+"""The table of ``forerun scale``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["scale_page"]
 
 
 def scale_page(answer: Mapping[str, Any]) -> RenderableType:
-    """The answer of ``forerun scale``, what ``--json`` prints, as a page.
+    """The answer of ``forerun scale``, as ``--json`` prints it, as a page.
 
     Args:
         answer: Devices (``strategy``), parameter servers (``best_workers``), or a fit (``parameters``).

@@ -17,7 +17,7 @@ __all__ = ["scale_plot"]
 
 
 def scale_plot(path: Path, answer: Mapping[str, Any]) -> None:
-    """Draws what ``forerun scale --json`` prints.
+    """Draws the answer of ``forerun scale``, as ``--json`` prints it.
 
     Args:
         path: png, svg or pdf.

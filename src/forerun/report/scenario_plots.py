@@ -22,7 +22,7 @@ _SMOOTHED = 5
 def write_scenario_plots(found: ScenarioRuns) -> None:
     """Writes ``training_loss_comparison.png``, ``training_accuracy_comparison.png`` and ``utilisation.png``.
 
-    They come into the folder of the answer.
+    The files are written to the folder of the answer.
 
     Raises:
         FailureError: A file cannot be written.
@@ -53,7 +53,7 @@ def _curves(path: Path, runs: Sequence[ScenarioRun], name: str, label: str, fact
 
 
 def _number(value: float | None) -> float:
-    """A loss that was lost leaves a gap."""
+    """Curve of the loss with a gap where a value is missing."""
     return math.nan if value is None else value
 
 
@@ -79,7 +79,7 @@ def _utilisation(path: Path, runs: Sequence[ScenarioRun]) -> None:
 
 
 def _smoothed(values: Sequence[float]) -> list[float]:
-    """Mean of each look with those around it: a quarter of a second alone is mostly noise."""
+    """Mean of each reading with its neighbours, because a quarter of a second alone is mostly noise."""
     reach = _SMOOTHED // 2
     return [float(np.mean(values[max(0, i - reach) : i + reach + 1])) for i in range(len(values))]
 

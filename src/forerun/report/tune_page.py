@@ -20,7 +20,7 @@ _MOST_TRIALS = 12
 
 
 def tune_page(found: TuneResult) -> RenderableType:
-    """What a study found, before and after, and its best trials."""
+    """Result of a study: speed before and after, and the best trials."""
     ran = [trial for trial in found.trials if trial["outcome"] != "rejected"]
     resumed = ", resumed" if found.is_resumed else ""
     parts: list[RenderableType] = [
@@ -45,7 +45,7 @@ def tune_page(found: TuneResult) -> RenderableType:
 
 
 def _failures(found: TuneResult) -> list[str]:
-    """What trials that ended badly said, the same words once."""
+    """Messages of trials that ended badly, equal ones once."""
     failed = [trial for trial in found.trials if trial["outcome"] in ("crashed", "timeout")]
     reasons: dict[str, list[str]] = {}
     for trial in failed:
@@ -115,27 +115,27 @@ def comparison_page(found: Comparison) -> RenderableType:
     table = _table("run", "samples/s", "time", "metric")
     for run in found.runs:
         table.add_row(
-            run["which"],
-            "-" if run["rate_samples_per_s"] is None else f"{run['rate_samples_per_s']:,.1f}",
-            format_duration_s(run["wall_s"]),
-            "-" if run["metric"] is None else f"{run['metric']:.4f}",
+            run.which,
+            "-" if run.rate_samples_per_s is None else f"{run.rate_samples_per_s:,.1f}",
+            format_duration_s(run.wall_s),
+            "-" if run.metric is None else f"{run.metric:.4f}",
         )
     parts: list[RenderableType] = [_indented(table), Text("")]
     for name, ratio in (("samples a second", found.speed), ("whole run", found.time)):
         if ratio is not None:
             ends = (
                 ""
-                if ratio["low"] is None
-                else f" (95 %: {ratio['low']:.2f} to {ratio['high']:.2f}, p = {ratio['p_value']:.2g})"
+                if ratio.low is None
+                else f" (95 %: {ratio.low:.2f} to {ratio.high:.2f}, p = {ratio.p_value:.2g})"
             )
-            parts.append(Text(f"{name}: B is {ratio['ratio']:.2f} times as fast as A{ends}"))
+            parts.append(Text(f"{name}: B is {ratio.ratio:.2f} times as fast as A{ends}"))
     if found.accuracy is not None:
-        verdict = "is not worse" if found.accuracy["is_not_inferior"] else "may be worse"
-        low = "" if found.accuracy["low"] is None else f", at worst {found.accuracy['low']:+.4f}"
+        verdict = "is not worse" if found.accuracy.is_not_inferior else "may be worse"
+        low = "" if found.accuracy.low is None else f", at worst {found.accuracy.low:+.4f}"
         parts.append(
             Text(
-                f"{found.metric}: B {verdict} than A by more than {format_percent(found.accuracy['margin'])}: "
-                f"difference {found.accuracy['difference']:+.4f}{low}"
+                f"{found.metric}: B {verdict} than A by more than {format_percent(found.accuracy.margin)}: "
+                f"difference {found.accuracy.difference:+.4f}{low}"
             )
         )
     return Group(*parts)

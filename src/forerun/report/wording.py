@@ -1,4 +1,4 @@
-"""How quantities, setups and verdicts are worded on every page."""
+"""Wording of quantities, setups and verdicts on every page."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ _PROVENANCE = {
 _BOUNDS = {
     "compute": "bound by compute: the arithmetic takes most of the time",
     "memory bandwidth": "bound by memory bandwidth: moving data takes most of the time",
+    "data loader": "bound by the data loader: the device waits for batches; more workers or cores would help",
     "host": "bound by the host: the device waits for the CPU to launch work; a larger batch costs little",
 }
 
@@ -104,10 +105,10 @@ def fit_sentence(fits: str | None) -> str:
 
 
 def provenance_sentence(provenance: Provenance) -> str:
-    """What the step time rests on."""
+    """The basis of the step time, in words."""
     return f"{provenance}: {_PROVENANCE[provenance]}"
 
 
 def bound_sentence(bound_by: str) -> str:
-    """What to change first if the step should be faster."""
+    """First change to make for a faster step."""
     return _BOUNDS.get(bound_by, f"bound by {bound_by}")

@@ -1,1 +1,1 @@
-"""What is asked about: one frozen ``Run``, its parts, and the declaration of every setting."""
+"""The question: one frozen ``Run``, its parts, and the declaration of every setting."""

@@ -1,4 +1,4 @@
-"""The data loader of a training process, as plain numbers; ``prediction.input_pipeline`` says what it delivers."""
+"""The data loader of a training process, as plain numbers; ``prediction.input_pipeline`` computes its throughput."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class InputPipeline:
     Attributes:
         sample_cost_s: Time of one core to decode and augment a sample [s].
         num_workers: Worker processes; 0 loads in the training process.
-        num_cores: Cores the workers share, None for as many as there are workers.
-        sample_bytes: Size of a sample as it is stored [bytes].
+        num_cores: Processor cores that the workers share, None for one per worker.
+        sample_bytes: Size of a stored sample [bytes].
         storage_bytes_per_s: Reading bandwidth of the storage, None for no limit [bytes/s].
         network_bytes_per_s: Bandwidth of the network to the storage, None for no limit [bytes/s].
     """

@@ -1,4 +1,4 @@
-"""What is trained on, and for how long: datasets by name, and the job around the steps."""
+"""Datasets by name, and the job around the steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Dataset:
         name: Name on the command line.
         num_training_samples: Samples of the training split.
         num_validation_samples: Samples of the validation or test split that training scripts evaluate on.
-        source: Where the figures come from.
+        source: Source of the figures.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Which network is asked about, with which inputs, and the framework it is of."""
+"""The model of a question, its inputs, and its framework."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _IMPORTS_TORCH = re.compile(r"^\s*(?:import|from)\s+(?:torch|torchvision|timm)\b
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRequest:
-    """Which model, with which inputs.
+    """A model and its inputs.
 
     Attributes:
         model: A model specification such as ``torchvision:resnet50``.
@@ -35,9 +35,10 @@ class ModelRequest:
 
 
 def is_keras(model: Any) -> bool:
-    """Whether a model is one of Keras; nothing is imported to find out.
+    """Whether a model is a Keras model; nothing is imported to find out.
 
-    That is ``keras:...``, a ``.keras`` file, a Python file that imports Keras and not PyTorch, or an object of Keras.
+    Keras models are ``keras:...``, a ``.keras`` file, a Python file that imports Keras and not PyTorch, or a Keras
+    object.
     """
     if not isinstance(model, str):
         return any(base.__module__.partition(".")[0] in ("keras", "tf_keras") for base in type(model).__mro__)
@@ -53,10 +54,10 @@ def is_keras(model: Any) -> bool:
 
 
 def own_layout(model: Any) -> Layout:
-    """The layout a framework gives images unless told otherwise: channels last in Keras."""
+    """Default layout of a model's framework: channels last in Keras."""
     return Layout.NHWC if is_keras(model) else Layout.NCHW
 
 
 def own_stack(model: Any) -> str:
-    """The framework a model is of, ``keras`` or ``pytorch``."""
+    """Framework of a model, ``keras`` or ``pytorch``."""
     return "keras" if is_keras(model) else "pytorch"

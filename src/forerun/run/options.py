@@ -13,12 +13,12 @@ from forerun.run.sharing import Algorithm, Strategy
 __all__ = ["DEVICE_HELP", "MODEL_HELP", "CommonOptions", "RunOptions", "ScaleOptions"]
 
 MODEL_HELP = (
-    "torchvision:NAME, timm:NAME, hf:CONFIG.json, keras:NAME, keras:FILE.keras, onnx:FILE.onnx, "
-    "cnn:depth=4,base_filters=64 and other families, or path/to/file.py:factory."
+    "Model: torchvision:NAME, timm:NAME, hf:CONFIG.json, keras:NAME, keras:FILE.keras, onnx:FILE.onnx, "
+    "a family such as cnn:depth=4,base_filters=64, or path/to/file.py:factory."
 )
 DEVICE_HELP = (
-    "Catalogue name, driver's name, TOML file or 'here', see 'forerun hardware list'; several as 8xNAME or "
-    "NODESxDEVICESxNAME, such as 4x8xh100-sxm."
+    "Device: catalogue name (see 'forerun hardware list'), driver's name, TOML file or 'here'; several devices as "
+    "8xNAME or NODESxDEVICESxNAME, such as 4x8xh100-sxm."
 )
 
 
@@ -39,11 +39,11 @@ class CommonOptions(TypedDict, total=False):
         int | None,
         Setting(help="Tokens of one sample.", group="model", low=1, high=100_000_000, http_high=131_072),
     ]
-    compile: Annotated[bool | None, Setting(help="The step runs under torch.compile.", group="run")]
+    compile: Annotated[bool | None, Setting(help="Run the step under torch.compile.", group="run")]
     optimizer: Annotated[
         str | None,
         Setting(
-            help="sgd, momentum, nesterov, adam, adamw, rmsprop, adagrad ... or none.",
+            help="Optimizer: sgd, momentum, nesterov, adam, adamw, rmsprop, adagrad ... or none.",
             group="run",
             default="sgd",
             metavar="NAME",
@@ -52,7 +52,7 @@ class CommonOptions(TypedDict, total=False):
     optimizer_implementation: Annotated[
         str | None,
         Setting(
-            help="Kernels of the update: foreach, for-loop or fused.",
+            help="Kernels of the optimizer's update: foreach, for-loop or fused.",
             group="run",
             default="foreach",
             metavar="NAME",
@@ -62,7 +62,7 @@ class CommonOptions(TypedDict, total=False):
     phase: Annotated[
         str | None,
         Setting(
-            help="Part of the step: train (all of it), forward, or inference (no gradients).",
+            help="Part of the step: train (the whole step), forward, or inference (without gradients).",
             group="run",
             default="train",
             metavar="NAME",
@@ -71,12 +71,14 @@ class CommonOptions(TypedDict, total=False):
     ]
     fused_attention: Annotated[
         bool | None,
-        Setting(help="scaled_dot_product_attention runs as one kernel.", group="run", default="yes"),
+        Setting(
+            help="Run attention (scaled_dot_product_attention) as one kernel.", group="run", default="yes"
+        ),
     ]
     accumulation: Annotated[
         int | None,
         Setting(
-            help="Micro-steps whose gradients are summed before an update.",
+            help="Micro-steps of one step: their gradients are summed before the update.",
             group="run",
             default="1",
             low=1,
@@ -88,16 +90,16 @@ class CommonOptions(TypedDict, total=False):
     intra: Annotated[
         str | None,
         Setting(
-            help="Link between the devices of a node, or a TOML file of one.",
+            help="Link between the devices of a node: a name such as nvlink-3, or a TOML file.",
             group="device",
-            default="what the form of the board says",
+            default="the usual link of such boards",
             metavar="LINK",
         ),
     ]
     inter: Annotated[
         str | None,
         Setting(
-            help="Link between nodes, such as ethernet-25g or 8xinfiniband-hdr, or a TOML file of one.",
+            help="Link between nodes: a name such as ethernet-25g or 8xinfiniband-hdr, or a TOML file.",
             group="device",
             metavar="LINK",
         ),
@@ -105,7 +107,7 @@ class CommonOptions(TypedDict, total=False):
     strategy: Annotated[
         str | None,
         Setting(
-            help="Sharing of the work by several devices: ddp, zero1, zero2, fsdp or mirrored.",
+            help="Strategy that shares the work among devices: ddp, zero1, zero2, fsdp or mirrored.",
             group="sharing",
             default="ddp",
             metavar="NAME",
@@ -115,7 +117,7 @@ class CommonOptions(TypedDict, total=False):
     algorithm: Annotated[
         str | None,
         Setting(
-            help="All-reduce: auto (the fastest), ring, tree or hierarchical.",
+            help="All-reduce algorithm: auto (the fastest), ring, tree or hierarchical.",
             group="sharing",
             default="auto",
             metavar="NAME",
@@ -130,14 +132,14 @@ class CommonOptions(TypedDict, total=False):
     ]
     sync_batch_norm: Annotated[
         bool | None,
-        Setting(help="Devices share the statistics of batch norms.", group="sharing"),
+        Setting(help="Synchronise the statistics of batch norms among the devices.", group="sharing"),
     ]
     variation: Annotated[
         float | None,
         Setting(
-            help="Coefficient of variation of the step between devices.",
+            help="Coefficient of variation of the step time between devices, such as 0.05.",
             group="sharing",
-            default="what training was seen to have",
+            default="as measured in training",
             low=0,
             high=10,
             aliases=("coefficient_of_variation",),
@@ -145,19 +147,22 @@ class CommonOptions(TypedDict, total=False):
     ]
     dataset: Annotated[
         str | None,
-        Setting(help="A known dataset, such as cifar10 or imagenet.", group="job", metavar="NAME"),
+        Setting(help="Dataset that forerun knows, such as cifar10 or imagenet.", group="job", metavar="NAME"),
     ]
     dataset_size: Annotated[
         int | None,
-        Setting(help="Training samples of an epoch, for any other dataset.", group="job", low=1, high=10**15),
+        Setting(
+            help="Training samples of one epoch, for any other dataset.", group="job", low=1, high=10**15
+        ),
     ]
     epochs: Annotated[float | None, Setting(help="Epochs of the job.", group="job", above=0, high=1e9)]
     validation_size: Annotated[
-        int | None, Setting(help="Samples evaluated after each epoch.", group="job", low=0, high=10**15)
+        int | None,
+        Setting(help="Validation samples evaluated after each epoch.", group="job", low=0, high=10**15),
     ]
     validate: Annotated[
         bool | None,
-        Setting(help="Each epoch ends with the validation split of the dataset.", group="job"),
+        Setting(help="Evaluate the validation split of the dataset after each epoch.", group="job"),
     ]
     startup_s: Annotated[
         float | None,
@@ -166,13 +171,17 @@ class CommonOptions(TypedDict, total=False):
     checkpoint_s: Annotated[
         float | None,
         Setting(
-            help="Time of the checkpoint after each epoch [s].", group="job", default="0", low=0, high=1e9
+            help="Time to write the checkpoint after each epoch [s].",
+            group="job",
+            default="0",
+            low=0,
+            high=1e9,
         ),
     ]
     loader_ms: Annotated[
         float | None,
         Setting(
-            help="Time of one processor core to decode and augment a sample [ms].",
+            help="Time that one processor core takes to decode and augment a sample [ms].",
             group="input",
             low=0,
             high=1e6,
@@ -181,7 +190,7 @@ class CommonOptions(TypedDict, total=False):
     loader_workers: Annotated[
         int | None,
         Setting(
-            help="Worker processes of the data loader of each device.",
+            help="Worker processes of each device's data loader.",
             group="input",
             default="8",
             low=0,
@@ -191,9 +200,9 @@ class CommonOptions(TypedDict, total=False):
     loader_cores: Annotated[
         float | None,
         Setting(
-            help="Processor cores that the loader's workers share.",
+            help="Processor cores that the workers of the data loader share.",
             group="input",
-            default="one each",
+            default="one per worker",
             above=0,
             high=1e6,
         ),
@@ -218,9 +227,9 @@ class CommonOptions(TypedDict, total=False):
     calibration: Annotated[
         str | Path | None,
         Setting(
-            help="Calibration of the device, a file of 'forerun calibrate' or 'forerun fit'.",
+            help="Calibration of the device: a file that 'forerun calibrate' or 'forerun fit' wrote.",
             group="software",
-            default="this machine's own with --on here",
+            default="with --on here, that of this machine",
             metavar="FILE",
             is_local=True,
         ),
@@ -230,7 +239,7 @@ class CommonOptions(TypedDict, total=False):
         Setting(
             help="Memory of an idle process on the device [bytes].",
             group="software",
-            default="what such devices were seen to need",
+            default="as measured on such devices",
             low=0,
             high=1e15,
         ),
@@ -238,7 +247,7 @@ class CommonOptions(TypedDict, total=False):
 
 
 class RunOptions(CommonOptions, total=False):
-    """The settings of a run besides its model and device; None, or left out, stands for the default."""
+    """The settings of a run besides its model and device; a setting that is None or left out has its default."""
 
     image_size: Annotated[
         int | None,
@@ -249,7 +258,7 @@ class RunOptions(CommonOptions, total=False):
     batch_size: Annotated[
         int | None,
         Setting(
-            help="Samples of one step on one device; with accumulation, of one micro-step.",
+            help="Batch size of one device; with accumulation, of one micro-step.",
             group="run",
             default="32",
             low=1,
@@ -260,7 +269,7 @@ class RunOptions(CommonOptions, total=False):
     precision: Annotated[
         str | None,
         Setting(
-            help="Numeric recipe: fp32, tf32, amp (autocast to fp16), amp-bf16, bf16 or fp16.",
+            help="Precision: fp32, tf32, amp (autocast to fp16), amp-bf16, bf16 or fp16.",
             group="run",
             default="fp32",
             metavar="NAME",
@@ -270,7 +279,7 @@ class RunOptions(CommonOptions, total=False):
     layout: Annotated[
         str | None,
         Setting(
-            help="Memory order of images: nchw, PyTorch's own, or nhwc, Keras' own.",
+            help="Memory order of images: nchw (PyTorch's own) or nhwc (Keras' own).",
             group="run",
             default="the framework's own",
             metavar="NAME",
@@ -280,7 +289,7 @@ class RunOptions(CommonOptions, total=False):
     num_devices: Annotated[
         int | None,
         Setting(
-            help="Devices of the run, where the name of the device does not say.",
+            help="Number of devices, if the name of the device does not say it.",
             group="device",
             default="1",
             low=1,
@@ -291,7 +300,7 @@ class RunOptions(CommonOptions, total=False):
     num_nodes: Annotated[
         int | None,
         Setting(
-            help="Machines the devices are in.",
+            help="Number of nodes (machines) that hold the devices.",
             group="device",
             default="as few as hold them",
             low=1,
@@ -327,7 +336,7 @@ class ScaleOptions(CommonOptions, total=False):
     batch_size: Annotated[
         int | None,
         Setting(
-            help="Samples of one step on one device; with accumulation, of one micro-step.",
+            help="Batch size of one device; with accumulation, of one micro-step.",
             group="run",
             default="32",
             low=1,
@@ -338,7 +347,7 @@ class ScaleOptions(CommonOptions, total=False):
     precision: Annotated[
         str | None,
         Setting(
-            help="Numeric recipe: fp32, tf32, amp (autocast to fp16), amp-bf16, bf16 or fp16.",
+            help="Precision: fp32, tf32, amp (autocast to fp16), amp-bf16, bf16 or fp16.",
             group="run",
             default="fp32",
             metavar="NAME",
@@ -348,7 +357,7 @@ class ScaleOptions(CommonOptions, total=False):
     layout: Annotated[
         str | None,
         Setting(
-            help="Memory order of images: nchw, PyTorch's own, or nhwc, Keras' own.",
+            help="Memory order of images: nchw (PyTorch's own) or nhwc (Keras' own).",
             group="run",
             default="the framework's own",
             metavar="NAME",
@@ -358,7 +367,7 @@ class ScaleOptions(CommonOptions, total=False):
     num_nodes: Annotated[
         int | None,
         Setting(
-            help="Machines the devices are in.",
+            help="Number of nodes (machines) that hold the devices.",
             group="device",
             default="as few as hold them",
             low=1,
@@ -397,7 +406,7 @@ class ScaleOptions(CommonOptions, total=False):
     scaling: Annotated[
         str | None,
         Setting(
-            help="What stays: weak (the batch of a device), strong (the global batch), or both.",
+            help="Batch size that stays fixed: that of one device (weak), that of all devices (strong), or both.",
             group="sharing",
             default="weak",
             metavar="NAME",

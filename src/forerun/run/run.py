@@ -36,7 +36,7 @@ _OF_LOADER = ("loader_workers", "loader_cores", "sample_kb", "storage_mb_s", "ne
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Software:
-    """What the run is made with, besides its model.
+    """Software of a run.
 
     Attributes:
         torch_version: PyTorch version, None for the newest known.
@@ -59,7 +59,7 @@ def parse_release(torch_version: str | None) -> tuple[int, int] | None:
     (2, 4)
 
     Raises:
-        InvalidSetupError: It is no version of PyTorch.
+        InvalidSetupError: The text is not a version of PyTorch.
     """
     if torch_version is None:
         return None
@@ -75,7 +75,7 @@ def parse_release(torch_version: str | None) -> tuple[int, int] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run(Answer):
-    """One training run: what is asked about, whole. ``Run.of`` makes one from a user's words.
+    """One training run, the whole question; ``Run.of`` makes one from a user's words.
 
     Attributes:
         model: The network and its inputs.
@@ -83,10 +83,10 @@ class Run(Answer):
         cluster: The devices.
         sharing: Sharing of the work by several devices.
         job: Dataset and epochs; None if only the step is asked about.
-        loader: The input pipeline of each device; None if batches are always there.
+        loader: The input pipeline of each device; None if batches are always ready.
         software: Versions and calibration.
         price_usd_per_hour: Price of one device, None if not known [USD/h].
-        module: The model object, where it is not named; no part of what is compared.
+        module: The model object, if the model has no name; it takes no part in comparisons of runs.
 
     Example:
         >>> run = Run.of("torchvision:resnet50", device="8xa100-sxm4-40gb", batch_size=64, precision="amp")
@@ -116,8 +116,8 @@ class Run(Answer):
             options: The settings.
 
         Raises:
-            UsageError: A setting is not known, its value is none of it, two contradict each other, or one is given
-                that the rest of the question leaves without a meaning.
+            UsageError: A setting is not known, has an impossible value, contradicts another, or has no meaning
+                in the rest of the question.
         """
         return cls._of_settings(model, device, checked(options, RunOptions))
 
@@ -160,7 +160,7 @@ class Run(Answer):
 
     @property
     def batch_size_per_device(self) -> int:
-        """Samples of one device and step, all its micro-steps together."""
+        """Batch size of one device and step, all its micro-steps together."""
         return self.setup.batch_size_per_device * self.sharing.num_accumulation_steps
 
     @property
@@ -189,14 +189,14 @@ class Run(Answer):
 
         Args:
             devices: Devices instead of this one, each alone or as ``8xt4``.
-            precisions: Numeric recipes.
+            precisions: Precisions.
             layouts: Memory orders of images.
             batch_sizes: Samples of one device and step.
             num_devices: Numbers of devices of the same machines.
-            strategies: Ways to share the work.
+            strategies: Strategies that share the work.
 
         Raises:
-            UsageError: A value is none of its setting.
+            UsageError: A value is impossible for its setting.
         """
         axes = {
             "device": devices,
@@ -286,7 +286,7 @@ def _flags(names: Iterable[str]) -> str:
 
 
 def _refuse(given: Mapping[str, Any], names: Iterable[str], why: str, otherwise: str) -> None:
-    """Refuses settings that the rest of the question leaves without a meaning."""
+    """Refuses settings that have no meaning in the rest of the question."""
     useless = [name for name in names if given.get(name) not in (None, False)]
     if useless:
         raise InvalidSetupError(f"{_flags(useless)} cannot be used here: {why}; leave it out, or {otherwise}")
@@ -317,7 +317,7 @@ def cluster_from(device: str | Device | Cluster, given: Mapping[str, Any]) -> Cl
 
     Args:
         device: A device or its name, ``4x8xh100-sxm``, a TOML file of either, or a cluster.
-        given: Settings, of which ``num_devices``, ``num_nodes``, ``intra`` and ``inter`` are read.
+        given: Settings; only ``num_devices``, ``num_nodes``, ``intra`` and ``inter`` are read.
 
     Raises:
         UsageError: A name is not known, or the numbers contradict each other.

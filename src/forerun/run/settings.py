@@ -27,20 +27,20 @@ __all__ = ["Declared", "Setting", "TypedDict", "checked", "declared", "flag_of",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What may be said about one setting.
+    """Declaration of one setting.
 
     Attributes:
         help: One sentence, the same on the command line, over HTTP and in the documentation.
-        group: Heading it stands under in the help: model, device, run, sharing, job, input, price, software, output.
-        default: Value where none is given, in words; empty where the help says it.
+        group: Heading of the setting in the help: model, device, run, sharing, job, input, price, software, output.
+        default: Default value in words; empty where the help says it.
         metavar: Example or name of the value on the command line.
         low, high: Least and largest value; None for no bound.
         above: Value that must be exceeded.
-        choices: The words that are known.
-        flag: Its name on the command line without dashes, where it is another one.
-        aliases: Earlier names, which are still understood.
+        choices: The possible words.
+        flag: Name on the command line without dashes, if it differs from the name in Python.
+        aliases: Earlier names, which still work.
         http_high: Largest value over HTTP, where that is less than ``high``.
-        is_local: Whether it names a file of this machine, which cannot be asked over HTTP.
+        is_local: Whether the value names a file of this machine, which is refused over HTTP.
     """
 
     help: str
@@ -63,17 +63,19 @@ class Declared:
 
     Attributes:
         name: Its name in Python, over HTTP and in files.
-        kind: int, float, bool, str, Path or tuple (of whole numbers).
+        kind: int, float, bool, str, Path or tuple.
+        element: Type of the values of a tuple.
         setting: The declaration.
     """
 
     name: str
     kind: type
     setting: Setting
+    element: type = int
 
     @property
     def flag(self) -> str:
-        """Its name on the command line, with dashes."""
+        """Name of the setting on the command line, with dashes."""
         return "--" + (self.setting.flag or self.name.replace("_", "-"))
 
 
@@ -90,26 +92,35 @@ def declared(options: type) -> Mapping[str, Declared]:
     for name, hint in hints.items():
         kind, *metadata = get_args(hint)
         (setting,) = (item for item in metadata if isinstance(item, Setting))
-        found[name] = Declared(name=name, kind=_plain(kind), setting=setting)
+        found[name] = Declared(name=name, kind=_plain(kind), setting=setting, element=_element(kind))
     return found
 
 
 def _plain(hint: Any) -> type:
-    """The type of a value, without None and what stands in brackets."""
+    """The type of a value, without None and type arguments."""
     if get_origin(hint) in (Union, UnionType):
         parts = [part for part in get_args(hint) if part is not type(None)]
         if any(get_origin(part) is Mapping for part in parts):
-            return object  # the verb that takes a mapping knows what may be in it
+            return object  # the verb that takes a mapping checks its contents
         hint = Path if Path in parts else parts[0]
     found: type = get_origin(hint) or hint
     return tuple if found is Sequence else found
 
 
+def _element(hint: Any) -> type:
+    """The type of the values of a sequence; whole numbers where nothing is said."""
+    for part in get_args(hint):
+        if get_origin(part) is Sequence:
+            (found,) = get_args(part)
+            return found if isinstance(found, type) else int
+    return int
+
+
 def checked(given: Mapping[str, Any], options: type) -> dict[str, Any]:
-    """What was given under the present names, without None, each value checked against its declaration.
+    """The given settings under their present names, without None, each value checked against its declaration.
 
     Raises:
-        InvalidSetupError: A setting is not known, is given under two names, or has a value that is none of it.
+        InvalidSetupError: A setting is not known, is given under two names, or has an impossible value.
     """
     known = declared(options)
     names = {alias: name for name, item in known.items() for alias in (name, *item.setting.aliases)}
@@ -144,6 +155,8 @@ def _checked(item: Declared, value: Any) -> Any:
         return _bounded(words, whole(words, value), setting)
     if item.kind is float:
         return _bounded(words, _number(words, value), setting)
+    if item.kind is tuple and item.element is not int:
+        return tuple(value)
     if item.kind is tuple:
         return tuple(_bounded(words, whole(words, part), setting) for part in value)
     return value
@@ -153,7 +166,7 @@ def whole(name: str, value: Any) -> int:
     """A whole number.
 
     Raises:
-        InvalidSetupError: It is none.
+        InvalidSetupError: The value is not a whole number.
     """
     try:
         found = None if isinstance(value, (bool, str)) else int(value)

@@ -1,4 +1,4 @@
-"""How a model is trained: everything a prediction depends on besides the model and the device."""
+"""The training setup: everything that a prediction depends on besides the model and the device."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_BATCH_SIZE = 10_000_000
 
 
 class Precision(StrEnum):
-    """Numeric recipe of the step.
+    """Precision of the step.
 
     ``AMP`` is autocast to fp16 over forward and backward with fp32 weights, ``AMP_BF16`` the same to bf16;
     ``BF16`` and ``FP16`` hold weights and activations in that format; ``TF32`` is fp32 storage with TF32
@@ -55,7 +55,7 @@ class Layout(StrEnum):
 
 
 class Phase(StrEnum):
-    """What is run: a training step, its forward pass alone, or inference without gradients."""
+    """Part of the step: a training step, its forward pass alone, or inference without gradients."""
 
     TRAIN = "train"
     FORWARD = "forward"
@@ -63,7 +63,7 @@ class Phase(StrEnum):
 
 
 class OptimizerImplementation(StrEnum):
-    """How the optimizer walks the parameters: one kernel per tensor, multi-tensor, or one fused kernel."""
+    """Kernels of the optimizer's update: one per tensor, multi-tensor, or one fused kernel."""
 
     FOR_LOOP = "for-loop"
     FOREACH = "foreach"
@@ -100,8 +100,8 @@ class TrainingSetup:
     The four choices may be given as words, such as ``precision="amp"``.
 
     Attributes:
-        batch_size_per_device: Samples a device works on in one step.
-        precision: Numeric recipe.
+        batch_size_per_device: Samples that one device processes in one step.
+        precision: Precision of the step.
         layout: Memory order of images.
         compile: Whether the step runs under torch.compile (inductor).
         optimizer: sgd, sgd-plain, nesterov, adam, adamw, rmsprop, adagrad, lamb or none.

@@ -10,11 +10,11 @@ from forerun.errors import InvalidSetupError
 __all__ = ["DEFAULT_BUCKET_BYTES", "Algorithm", "Sharing", "Strategy"]
 
 DEFAULT_BUCKET_BYTES = 25 * 1024**2
-"""What DDP sends together (PyTorch, ``bucket_cap_mb=25``)."""
+"""Default capacity of a gradient bucket of DDP (PyTorch, ``bucket_cap_mb=25``)."""
 
 
 class Algorithm(StrEnum):
-    """How an all-reduce runs."""
+    """Algorithm of an all-reduce."""
 
     AUTO = "auto"
     RING = "ring"
@@ -23,7 +23,7 @@ class Algorithm(StrEnum):
 
 
 class Strategy(StrEnum):
-    """How several devices share the work."""
+    """Strategy that shares the work among devices."""
 
     DDP = "ddp"
     """Replicas that average gradients while the backward pass goes on (PyTorch DistributedDataParallel, Horovod)."""
@@ -42,15 +42,15 @@ class Strategy(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharing:
-    """How the work is shared.
+    """Sharing of the work among devices.
 
     Attributes:
         strategy: See ``Strategy``.
         algorithm: Forced all-reduce algorithm, or the fastest.
         bucket_bytes: Capacity of a gradient bucket [bytes].
-        num_accumulation_steps: Micro-steps of a step.
+        num_accumulation_steps: Micro-steps of one step.
         sync_batch_norm: Whether statistics of batch norms are synchronised.
-        coefficient_of_variation: Scatter of steps between devices; None for what training was seen to have.
+        coefficient_of_variation: Scatter of the step time between devices; None for that measured in training.
     """
 
     strategy: Strategy = Strategy.DDP

@@ -8,7 +8,7 @@ from math import inf
 
 from forerun.errors import InvalidSetupError
 
-__all__ = ["Cluster", "NodeGroup", "parse_cluster"]
+__all__ = ["NodeGroup", "SharedCluster", "parse_cluster"]
 
 _GROUP = re.compile(r"\s*(\d+)\s*x\s*(\d+)\s*x\s*(\S.*?)\s*", re.IGNORECASE)
 
@@ -50,7 +50,7 @@ class NodeGroup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
+class SharedCluster:
     """Groups of nodes; nodes are numbered through all groups, in order.
 
     Attributes:
@@ -103,7 +103,7 @@ class Cluster:
         return "+".join(f"{g.num_nodes}x{g.devices_per_node}x{g.device}" for g in self.groups)
 
 
-def parse_cluster(text: str) -> Cluster:
+def parse_cluster(text: str) -> SharedCluster:
     """A cluster as it is written on a command line: nodes x devices a node x kind, groups joined by '+'.
 
     >>> parse_cluster("16x4xt4").num_devices
@@ -125,4 +125,4 @@ def parse_cluster(text: str) -> Cluster:
         groups.append(
             NodeGroup(num_nodes=int(found[1]), devices_per_node=int(found[2]), device=found[3].lower())
         )
-    return Cluster(groups=tuple(groups))
+    return SharedCluster(groups=tuple(groups))

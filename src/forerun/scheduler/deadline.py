@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-from forerun.scheduler.cluster import Cluster
+from forerun.scheduler.cluster import SharedCluster
 from forerun.scheduler.greedy import grow, start_all
 from forerun.scheduler.job import Allocation, ServerTraining
 from forerun.scheduler.marginal_gain import minus_slowness
@@ -31,7 +31,9 @@ class DeadlineAware:
     adapts_batch: bool = True
     is_stable: bool = False
 
-    def allocate(self, jobs: Sequence[JobView], cluster: Cluster, now_s: float) -> dict[str, Allocation]:
+    def allocate(
+        self, jobs: Sequence[JobView], cluster: SharedCluster, now_s: float
+    ) -> dict[str, Allocation]:
         """By deadline."""
         free = FreeResources(cluster)
         given: dict[str, Allocation] = {}
@@ -48,7 +50,9 @@ class DeadlineAware:
         return given
 
     @staticmethod
-    def _enough(view: JobView, cluster: Cluster, free: FreeResources, time_s: float) -> Allocation | None:
+    def _enough(
+        view: JobView, cluster: SharedCluster, free: FreeResources, time_s: float
+    ) -> Allocation | None:
         """The fewest devices with which the job is done in time; None if none that fit are enough."""
         for kind in view.kinds(cluster):
             for allocation in _sizes(view, kind, free):

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from forerun.scheduler.cluster import Cluster
+from forerun.scheduler.cluster import SharedCluster
 from forerun.scheduler.greedy import start_all
 from forerun.scheduler.job import Allocation, ServerTraining
 from forerun.scheduler.policy import FreeResources, JobView, register
@@ -24,7 +24,9 @@ class EqualShare:
     adapts_batch: bool = False
     is_stable: bool = True
 
-    def allocate(self, jobs: Sequence[JobView], cluster: Cluster, now_s: float) -> dict[str, Allocation]:
+    def allocate(
+        self, jobs: Sequence[JobView], cluster: SharedCluster, now_s: float
+    ) -> dict[str, Allocation]:
         """Rounds of one more for each job that gains by it, the smallest share first."""
         return _progressive_filling(jobs, cluster, until_best=True)
 
@@ -46,7 +48,9 @@ class DominantResourceFairness:
     adapts_batch: bool = False
     is_stable: bool = True
 
-    def allocate(self, jobs: Sequence[JobView], cluster: Cluster, now_s: float) -> dict[str, Allocation]:
+    def allocate(
+        self, jobs: Sequence[JobView], cluster: SharedCluster, now_s: float
+    ) -> dict[str, Allocation]:
         """Progressive filling."""
         return _progressive_filling(jobs, cluster, until_best=False)
 
@@ -56,7 +60,7 @@ class DominantResourceFairness:
 
 
 def _progressive_filling(
-    jobs: Sequence[JobView], cluster: Cluster, *, until_best: bool
+    jobs: Sequence[JobView], cluster: SharedCluster, *, until_best: bool
 ) -> dict[str, Allocation]:
     """Every job started, who had least first, then one unit after another to the smallest share."""
     free = FreeResources(cluster)
@@ -70,7 +74,7 @@ def _fill(
     jobs: Sequence[JobView],
     free: FreeResources,
     given: dict[str, Allocation],
-    cluster: Cluster,
+    cluster: SharedCluster,
     *,
     until_best: bool,
 ) -> None:
@@ -111,7 +115,7 @@ def _next_unit(
     return None
 
 
-def _share(view: JobView, given: Allocation, cluster: Cluster, free: FreeResources) -> float:
+def _share(view: JobView, given: Allocation, cluster: SharedCluster, free: FreeResources) -> float:
     devices, cores, memory = free.demand(view.job, given)
     capacity = cluster.capacity
     owned = devices / capacity[cluster.kinds.index(given.device)]
@@ -135,7 +139,9 @@ class Tetris:
     adapts_batch: bool = False
     is_stable: bool = True
 
-    def allocate(self, jobs: Sequence[JobView], cluster: Cluster, now_s: float) -> dict[str, Allocation]:
+    def allocate(
+        self, jobs: Sequence[JobView], cluster: SharedCluster, now_s: float
+    ) -> dict[str, Allocation]:
         """By score, each what was asked for."""
         free = FreeResources(cluster)
         shortest_first = sorted(jobs, key=lambda v: (self._left_s(v, cluster), v.order))
@@ -164,7 +170,7 @@ class Tetris:
         given[view.job.name] = chosen
 
     @staticmethod
-    def _left_s(view: JobView, cluster: Cluster) -> float:
+    def _left_s(view: JobView, cluster: SharedCluster) -> float:
         return min(view.remaining_s(view.asked(kind)) for kind in view.kinds(cluster))
 
     def reason(self, view: JobView, given: Allocation | None) -> str:
@@ -172,7 +178,9 @@ class Tetris:
         return "its request fits what was free" if given else "waits: nothing left for the least it runs with"
 
 
-def _alignment(view: JobView, given: dict[str, Allocation], cluster: Cluster, free: FreeResources) -> float:
+def _alignment(
+    view: JobView, given: dict[str, Allocation], cluster: SharedCluster, free: FreeResources
+) -> float:
     """Dot product of the request and what is free, as shares of the cluster."""
     device = given[view.job.name].device
     index = cluster.kinds.index(device)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-from forerun.scheduler.cluster import Cluster
+from forerun.scheduler.cluster import SharedCluster
 from forerun.scheduler.greedy import grow, start_all
 from forerun.scheduler.job import Allocation
 from forerun.scheduler.marginal_gain import minus_slowness, speedup_reason
@@ -39,7 +39,9 @@ class Foresight:
     shortness: float = 0.5
     restarts_to_save: float = 4.0
 
-    def allocate(self, jobs: Sequence[JobView], cluster: Cluster, now_s: float) -> dict[str, Allocation]:
+    def allocate(
+        self, jobs: Sequence[JobView], cluster: SharedCluster, now_s: float
+    ) -> dict[str, Allocation]:
         """By weighted relative gain, then steadied."""
         free = FreeResources(cluster)
         least_first = sorted(jobs, key=lambda v: (v.attained_device_s, v.order))

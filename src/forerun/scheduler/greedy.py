@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from forerun.scheduler.cluster import Cluster
+from forerun.scheduler.cluster import SharedCluster
 from forerun.scheduler.job import Allocation, ServerTraining
 from forerun.scheduler.policy import FreeResources, JobView
 
@@ -16,7 +16,7 @@ Utility = Callable[[JobView, Allocation], float]
 """What an allocation is worth to a job; only differences count."""
 
 
-def start_all(jobs: Iterable[JobView], cluster: Cluster, free: FreeResources) -> dict[str, Allocation]:
+def start_all(jobs: Iterable[JobView], cluster: SharedCluster, free: FreeResources) -> dict[str, Allocation]:
     """Gives each job in turn the least it can run with, so that nobody starves."""
     given: dict[str, Allocation] = {}
     for view in jobs:
@@ -31,7 +31,7 @@ def start_all(jobs: Iterable[JobView], cluster: Cluster, free: FreeResources) ->
 
 def grow(
     jobs: Sequence[JobView],
-    cluster: Cluster,
+    cluster: SharedCluster,
     free: FreeResources,
     given: dict[str, Allocation],
     utility: Utility,
@@ -82,7 +82,9 @@ class _Offer(NamedTuple):
 class _Engine:
     """Finds the best next step of a job."""
 
-    def __init__(self, cluster: Cluster, free: FreeResources, utility: Utility, one_at_a_time: bool) -> None:
+    def __init__(
+        self, cluster: SharedCluster, free: FreeResources, utility: Utility, one_at_a_time: bool
+    ) -> None:
         self._free, self._utility, self._one_at_a_time = free, utility, one_at_a_time
         self._capacity = cluster.capacity
         self._index = {kind: i for i, kind in enumerate(cluster.kinds)}

@@ -14,7 +14,7 @@ from forerun.scheduler.speed import ServerSpeed, SpeedModel
 __all__ = [
     "Allocation",
     "DataParallelTraining",
-    "Job",
+    "ScheduledJob",
     "ServerTraining",
     "TaskDemand",
     "Training",
@@ -102,7 +102,7 @@ def training_demand(training: Training, num_workers: int, num_servers: int) -> t
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Job:
+class ScheduledJob:
     """One job.
 
     Attributes:
@@ -175,7 +175,7 @@ class Allocation:
     num_servers: int = 0
 
 
-def check_jobs(jobs: tuple[Job, ...], kinds: Mapping[str, int]) -> None:
+def check_jobs(jobs: tuple[ScheduledJob, ...], kinds: Mapping[str, int]) -> None:
     """Refuses a set of jobs that cannot be scheduled.
 
     Args:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-from forerun.scheduler.cluster import Cluster
+from forerun.scheduler.cluster import SharedCluster
 from forerun.scheduler.greedy import grow, start_all
 from forerun.scheduler.job import Allocation
 from forerun.scheduler.policy import FreeResources, JobView, register
@@ -45,7 +45,9 @@ class Optimus:
     adapts_batch: bool = False
     is_stable: bool = False
 
-    def allocate(self, jobs: Sequence[JobView], cluster: Cluster, now_s: float) -> dict[str, Allocation]:
+    def allocate(
+        self, jobs: Sequence[JobView], cluster: SharedCluster, now_s: float
+    ) -> dict[str, Allocation]:
         """By seconds saved, one task at a time."""
         free = FreeResources(cluster)
         given = start_all(jobs, cluster, free)
@@ -77,7 +79,9 @@ class NormalisedGain:
     adapts_batch: bool = False
     is_stable: bool = True
 
-    def allocate(self, jobs: Sequence[JobView], cluster: Cluster, now_s: float) -> dict[str, Allocation]:
+    def allocate(
+        self, jobs: Sequence[JobView], cluster: SharedCluster, now_s: float
+    ) -> dict[str, Allocation]:
         """By relative gain."""
         free = FreeResources(cluster)
         given = start_all(_least_attained_first(jobs), cluster, free)
@@ -104,7 +108,9 @@ class Goodput:
     adapts_batch: bool = True
     is_stable: bool = True
 
-    def allocate(self, jobs: Sequence[JobView], cluster: Cluster, now_s: float) -> dict[str, Allocation]:
+    def allocate(
+        self, jobs: Sequence[JobView], cluster: SharedCluster, now_s: float
+    ) -> dict[str, Allocation]:
         """By relative gain in goodput."""
         return NormalisedGain().allocate(jobs, cluster, now_s)
 

@@ -6,8 +6,8 @@ import heapq
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from forerun.scheduler.cluster import Cluster
-from forerun.scheduler.job import Allocation, Job, ServerTraining, training_demand
+from forerun.scheduler.cluster import SharedCluster
+from forerun.scheduler.job import Allocation, ScheduledJob, ServerTraining, training_demand
 
 __all__ = [
     "NodeShare",
@@ -36,14 +36,15 @@ Placement = tuple[NodeShare, ...]
 """Where a job runs, by node."""
 
 Placer = Callable[
-    [Cluster, Mapping[str, Job], Mapping[str, Allocation], Mapping[str, Placement]], dict[str, Placement]
+    [SharedCluster, Mapping[str, ScheduledJob], Mapping[str, Allocation], Mapping[str, Placement]],
+    dict[str, Placement],
 ]
 """Cluster, jobs and allocations by name, and placements to keep; returns a placement for each job that has room."""
 
 
 def pack(
-    cluster: Cluster,
-    jobs: Mapping[str, Job],
+    cluster: SharedCluster,
+    jobs: Mapping[str, ScheduledJob],
     given: Mapping[str, Allocation],
     kept: Mapping[str, Placement],
 ) -> dict[str, Placement]:
@@ -76,8 +77,8 @@ def pack(
 
 
 def first_fit(
-    cluster: Cluster,
-    jobs: Mapping[str, Job],
+    cluster: SharedCluster,
+    jobs: Mapping[str, ScheduledJob],
     given: Mapping[str, Allocation],
     kept: Mapping[str, Placement],
 ) -> dict[str, Placement]:
@@ -95,7 +96,7 @@ def first_fit(
 class _Nodes:
     """Free devices, cores and memory of every node."""
 
-    def __init__(self, cluster: Cluster, jobs: Mapping[str, Job]) -> None:
+    def __init__(self, cluster: SharedCluster, jobs: Mapping[str, ScheduledJob]) -> None:
         self.cluster = cluster
         groups = [group for group in cluster.groups for _ in range(group.num_nodes)]
         self.devices = [group.devices_per_node for group in groups]
@@ -112,13 +113,13 @@ class _Nodes:
             self._by_devices[group.device] = heaps
             self._by_cores[group.device] = [(-group.cpu_cores_per_node, node) for node in nodes]
 
-    def keep(self, job: Job, placement: Placement) -> Placement:
+    def keep(self, job: ScheduledJob, placement: Placement) -> Placement:
         """Takes the room of a job that stays where it is."""
         for share in placement:
             self._take(job, share)
         return placement
 
-    def fewest_nodes(self, job: Job, given: Allocation) -> Placement:
+    def fewest_nodes(self, job: ScheduledJob, given: Allocation) -> Placement:
         """Devices on as few nodes as possible, leaving the least odd room behind; empty if there is no room."""
         left = given.num_workers
         found: list[NodeShare] = []
@@ -146,7 +147,7 @@ class _Nodes:
                 return int(heap[0])
         return None
 
-    def even_spread(self, job: Job, given: Allocation) -> Placement:
+    def even_spread(self, job: ScheduledJob, given: Allocation) -> Placement:
         """The smallest k so that the k nodes with most free cores hold an even split; else whatever fits."""
         heap = self._by_cores[given.device]
         candidates: list[int] = []
@@ -167,7 +168,7 @@ class _Nodes:
                 return node
         return None
 
-    def _split(self, job: Job, given: Allocation, nodes: list[int]) -> Placement:
+    def _split(self, job: ScheduledJob, given: Allocation, nodes: list[int]) -> Placement:
         """An even split over these nodes, empty if one of them has no room for its part."""
         k = len(nodes)
         if k > max(given.num_workers, given.num_servers):
@@ -183,7 +184,7 @@ class _Nodes:
             shares.append(share)
         return tuple(shares)
 
-    def _alternating(self, job: Job, given: Allocation, nodes: list[int]) -> Placement:
+    def _alternating(self, job: ScheduledJob, given: Allocation, nodes: list[int]) -> Placement:
         """Servers and workers in turn wherever there is room; empty unless one of each is placed."""
         counts: dict[int, list[int]] = {}
         left = [given.num_workers, given.num_servers]
@@ -207,7 +208,7 @@ class _Nodes:
             self._take(job, share, sign=-1)
         return ()
 
-    def first_room(self, job: Job, given: Allocation) -> Placement:
+    def first_room(self, job: ScheduledJob, given: Allocation) -> Placement:
         """Each task on the first node with room; empty if one has none."""
         group = self.cluster.group(given.device)
         first = self.cluster.first_node(given.device)
@@ -225,12 +226,12 @@ class _Nodes:
                 counts.setdefault(node, [0, 0])[one[1]] += 1
         return tuple(NodeShare(node, w, p) for node, (w, p) in sorted(counts.items()))
 
-    def _has_room(self, job: Job, share: NodeShare) -> bool:
+    def _has_room(self, job: ScheduledJob, share: NodeShare) -> bool:
         devices, cores, memory = training_demand(job.training, share.num_workers, share.num_servers)
         node = share.node
         return devices <= self.devices[node] and cores <= self.cores[node] and memory <= self.memory[node]
 
-    def _take(self, job: Job, share: NodeShare, sign: int = 1) -> None:
+    def _take(self, job: ScheduledJob, share: NodeShare, sign: int = 1) -> None:
         devices, cores, memory = training_demand(job.training, share.num_workers, share.num_servers)
         node = share.node
         self.devices[node] -= sign * int(devices)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Protocol, TypeVar
 
-from forerun.scheduler.cluster import Cluster
-from forerun.scheduler.job import Allocation, Job, ServerTraining, Training, training_demand
+from forerun.scheduler.cluster import SharedCluster
+from forerun.scheduler.job import Allocation, ScheduledJob, ServerTraining, Training, training_demand
 from forerun.scheduler.rate_curve import RateCurve
 
 __all__ = ["POLICIES", "FreeResources", "JobView", "Policy", "register"]
@@ -29,7 +29,7 @@ class JobView:
         server_factor: Factor on the forecast speed at w workers and p servers.
     """
 
-    job: Job
+    job: ScheduledJob
     order: int
     remaining_samples: float
     progress: float = 0.0
@@ -68,7 +68,7 @@ class JobView:
         fewest = self.curves[device].fewest
         return Allocation(device, fewest) if 0 < fewest <= self.job.max_workers else None
 
-    def kinds(self, cluster: Cluster) -> list[str]:
+    def kinds(self, cluster: SharedCluster) -> list[str]:
         """Kinds of devices it can run on, the present one first, then the fastest."""
         if isinstance(self.job.training, ServerTraining):
             return list(cluster.kinds)
@@ -82,7 +82,7 @@ class JobView:
 class FreeResources:
     """What is left of a cluster while a policy gives it away."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: SharedCluster) -> None:
         self.left = list(cluster.capacity)
         self._index = {kind: i for i, kind in enumerate(cluster.kinds)}
         self._demands: dict[tuple[Training, int, int], tuple[float, float, float]] = {}
@@ -91,7 +91,7 @@ class FreeResources:
         """Devices of a kind that are left."""
         return self.left[self._index[device]]
 
-    def demand(self, job: Job, given: Allocation) -> tuple[float, float, float]:
+    def demand(self, job: ScheduledJob, given: Allocation) -> tuple[float, float, float]:
         """Devices, cores and memory that an allocation occupies."""
         key = (job.training, given.num_workers, given.num_servers)
         found = self._demands.get(key)
@@ -99,13 +99,13 @@ class FreeResources:
             found = self._demands[key] = training_demand(*key)
         return found
 
-    def fits(self, job: Job, given: Allocation) -> bool:
+    def fits(self, job: ScheduledJob, given: Allocation) -> bool:
         """Whether an allocation fits into what is left."""
         devices, cores, memory = self.demand(job, given)
         left = self.left
         return devices <= left[self._index[given.device]] and cores <= left[-2] and memory <= left[-1]
 
-    def take(self, job: Job, given: Allocation, sign: int = 1) -> None:
+    def take(self, job: ScheduledJob, given: Allocation, sign: int = 1) -> None:
         """Takes an allocation out of what is left, or gives it back with sign -1."""
         devices, cores, memory = self.demand(job, given)
         self.left[self._index[given.device]] -= sign * devices
@@ -136,7 +136,9 @@ class Policy(Protocol):
     @property
     def is_stable(self) -> bool: ...  # noqa: D102
 
-    def allocate(self, jobs: Sequence[JobView], cluster: Cluster, now_s: float) -> dict[str, Allocation]:
+    def allocate(
+        self, jobs: Sequence[JobView], cluster: SharedCluster, now_s: float
+    ) -> dict[str, Allocation]:
         """What each job is given from now on; a job that is absent waits.
 
         Args:

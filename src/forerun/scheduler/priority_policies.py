@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from forerun.scheduler.cluster import Cluster
+from forerun.scheduler.cluster import SharedCluster
 from forerun.scheduler.job import Allocation
 from forerun.scheduler.policy import FreeResources, JobView, register
 from forerun.units import format_duration_s
@@ -19,7 +19,9 @@ Source: Gu et al. 2019, "Tiresias", NSDI, whose two-queue setting this is.
 """
 
 
-def admit_in_order(jobs: Sequence[JobView], cluster: Cluster, may_overtake: bool) -> dict[str, Allocation]:
+def admit_in_order(
+    jobs: Sequence[JobView], cluster: SharedCluster, may_overtake: bool
+) -> dict[str, Allocation]:
     """Gives each job in turn what it asked for.
 
     Args:
@@ -39,7 +41,7 @@ def admit_in_order(jobs: Sequence[JobView], cluster: Cluster, may_overtake: bool
     return given
 
 
-def _choices(view: JobView, cluster: Cluster) -> list[Allocation]:
+def _choices(view: JobView, cluster: SharedCluster) -> list[Allocation]:
     """What was asked for on each kind where the job runs with it."""
     asked = [view.asked(kind) for kind in view.kinds(cluster)]
     return [allocation for allocation in asked if view.rate(allocation) > 0]
@@ -55,7 +57,9 @@ class Fifo:
     adapts_batch: bool = False
     is_stable: bool = True
 
-    def allocate(self, jobs: Sequence[JobView], cluster: Cluster, now_s: float) -> dict[str, Allocation]:
+    def allocate(
+        self, jobs: Sequence[JobView], cluster: SharedCluster, now_s: float
+    ) -> dict[str, Allocation]:
         """In the order of arrival; what runs keeps its place."""
         running_first = sorted(jobs, key=lambda v: (v.current is None, v.order))
         return admit_in_order(running_first, cluster, may_overtake=False)
@@ -75,13 +79,15 @@ class ShortestRemaining:
     adapts_batch: bool = False
     is_stable: bool = True
 
-    def allocate(self, jobs: Sequence[JobView], cluster: Cluster, now_s: float) -> dict[str, Allocation]:
+    def allocate(
+        self, jobs: Sequence[JobView], cluster: SharedCluster, now_s: float
+    ) -> dict[str, Allocation]:
         """By forecast time to the end with what was asked for."""
         order = sorted(jobs, key=lambda v: (self._left_s(v, cluster), v.order))
         return admit_in_order(order, cluster, may_overtake=True)
 
     @staticmethod
-    def _left_s(view: JobView, cluster: Cluster) -> float:
+    def _left_s(view: JobView, cluster: SharedCluster) -> float:
         return min(view.remaining_s(view.asked(kind)) for kind in view.kinds(cluster)) / view.job.weight
 
     def reason(self, view: JobView, given: Allocation | None) -> str:
@@ -112,7 +118,9 @@ class LeastAttainedService:
         """Number of the queue, 0 is served first."""
         return sum(attained_device_s >= end for end in self.thresholds_device_s)
 
-    def allocate(self, jobs: Sequence[JobView], cluster: Cluster, now_s: float) -> dict[str, Allocation]:
+    def allocate(
+        self, jobs: Sequence[JobView], cluster: SharedCluster, now_s: float
+    ) -> dict[str, Allocation]:
         """By queue, then by arrival."""
         order = sorted(jobs, key=lambda v: (self.queue(v.attained_device_s), v.order))
         return admit_in_order(order, cluster, may_overtake=True)

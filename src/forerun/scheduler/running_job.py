@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import inf
 
-from forerun.scheduler.cluster import Cluster
+from forerun.scheduler.cluster import SharedCluster
 from forerun.scheduler.forecast_error import JobErrors
-from forerun.scheduler.job import Allocation, DataParallelTraining, Job, ServerTraining
+from forerun.scheduler.job import Allocation, DataParallelTraining, ScheduledJob, ServerTraining
 from forerun.scheduler.placement import Placement
 from forerun.scheduler.policy import JobView
 from forerun.scheduler.rate_curve import RateCurve, rate_curve
@@ -33,8 +33,8 @@ class RunningJob:
         rate: Useful samples per second, now.
     """
 
-    job: Job
-    actual: Job
+    job: ScheduledJob
+    actual: ScheduledJob
     order: int
     errors: JobErrors
     done_samples: float = 0.0
@@ -60,7 +60,7 @@ class RunningJob:
         """Share of the work done, rounded down to a phase."""
         return int(NUM_PHASES * self.done_samples / self.actual.work_samples + 1e-9) / NUM_PHASES
 
-    def view(self, cluster: Cluster, adapts_batch: bool) -> JobView:
+    def view(self, cluster: SharedCluster, adapts_batch: bool) -> JobView:
         """What a policy is told."""
         left, progress = self._forecast()
         is_parallel = isinstance(self.job.training, DataParallelTraining)
@@ -85,7 +85,7 @@ class RunningJob:
         left = max(left, 0.01 * self.job.work_samples)
         return left, self.done_samples / (self.done_samples + left)
 
-    def curves(self, cluster: Cluster, adapts_batch: bool, progress: float) -> dict[str, RateCurve]:
+    def curves(self, cluster: SharedCluster, adapts_batch: bool, progress: float) -> dict[str, RateCurve]:
         """Forecast rates by kind of device."""
         phase = int(NUM_PHASES * progress) / NUM_PHASES
         found = self._curves.get((adapts_batch, phase))
@@ -103,7 +103,7 @@ class RunningJob:
         assert isinstance(training, DataParallelTraining)
         return training
 
-    def _curve(self, cluster: Cluster, kind: int, adapts_batch: bool, phase: float) -> RateCurve:
+    def _curve(self, cluster: SharedCluster, kind: int, adapts_batch: bool, phase: float) -> RateCurve:
         group, training = cluster.groups[kind], self._parallel
         most = self.job.max_workers if self.job.is_elastic else self.job.num_workers
         most = min(group.num_devices, most)
@@ -123,11 +123,11 @@ class RunningJob:
     def _server_factor(self) -> _TableFactor | None:
         return _TableFactor(self.errors.server_table().tolist()) if self.errors.has_speed_error else None
 
-    def set_rate(self, cluster: Cluster, adapts_batch: bool) -> None:
+    def set_rate(self, cluster: SharedCluster, adapts_batch: bool) -> None:
         """Takes up the true rate of what it has now."""
         self.rate = 0.0 if self.current is None else self._actual_rate(cluster, adapts_batch, self.current)
 
-    def _actual_rate(self, cluster: Cluster, adapts_batch: bool, given: Allocation) -> float:
+    def _actual_rate(self, cluster: SharedCluster, adapts_batch: bool, given: Allocation) -> float:
         training = self.actual.training
         if isinstance(training, ServerTraining):
             return training.batch_size * training.speed(given.num_workers, given.num_servers)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from forerun.scheduler.cluster import Cluster
+from forerun.scheduler.cluster import SharedCluster
 from forerun.scheduler.job import Allocation, ServerTraining
 from forerun.scheduler.marginal_gain import speedup_reason
 from forerun.scheduler.policy import JobView, register
@@ -47,7 +47,9 @@ class Sia:
     power: float = -0.5
     waiting_cost: float = 1.1
 
-    def allocate(self, jobs: Sequence[JobView], cluster: Cluster, now_s: float) -> dict[str, Allocation]:
+    def allocate(
+        self, jobs: Sequence[JobView], cluster: SharedCluster, now_s: float
+    ) -> dict[str, Allocation]:
         """The configurations that the integer program chooses."""
         columns = [
             (view, option, cost) for view in jobs for option, cost in self._options(view, cluster, now_s)
@@ -57,7 +59,7 @@ class Sia:
         chosen = _solve(columns, jobs, cluster)
         return {columns[i][0].job.name: columns[i][1] for i in chosen}
 
-    def _options(self, view: JobView, cluster: Cluster, now_s: float) -> list[tuple[Allocation, float]]:
+    def _options(self, view: JobView, cluster: SharedCluster, now_s: float) -> list[tuple[Allocation, float]]:
         """Configurations of one job, each with its cost less that of waiting, which is below zero."""
         options = [(a, view.rate(a)) for a in configurations(view, cluster)]
         options = [(a, rate) for a, rate in options if rate > 0]
@@ -86,7 +88,7 @@ class Sia:
         return speedup_reason(view, given)
 
 
-def configurations(view: JobView, cluster: Cluster) -> list[Allocation]:
+def configurations(view: JobView, cluster: SharedCluster) -> list[Allocation]:
     """What a job may get in this round: powers of two within a node, or whole nodes, at most twice what it has."""
     if isinstance(view.job.training, ServerTraining):
         sizes = range(1, 1 + 2 * (view.current.num_workers if view.current else 1))
@@ -109,7 +111,7 @@ def configurations(view: JobView, cluster: Cluster) -> list[Allocation]:
 
 
 def _solve(
-    columns: Sequence[tuple[JobView, Allocation, float]], jobs: Sequence[JobView], cluster: Cluster
+    columns: Sequence[tuple[JobView, Allocation, float]], jobs: Sequence[JobView], cluster: SharedCluster
 ) -> list[int]:
     """Columns that the integer program chooses: at most one a job, no more than there is."""
     from scipy.optimize import Bounds, LinearConstraint, milp

@@ -10,10 +10,10 @@ from math import ceil, inf, isfinite, nan
 import numpy as np
 
 from forerun.errors import FailureError, InvalidSetupError
-from forerun.scheduler.cluster import Cluster
+from forerun.scheduler.cluster import SharedCluster
 from forerun.scheduler.events import Decision, Event, EventKind, JobOutcome, SimulatedSchedule, Stretch
 from forerun.scheduler.forecast_error import NO_ERROR, ForecastError
-from forerun.scheduler.job import Allocation, DataParallelTraining, Job, check_jobs
+from forerun.scheduler.job import Allocation, DataParallelTraining, ScheduledJob, check_jobs
 from forerun.scheduler.metrics import schedule_metrics
 from forerun.scheduler.placement import Placement, Placer, pack
 from forerun.scheduler.policy import JobView, Policy
@@ -64,11 +64,11 @@ class SimulationOptions:
 
 
 def simulate(
-    jobs: Sequence[Job],
-    cluster: Cluster,
+    jobs: Sequence[ScheduledJob],
+    cluster: SharedCluster,
     policy: Policy,
     options: SimulationOptions | None = None,
-    actual: Mapping[str, Job] | None = None,
+    actual: Mapping[str, ScheduledJob] | None = None,
 ) -> SimulatedSchedule:
     """What becomes of jobs on a cluster under a policy.
 
@@ -96,11 +96,11 @@ class _Simulation:
 
     def __init__(
         self,
-        jobs: Sequence[Job],
-        cluster: Cluster,
+        jobs: Sequence[ScheduledJob],
+        cluster: SharedCluster,
         policy: Policy,
         options: SimulationOptions,
-        actual: Mapping[str, Job],
+        actual: Mapping[str, ScheduledJob],
     ) -> None:
         self.cluster, self.policy, self.options = cluster, policy, options
         ordered = sorted(jobs, key=lambda job: job.arrival_s)

@@ -1,4 +1,4 @@
-"""From a model to the operation graph of one training step, without running it on a device.
+"""Tracing: the operation graph of one training step of a model, without running it on a device.
 
 Importing this package loads no framework; ``trace`` does, unless the graph is in the cache.
 """

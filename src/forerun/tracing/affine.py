@@ -1,7 +1,7 @@
-"""Joins the traces of one step at two batch sizes into a graph that holds for any batch size.
+"""Joins the traces of one step at two batch sizes into a graph for any batch size.
 
 Every size of the step is assumed affine in the batch, ``f(B) = c + s B``; two traces give c and s. The
-assumption is checked as far as two traces can: the same operations and the same allocations in the same
+assumption is checked as far as two traces allow: the same operations and the same allocations in the same
 order, and no size that grew faster than the batch. A third trace checks the rest in the tests.
 """
 
@@ -24,7 +24,7 @@ NamedShapes = list[tuple[str, tuple[int, ...]]]
 
 
 def are_comparable(small: RawTrace, large: RawTrace) -> bool:
-    """Whether both traces hold the same operations and memory events in the same order."""
+    """True if both traces hold the same operations and memory events in the same order."""
     if len(small.rows) != len(large.rows) or len(small.events) != len(large.events):
         return False
     same_rows = all(_identity(a) == _identity(b) for a, b in zip(small.rows, large.rows, strict=True))
@@ -34,7 +34,7 @@ def are_comparable(small: RawTrace, large: RawTrace) -> bool:
 
 
 def is_affine(graph: Graph) -> bool:
-    """Whether no size of a joined graph grew faster than the batch.
+    """True if no size of a joined graph grew faster than the batch.
 
     A size that more than doubled from batch 2 to 4, such as the similarities of all pairs of samples, has a
     negative constant.
@@ -47,7 +47,7 @@ def is_affine(graph: Graph) -> bool:
 def join_traces(
     built: BuiltModel, small: RawTrace, large: RawTrace | None, versions: Iterable[tuple[str, str]]
 ) -> Graph:
-    """The graph of a model from its traces at one or two batch sizes.
+    """Graph of a model from its traces at one or two batch sizes.
 
     Args:
         built: The traced model.
@@ -134,7 +134,7 @@ def _op_table(small: RawTrace, large: RawTrace | None, named_shapes: NamedShapes
 
 
 def _has_weight_shape(rows: list[RecordedRow], named_shapes: NamedShapes) -> np.ndarray:
-    """Whether the result of each product has the shape of a weight of its module, either way round, (n,)."""
+    """True for each product whose result has the shape of a weight of its module, or its transpose, (n,)."""
     shapes = {
         module: {shape for name, shape in named_shapes if name.startswith(f"{module}." if module else "")}
         for module in {row.module_name for row in rows}
@@ -150,10 +150,10 @@ def _has_weight_shape(rows: list[RecordedRow], named_shapes: NamedShapes) -> np.
 def _with_weight_gradients(
     part: np.ndarray, op_class: np.ndarray, gemm: np.ndarray, has_weight_shape: np.ndarray | None
 ) -> np.ndarray:
-    """A backward product whose result does not grow with the batch, but whose sum does, is a weight gradient.
+    """The operations with weight gradients marked: backward products whose sum, but not result, grows with the batch.
 
-    A single trace does not show what grows: there it is one whose result has the shape of a weight of its
-    module, which the gradient of the input has too where the batch has as many rows as the weight.
+    A single trace does not show growth: there a weight gradient is a product whose result has the shape of a weight of
+    its module. The gradient of the input has that shape too if the batch has as many rows as the weight.
     """
     _, m, n, k = np.moveaxis(gemm, 1, 0)
     if has_weight_shape is None:

@@ -1,4 +1,4 @@
-"""One framework call as plain numbers, and the cost row made from it."""
+"""One framework call as plain numbers, and the cost row of its kernels."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class TensorInfo:
     """Shape and storage of one tensor argument.
 
     Attributes:
-        shape: Sizes.
+        shape: Sizes of the axes.
         element_bytes: Bytes of one element.
-        num_touched: Elements in memory; expanded axes (stride 0) count once.
-        is_floating: Whether the elements are floating point.
-        strides: Distance of neighbours along each axis, in elements; empty if not known.
+        num_touched: Number of elements in memory; expanded axes (stride 0) count once.
+        is_floating: True if the elements are floating point.
+        strides: Distance between neighbours along each axis, in elements; empty if not known.
     """
 
     shape: tuple[int, ...]
@@ -36,17 +36,17 @@ class TensorInfo:
 
     @property
     def num_elements(self) -> int:
-        """Elements as the operation sees them."""
+        """Number of elements as the operation sees them."""
         return prod(self.shape)
 
     def memory_order(self) -> tuple[int, ...]:
-        """Axes from the slowest to the fastest in memory; those of one element have no place in it."""
+        """Axes from the slowest to the fastest in memory, without axes of one element."""
         axes = [axis for axis, size in enumerate(self.shape) if size > 1]
         return tuple(sorted(axes, key=lambda axis: -self.strides[axis])) if self.strides else tuple(axes)
 
     @property
     def touched_bytes(self) -> int:
-        """Bytes that are in memory."""
+        """Size of the elements in memory [bytes]."""
         return self.num_touched * self.element_bytes
 
 
@@ -57,8 +57,8 @@ class Call:
     Attributes:
         name: Name without namespace and overload, such as ``convolution_backward``.
         args: Arguments in schema order, defaults filled in; tensors as ``TensorInfo``.
-        outputs: Tensors returned.
-        in_place: Whether an argument is overwritten.
+        outputs: Returned tensors.
+        in_place: True if an argument is overwritten.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Call:
     in_place: bool = False
 
     def is_permuted(self) -> bool:
-        """Whether an operand of the result's shape lies in memory in another order than the result."""
+        """True if an operand of the result's shape lies in memory in another order than the result."""
         if not self.outputs or self.outputs[0].num_elements < 2:
             return False
         out = self.outputs[0]
@@ -91,7 +91,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostRow:
-    """What one or more equal kernels cost, at one batch size; fields as in ``workload.OpTable``."""
+    """Cost of one or more equal kernels at one batch size; fields as in ``graph.OpTable``."""
 
     op_class: OpClass
     flops: float = 0.0

@@ -1,8 +1,8 @@
 """Makes meta tensors follow the rules that CUDA tensors follow under PyTorch.
 
 Meta tensors carry no autocast key, run attention unfused and take recurrent layers apart. A spare dispatch
-key, ``AutocastPrivateUse1``, sits above autograd and is used by nobody without a third-party backend: Python
-kernels on it do for meta tensors what CUDA's own kernels do:
+key, ``AutocastPrivateUse1``, sits above autograd and is unused without a third-party backend: Python kernels
+of that key treat meta tensors as CUDA's kernels treat CUDA tensors:
 
 - autocast: the operation lists of CUDA (``ATen/autocast_mode.h``), with each fp32 leaf weight cast once per
   region;
@@ -65,7 +65,7 @@ _RECURRENT_MODES = {
 
 @dataclass(slots=True)
 class _Region:
-    """State of the semantics that are in force."""
+    """State of the semantics in force."""
 
     autocast_dtype: torch.dtype | None
     fused_attention: bool
@@ -166,7 +166,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """scaled_dot_product_attention as CUDA dispatches it: flash without a mask in half precision."""
+    """Attention as CUDA dispatches scaled_dot_product_attention: flash without a mask in half precision."""
     if _region is not None and not _region.fused_attention and not (is_causal or enable_gqa):
         return _attention_in_pieces(query, key, value, attn_mask, dropout_p, scale)
     with _C._ExcludeDispatchKeyGuard(_KEY_SET):
@@ -201,10 +201,10 @@ def _attention_in_pieces(
     dropout_p: float,
     scale: float | None,
 ) -> torch.Tensor:
-    """softmax((q scale) k') v as models wrote it before the fused kernels.
+    """Attention in pieces, softmax((q scale) k') v, as models wrote it before the fused kernels.
 
-    Autocast acts on each piece: the softmax is fp32 and its copy for the second product half precision, six bytes a
-    score, where PyTorch's own unfused attention keeps four.
+    Autocast acts on each piece: the softmax is fp32 and its copy for the second product half precision, six bytes per
+    score, while PyTorch's own unfused attention keeps four.
     """
     factor = query.shape[-1] ** -0.5 if scale is None else scale
     scores = (query * factor) @ key.transpose(-2, -1)
@@ -239,7 +239,7 @@ def _resolve(name: str) -> Any:
 
 
 def _register() -> None:
-    """Registers the kernels once per process; they act only while the key is switched on."""
+    """Registers the kernels once per process; they run only while the key is switched on."""
     if _libraries:
         return
     fall_through = Library("_", "IMPL")
@@ -266,8 +266,8 @@ def cuda_semantics(autocast_dtype: torch.dtype | None, *, fused_attention: bool)
     """Switches the CUDA rules on for the tensors of the enclosed code.
 
     Args:
-        autocast_dtype: float16 or bfloat16 inside an autocast region, None for none.
-        fused_attention: Whether attention runs as one kernel.
+        autocast_dtype: float16 or bfloat16 inside an autocast region; None without a region.
+        fused_attention: True runs attention as one kernel.
     """
     global _region
     _register()
@@ -283,7 +283,7 @@ def cuda_semantics(autocast_dtype: torch.dtype | None, *, fused_attention: bool)
 
 
 def leave_autocast_region() -> None:
-    """Ends the autocast region early: no more casts, cached weight copies are dropped."""
+    """Ends the autocast region early: no more casts are made, and cached weight copies are dropped."""
     if _region is not None:
         _region.autocast_dtype = None
         _region.cast_weights.clear()

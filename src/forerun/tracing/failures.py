@@ -1,4 +1,4 @@
-"""Turns what PyTorch and a user's model raise into one clear sentence."""
+"""Turns exceptions of PyTorch and of a user's model into one clear sentence."""
 
 from __future__ import annotations
 
@@ -42,22 +42,22 @@ _FORERUN = Path(__file__).parents[1]
 
 
 def explain_failure(exc: BaseException, built: BuiltModel) -> ForerunError:
-    """The error to raise when a step of a built model could not be run.
+    """The error to raise if a step of a built model could not run.
 
     Args:
-        exc: What was raised while the model ran on meta tensors.
-        built: The model.
+        exc: Exception raised while the model ran on meta tensors.
+        built: Model that was run.
 
     Returns:
-        ``InvalidSetupError`` for sizes the model cannot take, ``ModelBuildError`` for what is no model or
-        takes other inputs, ``TraceError`` for everything else. To be raised ``from exc``.
+        ``InvalidSetupError`` for sizes the model cannot take, ``ModelBuildError`` for an incomplete model or one
+        that takes other inputs, ``TraceError`` for everything else. Raise it ``from exc``.
     """
     if isinstance(exc, ForerunError):
         return exc
     text = str(exc)
     shape = "x".join(map(str, built.input_shape))
     if isinstance(exc, NotImplementedError) and "forward" in text and "missing the required" in text:
-        return ModelBuildError(f"{built.name} is no complete model: its class defines no forward()")
+        return ModelBuildError(f"{built.name} is not a complete model: its class defines no forward()")
     if isinstance(exc, TypeError) and (inputs := _explain_inputs(text, built)):
         return inputs
     if _is_data_dependent(exc, text):
@@ -83,14 +83,14 @@ def explain_failure(exc: BaseException, built: BuiltModel) -> ForerunError:
 
 
 def first_line(exc: BaseException) -> str:
-    """The first line of an exception's text, its type if it has none."""
+    """The first line of an exception's text, or its type if the text is empty."""
     lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
     text = lines[0] if lines else type(exc).__name__
     return text if len(text) <= 300 else text[:297] + "..."
 
 
 def place_of(exc: BaseException) -> str:
-    """`` (file.py, line 12)`` for the innermost line of the model's own code, empty if there is none."""
+    """`` (file.py, line 12)`` for the innermost line of the model's own code; empty without such a line."""
     for frame in reversed(traceback.extract_tb(exc.__traceback__)):
         path = Path(frame.filename)
         if path.is_relative_to(_FORERUN):

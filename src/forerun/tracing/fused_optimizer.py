@@ -1,4 +1,4 @@
-"""The update of a fused optimizer, from the multi-tensor one that can be traced."""
+"""The update of a fused optimizer, made from the multi-tensor update, which can be traced."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["fuse_optimizer"]
 
 
 def fuse_optimizer(graph: Graph) -> Graph:
-    """Replaces the optimizer rows by one kernel that moves each of its tensors once.
+    """Replaces the optimizer rows by one kernel that reads and writes each tensor once.
 
     The multi-tensor update reads and writes every list several times; the fused kernel reads weights,
     gradients and states and writes weights and states. With S state bytes and W weight bytes:

@@ -1,4 +1,4 @@
-"""The optimizers of a training setup, run for real on meta tensors."""
+"""The optimizers of a training setup, run on meta tensors."""
 
 from __future__ import annotations
 

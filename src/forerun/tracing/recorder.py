@@ -1,4 +1,4 @@
-"""Records what a training step dispatches: operations with shapes, and when storages live and die."""
+"""Records a training step: the dispatched operations with shapes, and the life of storages."""
 
 from __future__ import annotations
 
@@ -104,11 +104,11 @@ class StepRecorder(TorchDispatchMode):
     """Collects cost rows and memory events of the code that runs under it.
 
     Rows are collected while ``records_ops`` is true, memory events always. A row of the backward pass belongs
-    to the module whose forward created the autograd node it runs for.
+    to the module whose forward created its autograd node.
 
     Args:
-        is_traced: Whether a tensor stands for one on the device; meta tensors do.
-        shortcuts: What to run instead of an operation, by operation; ``NotImplemented`` runs the operation itself.
+        is_traced: Function that is True for a tensor which represents one on the device, such as a meta tensor.
+        shortcuts: Replacement of an operation, by operation; if it returns ``NotImplemented``, the operation runs.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class StepRecorder(TorchDispatchMode):
         self.events.append(RecordedEvent(event, -1, 0, -1))
 
     def watch(self, tensor: torch.Tensor, kind: AllocationKind) -> int:
-        """Notes the storage of a tensor as live and returns its block number."""
+        """Marks the storage of a tensor as live and returns its block number."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         block = self._blocks.get(key)
@@ -156,7 +156,7 @@ class StepRecorder(TorchDispatchMode):
         self.events.append(RecordedEvent(MemoryEvent.FREE, block, 0, -1))
 
     def block_of(self, tensor: torch.Tensor) -> int | None:
-        """Block of a tensor that is alive and watched."""
+        """Block number of a tensor that is alive and watched."""
         return self._blocks.get(tensor.untyped_storage()._cdata)
 
     def enter_module(self, name: str) -> None:
@@ -164,7 +164,7 @@ class StepRecorder(TorchDispatchMode):
         self._modules.append(name)
 
     def leave_module(self) -> None:
-        """Ends what ``enter_module`` started."""
+        """Ends the attribution that ``enter_module`` started."""
         self._modules.pop()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -176,7 +176,7 @@ class StepRecorder(TorchDispatchMode):
         operands = list(_tensors(args))
         is_on_device = any(self.is_traced(t) for t in operands)
         if operands and not is_on_device:
-            return func(*args, **kwargs)  # the host's own arithmetic, such as an optimizer's step counter
+            return func(*args, **kwargs)  # arithmetic of the host, such as an optimizer's step counter
         inputs = {t.untyped_storage()._cdata for t in operands}
         shortcut = self._shortcuts.get(func) if is_on_device else None
         result = NotImplemented if shortcut is None else shortcut(*args, **kwargs)
@@ -208,12 +208,12 @@ class StepRecorder(TorchDispatchMode):
         self.events.append(RecordedEvent(MemoryEvent.CONV_WORKSPACE, -1, size, -1))
 
     def _module_of_autograd_node(self) -> str:
-        """The module at work; in a forward pass its autograd node is noted for the backward pass."""
+        """The running module; a forward pass keeps its autograd node for the backward pass."""
         node: Any = _C._current_autograd_node()
         module = self._modules[-1]
         if node is not None and not module:
             return self._module_of_node.get(node._sequence_nr(), "")
-        # A module runs in the backward pass too where a checkpoint recomputes it.
+        # A module runs in the backward pass too if a checkpoint recomputes it.
         self._module_of_node.setdefault(_C._autograd._get_sequence_nr() - 1, module)
         return module
 

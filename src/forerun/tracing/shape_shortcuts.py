@@ -1,7 +1,7 @@
 """Output shapes of frequent operations, computed directly.
 
-PyTorch works out many meta results by running a decomposition in Python, about 200 µs a call. For operations
-whose outputs plainly have an input's shape the answer is made here, which halves the time of a trace.
+PyTorch works out many meta results by running a decomposition in Python, about 200 µs per call. For operations
+whose outputs have an input's shape the answer is made here, which halves the time of a trace.
 A shortcut returns ``NotImplemented`` when its simple case does not hold.
 """
 
@@ -32,7 +32,7 @@ def _nothing(*args: Any, **kwargs: Any) -> Any:
 def _like_both(left: Any, right: Any, **kwargs: Any) -> Any:
     if isinstance(right, torch.Tensor):
         same = left.shape == right.shape and left.dtype == right.dtype and left.stride() == right.stride()
-        # A scalar of the host may stand on either side, and a quotient of integers is no integer.
+        # A scalar of the host may stand on either side, and a quotient of integers is not an integer.
         simple = left.device == right.device and left.is_floating_point()
         return torch.empty_like(left) if same and simple else NotImplemented
     return (
@@ -71,7 +71,7 @@ def _batch_norm_backward(grad: Any, source: Any, weight: Any, *rest: Any, **__: 
 
 def _suggests_channels_last(tensor: torch.Tensor) -> bool:
     # The rule of PyTorch's suggest_memory_format (c10/core/MemoryFormat.h): the strides alone decide, so the
-    # weight of a convolution of one channel can say it although it is contiguous either way.
+    # weight of a convolution with one channel can count as channels_last although it is contiguous either way.
     sizes, strides = tensor.shape, tensor.stride()
     least = 0
     for axis in (1, 3, 2, 0):
@@ -84,7 +84,7 @@ def _suggests_channels_last(tensor: torch.Tensor) -> bool:
 
 
 def _convolution(source: torch.Tensor, weight: torch.Tensor, *rest: Any, **kwargs: Any) -> Any:
-    # cuDNN answers in channels_last if the input or the weight is; the meta kernel always in NCHW.
+    # cuDNN's result is channels_last if the input or the weight is; that of the meta kernel is always NCHW.
     if source.dim() != 4 or not (_suggests_channels_last(source) or _suggests_channels_last(weight)):
         return NotImplemented
     result = torch.ops.aten.convolution.default(source, weight, *rest, **kwargs)

@@ -39,10 +39,10 @@ def record_step(
     """Records the steady-state step of a model and the memory stream of two steps.
 
     Args:
-        built: The model on the meta device; it is converted in place to the setup's precision and layout.
+        built: Model on the meta device; it is converted in place to the setup's precision and layout.
         setup: Training configuration; its batch size is not used.
-        batch_size: Samples of the traced batch.
-        recorder: A new recorder, for tensors other than those of the meta device.
+        batch_size: Number of samples in the traced batch.
+        recorder: New recorder, for tensors other than those of the meta device.
     """
     module = built.module
     batch = prepared_batch(built, setup, batch_size)
@@ -64,7 +64,7 @@ def record_step(
     finally:
         if was_collecting:
             gc.enable()
-    # What dies after the second step, some of it when the collector runs, is no part of the stream.
+    # Blocks that die after the second step, some of them when the collector runs, are not part of the stream.
     events = list(recorder.events)
     _name_kinds(recorder, module, optimizer)
     for parameter in module.parameters():
@@ -73,7 +73,7 @@ def record_step(
 
 
 def prepared_batch(built: BuiltModel, setup: TrainingSetup, batch_size: int) -> dict[str, Any]:
-    """A batch in the setup's precision and layout; the model is converted to them, in place."""
+    """A batch in the setup's precision and layout, to which the model is converted in place."""
     dtype = _STORAGE_DTYPE.get(setup.precision)
     if dtype is not None:
         built.module.to(dtype)
@@ -189,7 +189,7 @@ def _forward_step(
     built: BuiltModel, setup: TrainingSetup, batch: dict[str, Any], recorder: StepRecorder
 ) -> None:
     recorder.default_kind = AllocationKind.ACTIVATION
-    # Not inference_mode: it hands composite operations over whole, no_grad takes them apart as training does.
+    # Not inference_mode, which keeps composite operations whole; no_grad splits them as training does.
     gradients: Callable[[], Any] = torch.no_grad if setup.phase is Phase.INFERENCE else torch.enable_grad
     dtype = AUTOCAST_DTYPE.get(setup.precision)
     with gradients(), recorder, cuda_semantics(dtype, fused_attention=setup.fused_attention):
@@ -211,7 +211,7 @@ def _zero_gradients(module: torch.nn.Module, setup: TrainingSetup) -> None:
 def _name_kinds(
     recorder: StepRecorder, module: torch.nn.Module, optimizer: torch.optim.Optimizer | None
 ) -> None:
-    """Corrects the kinds of blocks whose role shows only at the end or by their life span."""
+    """Corrects the kinds of blocks whose role is known only at the end or by their life span."""
     kinds: dict[int, AllocationKind] = {}
     for parameter in module.parameters():
         if parameter.grad is not None and (block := recorder.block_of(parameter.grad)) is not None:
@@ -226,7 +226,7 @@ def _name_kinds(
 
 
 def _name_short_lived(events: list[RecordedEvent], kinds: dict[int, AllocationKind]) -> None:
-    """An activation that dies before backward begins was a temporary."""
+    """Marks activations that die before backward begins as temporaries."""
     in_forward: set[int] = set()
     for event in events:
         if event.event is MemoryEvent.FORWARD_BEGINS or event.event is MemoryEvent.BACKWARD_BEGINS:

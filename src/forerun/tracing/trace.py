@@ -1,4 +1,4 @@
-"""Answers "what does one step of this model do?" from the cache or by tracing."""
+"""The operation graph of one step of a model, from the cache or by tracing."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 __all__ = ["TRACE_VERSION", "cache_folder", "is_traced", "trace", "trace_keras_models"]
 
 TRACE_VERSION = 2
-"""Raised whenever the tracer or a rule changes what a graph holds."""
+"""Version of graphs, raised whenever the tracer or a rule changes the contents of a graph."""
 
 _BATCH_SIZES = (2, 4)
-"""Two, not one: batch normalisation after global pooling refuses a single value per channel."""
+"""Batch sizes of the traces, from two because batch norm after global pooling refuses a single value per channel."""
 
 _LIBRARY_OF_PREFIX = {
     "torchvision": "torchvision",
@@ -59,14 +59,14 @@ def trace(
     """The operation graph of one step of a model.
 
     A graph of a named model or of a file is kept in the cache folder, keyed by the model, the inputs, the
-    setup, the library versions and our own; a second question loads no framework. Models that are built by
+    setup, the library versions and forerun's own; a second call loads no framework. Models that are built by
     the user's own code are traced every time, because their definition cannot be known from outside.
 
     Args:
         request: The model and its inputs.
-        setup: Training configuration; the batch size matters only for models that are not affine in it.
-        module: A module or ``keras.Model`` to trace instead of the one the request names.
-        use_cache: Whether to read and write the cache.
+        setup: Training configuration; the batch size matters only for models whose sizes are not affine in it.
+        module: Module or ``keras.Model`` to trace in place of the one the request names.
+        use_cache: True reads and writes the cache.
 
     Raises:
         UsageError: The model or an option is not known.
@@ -93,7 +93,7 @@ def trace(
         training=setup.phase is not Phase.INFERENCE,
     )
     graph = trace_built(built, setup)
-    # The key holds no batch size, so a graph that is good for one only must not be found under it.
+    # The key holds no batch size, so a graph for one batch size only must not be stored under it.
     is_general = graph.only_batch_size == built.only_batch_size
     if path is not None and built.cache_key is not None and is_general:
         _keep(graph, path)
@@ -101,16 +101,16 @@ def trace(
 
 
 def is_traced(request: ModelRequest, setup: TrainingSetup) -> bool:
-    """Whether the cache holds a graph of a model, so that tracing it needs no framework."""
+    """True if the cache holds a graph of a model, so that tracing it needs no framework."""
     path = _cache_path(request, setup)
     return path is not None and path.exists()
 
 
 def trace_keras_models(questions: Sequence[tuple[ModelRequest, TrainingSetup]]) -> list[Graph | ForerunError]:
-    """Graphs of named Keras models, or why there is none: what the cache lacks is traced in one process.
+    """Graphs of named Keras models, or errors in their place; graphs not in the cache are traced in one process.
 
     Args:
-        questions: Models, each with its setup.
+        questions: Models with their setups.
 
     Raises:
         MissingExtraError: Keras is not installed.
@@ -133,7 +133,7 @@ def trace_keras_models(questions: Sequence[tuple[ModelRequest, TrainingSetup]]) 
 
 
 def _known(path: Path | None, setup: TrainingSetup) -> Graph | None:
-    """The graph that the cache holds, if it is good for the batch size."""
+    """The graph in the cache, if it holds for the batch size."""
     known = read_graph(path) if path is not None else None
     return (
         known if known is not None and known.only_batch_size in (None, setup.batch_size_per_device) else None
@@ -141,13 +141,13 @@ def _known(path: Path | None, setup: TrainingSetup) -> Graph | None:
 
 
 def _keep(graph: Graph, path: Path) -> None:
-    # A full or read-only disk costs the next question its speed, not this one its answer.
+    # A full or read-only disk slows the next call, but does not fail this one.
     with contextlib.suppress(OSError):
         write_graph(graph, path)
 
 
 def trace_built(built: BuiltModel, setup: TrainingSetup) -> Graph:
-    """Traces a built model at two batch sizes and joins them; at one where sizes are not affine."""
+    """Traces a built model at two batch sizes and joins the traces; at one if sizes are not affine."""
     from forerun.tracing.affine import are_comparable, is_affine, join_traces
     from forerun.tracing.models.sources import explain_failure
     from forerun.tracing.step import record_step
@@ -158,7 +158,7 @@ def trace_built(built: BuiltModel, setup: TrainingSetup) -> Graph:
             only = record_step(built, setup, built.only_batch_size)
             return _with_optimizer(join_traces(built, only, None, versions), setup)
         small, large = (record_step(built, setup, size) for size in _BATCH_SIZES)
-        if not are_comparable(small, large):  # a first step may also fill caches of the model's own
+        if not are_comparable(small, large):  # a first step may also fill the model's own caches
             small = record_step(built, setup, _BATCH_SIZES[0])
         if are_comparable(small, large):
             graph = join_traces(built, small, large, versions)
@@ -213,7 +213,7 @@ def _cache_path(request: ModelRequest, setup: TrainingSetup) -> Path | None:
 
 
 def _definition(model: str) -> str | None:
-    """What defines a model besides its name: the content of its file; None if that cannot be known."""
+    """Definition of a model besides its name: the content of its file; None if that is not known."""
     prefix, _, rest = model.partition(":")
     is_keras_file = model.endswith((".keras", ".h5", ".hdf5"))
     if prefix in ("hf", "onnx") or is_keras_file:
@@ -227,7 +227,7 @@ def _definition(model: str) -> str | None:
 
 
 def _traced_settings(setup: TrainingSetup) -> dict[str, object]:
-    """The settings that change the graph; precisions that share kernels and sizes share a graph."""
+    """Settings that change the graph; precisions with the same kernels and sizes share a graph."""
     same = {Precision.TF32: Precision.FP32, Precision.BF16: Precision.FP16, Precision.AMP_BF16: Precision.AMP}
     trains = setup.phase is Phase.TRAIN
     updates = trains and setup.optimizer != "none"

@@ -1,1 +1,1 @@
-"""Settings of a training script, tried within a budget: what they are, how they reach it, and which is best."""
+"""Settings of a training script, tried within a budget: spaces, trials and the search for the best."""

@@ -1,4 +1,4 @@
-"""Whether the best trial of a study may be used: whole runs beside the script as it is."""
+"""Acceptance of the best trial of a study, by whole runs beside the script as it is."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_TRIED = 3
 def accept_best(
     tuner: Tuner, ranked: Sequence[Any], max_loss: float, *, check: bool, echo: IO[str] | None
 ) -> tuple[Any, dict[str, Any] | None, tuple[str, ...]]:
-    """Runs the script as it is and the best trials whole, until one keeps the metric."""
+    """Makes whole runs of the script as it is and of the best trials, until one keeps the metric."""
     if not ranked:
         return None, None, ("no trial brought a value",)
     order = tuner.task.order

@@ -1,4 +1,4 @@
-"""How much a study may take, and how long it still will."""
+"""Budget of a study, and the time it still needs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["Budget", "parse_budget", "time_left_s"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """Limits of a study; None for none.
+    """Limits of a study; None for no limit.
 
     Attributes:
         time_s: Wall time of all sessions together [s].
-        num_trials: Finished trials.
-        cost_usd: Price of the machine over the time [USD].
+        num_trials: Number of finished trials.
+        cost_usd: Price of the machine over that time [USD].
     """
 
     time_s: float | None = None
@@ -27,10 +27,10 @@ class Budget:
     cost_usd: float | None = None
 
     def seconds(self, price_usd_per_hour: float | None) -> float | None:
-        """The limit of time that follows [s].
+        """Limit of time that follows from time and money [s].
 
         Raises:
-            UsageError: Money needs a price.
+            UsageError: The budget is in money, and the machine has no price.
         """
         if self.cost_usd is None:
             return self.time_s
@@ -41,7 +41,7 @@ class Budget:
 
 
 def parse_budget(text: str) -> Budget:
-    """A budget such as ``2h``, ``40 trials``, ``10usd`` or several parted by commas.
+    """A budget such as ``2h``, ``40 trials``, ``10usd`` or several separated by commas.
 
     >>> parse_budget("2h, 40 trials")
     Budget(time_s=7200.0, num_trials=40, cost_usd=None)
@@ -67,7 +67,8 @@ def time_left_s(
 ) -> float | None:
     """Time until a study ends, from the trials so far [s].
 
-    The mean of those that ran, for all that are left; never more than what is left of the time. None before the first.
+    Mean time of the finished trials times the number left, but never more than the time left. None before the first
+    trial has finished.
     """
     by_trials = None
     if num_left is not None and durations_s:

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from forerun.answers import Answer
 from forerun.errors import UsageError
 
-__all__ = ["PairedRatio", "non_inferiority", "paired_ratio"]
+__all__ = ["NonInferiority", "PairedRatio", "non_inferiority", "paired_ratio"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PairedRatio(Answer):
-    """How much faster B is than A.
+class PairedRatio:
+    """Speed of B relative to A, from pairs of runs.
 
     Attributes:
         ratio: Geometric mean of B over A.
-        low: Low end of its 95 % interval; None with one pair.
-        high: High end.
-        p_value: Of the hypothesis that they are equal, two-sided t-test on log ratios; None with one pair.
-        num_pairs: Pairs.
+        low: Low end of the ratio's 95 % interval; None with one pair.
+        high: High end of that interval; None with one pair.
+        p_value: Probability of such pairs if A and B are equal, two-sided t-test on log ratios; None with one pair.
+        num_pairs: Number of pairs.
     """
 
     ratio: float
@@ -37,7 +35,7 @@ def paired_ratio(first: Sequence[float], second: Sequence[float]) -> PairedRatio
     """Ratio of second to first from runs made in turns, so that a drift of the machine is in both.
 
     Raises:
-        UsageError: They are no pairs of positive numbers.
+        UsageError: The values are not pairs of positive numbers.
     """
     a, b = np.asarray(first, dtype=float), np.asarray(second, dtype=float)
     if a.shape != b.shape or not a.size or not np.all((a > 0) & (b > 0)):
@@ -59,19 +57,41 @@ def paired_ratio(first: Sequence[float], second: Sequence[float]) -> PairedRatio
     )
 
 
-def non_inferiority(
-    first: Sequence[float], second: Sequence[float], *, margin: float, is_rising: bool = True
-) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NonInferiority:
     """Whether the metric of B is worse than that of A by less than a margin.
 
-    The paired difference in the direction of better, with the low end of its one-sided 95 % interval; B is not inferior
-    where that is above -margin. With one pair the difference itself is compared, and nothing is claimed about chance.
+    Attributes:
+        difference: Mean paired difference in the direction of better.
+        low: Low end of its one-sided 95 % interval; None with one pair.
+        p_value: Of the hypothesis that B is worse by the margin; None with one pair.
+        margin: Loss that is accepted.
+        is_not_inferior: Whether ``low``, or the difference without it, is above -margin.
+        num_pairs: Pairs of runs.
+    """
+
+    difference: float
+    low: float | None
+    p_value: float | None
+    margin: float
+    is_not_inferior: bool
+    num_pairs: int
+
+
+def non_inferiority(
+    first: Sequence[float], second: Sequence[float], *, margin: float, is_rising: bool = True
+) -> NonInferiority:
+    """Test that the metric of B is worse than the metric of A by less than a margin.
+
+    Takes the mean paired difference, positive if B is better, with the low end of its one-sided 95 % interval; B is not
+    inferior if that end is above -margin. With one pair the difference itself is compared, without a claim about
+    chance.
 
     Args:
         first: Metric of the runs of A.
         second: Metric of the runs of B.
-        margin: Loss that is accepted.
-        is_rising: Whether more is better.
+        margin: Accepted loss of the metric.
+        is_rising: True if a larger metric is better.
     """
     a, b = np.asarray(first, dtype=float), np.asarray(second, dtype=float)
     gains = (b - a) if is_rising else (a - b)
@@ -83,11 +103,11 @@ def non_inferiority(
         low = mean - float(t.ppf(0.95, len(gains) - 1)) * error
         p_value = float(t.sf((mean + margin) / error, len(gains) - 1))
     decided = mean if low is None else low
-    return {
-        "difference": mean,
-        "low": low,
-        "p_value": p_value,
-        "margin": margin,
-        "is_not_inferior": bool(decided >= -margin),
-        "num_pairs": len(gains),
-    }
+    return NonInferiority(
+        difference=mean,
+        low=low,
+        p_value=p_value,
+        margin=margin,
+        is_not_inferior=bool(decided >= -margin),
+        num_pairs=len(gains),
+    )

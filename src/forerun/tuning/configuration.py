@@ -1,4 +1,4 @@
-"""From the values of a trial to the command and the hooks that realise them."""
+"""The command and the hooks that realise the values of a trial."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ class ScriptConfiguration:
     """One way to run a script.
 
     Attributes:
-        arguments: Values by flag of the script.
-        hooks: Values by knob.
+        arguments: Values of the script's arguments, by flag.
+        hooks: Values that hooks set, by knob.
     """
 
     arguments: dict[str, Any]
     hooks: dict[str, Any]
 
     def command(self, base: Sequence[str]) -> tuple[str, ...]:
-        """The command with these arguments."""
+        """The command with the arguments of this configuration."""
         return with_arguments(base, self.arguments)
 
 
 def scaled_learning_rate(
     base_lr: float, *, base_batch_size: float, batch_size: float, rule: str, optimizer: str | None = None
 ) -> float:
-    """Learning rate that goes with another batch size.
+    """Learning rate for another batch size.
 
     linear: lr b / b0. sqrt: lr sqrt(b / b0). ``auto`` is sqrt for optimizers that divide by the gradient's own size,
     linear for the others.
@@ -68,10 +68,10 @@ def configure(
     """The configuration of a trial.
 
     Args:
-        space: Of the study.
+        space: Space of the study.
         values: Drawn values by parameter.
         base: Values of the script as it is, by parameter.
-        optimizer: Name of its optimizer, for the rule of the learning rate.
+        optimizer: Name of the script's optimizer, which decides the rule of the learning rate.
 
     Raises:
         UsageError: A scaled value has no value to start from.
@@ -105,7 +105,7 @@ def configure(
 
 
 def with_arguments(command: Sequence[str], arguments: Mapping[str, Any]) -> tuple[str, ...]:
-    """The command with arguments set: replaced where it has them, else added at its end.
+    """The command with arguments set: an argument it has is replaced, another is added at the end.
 
     >>> with_arguments(["python", "train.py", "--lr", "0.1"], {"--lr": 0.2, "--amp": True, "--debug": False})
     ('python', 'train.py', '--lr', '0.2', '--amp')
@@ -136,7 +136,7 @@ def _without(words: list[str], flag: str, *, takes_value: bool) -> list[str]:
 def write_configuration(
     path: Path, found: ScriptConfiguration, command: Sequence[str], about: Mapping[str, Any]
 ) -> None:
-    """Writes a configuration as YAML, with the command it was found for and what is known about it.
+    """Writes a configuration as YAML, with the command it was found for and the facts known about it.
 
     Raises:
         FailureError: The file cannot be written.
@@ -157,10 +157,10 @@ def write_configuration(
 
 
 def read_configuration(path: Path) -> ScriptConfiguration:
-    """Reads what ``write_configuration`` wrote, or what a user wrote by hand.
+    """Reads a configuration from ``write_configuration``, or one that a user wrote by hand.
 
     Raises:
-        UsageError: The file cannot be read, or holds something else.
+        UsageError: The file cannot be read, or is not a configuration.
     """
     import yaml
 

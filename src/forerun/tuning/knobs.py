@@ -1,4 +1,4 @@
-"""What can be changed about a training run, and how each change reaches a script."""
+"""Knobs: settings of a training run that can be changed, by a hook or by an argument of the script."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ __all__ = ["KNOBS", "Knob", "check_value", "find_knob"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knob:
-    """One thing that can be changed.
+    """One setting that can be changed.
 
     Attributes:
-        name: As in a space.
-        words: What it is.
-        has_hook: Whether it can be set inside an unchanged script; others need an argument of the script.
-        choices: All values there are; empty for numbers.
-        is_number: Whether values are numbers.
+        name: Name of the knob in a space.
+        words: Description of the knob in a few words.
+        has_hook: True if a hook can set the knob inside an unchanged script; others need an argument of the script.
+        choices: All values of the knob; empty for numbers.
+        is_number: True if values are numbers.
         lowest: Smallest number.
-        changes_result: Whether a trained model may come out different.
+        changes_result: True if the knob may change the trained model.
     """
 
     name: str
@@ -41,7 +41,7 @@ KNOBS: Mapping[str, Knob] = {
     for knob in (
         Knob(
             name="batch_size",
-            words="samples of a step",
+            words="batch size: samples in a step",
             has_hook=True,
             is_number=True,
             lowest=1,
@@ -50,7 +50,7 @@ KNOBS: Mapping[str, Knob] = {
         Knob(name="lr", words="learning rate", has_hook=False, is_number=True, changes_result=True),
         Knob(
             name="epochs",
-            words="passes over the data",
+            words="epochs: passes over the data",
             has_hook=False,
             is_number=True,
             lowest=1,
@@ -78,38 +78,47 @@ KNOBS: Mapping[str, Knob] = {
             has_hook=True,
             choices=("off", "default", "reduce-overhead", "max-autotune"),
         ),
-        Knob(name="num_workers", words="processes of the loader", has_hook=True, is_number=True),
+        Knob(name="num_workers", words="worker processes of the loader", has_hook=True, is_number=True),
         Knob(
             name="jpeg_decode_size",
-            words="JPEGs are decoded at a scale that keeps this height and width; 0 for full size [pixels]",
+            words="decode JPEGs at a smaller scale that keeps this height and width; 0 for full size [pixels]",
             has_hook=True,
             is_number=True,
             changes_result=True,
         ),
         Knob(name="pin_memory", words="page-locked batches", has_hook=True, choices=_ONOFF),
         Knob(
-            name="prefetch_factor", words="batches ahead per worker", has_hook=True, is_number=True, lowest=1
+            name="prefetch_factor",
+            words="batches that each worker prepares ahead",
+            has_hook=True,
+            is_number=True,
+            lowest=1,
         ),
         Knob(
-            name="persistent_workers", words="workers live on between epochs", has_hook=True, choices=_ONOFF
+            name="persistent_workers",
+            words="keep workers alive between epochs",
+            has_hook=True,
+            choices=_ONOFF,
         ),
         Knob(
             name="optimizer_implementation",
-            words="how the update is computed",
+            words="implementation of the optimizer's update",
             has_hook=True,
             choices=("foreach", "fused", "forloop"),
         ),
-        Knob(name="cudnn_benchmark", words="cuDNN tries algorithms first", has_hook=True, choices=_ONOFF),
+        Knob(
+            name="cudnn_benchmark", words="let cuDNN try its algorithms first", has_hook=True, choices=_ONOFF
+        ),
         Knob(
             name="num_threads",
-            words="threads of a processor's kernels",
+            words="threads for kernels on a processor",
             has_hook=True,
             is_number=True,
             lowest=1,
         ),
         Knob(
             name="accumulation",
-            words="batches of one optimizer step",
+            words="batches per optimizer step",
             has_hook=True,
             is_number=True,
             lowest=1,
@@ -117,7 +126,7 @@ KNOBS: Mapping[str, Knob] = {
         ),
         Knob(
             name="cosine_epochs",
-            words="epochs of a cosine of the learning rate",
+            words="epochs over which the learning rate falls along a cosine",
             has_hook=True,
             is_number=True,
             lowest=1,
@@ -129,10 +138,10 @@ KNOBS: Mapping[str, Knob] = {
 
 
 def find_knob(name: str) -> Knob:
-    """The knob of a name.
+    """The knob with this name.
 
     Raises:
-        UsageError: There is none; the message lists near matches.
+        UsageError: There is no such knob; the message lists near matches.
     """
     if name not in KNOBS:
         raise UsageError(
@@ -143,10 +152,10 @@ def find_knob(name: str) -> Knob:
 
 
 def check_value(knob: Knob, value: Any) -> Any:
-    """The value, if the knob can have it.
+    """The value, checked to be one that the knob can have.
 
     Raises:
-        UsageError: It cannot.
+        UsageError: The knob cannot have this value.
     """
     # YAML 1.1 reads a bare off as false.
     if value is False and "off" in knob.choices:

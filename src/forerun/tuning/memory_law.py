@@ -11,7 +11,7 @@ import numpy as np
 __all__ = ["MemoryPoint", "predicted_memory_bytes"]
 
 _WORKER_BYTES = 200e6
-"""A forked worker of a PyTorch process until one has been seen: it copies what it touches of its parent."""
+"""Memory assumed for a forked worker before one has run: it copies the pages of its parent that it touches."""
 
 _MARGIN = 1.10
 _NEAR = 2.0
@@ -22,9 +22,9 @@ class MemoryPoint:
     """Memory of a trial.
 
     Attributes:
-        values: Its configuration.
-        start_bytes: Memory before its first step [bytes].
-        peak_bytes: Its peak; for a trial that was ended by the limit, the limit [bytes].
+        values: Values of the trial's parameters.
+        start_bytes: Memory before the first step [bytes].
+        peak_bytes: Peak memory; for a trial that the limit ended, the limit [bytes].
     """
 
     values: Mapping[str, Any]
@@ -38,10 +38,10 @@ def predicted_memory_bytes(
     """Upper estimate of the peak of a configuration [bytes]; None before any trial has run.
 
     peak = start + a x + w n + v n x, with x the pixels of a batch relative to the script's own and n the workers.
-    Tensors of a step grow with its batch, each worker has a process and prefetched batches. With one size of batch
-    seen, all that came after the start is taken to grow with it, which is too much rather than too little; with two or
-    more the terms are fitted with none below zero, by non-negative least squares on relative errors. The margin is a
-    tenth, and grows with the square root of how far the batch is beyond any that ran.
+    Tensors of a step grow with its batch, each worker has a process and prefetched batches. With a single
+    batch size seen, all memory after the start is taken to grow with the batch, which is too much rather than too
+    little; with two or more the terms are fitted by non-negative least squares on relative errors. The margin is a
+    tenth, and grows with the square root of the batch over the largest batch that ran.
     """
     from scipy.optimize import nnls
 
@@ -60,7 +60,7 @@ def predicted_memory_bytes(
     weights, _ = nnls(design / peaks[:, None], np.ones_like(peaks))
     expected = float(np.array([1.0, size, num_workers, num_workers * size]) @ weights)
     expected += worker_bytes * num_workers
-    # What ran is a floor for what is larger in every respect.
+    # A configuration that ran is a floor for one that is larger in every respect.
     below = (sizes <= size) & (workers <= num_workers)
     floor = float(peaks[below].max()) if below.any() else 0.0
     beyond = max(1.0, size / (_NEAR * float(sizes.max())))

@@ -1,4 +1,4 @@
-"""Figures in what a script prints."""
+"""Figures in the output of a script."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ USUAL_METRICS = (
     "test_loss",
     "eval_loss",
 )
-"""Names that are looked for where none is given, best first."""
+"""Names of metrics to look for if the user names none, best first."""
 
 _MOST_NAMES = 8
 _NUMBER = r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(%?)"
@@ -36,8 +36,8 @@ class Reading:
     """A printed value.
 
     Attributes:
-        time_s: When it was printed, monotonic clock [s].
-        value: A share where it was printed in per cent.
+        time_s: Time of printing, monotonic clock [s].
+        value: The value; a share if it was printed in per cent.
     """
 
     time_s: float
@@ -45,7 +45,7 @@ class Reading:
 
 
 def read_metric(name: str, lines: Sequence[OutputLine]) -> tuple[Reading, ...]:
-    """All values of a metric in order, from ``name=0.8``, ``name: 80 %``, ``'name': 0.8`` or JSON."""
+    """All values of a metric in the order of printing, from ``name=0.8``, ``name: 80 %``, ``'name': 0.8`` or JSON."""
     pattern = re.compile(rf"(?<![\w-])[\"']?{re.escape(name)}[\"']?\s*[:=]?\s*{_NUMBER}", re.IGNORECASE)
     found = []
     for line in lines:
@@ -56,7 +56,7 @@ def read_metric(name: str, lines: Sequence[OutputLine]) -> tuple[Reading, ...]:
 
 
 def missing_metric(name: str, lines: Sequence[OutputLine]) -> str:
-    """A sentence about a metric that a whole run did not print, with the figures that it did print."""
+    """A sentence about a metric that a whole run did not print, with the figures that the run did print."""
     names = dict.fromkeys(match[1] for line in lines for match in _NAMED.finditer(line.text))
     printed = (
         f"it printed {', '.join(list(names)[:_MOST_NAMES])}" if names else "it printed no figure by name"
@@ -65,7 +65,7 @@ def missing_metric(name: str, lines: Sequence[OutputLine]) -> str:
 
 
 def find_metric(lines: Sequence[OutputLine]) -> Metric | None:
-    """The first usual metric that the lines have."""
+    """The first of the usual metrics that the lines have."""
     for name in USUAL_METRICS:
         if read_metric(name, lines):
             return Metric.named(name)

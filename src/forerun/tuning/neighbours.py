@@ -1,4 +1,4 @@
-"""Configurations that have not been tried, the nearest first."""
+"""Search for configurations that have not been tried, the nearest first."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _MOST_CONFIGURATIONS = 100_000
 
 
 def configuration_key(values: Mapping[str, Any]) -> str:
-    """The same text for the same values, in whatever order."""
+    """Text that identifies values, whatever their order."""
     return json.dumps(dict(values), sort_keys=True, default=str)
 
 
 def num_configurations(space: Space) -> int | None:
-    """How many configurations there are; None where a range has no end of values."""
+    """Number of configurations in a space; None if a range has infinitely many values."""
     counts = [len(_choices(p)) for p in space.parameters if p.scale_with is None]
     return prod(counts) if all(counts) else None
 
@@ -30,16 +30,16 @@ def num_configurations(space: Space) -> int | None:
 def untried_neighbour(
     space: Space, values: Mapping[str, Any], tried: Collection[str], seed: int
 ) -> dict[str, Any] | None:
-    """A configuration that is not among the tried ones, one parameter away if there is such a one.
+    """An untried configuration, one parameter away if such a one is left.
 
     Args:
         space: All parameters; a range of fractions has no neighbours.
-        values: Where to look around.
-        tried: ``configuration_key`` of what has been tried.
-        seed: Of the order in which neighbours of one distance are looked at.
+        values: Configuration whose neighbours are searched.
+        tried: ``configuration_key`` of each tried configuration.
+        seed: Seed of the order among neighbours at one distance.
 
     Returns:
-        Its values; None if every configuration has been tried, or there are too many to look at them all.
+        Values of the configuration; None if all have been tried, or there are too many to search.
     """
     parameters = {p.name: _choices(p) for p in space.parameters if p.scale_with is None}
     order = random.Random(seed)

@@ -1,4 +1,4 @@
-"""What a study looks for, and what a trial is told to be worth."""
+"""Objectives of a study, and the value of a trial."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ __all__ = ["OBJECTIVES", "Objective", "parse_objectives", "value_of"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """One thing to look for.
+    """One objective that a study optimises.
 
     Attributes:
-        name: As on the command line.
-        words: What it is.
-        unit: Of its values.
-        is_rising: Whether more is better.
-        needs_whole_run: Whether the script must run to its end.
-        needs_metric: Whether it must print a metric.
-        worst: Value told for a trial that cannot be had: finite, and worse than any other.
+        name: Name of the objective on the command line.
+        words: Description of the objective in a few words.
+        unit: Unit of the objective's values.
+        is_rising: True if a larger value is better.
+        needs_whole_run: True if the script must run to its end.
+        needs_metric: True if the script must print a metric.
+        worst: Value of a trial that did not reach the objective: finite, and worse than any other.
     """
 
     name: str
@@ -84,14 +84,14 @@ OBJECTIVES = {
         ),
     )
 }
-"""By name."""
+"""All objectives by name."""
 
 
 def parse_objectives(text: str) -> tuple[Objective, ...]:
-    """One objective, or several parted by commas.
+    """One objective, or several separated by commas.
 
     Raises:
-        UsageError: There is none of a name.
+        UsageError: No objective has one of the names, or a name stands twice.
     """
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
@@ -107,7 +107,7 @@ def parse_objectives(text: str) -> tuple[Objective, ...]:
 def value_of(
     objective: Objective, result: TrialResult, metric: Metric | None, price_usd_per_hour: float | None
 ) -> float | None:
-    """Value of a trial; None where it did not get that far."""
+    """Value of a trial; None if the trial did not get that far."""
     if objective.name == "speed":
         return result.rate_samples_per_s
     reached_s = _time_to_target_s(result, metric)
@@ -121,7 +121,7 @@ def value_of(
     best = result.best(is_rising=metric is None or metric.is_rising)
     if best is None or metric is None:
         return None
-    # A falling metric is looked for with its sign turned, so that the objective always rises.
+    # The sign of a falling metric is turned, so that the objective always rises.
     return best if metric.is_rising else -best
 
 

@@ -8,31 +8,31 @@ __all__ = ["TrialPruner"]
 
 
 class TrialPruner:
-    """Told each printed value of a trial; says whether its forecast cannot win.
+    """Judges a trial by each value it prints: a trial ends when its forecast cannot win.
 
-    A trial that is run again, because its node died, prints its values again. Those of a number that was told before
-    change nothing: what is known of the trial stays, and is judged once more when a later value comes.
+    A trial that runs again because its node died prints its values again. A value with a number seen before changes
+    nothing: the known values stay, and the trial is judged again when a later value comes.
 
     Args:
-        study: Of Optuna, whose finished trials are to be beaten.
-        trial: The running one, as the study gave it.
-        num_rounds: Values that a whole run prints, two or more.
-        is_rising: Whether more is better.
+        study: Optuna's study, whose finished trials are to be beaten.
+        trial: Running trial of that study.
+        num_rounds: Number of values that a whole run prints, two or more.
+        is_rising: True if a larger value is better.
     """
 
     def __init__(self, study: Any, trial: Any, num_rounds: int, *, is_rising: bool) -> None:
-        # Optuna is only loaded where a study is; nodes of a cluster may lack it.
+        # Only a process with a study loads Optuna; nodes of a cluster may lack it.
         from forerun.callbacks import ForecastPruner
 
         self._study, self._trial, self._num_rounds = study, trial, num_rounds
-        # As in the objective, a falling metric is told with its sign turned.
+        # As in the objective, the sign of a falling metric is turned.
         self._sign = 1.0 if is_rising else -1.0
         self._pruner = ForecastPruner(num_rounds)
         self._num_told = 0
         self._is_lost = False
 
     def __call__(self, number: int, value: float) -> bool:
-        """Takes the value of a number, counted from one; true if the trial is to be ended."""
+        """Takes a value and its number, counted from one; True if the trial should end."""
         if number > self._num_told:
             self._num_told = number
             self._trial.report(self._sign * value, number)

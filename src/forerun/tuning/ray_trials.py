@@ -26,11 +26,11 @@ _Judge = Callable[[int, float], bool]
 def ray_runner(address: str) -> Iterator[TrialRunner]:
     """A runner that gives each trial to a node with a free core, or a free GPU if the trials need one.
 
-    The script and its data must be where the node has them too. Several studies' processes may use the same cluster;
-    each waits for its own trial, and judges here each value that it prints there.
+    The script and its data must have the same path on the node. Several processes of studies may use one cluster; each
+    waits for its own trial, and judges each value that the trial prints on its node.
 
     Args:
-        address: ``auto`` or ``HOST:PORT``.
+        address: Address of the Ray cluster: ``auto`` or ``HOST:PORT``.
 
     Raises:
         MissingExtraError, MeasurementError: Ray is not installed, or there is no cluster.
@@ -65,14 +65,14 @@ def _run_remotely(
 
 
 def _mailbox_here(ray: Any) -> Any:
-    """A mailbox on the node of this process: no other node that dies takes it along."""
+    """A mailbox on the node of this process, which outlives the death of other nodes."""
     affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
     here = affinity(ray.get_runtime_context().get_node_id(), soft=False)
     return ray.remote(_Mailbox).options(num_cpus=0, scheduling_strategy=here).remote()
 
 
 def _judge_until_done(ray: Any, running: Any, mailbox: Any, on_value: _Judge) -> None:
-    """Answers for each value of a trial whether it ends the trial, until the trial has ended."""
+    """Judges each value of a trial until the trial has ended."""
     while True:
         asked = mailbox.next_value.remote()
         ready, _ = ray.wait([running, asked], num_returns=1)
@@ -86,10 +86,10 @@ def _judge_until_done(ray: Any, running: Any, mailbox: Any, on_value: _Judge) ->
 
 
 class _Mailbox:
-    """An actor between a trial, which asks about each value, and the session that judges it.
+    """An actor between a trial, which asks about each value, and the session that judges the values.
 
-    The one who asks waits for the answer, so that values are judged as where there is no cluster: in turn, before the
-    next line is read. If its node dies nobody takes the answer, and the trial that is run again asks from the start.
+    The trial waits for each answer, so that its values are judged as without a cluster: in turn, before the next line
+    is read. If its node dies, the answer is dropped, and the trial asks from the start when it runs again.
     """
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class _Mailbox:
         self._answers: list[asyncio.Future[bool]] = []
 
     async def ask(self, number: int, value: float) -> bool:
-        """Whether the value of a number ends the trial."""
+        """True if the value with this number ends the trial."""
         ticket, answer = len(self._answers), asyncio.get_running_loop().create_future()
         self._answers.append(answer)
         self._values.put_nowait((ticket, number, value))
@@ -123,7 +123,7 @@ def _run_on_node(order: TrialOrder, configuration: ScriptConfiguration, mailbox:
     def ask(number: int, value: float) -> bool:
         try:
             return bool(ray.get(mailbox.ask.remote(number, value)))
-        except ray.exceptions.RayActorError:  # nobody judges any more
+        except ray.exceptions.RayActorError:  # the session no longer judges
             return False
 
     return run_trial(order, configuration, on_value=ask)

@@ -1,4 +1,4 @@
-"""Several sessions of one study, each a process with a device of its own where there are several, or with a node."""
+"""Several sessions of one study, each a process with its own device or its own node of a cluster."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ __all__ = ["StudyOrder", "search_together"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyOrder:
-    """All that a session needs to know; plain values, so that it can be sent to a process.
+    """Order for a session of a study, in plain values so that it can be sent to a process.
 
     Attributes:
-        folder: Of the study.
-        identity: What must be equal for sessions to share it.
-        task: What is tuned.
+        folder: Folder of the study.
+        identity: Values that must be equal for sessions to share the study.
+        task: Task to tune.
         base: The script's own values by parameter.
-        optimizer: Name of its optimizer.
-        sampler: ``tpe`` or ``random``.
-        seed: Of the first session's sampler; each further one has the next.
+        optimizer: Name of the script's optimizer.
+        sampler: Sampler of the study, ``tpe`` or ``random``.
+        seed: Seed of the first session's sampler; each further session has the next number.
         ray_address: Cluster that the trials run on; None for this machine.
     """
 
@@ -58,21 +58,21 @@ class StudyOrder:
             )
 
     def for_session(self, index: int, device_index: str) -> StudyOrder:
-        """The order of a further session: its device, and a sampler that draws other numbers."""
+        """The order for a further session, with its own device and seed."""
         order = replace(self.task.order, device_index=device_index)
         seed = None if self.seed is None else self.seed + index
         return replace(self, task=replace(self.task, order=order), seed=seed)
 
 
 def search_together(tuner: Tuner, order: StudyOrder, devices: Sequence[str]) -> str:
-    """Searches here and in a process for each further device, until the budget is used; tells why it ended.
+    """Searches here and in a process for each further device, until the budget is used; returns the reason to end.
 
     Args:
-        tuner: The session of this process.
-        order: What the others are told.
-        devices: A device for each session, this one's first.
+        tuner: Session of this process.
+        order: Order for the other sessions.
+        devices: Device of each session, that of this process first.
     """
-    # Not forked: this process has threads of the storage and of the samplers.
+    # Do not fork: this process has threads of the storage and of the samplers.
     context = multiprocessing.get_context("spawn")
     others = [
         context.Process(target=_work, args=(order.for_session(index, device), os.getpid()))

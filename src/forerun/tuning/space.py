@@ -30,16 +30,16 @@ class Parameter:
     """One dimension of a space.
 
     Attributes:
-        name: Of the knob, or of the script's own argument.
+        name: Name of the knob or of the script's own argument.
         values: Values to choose from; empty for a range.
         low: Smallest number of a range.
-        high: Largest.
-        is_log: Whether its logarithm is drawn evenly.
-        is_whole: Whether its numbers are whole.
-        flag: Argument of the script that sets it; None for a hook.
-        default: The script's own value, where it cannot be seen.
-        scale_with: Knob with which it is scaled instead of drawn.
-        rule: ``linear``, ``sqrt`` or ``auto``.
+        high: Largest number of a range.
+        is_log: True if the logarithm is drawn evenly.
+        is_whole: True if the numbers are whole.
+        flag: Argument of the script that sets the parameter; None for a hook.
+        default: The script's own value, if forerun cannot see it.
+        scale_with: Knob with which the value is scaled; None if the value is drawn.
+        rule: Rule of scaling: ``linear``, ``sqrt`` or ``auto``.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Parameter:
 
     @property
     def changes_result(self) -> bool:
-        """Whether a trained model may come out different."""
+        """True if the parameter may change the trained model."""
         return self.name not in KNOBS or KNOBS[self.name].changes_result
 
 
@@ -64,9 +64,9 @@ class Metric:
     """The figure that a script prints as ``NAME=0.81`` or ``NAME: 0.81``.
 
     Attributes:
-        name: As printed.
-        is_rising: Whether more is better.
-        target: Value to reach; None for none.
+        name: Name as printed.
+        is_rising: True if a larger value is better.
+        target: Value to reach; None without a target.
     """
 
     name: str
@@ -75,17 +75,17 @@ class Metric:
 
     @classmethod
     def named(cls, name: str) -> Metric:
-        """The metric of a name alone: a loss falls, everything else rises."""
+        """The metric with this name: a loss falls, everything else rises."""
         return cls(name=name, is_rising="loss" not in name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
-    """What a study may change, and by what it judges.
+    """Parameters that a study may change, and the metric by which it judges.
 
     Attributes:
-        parameters: Dimensions.
-        metric: Of quality; None where the script prints none.
+        parameters: Dimensions of the space.
+        metric: Metric of quality; None if the script prints none.
     """
 
     parameters: tuple[Parameter, ...]
@@ -93,15 +93,15 @@ class Space:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def parameter(self, name: str) -> Parameter | None:
-        """The parameter of a name."""
+        """The parameter with this name."""
         return next((parameter for parameter in self.parameters if parameter.name == name), None)
 
 
 def read_space(path: Path) -> Space:
-    """Reads a YAML file.
+    """Reads a space from a YAML file.
 
     Raises:
-        UsageError: It cannot be read, or holds no space.
+        UsageError: The file cannot be read, or holds no space.
     """
     import yaml
 
@@ -117,10 +117,10 @@ def read_space(path: Path) -> Space:
 
 
 def space_of(found: Mapping[str, Any]) -> Space:
-    """A space from plain values, every one of them checked.
+    """A space from plain values, each of them checked.
 
     Raises:
-        UsageError: A key is unknown, a range is empty, a value cannot be.
+        UsageError: A key is unknown, a range is empty, or a value is not possible.
     """
     for key in found:
         if key not in _TOP_KEYS:
@@ -153,7 +153,7 @@ def _parameter(name: str, entry: Any) -> Parameter:
                 f"{near_matches(str(key), _PARAMETER_KEYS)}"
             )
     flag = entry.get("map")
-    # With an argument of its own a script may have any parameter; without one it must be a knob with a hook.
+    # An argument of the script can set any parameter; without one the parameter must be a knob with a hook.
     knob = KNOBS.get(name) if flag else find_knob(name)
     if knob is not None and flag is None and not knob.has_hook:
         raise UsageError(
@@ -204,7 +204,7 @@ def _ranged(common: dict[str, Any], entry: Mapping[str, Any], knob: Knob | None)
             raise UsageError(f"expected a whole step of one or more for '{name}', got '{step}'")
         return Parameter(**common, values=tuple(range(int(numbers[0]), int(numbers[1]) + 1, step)))
     if is_whole and is_log and name == "batch_size":
-        # Powers of two are what kernels like and what people can compare.
+        # Kernels run best at powers of two, and people can compare them.
         powers = tuple(1 << k for k in range(31) if numbers[0] <= 1 << k <= numbers[1])
         if powers:
             return Parameter(**common, values=powers)
@@ -227,7 +227,7 @@ def _metric(found: Any) -> Metric | None:
 
 
 def default_space(num_cores: float, *, is_gpu: bool) -> Space:
-    """What can be changed about any script without knowing its arguments; nothing that changes its result."""
+    """Space of the settings that can be changed in any script, without those that change its result."""
     workers = sorted({0, *(w for w in (1, 2, 4, 8, 16) if w <= max(1, num_cores))})
     parameters = [
         Parameter(name="num_workers", values=tuple(workers)),

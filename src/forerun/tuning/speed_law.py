@@ -1,4 +1,4 @@
-"""Which configurations a cost model expects to be fast, from one profiled run of the script as it is."""
+"""Configurations that a cost model expects to be fast, from one profiled run of the script as it is."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ _USUALLY_GOOD: Mapping[str, Any] = {
     "prefetch_factor": 4,
 }
 _LEAST_FIXED_SHARE = 0.25
-"""Part of a step's kernels that small batches do not shrink: launches and short loops."""
+"""Share of a step's kernels that does not shrink with the batch: launches and short loops."""
 _MOST_COMBINATIONS = 4096
 _SAME_RATE = 0.02
-"""Predicted rates that differ by less are one: a loader that is waited for makes all devices equal."""
+"""Predicted rates that differ by less count as equal: all devices are equal if the step waits for the loader."""
 
 
 def expected_rate(
     profile: Profile, values: Mapping[str, Any], base: Mapping[str, Any], steps: DeviceSteps | None = None
 ) -> float:
-    """Samples a second of a configuration, by the input pipeline beside the device's part of a step.
+    """Samples per second of a configuration, from the input pipeline beside the device's part of a step.
 
-    The loader takes c a sample. The device's part is T(b) = h + k ((1 - f) b / b0 + f), affine in the batch, with h the
-    host's part, k the kernels', f what is fixed in them; or with a prediction T0 times the predicted step over the
-    predicted step of the script as it is, with T0 the profiled step without its wait for the loader.
+    The loader takes c per sample. The device's part is T(b) = h + k ((1 - f) b / b0 + f), affine in the batch: h is the
+    host's part, k the kernels' part, f the fixed share of the kernels. With a prediction it is T0 times the predicted
+    step over the predicted step of the script as it is, with T0 the profiled step without its wait for the loader.
 
     Args:
-        profile: Of the script as it is.
-        values: Configuration.
+        profile: Profile of the script as it is.
+        values: Values of the configuration.
         base: The script's own values.
-        steps: Predicted steps of its model; where they do not know the configuration, the affine law.
+        steps: Predicted steps of the script's model; a configuration they lack takes the affine law.
     """
     samples = profile.batch_size or float(base.get("batch_size") or 1)
     # A step may hold several batches of the loader; all of them grow with the knob.
@@ -88,7 +88,7 @@ def _device_s(profile: Profile, num_workers: int) -> float:
     waited_for_s = profile.step_time_s - profile.loader_wait_s
     if num_workers == 0:
         return waited_for_s
-    # A GPU works off its queue while the script waits for the loader; with workers that is all there is to see.
+    # A GPU works off its queue while the script waits for the loader; with workers only that wait is seen.
     return max(waited_for_s, profile.parts.kernels_s + profile.parts.copy_s)
 
 
@@ -104,8 +104,9 @@ def first_guesses(
 
     The workers and batch sizes, with a prediction also precisions, memory orders and image sizes, that are expected to
     be fastest, with all other settings that usually help and, on a processor, threads that leave the workers their
-    cores; the same with these settings as the script has them; then a smaller batch, which often trains better at
-    nearly the speed. What is not predicted, or predicted not to fit in the device's memory, is not among them.
+    cores; the same workers and batch sizes with the other settings as in the script; then a smaller batch, which often
+    trains better at nearly the same speed. Configurations without a prediction, or predicted not to fit in the device's
+    memory, are left out.
     """
     names = ("num_workers", "batch_size") if steps is None else ("num_workers", *PREDICTED_KNOBS)
     neutral = _script_values(space, base)
@@ -155,7 +156,7 @@ def _ranked(
         if steps.relative_time(values) is not None and steps.fits(values)
     ]
 
-    # Among equally fast ones the one that changes least comes first: it has most of the script's accuracy.
+    # Among equally fast configurations, the one with fewest changes comes first: it best keeps the script's accuracy.
     def order(index: int) -> tuple[int, int, float]:
         place = round(math.log(rates[index]) / _SAME_RATE)
         return -place, steps.num_changes(whole[index]), -rates[index]
@@ -164,7 +165,7 @@ def _ranked(
 
 
 def _script_values(space: Space, base: Mapping[str, Any]) -> dict[str, Any]:
-    """The script's own value of each parameter that lists its values; the first one where it has none of them."""
+    """The script's own value of each parameter with listed values; the first listed one if it has none of them."""
     return {
         p.name: own if (own := base.get(p.name)) in p.values else p.values[0]
         for p in space.parameters
@@ -173,7 +174,7 @@ def _script_values(space: Space, base: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fitting_threads(space: Space, profile: Profile, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Threads for a processor's kernels that leave a core to each worker: more of both only wait for each other."""
+    """Threads for a processor's kernels that leave a core to each worker: more would only wait for each other."""
     parameter = next((p for p in space.parameters if p.name == "num_threads" and p.values), None)
     num_workers = int(values.get("num_workers", 0))
     if parameter is None or not num_workers or not profile.device.startswith("cpu"):

@@ -1,4 +1,4 @@
-"""Trials kept in a journal: asked for, told, resumed and shared between processes."""
+"""Trials of a study in a journal file, which processes share and resume."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class TrialStore:
     """An Optuna study in a journal file.
 
     Args:
-        folder: Of the study; created.
-        objectives: What is looked for.
-        identity: What must be equal for a study to be resumed: command, space, objectives.
-        sampler: ``tpe`` or ``random``.
-        seed: Of the sampler.
+        folder: Folder of the study; made if it is missing.
+        objectives: Objectives of the study.
+        identity: Values that must be equal to resume the study: command, space, objectives.
+        sampler: Sampler of the study, ``tpe`` or ``random``.
+        seed: Seed of the sampler.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class TrialStore:
             )
 
     def claim_lost_trials(self) -> int:
-        """Trials of workers that died on this machine are queued again; tells how many."""
+        """Queues trials of workers that died on this machine again; returns their number."""
         count = 0
         for trial, is_alive in self._running_elsewhere():
             if is_alive:
@@ -102,14 +102,14 @@ class TrialStore:
         return count
 
     def num_running_elsewhere(self, *, before: int | None = None) -> int:
-        """Trials that other living sessions on this machine are running now, those of a smaller number if given."""
+        """Number of trials that other living sessions run on this machine; ``before`` counts only smaller numbers."""
         return sum(
             is_alive and (before is None or trial.number < before)
             for trial, is_alive in self._running_elsewhere()
         )
 
     def _running_elsewhere(self) -> list[tuple[Any, bool]]:
-        """Running trials of other sessions on this machine, and whether the session lives."""
+        """Running trials of other sessions on this machine, each with True if the session is alive."""
         found = []
         for trial in self.study.get_trials(deepcopy=False):
             worker = trial.user_attrs.get(_WORKER)
@@ -119,7 +119,7 @@ class TrialStore:
         return found
 
     def enqueue(self, values: Mapping[str, Any], source: str) -> None:
-        """Puts a configuration first in the queue, unless the study has it."""
+        """Puts a configuration first in the queue, unless the study has it already."""
         known = [
             t.params or t.system_attrs.get("fixed_params") for t in self.study.get_trials(deepcopy=False)
         ]
@@ -127,7 +127,7 @@ class TrialStore:
             self.study.enqueue_trial(dict(values), user_attrs={"source": source})
 
     def ask(self) -> Any:
-        """The next trial, marked as this process's own."""
+        """The next trial, marked as a trial of this process."""
         trial = self.study.ask()
         trial.set_user_attr(
             _WORKER, {"host": platform.node(), "pid": os.getpid(), "started": _started(os.getpid())}
@@ -135,10 +135,10 @@ class TrialStore:
         return trial
 
     def tell(self, trial: Any, values: Sequence[float | None], record: Mapping[str, Any]) -> None:
-        """Ends a trial.
+        """Ends a trial and reports its value to the sampler.
 
-        A value that could not be had (too much memory, target not reached, crashed) is a violated constraint with the
-        worst finite value: the sampler learns from it, where it would forget a failed trial.
+        A trial without a value (too much memory, target not reached, crashed) is a violated constraint with the worst
+        finite value: the sampler learns from it, but would forget a failed trial.
         """
         plain = json.loads(json.dumps(record, default=str))
         trial.set_user_attr("record", plain)
@@ -161,12 +161,12 @@ class TrialStore:
         self.replace(trial, trial.params, trial.user_attrs.get("source", "sampler"))
 
     def replace(self, trial: Any, values: Mapping[str, Any], source: str) -> None:
-        """Ends a trial that has not run, and queues a configuration in its place."""
+        """Ends a trial that has not run, and queues another configuration in its place."""
         self.fail(trial)
         self.study.enqueue_trial(dict(values), user_attrs={"source": source})
 
     def fail(self, trial: Any) -> None:
-        """Ends a trial that has not run; the sampler takes no notice of it."""
+        """Ends a trial that has not run; the sampler ignores it."""
         self.study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
 
     def trials(self) -> list[Any]:
@@ -174,7 +174,7 @@ class TrialStore:
         return finished_trials(self.study)
 
     def front(self) -> list[Any]:
-        """Trials that no other beats in every objective; the best alone with one objective."""
+        """Trials that no other trial beats in every objective; with one objective, the best trial."""
         feasible = [
             trial
             for trial in self.trials()
@@ -210,7 +210,7 @@ def _drawn(trial: Any, parameter: Parameter) -> Any:
 
 
 def _started(pid: int) -> float | None:
-    """Start of a process; tells it from a later one of the same number."""
+    """Start time of a process, which distinguishes it from a later process with the same number."""
     import psutil
 
     try:

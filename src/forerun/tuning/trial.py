@@ -1,4 +1,4 @@
-"""One trial: a configuration run in processes of its own, ended with all of them at its limit."""
+"""One trial: a configuration run in separate processes, all ended at its limit."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ _LOCK_PATIENCE_S = 24 * 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialOrder:
-    """How trials of a study run.
+    """Settings with which the trials of a study run.
 
     Attributes:
-        command: The script's command as it is.
-        metric: Figure it prints; None to look for a usual one.
-        is_short: Whether only the speed is wanted: the script is stopped after ``short_s`` of steps.
+        command: Command of the script as it is.
+        metric: Metric that the script prints; None to look for a usual one.
+        is_short: True if only the speed is wanted: the script is stopped after ``short_s`` of steps.
         short_s: Time of steps of a short trial [s].
         timeout_s: Longest time of a trial [s].
         memory_limit_bytes: Most memory of a trial; None for the machine's own limit [bytes].
-        device_index: Device it runs on.
-        stop_at_target: Whether a trial ends as soon as its metric has the target.
+        device_index: Number of the device that runs the trial.
+        stop_at_target: True ends a trial as soon as its metric reaches the target.
     """
 
     command: tuple[str, ...]
@@ -59,25 +59,25 @@ class TrialOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialResult:
-    """What a trial brought.
+    """Result of a trial.
 
     Attributes:
         outcome: ``done``, ``out of memory``, ``crashed``, ``timeout``, ``pruned`` or ``interrupted``.
-        reason: Why it is not done, or has no metric.
-        rate_samples_per_s: Samples a second in steady steps; None where they cannot be counted.
-        step_time_s: Mean steady step [s].
-        num_steps: Steps seen.
+        reason: Reason why the trial is not done, or has no metric.
+        rate_samples_per_s: Samples per second in steady steps; None if samples cannot be counted.
+        step_time_s: Mean time of a steady step [s].
+        num_steps: Number of steps seen.
         wall_s: Time of the whole trial [s].
-        train_s: Time from its first to its last step [s].
+        train_s: Time from the first to the last step [s].
         metric: Name of the metric.
         curve: Values of the metric with the time since the start [s], in order.
         start_memory_bytes: Memory before the first step [bytes].
-        peak_memory_bytes: Peak [bytes].
-        cpu_utilisation: Of the processes, between first and last step, in cores.
-        energy_j: Of the GPU; None where nothing counts it [J].
-        hooks: Changes that hooks made.
-        options: Arguments the script knows.
-        optimizer: Name of its optimizer.
+        peak_memory_bytes: Peak memory [bytes].
+        cpu_utilisation: Cores that the processes used between the first and the last step.
+        energy_j: Energy of the GPU; None without a counter [J].
+        hooks: Changes made by hooks.
+        options: Arguments that the script knows.
+        optimizer: Name of the script's optimizer.
     """
 
     outcome: str
@@ -98,7 +98,7 @@ class TrialResult:
     optimizer: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Every field as types that JSON has."""
+        """Every field as JSON types."""
         return asdict(self)
 
     def best(self, *, is_rising: bool) -> float | None:
@@ -108,7 +108,7 @@ class TrialResult:
 
 
 def say_nothing(line: str) -> None:
-    """Takes a line that nobody wants to read."""
+    """Drops a message."""
 
 
 def run_trial(
@@ -122,11 +122,11 @@ def run_trial(
     """Runs a configuration while no other trial runs on the device.
 
     Args:
-        order: How.
-        configuration: What.
-        echo: Where the script's output goes.
-        on_value: Called with the number and value of each printed metric; ends the trial by returning true.
-        say: Told who has the device, if the trial must wait for it.
+        order: Settings of the trial.
+        configuration: Configuration to run.
+        echo: Stream that receives the script's output.
+        on_value: Called with the number and value of each printed metric; returns True to end the trial.
+        say: Called with the name of the device's user, if the trial must wait for the device.
     """
     seen: list[float] = []
 
@@ -196,13 +196,13 @@ def _outcome(
         is_reached = order.metric is not None and any(_is_reached(order.metric, r.value) for r in readings)
         return ("done", "") if is_reached and order.stop_at_target else ("pruned", "its forecast cannot win")
     if run.outcome == "out of memory":
-        return "out of memory", "its memory went above the limit"
+        return "out of memory", "its memory exceeded the limit"
     if run.outcome in ("crashed", "timeout", "interrupted"):
         text = "\n".join(line.text for line in run.lines)
         if run.outcome == "crashed" and (run.status == _SIGKILL or _OUT_OF_MEMORY.search(text)):
             return "out of memory", run.said
         if run.outcome == "timeout":
-            return "timeout", f"it ran into the limit of {order.timeout_s:.0f} s"
+            return "timeout", f"it reached the time limit of {order.timeout_s:.0f} s"
         return run.outcome, f"status {run.status}: {run.said}"
     if process is None:
         return "crashed", "it ended without a second step of a torch optimizer"
@@ -219,7 +219,7 @@ def _figures(run: Launch, process: ProcessRecord | None, num_ranks: int) -> dict
     if process is None:
         return figures
     steps = process.steps
-    # The first step of a run pays for what no later one does; the start of a loader is in it.
+    # The first step of a run pays costs that no later step has, such as the start of the loader.
     later = steps[1:] if len(steps) > 1 else steps
     spent_s = float((later[:, 1] - later[:, 0]).sum())
     samples = float(later[:, 3].sum())

@@ -31,20 +31,20 @@ _LATEST_CRASHES = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What is tuned.
+    """A tuning task.
 
     Attributes:
-        space: What may be changed.
-        order: How trials run.
-        objectives: What is looked for.
-        budget: Limits.
-        price_usd_per_hour: Of the machine.
-        memory_limit_bytes: Most memory of a trial; None for no rejection [bytes].
-        with_memory_law: Whether trials that would not fit are rejected before they start.
-        with_priors: Whether the first trials come from the cost model.
-        with_pruning: Whether trials end when their forecast cannot win.
-        num_rounds: Values of the metric that the script prints in a whole run, for pruning.
-        num_sessions: Processes that search at once; for the time that is left.
+        space: Parameters that may be changed.
+        order: Settings with which trials run.
+        objectives: Objectives of the search.
+        budget: Limits of time, trials and cost.
+        price_usd_per_hour: Price of the machine [USD/h].
+        memory_limit_bytes: Largest memory of a trial; None rejects no trial [bytes].
+        with_memory_law: True rejects trials that would not fit before they start.
+        with_priors: True takes the first trials from the cost model.
+        with_pruning: True ends trials whose forecast cannot win.
+        num_rounds: Number of values of the metric that a whole run prints, for pruning.
+        num_sessions: Number of processes that search at once, for the estimate of the time left.
     """
 
     space: Space
@@ -65,10 +65,10 @@ class Tuner:
     """Runs a study.
 
     Attributes:
-        task: What.
-        store: Where its trials are kept.
+        task: Task to tune.
+        store: Store of the trials.
         base: The script's own values by parameter.
-        optimizer: Name of its optimizer.
+        optimizer: Name of the script's optimizer.
         say: Receives a line about each trial.
         run: Runs a configuration; ``run_trial``, or its remote form.
     """
@@ -84,11 +84,11 @@ class Tuner:
     _began_at: float = field(default_factory=time.time)
 
     def seed(self, profile: Profile | None, steps: DeviceSteps | None = None) -> None:
-        """Queues the script as it is, then what the cost model expects to be fast.
+        """Queues the script as it is, then configurations that the cost model expects to be fast.
 
         Args:
-            profile: Of the script as it is; None for no guesses.
-            steps: Predicted steps of its model on the device; None where the profile alone has to do.
+            profile: Profile of the script as it is; None for no guesses.
+            steps: Predicted steps of the script's model on the device; None to use the profile alone.
         """
         own = self._own_values()
         if own is not None:
@@ -107,7 +107,7 @@ class Tuner:
             )
 
     def search(self) -> str:
-        """Tries configurations until the budget is used; tells why it ended."""
+        """Tries configurations until the budget is used; returns the reason to end."""
         while True:
             self.store.claim_lost_trials()
             if reason := self._spent():
@@ -116,7 +116,7 @@ class Tuner:
                 return reason
 
     def _try_one(self) -> str:
-        """Runs the next configuration that is new and fits; why there is none, or nothing."""
+        """Runs the next configuration that is new and fits; returns the reason if there is none."""
         for _ in range(_MOST_REJECTED_IN_A_ROW):
             trial = self.store.ask()
             values = suggest(trial, self.task.space)
@@ -141,7 +141,7 @@ class Tuner:
         return "the space: nothing is left that would fit in memory"
 
     def _tried(self) -> set[str]:
-        """What ran: another run of it would tell less than a run of something new."""
+        """Configurations that ran: another run of one is worth less than a run of a new one."""
         return {configuration_key(trial.user_attrs["record"]["values"]) for trial in self.run_trials()}
 
     def _run(self, trial: Any, values: dict[str, Any], expected_bytes: float | None) -> None:
@@ -158,7 +158,7 @@ class Tuner:
             self.store.drop(trial)
             raise KeyboardInterrupt
         if result.outcome == "pruned" and num_rounds and len(result.curve) >= num_rounds:
-            # It had printed its last value by the time that an earlier one was judged.
+            # The trial had printed its last value before an earlier one was judged.
             result = replace(result, outcome="done", reason="")
         self._judge(trial, values, result, expected_bytes)
 
@@ -188,7 +188,7 @@ class Tuner:
         self._stop_without_metric(result)
 
     def _reject(self, trial: Any, values: dict[str, Any], expected: float, limit: float) -> None:
-        """Told to the sampler as a constraint that is violated by so much; costs no time."""
+        """Reports a configuration to the sampler as a violated constraint with the excess; costs no time."""
         self.num_rejected += 1
         record = {
             "values": values,
@@ -201,13 +201,13 @@ class Tuner:
         self.store.tell(trial, [None] * len(self.task.objectives), record)
 
     def metric(self, result: TrialResult) -> Metric | None:
-        """The study's metric, or the one that the script was found to print."""
+        """The study's metric, or the metric found in the script's output."""
         if self.task.order.metric is not None or result.metric is None:
             return self.task.order.metric
         return Metric.named(result.metric)
 
     def _num_rounds(self, values: Mapping[str, Any]) -> int | None:
-        """Values of the metric that a whole run of these values prints."""
+        """Number of metric values that a whole run with these parameters prints."""
         if not self.task.with_pruning or self.task.num_rounds is None:
             return None
         return int(values.get("epochs", self.task.num_rounds))
@@ -235,7 +235,7 @@ class Tuner:
         return predicted_memory_bytes(points, values, self.base)
 
     def run_trials(self) -> list[Any]:
-        """Trials that ran, without those that were rejected."""
+        """Trials that ran, without the rejected ones."""
         return [t for t in self.store.trials() if t.user_attrs["record"]["result"]["outcome"] != "rejected"]
 
     def _spent(self) -> str:
@@ -246,13 +246,13 @@ class Tuner:
         return "" if seconds is None or self._used_s() < seconds else f"{seconds:.0f} s"
 
     def _is_beyond_the_budget(self, trial: Any) -> bool:
-        """Whether other sessions have taken the last trials since this one looked."""
+        """True if other sessions have taken the last trials since this session looked."""
         limit = self.task.budget.num_trials
         num_earlier = self.store.num_running_elsewhere(before=trial.number)
         return limit is not None and len(self.run_trials()) + num_earlier >= limit
 
     def _used_s(self) -> float:
-        """Time of this session, and of trials that ended before it began [s]."""
+        """Time of this session plus that of trials which ended before the session began [s]."""
         earlier_s = sum(
             trial.user_attrs["record"]["result"]["wall_s"]
             for trial in self.run_trials()
@@ -280,7 +280,7 @@ class Tuner:
         return f"trial {number} [{what}]: {result.outcome}{reason}, {worth}{eta}"
 
     def _own_values(self) -> dict[str, Any] | None:
-        """The script as it is, if every value of it is inside the space."""
+        """Values of the script as it is, if all of them are inside the space."""
         found = {}
         for parameter in self.task.space.parameters:
             if parameter.scale_with is not None:
@@ -293,7 +293,7 @@ class Tuner:
         return found
 
     def _filled(self, own: Mapping[str, Any] | None) -> dict[str, Any]:
-        """A value for each parameter of a range, so that a guess is whole."""
+        """A guess completed by a value for each parameter with a range."""
         filled = dict(own or {})
         for parameter in self.task.space.parameters:
             if parameter.scale_with is None and parameter.name not in filled:
@@ -321,7 +321,7 @@ class Tuner:
             )
 
     def _stop_without_metric(self, result: TrialResult) -> None:
-        """A script that never prints its metric would use up the budget for nothing."""
+        """Raise an error for a script that never prints its metric, before it uses up the budget."""
         is_needed = any(objective.needs_metric for objective in self.task.objectives)
         seen = any(trial.user_attrs["record"]["result"]["curve"] for trial in self.run_trials())
         if is_needed and result.outcome == "done" and not seen:
@@ -334,7 +334,7 @@ def _is_between(value: Any, parameter: Any) -> bool:
 
 
 def base_values(space: Space, profile: Profile | None, options: tuple[dict[str, Any], ...]) -> dict[str, Any]:
-    """The script's own value of each parameter: from the space, its arguments, its loader, or a knob's usual one."""
+    """The script's own value of each parameter: from the space, its arguments, its loader, or the knob's usual one."""
     by_flag = {flag: option["value"] for option in options for flag in option["flags"]}
     loader = profile.loader if profile is not None else {}
     usual = {
@@ -366,10 +366,10 @@ def base_values(space: Space, profile: Profile | None, options: tuple[dict[str, 
 
 
 def check_arguments(space: Space, options: tuple[dict[str, Any], ...]) -> None:
-    """Refuses arguments that the script does not know, as far as its parser was seen.
+    """Refuse arguments that the script's parser does not know, if forerun saw the parser.
 
     Raises:
-        UsageError: It knows others, and not this one.
+        UsageError: The script's parser knows other arguments, but not this one.
     """
     known = [flag for option in options for flag in option["flags"]]
     for parameter in space.parameters:

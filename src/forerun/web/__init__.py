@@ -1,1 +1,1 @@
-"""The same answers over HTTP, and one page to play with them."""
+"""The server: the answers of the command line over HTTP, and the what-if page."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import forerun
 from forerun.api.models import kept_model_names, model_names, trace_model
-from forerun.hardware import device_as_dict, load_catalog
+from forerun.hardware import load_catalog
 from forerun.run.job import DATASETS
 from forerun.run.model import ModelRequest
 from forerun.run.options import RunOptions
@@ -29,7 +29,7 @@ _SETUP_ARGUMENTS = ("input_shape", "sequence_length", "compile", "optimizer", "o
 _ALONE = dict.fromkeys(
     ("intra", "inter", "strategy", "algorithm", "bucket_mb", "sync_batch_norm", "variation")
 )
-"""Settings of several devices, which tracing asks nothing of."""
+"""Settings of several devices, which do not affect tracing."""
 _RUN_ARGUMENTS = {"model", "device", *declared(RunOptions)}
 
 
@@ -60,10 +60,10 @@ class Answers:
 
     def hardware(self) -> dict[str, Any]:
         """The JSON of ``forerun hardware list``."""
-        return {"devices": [device_as_dict(device) for device in load_catalog().values()]}
+        return {"devices": [device.as_dict() for device in load_catalog().values()]}
 
     def models(self) -> dict[str, Any]:
-        """Names of models; the first call ever loads their libraries, in the child."""
+        """Names of models; the very first call loads their libraries, in the child."""
         if self._models is None:
             self._models = kept_model_names() or self._tracer.call(model_names)
         return self._models
@@ -97,18 +97,18 @@ class Answers:
                 for layout in arguments.get("layouts") or [None]:
                     for precision in arguments["precisions"]:
                         axes = {"image_size": image_size, "layout": layout, "precision": precision}
-                        # Tracing asks nothing of the device.
+                        # Tracing needs no particular device.
                         self._trace_run(Run.of(model, device="cpu", **of_runs, **axes))
         return forerun.plan(**arguments).as_dict()
 
     def _trace_run(self, run: Run) -> None:
-        """Has the child trace what the answer about a run needs, once."""
+        """Makes the child trace the models of a run, once."""
         self._trace(run.model, run.setup)
         if run.validation_setup is not None:
             self._trace(run.model, run.validation_setup)
 
     def _trace(self, request: ModelRequest, setup: TrainingSetup) -> None:
-        """Has the child trace a model, once."""
+        """Makes the child trace a model, once."""
         key = (request, setup)
         if key not in self._traced:
             if not is_traced(request, setup):

@@ -1,4 +1,4 @@
-"""The server: its questions, one page, errors as JSON."""
+"""The server: questions over HTTP, one page, errors as JSON."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _HEADERS = {
 
 
 class Problem(BaseModel):
-    """An error: what was expected, what came, what to do next."""
+    """An error: the expectation, the value given, and the next step."""
 
     error: str
 
@@ -54,7 +54,7 @@ def make_app(answers: Answers | None = None, *, limit_s: float = 60.0) -> FastAP
     """The application.
 
     Args:
-        answers: Where answers come from, a new one if not given.
+        answers: Source of the answers; None for a new one.
         limit_s: Time that tracing a model, or any answer, may take [s].
     """
     tracer = Tracer(limit_s)

@@ -1,4 +1,4 @@
-"""What may be asked over HTTP: strict types, bounds, and no names that reach into this machine's files."""
+"""Questions over HTTP: strict types, bounds, and no names that reach into this machine's files."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def check_model_name(model: str) -> str:
     """A model's name, if it names a model of a library or a family and no file.
 
     Raises:
-        UsageError: It names a file or code, or is no name at all.
+        UsageError: It names a file or code, or is not a name.
     """
     text = model.strip()
     if text.startswith(("hf:", "onnx:", "keras:")) or ".py" in text or "/" in text or "\\" in text:
@@ -153,7 +153,7 @@ def _type(item: Declared) -> Any:
 
 
 class RunBody(_Body):
-    """What a question about one run says, whatever is asked of it."""
+    """The parts that all questions about one run share."""
 
     model: Name = Field(examples=["torchvision:resnet50"])
     device: Name = Field(examples=["a100-sxm4-40gb"])
@@ -205,7 +205,7 @@ _AXES: dict[str, Any] = {
 
 
 class PlanRequest(_Body):
-    """What a question about a plan says."""
+    """The settings of a question about a plan."""
 
     models: Annotated[list[Name], Field(min_length=1, max_length=16)] = Field(examples=[["cnn:depth=2..4"]])
     devices: Annotated[list[Name], Field(min_length=1, max_length=24)] = Field(examples=[["t4", "l4"]])
@@ -250,18 +250,18 @@ else:  # made from the declarations: a type checker knows the settings from thes
     PredictBody = create_model(
         "PredictBody",
         __base__=RunBody,
-        __doc__="A question as ``forerun predict`` takes it; names are those of ``forerun.predict``.",
+        __doc__="A question for ``forerun predict``; names are those of ``forerun.predict``.",
         **{name: field for name, field in _fields(RunOptions).items() if name not in _LINKS},
     )
     ScaleBody = create_model(
         "ScaleBody",
         __base__=RunBody,
-        __doc__="A question as ``forerun scale`` takes it for devices; names are those of ``forerun.scale``.",
+        __doc__="A question for ``forerun scale`` about devices; names are those of ``forerun.scale``.",
         **{name: field for name, field in _fields(ScaleOptions).items() if name not in _LINKS},
     )
     PlanBody = create_model(
         "PlanBody",
         __base__=PlanRequest,
-        __doc__="A question as ``forerun plan`` takes it; names are those of ``forerun.plan``.",
+        __doc__="A question for ``forerun plan``; names are those of ``forerun.plan``.",
         **_fields(PlanOptions, **_AXES),
     )

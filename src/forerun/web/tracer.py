@@ -1,7 +1,7 @@
-"""Tracing in a process of its own, which is ended if a trace takes too long.
+"""Tracing in a child process, which is ended if a trace takes too long.
 
-The server itself never loads a framework: the child leaves traces in the cache of graphs, where the questions that
-follow find them.
+The server itself never loads a framework: the child leaves traces in the cache of graphs, where later
+questions find them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Tracer:
         """The result of ``work(*arguments)``.
 
         Raises:
-            UsageError, FailureError: What the work raised, or that it took too long.
+            UsageError, FailureError: The work raised one of them, or took too long.
         """
         with self._lock:
             end = self._started()

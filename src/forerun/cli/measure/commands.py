@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,23 +13,21 @@ from forerun.cli.measure.curve import curve
 from forerun.cli.measure.loader import loader
 from forerun.cli.measure.options import (
     CsvOption,
-    DeviceOption,
-    EpochsOption,
-    FrameworkOption,
-    MaxSecondsOption,
-    OccasionOption,
-    RayOption,
-    RecordsOption,
-    RepetitionsOption,
-    ThreadsOption,
-    TimeoutOption,
+    GridOptions,
+    LayerOptions,
+    ModelOptions,
+    SessionOptions,
     parse_flags,
     parse_sizes,
     parse_whole_numbers,
     parse_words,
+    session_of,
+    timing_of,
 )
 from forerun.cli.options import DebugOption, JsonOption
 from forerun.cli.output import TABLE_WIDTH_IN_A_PIPE, page_width, print_json, print_page, quiet_libraries
+from forerun.cli.settings import GroupedHelp, with_settings
+from forerun.run.setup import Layout, Phase, Precision
 
 if TYPE_CHECKING:
     from forerun.api.measure_jobs import MeasurementRun
@@ -38,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["measure"]
 
 measure = typer.Typer(rich_markup_mode=None, add_completion=False)
-measure.command("curve", short_help="Train a network for its learning curve.")(curve)
+measure.command("curve", cls=GroupedHelp, short_help="Train a network for its learning curve.")(curve)
 
 
 @measure.callback(invoke_without_command=True)
@@ -48,243 +46,114 @@ def measuring(context: typer.Context) -> None:
         typer.echo(context.get_help())
 
 
-@measure.command("grid")
+def _sizes_of_batches(text: str) -> list[int]:
+    return parse_whole_numbers("batch sizes", text)
+
+
+def _precisions(text: str) -> list[Precision]:
+    return parse_words("precision", text, Precision)
+
+
+def _layouts(text: str) -> list[Layout]:
+    return parse_words("layout", text, Layout)
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+_AXES: dict[str, Callable[[str], Any]] = {
+    "batch_sizes": _sizes_of_batches,
+    "precisions": _precisions,
+    "layouts": _layouts,
+    "compiles": parse_flags,
+}
+
+
+@measure.command("grid", cls=GroupedHelp)
+@with_settings(GridOptions, readers=_AXES)
 def grid(
-    network: Annotated[
-        str, typer.Option(metavar="FAMILY", help="Family of networks: cnn, cifar-resnet, mnist-cnn ...")
-    ] = "cnn",
+    settings: dict[str, Any],
     sizes: Annotated[
         list[str] | None,
         typer.Option(
             metavar="KEY=1,2",
-            help="Key of the family with its values; may be repeated. Of cnn: "
-            "depth=2,3,4 and base_filters=32,64 unless given.",
+            help="Values of one key of the family, such as depth=2,3,4; may be repeated. If not given, cnn has "
+            "depth=2,3,4 and base_filters=32,64.",
         ),
     ] = None,
-    batch_sizes: Annotated[str, typer.Option(metavar="32,64", help="Images of one step.")] = "32,64,128",
-    precision: Annotated[str, typer.Option(metavar="NAME,NAME", help="Precisions, as in predict.")] = "fp32",
-    layout: Annotated[
-        str | None, typer.Option(metavar="NAME,NAME", help="nchw, nhwc or both; nchw, and nhwc for keras.")
-    ] = None,
-    compile: Annotated[
-        str, typer.Option(metavar="no,yes", help="Without torch.compile, with it, or both.")
-    ] = "no",
-    image_size: Annotated[int, typer.Option(help="Height and width of the images [pixels].")] = 32,
-    optimizer: Annotated[str, typer.Option(metavar="NAME", help="As in predict.")] = "adam",
-    dataset: Annotated[str, typer.Option(metavar="NAME", help="cifar10, synthetic or digits.")] = "cifar10",
-    epochs: EpochsOption = 3,
-    steps: Annotated[
-        int | None, typer.Option(help="Cut each epoch to so many steps and extrapolate to the whole.")
-    ] = None,
-    workers: Annotated[int, typer.Option(help="Processes that prepare batches.")] = 0,
-    seed: Annotated[int, typer.Option(help="Seed of weights, order and synthetic images.")] = 0,
-    framework: FrameworkOption = "pytorch",
-    replicas: Annotated[
-        int, typer.Option(help="With keras: replicas of a MirroredStrategy, each with a batch of its own.")
-    ] = 1,
-    device: DeviceOption = "cpu",
-    records: RecordsOption = None,
-    occasion: OccasionOption = "",
-    repetitions: RepetitionsOption = 20,
-    max_seconds: MaxSecondsOption = 30.0,
-    timeout_s: TimeoutOption = 3600.0,
-    threads: ThreadsOption = None,
-    ray: RayOption = None,
     csv: CsvOption = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
     """Train a family of networks on CIFAR-10 in every combination; a second run finishes the rest."""
     from forerun.measurement.grid import SYSTEM_A_SIZES, Grid
-    from forerun.run.setup import Layout, Precision
 
+    session = session_of(settings)
+    timing = timing_of(settings, timeout_s=3600.0)
     chosen_sizes = parse_sizes(sizes or ())
-    if not sizes and network == "cnn":
+    if not sizes and settings.get("network", "cnn") == "cnn":
         chosen_sizes = {key: list(values) for key, values in SYSTEM_A_SIZES.items()}
-    chosen = Grid(
-        network=network,
-        sizes=chosen_sizes,
-        batch_sizes=parse_whole_numbers("batch sizes", batch_sizes),
-        precisions=parse_words("precision", precision, Precision),
-        layouts=parse_words("layout", layout or _own_layout(framework), Layout),
-        compiles=parse_flags(compile),
-        image_size=image_size,
-        optimizer=optimizer,
-        dataset=dataset,
-        num_epochs=epochs,
-        num_steps=steps,
-        num_workers=workers,
-        seed=seed,
-        framework=framework,
-        num_replicas=replicas,
-    )
-    session = _session(device, records, occasion, ray)
-    timing = _timing(repetitions, max_seconds, timeout_s, threads)
-    run = _run("measure_grid", debug, timing, grid=chosen, **session)
+    settings.setdefault("layouts", [_own_layout(settings)])
+    run = _run("measure_grid", debug, timing, grid=Grid(sizes=chosen_sizes, **settings), **session)
     _tell(run, as_json, csv, _write_grid_csv)
 
 
-@measure.command("layers")
+@measure.command("layers", cls=GroupedHelp)
+@with_settings(
+    LayerOptions,
+    readers={
+        "kinds": _words,
+        "modes": _words,
+        "precision": lambda text: _precisions(text)[0],
+        "layout": lambda text: _layouts(text)[0],
+    },
+)
 def layers(
-    kinds: Annotated[
-        str | None, typer.Option(metavar="NAME,NAME", help="conv2d, dense, batch_norm ...; all if not given.")
-    ] = None,
-    num_layers: Annotated[int, typer.Option(help="Layers of all kinds together.")] = 1100,
-    ranges: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME", help="justus (the published ones), wide, or networks (as in image networks)."
-        ),
-    ] = "wide",
-    mode: Annotated[
-        str, typer.Option(metavar="NAME,NAME", help="forward, train_step or both.")
-    ] = "forward,train_step",
-    precision: Annotated[str, typer.Option(metavar="NAME", help="As in predict.")] = "fp32",
-    layout: Annotated[
-        str | None, typer.Option(metavar="NAME", help="nchw or nhwc; nchw, and nhwc for keras.")
-    ] = None,
-    framework: FrameworkOption = "pytorch",
-    max_gflop: Annotated[float, typer.Option(help="Most work of one step [10^9 FLOP].")] = 4.0,
-    max_mb: Annotated[float, typer.Option(help="Most memory of one step [10^6 bytes].")] = 200.0,
-    seed: Annotated[int, typer.Option(help="Another seed measures other layers.")] = 0,
-    device: DeviceOption = "cpu",
-    records: RecordsOption = None,
-    occasion: OccasionOption = "",
-    repetitions: RepetitionsOption = 50,
-    max_seconds: MaxSecondsOption = 5.0,
-    timeout_s: TimeoutOption = 300.0,
-    threads: ThreadsOption = None,
-    ray: RayOption = None,
-    csv: CsvOption = None,
-    as_json: JsonOption = False,
-    debug: DebugOption = False,
+    settings: dict[str, Any], csv: CsvOption = None, as_json: JsonOption = False, debug: DebugOption = False
 ) -> None:
     """Time single layers whose sizes fill the space evenly, forward and as a training step."""
     from forerun.measurement.layers.design import LayerDesign
-    from forerun.run.setup import Layout, Precision
 
-    wanted: dict[str, Any] = {} if kinds is None else {"kinds": _words(kinds)}
-    design = LayerDesign(
-        **wanted,
-        num_layers=num_layers,
-        ranges=ranges,
-        modes=_words(mode),
-        precision=parse_words("precision", precision, Precision)[0],
-        layout=parse_words("layout", layout or _own_layout(framework), Layout)[0],
-        framework=framework,
-        max_flops=max_gflop * 1e9,
-        max_bytes=max_mb * 1e6,
-        seed=seed,
-    )
-    session = _session(device, records, occasion, ray)
-    timing = _timing(repetitions, max_seconds, timeout_s, threads)
-    run = _run("measure_layers", debug, timing, design=design, **session)
+    session = session_of(settings)
+    timing = timing_of(settings, num_repetitions=50, max_seconds=5.0, timeout_s=300.0)
+    settings.setdefault("layout", _own_layout(settings))
+    for name, given, factor in (("max_flops", "max_gflop", 1e9), ("max_bytes", "max_mb", 1e6)):
+        if given in settings:
+            settings[name] = settings.pop(given) * factor
+    run = _run("measure_layers", debug, timing, design=LayerDesign(**settings), **session)
     _tell(run, as_json, csv, _write_table)
 
 
-@measure.command("model")
+@measure.command("model", cls=GroupedHelp)
+@with_settings(ModelOptions, readers={**_AXES, "phase": lambda text: parse_words("phase", text, Phase)[0]})
 def model(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="The model, as in predict.")],
-    batch_sizes: Annotated[str, typer.Option(metavar="32,64", help="Samples of one step.")] = "32",
-    precision: Annotated[str, typer.Option(metavar="NAME,NAME", help="Precisions, as in predict.")] = "fp32",
-    layout: Annotated[
-        str | None,
-        typer.Option(metavar="NAME,NAME", help="nchw, nhwc or both; the framework's own if not given."),
-    ] = None,
-    compile: Annotated[
-        str, typer.Option(metavar="no,yes", help="Without torch.compile (in Keras XLA), with it, or both.")
-    ] = "no",
-    optimizer: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="As in predict; sgd, under parameter servers sgd-plain."),
-    ] = None,
-    phase: Annotated[str, typer.Option(metavar="NAME", help="train, forward or inference.")] = "train",
-    image_size: Annotated[int | None, typer.Option(help="Height and width of images [pixels].")] = None,
-    input_shape: Annotated[
-        str | None, typer.Option(metavar="3,224,224", help="Shape of one sample, without the batch.")
-    ] = None,
-    sequence_length: Annotated[int | None, typer.Option(help="Tokens of one sample.")] = None,
-    num_devices: Annotated[
-        int,
-        typer.Option(help="Devices that share the work, each with the batch size; processes on a processor."),
-    ] = 1,
-    strategy: Annotated[str, typer.Option(metavar="NAME", help="How several devices share it: ddp.")] = "ddp",
-    framework: Annotated[
-        str | None, typer.Option(metavar="NAME", help="pytorch or keras; what the model is of if not given.")
-    ] = None,
-    parameter_servers: Annotated[
-        int, typer.Option(help="With keras: servers of a ParameterServerStrategy, local processes.")
-    ] = 0,
-    workers: Annotated[int, typer.Option(help="Its workers, each with the batch size.")] = 2,
-    device: DeviceOption = "cpu",
-    records: RecordsOption = None,
-    occasion: OccasionOption = "",
-    repetitions: RepetitionsOption = 20,
-    max_seconds: MaxSecondsOption = 30.0,
-    timeout_s: TimeoutOption = 900.0,
-    threads: ThreadsOption = None,
-    ray: RayOption = None,
+    settings: dict[str, Any],
     csv: CsvOption = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
     """Time steps of any model that predict takes, in every combination."""
-    from forerun.cli.parsing import parse_input_shape
-    from forerun.run.setup import Layout, Phase, Precision
-
-    session = _session(device, records, occasion, ray)
-    timing = _timing(repetitions, max_seconds, timeout_s, threads)
-    run = _run(
-        "measure_model",
-        debug,
-        timing,
-        model=model,
-        batch_sizes=parse_whole_numbers("batch sizes", batch_sizes),
-        precisions=parse_words("precision", precision, Precision),
-        layouts=None if layout is None else parse_words("layout", layout, Layout),
-        compiles=parse_flags(compile),
-        optimizer=optimizer,
-        phase=parse_words("phase", phase, Phase)[0],
-        image_size=image_size,
-        input_shape=None if input_shape is None else parse_input_shape(input_shape),
-        sequence_length=sequence_length,
-        num_devices=num_devices,
-        strategy=strategy,
-        framework=framework,
-        num_servers=parameter_servers,
-        num_workers=workers,
-        **session,
-    )
-    _tell(run, as_json, csv, _write_table)
+    timing = timing_of(settings, timeout_s=900.0)
+    _tell(_run("measure_model", debug, timing, model=model, **settings), as_json, csv, _write_table)
 
 
-@measure.command("link")
+@measure.command("link", cls=GroupedHelp)
+@with_settings(SessionOptions, without=("max_seconds",))
 def link(
+    settings: dict[str, Any],
     num_devices: Annotated[int, typer.Option(help="Devices, or processes on a processor; at least 2.")] = 2,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.toml", help="Write the link, for --intra or --inter of scale."),
+        typer.Option(metavar="FILE.toml", help="Write the link to a file that --intra and --inter take."),
     ] = None,
-    device: DeviceOption = "cpu",
-    records: RecordsOption = None,
-    occasion: OccasionOption = "",
-    repetitions: RepetitionsOption = 20,
-    timeout_s: TimeoutOption = 300.0,
-    threads: ThreadsOption = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
     """Measure latency and bandwidth between devices by all-reduces of five sizes."""
-    timing = _timing(repetitions, 30.0, timeout_s, threads)
-    run = _run(
-        "measure_link",
-        debug,
-        timing,
-        num_devices=num_devices,
-        device=device,
-        records=records,
-        occasion=occasion,
-    )
+    timing = timing_of(settings, timeout_s=300.0)
+    run = _run("measure_link", debug, timing, num_devices=num_devices, **settings)
     if out is not None:
         from forerun.measurement.link_file import write_measured_link
 
@@ -293,30 +162,13 @@ def link(
     _tell(run, as_json, None, _write_table)
 
 
-measure.command("composition")(composition)
+measure.command("composition", cls=GroupedHelp)(composition)
 measure.command("loader", short_help="Measure what loading images costs.")(loader)
 
 
-def _own_layout(framework: str) -> str:
+def _own_layout(settings: dict[str, Any]) -> Layout:
     """The layout a framework gives images unless told otherwise."""
-    return "nhwc" if framework == "keras" else "nchw"
-
-
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
-
-
-def _session(device: str, records: str | None, occasion: str, ray: str | None) -> dict[str, Any]:
-    return {"device": device, "records": records, "occasion": occasion, "ray": ray}
-
-
-def _timing(repetitions: int, max_seconds: float, timeout_s: float, threads: int | None) -> dict[str, Any]:
-    return {
-        "num_repetitions": repetitions,
-        "max_seconds": max_seconds,
-        "timeout_s": timeout_s,
-        "num_threads": threads,
-    }
+    return Layout.NHWC if settings.get("framework") == "keras" else Layout.NCHW
 
 
 def _run(function: str, debug: bool, timing: dict[str, Any], **arguments: Any) -> MeasurementRun:

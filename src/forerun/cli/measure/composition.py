@@ -3,47 +3,34 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from forerun.cli.measure.options import (
-    DeviceOption,
-    MaxSecondsOption,
-    OccasionOption,
-    RecordsOption,
-    RepetitionsOption,
-    ThreadsOption,
-    TimeoutOption,
-    parse_whole_numbers,
-)
+from forerun.cli.measure.options import CompositionOptions, parse_whole_numbers, timing_of
 from forerun.cli.options import DebugOption, JsonOption
 from forerun.cli.output import TABLE_WIDTH_IN_A_PIPE, page_width, print_json, print_page, quiet_libraries
+from forerun.cli.settings import with_settings
 
 __all__ = ["composition"]
 
 
+@with_settings(
+    CompositionOptions, readers={"batch_sizes": lambda text: parse_whole_numbers("batch sizes", text)}
+)
 def composition(
     models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="Networks, as in predict.")],
-    batch_sizes: Annotated[str, typer.Option(metavar="32,64", help="Samples of one step.")] = "32",
-    image_size: Annotated[int | None, typer.Option(help="Height and width of images [pixels].")] = None,
-    optimizer: Annotated[str, typer.Option(metavar="NAME", help="As in predict.")] = "adam",
-    precision: Annotated[str, typer.Option(metavar="NAME", help="As in predict.")] = "fp32",
+    settings: dict[str, Any],
     plot: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.png", help="Draw sums and composed steps over measured steps."),
+        typer.Option(
+            metavar="FILE.png", help="Plot sums of layers and composed steps against measured steps."
+        ),
     ] = None,
-    device: DeviceOption = "cpu",
-    records: RecordsOption = None,
-    occasion: OccasionOption = "",
-    repetitions: RepetitionsOption = 30,
-    max_seconds: MaxSecondsOption = 5.0,
-    timeout_s: TimeoutOption = 900.0,
-    threads: ThreadsOption = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Time networks and each of their layers alone: why the sum of layers is not the step."""
+    """Time networks and each of their layers alone, and compare the sum of layers with the step."""
     import forerun
     from forerun.cli.measure.progress import progress_bar
     from forerun.measurement.protocol import Protocol
@@ -52,25 +39,13 @@ def composition(
         from forerun.report.figure import check_plot_path
 
         check_plot_path(plot)  # before minutes of measuring
-    protocol = Protocol(
-        num_repetitions=repetitions, max_seconds=max_seconds, timeout_s=timeout_s, num_threads=threads
-    )
+    protocol = Protocol(**timing_of(settings, num_repetitions=30, max_seconds=5.0, timeout_s=900.0))
     with quiet_libraries(debug=debug), progress_bar() as on_event:
-        found = forerun.measure_composition(
-            models,
-            batch_sizes=parse_whole_numbers("batch sizes", batch_sizes),
-            image_size=image_size,
-            optimizer=optimizer,
-            precision=precision,
-            device=device,
-            records=records,
-            occasion=occasion,
-            protocol=protocol,
-            on_event=on_event,
-        )
+        found = forerun.measure_composition(models, protocol=protocol, on_event=on_event, **settings)
     if plot is not None:
         from forerun.report.composition_page import plot_compositions
 
+        device = settings.get("device", "cpu")
         plot_compositions(plot, {f"layers and steps on {device}": found.compositions})
     if as_json:
         print_json(found.as_dict())

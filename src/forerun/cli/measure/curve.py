@@ -3,40 +3,91 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from forerun.cli.options import DebugOption, JsonOption
 from forerun.cli.output import print_json, quiet_libraries
+from forerun.cli.settings import with_settings
+from forerun.run.settings import Setting, TypedDict
 
 __all__ = ["curve"]
 
 
-def curve(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="The network, as in predict: cifar-resnet:20 ...")
-    ],
-    out: Annotated[Path, typer.Option(metavar="FILE.csv", help="The curve, a row an epoch.")],
-    dataset: Annotated[str, typer.Option(metavar="NAME", help="cifar10, synthetic or digits.")] = "cifar10",
-    num_images: Annotated[int | None, typer.Option(help="The first so many training images only.")] = None,
-    image_size: Annotated[int, typer.Option(help="Height and width of the images [pixels].")] = 32,
-    epochs: Annotated[int, typer.Option(help="Epochs at most.")] = 30,
-    batch_size: Annotated[int, typer.Option(help="Images of one step.")] = 128,
-    learning_rate: Annotated[float, typer.Option(help="Its highest value.")] = 0.1,
+class CurveOptions(TypedDict, total=False):
+    """Settings of a training for its curve on the command line."""
+
+    dataset: Annotated[
+        str | None,
+        Setting(
+            help="Images: cifar10 (downloaded through torchvision, shifted by up to four pixels and mirrored in "
+            "training), digits (scikit-learn's 1,797 scans, resized) or synthetic.",
+            group="job",
+            default="cifar10",
+            metavar="NAME",
+        ),
+    ]
+    num_images: Annotated[
+        int | None,
+        Setting(
+            help="The first so many training images only; a fifth as many, 256 or more, are held out.",
+            group="job",
+        ),
+    ]
+    image_size: Annotated[
+        int | None, Setting(help="Height and width of the images [pixels].", group="model", default="32")
+    ]
+    num_epochs: Annotated[
+        int | None, Setting(help="Epochs at most.", group="job", default="30", flag="epochs")
+    ]
+    batch_size: Annotated[int | None, Setting(help="Images of one step.", group="run", default="128")]
+    learning_rate: Annotated[float | None, Setting(help="Highest learning rate.", group="run", default="0.1")]
     schedule: Annotated[
         str | None,
-        typer.Option(metavar="WORDS", help="As in forecast; a cosine over all epochs if not given."),
-    ] = None,
-    optimizer: Annotated[str, typer.Option(metavar="NAME", help="sgd (momentum 0.9) or adam.")] = "sgd",
-    seed: Annotated[int, typer.Option(help="Seed of weights, order and images.")] = 0,
-    device: Annotated[str, typer.Option(metavar="DEVICE", help="cpu or cuda:N.")] = "cpu",
+        Setting(
+            help="Learning rate from first to last epoch, as in forecast.",
+            group="run",
+            default="a cosine over all epochs",
+            metavar="WORDS",
+        ),
+    ]
+    optimizer: Annotated[
+        str | None,
+        Setting(
+            help="sgd (momentum 0.9, weight decay 5e-4) or adam.", group="run", default="sgd", metavar="NAME"
+        ),
+    ]
+    seed: Annotated[int | None, Setting(help="Seed of weights, order and images.", group="run", default="0")]
+    device: Annotated[
+        str | None,
+        Setting(help="Device: cpu or cuda:N.", group="device", default="cpu", metavar="DEVICE"),
+    ]
     target: Annotated[
-        str | None, typer.Option(metavar="METRIC>=VALUE", help="End the run when it is reached.")
-    ] = None,
-    gradient_noise: Annotated[
-        bool, typer.Option("--gradient-noise", help="Measure the gradient noise scale on the way.")
-    ] = False,
+        str | None,
+        Setting(help="End the run when it is reached.", group="target", metavar="METRIC>=VALUE"),
+    ]
+    with_gradient_noise: Annotated[
+        bool | None,
+        Setting(
+            help="Do each step in two halves and print the gradient noise scale, the batch size that is still "
+            "worth its steps.",
+            group="main",
+            flag="gradient-noise",
+        ),
+    ]
+
+
+@with_settings(CurveOptions)
+def curve(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="Model, as in predict, such as cifar-resnet:20.")
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(metavar="FILE.csv", help="The curve, a row an epoch; a file that exists is begun anew."),
+    ],
+    settings: dict[str, Any],
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
@@ -44,23 +95,7 @@ def curve(
     import forerun
 
     with quiet_libraries(debug=debug):
-        found = forerun.measure_curve(
-            model,
-            out,
-            dataset=dataset,
-            num_images=num_images,
-            image_size=image_size,
-            num_epochs=epochs,
-            batch_size=batch_size,
-            learning_rate=learning_rate,
-            schedule=schedule,
-            optimizer=optimizer,
-            seed=seed,
-            device=device,
-            target=target,
-            with_gradient_noise=gradient_noise,
-            on_row=lambda line: typer.echo(line, err=True),
-        )
+        found = forerun.measure_curve(model, out, on_row=lambda line: typer.echo(line, err=True), **settings)
     if as_json:
         print_json(found.as_dict())
         return

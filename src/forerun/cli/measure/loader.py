@@ -15,26 +15,35 @@ __all__ = ["loader"]
 
 def loader(
     folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="Images as they are trained on, at any depth.")
+        Path, typer.Argument(metavar="FOLDER", help="Folder of the training images, sub-folders included.")
     ],
-    image_size: Annotated[int, typer.Option(help="Height and width after augmentation [pixels].")] = 224,
+    image_size: Annotated[int, typer.Option(help="Height and width of the augmented images [pixels].")] = 224,
     augmentation: Annotated[
         str,
         typer.Option(
-            metavar="NAME", help="crop (random resized crop, flip), resize (and centre crop) or none."
+            metavar="NAME",
+            help="Augmentation: crop (random resized crop, flip), resize (with centre crop) or none.",
         ),
     ] = "crop",
-    workers: Annotated[
+    loader_workers: Annotated[
         str,
-        typer.Option(metavar="0,1,2", help="Workers of a real DataLoader to check with; '' leaves it out."),
+        typer.Option(
+            "--loader-workers",
+            "--workers",
+            metavar="0,1,2",
+            help="Numbers of worker processes to time in a real DataLoader; '' for none.",
+        ),
     ] = "1,2",
-    batch_size: Annotated[int, typer.Option(help="Samples of its batches.")] = 32,
-    files: Annotated[int, typer.Option(help="Files to read, at equal distances.")] = 256,
-    rounds: Annotated[int, typer.Option(help="Rounds over the files; the first warms up.")] = 4,
-    seconds: Annotated[float, typer.Option(help="About how long each real loader runs [s].")] = 3.0,
+    batch_size: Annotated[int, typer.Option(help="Batch size of one device.")] = 32,
+    files: Annotated[int, typer.Option(help="Number of files to read, spread evenly over the folder.")] = 256,
+    rounds: Annotated[int, typer.Option(help="Rounds over the files; the first one is warm-up.")] = 4,
+    seconds: Annotated[float, typer.Option(help="Time that each real DataLoader runs, roughly [s].")] = 3.0,
     samples_per_s: Annotated[
         float | None,
-        typer.Option("--samples-per-s", help="Rate of a device: how many workers does it need?"),
+        typer.Option(
+            "--samples-per-s",
+            help="Throughput of a device [samples/s]; prints the number of workers that it needs.",
+        ),
     ] = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,
@@ -47,7 +56,7 @@ def loader(
             folder,
             image_size=image_size,
             augmentation=augmentation,
-            workers=_counts(workers),
+            workers=_counts(loader_workers),
             batch_size=batch_size,
             most_files=files,
             num_rounds=rounds,
@@ -70,5 +79,5 @@ def _counts(text: str) -> list[int]:
         return [int(word) for word in text.split(",") if word.strip()]
     except ValueError:
         raise InvalidSetupError(
-            f"workers are whole numbers parted by commas, such as 0,1,2, got '{text}'"
+            f"workers must be whole numbers separated by commas, such as 0,1,2, got '{text}'"
         ) from None

@@ -1,6 +1,6 @@
 """One layer of Keras alone on TensorFlow: its forward pass, or a training step of it, each a compiled graph.
 
-What a step is, and the parameters of the job, are those of ``layer_runner``: forward, backward from a gradient of the
+The step and the parameters of the job are those of ``layer_runner``: forward, backward from a gradient of the
 output to gradients of the weights and of the input, update. One call runs one graph (``tf.function``, eager off);
 without XLA unless the job is compiled.
 """
@@ -35,7 +35,7 @@ def run_keras_layer(job: MeasurementJob, device_index: str, protocol: Protocol) 
     """Times a layer; results are num_parameters, first_step_s and the peak memory.
 
     Raises:
-        InvalidSetupError: A mode, an optimizer or a layer that Keras does not have.
+        InvalidSetupError: Keras does not have this mode, optimizer or layer.
     """
     mode = text_of(job.parameters, "mode", "forward")
     if mode not in MODES:
@@ -106,7 +106,7 @@ def _train_step(layer: Any, given: Any, setup: TrainingSetup, has_input_gradient
         if optimizer is not None:
             optimizer.apply(gradients[: len(weights)], weights)
             return gradients[len(weights) :]
-        return gradients  # what is returned must be computed
+        return gradients  # a returned value must be computed
 
     def step() -> None:
         train(given, output_gradient)

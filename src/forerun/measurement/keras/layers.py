@@ -1,6 +1,6 @@
 """Single layers of Keras by the names and sizes of ``layer_figures``, on whichever backend Keras has.
 
-Both frameworks mean the same by a layer where its figures agree: ``same`` with an even window is left out, for Keras
+A layer is equal in both frameworks if its figures agree: ``same`` with an even window is left out, because Keras
 then pads less than PyTorch networks do and the output is one pixel smaller.
 """
 
@@ -27,11 +27,11 @@ def build_keras_layer(kind: str, parameters: Parameters) -> Any:
     """The layer followed by its activation, as a ``keras.Model`` in the present image format and dtype policy.
 
     Args:
-        kind: One of ``layer_figures.LAYER_KINDS``.
-        parameters: Its sizes; ``activation`` is none, relu, tanh, sigmoid or gelu.
+        kind: Kind of layer, one of ``figures.LAYER_KINDS``.
+        parameters: Sizes of the layer; ``activation`` is none, relu, tanh, sigmoid or gelu.
 
     Raises:
-        InvalidSetupError: No such kind or activation, or sizes with which Keras means another layer.
+        InvalidSetupError: There is no such kind or activation, or Keras makes another layer of these sizes.
     """
     figures = layer_figures(kind, parameters)
     activation = text_of(parameters, "activation", "none")

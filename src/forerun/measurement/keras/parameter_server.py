@@ -1,12 +1,12 @@
 """Steps under a ParameterServerStrategy of TensorFlow, workers and servers in local processes.
 
-``fit`` of Keras 3 does not work there, so the loop is a ``ClusterCoordinator``'s: a round of steps is scheduled on the
+``fit`` of Keras 3 does not work there, so a ``ClusterCoordinator`` runs the loop: a round of steps is scheduled on the
 workers and the time to ``join`` is divided by their number. Training is asynchronous and updates by plain gradient
 descent; no other kind exists.
 
 Every worker needs more threads between operations than there are workers (``inter_op_parallelism_threads``); with the
-default of a small machine the cluster waits for itself for ever, without a word. Servers of TensorFlow have no stop:
-their processes end when this one does, however it ends, for they read a pipe whose other end only it holds.
+default of a small machine the cluster waits for itself for ever, without a message. Servers of TensorFlow cannot be
+stopped: their processes end when this process ends, in whatever way, because they read a pipe from it.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ __all__ = ["ClusterTimes", "check_servers", "measure_parameter_server"]
 
 _LEARNING_RATE = 1e-4
 _STEPS_OF_A_WORKER = 4
-"""Steps of each worker in a round: the wait for the last one of a round is then a small part of it."""
+"""Number of steps of each worker in a round, so that the wait for the last step is a small part of the round."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterTimes:
-    """What a cluster of parameter servers did.
+    """Times of a cluster of parameter servers.
 
     Attributes:
-        step_times_s: Time of a step over all workers, one for each timed round [s].
-        warm_up_s: The same of the rounds before [s].
-        is_stationary: Whether the times had settled.
-        first_round_s: The first round, which traces on every worker [s].
-        num_parameters: Weights of the model.
-        num_trainable: Those that are trained: what servers and workers exchange.
+        step_times_s: Time of a step over all workers in each timed round [s].
+        warm_up_s: Time of a step in each round of the warm-up [s].
+        is_stationary: True if the times had settled.
+        first_round_s: Time of the first round, which traces on every worker [s].
+        num_parameters: Number of parameters of the model.
+        num_trainable: Number of trained parameters, which servers and workers exchange.
     """
 
     step_times_s: tuple[float, ...]
@@ -58,10 +58,10 @@ class ClusterTimes:
 
 
 def check_servers(num_workers: int, num_servers: int, phase: str, optimizer: str, device: str) -> None:
-    """Refuses what cannot be run.
+    """Refuse a job that parameter servers cannot run.
 
     Raises:
-        InvalidSetupError: A number below one, another phase or optimizer, or a GPU.
+        InvalidSetupError: A number is below one, or the job has another phase or optimizer, or a GPU.
         MissingExtraError: Keras or TensorFlow is not installed.
     """
     for name, value in (("worker", num_workers), ("parameter server", num_servers)):
@@ -83,10 +83,10 @@ def measure_parameter_server(job: MeasurementJob, protocol: Protocol) -> Cluster
     Args:
         job: Model, ``num_workers``, ``num_servers`` and the parameters of ``keras_step_runner``; the batch size is that
             of one worker's step.
-        protocol: How rounds are timed; all processes are ended after ``timeout_s``.
+        protocol: Settings of the timing of rounds; all processes are ended after ``timeout_s``.
 
     Raises:
-        InvalidSetupError: Numbers or settings that cannot be.
+        InvalidSetupError: A number or setting is not possible.
         MissingExtraError: TensorFlow is not installed.
         MeasurementError: A process failed, or the time ran out.
     """
@@ -158,7 +158,7 @@ def _answer(chief: subprocess.Popen[str], timeout_s: float) -> ClusterTimes:
 
 
 def _end_with_the_parent(lifeline: int) -> None:
-    """Ends this process when the pipe from its parent closes, which the kernel does even if that is killed."""
+    """Ends this process when the pipe from its parent closes, which happens even if the parent is killed."""
 
     def watch() -> None:
         os.read(lifeline, 1)
@@ -206,7 +206,7 @@ def _coordinate(asked: dict[str, Any]) -> ClusterTimes:
         coordinator.join()
 
     began_s = time.perf_counter()
-    run_round()  # traces on every worker
+    run_round()  # the first round traces on every worker
     first_round_s = time.perf_counter() - began_s
     timed = time_repetitions(run_round, _nothing, protocol)
     return ClusterTimes(
@@ -222,11 +222,11 @@ def _coordinate(asked: dict[str, Any]) -> ClusterTimes:
 
 
 def _nothing() -> None:
-    """A round has ended when its steps have."""
+    """Does nothing: a round has ended when its steps have."""
 
 
 def _distributed_step(strategy: Any, found: Any, batch_size: int) -> Any:
-    """A step of one worker: a batch of its own, gradients, and an update of the servers' weights."""
+    """A step of one worker: its own batch, gradients, and an update of the servers' weights."""
     import keras
     import tensorflow as tf
 
@@ -251,7 +251,7 @@ def _distributed_step(strategy: Any, found: Any, batch_size: int) -> Any:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Runs a server, a worker or the coordinator; the first argument says which."""
+    """Runs a server, a worker or the coordinator, as the first argument names it."""
     what, lifeline, text = arguments
     asked = json.loads(text)
     _end_with_the_parent(int(lifeline))

@@ -1,7 +1,7 @@
-"""What every job with Keras needs, imported once by the fork server instead of in each child: seconds a job.
+"""Modules for every job with Keras, imported once by the fork server, which saves seconds per job.
 
-TensorFlow starts its threads when it first computes, so nothing here may compute: a child is forked from the process
-that imported this.
+TensorFlow starts its threads when it first computes, so this module must not compute: a child is forked from the
+process that imported it.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ KERAS_PRELOADED = (
     "forerun.measurement.keras.step_runner",
     "forerun.measurement.keras.training",
 )
-"""The modules, imported with this one; the backend is chosen before."""
+"""The modules imported with this one, after the choice of the backend."""
 
 
 @contextlib.contextmanager
 def _without_messages() -> Iterator[None]:
-    """Native code of TensorFlow greets on the error stream, past all of Python's settings."""
+    """Sends the error stream to nowhere, because TensorFlow's native code prints past all of Python's settings."""
     kept = os.dup(2)
     try:
         with Path(os.devnull).open("w") as nowhere:

@@ -5,4 +5,4 @@ from __future__ import annotations
 __all__ = ["KERAS_RUN"]
 
 KERAS_RUN = "forerun.measurement.keras.runner:run_keras_job"
-"""For ``session.run_jobs``."""
+"""Argument ``run`` of ``session.run_jobs``."""

@@ -26,7 +26,7 @@ def run_keras_job(job: MeasurementJob, device_index: str, protocol: Protocol) ->
     """Runs a training, a layer, steps of a model alone or under parameter servers, or a null step.
 
     Raises:
-        InvalidSetupError: A job Keras cannot do.
+        InvalidSetupError: Keras cannot run the job.
         OutOfMemory: The job does not fit.
     """
     if job.kind is JobKind.NULL:
@@ -44,7 +44,7 @@ def run_keras_job(job: MeasurementJob, device_index: str, protocol: Protocol) ->
     except Exception as error:
         if (
             type(error).__name__ != "ResourceExhaustedError"
-        ):  # TensorFlow's, which need not be loaded to know it
+        ):  # TensorFlow's error, recognised without loading TensorFlow
             raise
         from forerun.measurement.runners.table import OutOfMemory
 

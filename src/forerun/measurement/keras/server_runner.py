@@ -1,7 +1,7 @@
 """A job under parameter servers of TensorFlow: a cluster of local processes, timed and ended.
 
 Parameters of the job beside those of ``keras_step_runner``: ``num_workers``, ``num_servers``, ``strategy``
-(``parameter-server``). The batch size is that of one worker's step, and the workers share the threads of the session.
+(``parameter-server``). The batch size is that of one worker's step; the workers share the threads of the session.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def run_keras_servers(job: MeasurementJob, device_index: str, protocol: Protocol
     first_step_s, the first round, which traces on every worker.
 
     Raises:
-        InvalidSetupError: Another strategy, or a GPU.
+        InvalidSetupError: The job has another strategy, or a GPU.
         MeasurementError: The cluster failed or gave no answer in time.
     """
     strategy = text_of(job.parameters, "strategy", SERVER_STRATEGY)

@@ -1,8 +1,8 @@
-"""Steps of ``fit`` of any Keras model on TensorFlow, on one batch that is handed over again and again.
+"""Steps of ``fit`` of any Keras model on TensorFlow, on one batch that is used again and again.
 
-Parameters of the job (all but none may be left out): ``batch_size``, ``precision``, ``layout``, ``compile`` (XLA),
+Parameters of the job (each may be left out): ``batch_size``, ``precision``, ``layout``, ``compile`` (XLA),
 ``optimizer``; ``image_size``, ``input_shape`` (as text), ``sequence_length``, ``num_classes``; ``seed``. A step's time
-is that between the ends of two batches of ``fit``: it holds all that the loop does for a step, but no input pipeline.
+runs from the end of one batch of ``fit`` to the end of the next: it holds all work of the loop, but no input pipeline.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from forerun.tracing.keras.request import KerasRequest
 __all__ = ["build_measured_model", "example_batch", "keras_loss", "run_keras_step"]
 
 _LEARNING_RATE = 1e-4
-"""Small, so that weights stay finite over hundreds of steps on one batch of noise."""
+"""Learning rate, small so that weights stay finite over hundreds of steps on one batch of noise."""
 
 _FLOAT_BYTES = 4
 
@@ -37,7 +37,7 @@ def run_keras_step(job: MeasurementJob, device_index: str, protocol: Protocol) -
     """Times steps of ``fit``; results are num_parameters, first_step_s, compile_time_s and the peak memory.
 
     Raises:
-        InvalidSetupError: A phase, precision, optimizer or input that cannot be.
+        InvalidSetupError: Keras cannot run this phase, precision, optimizer or input.
         UnknownModelError, ModelBuildError: The model cannot be built.
     """
     setup = setup_of(job.parameters)
@@ -77,7 +77,7 @@ def build_measured_model(job: MeasurementJob, setup: TrainingSetup) -> Any:
     """The model of a job as ``tracing.keras.build`` builds it, here on TensorFlow.
 
     Raises:
-        UnknownModelError, InvalidSetupError, ModelBuildError: As of ``build_keras``.
+        UnknownModelError, InvalidSetupError, ModelBuildError: As in ``build_keras``.
     """
     from forerun.tracing.keras.build import build_keras
 
@@ -93,7 +93,7 @@ def build_measured_model(job: MeasurementJob, setup: TrainingSetup) -> Any:
 
 
 def keras_loss(model: Any) -> tuple[Any, list[str]]:
-    """The loss that the last activation asks for, as the tracer takes it, and the metric that goes with it."""
+    """The loss for the model's last activation, as the tracer takes it, and the metric for that loss."""
     import keras
 
     shape = model.output_shape
@@ -106,7 +106,7 @@ def keras_loss(model: Any) -> tuple[Any, list[str]]:
 
 
 def example_batch(found: Any, batch_size: int) -> tuple[Any, Any]:
-    """Random inputs and targets of zero of a ``KerasModel``."""
+    """Random inputs and zero targets for a ``KerasModel``."""
     import tensorflow as tf
 
     pairs = zip(found.input_shapes, found.input_dtypes, strict=True)
@@ -135,12 +135,12 @@ def _endless(batch: tuple[Any, Any]) -> Any:
 
 
 def _most_steps(protocol: Protocol) -> int:
-    """The clock ends ``fit``; this only keeps a clock that is wrong from running for ever."""
+    """Upper limit of steps: the clock ends ``fit``, and a wrong clock must not run for ever."""
     return 2 + protocol.max_warm_up + protocol.num_repetitions
 
 
 def _fit_clock(protocol: Protocol) -> Any:
-    """A callback that times the steps of ``fit`` and stops it when there are enough."""
+    """A callback that times the steps of ``fit`` and stops it after enough steps."""
     import keras
 
     class FitClock(keras.callbacks.Callback):  # type: ignore[misc]  # Keras is not typed
@@ -163,7 +163,7 @@ def _fit_clock(protocol: Protocol) -> Any:
             now_s = time.perf_counter()
             if batch == 0:
                 self.first_step_s = now_s - self._last_s
-                self.taken = Repetitions(protocol)  # its time begins here
+                self.taken = Repetitions(protocol)  # the time of the next step begins here
             elif self.taken.add(now_s - self._last_s):
                 self.model.stop_training = True
             self._last_s = time.perf_counter()

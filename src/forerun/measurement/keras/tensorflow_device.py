@@ -1,6 +1,6 @@
-"""Opens devices of TensorFlow for a measurement, and makes Keras build what a setup asks for.
+"""Opens devices of TensorFlow for a measurement, and sets up Keras for a training setup.
 
-TensorFlow fixes its devices and threads when it is first used: this belongs to the beginning of a process.
+TensorFlow fixes its devices and threads when it is first used, so call this at the beginning of a process.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ _POLICIES = {
 
 
 def use_tensorflow() -> None:
-    """Chooses the backend of Keras, which it fixes at its import."""
+    """Chooses TensorFlow as the backend of Keras, which Keras fixes when it is imported."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ["KERAS_BACKEND"] = "tensorflow"
 
 
 def open_tensorflow(device_index: str, protocol: Protocol, num_replicas: int = 1) -> list[str]:
-    """Sets the threads, hides what is not measured on, and names the devices that are left.
+    """Sets the threads, hides all devices but the measured ones, and returns the names of these.
 
     Args:
-        device_index: ``cpu``, or ``cuda:N`` for the first of the replicas' GPUs.
-        protocol: For the number of threads.
-        num_replicas: Devices; on a processor logical ones that share its threads.
+        device_index: Device: ``cpu``, or ``cuda:N`` for the first of the replicas' GPUs.
+        protocol: Settings of the measurement, for the number of threads.
+        num_replicas: Number of devices; on a processor these are logical devices that share its threads.
 
     Raises:
         InvalidSetupError: TensorFlow sees no such GPU.
@@ -90,7 +90,7 @@ def open_tensorflow(device_index: str, protocol: Protocol, num_replicas: int = 1
 
 
 def set_keras_defaults(setup: TrainingSetup, seed: int = 0) -> None:
-    """Seed, image format and dtype policy of whatever Keras builds from now on.
+    """Sets the seed, image format and dtype policy of all that Keras builds from now on.
 
     Raises:
         InvalidSetupError: Keras does not train in this precision.
@@ -108,7 +108,7 @@ def keras_optimizer(setup: TrainingSetup, learning_rate: float | None = None) ->
     """The Keras optimizer of a setup.
 
     Raises:
-        InvalidSetupError: Keras has none of this name.
+        InvalidSetupError: Keras has no optimizer with this name.
     """
     import keras
 
@@ -132,15 +132,15 @@ def tensorflow_synchroniser(device: str) -> Callable[[], None]:
 
 
 def _nothing() -> None:
-    """Nothing to wait for."""
+    """Does nothing: there is nothing to wait for."""
 
 
 class KerasPeakMemory:
-    """Peak memory from its creation on, under the names of ``torch_device.PeakMemory``.
+    """Peak memory since this object was made, under the names of ``torch_device.PeakMemory``.
 
     Args:
         device: Name of TensorFlow's device.
-        held_bytes: Weights that are in memory already and shall count [bytes].
+        held_bytes: Size of weights in memory already, which count as well [bytes].
     """
 
     def __init__(self, device: str, held_bytes: int) -> None:

@@ -1,8 +1,8 @@
 """Trains networks of the Keras families on TensorFlow in a child process, and times their steps.
 
-Parameters of a job are those of ``training_runner``; besides, ``strategy`` may be ``mirrored`` with ``num_replicas``.
+Parameters of a job are those of ``training_runner``; ``strategy`` may also be ``mirrored`` with ``num_replicas``.
 Steps are graphs of TensorFlow (``run_eagerly`` off). On a processor, replicas are logical devices that share its
-threads: such a run shows what the strategy costs, never a gain.
+threads: such a run shows the cost of the strategy, never a gain.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def run_keras_training(job: MeasurementJob, device_index: str, protocol: Protoco
     """Runs a training with Keras on TensorFlow.
 
     Raises:
-        InvalidSetupError: A job Keras cannot do.
+        InvalidSetupError: Keras cannot run the job.
     """
     training = _KerasTraining(job, device_index, protocol)
     epochs = training.run_epochs()
@@ -113,13 +113,13 @@ class _KerasTraining:
         return images[: self._global_batch], labels[: self._global_batch]
 
     def _take_first_step(self) -> float:
-        """Tracing and compiling are no part of an epoch."""
+        """Takes a first step, because tracing and compiling are not part of an epoch."""
         began_s = time.perf_counter()
         self.model.train_on_batch(*self._batch())
         return time.perf_counter() - began_s
 
     def step_on_fixed_batch(self) -> None:
-        """One step; the loss it returns has been computed."""
+        """One step; the returned loss has been computed."""
         self.model.train_on_batch(*self._batch())
 
     def run_epochs(self) -> list[EpochFigures]:
@@ -143,7 +143,7 @@ class _KerasTraining:
 
         options = tf.data.Options()
         options.autotune.enabled = (
-            False  # an epoch's iterator ends with a tick of the tuner: up to the epoch's length
+            False  # an epoch's iterator ends with a tick of the tuner, which takes up to the epoch's length
         )
         data = tf.data.Dataset.from_tensor_slices(images)
         if repeats:
@@ -152,7 +152,7 @@ class _KerasTraining:
 
 
 def _images_of(job: MeasurementJob, layout: Layout) -> _Images:
-    """Images as floats from 0 to 1 in the layout of the network; of a cut epoch only those that are seen."""
+    """Images as floats from 0 to 1 in the layout of the network; of a cut epoch only the images used."""
     parameters = job.parameters
     channels, size, _ = _image_shape(job)
     name, seed = text_of(parameters, "dataset", "cifar10"), whole_of(parameters, "seed", 0)

@@ -1,1 +1,1 @@
-"""Single layers: their sizes, their figures, and the design of what to measure."""
+"""Single layers: their sizes, their figures, and the design of their measurement."""

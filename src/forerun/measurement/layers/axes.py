@@ -1,8 +1,8 @@
-"""The sizes and choices that a kind of layer has, and the ranges they are taken from.
+"""The sizes and choices of a kind of layer, and the ranges of their values.
 
-``justus``: those of the public layer tables (Justus et al. 2018, arXiv 1811.11880, section 4): batch 1 to 64, images of
-1 to 512 pixels with in_size * channels below 10,000, kernel 1 to 7, stride 1 to 4, dense layers of 1 to 4096 features.
-``wide``: to batch 256, without the limit on images. ``networks``: as layers are inside image networks, for
+``justus``: the ranges of the public layer tables (Justus et al. 2018, arXiv 1811.11880, section 4): batch 1 to 64,
+images of 1 to 512 pixels with in_size * channels below 10,000, kernel 1 to 7, stride 1 to 4, dense layers of 1 to 4096
+features. ``wide``: to batch 256, without the limit on images. ``networks``: sizes of layers inside image networks, for
 calibration: features in multiples of 8, odd kernels padded to keep the size, stride 1 more often than 2.
 """
 
@@ -44,11 +44,11 @@ class Axis:
     """One size or choice of a layer.
 
     Attributes:
-        name: Its parameter.
-        low, high: Smallest and largest whole number, both included; of no use where there are values.
-        values: The choices, instead of numbers.
-        is_log: Whether equal ratios are equally likely, not equal differences.
-        multiple: All values are multiples of this.
+        name: Name of the layer's parameter.
+        low, high: Smallest and largest whole number, both included; not used if there are values.
+        values: Choices, in place of a range of numbers.
+        is_log: True if equal ratios are equally likely, not equal differences.
+        multiple: Number of which all values are multiples.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Axis:
             return self.values[int(u * len(self.values))]
         if not self.is_log:
             return self.low + int(u * (self.high - self.low + 1))
-        # Half a step beyond both ends, so that they are as likely as what lies between.
+        # Half a step beyond both ends, so that the ends are as likely as the numbers between.
         low, high = np.log(self.low - 0.5 if self.low > 1 else 0.5 * 2**0.5), np.log(self.high + 0.5)
         drawn = float(np.exp(low + u * (high - low)))
         return int(np.clip(self.multiple * round(drawn / self.multiple), self.low, self.high))
@@ -74,10 +74,10 @@ def axes_of(kind: str, ranges: str, *, modes: Sequence[str], optimizers: Sequenc
     """The axes of a kind of layer.
 
     Args:
-        kind: One of ``layer_figures.LAYER_KINDS``.
-        ranges: One of ``RANGES``.
-        modes: Forward, train_step or both.
-        optimizers: Updates of training steps.
+        kind: Kind of layer, one of ``figures.LAYER_KINDS``.
+        ranges: Name of the ranges, one of ``RANGES``.
+        modes: Modes to measure: forward, train_step or both.
+        optimizers: Optimizers of training steps.
     """
     sizes = _sizes_in_networks(kind) if ranges == "networks" else _sizes(kind, ranges)
     axes = [*sizes, *_widths(kind, ranges)]
@@ -91,7 +91,7 @@ def axes_of(kind: str, ranges: str, *, modes: Sequence[str], optimizers: Sequenc
 
 
 def _sizes(kind: str, ranges: str) -> list[Axis]:
-    """Batch, image and window."""
+    """Axes of batch, image and window."""
     axes = [Axis(name="batch_size", high=256 if ranges == "wide" else 64)]
     if kind in IMAGE_LAYERS:
         axes += [Axis(name="in_size", high=512)]
@@ -112,7 +112,7 @@ def _sizes_in_networks(kind: str) -> list[Axis]:
 
 
 def _widths(kind: str, ranges: str) -> list[Axis]:
-    """Features; where they must be a multiple of something, of that and of the features in each."""
+    """Axes of features; if a number must be a multiple, the axes are that multiple and the features in each part."""
     widest = {"justus": _JUSTUS_WIDEST, "wide": 2048, "networks": 1024}[ranges]
     step = 8 if ranges == "networks" else 1
     inputs = Axis(name="in_features", low=step, high=widest, multiple=step)

@@ -1,11 +1,11 @@
-"""Which layers to measure: points that fill the space of sizes evenly, within what a machine can run.
+"""Design of layers to measure: points that fill the space of sizes evenly, within the limits of a machine.
 
 Every kind of layer has its axes. A scrambled Sobol sequence over the unit cube of the axes is mapped to sizes, most
-of them on a logarithmic scale; points beyond the limits of work and memory are passed over, and the sequence goes on.
+of them on a logarithmic scale; points beyond the limits of work and memory are skipped, and the sequence goes on.
 Plain random choice leaves holes and clusters: its discrepancy falls with n^(-1/2), that of the sequence almost with
 1/n.
 
-Which sizes there are say ``layer_axes``.
+The sizes are in ``axes``.
 Source of the sequence: Sobol 1967; Owen 1998, J. Complexity 14(4) for the scrambling.
 """
 
@@ -29,7 +29,7 @@ from forerun.run.setup import Precision
 __all__ = ["LAYERS_WITHOUT_WEIGHTS", "LayerDesign", "design_layers", "layer_job", "unit_points"]
 
 _JUSTUS_IMAGE_LIMIT = 10_000
-_TRAIN_WORK = 3  # a training step does the forward work, and it twice again backward
+_TRAIN_WORK = 3  # a training step does the forward work, and twice that in the backward pass
 _TRAIN_COPIES = 2  # activations and their gradients
 _WEIGHT_COPIES = 4  # weights, gradients, two moments
 _FIRST_EXPONENT = 8
@@ -40,23 +40,23 @@ LAYERS_WITHOUT_WEIGHTS = ("max_pool", "avg_pool", "null")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerDesign:
-    """Which layers, how many, and within which limits.
+    """Kinds and number of layers to measure, and their limits.
 
     Attributes:
         kinds: Kinds of layers.
-        num_layers: Layers of all kinds together, equally many of each.
-        ranges: ``justus``, ``wide`` or ``networks`` (``layer_axes.RANGES``).
-        modes: ``forward``, ``train_step`` or both, which then take turns.
-        optimizers: Updates of training steps; each is equally likely.
-        precision, layout: Of all layers.
-        max_flops: Most work of one step [FLOP]; with the default and that of the memory hardly any step takes more
-            than 100 ms on one core of a present processor.
+        num_layers: Number of layers of all kinds together, equally many of each.
+        ranges: Ranges of sizes: ``justus``, ``wide`` or ``networks`` (``axes.RANGES``).
+        modes: Modes to measure: ``forward``, ``train_step`` or both, which then take turns.
+        optimizers: Optimizers of training steps, all equally likely.
+        precision, layout: Precision and memory order of all layers.
+        max_flops: Most work of one step [FLOP]; with the defaults of work and memory hardly any step takes more than
+            100 ms on one core of a present processor.
         max_bytes: Most memory of one step [bytes].
-        seed: Of the scrambling; another one gives another design of the same kind.
-        with_null: Whether the null layer, in each mode, is measured too.
-        copies: Equal layers in one step, each with weights and an input of its own; the limits hold for all together.
-        framework: ``pytorch``, or ``keras`` on TensorFlow, which means another layer by an even kernel padded ``same``:
-            those are passed over.
+        seed: Seed of the scrambling; another seed gives another design of the same kind.
+        with_null: True measures the null layer, in each mode, as well.
+        copies: Number of equal layers in one step, each with its own weights and input; the limits hold for their sum.
+        framework: Name of the framework: ``pytorch``, or ``keras`` on TensorFlow, which pads an even kernel
+            with ``same`` differently: such layers are skipped.
     """
 
     kinds: Sequence[str] = tuple(kind for kind in LAYER_KINDS if kind != "null")
@@ -104,7 +104,7 @@ def unit_points(num_axes: int, seed: int) -> Iterator[npt.NDArray[np.float64]]:
 
 
 def design_layers(design: LayerDesign) -> list[MeasurementJob]:
-    """The jobs of a design; kinds take turns, and each kind goes through its whole range early.
+    """The jobs of a design; kinds take turns, and each kind covers its whole range early.
 
     Raises:
         InvalidSetupError: The limits leave hardly any layer of a kind.
@@ -161,7 +161,7 @@ def _job_at(
 
 
 def _resolved(asked: dict[str, Scalar]) -> dict[str, Scalar]:
-    """Multiples written out as what they are multiples for."""
+    """Parameters with each multiple written out as a number of features."""
     parts = {
         name: asked.pop(name, None) for name in ("inputs_per_group", "outputs_per_group", "width_per_head")
     }
@@ -198,10 +198,10 @@ def layer_job(kind: str, asked: Mapping[str, Scalar], *, precision: str, layout:
     """The job that measures a layer, with its work and traffic written beside its sizes.
 
     Args:
-        kind: One of ``layer_figures.LAYER_KINDS``.
-        asked: Sizes, ``mode`` and ``optimizer``.
-        precision: As in ``predict``.
-        layout: As in ``predict``.
+        kind: Kind of layer, one of ``figures.LAYER_KINDS``.
+        asked: Sizes of the layer, ``mode`` and ``optimizer``.
+        precision: Precision, as in ``predict``.
+        layout: Memory order, as in ``predict``.
 
     Raises:
         InvalidSetupError: Sizes are missing or contradict each other.

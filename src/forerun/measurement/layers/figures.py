@@ -26,11 +26,11 @@ _LSTM_GATE_FLOPS = 9  # per element of the state, beside the products
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerFigures:
-    """What one layer is, before anything is run.
+    """Figures of one layer, known before it is run.
 
     Attributes:
-        input_shape, output_shape: With the batch in front.
-        num_parameters: Weights.
+        input_shape, output_shape: Shapes of input and output, batch axis first.
+        num_parameters: Number of parameters.
         flops: Work of the forward pass, a multiply-add is two; without the activation [FLOP].
     """
 
@@ -41,17 +41,17 @@ class LayerFigures:
 
     @property
     def num_inputs(self) -> int:
-        """Elements read."""
+        """Number of elements of the input."""
         return prod(self.input_shape)
 
     @property
     def num_outputs(self) -> int:
-        """Elements written."""
+        """Number of elements of the output."""
         return prod(self.output_shape)
 
 
 def output_size(in_size: int, kernel: int, stride: int, padding: str) -> int:
-    """Height and width after a window has moved over an image; zero or less where it does not fit.
+    """Height and width after a window has moved over an image; zero or less if it does not fit.
 
     ``same`` pads kernel // 2 on both sides, as PyTorch networks do, ``valid`` nothing.
     """
@@ -63,7 +63,7 @@ def layer_figures(kind: str, parameters: Parameters) -> LayerFigures:
     """Figures of a layer.
 
     Raises:
-        InvalidSetupError: No such kind, a size is missing, or sizes contradict each other.
+        InvalidSetupError: There is no such kind, a size is missing, or sizes contradict each other.
     """
     if kind not in _RULES:
         raise InvalidSetupError(
@@ -84,7 +84,7 @@ def _image(parameters: Parameters) -> tuple[int, int, int]:
 
 
 def _window(parameters: Parameters, in_size: int) -> tuple[int, int]:
-    """Kernel and output size; a kernel that is larger than the padded image gives size 0."""
+    """Kernel and output size; a kernel larger than the padded image gives size 0."""
     kernel, stride = whole_of(parameters, "kernel"), whole_of(parameters, "stride", 1)
     return kernel, output_size(in_size, kernel, stride, text_of(parameters, "padding", "same"))
 
@@ -223,4 +223,4 @@ _RULES: dict[str, Callable[[Parameters], LayerFigures]] = {
 }
 
 LAYER_KINDS = tuple(_RULES)
-"""Every kind of layer; ``null`` hands its input on and shows what a call costs."""
+"""Every kind of layer; ``null`` passes its input on and shows the cost of a call."""

@@ -25,7 +25,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 
 class _SelfAttention(nn.Module):
-    """Self-attention of one layer of a transformer: (batch, tokens, width) to the same."""
+    """Self-attention of one layer of a transformer; input and output are (batch, tokens, width)."""
 
     def __init__(self, width: int, num_heads: int, use_bias: bool) -> None:
         super().__init__()
@@ -55,11 +55,11 @@ class _Lstm(nn.Module):
 
 
 def build_layer(kind: str, parameters: Parameters) -> nn.Module:
-    """The layer followed by its activation, in a container that is there without an activation too.
+    """The layer followed by its activation; the container is present without an activation too.
 
     Args:
-        kind: One of ``layer_figures.LAYER_KINDS``.
-        parameters: Its sizes; ``activation`` is none, relu, tanh, sigmoid or gelu.
+        kind: Kind of layer, one of ``figures.LAYER_KINDS``.
+        parameters: Sizes of the layer; ``activation`` is none, relu, tanh, sigmoid or gelu.
     """
     activation = text_of(parameters, "activation", "none")
     if activation != "none" and activation not in ACTIVATIONS:
@@ -71,7 +71,7 @@ def build_layer(kind: str, parameters: Parameters) -> nn.Module:
 
 
 class _Copies(nn.Module):
-    """Equal layers side by side: as many inputs to as many outputs."""
+    """Equal layers side by side, each with one input and one output."""
 
     def __init__(self, layers: list[nn.Module]) -> None:
         super().__init__()
@@ -82,11 +82,11 @@ class _Copies(nn.Module):
 
 
 def copies_of(make: Callable[[], nn.Module], num_copies: int) -> nn.Module:
-    """A module of equal layers, each with weights of its own, that takes one input for each.
+    """A module of equal layers, each with its own weights, that takes one input per layer.
 
     Args:
-        make: Makes one layer.
-        num_copies: How many.
+        make: Function that makes one layer.
+        num_copies: Number of layers.
     """
     return _Copies([make() for _ in range(num_copies)])
 

@@ -1,4 +1,4 @@
-"""A Ray cluster as a place to measure: the connection, the nodes that suit, and the task that runs on one."""
+"""A Ray cluster for measurements: the connection, the suitable nodes, and the task that runs on a node."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LOCK_PATIENCE = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What a task must know beside its job."""
+    """Settings of a task beside its job."""
 
     device_index: str
     protocol: Protocol
@@ -40,10 +40,10 @@ class Order:
 
 @contextlib.contextmanager
 def connected_ray(address: str) -> Iterator[Any]:
-    """The module ``ray``, connected to the cluster at ``HOST:PORT``, or ``auto`` (found here, or started here).
+    """The module ``ray``, connected to the cluster at ``HOST:PORT``, or ``auto`` (found or started here).
 
-    Ray prints what happens on its nodes for as long as it is connected, on stdout, which belongs to the answer: until
-    the connection is closed, what is printed there goes to stderr.
+    While it is connected, Ray prints messages of its nodes on stdout, which belongs to the answer: until the connection
+    is closed, such output goes to stderr.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
@@ -67,7 +67,7 @@ def connected_ray(address: str) -> Iterator[Any]:
 
 
 def _check_reachable(address: str) -> None:
-    """Asks for a connection first: Ray itself would try for minutes."""
+    """Tries a connection first, because Ray itself would try for minutes."""
     if address in ("auto", "local"):
         return
     host, _, port = address.rpartition("://")[2].rpartition(":")
@@ -85,7 +85,7 @@ def _no_cluster(address: str, error: Exception) -> MeasurementError:
 
 
 class RayCluster:
-    """The nodes that can run a job, and how a task is sent to them."""
+    """The nodes that can run a job, and the tasks sent to them."""
 
     def __init__(self, ray: Any, order: Order, resources: Mapping[str, float]) -> None:
         self.ray = ray
@@ -100,7 +100,7 @@ class RayCluster:
             )
 
     def describe(self) -> list[Circumstances]:
-        """Circumstances on each node that has room to answer; the others are not waited for."""
+        """Circumstances on each node with room to answer; busy nodes are not waited for."""
         affinity = self.ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
         refs = [
             self._task(_describe_node, scheduling_strategy=affinity(node["NodeID"], soft=False)).remote(
@@ -123,7 +123,7 @@ class RayCluster:
 
     def _task(self, function: Callable[..., object], **options: Any) -> Any:
         needs = dict(self._needs)
-        # Ray would end a worker after each task on a GPU, but this one never touches it: its children do.
+        # Ray would end a worker after each task on a GPU, but this worker never touches the GPU: its children do.
         return self.ray.remote(
             num_cpus=needs.pop("CPU", 0),
             num_gpus=needs.pop("GPU", 0),
@@ -152,7 +152,7 @@ def _describe_node(order: Order) -> Circumstances:
 
 
 def _measure_on_node(job: MeasurementJob, order: Order) -> list[Measurement]:
-    """The measurement of a job and that of the null step, which a worker process makes once."""
+    """Measurements of a job and of the null step, which a worker process measures once."""
     place = _describe_node(order)
     with lock_device(order.device_index, wait_s=_LOCK_PATIENCE * order.protocol.timeout_s):
         if order not in _null_steps:
@@ -168,7 +168,7 @@ def _measure_on_node(job: MeasurementJob, order: Order) -> list[Measurement]:
 
 
 def reason_of(error: Exception) -> str:
-    """One line: that of the task's own error if it has one, not Ray's copy of its traceback."""
+    """The error in one line: the task's own error if there is one, not Ray's copy of its traceback."""
     cause = getattr(error, "cause", None) or error
     lines = str(cause).strip().splitlines()
     return lines[0] if lines else type(cause).__name__

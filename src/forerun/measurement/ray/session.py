@@ -1,8 +1,8 @@
 """Runs many jobs on a Ray cluster, one task per job, and writes each measurement as it comes.
 
 The tasks only measure; this process writes, so that one store and one identity per job serve all nodes. A job whose
-node is lost is run again on another; as only its answer is written, it is written once. Anchors are left to sessions on
-one device: no two tasks need follow each other on the same machine.
+node is lost runs again on another; as only its answer is written, it is written once. Only sessions on one device have
+anchors, because tasks here need not follow each other on one machine.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ def run_jobs_on_ray(
 
     A job on ``cuda`` takes one GPU, a job on ``cpu`` as many cores as the smallest node has; each task also holds the
     lock of its device, so that a session outside Ray is not disturbed. A job counts as done if it is done on any kind
-    of device of the cluster. All that Ray prints goes to stderr. Every node needs forerun and the models of the jobs.
+    of device of the cluster. Ray's output goes to stderr. Every node needs forerun and the models of the jobs.
 
     Args:
-        jobs: What to measure; equal jobs count once.
-        store: Where to; written by this process only.
-        address: Of the cluster; ``auto`` for the one this machine belongs to, or a new one on this machine alone.
-        device_index: ``cpu`` or ``cuda``.
-        protocol: Settings; the defaults if None.
+        jobs: Jobs to measure; equal jobs count once.
+        store: Store of the measurements, written by this process only.
+        address: Address of the cluster; ``auto`` for the cluster of this machine, or a new one on this machine alone.
+        device_index: Kind of device, ``cpu`` or ``cuda``.
+        protocol: Settings of the measurements; None for the defaults.
         occasion: Label of the session; the same label resumes it.
         on_event: Called with each event; ``JobStarted`` is not among them.
         expected_s: Time a job is expected to take, for the remaining time [s].
         resources: Custom resources of Ray that a task also needs, such as ``{"a100": 1}``.
-        run: ``module:function`` that runs a job.
+        run: Function that runs a job, as ``module:function``.
     """
     order = Order(device_index=device_index, protocol=protocol or Protocol(), occasion=occasion, run=run)
     with connected_ray(address) as ray:
@@ -75,16 +75,16 @@ def run_jobs_on_ray(
 
 
 def _ignore(_: Event) -> None:
-    """Nobody listens."""
+    """Ignores an event."""
 
 
 def _wanted(jobs: Iterable[MeasurementJob], places: Sequence[Circumstances]) -> dict[str, list[str]]:
-    """Each different job, as JSON, with its keys on the kinds of device the cluster has."""
+    """Each different job, as JSON, with its keys on the cluster's kinds of device."""
     return {job.to_json(): [key_of(job, place) for place in places] for job in jobs}
 
 
 class _Collection:
-    """Takes the answers as they come and writes them."""
+    """Takes answers as they come and writes them."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class _Collection:
                 measurement = self._take(ref, job)
                 if measurement is None:
                     continue
-                # All nodes together are one worker: the expected work behind us took the time that has passed.
+                # All nodes together are one worker: the expected work done so far took the time that has passed.
                 behind = (expected_s - sum(left_s.values()), time.monotonic() - began_s)
                 self._tell(
                     JobFinished(
@@ -151,7 +151,7 @@ class _Collection:
                 ray.cancel(ref, force=True)
 
     def _take(self, ref: Any, job: MeasurementJob) -> Measurement | None:
-        """Writes the answer of a task; None if it has none."""
+        """Writes the answer of a task; None if the task has no answer."""
         try:
             null, measurement = self._cluster.ray.get(ref)
         except self._cluster.ray.exceptions.RayError as error:

@@ -3,7 +3,7 @@
 Parameters of the job beside those of ``step_runner``: ``num_devices``, ``strategy`` (``ddp``), ``bucket_cap_mb``,
 ``num_accumulation_steps``. The batch size is that of one device. On a processor, n gloo processes share its cores:
 each has the threads of the session divided by n. Results beside the times of a step: ``synchronisation_s``, the
-median step less that of the same step without its all-reduces (``no_sync``) in the same processes;
+median step less the median of the same step without its all-reduces (``no_sync``) in the same processes;
 ``gradient_bytes``; ``world_size``.
 """
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 __all__ = ["STRATEGIES", "check_strategy", "run_data_parallel"]
 
 STRATEGIES = ("ddp",)
-"""Strategies that can be run for real."""
+"""Strategies that can be measured."""
 
 _LEARNING_RATE = 1e-4
 _TRIAL_STEPS = 3
@@ -55,10 +55,10 @@ _WARM_UP_STEPS = 5
 
 
 def check_strategy(strategy: str, num_devices: int, phase: str) -> None:
-    """Refuses what cannot be run.
+    """Refuse a job that cannot run on several devices.
 
     Raises:
-        InvalidSetupError: The strategy is not known, there is less than one device, or the phase has no gradients.
+        InvalidSetupError: The strategy is not known, the number of devices is below one, or the phase has no gradients.
     """
     if strategy not in STRATEGIES:
         raise InvalidSetupError(
@@ -76,7 +76,7 @@ def check_strategy(strategy: str, num_devices: int, phase: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Times:
-    """What rank 0 measured [s]."""
+    """Times that rank 0 measured [s]."""
 
     warm_up_s: tuple[float, ...]
     repetitions_s: tuple[float, ...]
@@ -136,7 +136,7 @@ def _work(rank: int, num_processes: int, device: str, argument: tuple[Measuremen
     repetitions_s, alone_s = [], []
     for _ in range(num_steps):
         repetitions_s.append(member.time_s(with_sync=True))
-        # Side by side, so that a drift of the machine meets both alike.
+        # Side by side, so that a drift of the machine affects both equally.
         alone_s.append(member.time_s(with_sync=False))
     return _Times(
         warm_up_s=tuple(warm_up_s),
@@ -153,7 +153,7 @@ def _num_steps(step_s: float, protocol: Protocol) -> int:
 
 
 def _agreed(number: int, device: str) -> int:
-    """Rank 0's number: all processes must make the same number of steps, or they would wait for ever."""
+    """Rank 0's number of steps: all processes must make equally many, or they would wait for ever."""
     import torch
     import torch.distributed as dist
 

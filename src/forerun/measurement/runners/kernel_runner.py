@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["KERNELS", "run_kernel"]
 
 _Prepared = tuple[Callable[[], Any], dict[str, float]]
-"""The call, and what one call does: ``flops`` [FLOP], ``bytes`` [bytes] or ``calls``."""
+"""A function to call, and the work of one call: ``flops`` [FLOP], ``bytes`` [bytes] or ``calls``."""
 
 
 @runner(JobKind.KERNEL)

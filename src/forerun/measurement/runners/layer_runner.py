@@ -3,11 +3,11 @@
 The subject of the job is the kind of layer, the parameters are those of ``layer_figures`` with ``mode`` (``forward`` or
 ``train_step``), ``activation``, ``optimizer``, ``precision``, ``layout``, ``seed``, ``input_gradient`` and ``copies``.
 
-A training step is what the layer does inside a network: forward, backward from a gradient of its output to gradients
+A training step is the layer's part of a step of a network: forward, backward from a gradient of its output to gradients
 of its weights and of its input, update of the weights. Input and target of earlier layer benchmarks (Justus et al.
 2018) were variables that their optimizer updated as well; here the input only gets a gradient, and there is no loss.
-Without ``input_gradient`` it gets none, as the first layer of a network. With ``copies`` the step holds so many equal
-layers, each with weights and an input of its own: first all forward, then all backward, then one update.
+Without ``input_gradient`` it gets none, like the first layer of a network. With ``copies`` the step holds that many
+equal layers, each with its own weights and input: first all forward, then all backward, then one update.
 """
 
 from __future__ import annotations

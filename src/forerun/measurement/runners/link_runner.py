@@ -2,7 +2,7 @@
 
 Parameters of the job: ``num_devices``. Results: ``latency_s`` (alpha, of one hop) and ``bandwidth_bytes_per_s`` (beta,
 of one direction) of a ring, fitted on relative error to the medians ``size_N_bytes`` / ``time_N_s``;
-``sharing_slowdown``, on a processor what a step takes longer while the other processes make one as well, 1 on GPUs.
+``sharing_slowdown``, on a processor the factor on a step's time while the other processes make a step too, 1 on GPUs.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from forerun.records.measurement import JobKind, Scalar
 __all__ = ["PROBE_SIZES", "fit_ring", "run_link_probe"]
 
 PROBE_SIZES = (1024, 64 * 1024, 1024**2, 8 * 1024**2, 64 * 1024**2)
-"""Bytes of the five messages: from the floor of latency to where bandwidth alone counts."""
+"""Sizes of the five messages, from one bound by latency to one bound by bandwidth [bytes]."""
 
 
 @runner(JobKind.LINK)
 def run_link_probe(job: MeasurementJob, device_index: str, protocol: Protocol) -> RunResult:
-    """Times the five all-reduces; the repetitions of the record are those of the largest."""
+    """Times the five all-reduces; the record holds the repetitions of the largest."""
     num_devices = whole_of(job.parameters, "num_devices", 2)
     if num_devices < 2:
         raise MeasurementError(
@@ -61,11 +61,11 @@ def run_link_probe(job: MeasurementJob, device_index: str, protocol: Protocol) -
 def fit_ring(sizes_bytes: Sequence[float], times_s: Sequence[float], num_devices: int) -> tuple[float, float]:
     """Latency of a hop [s] and bandwidth [bytes/s] of a ring from the times of its all-reduces.
 
-    t = 2(n-1) a + 2(n-1)/n m / B, non-negative, with the smallest squared *relative* error, so that small messages
+    t = 2(n-1) a + 2(n-1)/n m / B with a, 1/B >= 0 and the smallest squared *relative* error, so that small messages
     count.
 
     Raises:
-        MeasurementError: The times do not grow with the size, so that there is no bandwidth.
+        MeasurementError: The times do not grow with the size, so there is no bandwidth.
     """
     rounds = 2 * (num_devices - 1)
     sizes, times = np.asarray(sizes_bytes, dtype=float), np.asarray(times_s, dtype=float)
@@ -81,7 +81,7 @@ def fit_ring(sizes_bytes: Sequence[float], times_s: Sequence[float], num_devices
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Probe:
-    """What rank 0 measured: times of each size [s], and what the others' work does to its own."""
+    """Results of rank 0: times of each size [s], and the slowdown of its work by the others' work."""
 
     times_s: list[list[float]]
     sharing_slowdown: float
@@ -94,10 +94,10 @@ def _work(rank: int, num_processes: int, device: str, num_repetitions: int) -> _
 
 
 def _sharing_slowdown(rank: int, num_repetitions: int) -> float:
-    """Time of a block's step while all processes make it, over that while one does: they share caches and memory.
+    """Time of a block's step in all processes at once over its time in one: they share caches and memory.
 
-    Convolution, batch norm and ReLU on tensors of 4 MiB, as networks have them: what fits in a core's own cache shares
-    nothing and would show nothing.
+    The block is convolution, batch norm and ReLU on tensors of 4 MiB, as in networks: tensors that fit in a core's own
+    cache share nothing and would show nothing.
     """
     import torch
     import torch.distributed as dist
@@ -123,12 +123,12 @@ def _sharing_slowdown(rank: int, num_repetitions: int) -> float:
 
 
 def _undisturbed(times_s: list[float]) -> float:
-    """Tenth percentile [s]: what else the machine does only adds, and would hide how little sharing costs."""
+    """Tenth percentile [s]: other work of the machine only adds time, and would hide a small cost of sharing."""
     return sorted(times_s)[len(times_s) // 10]
 
 
 def _all_reduce_times_s(device: str, num_repetitions: int) -> list[list[float]]:
-    """Times of each size [s]."""
+    """Times of the all-reduce of each size [s]."""
     import torch
     import torch.distributed as dist
 
@@ -144,5 +144,5 @@ def _all_reduce_times_s(device: str, num_repetitions: int) -> list[list[float]]:
             dist.all_reduce(message)
             synchronise()
             times_s.append(time.perf_counter() - began_s)
-        found.append(times_s[2:])  # the first two open connections and buffers
+        found.append(times_s[2:])  # the first two calls open connections and buffers
     return found

@@ -1,4 +1,4 @@
-"""The null step: what a repetition costs when there is nothing in it."""
+"""The null step: the cost of a repetition without work."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["run_null"]
 
 @runner(JobKind.NULL)
 def run_null(job: MeasurementJob, device_index: str, protocol: Protocol) -> RunResult:
-    """Times two synchronisations and one call, which every other repetition holds beside its step."""
+    """Times two synchronisations and one call, the overhead in every repetition of other jobs."""
     device = open_device(device_index)
     if device.type == "cuda":
         import torch
 
-        torch.zeros(1, device=device)  # a context, so that there is something to synchronise with
+        torch.zeros(1, device=device)  # make a context, so that there is something to synchronise with
     timed = time_repetitions(_nothing, synchroniser(device), protocol)
     return RunResult(
         repetitions_s=timed.repetitions_s, warm_up_s=timed.warm_up_s, is_stationary=timed.is_stationary
@@ -27,4 +27,4 @@ def run_null(job: MeasurementJob, device_index: str, protocol: Protocol) -> RunR
 
 
 def _nothing() -> None:
-    """The step."""
+    """A step without work."""

@@ -1,4 +1,4 @@
-"""Several processes of one job that talk to each other: started, joined into a group, and ended together."""
+"""Several processes of one job that communicate: started, joined into a group, and ended together."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _EXIT_TIMEOUT_S = 20.0
 _GROUP_TIMEOUT = timedelta(minutes=5)
 
 Work = Callable[[int, int, str, Any], Any]
-"""Function of a module: (rank, number of processes, device, argument) -> what rank 0 brings back."""
+"""Function of a module from (rank, number of processes, device, argument) to the result of rank 0."""
 
 
 def run_in_group(
@@ -27,15 +27,15 @@ def run_in_group(
 ) -> Any:
     """Runs a function in n processes of a process group, and returns what rank 0 returned.
 
-    On a processor the group speaks gloo over the loopback; on GPUs each process takes the GPU of its rank and speaks
+    On a processor the group uses gloo over the loopback; on GPUs each process takes the GPU of its rank and uses
     NCCL.
 
     Args:
         work: Function of a module; called in every process after the group has met.
-        argument: Passed on.
-        num_processes: n.
-        device_index: ``cpu``, or ``cuda`` for the first n GPUs.
-        num_threads: Threads of the framework in each process.
+        argument: Argument passed on to the function.
+        num_processes: n, number of processes.
+        device_index: Device: ``cpu``, or ``cuda`` for the first n GPUs.
+        num_threads: Number of threads of the framework in each process.
 
     Raises:
         MeasurementError: A process failed or ended; the message has the first reason.
@@ -66,7 +66,7 @@ def run_in_group(
 
 
 def _first_answer(readers: list[Connection]) -> Any:
-    """What rank 0 says, after all have said something; the first failure ends the waiting."""
+    """Answer of rank 0, after all processes have answered; the first failure ends the wait."""
     answers: dict[Connection, Any] = {}
     while len(answers) < len(readers):
         for reader in wait([reader for reader in readers if reader not in answers]):
@@ -122,7 +122,7 @@ def _member(
         answer = work(rank, num_processes, device, argument)
         dist.barrier()
         dist.destroy_process_group()
-    except Exception as error:  # whatever it raises is the report of this process
+    except Exception as error:  # any exception is the report of this process
         pipe.send(
             (
                 False,

@@ -1,4 +1,4 @@
-"""One step of a built model on a real device: what the tracer records, with values."""
+"""One step of a built model on a real device: the step that the tracer records, with values."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def make_step(
 
     Args:
         built: The model on the device.
-        setup: The setup it was prepared for.
+        setup: Setup for which the model was prepared.
         batch: A batch on the device.
-        optimizer: The optimizer, or None.
-        device: The device.
+        optimizer: Optimizer of the step, or None.
+        device: Device of the model and the batch.
     """
     network = compiled(built.module, setup)
     if setup.phase is Phase.TRAIN:
@@ -93,7 +93,7 @@ def _forward(
 def autocast_region(
     precision: Precision, device: torch.device
 ) -> Callable[[], contextlib.AbstractContextManager[Any]]:
-    """A maker of the autocast region of a precision, to be called in each step; of none for those without."""
+    """A maker of the autocast region of a precision, to be called in each step; an empty region without autocast."""
     import torch
 
     from forerun.tracing.step import AUTOCAST_DTYPE
@@ -120,7 +120,7 @@ def compiled(module: torch.nn.Module, setup: TrainingSetup) -> Callable[..., Any
         return module
     import torch
 
-    torch.compiler.config.force_disable_caches = True  # a compile time from a warm cache is none
+    torch.compiler.config.force_disable_caches = True  # with a warm cache there would be no compile time
     network: Callable[..., Any] = torch.compile(module)
     return network
 
@@ -128,12 +128,12 @@ def compiled(module: torch.nn.Module, setup: TrainingSetup) -> Callable[..., Any
 def make_real_optimizer(
     setup: TrainingSetup, module: torch.nn.Module, learning_rate: float | None = None
 ) -> torch.optim.Optimizer | None:
-    """The optimizer of a setup over the weights that are trained.
+    """The optimizer of a setup over the trained weights.
 
     Args:
-        setup: Its name and implementation.
-        module: The network.
-        learning_rate: Instead of the optimizer's own.
+        setup: Setup with the optimizer's name and implementation.
+        module: Network to train.
+        learning_rate: Learning rate; None for the optimizer's own.
 
     Raises:
         InvalidSetupError: The optimizer is not known, or has no fused form.
@@ -157,11 +157,11 @@ def make_real_optimizer(
 
 
 def num_parameters(module: torch.nn.Module) -> int:
-    """Weights of a module, shared ones counted once."""
+    """Number of parameters of a module, with shared ones counted once."""
     return sum(parameter.numel() for parameter in module.parameters())
 
 
 def tensor_bytes(module: torch.nn.Module) -> int:
-    """Bytes of a module's weights and buffers."""
+    """Size of a module's weights and buffers [bytes]."""
     tensors = [*module.parameters(), *module.buffers()]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

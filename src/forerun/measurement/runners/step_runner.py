@@ -1,9 +1,9 @@
 """Steps of a whole model on one batch that stays on the device: any model that ``predict`` takes.
 
-Parameters of the job (all but none may be left out): ``batch_size``, ``precision``, ``layout``, ``compile``,
+Parameters of the job (each may be left out): ``batch_size``, ``precision``, ``layout``, ``compile``,
 ``optimizer``, ``optimizer_implementation``, ``phase``, ``fused_attention``; ``image_size``, ``input_shape`` (as text),
-``sequence_length``, ``num_classes``; ``seed``, ``cudnn_benchmark``; ``memory_limit_bytes``, which a GPU's allocator
-then does not exceed.
+``sequence_length``, ``num_classes``; ``seed``, ``cudnn_benchmark``; ``memory_limit_bytes``, a limit that a GPU's
+allocator does not exceed.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from forerun.run.setup import Phase
 __all__ = ["run_step", "step_energy", "time_first_and_rest"]
 
 _LEARNING_RATE = 1e-4
-"""Small, so that weights stay finite over hundreds of steps on one batch of noise: denormal numbers are slow on
-processors. What the optimizer computes, and so its time, does not depend on it."""
+"""Learning rate, small so that weights stay finite over hundreds of steps on one batch of noise, because denormal
+numbers are slow on processors. The time of the optimizer does not depend on it."""
 
 _SHORTEST_ENERGY_SPAN_S = 0.5  # the driver's counter moves in steps of some 100 ms
 
@@ -43,7 +43,7 @@ _SHORTEST_ENERGY_SPAN_S = 0.5  # the driver's counter moves in steps of some 100
 def run_step(job: MeasurementJob, device_index: str, protocol: Protocol) -> RunResult:
     """Times steps of a model.
 
-    Results are num_parameters, first_step_s, compile_time_s and the peak memory; of a GPU also launched_s, the time
+    Results are num_parameters, first_step_s, compile_time_s and the peak memory; on a GPU also launched_s, the time
     until the host had launched a step, and step_energy_j.
     """
     import torch
@@ -97,10 +97,10 @@ def run_step(job: MeasurementJob, device_index: str, protocol: Protocol) -> RunR
 
 
 def step_energy(readings_j: Sequence[float | None], repetitions_s: Sequence[float]) -> dict[str, Scalar]:
-    """``step_energy_j``, the mean energy of the timed repetitions [J]; nothing where it cannot be told.
+    """``step_energy_j``, the mean energy of the timed repetitions [J]; empty if the energy is not known.
 
     Args:
-        readings_j: Counter before the first and after the last repetition [J]; None where nothing counts.
+        readings_j: Counter before the first and after the last repetition [J]; None without a counter.
         repetitions_s: The repetitions, one after the other [s].
     """
     before_j, after_j = readings_j
@@ -117,10 +117,10 @@ def time_first_and_rest(
     is_compiled: bool = False,
     at_both_ends: Callable[[], None] | None = None,
 ) -> tuple[Timed, dict[str, Scalar]]:
-    """The first step, which loads and compiles what the others find ready, and the others.
+    """Times of the first step, which loads and compiles, and of the other steps.
 
-    ``compile_time_s`` is the time of the first step less a later one; without compilation that is what libraries
-    load and choose in their first call, and only ``first_step_s`` is given.
+    ``compile_time_s`` is the time of the first step less a later one; without compilation that difference is the start
+    of libraries, and only ``first_step_s`` is given.
     """
     synchronise()
     began_s = time.perf_counter()

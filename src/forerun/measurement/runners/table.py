@@ -1,7 +1,7 @@
-"""The table of runners: which function runs a job of which kind, in the child process.
+"""The table of runners: the function for each kind of job, in the child process.
 
-A runner takes ``(job, device_index, protocol)`` and returns a ``RunResult``. It raises what it likes; only full memory
-is told apart, by ``OutOfMemory``, because frameworks have many errors for it.
+A runner takes ``(job, device_index, protocol)`` and returns a ``RunResult``. It may raise any exception; only full
+memory has its own, ``OutOfMemory``, because frameworks have many errors for it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _RUNNER_MODULES = (
     "step_runner",
     "training_runner",
 )
-"""Imported for their registrations when the first job runs."""
+"""Modules imported for their registrations when the first job runs."""
 
 _MEMORY_PHRASES = (
     "out of memory",
@@ -41,7 +41,7 @@ _MEMORY_PHRASES = (
 )
 
 
-class OutOfMemory(MeasurementError):  # noqa: N818 - named after what the session writes
+class OutOfMemory(MeasurementError):  # noqa: N818 - named after the outcome that the session writes
     """The job needs more memory than the device or the host has."""
 
 
@@ -61,13 +61,13 @@ def run_job(job: MeasurementJob, device_index: str, protocol: Protocol) -> RunRe
     """Runs a job in this process.
 
     Args:
-        job: What to run.
-        device_index: ``cpu``, ``cuda`` or ``cuda:N``.
-        protocol: How it is timed.
+        job: Job to run.
+        device_index: Device of the job: ``cpu``, ``cuda`` or ``cuda:N``.
+        protocol: Settings of the measurement.
 
     Raises:
         OutOfMemory: The job does not fit.
-        Exception: Whatever else the job raises.
+        Exception: The job raised another exception.
     """
     for name in _RUNNER_MODULES:
         importlib.import_module(f"forerun.measurement.runners.{name}")
@@ -80,7 +80,7 @@ def run_job(job: MeasurementJob, device_index: str, protocol: Protocol) -> RunRe
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error, or one that led to it, says that memory is full."""
+    """True if an error, or one of its causes, says that memory is full."""
     return _memory_error(error) is not None
 
 
@@ -89,7 +89,7 @@ def _memory_error(error: BaseException) -> BaseException | None:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error and those that led to it: libraries wrap what their constructors raise."""
+    """The error and its causes, because libraries wrap the errors of their constructors."""
     seen: set[int] = set()
     current: BaseException | None = error
     while current is not None and id(current) not in seen:

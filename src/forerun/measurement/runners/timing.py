@@ -16,13 +16,14 @@ _LEAST_REPETITIONS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timed:
-    """Every time that was taken.
+    """All times of one measurement.
 
     Attributes:
-        warm_up_s: Repetitions before the times had settled [s].
-        repetitions_s: Repetitions after that, in order [s].
-        returned_s: For each timed repetition, when the call of the step returned; the device may still be at work [s].
-        is_stationary: Whether the times had settled before the timed repetitions, or during them.
+        warm_up_s: Times of the repetitions before the times had settled [s].
+        repetitions_s: Times of the repetitions after that, in order [s].
+        returned_s: Time until the call of the step returned, for each timed repetition; the device may still be at
+            work [s].
+        is_stationary: True if the times had settled before the timed repetitions, or during them.
     """
 
     warm_up_s: tuple[float, ...]
@@ -43,13 +44,13 @@ def time_repetitions(
     Each repetition is synchronise, read the clock, step, synchronise, read the clock; the difference therefore
     holds one synchronisation and one call, which the null step measures. The warm-up ends as soon as the times have
     settled (``has_settled``) and ``min_warm_up`` repetitions are made, or when ``max_warm_up`` or ``max_seconds`` are
-    used up. Where it is used up the timed repetitions join the question: a step of several seconds leaves time for
-    few repetitions of either kind, and is stationary if the last two windows of all of them agree.
+    used up. If the warm-up is used up, the timed repetitions count too: a step of several seconds leaves time for few
+    repetitions of either kind, and is stationary if the last two windows of all repetitions agree.
 
     Args:
-        step: What is timed; it may return before the device has finished.
-        synchronise: Returns when the device has finished.
-        protocol: Settings.
+        step: Step to time; it may return before the device has finished.
+        synchronise: Function that returns when the device has finished.
+        protocol: Settings of the measurement.
         clock: Monotonic clock [s].
         at_both_ends: Called before the first and after the last timed repetition, such as to read a counter.
     """
@@ -82,14 +83,14 @@ def time_repetitions(
 
 
 class Repetitions:
-    """The rules of ``time_repetitions`` for a loop that is not ours: told each time, it says when it has enough.
+    """The rules of ``time_repetitions`` for a loop of another library, which adds each time until no more are needed.
 
     Args:
-        protocol: Settings.
+        protocol: Settings of the measurement.
         clock: Monotonic clock [s].
 
     Attributes:
-        warm_up_s, repetitions_s: What it was told [s].
+        warm_up_s, repetitions_s: Times added so far [s].
     """
 
     def __init__(self, protocol: Protocol, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -143,6 +144,6 @@ def _warm_up(time_once_s: Callable[[], float], protocol: Protocol, clock: Callab
 
 
 def _has_settled(times_s: Sequence[float], protocol: Protocol) -> bool:
-    """The test with windows of the protocol, or shorter ones where there are too few repetitions for two of them."""
+    """The test with the protocol's windows, or with shorter ones if there are too few repetitions for two windows."""
     window = max(_LEAST_REPETITIONS, min(protocol.window, len(times_s) // 2))
     return has_settled(times_s, window=window, tolerance=protocol.tolerance)

@@ -28,10 +28,10 @@ _PROCESS = Path("/proc/self")
 
 
 def open_device(device_index: str) -> torch.device:
-    """The device, made current.
+    """The device, made the current one.
 
     Raises:
-        MeasurementError: There is no such GPU, or this PyTorch cannot use it.
+        MeasurementError: The GPU does not exist, or this PyTorch cannot use it.
     """
     import torch
 
@@ -57,7 +57,7 @@ def synchroniser(device: torch.device) -> Callable[[], None]:
 
 
 def _nothing() -> None:
-    """Nothing to wait for."""
+    """Does nothing: there is nothing to wait for."""
 
 
 def set_numeric_flags(precision: Precision, *, cudnn_benchmark: bool = False) -> None:
@@ -74,7 +74,7 @@ def set_numeric_flags(precision: Precision, *, cudnn_benchmark: bool = False) ->
 
 
 def limit_device_memory(device: torch.device, limit_bytes: int) -> None:
-    """Makes a GPU's allocator refuse what would take it over a limit, as a smaller card would.
+    """Makes a GPU's allocator refuse requests beyond a limit, as a smaller card would.
 
     A processor's memory is limited from outside, by the protocol of the session.
     """
@@ -87,14 +87,14 @@ def limit_device_memory(device: torch.device, limit_bytes: int) -> None:
 
 
 class PeakMemory:
-    """Peak memory from its creation on.
+    """Peak memory since this object was made.
 
-    A GPU's allocator counts what a job needs. A processor has no such count: what grows there is the resident memory
-    of the process, which has freed blocks, code and thread stacks in it and goes by another name for that reason.
+    A GPU's allocator counts the memory of a job. A processor has no such count: there the resident memory of the
+    process is taken, which also holds freed blocks, code and thread stacks, and so has another name.
 
     Args:
-        device: The device.
-        held_bytes: What is on the device already and shall count: weights and buffers [bytes].
+        device: Device whose memory is watched.
+        held_bytes: Size of weights and buffers on the device already, which count as well [bytes].
     """
 
     def __init__(self, device: torch.device, held_bytes: int = 0) -> None:
@@ -120,23 +120,23 @@ class PeakMemory:
 
 
 class ResidentPeak:
-    """How much the resident memory of this process has grown at most since this was made."""
+    """Largest growth of this process's resident memory since this object was made."""
 
     def __init__(self) -> None:
         _forget_peak()
         self._begin_bytes = _resident_bytes()
 
     def grown_bytes(self) -> int:
-        """Peak less what there was in the beginning [bytes]."""
+        """Peak less the memory in the beginning [bytes]."""
         return max(0, _peak_resident_bytes() - self._begin_bytes)
 
 
 def _forget_peak() -> None:
-    """Resets the kernel's record of the process's largest resident memory; not everywhere allowed."""
+    """Resets the kernel's record of the process's largest resident memory; some systems do not allow this."""
     try:
         (_PROCESS / "clear_refs").write_text("5")
     except OSError:
-        return  # the figure then includes what loading the model took
+        return  # the figure then includes the memory of loading the model
 
 
 def _resident_bytes() -> int:
@@ -157,7 +157,7 @@ def _peak_resident_bytes() -> int:
 
 
 def _peak_from_usage() -> int:
-    """Peak of the whole process where there is no ``/proc``."""
+    """Peak of the whole process, for systems without ``/proc``."""
     if sys.platform == "win32":
         return _resident_bytes()
     import resource

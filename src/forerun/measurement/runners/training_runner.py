@@ -3,7 +3,7 @@
 Parameters of the job beside those of ``step_runner``: ``dataset``, ``num_epochs``, ``num_steps`` (steps to which each
 epoch is cut; None for whole epochs), ``num_workers``, ``learning_rate``, ``seed``.
 
-Two answers for the time of an epoch are given and compared:
+The results hold two times of an epoch, and compare them:
 
     epoch_time_s = median over epochs of the loop's time * steps of an epoch / steps run      (with input pipeline)
     epoch_time_from_steps_s = median step on a batch that stays on the device * steps of an epoch
@@ -51,18 +51,18 @@ if TYPE_CHECKING:
 __all__ = ["EpochFigures", "epoch_results", "run_training"]
 
 _EVALUATION_BATCH = 256
-_SHARE_OF_STEPS = 0.1  # of the job, for the progress that is told
+_SHARE_OF_STEPS = 0.1  # share of the job, for the reported progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochFigures:
-    """What one epoch showed.
+    """Figures of one epoch.
 
     Attributes:
-        time_s: From the first batch asked for to the last step done on the device [s].
-        num_steps: Steps in this time.
-        loss, accuracy: Means over the images as they were trained on.
-        held_out_loss, held_out_accuracy: On images not trained on, after the epoch.
+        time_s: Time from the request for the first batch to the end of the last step on the device [s].
+        num_steps: Number of steps in this time.
+        loss, accuracy: Means over the training images, during training.
+        held_out_loss, held_out_accuracy: Means over held-out images, after the epoch.
     """
 
     time_s: float
@@ -100,13 +100,13 @@ def run_training(job: MeasurementJob, device_index: str, protocol: Protocol) -> 
 def epoch_results(
     epochs: list[EpochFigures], *, median_step_s: float, batch_size: int, num_images: int
 ) -> dict[str, Scalar]:
-    """The results of a training run: times of an epoch both ways, and what each epoch showed.
+    """The results of a training run: both times of an epoch, and the figures of each epoch.
 
     Args:
-        epochs: The epochs, in order; may be empty, then there is only the answer from steps.
-        median_step_s: Step on a batch that stays on the device [s].
-        batch_size: Images of a step.
-        num_images: Images of a whole epoch.
+        epochs: Epochs in order; without epochs the results hold only the time from steps.
+        median_step_s: Median step on a batch that stays on the device [s].
+        batch_size: Number of images in a step.
+        num_images: Number of images in a whole epoch.
     """
     steps_per_epoch = math.ceil(num_images / batch_size)
     from_steps_s = median_step_s * steps_per_epoch
@@ -133,7 +133,7 @@ def epoch_results(
 
 
 def _finite(loss: float) -> float | None:
-    """A loss that ran away is no number, and records hold none such."""
+    """The loss if it is finite; records do not hold other numbers."""
     return loss if math.isfinite(loss) else None
 
 
@@ -157,7 +157,7 @@ class _Training:
         seed = whole_of(parameters, "seed", 0)
         torch.manual_seed(seed)
         built = build_model(job.subject, device=str(self.device), **input_options_of(parameters))
-        # The maker's own batch tells the form of the images; its conversion is that of every batch.
+        # The maker's own batch has the form of the images; its conversion is that of every batch.
         self.image_dtype = prepared_batch(built, self.setup, 2)["args"][0].dtype
         self.module = built.module
         self._network = compiled(self.module, self.setup)
@@ -208,11 +208,11 @@ class _Training:
         return loss.detach(), logits.detach()
 
     def run_once(self, images: torch.Tensor, labels: torch.Tensor) -> None:
-        """A training step as it is timed."""
+        """One training step, for timing."""
         self.step(images, labels)
 
     def run_epochs(self) -> list[EpochFigures]:
-        """Trains; nothing synchronises inside an epoch, as in a user's loop."""
+        """Trains the epochs; nothing synchronises inside an epoch, as in a user's loop."""
         epochs = []
         for index in range(self.num_epochs):
             time_s, num_steps, (loss, accuracy) = self._train_epoch(index)
@@ -247,7 +247,7 @@ class _Training:
         return time.perf_counter() - began_s, num_steps, sums.means()
 
     def _take_first_step(self) -> None:
-        """What libraries load, choose and compile in their first step is no part of an epoch."""
+        """Takes a first step, because loading and compiling in that step are not part of an epoch."""
         batch = self.fixed_batch()
         self.synchronise()
         began_s = time.perf_counter()
@@ -265,14 +265,14 @@ class _Training:
                 placed, wanted = self._placed(images, labels)
                 logits = self.module(
                     placed
-                )  # not the compiled one: it would compile again for this batch size
+                )  # not the compiled module, which would compile again for this batch size
                 sums.add(self._loss(logits, {"args": (placed,), "target": wanted}), logits, wanted)
         self.module.train()
         return sums.means()
 
 
 class _Sums:
-    """Loss and hits summed on the device, so that no step waits for them."""
+    """Sums of loss and correct answers on the device, so that no step waits for them."""
 
     def __init__(self, device: torch.device) -> None:
         import torch
@@ -282,7 +282,7 @@ class _Sums:
         self._num_images = 0
 
     def add(self, loss: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor) -> None:
-        """Adds the mean loss of a batch and its hits."""
+        """Adds the mean loss of a batch and its correct answers."""
         self._loss += loss.float() * len(labels)
         self._num_hits += (logits.argmax(1) == labels).sum()
         self._num_images += len(labels)

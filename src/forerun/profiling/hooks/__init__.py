@@ -1,1 +1,1 @@
-"""What runs inside the user's process: standard library and the user's own framework, nothing else."""
+"""Hooks that run inside the user's process: they use the standard library and the user's framework alone."""

@@ -1,4 +1,4 @@
-"""Which arguments a script knows, and the values it has: asked of argparse while the script parses them."""
+"""Records the arguments a script knows and their values, while argparse parses them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["record_arguments"]
 
 
 def record_arguments(module: Any, recording: Recording) -> None:
-    """Wraps ``ArgumentParser.parse_known_args``, through which every way of parsing goes."""
+    """Wraps ``ArgumentParser.parse_known_args``, which every way of parsing calls."""
     original = module.ArgumentParser.parse_known_args
 
     @functools.wraps(original)
     def parse(self: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> Any:
-        # Written before parsing: a wrong argument ends the script in there.
+        # Written before parsing, because a wrong argument ends the script there.
         recording.write("options", options=[_option(action, None) for action in _actions(self)])
         found = original(self, *args, **kwargs)
         recording.write("arguments", options=[_option(action, found[0]) for action in _actions(self)])

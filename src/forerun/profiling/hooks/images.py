@@ -1,4 +1,4 @@
-"""Names the file of an image that cannot be read: Pillow's own message for a truncated one does not."""
+"""Names the file of an image that cannot be read; Pillow's own message for a truncated image does not."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ __all__ = ["name_unreadable_images"]
 def name_unreadable_images(module: Any) -> None:
     """Wraps ``PIL.ImageFile.ImageFile.load``: an error of decoding gets a note with the file.
 
-    Notes are printed below the error (PEP 678), also below one that a worker of a loader passes on.
+    Notes are printed below the error (PEP 678), also below an error that a worker of a loader passes on.
     """
     load = module.ImageFile.load
 
     @functools.wraps(load)
     def named_load(image: Any) -> Any:
-        # An image that was opened through a file object knows its name only while that is open.
+        # An image opened through a file object knows its name only while the file is open.
         name = getattr(image, "filename", "") or getattr(getattr(image, "fp", None), "name", "")
         try:
             return load(image)

@@ -15,7 +15,7 @@ Patch = Callable[[ModuleType], None]
 
 
 class _PatchingLoader(importlib.abc.Loader):
-    """The module's own loader, with a patch behind it."""
+    """The module's own loader, which applies a patch after loading."""
 
     def __init__(self, loader: importlib.abc.Loader, patch: Patch) -> None:
         self._loader = loader
@@ -34,7 +34,7 @@ class _PatchingLoader(importlib.abc.Loader):
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """First on the list of finders; asks the others and puts the patch behind what they find."""
+    """First on the list of finders; asks the others and adds the patch to the module they find."""
 
     def __init__(self, patches: dict[str, Patch]) -> None:
         self._patches = patches
@@ -52,7 +52,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def after_import(patches: dict[str, Patch]) -> None:
-    """Registers patches by the full name of a module; a module that is loaded already is patched at once."""
+    """Registers patches by the full name of a module; a loaded module is patched at once."""
     waiting = dict(patches)
     for name in [name for name in waiting if name in sys.modules]:
         waiting.pop(name)(sys.modules[name])

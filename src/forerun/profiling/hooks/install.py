@@ -22,7 +22,7 @@ __all__ = ["install"]
 
 
 def install(settings_file: Path) -> None:
-    """Watches this process from now on; nothing is imported that the script does not import itself."""
+    """Watches this process from now on; imports only modules that the script imports itself."""
     settings = read_settings(settings_file)
     die_with_parent(settings.parent_pid)
     recording = Recording(Path(settings.folder))

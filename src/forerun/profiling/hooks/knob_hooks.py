@@ -1,4 +1,4 @@
-"""Settings that are changed inside a process of the user's script: every change is recorded, none touches its files."""
+"""Changes of settings inside a process of the user's script: each is recorded, none touches the script's files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LOADER_KNOBS = ("num_workers", "pin_memory", "prefetch_factor", "persistent_work
 
 
 def knob_patches(knobs: dict[str, Any], recording: Recording) -> KnobPatches:
-    """The patches of these knobs; without knobs they change nothing."""
+    """Patches for these knobs; without knobs they change nothing."""
     return KnobPatches(knobs=dict(knobs), recording=recording)
 
 
@@ -28,7 +28,7 @@ class KnobPatches:
 
     Attributes:
         knobs: Values by knob.
-        recording: Where each applied hook is listed.
+        recording: Recording that lists each applied hook.
     """
 
     knobs: dict[str, Any]
@@ -38,7 +38,7 @@ class KnobPatches:
     _num_steps: int = 0
 
     def loaders(self, module: Any) -> None:
-        """Replaces arguments of ``DataLoader``."""
+        """Patch that replaces arguments of ``DataLoader``."""
         wanted = {name: self.knobs[name] for name in LOADER_KNOBS if name in self.knobs}
         batch_size = self.knobs.get("batch_size")
         if not wanted and batch_size is None and "cosine_epochs" not in self.knobs:
@@ -57,12 +57,12 @@ class KnobPatches:
                 "pin_memory",
             )
             given = {**dict(zip(names, args, strict=False)), **kwargs}
-            # What follows the seventh place may be given by place as well; such a call is left alone.
+            # Arguments after the seventh may be given by position as well; such a call is left alone.
             if len(args) <= len(names):
                 given = self._loader_arguments(given, wanted, batch_size)
                 create(loader, dataset, **given)
             else:
-                self._tell("loader", "left alone: its arguments are given by place")
+                self._tell("loader", "left alone: its arguments are given by position")
                 create(loader, dataset, *args, **kwargs)
             if given.get("shuffle") or given.get("sampler") is not None:
                 self._num_training_batches = len(loader)
@@ -70,7 +70,7 @@ class KnobPatches:
         module.DataLoader.__init__ = created
 
     def optimizers(self, module: Any) -> None:
-        """Chooses the implementation of optimizers, accumulates gradients, follows a cosine."""
+        """Patch that chooses the implementation of optimizers, accumulates gradients and follows a cosine."""
         _set_process_knobs(self.knobs, self._tell)
         implementation = self.knobs.get("optimizer_implementation")
         num_accumulated = int(self.knobs.get("accumulation", 1))
@@ -89,11 +89,11 @@ class KnobPatches:
             module.register_optimizer_step_pre_hook(self._follow_cosine)
 
     def modules(self, module: Any) -> None:
-        """Changes the outermost modules that are trained."""
+        """Patch that changes the outermost modules that are trained."""
         ModelHooks(self.knobs, self._tell).patch(module)
 
     def images(self, module: Any) -> None:
-        """Decodes JPEGs at the smallest of libjpeg's scales (1/2, 1/4, 1/8) that keeps the asked height and width."""
+        """Patch that decodes JPEGs at the smallest of libjpeg's scales (1/2, 1/4, 1/8) that keeps height and width."""
         size = int(self.knobs.get("jpeg_decode_size", 0))
         if not size:
             return
@@ -138,7 +138,7 @@ class KnobPatches:
         self._tell("optimizer_implementation", f"{type(optimizer).__name__}({implementation}=True)")
 
     def _accumulate(self, module: Any, num_accumulated: int) -> None:
-        """Only every n-th step is made, on the mean of n gradients."""
+        """Makes only every n-th step, on the mean of n gradients."""
         create = module.Optimizer.__init__
 
         @functools.wraps(create)
@@ -168,9 +168,12 @@ class KnobPatches:
         self._tell("accumulation", f"an optimizer step every {num_accumulated} batches")
 
     def _follow_cosine(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Lr = base (1 + cos(pi step / steps)) / 2; a schedule of the script's own has priority."""
+        """Lr = base (1 + cos(pi step / steps)) / 2; the script's own schedule has priority."""
         if self._num_training_batches is None or "initial_lr" in optimizer.param_groups[0]:
-            self._tell("cosine_epochs", "left alone: the script has a schedule of its own, or no known epoch")
+            self._tell(
+                "cosine_epochs",
+                "left alone: the script has its own schedule, or the length of an epoch is not known",
+            )
             return
         num_steps = self.knobs["cosine_epochs"] * self._num_training_batches
         share = min(1.0, self._num_steps / num_steps)
@@ -187,9 +190,9 @@ class KnobPatches:
 
 
 def _set_process_knobs(knobs: dict[str, Any], tell: Any) -> None:
-    """Threads of the processor's kernels and cuDNN's choice of algorithms."""
+    """Sets the threads of the processor's kernels and cuDNN's choice of algorithms."""
     if "num_threads" in knobs:
-        # The libraries read it when they start, which is later than this.
+        # The libraries read this variable when they start, which is later.
         os.environ["OMP_NUM_THREADS"] = str(knobs["num_threads"])
         sys.modules["torch"].set_num_threads(int(knobs["num_threads"]))
         tell("num_threads", f"torch.set_num_threads({knobs['num_threads']})")

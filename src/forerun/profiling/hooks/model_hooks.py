@@ -25,7 +25,7 @@ class ModelHooks:
         self._scale: LossScale | None = None
 
     def patch(self, module: Any) -> None:
-        """Wraps ``Module.__call__``, if there is anything to change, to see which modules are outermost."""
+        """Wraps ``Module.__call__`` to find the outermost modules, if there is anything to change."""
         if self._amp == "off" and not self._channels_last and self._compile == "off":
             return
         call = module.Module.__call__
@@ -34,7 +34,7 @@ class ModelHooks:
         def watched_call(model: Any, *args: Any, **kwargs: Any) -> Any:
             if getattr(self._state, "is_inside", False):
                 return call(model, *args, **kwargs)
-            if not _is_trained(model):  # a transform of images, a loss
+            if not _is_trained(model):  # no model, but a transform of images or a loss
                 return call(model, *args, **kwargs)
             if not model.__dict__.get("_forerun_is_changed", False):
                 model.__dict__["_forerun_is_changed"] = True
@@ -83,10 +83,10 @@ class ModelHooks:
 
 
 class LossScale:
-    """The scaled loss of mixed precision in half precision, for a script that does not scale its own.
+    """Scales the loss of mixed precision with fp16, for a script that does not scale its loss.
 
     As ``torch.amp.GradScaler``: the loss is multiplied before the backward pass, gradients are divided before they are
-    clipped or used, a step with an overflow is left out and halves the scale, and many without one double it.
+    clipped or used, a step with an overflow is left out and halves the scale; many steps without overflow double it.
     """
 
     def __init__(self, torch: Any, scale: float = 65536.0, growth_interval: int = 2000) -> None:
@@ -158,5 +158,5 @@ def _to_float(torch: Any, value: Any) -> Any:
         return [_to_float(torch, part) for part in value]
     if isinstance(value, dict):
         for name in list(value):
-            value[name] = _to_float(torch, value[name])  # keeps the type of a model's output
+            value[name] = _to_float(torch, value[name])  # keeps the type of the model's output
     return value

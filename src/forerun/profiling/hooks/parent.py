@@ -1,4 +1,4 @@
-"""A process that ends when its parent does, however that ends."""
+"""Makes a process end when its parent ends, in whatever way."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def die_with_parent(parent_pid: int) -> None:
     """Asks the kernel to end this process when its parent dies, even by SIGKILL; on Linux alone.
 
     Args:
-        parent_pid: Who must be the parent: a child of a child that calls this is left alone.
+        parent_pid: Process that must be the parent; in a child of a child the call does nothing.
     """
     if sys.platform == "linux" and os.getppid() == parent_pid:
         with contextlib.suppress(OSError, AttributeError):

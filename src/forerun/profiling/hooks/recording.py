@@ -1,4 +1,4 @@
-"""Lines of JSON that a watched process leaves behind, in few writes and safe against its death."""
+"""Lines of JSON that a watched process writes, in few writes and safe against its death."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FLUSH_EVERY_S = 0.5
 class Recording:
     """Appends records of a process to its own file.
 
-    Steps are gathered for half a second, then written in one line: a process that is killed loses no more than that.
+    Steps are gathered for half a second, then written in one line: a killed process loses at most that half second.
     A forked child (a loader's worker) writes nothing.
     """
 
@@ -34,13 +34,13 @@ class Recording:
                 file.write(line)
 
     def add(self, kind: str, row: list[float]) -> None:
-        """Keeps a row for the next write of its kind."""
+        """Adds a row to the next write of its kind."""
         self._rows.setdefault(kind, []).append(row)
         if time.monotonic() - self._written_s > _FLUSH_EVERY_S:
             self.flush()
 
     def flush(self) -> None:
-        """Writes the rows that are kept."""
+        """Writes the rows that were added."""
         for kind, rows in self._rows.items():
             self.write(kind, rows=rows)
         self._rows = {}

@@ -1,4 +1,4 @@
-"""What the parent tells the hooks, as a file of JSON."""
+"""Settings from the parent for the hooks, as a file of JSON."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import Any
 __all__ = ["STARTUP_VARIABLE", "STOPPED_STATUS", "HookSettings", "read_settings", "write_settings"]
 
 STARTUP_VARIABLE = "FORERUN_STARTUP"
-"""Environment variable with the path of the settings; children inherit it, so it also marks whose they are."""
+"""Environment variable with the path of the settings; children inherit it, so it also marks a run's processes."""
 
 STOPPED_STATUS = 77
-"""Exit status of a script that the hooks stopped after the steps that were asked for."""
+"""Exit status of a script that the hooks stopped after the requested steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HookSettings:
-    """Settings of one run.
+    """Settings of the hooks in one run.
 
     Attributes:
-        folder: Where each process writes its records.
-        parent_pid: Process whose end ends the script.
-        warmup_steps: Steps before the traced window.
-        window_steps: Steps under ``torch.profiler``; 0 for none.
-        stop_after_steps: Steps after which the script is stopped; None to let it end.
-        stop_after_s: Seconds after the first finished step at which it is stopped; None to let it end [s].
+        folder: Folder in which each process writes its records.
+        parent_pid: Process whose end also ends the script.
+        warmup_steps: Number of steps before the traced window.
+        window_steps: Number of steps under ``torch.profiler``; 0 for no window.
+        stop_after_steps: Number of steps after which the script is stopped; None to let it end.
+        stop_after_s: Time after the first finished step at which the script is stopped; None to let it end [s].
         knobs: Values that hooks apply, by knob.
     """
 
@@ -40,12 +40,12 @@ class HookSettings:
 
 
 def write_settings(settings: HookSettings) -> Path:
-    """Writes the settings into their own folder."""
+    """Writes the settings into the folder they name."""
     path = Path(settings.folder) / "settings.json"
     path.write_text(json.dumps(asdict(settings)), encoding="utf-8")
     return path
 
 
 def read_settings(path: Path) -> HookSettings:
-    """Reads what ``write_settings`` wrote."""
+    """Reads settings from ``write_settings``."""
     return HookSettings(**json.loads(path.read_text(encoding="utf-8")))

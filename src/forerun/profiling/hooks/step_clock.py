@@ -1,4 +1,4 @@
-"""Which part of the clock belongs to which step: told by the loaders and the optimizers of a process."""
+"""Divides the time of a process into steps, from the events of its loaders and optimizers."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ class LoaderSpan:
     """A stretch of time between two requests to a loader.
 
     Attributes:
-        begin_s: When it began, monotonic clock [s].
-        end_s: When it ended [s].
-        wait_s: Time in it that the script waited for a loader [s].
-        num_samples: Samples that the loaders gave in it.
-        num_batches: Batches that the loaders gave in it.
-        num_updates: Optimizer steps in it; 0 for what is no training step (validation, saving, start).
+        begin_s: Begin of the stretch, monotonic clock [s].
+        end_s: End of the stretch [s].
+        wait_s: Time that the script waited for a loader [s].
+        num_samples: Number of samples that the loaders gave.
+        num_batches: Number of batches that the loaders gave.
+        num_updates: Number of optimizer steps; 0 for a stretch that is not a training step (validation, saving, start).
         loader: Number of the loader that gave the last batch; -1 without one.
-        starts_epoch: Whether a loader was started in it.
+        starts_epoch: True if a loader started in the stretch.
     """
 
     begin_s: float
@@ -36,9 +36,9 @@ class LoaderSpan:
 class StepClock:
     """Cuts the time of a process into training steps and the rest.
 
-    A step lasts from one request to a loader to the next one that follows an optimizer step: so gradient accumulation
+    A step lasts from one request to a loader to the next request after an optimizer step, so gradient accumulation
     and several optimizers make one step. Without a loader it lasts from one step of the first optimizer to its next.
-    Time without any optimizer step before a loader ends or another begins is no training.
+    Time without any optimizer step before a loader ends or another begins is not training.
     """
 
     def __init__(self, on_step: Callable[[LoaderSpan], None], on_rest: Callable[[LoaderSpan], None]) -> None:
@@ -53,7 +53,7 @@ class StepClock:
         self._opened(now_s).starts_epoch = True
 
     def request(self, now_s: float) -> None:
-        """A batch is asked for."""
+        """A batch is requested."""
         if self._open is not None and self._open.num_updates:
             self._close(now_s)
         self._opened(now_s)
@@ -83,7 +83,7 @@ class StepClock:
             self._close(now_s)
 
     def skip(self, now_s: float) -> None:
-        """What passed since the last event is the hooks' own time: the open interval begins anew."""
+        """Leaves out the time since the last event, which the hooks took: the open interval begins anew."""
         if self._open is not None:
             self._open.begin_s = now_s
 
@@ -102,7 +102,7 @@ class StepClock:
             return
         self._open = LoaderSpan(begin_s=now_s)
         interval.end_s = now_s
-        # The first update without a loader only tells when the second step began.
+        # The first update without a loader only marks the begin of the second step.
         if interval.num_updates and interval.end_s > interval.begin_s:
             self._on_step(interval)
         elif interval.end_s > interval.begin_s:

@@ -21,7 +21,7 @@ _MOST_DEPTH = 4
 
 
 class Watch:
-    """Feeds a ``StepClock`` and writes what it tells."""
+    """Feeds a ``StepClock`` and writes its spans."""
 
     def __init__(self, settings: HookSettings, recording: Recording) -> None:
         self._settings = settings
@@ -36,7 +36,7 @@ class Watch:
         self._is_waiting = False
 
     def loaders(self, module: Any) -> None:
-        """Wraps the requests to loaders, and their start."""
+        """Patch that wraps the requests to loaders, and their start."""
         base, loader = module._BaseDataLoaderIter, module.DataLoader
         request, start = base.__next__, loader.__iter__
 
@@ -71,15 +71,15 @@ class Watch:
         loader.__iter__ = timed_start
 
     def optimizers(self, module: Any) -> None:
-        """Counts the steps of all optimizers."""
+        """Patch that counts the steps of all optimizers."""
         module.register_optimizer_step_post_hook(self._updated)
 
     def finish(self) -> None:
-        """The process ends in the ordinary way: everything that is known is written."""
+        """Writes everything known when the process ends in the ordinary way."""
         if os.getpid() != self._pid:
             return
         self._clock.finish(time.monotonic())
-        self._window.close()  # an open one crashes the interpreter's end
+        self._window.close()  # an open window crashes the interpreter's end
         self._write_window()
         self._recording.flush()
         self._write_memory()
@@ -197,12 +197,12 @@ def _row(interval: LoaderSpan, is_traced: bool) -> list[float]:
 def _length(sized: Any) -> int | None:
     try:
         return len(sized)
-    except (TypeError, NotImplementedError):  # a stream
+    except (TypeError, NotImplementedError):  # a stream has no length
         return None
 
 
 def num_samples_of(batch: Any, depth: int = 0) -> int:
-    """Samples of a batch: the length of the first tensor found in it; 0 where there is none."""
+    """Samples of a batch: the length of the first tensor found in it; 0 without a tensor."""
     shape = getattr(batch, "shape", None)
     if shape is not None:
         return int(shape[0]) if len(shape) else 0

@@ -1,4 +1,4 @@
-"""Some steps under ``torch.profiler``, summed to four parts in the process itself."""
+"""A window of steps under ``torch.profiler``, summed to four parts in the process itself."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Spans = list[tuple[float, float]]
 
 _WAIT_MARK = "forerun::wait"
 _ORIGIN_MARK = "forerun::origin"
-# Marks and nodes of the autograd engine enclose operators and the Python between them; operators are what is left.
+# Marks and nodes of the autograd engine enclose operators and the Python between them; all other events are operators.
 _OPERATOR = re.compile(r"(?!autograd::|forerun::|profiler::)[\w.]+::")
 _US = 1e-6
 
@@ -34,16 +34,16 @@ class Window:
 
     @property
     def is_open(self) -> bool:
-        """Whether steps are traced now."""
+        """True while steps are traced."""
         return self._profiler is not None
 
     def turn(self, num_steps: int, begin_s: float, end_s: float) -> bool:
-        """Opens or closes the window after a step; tells whether it did something that took time.
+        """Opens or closes the window after a step; True if that took time.
 
         Args:
-            num_steps: Steps so far.
-            begin_s: When the last one began, monotonic clock [s].
-            end_s: When it ended [s].
+            num_steps: Number of steps so far.
+            begin_s: Begin of the last step, monotonic clock [s].
+            end_s: End of the last step [s].
         """
         if self.is_open:
             self._steps.append((begin_s, end_s))
@@ -65,7 +65,7 @@ class Window:
             yield
 
     def close(self) -> None:
-        """Ends the window and sums it."""
+        """Ends the window and sums its parts."""
         if self._profiler is None:
             return
         profiler, self._profiler = self._profiler, None
@@ -73,7 +73,7 @@ class Window:
         if not self._steps:
             return
         events = profiler.events()
-        # Traced times count from another moment than the clock of the steps; the first mark was made at a known one.
+        # Traced times count from another moment than the clock of the steps; the first mark links the two.
         origin = next((e.time_range.start * _US for e in events if e.name == _ORIGIN_MARK), None)
         if origin is None:
             return
@@ -87,7 +87,7 @@ class Window:
         }
 
     def take_sums(self) -> dict[str, Any] | None:
-        """The sums of a window that has closed since the last call."""
+        """Sums of a window that has closed since the last call."""
         sums, self._sums = self._sums, None
         return sums
 
@@ -113,7 +113,7 @@ class Window:
 
 
 def _starts_in(event: Any, steps: Spans) -> bool:
-    """Whether an event belongs to a step, and not to the validation or the saving between two epochs."""
+    """True if an event belongs to a step, and not to the validation or the saving between two epochs."""
     start_s = event.time_range.start * _US
     index = bisect_right(steps, (start_s, math.inf)) - 1
     return index >= 0 and start_s < steps[index][1]
@@ -122,8 +122,8 @@ def _starts_in(event: Any, steps: Spans) -> bool:
 def timeline_sums(events: Iterable[Any]) -> dict[str, Any]:
     """Seconds of a traced timeline: kernels, copies to the device, waits not hidden behind either.
 
-    On a processor a kernel is an operator outside the loader. On a GPU it is what the device ran, and a wait counts
-    only where the device had nothing to run.
+    On a processor a kernel is an operator outside the loader. On a GPU it is a kernel the device ran, and a wait
+    counts only while the device had nothing to run.
     """
     kernels: Spans = []
     copies: Spans = []
@@ -157,7 +157,7 @@ def timeline_sums(events: Iterable[Any]) -> dict[str, Any]:
 
 
 def covered(spans: Sequence[tuple[float, float]]) -> Spans:
-    """The union of spans, in order and apart from each other.
+    """The union of spans, sorted and disjoint.
 
     >>> covered([(2.0, 3.0), (0.0, 1.0), (0.5, 1.5)])
     [(0.0, 1.5), (2.0, 3.0)]
@@ -172,7 +172,7 @@ def covered(spans: Sequence[tuple[float, float]]) -> Spans:
 
 
 def minus(spans: Spans, holes: Spans) -> Spans:
-    """What of spans lies outside holes; both as ``covered`` gives them.
+    """Parts of spans outside holes; spans and holes are sorted and disjoint, as from ``covered``.
 
     >>> minus([(0.0, 4.0)], [(1.0, 2.0), (3.0, 5.0)])
     [(0.0, 1.0), (2.0, 3.0)]

@@ -1,4 +1,4 @@
-"""Found by Python's start-up because this folder is first in PYTHONPATH; installs the hooks, then steps aside.
+"""Installs the hooks at Python's start-up, which finds this module because its folder is first in PYTHONPATH.
 
 The folder holds nothing else, so that it hides no module of the script.
 """
@@ -16,8 +16,8 @@ def _install_hooks() -> None:
         return
     package = Path(__file__).resolve().parents[2]
     if "forerun" not in sys.modules:
-        # The script's own environment need not have forerun: the package is loaded from where this file is, and
-        # nothing is added to the path on which the script finds its modules.
+        # The script's own environment need not have forerun: the package is loaded from the folder of this file, and
+        # nothing is added to the path that the script imports from.
         spec = importlib.util.spec_from_file_location(
             "forerun", package / "__init__.py", submodule_search_locations=[str(package)]
         )
@@ -32,7 +32,7 @@ def _install_hooks() -> None:
 
 
 def _load_the_hidden_sitecustomize() -> None:
-    """An environment may have a sitecustomize of its own; this one has hidden it."""
+    """Loads the environment's own sitecustomize, if there is one, because this module hides it."""
     here = Path(__file__).resolve().parent
     others = [entry for entry in sys.path if entry and Path(entry).resolve() != here]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)

@@ -1,1 +1,1 @@
-"""Measurements that other programs wrote, read into records."""
+"""Importers that turn measurements of other programs into records."""

@@ -32,13 +32,13 @@ CNN_COLUMNS = (
 _CURVES = ("accuracy", "loss", "val_accuracy", "val_loss")
 _BYTES_PER_MB = 1e6
 
-# Both are of the same epoch: their product is the size of the dataset, give or take what lies between the epochs.
+# Both are of the same epoch: their product is the size of the dataset, up to the time between epochs.
 # Milliseconds or minutes would give a factor of 60 or 1000.
 _UNIT_TOLERANCE = 2.0
 
 
 def write_cnn_csv(measurements: Iterable[Measurement], path: str | Path) -> int:
-    """Writes the finished trainings of the family ``cnn``, others are passed over; returns how many rows.
+    """Writes the finished trainings of the family ``cnn`` and skips others; returns the number of rows.
 
     Raises:
         RecordError: The file cannot be written.
@@ -51,7 +51,7 @@ def write_cnn_csv(measurements: Iterable[Measurement], path: str | Path) -> int:
             writer.writeheader()
             writer.writerows(rows)
     except OSError as error:
-        raise RecordError(f"{path}: it cannot be written: {error.strerror or error}") from error
+        raise RecordError(f"{path}: the file cannot be written: {error.strerror or error}") from error
     return len(rows)
 
 
@@ -97,16 +97,16 @@ def _is_curve(name: str) -> bool:
 
 
 def read_cnn_csv(path: str | Path, *, device: str, occasion: str = "") -> list[Measurement]:
-    """Rows of such a file as measurements on a device.
+    """Measurements on a device from the rows of a CSV file of the CNN grid.
 
     Args:
-        path: The file.
-        device: Where they were measured; the columns do not say it.
-        occasion: Label of the session; the file's name if empty.
+        path: The CSV file.
+        device: Device on which the rows were measured; the columns do not name it.
+        occasion: Label of the session; empty for the file's name.
 
     Raises:
-        RecordError: Names the file, row and column: a column is missing or unknown, a cell holds an impossible
-            value or one in another unit, two rows are of one configuration.
+        RecordError: A column is missing or unknown, a cell holds an impossible value or another unit, or two rows
+            have one configuration; the message names the file, row and column.
     """
     path = Path(path)
     label = occasion or path.name
@@ -117,7 +117,7 @@ def read_cnn_csv(path: str | Path, *, device: str, occasion: str = "") -> list[M
             first = list(read).index(found.key) + 1
             raise RecordError(
                 f"{path.name}, row {number}: the same configuration as row {first}; keep one of them, or put repeats "
-                "into a file of their own"
+                "into another file"
             )
         read[found.key] = found
     return list(read.values())
@@ -131,7 +131,7 @@ def _rows(path: Path) -> list[dict[str, str]]:
             return list(reader)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise RecordError(
-            f"{path}: it cannot be read: {getattr(error, 'strerror', None) or error}"
+            f"{path}: the file cannot be read: {getattr(error, 'strerror', None) or error}"
         ) from error
 
 

@@ -1,7 +1,7 @@
-"""Which networks are relatives, and which are the same network under another name.
+"""Families of networks, and names that mean the same network.
 
-Both questions decide what may stand on the two sides of a split: a ResNet-50 with other weights is not
-a new model, and a ResNet-101 tells almost everything about a ResNet-152.
+Both decide which networks may stand on different sides of a split: a ResNet-50 with other weights is not
+a new model, and a ResNet-101 reveals almost everything about a ResNet-152.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 __all__ = ["canonical_network", "model_family", "subject_family"]
 
-# Who ported or trained the weights; the rest of the name is the architecture. ``ens_adv_`` is both at once.
+# Origin of the weights; the rest of the name is the architecture. ``ens_adv_`` is two such prefixes at once.
 _PORTING_TAGS = re.compile(r"^(?:(?:tf|gluon|jx|ssl|swsl|legacy|tv|dm|ig|adv|ens)_)+")
 
 # Tags that change weights only. ``tf_`` pads asymmetrically, ``legacy_`` and ``dm_`` use other modules and
@@ -24,7 +24,7 @@ _WEIGHT_SUFFIXES = re.compile(
 )
 _DISTILLED = re.compile(r"_distilled(?=_|$)")
 
-# The network names that gluon's letters stand for elsewhere: v1b is the plain ResNet.
+# Plain names of networks that gluon marks by letters: v1b is the plain ResNet.
 _GLUON_LETTER = re.compile(r"_v1([bcdes])$")
 
 _COLLECTIONS = ("torchvision", "timm")
@@ -53,7 +53,7 @@ def model_family(name: str) -> str:
 
 
 def subject_family(model: str) -> str:
-    """Family of anything ``predict`` takes as a model: of a file its stem, of a sized network its kind.
+    """Family of any model that ``predict`` takes: for a file its stem, for a sized network its kind.
 
     >>> subject_family("torchvision:resnet50"), subject_family("cnn:depth=2"), subject_family("hf:bert/config.json")
     ('resnet', 'cnn', 'config')
@@ -69,7 +69,7 @@ def subject_family(model: str) -> str:
 
 
 def _keras_family(name: str) -> str:
-    """Family of a network of Keras; those of keras.applications have capitals, and a V before their version."""
+    """Family of a network of Keras; names in keras.applications have capitals, and a V before the version."""
     if ":" in name or "." in name:
         return subject_family(name)
     return re.sub(r"V?\d.*$", "", name).lower() if name[:1].isupper() else name
@@ -78,7 +78,7 @@ def _keras_family(name: str) -> str:
 def canonical_network(name: str) -> str:
     """One name for all variants that differ in weights, training recipe or classifier size only.
 
-    Variants with an additional distillation token count as the same network too: they are no independent
+    Variants with an additional distillation token count as the same network too: they are not independent
     evidence. The collection is dropped, so ``torchvision:resnet50`` and ``timm:resnet50`` agree.
 
     >>> canonical_network("timm:swsl_resnet50"), canonical_network("convnext_tiny_in22ft1k")

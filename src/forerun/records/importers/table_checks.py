@@ -1,4 +1,4 @@
-"""Checks every importer applies before a table becomes records."""
+"""Checks that every importer applies before a table becomes records."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def read_table(path: Path) -> pd.DataFrame:
 def check_columns(
     frame: pd.DataFrame, table: str, required: Collection[str], optional: Collection[str] | None = None
 ) -> None:
-    """Refuse a table with missing columns and, if ``optional`` is given, with columns nobody knows."""
+    """Refuse a table with missing columns and, if ``optional`` is given, one with unknown columns."""
     missing = [name for name in required if name not in frame.columns]
     if missing:
         raise RecordError(

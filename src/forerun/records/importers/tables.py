@@ -64,7 +64,7 @@ def read_records(path: str | Path) -> list[StepRecord]:
 
 
 def read_step_table(path: str | Path) -> Iterator[Measurement]:
-    """The same file as measurements of one repetition, with the circumstances that the table tells.
+    """Records of such a file as measurements of one repetition, with the circumstances that the table gives.
 
     Raises:
         RecordError: Columns or values are missing or impossible.

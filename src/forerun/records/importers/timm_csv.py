@@ -1,4 +1,4 @@
-"""Importer for the CSV of timm's ``benchmark.py``: anyone can measure a card with it and feed it in."""
+"""Importer for the CSV of timm's ``benchmark.py``: anyone can measure a card with that script."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 __all__ = ["read_timm_csv"]
 
-# What timm's benchmark.py writes behind the prefix of its mode; the last five depend on its options.
+# Column names of timm's benchmark.py without the prefix of the mode; the last five depend on its options.
 _TIMM_REQUIRED = ("samples_per_sec", "step_time", "batch_size", "img_size")
 _TIMM_OPTIONAL = ("gmacs", "macts", "fwd_time", "bwd_time", "opt_time")
 _TIMM_PHASES = {"train": Phase.TRAIN, "infer": Phase.INFERENCE}
 
-# step_time is the mean of synchronised steps, samples_per_sec also counts what lies between them (zero_grad):
+# step_time is the mean of synchronised steps, samples_per_sec also counts the time between steps (zero_grad):
 # their product stays between 0.95 and 1.07 batches over 36,000 published rows. Seconds instead of
 # milliseconds would give 1/1000.
 _UNIT_TOLERANCE = 2.0
@@ -40,15 +40,15 @@ def read_timm_csv(
 ) -> list[StepRecord]:
     """Records of a CSV written by ``benchmark.py`` of timm, training, inference or both.
 
-    The file names neither the device nor the options of the script, so the caller does. Times in the
+    The file names neither the device nor the options of the script, so the caller names them. Times in the
     file are milliseconds. A mode whose cells are all empty in a row was not run and gives no record.
 
     Args:
         path: The CSV file.
-        device: Catalogue name of the device it ran on.
-        precision: ``--amp`` or ``--precision`` of the run.
-        layout: NHWC for ``--channels-last``.
-        compile: Whether ``--torchcompile`` was given.
+        device: Catalogue name of the device that ran the benchmark.
+        precision: Precision of the run, from its ``--amp`` or ``--precision``.
+        layout: Memory order of images; NHWC for ``--channels-last``.
+        compile: True if the run had ``--torchcompile``.
         framework_version: PyTorch version of the run; empty counts as 2.0 or newer.
 
     Source: github.com/huggingface/pytorch-image-models, benchmark.py (columns, units, SGD with Nesterov

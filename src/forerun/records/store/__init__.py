@@ -1,1 +1,1 @@
-"""The record store: a database of measurements, and files of them."""
+"""The record store: a database of measurements, and CSV and Parquet files of measurements."""

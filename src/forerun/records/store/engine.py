@@ -1,4 +1,4 @@
-"""How a record store is reached: its name as a URL, the connections, and its errors in one clear line each."""
+"""Access to a record store: the URL of a name, the connections, and database errors in one clear line each."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from forerun.errors import MissingExtraError, RecordError, UsageError
 __all__ = ["explained", "open_engine", "url_of"]
 
 _BUSY_TIMEOUT_MS = 60_000
-"""How long a writer waits for the others on the same SQLite file."""
+"""Longest time that a writer waits for other writers of the same SQLite file [s]."""
 
 
 def url_of(text: str) -> tuple[sql.URL, str]:
-    """The URL that a file's name or a URL means, and its name for people, without a password.
+    """The URL of a file's name or URL, and the name to print, without a password.
 
     Raises:
-        UsageError: It cannot be read, or means a database other than SQLite and PostgreSQL.
+        UsageError: The URL cannot be read, or names a database other than SQLite and PostgreSQL.
     """
     if "://" not in text:
         path = Path(text).expanduser()
@@ -29,7 +29,7 @@ def url_of(text: str) -> tuple[sql.URL, str]:
     try:
         url = sql.make_url(text)
     except (sql.exc.ArgumentError, ValueError) as error:
-        # Not the text itself: it may hold a password.
+        # Do not print the text itself: it may hold a password.
         raise UsageError(
             "expected a file or a database URL such as postgresql://user@host/name, "
             f"got one that cannot be read, '{text.partition('://')[0]}://...'"
@@ -44,10 +44,10 @@ def url_of(text: str) -> tuple[sql.URL, str]:
 
 
 def open_engine(url: sql.URL, *, create: bool) -> sql.Engine:
-    """Connections to a database; for a file, its folder is made if need be.
+    """Connections to a database; for a file, its folder is made if it is missing.
 
     Raises:
-        RecordError: The file is missing and not to be made, is a folder, or its folder cannot be made.
+        RecordError: The file is missing and may not be made, is a folder, or its folder cannot be made.
         MissingExtraError: The driver is not installed.
     """
     if url.get_backend_name() == "sqlite" and url.database not in (None, "", ":memory:"):
@@ -82,21 +82,21 @@ def _check_file(path: Path, create: bool) -> None:
 
 def _set_up_sqlite(connection: Any, _: Any) -> None:
     cursor = connection.cursor()
-    # The timeout first: changing the journal waits for other writers as well. With the journal WAL, readers and a
+    # Set the timeout first: changing the journal waits for other writers as well. With the journal WAL, readers and a
     # writer do not wait for each other; FULL waits for the disk at every commit.
     for setting in (f"busy_timeout={_BUSY_TIMEOUT_MS}", "journal_mode=WAL", "synchronous=FULL"):
         cursor.execute(f"PRAGMA {setting}")
     cursor.close()
 
 
-_NO_SPACE = "no space is left on the device; free some and run again, what was written before is safe"
+_NO_SPACE = "no space is left on the device; free some and run again; records written before are safe"
 _CAUSES: Mapping[str, str] = {
     "is full": _NO_SPACE,
     "no space left": _NO_SPACE,
-    "disk i/o error": "the disk cannot be written (full or failing); what was written before is safe",
+    "disk i/o error": "the disk cannot be written (full or failing); records written before are safe",
     "readonly": "it cannot be written; check the rights of the file and its folder",
     "unable to open": "it cannot be opened; check that its folder exists and can be written",
-    "not a database": "it is no SQLite database; name another file",
+    "not a database": "it is not an SQLite database; name another file",
     "malformed": "the database is damaged; restore it, or save what can be read with sqlite3's .recover",
     "locked": "another process has kept it locked for a minute; end that process and run again",
     "connect": "the server cannot be reached; check its address and that it runs",
@@ -104,7 +104,7 @@ _CAUSES: Mapping[str, str] = {
 
 
 def explained(error: sql.exc.SQLAlchemyError, name: str) -> RecordError:
-    """The error of a database in words: which store, what it means, what to do next."""
+    """The error of a database in words: the store, the meaning, and the next thing to do."""
     cause = str(getattr(error, "orig", None) or error).strip()
     first_line = cause.splitlines()[0] if cause else repr(error)
     for sign, meaning in _CAUSES.items():

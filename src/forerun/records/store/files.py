@@ -31,12 +31,12 @@ _as_json = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
 
 def export_measurements(measurements: Iterable[Measurement], path: str | Path) -> int:
-    """Writes measurements to a ``.csv`` or ``.parquet`` file; returns how many.
+    """Writes measurements to a ``.csv`` or ``.parquet`` file; returns their number.
 
-    The file appears when it is complete: a run that breaks off leaves what was there before.
+    The file appears when it is complete: an interrupted run leaves the old file.
 
     Raises:
-        RecordError: The ending is another one, or the file cannot be written.
+        RecordError: The file has another ending, or cannot be written.
     """
     path = Path(path)
     writers = {".csv": _write_csv, ".parquet": _write_parquet}
@@ -48,7 +48,7 @@ def export_measurements(measurements: Iterable[Measurement], path: str | Path) -
         partial.replace(path)
     except OSError as error:
         partial.unlink(missing_ok=True)
-        raise RecordError(f"{path}: it cannot be written: {error.strerror or error}") from error
+        raise RecordError(f"{path}: the file cannot be written: {error.strerror or error}") from error
     return num_written
 
 
@@ -89,8 +89,8 @@ def import_measurements(path: str | Path) -> Iterator[Measurement]:
     """Measurements of a ``.csv`` or ``.parquet`` file, also of a flat table of steps, piece by piece.
 
     Raises:
-        RecordError: Names the file, row and column: no such file, unknown or missing columns, two rows with one
-            key, damaged cells, impossible values, another version.
+        RecordError: The file is missing or of another version, columns are unknown or missing, two rows have one key,
+            or a cell is damaged or impossible; the message names the file, row and column.
     """
     path = Path(path)
     if not path.is_file():
@@ -105,7 +105,7 @@ def import_measurements(path: str | Path) -> Iterator[Measurement]:
         else:
             yield from _checked(columns, rows, path.name)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise RecordError(f"{path.name}: it cannot be read as {path.suffix[1:]}: {error}") from error
+        raise RecordError(f"{path.name}: the file cannot be read as {path.suffix[1:]}: {error}") from error
 
 
 def _checked(columns: Iterable[str], rows: Iterator[Iterable[Any]], table: str) -> Iterator[Measurement]:
@@ -124,7 +124,7 @@ def _checked(columns: Iterable[str], rows: Iterator[Iterable[Any]], table: str) 
 
 
 class _SeenKeys:
-    """Keys of the rows read so far, in a temporary file: millions of them need no memory."""
+    """Keys of the rows read so far, in a temporary file, so that millions of keys need no memory."""
 
     def __init__(self) -> None:
         # The empty name stands for a database that SQLite deletes when it is closed.
@@ -132,7 +132,7 @@ class _SeenKeys:
         self._rows.execute("CREATE TABLE seen (key TEXT PRIMARY KEY, row INTEGER) WITHOUT ROWID")
 
     def first_row(self, key: str, row: int) -> int:
-        """The row that has this key, this one if none came before."""
+        """The first row with this key; the present row if no earlier one has it."""
         if self._rows.execute("INSERT OR IGNORE INTO seen VALUES (?, ?)", (key, row)).rowcount:
             return row
         return int(self._rows.execute("SELECT row FROM seen WHERE key = ?", (key,)).fetchone()[0])
@@ -194,10 +194,10 @@ def _parquet_rows(path: Path) -> Iterator[list[Any]]:
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             yield file.schema_arrow.names
-            # Group by group: one pass over all of them keeps what it has read of the file in memory.
+            # Group by group: one pass over all groups would keep all it has read in memory.
             for group in range(file.num_row_groups):
                 for batch in file.iter_batches(batch_size=_ROWS_PER_CHUNK, row_groups=[group]):
                     columns = [column.to_pylist() for column in batch.columns]
                     yield from map(list, zip(*columns, strict=True))
     except pyarrow.ArrowException as error:
-        raise RecordError(f"{path.name}: it cannot be read as parquet: {error}") from error
+        raise RecordError(f"{path.name}: the file cannot be read as parquet: {error}") from error

@@ -1,8 +1,8 @@
 """The record store: measurements in a database, written one by one as they come.
 
 SQLite in one file by default, with a write-ahead log, so that many processes of one host write and read at once;
-PostgreSQL, or what else SQLAlchemy speaks, by URL for a team. Each ``add`` is one durable transaction: what it
-returned for survives a crash, kill -9 and a full disk.
+PostgreSQL by URL for a team. Each ``add`` is one durable transaction: once it returns, the measurement survives a
+crash, kill -9 and a full disk.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from forerun.records.store.schema import INDEXED, ensure_tables, measurements, r
 __all__ = ["RECORDS_VARIABLE", "RecordStore", "default_store_path", "is_store"]
 
 RECORDS_VARIABLE = "FORERUN_RECORDS"
-"""Environment variable that names the store, a path or a URL."""
+"""Environment variable that names the store by a path or a URL."""
 
 _KEYS_PER_QUESTION = 500
 _ROWS_PER_CHUNK = 2000
@@ -36,14 +36,14 @@ _STORE_SUFFIXES = (".sqlite", ".sqlite3", ".db")
 
 
 def default_store_path() -> str:
-    """Where records go if nothing else is said: ``FORERUN_RECORDS``, or a file in the user's data folder."""
+    """Default store of records: ``FORERUN_RECORDS``, or a file in the user's data folder."""
     from platformdirs import user_data_path
 
     return os.environ.get(RECORDS_VARIABLE) or str(user_data_path("forerun") / "records.sqlite")
 
 
 def is_store(name: str | Path) -> bool:
-    """Whether a name means a store, not a table in a file."""
+    """True if a name means a store, not a table in a file."""
     return "://" in str(name) or Path(name).suffix in _STORE_SUFFIXES
 
 
@@ -59,15 +59,15 @@ class RecordStore:
 
     @classmethod
     def open(cls, url_or_path: str | Path | None = None, *, create: bool = True) -> RecordStore:
-        """Opens a store, and makes it if it is not there.
+        """Opens a store, and makes it if it is missing.
 
         Args:
-            url_or_path: A file, or an SQLAlchemy URL such as ``postgresql://user@host/database``; the default
-                store if None.
-            create: Whether a missing file is made.
+            url_or_path: A file, or an SQLAlchemy URL such as ``postgresql://user@host/database``; None for the
+                default store.
+            create: True makes a missing file.
 
         Raises:
-            RecordError: The file is missing, no store, damaged, of another version, or cannot be written.
+            RecordError: The file is missing, not a store, damaged, of another version, or cannot be written.
             MissingExtraError: The database's driver is not installed.
             UsageError: The URL cannot be read.
         """
@@ -95,22 +95,23 @@ class RecordStore:
         self._engine.dispose()
 
     def add(self, measurement: Measurement, /) -> bool:
-        """Writes one measurement in a transaction of its own.
+        """Writes one measurement in one transaction.
 
-        A measurement with the same key is replaced unless it is done: what was measured is never lost.
+        A measurement with the same key is replaced unless it is done: a finished measurement is never lost.
 
         Returns:
-            Whether it was written; not if it is there already.
+            True if the measurement was written; False if the store has it already.
 
         Raises:
-            RecordError: It holds what could not be read back, or the database refuses: no space, no rights, no server.
+            RecordError: The measurement holds a value that could not be read back, or the database refuses it: no
+                space, no rights, no server.
         """
         return self.add_many([measurement]) == 1
 
     def add_many(self, added: Iterable[Measurement]) -> int:
-        """Writes many measurements, some thousands a transaction; returns how many were written.
+        """Writes many measurements, some thousands per transaction; returns the number written.
 
-        If it breaks off, the transactions before are kept; once more, it goes on with what is missing.
+        If the call breaks off, the finished transactions are kept; a second call writes the missing measurements.
         """
         rows = map(row_of, added)
         num_written = 0
@@ -135,11 +136,11 @@ class RecordStore:
         )
 
     def done_keys(self, keys: Iterable[str], /) -> set[str]:
-        """Which of these keys are done."""
+        """The keys among these whose jobs are done."""
         wanted = iter(keys)
         found: set[str] = set()
         while chunk := list(islice(wanted, _KEYS_PER_QUESTION)):
-            # Asked for the outcome as well, SQLite would go through its index: through all that is done.
+            # With a condition on the outcome, SQLite would use that column's index and read all rows that are done.
             question = sql.select(measurements.c.key, measurements.c.outcome).where(
                 measurements.c.key.in_(chunk)
             )
@@ -149,7 +150,7 @@ class RecordStore:
         return found
 
     def mark_unstable(self, keys: Iterable[str], reason: str, /) -> int:
-        """Adds a reason to the summaries of these measurements and marks them unstable; returns how many."""
+        """Adds a reason to the summaries of these measurements and marks them unstable; returns their number."""
         changed = 0
         with self._errors(), self._engine.begin() as connection:
             for key in keys:
@@ -174,7 +175,7 @@ class RecordStore:
         outcome: Outcome | None = None,
         occasion: str | None = None,
     ) -> Iterator[Measurement]:
-        """Measurements in the order they were first written; read piece by piece, so any number fits in memory."""
+        """Measurements in the order of their first writing, read in pieces so that any number fits in memory."""
         asked = {
             "kind": kind,
             "subject": subject,
@@ -185,7 +186,7 @@ class RecordStore:
         }
         last_id = 0
         while True:
-            # Pages by id instead of one long cursor: writers are not held up meanwhile.
+            # Pages by id instead of one long cursor, which would make writers wait.
             question = (
                 sql.select(measurements.c.id, measurements.c.key, measurements.c.document)
                 .where(measurements.c.id > last_id, *_conditions(asked))
@@ -201,10 +202,10 @@ class RecordStore:
             last_id = rows[-1].id
 
     def find(self, key: str) -> Measurement:
-        """The one measurement whose key is this or begins with it.
+        """The one measurement whose key is, or begins with, the given text.
 
         Raises:
-            RecordError: There is none, or more than one.
+            RecordError: No measurement or several have such a key.
         """
         begins = measurements.c.key.startswith(key, autoescape=True)
         question = sql.select(measurements.c.key, measurements.c.document).where(begins).limit(2)
@@ -224,7 +225,7 @@ class RecordStore:
             return int(connection.execute(question).scalar_one())
 
     def counts(self, *columns: str) -> list[tuple[tuple[str, ...], int]]:
-        """Numbers of measurements by the values of some of the columns one can ask by, in their order."""
+        """Numbers of measurements by the values of some of the indexed columns, in their order."""
         _check_columns(columns)
         chosen = [measurements.c[name] for name in columns]
         question = sql.select(*chosen, sql.func.count()).group_by(*chosen).order_by(*chosen)
@@ -247,7 +248,7 @@ def _conditions(asked: dict[str, Any]) -> list[sql.ColumnElement[bool]]:
 def _check_columns(columns: Iterable[str]) -> None:
     for name in columns:
         if name not in INDEXED:
-            raise UsageError(f"records are asked for by {', '.join(INDEXED)}; got '{name}'")
+            raise UsageError(f"records can be selected by {', '.join(INDEXED)}; got '{name}'")
 
 
 def _unstable(measurement: Measurement, reason: str) -> Measurement:

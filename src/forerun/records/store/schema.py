@@ -1,7 +1,7 @@
 """Tables of the record store.
 
-A measurement is one row: the columns one asks by, and the whole measurement as a JSON document. The columns are
-copies of what the document says; the document is what is read.
+A measurement is one row: indexed columns for queries, and the whole measurement as a JSON document. The columns are
+copies of values in the document; readers use the document.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from forerun.records.measurement import Measurement
 __all__ = ["INDEXED", "LAYOUT_VERSION", "ensure_tables", "measurements", "row_of"]
 
 LAYOUT_VERSION = 1
-"""Version of the tables, apart from that of the documents in them."""
+"""Version of the tables; the documents in them have their own version."""
 
 INDEXED = ("kind", "subject", "family", "device", "outcome", "occasion")
-"""Columns one can ask by."""
+"""Columns by which records can be selected."""
 
 _metadata = sql.MetaData()
 
@@ -39,7 +39,7 @@ def row_of(measurement: Measurement) -> dict[str, object]:
     """The row of a measurement.
 
     Raises:
-        RecordError: It holds what could not be read back, such as a time below zero.
+        RecordError: The measurement holds a value that could not be read back, such as a time below zero.
     """
     document = measurement_document(measurement)
     read_document(document, f"record {measurement.key}")
@@ -60,7 +60,7 @@ def ensure_tables(connection: sql.Connection, name: str) -> None:
     """Makes the tables of an empty database.
 
     Raises:
-        RecordError: The database is of another layout, or holds other things than records.
+        RecordError: The database has another layout, or holds a table that is not forerun's.
     """
     found = _layout_version(connection)
     if found is None:

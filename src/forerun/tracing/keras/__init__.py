@@ -1,1 +1,1 @@
-"""Keras models, built and traced in a process of their own."""
+"""Keras models, built and traced in a separate process."""

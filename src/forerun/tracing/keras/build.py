@@ -50,9 +50,9 @@ class KerasModel:
         name: The model as the user named it.
         model: The ``keras.Model``.
         input_shapes: Shape of one sample of each input.
-        input_dtypes: Their types, as Keras names them.
+        input_dtypes: Types of the inputs, as Keras names them.
         notes: Remarks for the user.
-        is_layer: Whether it is a layer alone, see ``KerasRequest``.
+        is_layer: True for a layer alone, see ``KerasRequest``.
     """
 
     name: str
@@ -67,8 +67,8 @@ def build_keras(request: KerasRequest, setup: TrainingSetup) -> KerasModel:
     """The model of a request, in the setup's dtype policy and image format.
 
     Raises:
-        UnknownModelError: No such network, file or function.
-        InvalidSetupError: An input that is not known, or contradicts the model.
+        UnknownModelError: There is no such network, file or function.
+        InvalidSetupError: An input is not known, or contradicts the model.
         ModelBuildError: The model could not be read or built.
     """
     options = InputOptions(
@@ -98,7 +98,7 @@ def build_keras(request: KerasRequest, setup: TrainingSetup) -> KerasModel:
 
 
 def _model(request: KerasRequest, options: InputOptions, policy: str) -> tuple[Any, bool]:
-    """The model, and whether its image format came with it."""
+    """The model, and True if its image format came with it."""
     name = request.name
     if request.builder is not None:
         module, _, function = request.builder.partition(":")
@@ -122,8 +122,8 @@ def _read_file(path_text: str) -> str:
         raise UnknownModelError(f"there is no file {path_text!r}; save one with model.save('name.keras')")
     if path.suffix == ".keras" and not zipfile.is_zipfile(path):
         raise ModelBuildError(
-            f"{path_text} cannot be read as a Keras model, expected a file of model.save('name.keras'): it is no zip "
-            "archive, or was cut short; save or copy it again"
+            f"{path_text} cannot be read as a Keras model, expected a file of model.save('name.keras'): it is not a "
+            "zip archive, or was cut short; save or copy it again"
         )
     try:
         model = keras.saving.load_model(path, compile=False)
@@ -136,7 +136,7 @@ def _read_file(path_text: str) -> str:
 
 
 def _whole_text(error: BaseException) -> str:
-    """What an error and those that led to it say: Keras wraps the cause."""
+    """Texts of an error and its causes, because Keras wraps the cause."""
     texts: list[str] = []
     current: BaseException | None = error
     while current is not None and len(texts) < _LONGEST_CHAIN:
@@ -150,7 +150,7 @@ def _why_unreadable(name: str, error: BaseException) -> str:
     whole = _whole_text(error)
     if any(phrase in whole for phrase in _UNKNOWN_CLASS):
         return (
-            f"{name} holds a layer of the user's own, whose operations are not known from the file ({text}); name the "
+            f"{name} holds a custom layer, whose operations are not known from the file ({text}); name the "
             "function that makes the model as path/to/file.py:factory"
         )
     if "Lambda" in whole or "unsafe" in whole.lower():
@@ -220,7 +220,7 @@ def _application(name: str, options: InputOptions) -> Any:
 
 
 def _channels_first(options: InputOptions, channels: int) -> Shape | None:
-    """(channels, height, width) of the options; both orders are understood, for one of them is a habit."""
+    """(channels, height, width) of the options; both orders are accepted, because users write either."""
     if options.image_size is not None:
         return (channels, options.image_size, options.image_size)
     shape = options.input_shape
@@ -235,7 +235,7 @@ def _channels_first(options: InputOptions, channels: int) -> Shape | None:
 
 
 def _inputs(model: Any, options: InputOptions, name: str) -> tuple[tuple[Shape, ...], tuple[str, ...]]:
-    """Shapes and types of one sample of each input; a model that is not built is built for the option's shape."""
+    """Shapes and types of one sample of each input; an unbuilt model is built for the option's shape."""
     if not getattr(model, "inputs", None):
         return _build_for(model, options, name)
     shapes = []
@@ -302,4 +302,4 @@ def _format_notes(model: Any, setup: TrainingSetup) -> list[str]:
     other = formats - {_FORMATS[setup.layout]}
     if not other:
         return []
-    return [f"the model has images {other.pop()}, whatever the layout that was asked for"]
+    return [f"the model has images {other.pop()}, whatever the requested layout"]

@@ -17,14 +17,14 @@ __all__ = ["main"]
 
 
 _NOT_NEEDED = ("IPython", "matplotlib", "pandas", "sklearn")
-"""What Keras imports if it is there, for plots and wrappers: a quarter of its start."""
+"""Packages that Keras imports for plots and wrappers if they are installed, a quarter of its start."""
 
 
 def main() -> int:
-    """Answers the requests on stdin, a line each: an empty object if the graph was written, or the error."""
+    """Answers each request on stdin with a line: an empty object if the graph was written, or the error."""
     with _hidden(_NOT_NEEDED):
         importlib.import_module("keras")
-    gc.freeze()  # what was imported lives on: collections need not look at it again and again
+    gc.freeze()  # imported objects live on: collections need not look at them again and again
     for line in sys.stdin:
         print(_answer_text(KerasRequest.from_json(line)), flush=True)
     return 0
@@ -32,7 +32,7 @@ def main() -> int:
 
 @contextlib.contextmanager
 def _hidden(names: tuple[str, ...]) -> Iterator[None]:
-    """Makes packages look as if they were not installed; afterwards the user's file may import them."""
+    """Hides installed packages for a while; afterwards the user's file may import them."""
     hidden = [name for name in names if name not in sys.modules and util.find_spec(name) is not None]
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None is how the import system marks it
     try:
@@ -44,7 +44,7 @@ def _hidden(names: tuple[str, ...]) -> Iterator[None]:
 
 def _answer_text(request: KerasRequest) -> str:
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # what the user's file prints
+        with contextlib.redirect_stdout(sys.stderr):  # output of the user's file
             _answer(request)
     except ForerunError as error:
         return error_text(error)
@@ -66,4 +66,4 @@ def _answer(request: KerasRequest) -> None:
 if __name__ == "__main__":
     status = main()
     sys.stdout.flush()
-    os._exit(status)  # taking all those objects apart is of no use to anybody
+    os._exit(status)  # freeing all those objects would only take time

@@ -1,7 +1,7 @@
-"""The families of ``family_networks`` in Keras, and torchvision's ResNet-50: the same networks in the other framework.
+"""The networks of ``family_networks`` and torchvision's ResNet-50, written in Keras.
 
 A network is written once for any backend of Keras: the tracer builds it on PyTorch, a measurement on TensorFlow.
-Keras is imported when one is built.
+Keras is imported when a network is built.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _IMAGES: dict[str, Shape] = {
 
 
 def channels_axis() -> int:
-    """The axis of the channels in the present image format, batch axis included."""
+    """Index of the channel axis in the present image format, with the batch axis counted."""
     return -1 if import_module("keras").config.image_data_format() == "channels_last" else 1
 
 
@@ -45,14 +45,14 @@ def keras_image_shape(spec: str) -> Shape:
 
 
 def check_keras_name(model: str) -> None:
-    """Refuses a misspelt family or file without loading Keras; what else a name may mean shows when it is built.
+    """Refuse a misspelt family or file without loading Keras; other names are checked when the model is built.
 
     Args:
-        model: As ``predict`` takes it.
+        model: Model as ``predict`` takes it.
 
     Raises:
-        UnknownModelError: No such file, or no such key of a family.
-        InvalidSetupError: A value of a key that is no whole number above zero.
+        UnknownModelError: There is no such file, or no such key of a family.
+        InvalidSetupError: The value of a key is not a whole number above zero.
     """
     rest = model.removeprefix("keras:")
     path = rest.rpartition(":")[0] if ".py:" in rest else rest
@@ -71,13 +71,13 @@ def build_keras_family(spec: str, shape: Shape | None = None, num_classes: int |
     """A ``keras.Model`` of a family, in the present image format and dtype policy.
 
     Args:
-        spec: Such as ``cnn:depth=2,base_filters=32``, keys as in ``families``.
-        shape: (channels, height, width), the family's own if None.
-        num_classes: Outputs of the head, the family's own if None.
+        spec: Text of the family and its keys, such as ``cnn:depth=2,base_filters=32``; keys as in ``families``.
+        shape: Shape of an image, (channels, height, width); None for the family's own.
+        num_classes: Number of outputs of the head; None for the family's own.
 
     Raises:
-        UnknownModelError: No such family or key.
-        InvalidSetupError: A value that is no whole number above zero, or images too small for the network.
+        UnknownModelError: There is no such family or key.
+        InvalidSetupError: A value is not a whole number above zero, or images are too small for the network.
     """
     name, _, text = spec.partition(":")
     if name not in KERAS_FAMILIES:

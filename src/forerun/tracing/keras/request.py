@@ -1,4 +1,4 @@
-"""What a process that traces Keras models is asked, and what it answers: a line of JSON each, and graph files."""
+"""Requests to a process that traces Keras models, and its answers: a line of JSON each, and graph files."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class KerasRequest:
     Attributes:
         name: The model as the user named it.
         config: ``keras.Model.to_json`` of a model object, None for a named model or a file.
-        setup: The fields of the training setup.
+        setup: Fields of the training setup.
         image_size, input_shape, sequence_length, num_classes: As in ``input_options``.
-        graph_file: Where the graph goes.
-        builder: ``module:function`` that makes the model, instead of what the name means.
-        arguments: Its keyword arguments, plain values.
-        is_layer: Whether the model is a layer alone: a gradient of its output is handed over instead of a loss, and its
-            input gets one.
+        graph_file: File that receives the graph.
+        builder: Function that makes the model in place of the name, as ``module:function``.
+        arguments: Keyword arguments of the builder, plain values.
+        is_layer: True for a layer alone: a gradient of its output takes the place of a loss, and its input gets a
+            gradient.
     """
 
     name: str
@@ -47,7 +47,7 @@ class KerasRequest:
 
     @classmethod
     def from_json(cls, text: str) -> KerasRequest:
-        """What ``as_json`` wrote."""
+        """The request from the output of ``as_json``."""
         values = json.loads(text)
         shape = values["input_shape"]
         return cls(**{**values, "input_shape": None if shape is None else tuple(shape)})
@@ -63,12 +63,14 @@ def error_text(error: ForerunError) -> str:
 
 
 def error_from(text: str, otherwise: str) -> ForerunError:
-    """The error of ``error_text``, or a ``ModelBuildError`` with another message if the text is none."""
+    """The error from the output of ``error_text``, or a ``ModelBuildError`` with another message for other texts."""
     try:
         found = json.loads(text)
         kind = getattr(errors, found["kind"])
         error: ForerunError = kind.__new__(kind)
-        Exception.__init__(error, found["message"])  # some kinds make their message from other arguments
+        Exception.__init__(
+            error, found["message"]
+        )  # some kinds of errors make their message from other arguments
     except (ValueError, KeyError, TypeError, AttributeError):
         return ModelBuildError(otherwise)
     return error

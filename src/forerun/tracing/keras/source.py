@@ -1,6 +1,6 @@
-"""Traces Keras models in a process of their own, whose Keras runs on PyTorch; no process of the user's is touched.
+"""Traces Keras models in a separate process, whose Keras runs on PyTorch; the user's processes are not touched.
 
-Keras fixes its backend at import, so a model that the user built on TensorFlow cannot be traced where it is: its
+Keras fixes its backend at import, so a model that the user built on TensorFlow cannot be traced in its process: its
 configuration is built again in the child. TensorFlow is not loaded there.
 """
 
@@ -31,7 +31,7 @@ _TIMEOUT_S = 1800.0
 
 
 def trace_keras(request: ModelRequest, setup: TrainingSetup, model: Any = None) -> Graph:
-    """The graph of one step of a Keras model; arguments and errors as of ``trace.trace``.
+    """The graph of one step of a Keras model; arguments and errors as in ``trace.trace``.
 
     Raises:
         MissingExtraError: Keras is not installed.
@@ -43,10 +43,10 @@ def trace_keras(request: ModelRequest, setup: TrainingSetup, model: Any = None) 
 
 
 def keras_request(request: ModelRequest, setup: TrainingSetup, model: Any = None) -> KerasRequest:
-    """What the process that traces is asked about a model.
+    """The request for a model to the process that traces.
 
     Raises:
-        ModelBuildError: The object has no configuration it could be built from again.
+        ModelBuildError: The object has no configuration from which it could be built again.
     """
     return KerasRequest(
         name=request.model,
@@ -61,7 +61,7 @@ def keras_request(request: ModelRequest, setup: TrainingSetup, model: Any = None
 
 
 def trace_keras_requests(requests: Sequence[KerasRequest]) -> list[Graph | ForerunError]:
-    """The graph of each request, or why there is none; all are traced in one process.
+    """The graph of each request, or the error in its place; all are traced in one process.
 
     Raises:
         MissingExtraError: Keras is not installed.
@@ -92,7 +92,7 @@ def _config_of(model: Any) -> str:
         text: str = model.to_json()
     except (NotImplementedError, TypeError, ValueError) as error:
         raise ModelBuildError(
-            f"{type(model).__name__} has no configuration it could be built from again "
+            f"{type(model).__name__} has no configuration from which it could be built again "
             f"({str(error).splitlines()[0]}); give its classes get_config(), or name the function that makes it as "
             "path/to/file.py:factory"
         ) from error
@@ -100,7 +100,7 @@ def _config_of(model: Any) -> str:
 
 
 def _built_shape(model: Any) -> tuple[int, ...] | None:
-    """Shape of a sample that an object was built for, for those whose configuration does not tell it."""
+    """Shape of a sample for which an object was built, if its configuration lacks the shape."""
     shape = getattr(model, "_build_shapes_dict", None) or {}
     first = next(iter(shape.values()), None)
     if (

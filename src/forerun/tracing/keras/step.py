@@ -1,7 +1,7 @@
 """Records the steps of a built Keras model under fake tensors, on PyTorch's backend of Keras.
 
-What the step means is TensorFlow's: images stay in the model's own format, because kernels of TensorFlow take either;
-the permutations and copies by which the PyTorch backend reaches its kernels are left out. Batch norm is moments and
+The step is TensorFlow's: images stay in the model's own format, because kernels of TensorFlow take either; the
+permutations and copies that the PyTorch backend makes for its kernels are left out. Batch norm is moments and
 element-wise operations, as Keras 3 computes it on every backend, and one kernel where XLA compiles the step.
 """
 
@@ -46,12 +46,14 @@ def trace_built_keras(found: KerasModel, setup: TrainingSetup) -> Graph:
         setup: Training configuration. ``compile`` stands for XLA (``jit_compile=True``).
 
     Raises:
-        InvalidSetupError, ModelBuildError, TraceError: As of ``failures.explain_failure``.
+        InvalidSetupError, ModelBuildError, TraceError: As in ``failures.explain_failure``.
     """
-    keras_random.torch_seed_generator = lambda seed: torch.Generator()  # seeds are values, and there are none
+    keras_random.torch_seed_generator = lambda seed: (
+        torch.Generator()
+    )  # seeds are values, which fake tensors do not have
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     num_norms = _fuse_batch_norms(found.model) if setup.compile else len(_batch_norms(found.model))
-    # Precision and layout are in the model already; a variable's update is an operation of its own in TensorFlow.
+    # Precision and layout are in the model already; a variable's update is a separate operation in TensorFlow.
     plain = replace(
         setup,
         precision=Precision.FP32,
@@ -78,7 +80,7 @@ class _Network(torch.nn.Module):
 
     def __init__(self, model: Any, mode: FakeTensorMode) -> None:
         super().__init__()
-        self._model = [model]  # in a list, so that the model is no submodule
+        self._model = [model]  # in a list, so that the model is not a submodule
         for index, variable in enumerate(model.variables):
             value = variable._value
             if not value.is_floating_point():
@@ -92,7 +94,7 @@ class _Network(torch.nn.Module):
                 self.register_parameter(f"v{index}", variable._value)
 
     def forward(self, *inputs: torch.Tensor) -> Any:
-        """The model's outputs for its inputs in their order."""
+        """The outputs of the model for its inputs in order."""
         given = inputs[0] if len(inputs) == 1 else list(inputs)
         return self._model[0](given, training=self.training)
 
@@ -123,12 +125,12 @@ def _built(found: KerasModel, mode: FakeTensorMode, *, training: bool) -> BuiltM
 
 
 def _given_gradient(output: torch.Tensor, _: Mapping[str, Any]) -> torch.Tensor:
-    """The gradient of a layer's output comes from a product with a constant; these operations belong to no layer."""
+    """Loss that gives a layer's output a gradient: a product with a constant, whose operations belong to no layer."""
     return (output * torch.empty_like(output)).sum()
 
 
 def _loss_of(model: Any) -> Callable[[Any, Mapping[str, Any]], torch.Tensor]:
-    """Cross entropy of the form the last activation asks for, plus what the layers add."""
+    """Cross entropy in the form for the last activation, plus the losses that layers add."""
     activation = (
         getattr(getattr(model.layers[-1], "activation", None), "__name__", "") if model.layers else ""
     )
@@ -159,7 +161,7 @@ def _main_loss(output: Any, batch: Mapping[str, Any], activation: str) -> torch.
 def _traced(built: BuiltModel, model: Any, setup: TrainingSetup) -> Graph:
     versions = [(name, metadata.version(name)) for name in ("torch", "keras")]
     small, large = (_recorded(built, model, setup, size) for size in _BATCH_SIZES)
-    if not are_comparable(small, large):  # a first step may also fill caches of the model's own
+    if not are_comparable(small, large):  # a first step may also fill the model's own caches
         small = _recorded(built, model, setup, _BATCH_SIZES[0])
     if are_comparable(small, large):
         graph = join_traces(built, small, large, versions)
@@ -179,7 +181,7 @@ def _recorded(built: BuiltModel, model: Any, setup: TrainingSetup, batch_size: i
 
 
 def _clone(source: torch.Tensor, *, memory_format: torch.memory_format | None = None) -> Any:
-    """A copy that only brings images into another order is not made: TensorFlow's kernels take either."""
+    """Clone that skips copies for another order of images, because TensorFlow's kernels take either order."""
     if source.dim() < 3 or memory_format is None or memory_format is torch.preserve_format:
         return NotImplemented
     return torch.ops.aten.alias.default(source)
@@ -189,7 +191,7 @@ _SHORTCUTS: dict[Any, Callable[..., Any]] = {torch.ops.aten.clone.default: _clon
 
 
 def _is_gradient_copy(row: RecordedRow) -> bool:
-    """Whether a row brings the gradient of a permuted filter into the filter's order, for PyTorch alone."""
+    """True if a row only permutes the gradient of a filter into the filter's order, which PyTorch alone needs."""
     return row.kernel_name == "copy_" and row.step_part is StepPart.BACKWARD
 
 

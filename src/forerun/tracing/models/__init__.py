@@ -1,1 +1,1 @@
-"""Where models come from: libraries, families, configuration files and the code of users."""
+"""Sources of models: libraries, families, configuration files and the code of users."""

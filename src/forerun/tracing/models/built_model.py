@@ -1,4 +1,4 @@
-"""What every source of models hands to the tracer."""
+"""A built model, as every source of models hands it to the tracer."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ LossFunction = Callable[[Any, Mapping[str, Any]], torch.Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltModel:
-    """A module, on the meta device unless it was built to be run, with all that one training step of it needs.
+    """A module, on the meta device unless it was built to be run, with everything for one training step.
 
     Attributes:
         name: The model as the user named it.
         module: The network; its parameters and buffers are meta tensors unless it was built to be run.
         input_shape: Shape of one sample without the batch axis, for display and cache keys.
-        make_batch: From a batch size to the keyword arguments of ``loss`` and, under the key ``"args"`` and
-            ``"kwargs"``, to the call of the module; tensors are where the module is.
-        loss: From the module's output and the batch to a scalar.
-        only_batch_size: The one batch size the model can run, if its file fixes it.
+        make_batch: Function from a batch size to the keyword arguments of ``loss`` and, under the keys ``"args"``
+            and ``"kwargs"``, those of the module; tensors are on the module's device.
+        loss: Function from the module's output and the batch to a scalar.
+        only_batch_size: The only batch size of the model, if its file fixes one; None for any.
         notes: Remarks for the user.
         cache_key: Text that identifies the model's definition beyond its name (file digest, options), or
             None if the trace must not be cached (a module object handed over in Python).

@@ -1,4 +1,4 @@
-"""Small network families that are named with their sizes: ``cnn:depth=4,base_filters=64``.
+"""Families of small networks, named with their sizes: ``cnn:depth=4,base_filters=64``.
 
 A specification is ``FAMILY``, ``FAMILY:VALUE`` for the family's first key, or ``FAMILY:KEY=VALUE,...``.
 The networks themselves are in ``family_networks`` and ``text_networks``.
@@ -28,10 +28,10 @@ class FamilyKey:
 
     Attributes:
         default: Value if the key is not given.
-        meaning: What it counts.
+        meaning: Meaning of the number in a few words.
         low: Smallest allowed value.
         high: Largest allowed value.
-        step: Distance of allowed values, counted from ``low``.
+        step: Distance between allowed values, counted from ``low``.
     """
 
     default: int
@@ -47,7 +47,7 @@ class FamilyKey:
         return f"{self.low}, {self.low + self.step}, {self.low + 2 * self.step}, ... up to {self.high}"
 
     def check(self, family_name: str, key: str, text: str) -> int:
-        """The value of a text, or an error that names what is allowed."""
+        """The value of a text, or an error that names the allowed values."""
         try:
             value = int(text)
         except ValueError:
@@ -65,7 +65,7 @@ class Family:
 
     Attributes:
         name: Name before the colon.
-        make: From an input shape and the keys as keywords to the module.
+        make: Function from an input shape and the keys, as keywords, to the module.
         input_shape: Shape of one sample unless the user says otherwise: (channels, height, width) of an image, or
             (tokens,) of a text.
         keys: The keys, the first of which may be given without its name.
@@ -78,7 +78,7 @@ class Family:
 
     @property
     def reads_tokens(self) -> bool:
-        """Whether a sample is a text, not an image."""
+        """True if a sample is a text, not an image."""
         return len(self.input_shape) == 1
 
 
@@ -88,7 +88,7 @@ FAMILIES: dict[str, Family] = {}
 def family(
     name: str, *, input_shape: tuple[int, ...], **keys: FamilyKey
 ) -> Callable[[NetworkMaker], NetworkMaker]:
-    """Registers the decorated maker of networks under a name; a name cannot be taken twice."""
+    """Registers the decorated maker of networks under a name; a name can be used once."""
 
     def register(make: NetworkMaker) -> NetworkMaker:
         if name in FAMILIES:
@@ -112,8 +112,8 @@ def build_family(spec: str, options: InputOptions) -> BuiltModel:
     """Builds a network of a family on the meta device.
 
     Args:
-        spec: Such as ``cnn:depth=3,base_filters=32`` or ``cifar-resnet:56``.
-        options: Inputs and head; ``num_classes`` may be given here or as a key.
+        spec: Text of the family and its keys, such as ``cnn:depth=3,base_filters=32`` or ``cifar-resnet:56``.
+        options: Options of inputs and head; ``num_classes`` may be given here or as a key.
     """
     name, _, text = spec.partition(":")
     chosen = FAMILIES[name]

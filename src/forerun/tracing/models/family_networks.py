@@ -23,7 +23,7 @@ _TEN_CLASSES = FamilyKey(default=10, meaning="outputs of the head")
 
 
 def _num_features(features: nn.Module, input_shape: Shape) -> int:
-    """Elements per sample that leave the convolutional part, found by a run where it was built."""
+    """Number of elements per sample after the convolutional part, found by running it."""
     try:
         with torch.no_grad():
             device = next(features.parameters(), torch.empty(0)).device
@@ -78,7 +78,7 @@ def _cnn(shape: Shape, *, depth: int, base_filters: int, dense_units: int, num_c
     num_classes=_TEN_CLASSES,
 )
 def _mlp(shape: Shape, *, depth: int, width: int, num_classes: int) -> nn.Module:
-    """Flatten, Dense-ReLU of equal width, Dense; of width 1 it is a chain of calls with next to no work."""
+    """Flatten, Dense-ReLU of equal width, Dense; with width 1 it is a chain of calls with almost no work."""
     return _classifier(nn.Identity(), shape, [width] * depth, num_classes)
 
 
@@ -114,7 +114,7 @@ def _pcam_cnn(shape: Shape, *, num_classes: int) -> nn.Module:
 class _PlainShortcutBlock(nn.Module):
     """Two 3x3 convolutions beside an identity shortcut without parameters.
 
-    Where the shape changes, the shortcut takes every second pixel and adds zero channels (option A).
+    If the shape changes, the shortcut takes every second pixel and adds zero channels (option A).
     """
 
     def __init__(self, num_inputs: int, num_outputs: int, stride: int) -> None:
@@ -127,7 +127,7 @@ class _PlainShortcutBlock(nn.Module):
         self.num_new = num_outputs - num_inputs
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(batch, channels, height, width) to the same with height and width divided by the stride."""
+        """The block's output, (batch, channels, height, width); the stride divides height and width."""
         residual = functional.relu(self.bn1(self.conv1(x)))
         residual = self.bn2(self.conv2(residual))
         if self.stride > 1 or self.num_new:
@@ -143,9 +143,9 @@ class CifarResNet(nn.Module):
     Source: He, Zhang, Ren and Sun 2016, CVPR, section 4.2 and table 6.
 
     Args:
-        depth: Weighted layers, 6n + 2.
-        num_channels: Channels of the images.
-        num_classes: Outputs of the head.
+        depth: Number of weighted layers, 6n + 2.
+        num_channels: Number of channels of the images.
+        num_classes: Number of outputs of the head.
     """
 
     def __init__(self, depth: int, num_channels: int, num_classes: int) -> None:
@@ -163,7 +163,7 @@ class CifarResNet(nn.Module):
         self.head = nn.Linear(width, num_classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(batch, channels, height, width) to logits (batch, classes)."""
+        """Logits (batch, classes) of images (batch, channels, height, width)."""
         x = self.blocks(functional.relu(self.bn(self.conv(x))))
         logits: torch.Tensor = self.head(x.mean((2, 3)))
         return logits

@@ -1,4 +1,4 @@
-"""What a user may say about the inputs and the head of a model, checked once."""
+"""Options of a model's inputs and head, checked once."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _ATTENTION = ("sdpa", "eager")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputOptions:
-    """Choices about inputs and head; None keeps what the model itself prescribes.
+    """Options of inputs and head; None keeps the model's own value.
 
     Attributes:
         image_size: Height and width of square images [pixels].
         input_shape: Shape of one sample without the batch axis; excludes ``image_size``.
-        sequence_length: Tokens of one sample of a text model.
-        num_classes: Outputs of the head.
-        training: Whether the module is put in training mode.
+        sequence_length: Number of tokens in one sample of a text model.
+        num_classes: Number of outputs of the head.
+        training: True puts the module in training mode.
         attn_implementation: Attention of Transformers models: ``sdpa`` (one kernel) or ``eager``.
     """
 
@@ -52,10 +52,10 @@ class InputOptions:
             )
 
     def image_shape(self, default: tuple[int, ...]) -> tuple[int, ...]:
-        """Shape of one image or clip: ``default`` with the user's sizes put in.
+        """Shape of one image or clip: ``default`` with the user's sizes.
 
         Args:
-            default: Shape the model prescribes: (channels, height, width), or with frames in second place.
+            default: The model's own shape: (channels, height, width), or with frames in second place.
 
         Raises:
             InvalidSetupError: If the number of axes differs.
@@ -72,14 +72,14 @@ class InputOptions:
         return self.input_shape
 
     def refuse_image(self, name: str) -> None:
-        """Refuses image options for a model that reads tokens."""
+        """Refuse image options for a model that reads tokens."""
         if self.image_size is not None or self.input_shape is not None:
             raise InvalidSetupError(
                 f"{name} reads tokens, not images: use sequence_length instead of image_size or input_shape"
             )
 
     def refuse_sequence(self, name: str) -> None:
-        """Refuses a sequence length for a model that reads images."""
+        """Refuse a sequence length for a model that reads images."""
         if self.sequence_length is not None:
             raise InvalidSetupError(
                 f"{name} reads images, not tokens: use image_size or input_shape instead of sequence_length"

@@ -1,4 +1,4 @@
-"""Losses and targets for models that bring none."""
+"""Losses and targets for models without their own."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def next_token_loss(output: Any, batch: Mapping[str, Any]) -> torch.Tensor:
 
 
 def classification_loss(output: Any, batch: Mapping[str, Any]) -> torch.Tensor:
-    """Cross entropy of logits (batch, classes) with class labels; of the first one if there are several."""
+    """Cross entropy of logits (batch, classes) with class labels; of several outputs, the first one counts."""
     logits = output[0] if isinstance(output, (tuple, list)) else output
     return _tensor_loss(logits, batch)
 
 
 def inferred_loss(output: Any, batch: Mapping[str, Any]) -> torch.Tensor:
-    """A loss chosen by the form of the output, see ``INFERRED_LOSS_NOTE``."""
+    """The loss for the form of the output, see ``INFERRED_LOSS_NOTE``."""
     own = _own_loss(output)
     if own is not None:
         return own
@@ -64,7 +64,7 @@ def inferred_loss(output: Any, batch: Mapping[str, Any]) -> torch.Tensor:
 
 
 def sum_of_means(output: Any, batch: Mapping[str, Any]) -> torch.Tensor:
-    """Sum over all floating-point outputs of their mean in fp32: every output gets a gradient."""
+    """Sum of the means of all floating-point outputs in fp32, so that every output gets a gradient."""
     means = [tensor.float().mean() for tensor in _float_tensors(output)]
     if not means:
         raise TypeError(f"the model returned no floating-point tensor but {type(output).__name__}")
@@ -98,13 +98,13 @@ def _tensor_loss(output: torch.Tensor, batch: Mapping[str, Any]) -> torch.Tensor
 
 
 def _stand_in(shape: tuple[int, ...], dtype: torch.dtype, output: torch.Tensor) -> torch.Tensor:
-    """A target for an output that comes without one: zeros, or on meta a shape without a kernel that fills it."""
+    """A target for an output without one: zeros, or on meta a tensor that no kernel fills."""
     make = torch.empty if output.is_meta else torch.zeros
     return make(shape, dtype=dtype, device=output.device)
 
 
 def _is_per_token(output: torch.Tensor, batch: Mapping[str, Any]) -> bool:
-    """Whether the output is (batch, tokens, classes) for integer inputs (batch, tokens)."""
+    """True if the output is (batch, tokens, classes) for integer inputs (batch, tokens)."""
     inputs = [*batch.get("args", ()), *batch.get("kwargs", {}).values()]
     tokens = [x for x in inputs if isinstance(x, torch.Tensor) and not x.is_floating_point() and x.dim() == 2]
     return output.dim() == 3 and any(output.shape[:2] == x.shape for x in tokens)

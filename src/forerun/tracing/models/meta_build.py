@@ -1,7 +1,7 @@
 """Builds modules on the meta device, or copies existing ones there, without holding a weight.
 
 Inside ``building_on`` another device takes the place of meta, and weights have the values their library gives them:
-the same sources of models then make networks that run.
+the same sources of models then make networks that can run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _OWN_TABLES = frozenset({"_parameters", "_buffers", "_modules"})
 
 @contextmanager
 def building_on(device: torch.device) -> Iterator[None]:
-    """Makes the functions of this module build and copy on a device instead of on meta."""
+    """Makes the functions of this module build and copy on a device, not on meta."""
     token = _device.set(device)
     try:
         yield
@@ -44,12 +44,12 @@ def building_on(device: torch.device) -> Iterator[None]:
 
 
 def building_device() -> torch.device:
-    """Where tensors are put now."""
+    """Device on which tensors are made now."""
     return _device.get()
 
 
 def is_building_on_meta() -> bool:
-    """Whether what is built now holds shapes only."""
+    """True while modules are built with shapes only."""
     return building_device().type == "meta"
 
 
@@ -75,8 +75,8 @@ class _NoRandomFill(TorchFunctionMode):
 def build_on_meta(make: Callable[[], Built]) -> Built:
     """The result of ``make()`` with every tensor it creates on the meta device.
 
-    A constructor that reads values of tensors fails there; it is run again on the CPU. A module still has to
-    go through ``move_to_meta`` or ``meta_copy``, which take what was placed on the CPU.
+    A constructor that reads values of tensors fails there and is run again on the CPU. A module still has to
+    go through ``move_to_meta`` or ``meta_copy``, which replace its tensors on the CPU.
     """
     if not is_building_on_meta():
         with building_device():
@@ -110,7 +110,7 @@ def meta_like(tensor: torch.Tensor) -> torch.Tensor:
 def move_to_meta(module: torch.nn.Module) -> torch.nn.Module:
     """Replaces every tensor of a module by a meta tensor, in place; shared tensors stay shared.
 
-    Besides parameters and buffers this takes plain tensors in attributes, also inside lists and dicts.
+    Besides parameters and buffers it replaces plain tensors in attributes, also inside lists and dicts.
     Scalar tensors outside of parameters and buffers stay: they work beside meta tensors, and their values
     may be read.
     """
@@ -121,7 +121,7 @@ def move_to_meta(module: torch.nn.Module) -> torch.nn.Module:
     def moved(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.is_meta:
             return tensor
-        if id(tensor) not in known:  # the original is kept too, so that its id is not given away
+        if id(tensor) not in known:  # the original is kept too, so that its id is not reused
             known[id(tensor)] = (tensor, meta_like(tensor))
         return known[id(tensor)][1]
 
@@ -150,7 +150,7 @@ def _replaced(value: Any, moved: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 
 class _MetaCopies(TorchFunctionMode):
-    """Makes ``deepcopy`` of a plain tensor a meta tensor instead of a second copy of its data."""
+    """Makes ``deepcopy`` of a plain tensor a meta tensor, not a second copy of its data."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.__deepcopy__:
@@ -165,14 +165,14 @@ class _MetaCopies(TorchFunctionMode):
 def meta_copy(module: torch.nn.Module) -> torch.nn.Module:
     """A copy of a module with its tensors on meta; the module itself is not changed and no data is copied.
 
-    Inside ``building_on`` it is a copy with its values, on that device.
+    Inside ``building_on`` the copy has the values, on that device.
     """
     if not is_building_on_meta():
         return copy.deepcopy(module).to(building_device())
     memo: dict[int, Any] = {}
     tensors = [*module.parameters(), *module.buffers()]
     memo.update((id(tensor), meta_like(tensor)) for tensor in tensors)
-    memo[id(memo)] = tensors  # deepcopy keeps there what must outlive the copy
+    memo[id(memo)] = tensors  # deepcopy keeps objects there that must outlive the copy
     with _MetaCopies():
         copied = copy.deepcopy(module, memo)
     return move_to_meta(copied)

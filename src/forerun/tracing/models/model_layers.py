@@ -1,4 +1,4 @@
-"""The layers of a whole model in the terms of the layer benchmarks: what a sum of layers adds up."""
+"""The layers of a whole model in the terms of the layer benchmarks, as a sum of layers needs them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Parameters = dict[str, str | int | float | bool | None]
 
 _ACTIVATIONS = {nn.ReLU: "relu", nn.Tanh: "tanh", nn.Sigmoid: "sigmoid", nn.GELU: "gelu"}
 
-# Modules that do nothing on their own, or next to nothing: views, and dropout, which benchmarks leave out.
+# Modules with no work or almost none: views, and dropout, which benchmarks leave out.
 _FREE = (nn.Flatten, nn.Identity, nn.Dropout, nn.Sequential, nn.ModuleList)
 
 
@@ -37,9 +37,9 @@ class ModelLayers:
 
 
 def model_layers(request: ModelRequest, batch_size: int) -> ModelLayers:
-    """Runs the forward pass on the meta device and writes down the modules that are called.
+    """Runs the forward pass on the meta device and lists the modules that are called.
 
-    An activation module counts to the layer before it, as in the benchmarks. Functions that are no modules (additions
+    An activation module counts to the layer before it, as in the benchmarks. Functions that are not modules (additions
     of residual connections, functional activations) are not seen.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The inputs of a module that comes without a batch: from its library, or from its first layer."""
+"""The inputs of a module without a batch, from its library or its first layer."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def guess_inputs(module: nn.Module, options: InputOptions, name: str) -> tuple[tuple[int, ...], BatchMaker]:
-    """Sample shape and batch maker of a module.
+    """Find the sample shape and the batch maker of a module.
 
-    In this order: Transformers models tell their own inputs (and are made ready for training), timm models
-    their image size; ``input_shape`` is taken as given, as integers if the first layer is an embedding;
-    ``image_size`` takes its channels from the first convolution; a first dense layer tells its width.
+    In this order: Transformers models have their own inputs (and are made ready for training), timm models
+    have an image size; ``input_shape`` is taken as given, as integers if the first layer is an embedding;
+    ``image_size`` takes its channels from the first convolution; a first dense layer has its width.
 
     Raises:
-        InvalidSetupError: If none of it applies.
+        InvalidSetupError: None of these applies.
     """
     if hasattr(module, "config") and hasattr(module, "main_input_name"):
         prepare_for_trace(module, options.training)
@@ -44,7 +44,7 @@ def guess_inputs(module: nn.Module, options: InputOptions, name: str) -> tuple[t
 
 
 def _first_layer(module: nn.Module) -> nn.Module | None:
-    """The first submodule, in order of definition, that has parameters of its own."""
+    """The first submodule, in order of definition, that has its own parameters."""
     for child in module.modules():
         if any(True for _ in child.parameters(recurse=False)):
             return child

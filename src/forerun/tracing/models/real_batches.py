@@ -1,8 +1,8 @@
 """Batches with values, for models that are built on a real device.
 
-Every maker of batches tells shapes and types by meta tensors; here they are filled. Time hardly depends on the values
-as long as they are in range: numbers are normal, tokens are drawn from the vocabulary (so that a gather from a table
-touches as much of it as text would), and labels are 0 or 1, which are classes of every head that has any.
+Every maker of batches gives shapes and types as meta tensors; this module fills them. Time hardly depends on the
+values as long as they are in range: numbers are normal, tokens are drawn from the vocabulary (so a gather from a table
+touches as much of it as text would), and labels are 0 or 1, which are classes of every head with classes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LABELS = 2
 
 
 def with_real_batches(built: BuiltModel, device: torch.device) -> BuiltModel:
-    """The same model with a maker of batches that are on the device and have values."""
+    """The same model with a maker of batches with values, on the device."""
     make_shapes = built.make_batch
     num_tokens = _vocabulary(built.module)
 
@@ -37,7 +37,7 @@ def with_real_batches(built: BuiltModel, device: torch.device) -> BuiltModel:
 
 
 def _vocabulary(module: nn.Module) -> int:
-    """Rows of the first table that tokens are looked up in."""
+    """Number of rows of the first table in which tokens are looked up."""
     tables = (m for m in module.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag)))
     first = next(tables, None)
     return _LABELS if first is None else first.num_embeddings

@@ -1,4 +1,4 @@
-"""Where models come from: one function that turns whatever the user names into a ``BuiltModel``.
+"""Sources of models: one function that turns a model in any form into a ``BuiltModel``.
 
 ============================  ==========================================================================
 ``cnn:depth=4,...``           a family of this project, see ``families``
@@ -6,7 +6,7 @@
 ``timm:NAME``                 a model of timm
 ``hf:CONFIG.json``            a Transformers configuration
 ``onnx:FILE.onnx``            an ONNX file
-``keras:...``                 never comes here, see ``keras_source``
+``keras:...``                 refused here, see ``tracing.keras.source``
 ``path/to/file.py:factory``   the user's own code, see ``user_code``
 ``nn.Module``                 a module, copied to the meta device
 ============================  ==========================================================================
@@ -64,25 +64,25 @@ def build_model(
 ) -> BuiltModel:
     """Builds a model with a batch and a loss for one training step, on the meta device unless another is named.
 
-    Nothing is downloaded. A module that is handed over is copied, never changed.
+    Nothing is downloaded. A module object is copied, never changed.
 
     Args:
-        spec: The model, in one of the forms of this module's table.
+        spec: Model in one of the forms of this module's table.
         image_size: Height and width of square images [pixels].
         input_shape: Shape of one sample without the batch axis.
-        sequence_length: Tokens of one sample of a text model.
-        num_classes: Outputs of the head.
-        training: Training mode, or evaluation mode for inference.
+        sequence_length: Number of tokens in one sample of a text model.
+        num_classes: Number of outputs of the head.
+        training: True for training mode, False for evaluation mode.
         attn_implementation: Attention of Transformers models, ``sdpa`` or ``eager``.
-        device: Where tensors are. On a real device weights have their library's initial values, or those of an
+        device: Device of the tensors. On a real device weights have their library's initial values, or those of an
             ONNX file, and batches are filled at random.
 
     Raises:
-        UnknownModelError: No such model, file or family key.
-        InvalidSetupError: An option cannot be meant for this model.
+        UnknownModelError: There is no such model, file or family key.
+        InvalidSetupError: An option does not apply to this model.
         MissingExtraError: The library of the model is not installed.
         ModelBuildError: The model's code raised, or the file is damaged.
-        TraceError: A model whose step has no fixed shape.
+        TraceError: The model's step has no fixed shape.
     """
     options = InputOptions(
         image_size=image_size,

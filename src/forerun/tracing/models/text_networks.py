@@ -30,7 +30,7 @@ class _Block(nn.Module):
         self.widen, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(batch, tokens, width) to the same."""
+        """The block's output, of the shape of its input (batch, tokens, width)."""
         batch, tokens, width = x.shape
         heads = self.queries_keys_values(self.norm1(x)).view(batch, tokens, 3, -1, _HEAD_WIDTH)
         query, key, value = heads.permute(2, 0, 3, 1, 4).unbind(0)
@@ -47,9 +47,9 @@ class Decoder(nn.Module):
     Source: Radford et al. 2019, Language Models are Unsupervised Multitask Learners, section 2.3 and table 2.
 
     Args:
-        depth: Blocks.
+        depth: Number of blocks.
         width: Width of a token, a multiple of 64; heads are 64 wide.
-        vocabulary: Tokens there are.
+        vocabulary: Number of different tokens.
     """
 
     def __init__(self, depth: int, width: int, vocabulary: int) -> None:
@@ -60,7 +60,7 @@ class Decoder(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Tokens (batch, tokens) to logits (batch, tokens, vocabulary)."""
+        """Logits (batch, tokens, vocabulary) of tokens (batch, tokens)."""
         x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
         return functional.linear(self.norm(self.blocks(x)), self.tokens.weight)
 

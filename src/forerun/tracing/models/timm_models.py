@@ -27,14 +27,14 @@ def timm_names() -> list[str]:
 
 
 def build_timm(name: str, options: InputOptions) -> BuiltModel:
-    """Builds a model of timm without weights, with the rates of its constructor.
+    """Builds a model of timm without weights, with the dropout rates of its constructor.
 
-    The input size is the one of the model's own configuration. Models whose layers depend on the image size
-    are built for the one the user gives.
+    The input size is that of the model's own configuration. A model whose layers depend on the image size is
+    built for the user's image size.
 
     Args:
-        name: Architecture, with or without a tag of weights; old names are understood.
-        options: Inputs and head.
+        name: Name of the architecture, with or without a tag of weights; old names are accepted.
+        options: Options of inputs and head.
     """
     try:
         import timm
@@ -72,7 +72,7 @@ def _create(name: str, options: InputOptions) -> torch.nn.Module:
         arguments["in_chans"] = shape[0]
     try:
         return _construct(name, {**arguments, "img_size": shape[-2:]})
-    except TypeError:  # most convolutional networks take any size and no such argument
+    except TypeError:  # most convolutional networks take any size, but no such argument
         return _construct(name, arguments)
 
 
@@ -81,7 +81,7 @@ def _construct(name: str, arguments: dict[str, Any]) -> torch.nn.Module:
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # old names warn; they are understood
+            warnings.simplefilter("ignore")  # old names warn, but are accepted
             module: torch.nn.Module = build_on_meta(
                 lambda: timm.create_model(name, pretrained=False, **arguments)
             )

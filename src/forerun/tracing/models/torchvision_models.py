@@ -17,7 +17,7 @@ from forerun.tracing.models.meta_build import build_on_meta, move_to_meta
 
 __all__ = ["build_torchvision", "torchvision_input_shape", "torchvision_names"]
 
-# Weights of the auxiliary heads. They do not change what a step costs, only that their heads are run:
+# Weights of the auxiliary heads' losses. Their values do not change the cost of a step; that the heads run does:
 # Szegedy et al. 2015 (section 5), the fine-tuning tutorial of PyTorch, torchvision references/segmentation.
 _AUX_WEIGHT = {"googlenet": 0.3, "inception_v3": 0.4}
 _SEGMENTATION_AUX_WEIGHT = 0.5
@@ -26,7 +26,7 @@ _SEGMENTATION_CROP = 480
 """Training crop of torchvision references/segmentation/presets.py."""
 
 _CLIP_FRAMES = {"s3d": 64, "swin3d_t": 32, "swin3d_s": 32, "swin3d_b": 32}
-"""Frames of a training clip; 16 unless named."""
+"""Frames of a training clip; 16 for models that are not listed."""
 
 
 def torchvision_names() -> list[str]:
@@ -49,11 +49,11 @@ def build_torchvision(name: str, options: InputOptions) -> BuiltModel:
 
     Args:
         name: Name as in ``torchvision.models.list_models()``.
-        options: Inputs and head.
+        options: Options of inputs and head.
 
     Raises:
-        UnknownModelError: No such model, or a quantized one.
-        TraceError: A detection model.
+        UnknownModelError: There is no such model, or it is a quantized one.
+        TraceError: The model is a detection model.
     """
     from torchvision import models
 
@@ -71,7 +71,7 @@ def build_torchvision(name: str, options: InputOptions) -> BuiltModel:
     if kind == "detection":
         raise TraceError(
             f"torchvision:{name} is a detection model: how much work its heads do depends on the boxes "
-            "found in the images, so its step has no shape of its own; predict its backbone instead"
+            "found in the images, so its step has no fixed shape; predict its backbone instead"
         )
     options.refuse_sequence(f"torchvision:{name}")
     shape = options.image_shape(torchvision_input_shape(name))
@@ -97,7 +97,7 @@ def build_torchvision(name: str, options: InputOptions) -> BuiltModel:
 
 
 def torchvision_input_shape(name: str) -> tuple[int, ...]:
-    """Shape of a sample: the crop the first published weights were evaluated with, 224 pixels if none."""
+    """Shape of a sample: the crop at which the first published weights were evaluated, else 224 pixels."""
     kind = _kind(name)
     if kind == "optical_flow":
         return (3, 368, 496)  # FlyingChairs crop of torchvision references/optical_flow

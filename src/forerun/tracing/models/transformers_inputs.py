@@ -1,4 +1,4 @@
-"""Batches of Transformers models, and what they need to run without values."""
+"""Batches of Transformers models, and changes that let the models run without values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["prepare_for_trace", "transformers_inputs"]
 _DEFAULT_TOKENS = 512
 _MAX_TOKENS_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
 _PER_SAMPLE = ("SequenceClassification", "ImageClassification", "NextSentencePrediction", "MultipleChoice")
-_NUM_CHOICES = 4  # answers of one question, as in SWAG
+_NUM_CHOICES = 4  # number of answers to one question, as in SWAG
 
 
 def transformers_inputs(
@@ -40,7 +40,7 @@ def prepare_for_trace(module: torch.nn.Module, training: bool) -> torch.nn.Modul
     """Makes a Transformers model run on meta as it does in a training step or an evaluation, in place.
 
     The cache of keys and values is switched off for training; an evaluation returns it by default, and it
-    fills memory. What the library asks the values of masks is answered while the model runs: nothing is
+    fills memory. Questions of the library about values of masks are answered while the model runs: nothing is
     padded, one sequence per sample.
     """
     config: Any = module.config
@@ -117,7 +117,7 @@ def _text_inputs(
 def _num_tokens(config: Any, options: InputOptions, name: str) -> int:
     limits = [getattr(config, key, None) for key in _MAX_TOKENS_KEYS]
     limit = next((value for value in limits if isinstance(value, int) and value > 0), None)
-    # RoBERTa and its kin count positions from the padding index on.
+    # RoBERTa and similar models count positions from the padding index on.
     if limit is not None and getattr(config, "model_type", "") in (
         "roberta",
         "xlm-roberta",

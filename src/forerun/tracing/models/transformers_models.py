@@ -36,14 +36,14 @@ __all__ = ["build_transformers"]
 
 
 def build_transformers(path_text: str, options: InputOptions) -> BuiltModel:
-    """Builds the architecture a Transformers configuration names, in fp32 and without weights.
+    """Builds the architecture of a Transformers configuration, in fp32 and without weights.
 
     Without ``architectures`` in the file the model is a sequence classifier, an image classifier or a causal
-    language model, whichever its ``model_type`` has first.
+    language model, the first of these that its ``model_type`` has.
 
     Args:
-        path_text: A JSON file, or a folder with ``config.json``.
-        options: Inputs and head.
+        path_text: Path of a JSON file, or of a folder with ``config.json``.
+        options: Options of inputs and head.
     """
     path = _config_path(path_text)
     values = _read_config(path)
@@ -154,7 +154,7 @@ def _model_class(transformers: Any, values: dict[str, Any], config: Any) -> Any:
 
 
 def _near_classes(name: str, known: list[str]) -> str:
-    """Near matches of a class name: first those of the same network."""
+    """Near matches of a class name, those of the same network first."""
     network = name.partition("For")[0]
     return near_matches(name, [k for k in known if k.startswith(network)]) or near_matches(name, known)
 
@@ -176,7 +176,7 @@ def _set_head(config: Any, class_name: str, options: InputOptions) -> None:
 def _construct(
     model_class: Any, config: Any, options: InputOptions
 ) -> tuple[torch.nn.Module, tuple[str, ...]]:
-    """The module and notes; attention is eager where the architecture has no other."""
+    """The module and notes; attention is eager if the architecture has no other."""
 
     def construct(attention: str) -> torch.nn.Module:
         module: torch.nn.Module = build_on_meta(

@@ -9,8 +9,8 @@ called with the meta device as default, so that large models need no memory. It 
 - a dict with ``module``, ``input_shape`` or ``example_batch``, and optionally ``target`` (an example tensor)
   and ``loss``, called as ``loss(output, target)``, or ``loss(output)`` without a target.
 
-Tensors of an example batch whose first axis is that of the first tensor are resized to every batch size asked
-for. Traces of user code are never cached: what it does may depend on anything.
+Tensors of an example batch that share the first axis of the first tensor are resized to every requested batch
+size. Traces of user code are never cached, because the code may depend on anything.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _KEYS = ("module", "input_shape", "example_batch", "target", "loss")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Returned:
-    """What a factory returned, sorted."""
+    """Parts of the return value of a factory."""
 
     module: torch.nn.Module
     input_shape: tuple[int, ...] | None = None
@@ -58,9 +58,9 @@ def build_from_module(module: torch.nn.Module, options: InputOptions, name: str 
     """Copies a module to the meta device; the module itself stays as it is.
 
     Args:
-        module: The module. Wrappers for data parallelism and compilation are taken off.
-        options: Inputs; needed unless the module's library or its first layer tells them.
-        name: Name to show, the class name if None.
+        module: Module to copy. Wrappers for data parallelism and compilation are removed.
+        options: Options of the inputs, needed unless they follow from the module's library or its first layer.
+        name: Name to show; None for the class name.
     """
     name = name or type(module).__name__
     _refuse_classes(options, name)
@@ -78,8 +78,8 @@ def build_from_file(path_text: str, factory_name: str, options: InputOptions) ->
     """Runs a factory in a Python file and builds the model it returns.
 
     Raises:
-        UnknownModelError: No such file, or no such name in it.
-        ModelBuildError: The file or the factory raised, or returned something else.
+        UnknownModelError: There is no such file, or no such name in it.
+        ModelBuildError: The file or the factory raised an exception, or the factory returned something else.
     """
     spec = f"{path_text}:{factory_name}"
     with factory_of(path_text, factory_name) as factory:
@@ -89,11 +89,11 @@ def build_from_file(path_text: str, factory_name: str, options: InputOptions) ->
 
 @contextmanager
 def factory_of(path_text: str, factory_name: str) -> Iterator[Any]:
-    """Runs a Python file and gives what has a name in it; inside, the file's neighbours can be imported.
+    """Runs a Python file and yields the object with a name in it; meanwhile the file's neighbours can be imported.
 
     Raises:
-        UnknownModelError: No such file, or no such name in it.
-        ModelBuildError: The file raised.
+        UnknownModelError: There is no such file, or no such name in it.
+        ModelBuildError: The file raised an exception.
     """
     path = Path(path_text).expanduser().resolve()
     if not path.is_file():
@@ -119,7 +119,7 @@ def _run_file(path: Path, path_text: str) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     namespace = importlib.util.module_from_spec(spec)
-    sys.modules[name] = namespace  # dataclasses and pickle look modules up there
+    sys.modules[name] = namespace  # dataclasses and pickle look up modules there
     try:
         spec.loader.exec_module(namespace)
     except (Exception, SystemExit) as error:  # the user's code may raise anything
@@ -202,7 +202,7 @@ def _build(returned: _Returned, options: InputOptions, name: str) -> BuiltModel:
 
 
 def _unwrapped(module: torch.nn.Module) -> torch.nn.Module:
-    """The network inside wrappers that other settings of a prediction stand for."""
+    """The network inside wrappers that other settings of a prediction replace."""
     inner: Any = module
     while True:
         if isinstance(inner, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)):
@@ -221,7 +221,7 @@ def _copied(module: torch.nn.Module, name: str) -> torch.nn.Module:
         )
     if type(module).forward is torch.nn.Module.forward and "forward" not in vars(module):
         raise ModelBuildError(
-            f"{name} is no complete model: its class {type(module).__name__} defines no forward()"
+            f"{name} is not a complete model: its class {type(module).__name__} defines no forward()"
         )
     try:
         return meta_copy(module)

@@ -19,7 +19,7 @@ __all__: list[str] = []
 
 
 def _register_plain(table: dict[str, Callable[..., Any]]) -> None:
-    """Registers functions whose arguments are the node's inputs and nothing else."""
+    """Registers functions whose arguments are just the node's inputs."""
     for name, function in table.items():
 
         def run(node: OnnxNode, *inputs: Tensor | None, function: Callable[..., Any] = function) -> Any:
@@ -172,7 +172,7 @@ def _log_softmax(node: OnnxNode, x: Tensor) -> Tensor:
 
 
 def _along_axis(node: OnnxNode, x: Tensor, function: Callable[[Tensor, int], Tensor]) -> Tensor:
-    """Before operator set 13 all axes from the given one on are normalised together."""
+    """Applies a normalisation along an axis; before operator set 13, over all axes from that one on together."""
     if node.opset >= 13:
         return function(x, node.get("axis", -1))
     axis = node.get("axis", 1) % x.dim()

@@ -1,6 +1,6 @@
 """Reads an ONNX file into plain nodes, constants and inputs, and sorts its initializers.
 
-A float initializer is a weight if a node uses it together with data that comes from the model's inputs. One
+A float initializer is a weight if a node uses it together with data from the model's inputs. One
 that meets only shapes (a scale of a Resize, a bound of a Clip) is a constant whose value is kept.
 """
 
@@ -41,7 +41,7 @@ _STATISTICS = {"BatchNormalization": (3, 4)}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnnxInput:
-    """An input of the model: its axes are sizes, or names where the file leaves them open."""
+    """An input of the model: its axes are sizes, or names if the file leaves them open."""
 
     name: str
     dtype: torch.dtype
@@ -53,8 +53,8 @@ class OnnxGraph:
     """A graph, or the body of a node such as If.
 
     Attributes:
-        nodes: In order of execution.
-        inputs: What has to be fed.
+        nodes: Nodes in order of execution.
+        inputs: Inputs to be given.
         outputs: Names of the results.
         initializers: Real tensors on the CPU; meta tensors for floats that are not read from the file.
     """
@@ -94,9 +94,9 @@ def read_graph_proto(
     Args:
         graph: The message.
         opset: Operator set of ONNX' own domain.
-        folder: Where external data files lie.
-        runtime: Given to every node.
-        with_values: Whether large float initializers get their values; otherwise they are meta tensors.
+        folder: Folder of external data files.
+        runtime: Runtime settings given to every node.
+        with_values: True reads the values of large float initializers; otherwise they are meta tensors.
     """
     initializers = {
         tensor.name: _read_tensor(tensor, folder, with_values=with_values) for tensor in graph.initializer
@@ -110,7 +110,7 @@ def read_graph_proto(
 
 
 def _read_tensor(tensor: Any, folder: Path, *, with_values: bool) -> torch.Tensor:
-    """A tensor of the file; floats of one axis or more come without values unless they are wanted."""
+    """A tensor of the file; floats of one axis or more come without values unless requested."""
     import numpy as np
     from onnx import external_data_helper, numpy_helper
 
@@ -174,7 +174,7 @@ def _read_node(node: Any, opset: int, folder: Path, runtime: Runtime, *, with_va
 
 
 def check_operators(graph: OnnxGraph, name: str) -> None:
-    """Raises with every operator of a graph that has no implementation, each with one of its nodes."""
+    """Raise an error that names every operator of a graph without an implementation, each with one of its nodes."""
     missing: dict[str, str] = {}
     for node in graph.all_nodes():
         if node.op != BRANCH and node.op not in OPERATORS:
@@ -188,7 +188,7 @@ def check_operators(graph: OnnxGraph, name: str) -> None:
 
 
 class _Origin(IntEnum):
-    """What a value depends on, in order of precedence."""
+    """Origins of a value, in order of precedence."""
 
     CONSTANT = 0
     INITIALIZER = 1
@@ -197,10 +197,10 @@ class _Origin(IntEnum):
 
 
 def weight_names(graph: OnnxGraph) -> tuple[set[str], set[str]]:
-    """Names of initializers that are weights, and of those that are running statistics.
+    """Names of initializers that are weights, and names of running statistics.
 
-    Every value is sorted by what it depends on: data (the inputs, or weights), shapes, or constants. A float
-    initializer with an axis is a weight where it meets data or stands alone, unless its value is read.
+    Every value has an origin: data (the inputs, or weights), shapes, or constants. A float initializer with an axis
+    is a weight if it meets data or stands alone, unless its value is read.
     """
     origin: dict[str, _Origin] = {value.name: _Origin.DATA for value in graph.inputs}
     for name, tensor in graph.initializers.items():
@@ -223,7 +223,7 @@ def weight_names(graph: OnnxGraph) -> tuple[set[str], set[str]]:
         if node.op in ("Shape", "Size"):
             made = _Origin.SHAPE
         origin.update(dict.fromkeys(_names(node.outputs), made))
-    for node in graph.nodes:  # a body sees the names around it; what it reads of them is taken as a weight
+    for node in graph.nodes:  # a body sees the names around it; those it reads are taken as weights
         for body in (value for value in node.attributes.values() if isinstance(value, OnnxGraph)):
             weights |= {n for n in body.captured() if origin.get(n) is _Origin.INITIALIZER}
     return weights, statistics - weights

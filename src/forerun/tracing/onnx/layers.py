@@ -184,7 +184,7 @@ def _lp_norm(node: OnnxNode, x: Tensor) -> Tensor:
 
 
 def _split_heads(x: Tensor, num_heads: int) -> Tensor:
-    """(batch, tokens, heads x size) to (batch, heads, tokens, size)."""
+    """Splits (batch, tokens, heads x size) into (batch, heads, tokens, size)."""
     return x.reshape(*x.shape[:2], num_heads, -1).transpose(1, 2)
 
 
@@ -242,7 +242,7 @@ def _recurrent(
     cell: Tensor | None = None,
     peepholes: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    """A layer over x (steps, batch, features); its output is (steps, directions, batch, hidden)."""
+    """A recurrent layer over x (steps, batch, features); its output is (steps, directions, batch, hidden)."""
     _check_recurrent(node, lengths, peepholes)
     num_directions, hidden_size = w.shape[0], r.shape[-1]
     state_shape = (num_directions, x.shape[1], hidden_size)

@@ -1,7 +1,7 @@
 """Models from ONNX files: ``onnx:FILE.onnx``.
 
-The file's graph is run with torch functions on the meta device (``onnx_module``); weights are parameters, so
-that a training step of a model exported for inference can be traced.
+The file's graph runs with torch functions on the meta device (``onnx.module``); weights are parameters, so that
+a training step of a model exported for inference can be traced.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ def build_onnx(path_text: str, options: InputOptions) -> BuiltModel:
     """Builds a module from an ONNX file.
 
     Args:
-        path_text: The file. Weights kept beside it need not be there.
-        options: Sizes for the axes the file leaves open; a head cannot be changed.
+        path_text: Path of the file. Separate files of its weights may be missing.
+        options: Sizes of the axes that the file leaves open; the head cannot be changed.
 
     Raises:
-        UnknownModelError: No such file.
+        UnknownModelError: There is no such file.
         MissingExtraError: The package ``onnx`` is not installed.
-        ModelBuildError: The file is damaged or no ONNX file.
-        TraceError: The graph has operators that are not supported; all of them are named.
+        ModelBuildError: The file is damaged or is not an ONNX file.
+        TraceError: The graph has unsupported operators, all of which the message names.
     """
     path = Path(path_text).expanduser()
     name = f"onnx:{path_text}"
@@ -94,9 +94,9 @@ def load_onnx_module(path: Path, *, name: str = "", with_values: bool = False) -
     """The graph of a file as a module, on the meta device.
 
     Args:
-        path: The file.
-        name: Name in error messages, the path if empty.
-        with_values: Load the weights' values and stay on the CPU, to run the model.
+        path: Path of the file.
+        name: Name in error messages; empty for the path.
+        with_values: True loads the weights' values and stays on the CPU, to run the model.
     """
     try:
         import onnx
@@ -123,7 +123,7 @@ def load_onnx_module(path: Path, *, name: str = "", with_values: bool = False) -
 def _sample_shape(
     given: OnnxInput, inputs: tuple[OnnxInput, ...], options: InputOptions, name: str
 ) -> tuple[int, ...]:
-    """Sizes of an input without the batch axis, open ones filled from the options."""
+    """Sizes of an input without the batch axis; the options give the open ones."""
     is_text = not given.dtype.is_floating_point
     axes = given.axes[1:]
     if options.input_shape is not None and given is inputs[0]:

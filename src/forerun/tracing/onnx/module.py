@@ -23,14 +23,14 @@ class OnnxModule(torch.nn.Module):
     Values are dropped after their last use, as the local variables of a module's own ``forward`` would be.
 
     Args:
-        graph: The graph.
-        runtime: The one its nodes hold.
-        with_values: Keep the weights' values on the CPU, instead of meta tensors.
+        graph: Graph to run.
+        runtime: Runtime settings that the graph's nodes hold.
+        with_values: True keeps the weights' values on the CPU; otherwise they are meta tensors.
     """
 
     def __init__(self, graph: OnnxGraph, runtime: Runtime, *, with_values: bool = False) -> None:
         super().__init__()
-        self._graph = replace(graph, initializers={})  # their values are not held twice
+        self._graph = replace(graph, initializers={})  # so that their values are not held twice
         self._runtime = runtime
         self._attribute_of: dict[str, str] = {}
         self._constants: Values = {}
@@ -64,7 +64,7 @@ class OnnxModule(torch.nn.Module):
         self._runtime.training = self.training
         if (
             self._follows_weights
-        ):  # a model converted to half precision casts to that where the file says fp32
+        ):  # a model converted to half precision casts to half precision if the file says fp32
             self._runtime.float_dtype = next(self.parameters()).dtype
         values: Values = dict(self._constants)
         values.update((name, getattr(self, attribute)) for name, attribute in self._attribute_of.items())
@@ -74,7 +74,7 @@ class OnnxModule(torch.nn.Module):
 
 
 def _last_uses(graph: OnnxGraph) -> list[list[str]]:
-    """For every node the names that nothing reads after it."""
+    """For every node, the names that no later node reads."""
     last: dict[str, int] = {}
     for index, node in enumerate(graph.nodes):
         last.update((name, index) for name in (*node.inputs, *node.outputs))
@@ -126,7 +126,7 @@ def _run_if(node: OnnxNode, values: Values) -> tuple[Any, ...]:
 
 
 def _on_one_device(operator: Operator, arguments: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
-    """Moves real constants beside meta operands to meta, in their floating-point type; beside those of a GPU, to it."""
+    """Moves real constants to the device of the other operands: meta (in their floating-point type) or a GPU."""
     operands = [x for i, x in enumerate(arguments) if x is not None and i not in operator.host_inputs]
     if not any(x.is_meta for x in operands):
         return _beside_gpu_operands(operator, arguments, operands)

@@ -2,7 +2,7 @@
 
 An operator takes its node, then the node's inputs (None for those left out), and returns a tensor or a tuple
 of tensors. Shapes and other small integers are real tensors on the CPU, activations and weights are on the
-meta device, or on the CPU where an interpreter is tested with values. Inputs whose values an operator reads
+meta device, or on the CPU if an interpreter is tested with values. Inputs whose values an operator reads
 are its *host inputs*.
 """
 
@@ -25,11 +25,11 @@ BRANCH = "If"
 
 @dataclass(slots=True)
 class Runtime:
-    """How a graph is run.
+    """Settings with which a graph runs.
 
     Attributes:
-        training: Whether batch norms use batch statistics and dropout drops.
-        float_dtype: What a cast to fp32 means: the type of the weights if the file's own are fp32.
+        training: True if batch norms use batch statistics and dropout drops.
+        float_dtype: Type to which a cast to fp32 casts: the type of the weights if the file's weights are fp32.
     """
 
     training: bool
@@ -42,12 +42,12 @@ class OnnxNode:
 
     Attributes:
         op: Operator name, with its domain in front unless it is ONNX' own.
-        name: The node's name, or its first output's.
-        inputs: Names of values, empty where an optional input is left out.
-        outputs: Names of values.
-        attributes: Values by name; tensors as CPU tensors, graphs as ``onnx_graph.OnnxGraph``.
+        name: Name of the node, or of its first output.
+        inputs: Names of the input values; empty for an optional input left out.
+        outputs: Names of the output values.
+        attributes: Values by name; tensors as CPU tensors, graphs as ``file_graph.OnnxGraph``.
         opset: Version of the operator set.
-        runtime: How the graph is run.
+        runtime: Settings with which the graph runs.
     """
 
     op: str
@@ -59,11 +59,11 @@ class OnnxNode:
     runtime: Runtime
 
     def get(self, attribute: str, default: Any = None) -> Any:
-        """An attribute, or the default if the node does not carry it."""
+        """An attribute, or the default if the node lacks it."""
         return self.attributes.get(attribute, default)
 
     def refuse(self, what: str) -> TraceError:
-        """The error for a form of an operator that is not supported."""
+        """The error for an unsupported form of an operator."""
         return TraceError(f"the ONNX node {self.name!r} ({self.op}) uses {what}, which is not supported")
 
 
@@ -79,7 +79,7 @@ OPERATORS: dict[str, Operator] = {}
 
 
 def onnx_op(*names: str, host: tuple[int, ...] = ()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Registers a function as ONNX operators; no name can be taken twice.
+    """Registers a function as ONNX operators; a name can be used once.
 
     Args:
         names: Operator names.
@@ -102,7 +102,7 @@ def host_inputs(op: str) -> frozenset[int]:
 
 
 def numbers(node: OnnxNode, tensor: torch.Tensor | None, attribute: str | None = None) -> list[Any] | None:
-    """The values of a host input, or of the attribute that older operator sets have instead.
+    """The values of a host input, or of the attribute that older operator sets have in its place.
 
     Raises:
         TraceError: If the values depend on the data of the model.

@@ -24,7 +24,7 @@ def _constant(node: OnnxNode) -> Tensor:
         if name.startswith(("value_int", "value_float")):
             dtype = torch.int64 if name.startswith("value_int") else torch.float32
             return torch.tensor(value, dtype=dtype)
-    raise node.refuse("a constant that is no tensor of numbers")
+    raise node.refuse("a constant that is not a tensor of numbers")
 
 
 @onnx_op("Shape")
@@ -152,7 +152,7 @@ def _gather(node: OnnxNode, data: Tensor, indices: Tensor) -> Tensor:
 
 
 def _from_front(indices: Tensor, size: int) -> Tensor:
-    """Indices counted from the front. Those on meta have no sign that could be seen; they are left."""
+    """Indices counted from the front. The signs of indices on meta cannot be seen, so these stay as they are."""
     if indices.is_meta or not bool((indices < 0).any()):
         return indices
     return torch.where(indices < 0, indices + size, indices)

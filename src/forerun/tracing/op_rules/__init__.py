@@ -1,8 +1,8 @@
 """FLOP and byte formulas of PyTorch's operations.
 
 A rule turns one ``Call`` into the cost rows of its kernels. Work is counted as the algorithm needs it (a
-multiply-add is two FLOP, a convolution is direct), traffic as every operand moving once. What a device makes
-of it is the cost model's business.
+multiply-add is two FLOP, a convolution is direct), traffic as every operand moving once. The cost
+model turns both into the time on a device.
 
 Matrix sizes are (groups, m, n, k): ``groups`` products of (m, k) x (k, n). For a convolution with batch B,
 input (Cin, H, W), output (Cout, Ho, Wo), window area a and g groups:

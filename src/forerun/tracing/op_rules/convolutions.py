@@ -27,7 +27,7 @@ def _conv_row(
     stride: Sequence[int],
     which: str,
 ) -> CostRow:
-    """One of the three products of a convolution; for a transposed one, input and output change places."""
+    """One of the three products of a convolution; for a transposed convolution, input and output change places."""
     if transposed:
         source, out = out, source
     batch, channels_in = source.shape[:2]
@@ -67,7 +67,7 @@ def _convolution(call: Call) -> list[CostRow]:
 
 @rule("convolution_backward", "convolution_backward_overrideable")
 def _convolution_backward(call: Call) -> list[CostRow]:
-    """Data gradient, weight gradient and bias gradient, as far as they are wanted."""
+    """Data gradient, weight gradient and bias gradient, as far as they are needed."""
     grad, source, weight, _, stride, _, _, transposed, _, groups, wanted = call.args[:11]
     rows = []
     if wanted[0]:

@@ -15,7 +15,7 @@ _TENSORS_PER_LAUNCH = {1: 110, 2: 64, 3: 48, 4: 36}
 
 
 def num_multi_tensor_launches(sizes: list[int], num_lists: int) -> int:
-    """Kernels that one multi-tensor operation launches.
+    """Number of kernels that one multi-tensor operation launches.
 
     A launch takes at most 320 blocks of 65,536 elements and 110, 64, 48 or 36 tensors for one to four lists.
     Source: PyTorch, aten/src/ATen/native/cuda/MultiTensorApply.cuh.

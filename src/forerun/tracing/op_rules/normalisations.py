@@ -44,7 +44,7 @@ _normalisation_rules(OpClass.GROUP_NORM, 8.0, "native_group_norm_backward")
 )
 def _softmax(call: Call) -> list[CostRow]:
     source = call.tensors()[0]
-    dim = next((value for value in call.args if isinstance(value, int)), -1)  # behind the tensor arguments
+    dim = next((value for value in call.args if isinstance(value, int)), -1)  # after the tensor arguments
     width = source.shape[dim] if source.shape else 1
     return [streaming_row(call, OpClass.SOFTMAX, 5.0, width=float(width))]
 

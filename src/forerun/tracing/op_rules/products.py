@@ -11,7 +11,7 @@ from forerun.tracing.op_rules.registry import rule, streaming_row, traffic
 __all__ = ["NUM_GATES"]
 
 NUM_GATES = {"lstm": 4, "gru": 3, "rnn": 1}
-"""Gates of a recurrent cell."""
+"""Number of gates of a recurrent cell."""
 
 
 def _product(
@@ -61,7 +61,7 @@ def _cdist(call: Call) -> list[CostRow]:
 def _attention_row(
     query: TensorInfo, key: TensorInfo, value: TensorInfo, call: Call, num_products: float
 ) -> CostRow:
-    """num_products matrix products of (Lq, Lk) with the head size, for each of B x heads."""
+    """Row of ``num_products`` matrix products of (Lq, Lk) with the head size, for each of B x heads."""
     *groups, num_queries, head_size = query.shape
     num_keys, value_size = key.shape[-2], value.shape[-1]
     read, write, elements, _ = traffic(call)
@@ -112,7 +112,7 @@ def _recurrent_row(
     num_chains: int,
     batch_first: bool,
 ) -> CostRow:
-    """Each weight matrix multiplies every token once: 2 tokens x weights FLOP a pass.
+    """Row of a recurrent layer: each weight matrix multiplies every token once, 2 tokens x weights FLOP per pass.
 
     The T steps of each of ``num_chains`` layers and directions depend on each other.
     """

@@ -26,7 +26,7 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 def traffic(call: Call) -> tuple[float, float, float, int]:
-    """(read bytes, written bytes, elements of the largest operand, element bytes of it)."""
+    """Traffic as (read bytes, written bytes, elements of the largest operand, its element bytes)."""
     inputs, outputs = call.tensors(), call.outputs
     largest = max((*inputs, *outputs), key=lambda t: t.num_elements, default=TensorInfo((), 4, 0))
     read = float(sum(t.touched_bytes for t in inputs))
@@ -59,9 +59,9 @@ def streaming_rules(op_class: OpClass, flops_per_element: float, names: str) -> 
     """Registers operations that read and write each operand once.
 
     Args:
-        op_class: Class of all of them.
+        op_class: Class of all these operations.
         flops_per_element: Work per element of the largest operand [FLOP].
-        names: Operations, separated by blanks.
+        names: Names of the operations, separated by blanks.
     """
 
     @rule(*names.split())

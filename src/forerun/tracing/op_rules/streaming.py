@@ -116,7 +116,7 @@ def _copy(call: Call) -> list[CostRow]:
     "value_selecting_reduction_backward",
 )
 def _scatter_gradient(call: Call) -> list[CostRow]:
-    """Zeroes a tensor of the input's size, then copies the gradient into its part."""
+    """Zeroes a tensor of the input's size, then copies the gradient into a part of it."""
     grad, full = call.tensors()[0], call.outputs[0]
     return [
         CostRow(

@@ -1,4 +1,4 @@
-"""The answer of ``tune_scenarios``: the final run of each scenario, and what its search found."""
+"""The answer of ``tune_scenarios``: the final run of each scenario, and the result of its search."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ["ScenarioRun", "ScenarioRuns", "ScenarioStudy"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScenarioStudy:
-    """The search of a scenario.
+    """Result of the search of a scenario.
 
     Attributes:
-        best: The best configuration.
-        values: Its values by parameter.
-        num_trials: Trials in all.
-        num_out_of_memory: Trials that ran out of memory.
-        num_rejected: Trials the memory model rejected before they started.
+        best: Best configuration.
+        values: Values of the best configuration by parameter.
+        num_trials: Number of all trials.
+        num_out_of_memory: Number of trials that ran out of memory.
+        num_rejected: Number of trials that the memory model rejected before they started.
     """
 
     best: ScriptConfiguration
@@ -38,13 +38,13 @@ class ScenarioRun(Answer):
     """The final run of a scenario.
 
     Attributes:
-        scenario: Its name.
-        configuration: What the script was run with.
+        scenario: Name of the scenario.
+        configuration: Arguments and hooks of the run.
         image_size: Height and width of the images [pixels].
-        study: The search; None for the script as it is.
-        figures: The table of the run.
+        study: Result of the search; None for the script as it is.
+        figures: Table of the run's figures.
         history: A row per epoch, as the script writes them: ``epoch``, ``train_loss``, ``train_acc`` ...
-        utilisation: What the run used over time.
+        utilisation: Use of processor, memory and GPU over time.
     """
 
     scenario: str
@@ -56,7 +56,7 @@ class ScenarioRun(Answer):
     utilisation: tuple[Usage, ...]
 
     def json_fields(self) -> dict[str, Any]:
-        """The fields; the configuration and the table stand beside the others."""
+        """The fields as JSON; those of the configuration and the table stand at the same level as the others."""
         return {
             "scenario": self.scenario,
             **fields_of(self.configuration),
@@ -69,10 +69,10 @@ class ScenarioRun(Answer):
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> Self:
-        """The run of which ``as_dict`` made this.
+        """The run from the output of ``as_dict``.
 
         Raises:
-            KeyError, TypeError: It lacks a field, or one is of another kind.
+            KeyError, TypeError: A field is missing or has another type.
         """
         study = found["study"]
         return cls(
@@ -90,11 +90,11 @@ class ScenarioRun(Answer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScenarioRuns(Answer):
-    """The final runs of all scenarios asked for.
+    """The final runs of all requested scenarios.
 
     Attributes:
-        folder: Where the files are.
-        scenarios: The runs, each from what those before it found.
+        folder: Folder of the files.
+        scenarios: Final runs in order; each scenario starts from the result of those before it.
     """
 
     folder: Path

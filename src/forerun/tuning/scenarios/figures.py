@@ -1,4 +1,4 @@
-"""The figures of a scenario's final run, and why some of them cannot be had here."""
+"""Figures of a scenario's final run, with the reasons for missing ones."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from forerun.profiling.profile import Profile
 
 __all__ = ["RunFigures", "Usage", "run_figures", "usage_rows"]
 
-_NO_GPU = "the run was on a processor, whose energy and utilisation no GPU counts"
+_NO_GPU = "the run was on a processor, for which there are no GPU figures"
 _REASONS = {
-    "gpu_utilisation": "the driver does not tell the utilisation of the GPU",
-    "energy_j": "the GPU has no counter of energy",
-    "train_loss": "the training diverged: its loss is no number",
-    "test_loss": "the training diverged: its loss is no number",
-    "images_per_s": "the batches do not tell how many images they hold",
+    "gpu_utilisation": "the driver does not report the utilisation of the GPU",
+    "energy_j": "the GPU has no energy counter",
+    "train_loss": "the training diverged: its loss is not a number",
+    "test_loss": "the training diverged: its loss is not a number",
+    "images_per_s": "the number of images in a batch is not known",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFigures:
-    """The table of a run; a figure that cannot be had is None.
+    """Table of a run's figures; a missing figure is None.
 
     Attributes:
-        train_accuracy, test_accuracy, train_loss, test_loss: After the last epoch.
-        best_test_accuracy: The best of all epochs.
-        gpu_utilisation: Mean share of the run's time in which kernels ran, as the driver tells it.
-        cpu_utilisation: Share of all usable cores between the first and the last step.
+        train_accuracy, test_accuracy, train_loss, test_loss: Accuracies and losses after the last epoch.
+        best_test_accuracy: Best test accuracy of all epochs.
+        gpu_utilisation: Mean share of the run's time in which kernels ran, as the driver reports it.
+        cpu_utilisation: Used share of all usable cores between the first and the last step.
         cpu_time_s: Processor time of all processes of the run [s].
-        step_time_s, images_per_s: Of steady steps.
-        peak_memory_bytes: Peak of the GPU's memory or, without one, of that of all processes [bytes].
+        step_time_s, images_per_s: Mean time [s] and throughput of steady steps.
+        peak_memory_bytes: Peak memory of the GPU; without a GPU, of all processes [bytes].
         energy_j: Energy of the GPU [J].
         wall_s: Time of the whole run [s].
-        reasons: Why a figure cannot be had, by its name.
+        reasons: Reason for each missing figure, by its name.
     """
 
     train_accuracy: float
@@ -59,13 +59,13 @@ class RunFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What a run used between two looks at its processes.
+    """Resources that a run used between two samples of its processes.
 
     Attributes:
         time_s: Time since the start [s].
-        cpu: Share of the cores.
+        cpu: Used share of the cores.
         memory_bytes: Memory of all processes [bytes].
-        gpu: Share of time with kernels at the nearest look; None where there is no GPU.
+        gpu: Share of time with kernels at the nearest sample; None without a GPU.
     """
 
     time_s: float
@@ -75,12 +75,12 @@ class Usage:
 
 
 def run_figures(history: Sequence[Mapping[str, Any]], run: Launch, profile: Profile) -> RunFigures:
-    """The table of a run.
+    """The table of a run's figures.
 
     Args:
-        history: A row per epoch, as the training writes them; a loss that is no number is None.
-        run: How it ran.
-        profile: Of it.
+        history: A row per epoch, as the training writes them; a loss that is not a number is None.
+        run: Run of the script.
+        profile: Profile of that run.
     """
     last = history[-1]
     is_on_gpu = profile.device.startswith("cuda")
@@ -114,13 +114,13 @@ def usage_rows(
     begin_s: float,
     num_cores: float,
 ) -> tuple[Usage, ...]:
-    """What a run used over time, a row between two looks at its processes.
+    """Resources that a run used over time; a row lies between two samples of its processes.
 
     Args:
-        samples: Looks at the processes, in order.
-        gpu_busy: When the GPU was asked [s], and the share it told.
-        begin_s: Start of the run, on the clock of both [s].
-        num_cores: Cores that the run may use.
+        samples: Samples of the processes, in order.
+        gpu_busy: Times at which the GPU was sampled [s], with the busy share at each.
+        begin_s: Start of the run, on the same clock as the samples [s].
+        num_cores: Number of cores that the run may use.
     """
     times = np.asarray([sample.time_s for sample in samples])
     used = np.asarray([sample.cpu_s for sample in samples])

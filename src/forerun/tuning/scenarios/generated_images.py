@@ -1,4 +1,4 @@
-"""A folder of images in the layout of Intel's, generated: six classes that a small network can learn."""
+"""A generated folder of images in the layout of Intel's: six classes that a small network can learn."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ CLASSES = ("buildings", "forest", "glacier", "mountain", "sea", "street")
 
 _NOISE = 22.0
 _QUALITY = 88
-_TEST_SHARE = 6  # one image of the test part for so many of the training part
+_TEST_SHARE = 6  # training images per test image
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Look:
-    """How images of a class look: two colours, and waves over them.
+    """Appearance of the images of a class: two colours, and waves over them.
 
     Attributes:
-        upper: Red, green and blue of the upper part.
-        lower: Of the lower part.
-        across: Waves over the width.
-        down: Waves over the height.
+        upper: Colour of the upper part (red, green, blue).
+        lower: Colour of the lower part.
+        across: Number of waves over the width.
+        down: Number of waves over the height.
     """
 
     upper: tuple[int, int, int]
@@ -36,7 +36,7 @@ class _Look:
     down: float
 
 
-# Neighbours share a colour or a texture, so that neither alone tells all six; mirrored images stay in their class.
+# Neighbours share a colour or a texture, so neither alone identifies a class; a mirrored image keeps its class.
 _LOOKS = {
     "buildings": _Look(upper=(150, 165, 185), lower=(125, 120, 115), across=7, down=5),
     "forest": _Look(upper=(95, 125, 90), lower=(80, 105, 70), across=10, down=0),
@@ -53,19 +53,19 @@ def generate_images(
     """Writes JPEGs to ``seg_train`` and, a sixth as many, to ``seg_test``, evenly over six classes.
 
     Each picture has its class's colours above and below a horizon and its waves, in random place, phase, strength and
-    brightness, under noise. They stand for photographs in time and memory, not in difficulty.
+    brightness, under noise. The pictures need the time and memory of photographs, but are easier to learn.
 
     Args:
-        folder: Of the images; must not hold any yet.
-        num_images: Of the training part, six or more.
-        size: Width and height [pixels]; Intel's have 150 x 150.
-        seed: Of the pictures.
+        folder: Folder for the images, which must not hold any yet.
+        num_images: Number of training images, six or more.
+        size: Width and height of an image, 150 for Intel's [pixels].
+        seed: Seed of the random pictures.
 
     Raises:
         UsageError: The folder has images, or there are fewer images than classes.
     """
     if num_images < len(CLASSES):
-        raise UsageError(f"expected {len(CLASSES)} images or more, one a class, got {num_images}")
+        raise UsageError(f"expected {len(CLASSES)} images or more, one per class, got {num_images}")
     if any((folder / part).exists() for part in ("seg_train", "seg_test")):
         raise UsageError(
             f"expected no images in '{folder}' yet, got seg_train or seg_test; give another folder"
@@ -83,7 +83,7 @@ def generate_images(
 
 
 def _picture(numbers: np.random.Generator, look: _Look, size: tuple[int, int]) -> npt.NDArray[np.uint8]:
-    """(height, width, 3)."""
+    """One picture as an array, (height, width, 3)."""
     width, height = size
     y, x = (grid[..., None] for grid in np.mgrid[0:height, 0:width] / max(width, height))
     colours = _colour(look.upper), _colour(look.lower)

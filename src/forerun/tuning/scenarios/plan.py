@@ -1,4 +1,4 @@
-"""The scenarios of system D: what each may change."""
+"""The scenarios of system D and the settings each may change."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Scenario:
     """One scenario.
 
     Attributes:
-        name: As on the command line.
-        words: What it does.
-        objective: Of its study; None where nothing is searched.
-        parameters: What it searches.
-        settings: Arguments that it sets.
+        name: Name of the scenario on the command line.
+        words: Description of the scenario in a few words.
+        objective: Objective of the scenario's study; None without a search.
+        parameters: Parameters that the study searches.
+        settings: Arguments that the scenario sets.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Scenario:
     settings: Mapping[str, Any] | None = None
 
     def space(self) -> Space:
-        """Its search space."""
+        """The scenario's search space."""
         return Space(parameters=self.parameters)
 
 
@@ -92,20 +92,20 @@ def _scenarios(*, num_cores: int, epochs: int, is_gpu: bool) -> dict[str, Scenar
 
 
 SCENARIOS = ("baseline", "resolution", "hyperparameters", "hardware")
-"""In the order of ``all``: each starts from what those before it found."""
+"""All scenarios in the order of ``all``: each starts from the results of those before it."""
 
 
 def chosen_scenarios(name: str, *, num_cores: int, epochs: int, is_gpu: bool = False) -> tuple[Scenario, ...]:
-    """The scenarios of a name; all but the baseline bring the baseline along, to be compared with.
+    """The scenarios with this name, after the baseline, with which they are compared.
 
     Args:
         name: One of ``SCENARIOS``, or ``all``.
-        num_cores: Cores that workers may use.
-        epochs: Of a whole run; half of them are tried as well.
-        is_gpu: Whether it runs on a GPU.
+        num_cores: Number of cores that workers may use.
+        epochs: Number of epochs of a whole run; half as many are tried as well.
+        is_gpu: True if the scenarios run on a GPU.
 
     Raises:
-        UsageError: There is none of this name.
+        UsageError: No scenario has this name.
     """
     known = _scenarios(num_cores=num_cores, epochs=epochs, is_gpu=is_gpu)
     if name != "all" and name not in known:
@@ -120,12 +120,12 @@ def training_command(data: Path, *, epochs: int, weights: str) -> tuple[str, ...
     """The command of the built-in task.
 
     Args:
-        data: Folder with ``seg_train`` and ``seg_test``, a folder per class in each.
-        epochs: Of a whole run.
-        weights: ``imagenet`` or ``none``.
+        data: Folder with ``seg_train`` and ``seg_test``, each with a folder per class.
+        epochs: Number of epochs of a whole run.
+        weights: Initial weights, ``imagenet`` or ``none``.
 
     Raises:
-        UsageError: The folder has not the layout of Intel's images.
+        UsageError: The folder does not have the layout of Intel's images.
     """
     for part in ("seg_train", "seg_test"):
         classes = [folder for folder in (data / part).glob("*") if folder.is_dir()]

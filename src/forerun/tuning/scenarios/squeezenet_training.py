@@ -19,12 +19,15 @@ from typing import Any
 __all__ = ["IMAGE_SIZE", "MODEL", "load_model", "main"]
 
 IMAGE_SIZE = 160
-"""Height and width of its images, if not told otherwise [pixels]."""
+"""Default height and width of the task's images [pixels]."""
 
 MODEL = "torchvision:squeezenet1_1"
-"""Its network, as predictions name it."""
+"""The task's network, as predictions name it."""
 
-_MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, as the weights expect
+_MEAN, _DEVIATION = (
+    (0.485, 0.456, 0.406),
+    (0.229, 0.224, 0.225),
+)  # mean and deviation of ImageNet, as the weights expect
 
 
 def _arguments(words: list[str] | None) -> argparse.Namespace:
@@ -44,7 +47,7 @@ def _arguments(words: list[str] | None) -> argparse.Namespace:
 
 
 def main(words: list[str] | None = None) -> int:
-    """Trains, prints a line an epoch, writes metrics, model and TensorBoard events to ``--out``."""
+    """Trains, prints a line per epoch, and writes metrics, model and TensorBoard events to ``--out``."""
     options = _arguments(words)
     try:
         _train(options)
@@ -55,7 +58,7 @@ def main(words: list[str] | None = None) -> int:
 
 
 def _sentence(error: Exception) -> str:
-    """One line; from a worker of the loader comes a whole traceback, whose last line is the error."""
+    """The error in one line: a worker of the loader sends a whole traceback, whose last line is the error."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if "Original Traceback" in str(error):
         return lines[-1].partition(": ")[2]
@@ -141,7 +144,7 @@ def _open_image(path: str) -> Any:
 def _epoch(
     torch: Any, model: Any, loader: Any, options: argparse.Namespace, device: Any, training: Any
 ) -> dict[str, float]:
-    """One pass over a part; with an optimizer a training pass."""
+    """One pass over a part of the data; with an optimizer, a training pass."""
     name = "test" if training is None else "train"
     model.train(training is not None)
     right = seen = 0
@@ -175,14 +178,14 @@ def _update(loss: Any, optimizer: Any, scaler: Any, schedule: Any) -> None:
 
 
 def _write(folder: Path, history: list[dict[str, float]]) -> None:
-    """A row per epoch as JSON and, with TensorBoard installed, as its events."""
+    """Writes a row per epoch as JSON and, with TensorBoard installed, as events."""
     folder.mkdir(parents=True, exist_ok=True)
-    # JSON knows no number for a loss that was lost.
+    # JSON has no number for a loss that is not finite.
     plain = [
         {name: value if math.isfinite(value) else None for name, value in row.items()} for row in history
     ]
     (folder / "metrics.json").write_text(json.dumps(plain, indent=2, allow_nan=False), encoding="utf-8")
-    # TensorBoard takes this empty module as the wish to do without TensorFlow, which is seconds of importing.
+    # With this empty module TensorBoard does without TensorFlow, whose import takes seconds.
     sys.modules.setdefault("tensorboard.compat.notf", ModuleType("tensorboard.compat.notf"))
     try:
         from torch.utils.tensorboard import SummaryWriter
@@ -206,10 +209,10 @@ def _save(options: argparse.Namespace, model: Any, classes: list[str]) -> None:
 
 
 def load_model(path: Path) -> tuple[Any, tuple[str, ...], int]:
-    """A trained network, ready to be asked.
+    """A trained network, ready for inference.
 
     Args:
-        path: Of ``model.safetensors``, as a run with ``--out`` writes it.
+        path: Path of ``model.safetensors``, which a run with ``--out`` writes.
 
     Returns:
         The network, the names of its classes, and the height and width of the images it was trained on [pixels].

@@ -221,7 +221,7 @@ function showMemory(estimate) {
   bar(at("memory-bar"), estimate.memory_parts.map((part) => [part.name, part.size_bytes]), Math.max(card, peak.value), card, say.bytes);
 }
 
-const BOUND = { compute: "Bound by compute: the arithmetic takes most of the time.", "memory bandwidth": "Bound by memory bandwidth: moving data takes most of the time.", host: "Bound by the host: the device waits for the CPU to launch work; a larger batch costs little." };
+const BOUND = { compute: "Bound by compute: the arithmetic takes most of the time.", "memory bandwidth": "Bound by memory bandwidth: moving data takes most of the time.", host: "Bound by the host: the device waits for the CPU to launch work; a larger batch costs little.", "data loader": "Bound by the data loader: the device waits for batches; more workers or cores would help." };
 
 function showStep(estimate) {
   at("bound").textContent = BOUND[estimate.bound_by] ?? `Bound by ${estimate.bound_by}.`;
