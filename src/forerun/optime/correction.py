@@ -57,7 +57,7 @@ _EXPONENTS = (0.03, 0.15, 0.5)
 """Prior scales of the exponents; the first stands where rows are too few to tell."""
 
 _NOISES = (0.015, 0.03, 0.06, 0.12)
-"""What no correction explains, between models of one family and between all models, of log times."""
+"""Log times that no correction explains, between models of one family and between all models."""
 
 _FEWEST_ROWS_FOR_NOISE = 8
 
@@ -125,7 +125,7 @@ class Step(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFigures:
-    """What a cost model says about n steps.
+    """Predictions of n steps by a cost model.
 
     Attributes:
         log_time_s: Log of the predicted time, (n,).

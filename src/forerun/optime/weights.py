@@ -84,7 +84,7 @@ class SizeLaw:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostModel:
-    """What predicts step times: the fitted ensemble, what one device adds to it, and what is known about both.
+    """The model of step times: a fitted ensemble, the correction of one device, and the facts about both.
 
     ``forerun.fit`` and ``forerun.calibrate`` make one for a device. Every verb takes its file as ``calibration``, and
     ``predict`` the object as ``cost_model``.
@@ -212,7 +212,7 @@ def save_weights(weights: CostModel, path: Path) -> None:
 
 
 def is_cost_model(path: Path) -> bool:
-    """Whether a file is a cost model, by its header; any other file, or none, is not."""
+    """True if the header of a file is that of a cost model; any other file, or none, is not one."""
     from safetensors import SafetensorError, safe_open
 
     try:

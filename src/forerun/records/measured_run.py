@@ -50,13 +50,13 @@ def framework_release(version: str) -> tuple[int, int] | None:
 
 
 def is_pytorch_2(version: str) -> bool:
-    """Whether a PyTorch version is 2.0 or newer; an unknown one counts as new."""
+    """True if a PyTorch version is 2.0 or newer; an unknown one counts as new."""
     release = framework_release(version)
     return release is None or release >= (2, 0)
 
 
 def default_optimizer_implementation(version: str) -> OptimizerImplementation:
-    """What PyTorch's optimizers do unless told otherwise: multi-tensor kernels since 2.0."""
+    """Kernels of PyTorch's optimizers unless told otherwise: multi-tensor since 2.0."""
     return OptimizerImplementation.FOREACH if is_pytorch_2(version) else OptimizerImplementation.FOR_LOOP
 
 
