@@ -108,7 +108,8 @@ def test_a_plan_of_both_frameworks_takes_no_calibration(folder):
 
     save_weights(calibrated("pytorch"), calibration_path(HERE))
     (option,) = parse_devices("here")
-    run = Run.of("mnist-cnn", device=option.cluster)
+    models = {"pytorch": "mnist-cnn", "keras": "keras:mnist-cnn"}
     for stacks, expected in ((("pytorch",), "pytorch"), (("keras",), None), (("keras", "pytorch"), None)):
+        run = Run.of(models[stacks[0]], device=option.cluster)
         source = PlannedModels(TracedModels(), run, frozenset(stacks))
         assert source.weights(option).calibrated_stack == expected

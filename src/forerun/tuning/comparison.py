@@ -59,7 +59,7 @@ def paired_ratio(first: Sequence[float], second: Sequence[float]) -> PairedRatio
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NonInferiority:
-    """Whether the metric of B is worse than that of A by less than a margin.
+    """Result of the test that the metric of B is worse than the metric of A by less than a margin.
 
     Attributes:
         difference: Mean paired difference in the direction of better.
