@@ -85,3 +85,20 @@ def test_files_that_cannot_be_read(tmp_path, name, text, error, message):
         (tmp_path / name).write_text(text, encoding="utf-8")
     with pytest.raises(error, match=message):
         read_jobs(tmp_path / name)
+
+
+def test_settings_of_a_run_stand_beside_a_model():
+    row = {"name": "a", "model": "cnn:depth=1", "batch_size": 32, "steps": 10}
+    (entry,) = check_entries(
+        [{**row, "compile": True, "layout": "nhwc", "strategy": "fsdp", "torch_version": "2.4"}]
+    )
+    options = entry.run_options()
+    assert (options["compile"], options["layout"], options["strategy"]) == (True, "nhwc", "fsdp")
+    assert options["precision"] == "fp32"
+    for wrong, word in (
+        ({"layout": "nhcw"}, "layout"),
+        ({"bucket_mb": 0}, "bucket_mb"),
+        ({"phase": "inference"}, "phase"),
+    ):
+        with pytest.raises(InvalidSetupError, match=word):
+            check_entries([{**row, **wrong}])

@@ -26,7 +26,7 @@ def test_groups_are_numbered_through():
     assert cluster.capacity[:2] == (16.0, 16.0)
 
 
-@pytest.mark.parametrize("text", ["", "16", "t4", "4xt4", "axbxt4", "2x4xt4+", "-1x4xt4"])
+@pytest.mark.parametrize("text", ["", "16", "axbxt4", "2x4xt4+", "-1x4xt4"])
 def test_text_that_is_no_cluster(text):
     with pytest.raises(
         InvalidSetupError, match="a cluster must be nodes x devices a node x kind, such as 16x4xt4"
@@ -50,3 +50,10 @@ def test_no_groups_and_no_cores():
         SharedCluster(groups=())
     with pytest.raises(InvalidSetupError, match="cores and memory"):
         NodeGroup(device="t4", num_nodes=1, devices_per_node=1, cpu_cores_per_node=0)
+
+
+@pytest.mark.parametrize(
+    ("text", "written"), [("t4", "1x1xt4"), ("4xt4", "1x4xt4"), ("t4x4+2x8xV100", "1x4xt4+2x8xv100")]
+)
+def test_a_cluster_has_the_grammar_of_every_other_command(text, written):
+    assert str(parse_cluster(text)) == written

@@ -61,15 +61,19 @@ def predicted_speeds(
     return found, max(spreads)
 
 
+_OF_SEVERAL = ("strategy", "algorithm", "bucket_mb", "sync_batch_norm", "variation")
+
+
 def _options(entry: JobEntry) -> dict[str, Any]:
-    return {"image_size": entry.image_size, "optimizer": entry.optimizer}
+    """Settings of the job's run on one device."""
+    return {name: value for name, value in entry.run_options().items() if name not in _OF_SEVERAL}
 
 
 def _most_samples(entry: JobEntry, device: str) -> float:
     """Most samples that fit on one device; infinite where that is not known."""
     assert entry.model is not None
     share = max(1, entry.batch_size // entry.num_devices)
-    one = predict(entry.model, device=device, batch_size=share, precision=entry.precision, **_options(entry))
+    one = predict(entry.model, device=device, batch_size=share, **_options(entry))
     return float(one.max_batch_size.value) if one.max_batch_size is not None else inf
 
 
@@ -85,7 +89,7 @@ def _alone(entry: JobEntry, device: str, batches: list[int]) -> list[StepPoint]:
         devices=[device],
         batch_sizes=batches,
         precisions=[entry.precision],
-        **_options(entry),
+        **{name: value for name, value in _options(entry).items() if name != "precision"},
     )
     return [
         StepPoint(num_devices=1, num_nodes=1, batch_size_per_device=float(batch), step_time_s=float(step_s))
@@ -119,10 +123,9 @@ def _shared_steps(
             device=f"{group.num_nodes}x{group.devices_per_node}x{group.device}",
             num_devices=numbers,
             batch_size=batch,
-            precision=entry.precision,
             intra=links.intra if max(numbers) > 1 else None,
             inter=links.inter if group.num_nodes > 1 else None,
-            **_options(entry),
+            **(entry.run_options() if max(numbers) > 1 else _options(entry)),
         )
         for point in curve.points:
             step = point.step_time_s

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from math import inf
 
 from forerun.errors import InvalidSetupError
+from forerun.hardware.catalogue import matching_devices
+from forerun.hardware.cluster import split_spec
 
 __all__ = ["NodeGroup", "SharedCluster", "parse_cluster"]
-
-_GROUP = re.compile(r"\s*(\d+)\s*x\s*(\d+)\s*x\s*(\S.*?)\s*", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,25 +104,25 @@ class SharedCluster:
 
 
 def parse_cluster(text: str) -> SharedCluster:
-    """A cluster as it is written on a command line: nodes x devices a node x kind, groups joined by '+'.
+    """A cluster as it is written on a command line: the grammar of ``--on`` for each kind, kinds joined by '+'.
 
     >>> parse_cluster("16x4xt4").num_devices
     64
-    >>> parse_cluster("2x8xa100-sxm4-40gb+4x4xt4").kinds
+    >>> parse_cluster("2x8xa100-sxm4-40gb+4xt4").kinds
     ('a100-sxm4-40gb', 't4')
 
     Raises:
         InvalidSetupError: The text is no cluster, or a group has no nodes or devices.
     """
-    groups = []
-    for part in re.split(r"[+,]", text):
-        found = _GROUP.fullmatch(part)
-        if found is None:
-            raise InvalidSetupError(
-                "a cluster must be nodes x devices a node x kind, such as 16x4xt4 or 2x8xa100-sxm4-40gb+4x4xt4, "
-                f"got '{text}'"
-            )
-        groups.append(
-            NodeGroup(num_nodes=int(found[1]), devices_per_node=int(found[2]), device=found[3].lower())
+    return SharedCluster(groups=tuple(_group(part.strip(), text) for part in re.split(r"[+,]", text)))
+
+
+def _group(part: str, text: str) -> NodeGroup:
+    nodes, devices, kind = split_spec(part)
+    # Kinds of a trace need not be in the catalogue, but a word without numbers must be.
+    if not re.search(r"[a-z]", kind, re.IGNORECASE) or (kind == part and not matching_devices(part)):
+        raise InvalidSetupError(
+            "a cluster must be nodes x devices a node x kind, such as 16x4xt4 or 2x8xa100-sxm4-40gb+4x4xt4, "
+            f"got '{text}'"
         )
-    return SharedCluster(groups=tuple(groups))
+    return NodeGroup(num_nodes=nodes, devices_per_node=devices, device=kind.lower())

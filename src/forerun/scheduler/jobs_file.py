@@ -6,11 +6,22 @@ import csv
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    create_model,
+    model_validator,
+)
 
 from forerun.errors import InvalidSetupError, UsageError, near_matches
+from forerun.run.fields import setting_fields
+from forerun.run.options import RunOptions
+from forerun.run.settings import declared
 from forerun.units import parse_duration_s
 
 __all__ = ["JobEntry", "check_entries", "read_jobs"]
@@ -44,7 +55,18 @@ Seconds = Annotated[float, BeforeValidator(_seconds), Field(ge=0, allow_inf_nan=
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-class JobEntry(BaseModel):
+_OWN = ("batch_size", "dataset", "dataset_size", "epochs", "validation_size", "validate", "startup_s",
+        "checkpoint_s", "num_devices", "num_nodes", "intra", "inter", "phase", "price_usd_per_hour",
+        "precision", "optimizer", "image_size", "accumulation")  # fmt: skip
+"""Settings of a run that mean something else of a job in a schedule, or nothing, or have a default here."""
+
+if TYPE_CHECKING:
+    _RunSettings = BaseModel
+else:  # made from the declarations
+    _RunSettings = create_model("_RunSettings", **setting_fields(RunOptions, without=_OWN))
+
+
+class JobEntry(_RunSettings):
     """One job of a file.
 
     Attributes:
@@ -65,7 +87,8 @@ class JobEntry(BaseModel):
         arrival, deadline: When it comes and must be done, from now [s]; text may carry a unit.
         weight: What its waiting counts.
         restart: Time of a restart [s].
-        precision, image_size, optimizer: For ``model``, as in ``forerun predict``.
+        precision, image_size, optimizer: For ``model``, as in ``forerun predict``; any other setting of a run that its
+            steps depend on may stand beside them.
         script: The command line of the training script, for the plan.
     """
 
@@ -96,6 +119,13 @@ class JobEntry(BaseModel):
     image_size: Annotated[int, Field(ge=1)] | None = None
     optimizer: str = "sgd"
     script: str = "train.py"
+
+    def run_options(self) -> RunOptions:
+        """The settings of the run that were given, for ``model``."""
+        names = {*declared(RunOptions)} - {*_OWN}
+        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        own = {"precision": self.precision, "optimizer": self.optimizer, "image_size": self.image_size}
+        return cast(RunOptions, {**own, **given})
 
     @model_validator(mode="after")
     def _is_complete(self) -> JobEntry:

@@ -10,8 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator
 from forerun.errors import UsageError
 from forerun.planner.options import PlanOptions
 from forerun.planner.space import expand_models
+from forerun.run.fields import field_type, setting_fields
 from forerun.run.options import RunOptions, ScaleOptions
-from forerun.run.settings import Declared, declared
+from forerun.run.settings import declared
 
 __all__ = [
     "MAX_HTTP_CANDIDATES",
@@ -121,37 +122,6 @@ class _Body(BaseModel):
 _ALIASES = {alias: name for name, item in declared(ScaleOptions).items() for alias in item.setting.aliases}
 
 
-def _fields(options: type, **own: Any) -> dict[str, Any]:
-    """Fields of a body: the declared settings that name no file of this machine, with their bounds."""
-    found = {}
-    for name, item in declared(options).items():
-        if item.setting.is_local or name in own:
-            continue
-        # A field may not be called like a method of the body.
-        is_taken = hasattr(BaseModel, name)
-        field = Field(default=None, description=item.setting.help, alias=name if is_taken else None)
-        found[f"{name}_" if is_taken else name] = (_type(item) | None, field)
-    return {**own, **found}
-
-
-def _type(item: Declared) -> Any:
-    """The type of a setting over HTTP, with its bounds."""
-    setting = item.setting
-    if setting.choices:
-        return Literal[setting.choices]
-    if item.kind is bool:
-        return bool
-    high = setting.http_high if setting.http_high is not None else setting.high
-    numbers = Field(ge=setting.low, gt=setting.above, le=high)
-    if item.kind is int:
-        return Annotated[int, numbers]
-    if item.kind is float:
-        return Annotated[float, Field(ge=setting.low, gt=setting.above, le=high, allow_inf_nan=False)]
-    if item.kind is tuple:
-        return Annotated[list[Annotated[int, numbers]], Field(min_length=1, max_length=64)]
-    return Annotated[str, Field(max_length=200)]
-
-
 class RunBody(_Body):
     """The parts that all questions about one run share."""
 
@@ -180,7 +150,7 @@ _LINKS = {"intra", "inter"}
 
 def _of(name: str) -> Any:
     """The type of a setting of a run."""
-    return _type(declared(RunOptions)[name])
+    return field_type(declared(RunOptions)[name], over_http=True)
 
 
 def _list(kind: Any, most: int, least: int = 1) -> Any:
@@ -251,17 +221,17 @@ else:  # made from the declarations: a type checker knows the settings from thes
         "PredictBody",
         __base__=RunBody,
         __doc__="A question for ``forerun predict``; names are those of ``forerun.predict``.",
-        **{name: field for name, field in _fields(RunOptions).items() if name not in _LINKS},
+        **setting_fields(RunOptions, without=_LINKS, over_http=True),
     )
     ScaleBody = create_model(
         "ScaleBody",
         __base__=RunBody,
         __doc__="A question for ``forerun scale`` about devices; names are those of ``forerun.scale``.",
-        **{name: field for name, field in _fields(ScaleOptions).items() if name not in _LINKS},
+        **setting_fields(ScaleOptions, without=_LINKS, over_http=True),
     )
     PlanBody = create_model(
         "PlanBody",
         __base__=PlanRequest,
         __doc__="A question for ``forerun plan``; names are those of ``forerun.plan``.",
-        **_fields(PlanOptions, **_AXES),
+        **{**_AXES, **setting_fields(PlanOptions, without=_AXES, over_http=True)},
     )
