@@ -8,22 +8,14 @@ import forerun
 
 ROOT = Path(forerun.__file__).parent
 
-NOT_YET = {
-    *("api", "cli", "report", "planner", "prediction", "fitting", "run", "web"),
-    *("scheduler", "convergence", "communication", "answers.py", "keras.py", "kept.py", "units.py"),
-    *("errors.py", "__init__.py", "__main__.py"),
-}
-"""Folders and files of the package whose words are not checked yet; none may be added."""
-
 CLAUSES = {"What", "How", "Whether", "Who"}
 PHRASES = ("parted by", "told alike", "cannot be meant", 'help="The same')
 
 
 def checked_files() -> Iterator[Path]:
-    """Files of the package, without the folders in ``NOT_YET``."""
+    """Files of the package."""
     for path in sorted(ROOT.rglob("*.py")):
-        if path.relative_to(ROOT).parts[0] not in NOT_YET:
-            yield path
+        yield path
 
 
 def texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -72,7 +64,3 @@ def test_the_check_sees_what_it_forbids():
     assert openings('def f():\n    """The whole, in which What stands later."""\n') == []
     assert phrases("names, parted\n    by commas") == ["parted by"]
     assert phrases("Option(help='The same.')") == ['help="The same']
-
-
-def test_every_name_not_checked_yet_exists():
-    assert {name for name in NOT_YET if not (ROOT / name).exists()} == set()

@@ -23,7 +23,7 @@ _DEVICE = "device"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPoint:
-    """What training at one batch size needs.
+    """Steps and epochs that training needs at one batch size.
 
     Attributes:
         batch_size: Samples of a step.
@@ -56,7 +56,7 @@ class BatchForecast(Answer):
 
     @property
     def points(self) -> tuple[BatchPoint, ...]:
-        """What each batch size needs."""
+        """Forecasts by batch size."""
         counts = map(float, self.law.steps(self.batch_sizes))
         return tuple(
             BatchPoint(
@@ -118,7 +118,7 @@ def forecast_batches(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkForecast(Answer):
-    """What networks that were never trained need.
+    """Epochs that networks need which were never trained.
 
     Attributes:
         value_name: The column that is predicted.

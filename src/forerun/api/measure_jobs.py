@@ -110,7 +110,7 @@ def _here(
 
 
 def _is_foreseeable(jobs: Sequence[MeasurementJob], framework: str) -> bool:
-    """Whether predicting the jobs takes less time than it is worth: each Keras model is traced in another process."""
+    """True if predicting the jobs takes less time than it is worth: each Keras model is traced in another process."""
     return framework != "keras" or all(job.kind is JobKind.LAYER for job in jobs)
 
 

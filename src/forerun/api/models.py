@@ -29,7 +29,7 @@ _OF_FILES = ("hf:", "onnx:", "keras:")
 
 
 def is_fixed(model: str) -> bool:
-    """Whether a name determines the model; a file may change between two questions."""
+    """True if a name determines the model; a file may change between two questions."""
     return not model.startswith(_OF_FILES) and ".py:" not in model
 
 

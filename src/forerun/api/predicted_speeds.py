@@ -41,7 +41,7 @@ def predicted_speeds(
     """Speed of a model on each kind of device, fitted to predicted steps, and the spread of its logarithm.
 
     Raises:
-        UsageError: The model, a device or a link cannot be meant.
+        UsageError: The model, a device or a link is not known.
         FailureError: The model cannot be predicted.
     """
     found: dict[str, SpeedModel] = {}

@@ -39,7 +39,7 @@ MOST_JOBS_WITH_INTERVALS = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobPlan:
-    """What one job gets now.
+    """Devices of one job now.
 
     Attributes:
         job: Its name.
@@ -152,7 +152,7 @@ def schedule(
     intra: str | None = None,
     inter: str | None = None,
 ) -> Schedule:
-    """Who gets which devices now, when each job is done, and how policies compare.
+    """Devices of each job now, the time when it is done, and a comparison of policies.
 
     Args:
         jobs: A CSV or YAML file, or mappings with the same names; see docs/commands.md.
@@ -183,7 +183,7 @@ def schedule(
 def schedule_trace(
     trace: str | Path, *, cluster: str | SharedCluster, policies: Sequence[str] = ("fifo", "srtf", "las")
 ) -> Schedule:
-    """How policies compare on a trace of jobs with known devices and durations.
+    """Comparison of policies on a trace of jobs with known devices and durations.
 
     Args:
         trace: A Philly-like CSV or Parquet file; see docs/commands.md.

@@ -53,7 +53,7 @@ def known_jobs(entries: Sequence[JobEntry], cluster: SharedCluster, links: Links
     """The jobs of a file.
 
     Raises:
-        UsageError: A model, device, dataset or number cannot be meant.
+        UsageError: A model, device, dataset or number is not possible.
         FailureError: A model cannot be predicted.
     """
     return [_known(entry, cluster, links) for entry in entries]

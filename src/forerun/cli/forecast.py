@@ -237,7 +237,7 @@ def forecast(
 
 
 def _mode(run: Path | None, modes: Mapping[str, Path | None]) -> str:
-    """What is asked: ``run``, or one of the modes."""
+    """Check that one thing is asked: ``run``, or one of the modes."""
     given = [name for name, path in {"run": run, **modes}.items() if path is not None]
     if len(given) != 1:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""What ``forerun forecast`` does beside forecasting one run: back-tests, comparisons, batch sizes, other networks."""
+"""The other modes of ``forerun forecast``: back-tests, comparisons, batch sizes, other networks."""
 
 from __future__ import annotations
 

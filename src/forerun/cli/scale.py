@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +14,7 @@ from forerun.cli.parsing import parse_numbers
 from forerun.cli.settings import with_settings
 from forerun.errors import InvalidSetupError
 from forerun.run.options import DEVICE_HELP, ScaleOptions
-from forerun.run.settings import flag_of
+from forerun.run.settings import Setting, declared, flag_of
 
 if TYPE_CHECKING:
     from forerun.api.scale import ScaleCurve
@@ -21,71 +22,93 @@ if TYPE_CHECKING:
 
 __all__ = ["scale"]
 
-_OF_DEVICES = ("num_devices", "num_nodes", "scaling", "strategy", "algorithm", "bucket_mb", "sync_batch_norm",
-               "variation", "intra", "accumulation")  # fmt: skip
+
+class ScaleQuestion(ScaleOptions, total=False):
+    """Settings of a scaling curve, and those of its other two forms: parameter servers and measured points."""
+
+    num_workers: Annotated[
+        str | None,
+        Setting(
+            help="Numbers of workers of a parameter-server job, such as 1:32; replaces --devices.",
+            group="servers",
+            metavar="1:32",
+            flag="workers",
+        ),
+    ]
+    num_servers: Annotated[
+        str | None,
+        Setting(
+            help="Numbers of parameter servers, such as 2,4.", group="servers", metavar="2,4", flag="servers"
+        ),
+    ]
+    asynchronous: Annotated[bool | None, Setting(help="Workers do not wait for each other.", group="servers")]
+    coefficients: Annotated[
+        str | None,
+        Setting(
+            help="Published speed function to use instead of first principles: optimus.",
+            group="servers",
+            metavar="NAME",
+        ),
+    ]
+    global_batch_size: Annotated[
+        int | None,
+        Setting(
+            help="Batch size of all workers together, with synchronous parameter servers.",
+            group="servers",
+            low=1,
+        ),
+    ]
+    fit: Annotated[
+        Path | None,
+        Setting(
+            help="Table of measured points: fit a speed model to them and extrapolate.",
+            group="points",
+            metavar="POINTS.csv",
+        ),
+    ]
+    speed_model: Annotated[
+        str | None,
+        Setting(
+            help="Speed model of --fit.",
+            group="points",
+            default="the best by cross-validation",
+            metavar="NAME",
+        ),
+    ]
+    propose: Annotated[
+        int | None,
+        Setting(
+            help="Number of sizes to propose for measuring next, among --workers and --servers.",
+            group="points",
+            low=1,
+        ),
+    ]
+
+
+_OF_CURVES = frozenset(declared(ScaleOptions))
+_OF_WORKERS = ("num_workers", "num_servers", "asynchronous", "coefficients", "global_batch_size")
+_NOT_OF_SERVERS = {"num_devices", "num_nodes", "scaling", "strategy", "algorithm", "bucket_mb",
+                   "sync_batch_norm", "variation", "intra", "accumulation"}  # fmt: skip
 """Settings that a question about workers and servers has no use for."""
-_OF_POINTS = ("num_devices", "num_nodes", "batch_size")
+_OF_SIZES = {"num_devices", "num_nodes", "batch_size"}
 """Settings of the sizes that are predicted from measured points."""
 
 
 @with_settings(
-    ScaleOptions,
+    ScaleQuestion,
     aliases={"accumulation": "accumulation-steps"},
-    readers={"num_devices": lambda text: parse_numbers("devices", text)},
+    readers={
+        "num_devices": lambda text: parse_numbers("devices", text),
+        "num_workers": lambda text: parse_numbers("workers", text),
+        "num_servers": lambda text: parse_numbers("servers", text),
+    },
 )
 def scale(
     settings: dict[str, Any],
     model: Annotated[
         str | None, typer.Argument(metavar="[MODEL]", help="Model, as in predict; not needed with --fit.")
     ] = None,
-    on: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DEVICE",
-            help=DEVICE_HELP,
-        ),
-    ] = None,
-    workers: Annotated[
-        str | None,
-        typer.Option(
-            metavar="1:32",
-            help="Numbers of workers of a parameter-server job, such as 1:32; replaces --devices.",
-        ),
-    ] = None,
-    servers: Annotated[
-        str | None, typer.Option(metavar="2,4", help="Numbers of parameter servers, such as 2,4.")
-    ] = None,
-    asynchronous: Annotated[
-        bool, typer.Option("--asynchronous", help="Let the workers run without waiting for each other.")
-    ] = False,
-    coefficients: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="Published speed function to use instead of first principles: optimus."
-        ),
-    ] = None,
-    fit: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="POINTS.csv", help="Table of measured points: fit a speed model to them and extrapolate."
-        ),
-    ] = None,
-    speed_model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Speed model of --fit.",
-            show_default="the best by cross-validation",
-        ),
-    ] = None,
-    propose: Annotated[
-        int | None,
-        typer.Option(help="Number of sizes to propose for measuring next, among --workers and --servers."),
-    ] = None,
-    global_batch_size: Annotated[
-        int | None,
-        typer.Option(help="Batch size of all workers together, with synchronous parameter servers."),
-    ] = None,
+    on: Annotated[str | None, typer.Option(metavar="DEVICE", help=DEVICE_HELP)] = None,
     as_json: JsonOption = False,
     plot: PlotOption = None,
     no_cache: NoCacheOption = False,
@@ -96,49 +119,26 @@ def scale(
         from forerun.report.plots import check_plot_path
 
         check_plot_path(plot)
-    sizes = {
-        "num_workers": None if workers is None else parse_numbers("workers", workers),
-        "num_servers": None if servers is None else parse_numbers("servers", servers),
-    }
-    of_servers = {
-        "--asynchronous": asynchronous or None,
-        "--coefficients": coefficients,
-        "--global-batch-size": global_batch_size,
-    }
+    of_servers = {name: settings[name] for name in _OF_WORKERS if name in settings}
+    of_curve = {name: value for name, value in settings.items() if name in _OF_CURVES}
     answer: ScaleCurve | ServerCurve | SpeedFit
     with quiet_libraries(debug=debug):
-        if fit is not None or propose is not None:
-            _refuse(settings, set(settings) - set(_OF_POINTS), "measured points")
-            answer = _from_points(fit, speed_model, propose, sizes, settings, global_batch_size, asynchronous)
-        elif workers is not None or servers is not None:
-            _refuse(settings, _OF_DEVICES, "workers and parameter servers")
-            _refuse_options({"--speed-model": speed_model}, "without --fit")
-            answer = _servers(
-                model,
-                on,
-                sizes,
-                settings,
-                global_batch_size,
-                asynchronous,
-                coefficients,
-                use_cache=not no_cache,
-            )
+        if "fit" in settings or "propose" in settings:
+            _refuse(of_curve.keys() - _OF_SIZES, "of measured points")
+            answer = _from_points(settings)
+        elif "num_workers" in settings or "num_servers" in settings:
+            _refuse(of_curve.keys() & _NOT_OF_SERVERS, "of workers and parameter servers")
+            _refuse(settings.keys() & {"speed_model"}, "without --fit")
+            answer = _servers(model, on, of_servers, of_curve, use_cache=not no_cache)
         else:
-            _refuse_options(
-                {**of_servers, "--speed-model": speed_model}, "of devices without --workers or --fit"
-            )
-            answer = _devices(model, on, settings, use_cache=not no_cache)
+            _refuse(settings.keys() - _OF_CURVES, "of devices without --workers or --fit")
+            answer = _devices(model, on, of_curve, use_cache=not no_cache)
     _tell(answer, as_json, plot)
 
 
-def _refuse(settings: dict[str, Any], useless: Any, what: str) -> None:
+def _refuse(useless: Iterable[str], what: str) -> None:
     """Refuses settings that the question has no use for."""
-    named = [flag_of(name, ScaleOptions) for name in settings if name in useless]
-    _refuse_options(dict.fromkeys(named, True), f"of {what}")
-
-
-def _refuse_options(options: dict[str, Any], what: str) -> None:
-    named = [name for name, value in options.items() if value is not None]
+    named = [flag_of(name, ScaleQuestion) for name in declared(ScaleQuestion) if name in set(useless)]
     if named:
         raise InvalidSetupError(f"{', '.join(named)} cannot be used in a question {what}; leave it out")
 
@@ -165,11 +165,8 @@ def _devices(model: str | None, on: str | None, settings: dict[str, Any], *, use
 def _servers(
     model: str | None,
     on: str | None,
-    sizes: dict[str, list[int] | None],
+    of_servers: dict[str, Any],
     settings: dict[str, Any],
-    global_batch_size: int | None,
-    asynchronous: bool,
-    coefficients: str | None,
     *,
     use_cache: bool,
 ) -> ServerCurve:
@@ -177,38 +174,27 @@ def _servers(
 
     return forerun.scale_servers(
         _required(model, "a MODEL"),
-        num_workers=sizes["num_workers"] or range(1, 33),
-        num_servers=sizes["num_servers"] or (1, 2, 4),
+        num_workers=of_servers.get("num_workers", range(1, 33)),
+        num_servers=of_servers.get("num_servers", (1, 2, 4)),
         device=on,
-        global_batch_size=global_batch_size,
-        synchronous=not asynchronous,
-        coefficients=coefficients,
+        global_batch_size=of_servers.get("global_batch_size"),
+        synchronous=not of_servers.get("asynchronous", False),
+        coefficients=of_servers.get("coefficients"),
         use_cache=use_cache,
         **settings,
     )
 
 
-def _from_points(
-    fit: Path | None,
-    speed_model: str | None,
-    propose: int | None,
-    sizes: dict[str, list[int] | None],
-    settings: dict[str, Any],
-    global_batch_size: int | None,
-    asynchronous: bool,
-) -> SpeedFit:
+def _from_points(settings: dict[str, Any]) -> SpeedFit:
     import forerun
 
+    sizes = ("num_devices", "num_workers", "num_servers", "num_nodes", "global_batch_size", "speed_model")
     return forerun.fit_speed(
-        fit,
-        speed_model=speed_model,
-        num_devices=settings.get("num_devices"),
-        num_nodes=settings.get("num_nodes"),
+        settings.get("fit"),
+        num_proposals=settings.get("propose", 0),
         batch_size=settings.get("batch_size", 32),
-        global_batch_size=global_batch_size,
-        num_proposals=propose or 0,
-        synchronous=not asynchronous,
-        **sizes,
+        synchronous=not settings.get("asynchronous", False),
+        **{name: settings.get(name) for name in sizes},
     )
 
 

@@ -21,6 +21,8 @@ _HEADINGS = {
     "run": "Run",
     "device": "Devices and links",
     "sharing": "Sharing among devices",
+    "servers": "Parameter servers",
+    "points": "Measured points",
     "job": "Job",
     "input": "Input pipeline",
     "price": "Price",

@@ -123,7 +123,7 @@ def horizon_values(epochs: Floats, path: Floats, num_seen: int) -> Floats:
 
 
 def prefix_at(run: StoredRun, cut: float, siblings: Sequence[StoredRun], falls: Floats | None) -> Prefix:
-    """What is known of a run at a cut."""
+    """The run as it is known at a cut."""
     share = run.epochs / run.epochs[-1]
     return Prefix(
         epochs=run.epochs,

@@ -1,4 +1,4 @@
-"""What back-tests show: errors of every forecaster, and how often intervals held."""
+"""Summary of back-tests: errors of every forecaster, and how often intervals held."""
 
 from __future__ import annotations
 

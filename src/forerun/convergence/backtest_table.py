@@ -1,4 +1,4 @@
-"""What back-tests leave behind: errors and quantiles per tier and share of the run, as a small JSON file.
+"""Results of back-tests: errors and quantiles per tier and share of the run, as a small JSON file.
 
 The file that comes with the package was made from the public curve tables by the back-test of the studies;
 ``forerun forecast --evaluate DIR --save FILE`` makes one from a user's own finished runs.
@@ -77,7 +77,7 @@ class BacktestTable:
     provenance: Mapping[str, object]
 
     def has(self, tier: Tier) -> bool:
-        """Whether there are back-tests of the tier."""
+        """True if there are back-tests of the tier."""
         return any(found is tier for found, _ in self.summaries)
 
     def errors(self, tier: Tier, progress: float) -> Mapping[str, float]:

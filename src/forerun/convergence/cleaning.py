@@ -1,4 +1,4 @@
-"""What is done to a curve before anything is forecast from it, and what is said about it.
+"""Cleaning of a curve before a forecast, and notes on it.
 
 Outliers: as Optimus does, a point outside [min of the next points, max of the points before] is replaced by the mean of
 its neighbours, but only if it also stands out from the running median by more than ``OUTLIER_SPREADS`` times the
@@ -139,7 +139,7 @@ def relative_noise(errors: Floats) -> float:
 
 
 def _ran_away(errors: Floats, is_rising: bool) -> bool:
-    """Whether the last points are far worse than the best stretch before them."""
+    """True if the last points are far worse than the best stretch before them."""
     if len(errors) < 4:
         return False
     smooth = running_median(errors)

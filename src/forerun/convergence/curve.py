@@ -157,13 +157,13 @@ def error_scale(values: npt.ArrayLike, is_rising: bool) -> ErrorScale:
 
 
 def is_rising_metric(name: str) -> bool:
-    """Whether a metric of this name is better when larger; losses, errors and unknown words are not."""
+    """True if a metric of this name is better when larger; losses, errors and unknown words are not."""
     lowered = name.lower()
     return not is_falling_metric(name) and any(word in lowered for word in _RISING_WORDS)
 
 
 def is_falling_metric(name: str) -> bool:
-    """Whether a metric of this name is better when smaller, beyond doubt."""
+    """True if a metric of this name is better when smaller, beyond doubt."""
     return any(word in name.lower() for word in _FALLING_WORDS)
 
 

@@ -53,7 +53,7 @@ class Band:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurveForecast:
-    """What will become of a curve, in units of its metric and its epochs.
+    """Forecast of a curve, in units of its metric and its epochs.
 
     Attributes:
         curve: The cleaned curve.
@@ -98,7 +98,7 @@ class CurveForecast:
 
     @property
     def is_calibrated(self) -> bool:
-        """Whether enough runs stand behind the interval."""
+        """True if enough runs stand behind the interval."""
         return self.num_runs >= FEWEST_RUNS
 
     @property
@@ -208,7 +208,7 @@ def _refuse(
 
 
 def _is_not_learning(errors: Floats) -> bool:
-    """Whether the better half of the run is no better than its first point."""
+    """True if the better half of the run is no better than its first point."""
     return float(np.median(np.sort(errors[1:])[: max(1, len(errors) // 2)])) >= float(errors[0])
 
 

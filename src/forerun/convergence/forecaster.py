@@ -1,4 +1,4 @@
-"""What all forecasters share: the question they get, the answer they give, and the table of them.
+"""The interface of all forecasters: question, answer, and the table of them.
 
 A forecaster sees errors (see ``curve``) at the points of a run so far and returns the errors at all its points:
 those it has seen, as its law smooths them, and those to come.
@@ -109,7 +109,7 @@ def forecaster(
 
 
 def can_answer(name: str, prefix: Prefix) -> bool:
-    """Whether the forecaster has what it needs: a schedule, siblings, stored runs."""
+    """True if the forecaster has what it needs: a schedule, siblings, stored runs."""
     entry = FORECASTERS[name]
     has_siblings = prefix.siblings is not None and len(prefix.siblings) > 0
     return (

@@ -41,12 +41,12 @@ class HeldOutForecast:
 
     @property
     def actual(self) -> float:
-        """What came."""
+        """The true value."""
         return float(self.result.actual[-1])
 
     @property
     def is_covered(self) -> bool:
-        """Whether it lies in the 90 % interval."""
+        """True if it lies in the 90 % interval."""
         return self.low_90 <= self.actual <= self.high_90
 
 

@@ -31,7 +31,7 @@ REGISTERED = (best_so_far, optimus, power_laws, siblings, annealing_path, stored
 
 
 class Tier(StrEnum):
-    """What a forecast rests on beside the curve."""
+    """Evidence of a forecast beside the curve."""
 
     HISTORY = "history"
     SCHEDULE = "schedule"

@@ -73,7 +73,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkPrediction:
-    """What a network will need.
+    """Convergence of a network that was never trained.
 
     Attributes:
         value: The weighted geometric mean of the candidates.

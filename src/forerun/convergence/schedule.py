@@ -60,7 +60,7 @@ def parse_schedule(text: str) -> LearningRateSchedule:
     [1.0, 1.0, 0.1]
 
     Raises:
-        InvalidSetupError: An unknown word, or numbers that cannot be meant.
+        InvalidSetupError: An unknown word, or impossible numbers.
     """
     word, _, rest = text.strip().partition(":")
     word = word.strip().lower()

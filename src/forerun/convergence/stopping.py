@@ -1,4 +1,4 @@
-"""Whether going on is worth it: what the next hour, or the next tenth of the run, still buys."""
+"""Gain of going on: by the next hour, or the next tenth of the run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WORTH_SHARE = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """What to do with a run.
+    """Advice on a run.
 
     Attributes:
         should_stop: Whether to stop it.

@@ -1,4 +1,4 @@
-"""How far curves of other jobs still fell from here: a regression on what a run shows so far.
+"""Remaining falls of the curves of other jobs: a regression on the run so far.
 
     log(final / best so far) = beta(progress) . features
 
@@ -29,7 +29,7 @@ _RIDGE = 0.3
 
 
 def fall_features(errors: Floats, progress: float, is_bounded: bool) -> Floats:
-    """What a prefix shows, (8,): constant, progress, recent falls, whole fall, kind of metric.
+    """Features of a prefix, (8,): constant, progress, recent falls, whole fall, kind of metric.
 
     Args:
         errors: Errors so far, (k,).

@@ -28,7 +28,7 @@ class Target:
     is_rising: bool
 
     def is_reached_by(self, value: float) -> bool:
-        """Whether a value is as good as the target."""
+        """True if a value is as good as the target."""
         return value >= self.value if self.is_rising else value <= self.value
 
     def __str__(self) -> str:
@@ -64,7 +64,7 @@ def parse_target(text: str) -> Target:
 
 
 def _sense(metric: str, sign: str) -> bool | None:
-    """Whether the metric is to rise; None where neither sign nor name says it."""
+    """True if the metric is to rise; None where neither sign nor name says it."""
     if sign != "=":
         return sign.startswith(">")
     if is_rising_metric(metric):

@@ -107,7 +107,7 @@ def _table(
 
 
 def is_public_layer_table(path: Path) -> bool:
-    """Whether a file is ``justus_layers`` or ``iit_layers``, or has their columns."""
+    """True if a file is ``justus_layers`` or ``iit_layers``, or has their columns."""
     if path.suffix != ".parquet" or not path.is_file():
         return False
     import pyarrow.parquet as parquet

@@ -107,7 +107,7 @@ def device_samples(
 
 
 def _has_operations(measurement: Measurement) -> bool:
-    """Whether it is a step or a layer, and not the layer that does nothing."""
+    """True if it is a step or a layer, and not the layer that does nothing."""
     if measurement.kind is JobKind.LAYER:
         return measurement.subject != "null"
     return step_time_of(measurement) is not None

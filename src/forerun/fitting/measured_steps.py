@@ -95,7 +95,7 @@ class SkippedModel:
 
 
 def is_measured_network(record: StepRecord, graph: Graph) -> bool:
-    """Whether a graph has as many parameters as the source counted, to the rounding of its table.
+    """True if a graph has as many parameters as the source counted, to the rounding of its table.
 
     A name may stand for another network in a later version of a library: timm 1.0 builds
     ``ig_resnext101_32x48d`` (828 million parameters) as ``resnext101_32x8d`` (89 million). A prediction of that

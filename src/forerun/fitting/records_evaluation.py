@@ -147,7 +147,7 @@ def read_steps(
 
 
 def _has_timm_columns(path: str | Path) -> bool:
-    """Whether a file is a CSV with a column of timm's benchmark script."""
+    """True if a file is a CSV with a column of timm's benchmark script."""
     if Path(path).suffix != ".csv" or not Path(path).is_file():
         return False
     with Path(path).open(encoding="utf-8", errors="replace") as file:

@@ -62,7 +62,7 @@ class Relaxation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sensitivity:
-    """Whether a choice holds if its estimate is off by its interval.
+    """True if a choice holds if its estimate is off by its interval.
 
     Attributes:
         keeps_limits: Whether the choice keeps all limits at the bad end of its intervals.
@@ -104,7 +104,7 @@ def _excess(table: CandidateTable, limit: Limit, end: int) -> Floats:
 
 
 def keeps(excess: Floats) -> Bools:
-    """Whether each candidate keeps all limits, (n,)."""
+    """True if each candidate keeps all limits, (n,)."""
     return np.asarray((excess <= _TOLERANCE).all(axis=0))
 
 
@@ -175,7 +175,7 @@ def relaxations(
 def sensitivity(
     table: CandidateTable, limits: Sequence[Limit], minimize: str, chosen: int, num_rivals: int = 5
 ) -> Sensitivity:
-    """Whether the choice holds with its own estimate at the bad end and the others as predicted."""
+    """True if the choice holds with its own estimate at the bad end and the others as predicted."""
     at_worst = excesses(table, limits, HIGH)[:, chosen]
     names = (*(limit.text for limit in limits), DEVICE_MEMORY)
     broken = tuple(name for name, excess in zip(names, at_worst, strict=True) if excess > _TOLERANCE)

@@ -177,7 +177,7 @@ class Engine:
         return parts
 
     def _is_alone(self, number: int) -> bool:
-        """Whether a step of an option is one micro-step on one device."""
+        """True if a step of an option is one micro-step on one device."""
         sharing = self._question.run.sharing
         return self._question.options[number].num_devices == 1 and sharing.num_accumulation_steps == 1
 

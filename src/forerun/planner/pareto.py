@@ -12,7 +12,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 def pareto_front(costs: Floats) -> Bools:
-    """Whether each point is on the front, that is not dominated by another, (n,).
+    """True if each point is on the front, that is not dominated by another, (n,).
 
     A point dominates another if it is nowhere larger and somewhere smaller. Of equal points the first is kept.
     Points with a value that is not finite are never on the front.

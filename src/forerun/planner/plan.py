@@ -137,7 +137,7 @@ class PlanRelaxation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSensitivity:
-    """Whether the choice holds if its estimate is off by its interval.
+    """True if the choice holds if its estimate is off by its interval.
 
     Attributes:
         keeps_limits: Whether the choice keeps all limits at the bad end of its intervals.

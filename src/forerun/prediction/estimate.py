@@ -1,4 +1,4 @@
-"""What a prediction says: values with intervals, where the time and the memory go, and on what it rests."""
+"""The answer of a prediction: values with intervals, where the time and the memory go, and on what it rests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["BreakdownPart", "Estimate", "Interval", "LayerTime", "MemoryShare", 
 
 
 class Provenance(StrEnum):
-    """What the step time rests on, from strongest to weakest."""
+    """Evidence behind a step time, from strongest to weakest."""
 
     MEASURED = "measured"
     CALIBRATED = "calibrated"

@@ -204,7 +204,7 @@ def memory_constants_of(device: Device, run: Run) -> MemoryConstants:
 
 
 def held_memory(model: PreparedModel, one: OneStep, found: MemoryEstimate) -> HeldMemory:
-    """What of the peak of one device is weights, gradients and optimizer state."""
+    """Parts of the peak of one device that are weights, gradients and optimizer state."""
     return HeldMemory(
         weight_bytes=one.weight_bytes,
         gradient_bytes=one.gradient_bytes,
@@ -250,7 +250,7 @@ def _verdict(peak: Interval, available_bytes: float) -> str:
 def _parts_of_several(
     alone: tuple[MemoryShare, ...], one: HeldMemory, run: Run, grown: float
 ) -> tuple[MemoryShare, ...]:
-    """What the memory of a device among several holds; the parts add up to its peak."""
+    """Contents of the memory of one device among several; the parts add up to its peak."""
     held = held_state(one, run.sharing, run.cluster.num_devices)
     saved = {
         "weights": one.weight_bytes - held.weights_bytes,

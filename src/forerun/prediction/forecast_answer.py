@@ -23,7 +23,7 @@ _RANKS = ("p10", "p50", "p90")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clock:
-    """What an epoch takes somewhere.
+    """Time and price of an epoch on a device.
 
     Attributes:
         device: Name of the device, or of the log.
@@ -115,7 +115,7 @@ def ranked(values: Sequence[float]) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOutcome(Answer):
-    """What came of a run that was forecast from its beginning.
+    """Outcome of a run that was forecast from its beginning.
 
     Attributes:
         epochs, values: The points that came, (m,) each.
@@ -140,7 +140,7 @@ class RunOutcome(Answer):
 
 
 def outcome_of(whole: Curve, forecast: CurveForecast) -> RunOutcome:
-    """What came of a run, beside a forecast from its first points.
+    """Outcome of a run, beside a forecast from its first points.
 
     Args:
         whole: The finished run, all numbers.

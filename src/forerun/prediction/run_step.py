@@ -68,7 +68,7 @@ class RunStep:
 
 
 def is_shared(run: Run) -> bool:
-    """Whether a step is more than one micro-step on one device."""
+    """True if a step is more than one micro-step on one device."""
     return run.cluster.num_devices > 1 or run.sharing.num_accumulation_steps > 1
 
 
@@ -191,7 +191,7 @@ def shared_times(
     *,
     exact: bool,
 ) -> SharedTimes:
-    """What several devices and micro-steps make of micro-steps on one device; the equation of ``run_step`` for arrays.
+    """Steps of several devices and micro-steps from micro-steps on one device; the equation of ``run_step`` for arrays.
 
     Args:
         model: The traced step.

@@ -69,7 +69,7 @@ class OneStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldMemory:
-    """What one device alone holds when its memory peaks.
+    """Contents of the memory of one device alone at its peak.
 
     Attributes:
         weight_bytes: All weights [bytes].
@@ -129,7 +129,7 @@ class ScalePoint(Answer):
 
 
 def link_class(cluster: Cluster) -> str:
-    """What limits a cluster: "network" over several nodes, else the kind of link inside, such as "nvlink" or "host"."""
+    """The limit of a cluster: "network" over several nodes, else the kind of link inside, such as "nvlink" or "host"."""
     if cluster.num_nodes > 1:
         return "network"
     if cluster.intra_link is None:

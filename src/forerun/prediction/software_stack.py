@@ -20,7 +20,7 @@ __all__ = ["is_keras_graph", "stack_name", "stack_of", "with_factors"]
 
 
 def is_keras_graph(graph: Graph) -> bool:
-    """Whether a graph was traced from a Keras model."""
+    """True if a graph was traced from a Keras model."""
     return any(name == "keras" for name, _ in graph.versions)
 
 

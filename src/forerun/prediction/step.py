@@ -120,7 +120,7 @@ def prepare(graph: Graph) -> PreparedModel:
 
 
 def provenance_of(device: Device, setup: TrainingSetup, weights: OpTimeWeights) -> Provenance:
-    """Whether steps on this device, in this kind of precision, were measured for the fit."""
+    """True if steps on this device, in this kind of precision, were measured for the fit."""
     measured: Mapping[str, Sequence[str]] = weights.provenance["measured_devices"]
     kind = "half" if setup.precision.is_half else "full"
     if weights.calibrated_device is not None and kind in measured.get(device.name, ()):
@@ -152,7 +152,7 @@ def points_of(
 def device_offsets(
     devices: Sequence[Device], setups: Sequence[TrainingSetup], weights: OpTimeWeights
 ) -> Floats:
-    """What is known of each device's systems, (members, p, 3); computed once per distinct configuration."""
+    """Offsets of each device's measured systems, (members, p, 3); computed once per distinct configuration."""
     known: dict[tuple[str, ...], Floats] = {}
     columns = []
     for device, setup in zip(devices, setups, strict=True):
@@ -278,7 +278,7 @@ def layer_times(model: PreparedModel, prediction: StepPrediction, limit: int = 3
 
 
 def missing_format_note(device: Device, precision: Precision) -> str | None:
-    """What a device does with a precision it has no arithmetic for; None if it has it."""
+    """Note on a precision that the device has no arithmetic for; None if it has it."""
     if device.kind is not DeviceKind.GPU:
         return None
     peaks = device.peak_flops_per_s

@@ -38,7 +38,7 @@ class TradeOffPoint:
 
 
 def pareto_front(points: Sequence[TradeOffPoint]) -> list[bool]:
-    """Whether each point is beaten by no other in both end time and final value."""
+    """True if each point is beaten by no other in both end time and final value."""
 
     def beats(a: TradeOffPoint, b: TradeOffPoint) -> bool:
         sign = 1.0 if a.is_rising else -1.0

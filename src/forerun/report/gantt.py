@@ -1,4 +1,4 @@
-"""Who is on which device, when: one bar per job and device, policies below each other."""
+"""Gantt charts of a schedule: one bar per job and device, policies below each other."""
 
 from __future__ import annotations
 

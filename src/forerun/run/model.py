@@ -35,7 +35,7 @@ class ModelRequest:
 
 
 def is_keras(model: Any) -> bool:
-    """Whether a model is a Keras model; nothing is imported to find out.
+    """True if a model is a Keras model; nothing is imported to find out.
 
     Keras models are ``keras:...``, a ``.keras`` file, a Python file that imports Keras and not PyTorch, or a Keras
     object.

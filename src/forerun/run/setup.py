@@ -38,12 +38,12 @@ class Precision(StrEnum):
 
     @property
     def is_autocast(self) -> bool:
-        """Whether weights stay fp32 and single operations are cast."""
+        """True if weights stay fp32 and single operations are cast."""
         return self in (Precision.AMP, Precision.AMP_BF16)
 
     @property
     def is_half(self) -> bool:
-        """Whether matrix products read 2-byte operands."""
+        """True if matrix products read 2-byte operands."""
         return self not in (Precision.FP32, Precision.TF32)
 
 

@@ -1,1 +1,1 @@
-"""Who gets which devices, and when is each job done: jobs, clusters, policies, placement and a simulator."""
+"""Devices of each job and the time when it is done: jobs, clusters, policies, placement and a simulator."""

@@ -62,7 +62,7 @@ class DeadlineAware:
         return None
 
     def reason(self, view: JobView, given: Allocation | None) -> str:
-        """Whether the deadline is met."""
+        """True if the deadline is met."""
         if given is None:
             return "waits for jobs with deadlines"
         if view.job.deadline_s == inf:

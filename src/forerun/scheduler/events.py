@@ -1,4 +1,4 @@
-"""What happened in a simulated schedule: events, stretches on devices, the outcome of each job."""
+"""Record of a simulated schedule: events, stretches on devices, the outcome of each job."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Decision", "Event", "EventKind", "JobOutcome", "SimulatedSchedule", 
 
 
 class EventKind(StrEnum):
-    """What happened to a job."""
+    """Kinds of events of a job."""
 
     ARRIVE = "arrive"
     START = "start"
@@ -42,7 +42,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What a policy gave one job, and why.
+    """Decision of a policy about one job, with its reason.
 
     Attributes:
         job: Name of the job.
@@ -79,7 +79,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOutcome:
-    """How one job fared.
+    """Result of one job.
 
     Attributes:
         job: Its name.

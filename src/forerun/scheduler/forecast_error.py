@@ -68,7 +68,7 @@ class JobErrors:
 
     @property
     def has_speed_error(self) -> bool:
-        """Whether any speed is changed."""
+        """True if any speed is changed."""
         return self.speed_spread > 0
 
     def speed_factors(self, kind: int, max_devices: int) -> npt.NDArray[np.float64]:

@@ -13,7 +13,7 @@ from forerun.scheduler.policy import FreeResources, JobView
 __all__ = ["Utility", "grow", "start_all"]
 
 Utility = Callable[[JobView, Allocation], float]
-"""What an allocation is worth to a job; only differences count."""
+"""Worth of an allocation to a job; only differences count."""
 
 
 def start_all(jobs: Iterable[JobView], cluster: SharedCluster, free: FreeResources) -> dict[str, Allocation]:

@@ -25,7 +25,7 @@ __all__ = [
 
 
 class WorkForecast(Protocol):
-    """How much of a job is left, where it is not stated but forecast."""
+    """Work that is left of a job, where it is forecast."""
 
     def __call__(self, done_samples: float) -> float:
         """Samples still to do after so many."""
@@ -34,7 +34,7 @@ class WorkForecast(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskDemand:
-    """What one worker or server occupies.
+    """Resources of one worker or server.
 
     Attributes:
         devices: Devices.
@@ -162,7 +162,7 @@ class ScheduledJob:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """What a job is given.
+    """Devices of a job.
 
     Attributes:
         device: Kind of the devices.

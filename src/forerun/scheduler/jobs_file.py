@@ -160,7 +160,7 @@ def read_jobs(path: str | Path) -> list[JobEntry]:
 
     Raises:
         UsageError: There is no such file, or it is neither CSV nor YAML.
-        InvalidSetupError: There are no jobs, a value cannot be meant, or two jobs have one name.
+        InvalidSetupError: There are no jobs, a value is impossible, or two jobs have one name.
     """
     path = Path(path)
     if not path.is_file():

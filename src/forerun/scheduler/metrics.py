@@ -1,4 +1,4 @@
-"""What a simulated schedule is judged by."""
+"""Measures of a simulated schedule."""
 
 from __future__ import annotations
 

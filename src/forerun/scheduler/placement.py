@@ -20,7 +20,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class NodeShare:
-    """What a job has on one node.
+    """Share of a job on one node.
 
     Attributes:
         node: Number of the node in the cluster.

@@ -56,7 +56,7 @@ class JobView:
         return self.remaining_samples / rate if rate > 0 else inf
 
     def asked(self, device: str) -> Allocation:
-        """What its owner asks for."""
+        """Devices that the owner of the job asks for."""
         return Allocation(device, self.job.num_workers, self.job.num_servers)
 
     def smallest(self, device: str) -> Allocation | None:
@@ -80,7 +80,7 @@ class JobView:
 
 
 class FreeResources:
-    """What is left of a cluster while a policy gives it away."""
+    """Free devices of a cluster while a policy shares it out."""
 
     def __init__(self, cluster: SharedCluster) -> None:
         self.left = list(cluster.capacity)
@@ -100,7 +100,7 @@ class FreeResources:
         return found
 
     def fits(self, job: ScheduledJob, given: Allocation) -> bool:
-        """Whether an allocation fits into what is left."""
+        """True if an allocation fits into what is left."""
         devices, cores, memory = self.demand(job, given)
         left = self.left
         return devices <= left[self._index[given.device]] and cores <= left[-2] and memory <= left[-1]
@@ -139,7 +139,7 @@ class Policy(Protocol):
     def allocate(
         self, jobs: Sequence[JobView], cluster: SharedCluster, now_s: float
     ) -> dict[str, Allocation]:
-        """What each job is given from now on; a job that is absent waits.
+        """Allocation of each job from now on; a job that is absent waits.
 
         Args:
             jobs: Jobs that have come and are not done, in the order of arrival.

@@ -42,7 +42,7 @@ def admit_in_order(
 
 
 def _choices(view: JobView, cluster: SharedCluster) -> list[Allocation]:
-    """What was asked for on each kind where the job runs with it."""
+    """The requested devices, on each kind where the job runs with them."""
     asked = [view.asked(kind) for kind in view.kinds(cluster)]
     return [allocation for allocation in asked if view.rate(allocation) > 0]
 

@@ -1,4 +1,4 @@
-"""What more devices are worth to a job: useful samples per second, the best batch of each number, the upper hull."""
+"""Worth of more devices to a job: useful samples per second, the best batch of each number, the upper hull."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NUM_BATCHES_TRIED = 25
 
 
 class Efficiency(Protocol):
-    """What a sample is worth in a larger batch."""
+    """Worth of a sample in a larger batch."""
 
     def __call__(self, batch_size: float, progress: float) -> float:
         """Progress of a sample, relative to one in a batch of the size asked for.
@@ -109,7 +109,7 @@ def upper_hull(rates: Sequence[float]) -> tuple[int, ...]:
 
 
 def _is_below(rates: Sequence[float], a: int, b: int, c: int) -> bool:
-    """Whether the point at b lies on or below the line from a to c."""
+    """True if the point at b lies on or below the line from a to c."""
     return (rates[b] - rates[a]) * (c - a) <= (rates[c] - rates[a]) * (b - a)
 
 

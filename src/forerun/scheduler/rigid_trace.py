@@ -66,7 +66,7 @@ def rigid_policy(name: str) -> RigidPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RigidOutcome:
-    """What became of a trace.
+    """Results of a trace.
 
     Attributes:
         policy: Order of service.
@@ -253,7 +253,7 @@ class _Queue:
         return None
 
     def _room(self, key: Key, size: int) -> bool:
-        """Whether enough devices are free or held by jobs later in the order."""
+        """True if enough devices are free or held by jobs later in the order."""
         return self.free >= size or self.free + self.running.above(key) >= size
 
     def _stop(self, i: int, now_s: float) -> None:

@@ -61,7 +61,7 @@ class RunningJob:
         return int(NUM_PHASES * self.done_samples / self.actual.work_samples + 1e-9) / NUM_PHASES
 
     def view(self, cluster: SharedCluster, adapts_batch: bool) -> JobView:
-        """What a policy is told."""
+        """The job as a policy sees it."""
         left, progress = self._forecast()
         is_parallel = isinstance(self.job.training, DataParallelTraining)
         return JobView(

@@ -26,7 +26,7 @@ _MOST_ROUNDS = 5_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationOptions:
-    """How a schedule is simulated.
+    """Settings of a simulation.
 
     Attributes:
         round_s: Time between two decisions [s].
@@ -70,7 +70,7 @@ def simulate(
     options: SimulationOptions | None = None,
     actual: Mapping[str, ScheduledJob] | None = None,
 ) -> SimulatedSchedule:
-    """What becomes of jobs on a cluster under a policy.
+    """Simulated schedule of jobs on a cluster under a policy.
 
     At the start of each round the policy says who gets what; a job whose allocation or nodes change pays its restart
     time before its next step. Jobs end within a round; their devices are given away at the next. Rounds in which

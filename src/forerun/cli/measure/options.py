@@ -129,7 +129,7 @@ class _RayOptions(SessionOptions, total=False):
 
 
 class GridOptions(_RayOptions, total=False):
-    """What a grid trains."""
+    """Settings of the trainings of a grid."""
 
     network: Annotated[
         str | None,
