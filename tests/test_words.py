@@ -14,8 +14,7 @@ PHRASES = ("parted by", "told alike", "cannot be meant", 'help="The same')
 
 def checked_files() -> Iterator[Path]:
     """Files of the package."""
-    for path in sorted(ROOT.rglob("*.py")):
-        yield path
+    yield from sorted(ROOT.rglob("*.py"))
 
 
 def texts(tree: ast.Module) -> Iterator[tuple[int, str]]:

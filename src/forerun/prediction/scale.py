@@ -129,7 +129,7 @@ class ScalePoint(Answer):
 
 
 def link_class(cluster: Cluster) -> str:
-    """The limit of a cluster: "network" over several nodes, else the kind of link inside, such as "nvlink" or "host"."""
+    """Limit of a cluster: "network" over several nodes, else the kind of link inside, such as "nvlink" or "host"."""
     if cluster.num_nodes > 1:
         return "network"
     if cluster.intra_link is None:

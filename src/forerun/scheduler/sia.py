@@ -89,7 +89,7 @@ class Sia:
 
 
 def configurations(view: JobView, cluster: SharedCluster) -> list[Allocation]:
-    """Sizes that a job may get in this round: powers of two within a node, or whole nodes, at most twice what it has."""
+    """Sizes that a job may get now: powers of two within a node, or whole nodes, at most twice what it has."""
     if isinstance(view.job.training, ServerTraining):
         sizes = range(1, 1 + 2 * (view.current.num_workers if view.current else 1))
         return [Allocation(kind, n, n) for kind in cluster.kinds for n in sizes if n <= view.job.max_workers]
