@@ -27,11 +27,11 @@ class ReferenceBacktest:
 
     Attributes:
         section: The section of the accuracy page, Markdown.
-        scheduled: Forecasters and tiers on the table with known schedules.
+        known: Forecasters and tiers on the runs whose schedule is known.
     """
 
     section: str
-    scheduled: Backtest
+    known: Backtest
 
 
 def backtest(
@@ -60,7 +60,7 @@ def backtest(
     if save is not None:
         source = f"{len(runs)} runs of {Path(folder).name}"
         provenance = {"source": source, "coverage_90": found.rounded_coverage()}
-        save_table(summarise(results, mean_errors(results), provenance), Path(save))
+        save_table(summarise(mean_errors(results), provenance), Path(save))
     return found
 
 
@@ -71,7 +71,7 @@ def _stored_runs(folder: Path, metric: str | None, schedule: Schedule | None) ->
         if cleaned is None or len(cleaned.curve) < 9:
             continue
         curve = cleaned.curve
-        scale = error_scale(curve.values, curve.is_rising)
+        scale = error_scale(curve.values, curve.is_rising, curve.kind)
         found.append(
             StoredRun(
                 table=folder.name,
@@ -80,7 +80,8 @@ def _stored_runs(folder: Path, metric: str | None, schedule: Schedule | None) ->
                 epochs=curve.epochs,
                 errors=np.maximum(scale.errors(curve.values), 1e-9),
                 rates=None if schedule is None else schedule.rates(curve.epochs),
-                is_bounded=curve.is_rising,
+                kind=curve.kind,
+                metric=curve.metric,
             )
         )
     return found
@@ -101,4 +102,4 @@ def backtest_reference(save: str | Path | None = None) -> ReferenceBacktest:
 
     folder = require_reference_folder()
     figures = forecast_figures(folder, None if save is None else Path(save))
-    return ReferenceBacktest(section=forecast_section(figures), scheduled=figures.curves.scheduled)
+    return ReferenceBacktest(section=forecast_section(figures), known=figures.curves.known)

@@ -27,13 +27,18 @@ __all__ = ["forecast"]
 
 _TARGET_HELP = "What is to be reached, such as 'accuracy>=0.92' or 'loss<=1.5'."
 _SCHEDULE_HELP = (
-    "constant, step:30,60,80x0.1, cosine:epochs=90, linear:, poly:, exponential:, onecycle: or unknown."
+    "constant, step:30,60,80x0.1, cosine:epochs=90, linear:, poly:, exponential:, onecycle:, "
+    "trapezoid:epochs=90,decay_from=60, reduce-on-plateau, logged (the rates in the file) or unknown."
 )
 
 
 def forecast(
     run: Annotated[
-        Path | None, typer.Argument(metavar="[RUN]", help="Curve so far: a CSV, or TensorBoard events.")
+        Path | None,
+        typer.Argument(
+            metavar="[RUN]",
+            help="Curve so far: a CSV, TensorBoard events, trainer_state.json, or a nanoGPT log.",
+        ),
     ] = None,
     target: Annotated[str | None, typer.Option(metavar="METRIC>=VALUE", help=_TARGET_HELP)] = None,
     metric: Annotated[

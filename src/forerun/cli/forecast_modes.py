@@ -37,7 +37,7 @@ def evaluate_forecasters(
     with quiet_libraries(debug=debug):
         if str(folder) == REFERENCE:
             reference = api.backtest_reference(save)
-            found, section = reference.scheduled.as_dict(), reference.section
+            found, section = reference.known.as_dict(), reference.section
         else:
             found = api.backtest(folder, metric=metric, schedule=schedule, save=save).as_dict()
     if plot is not None:

@@ -183,6 +183,9 @@ def backtest_page(answer: Mapping[str, Any]) -> RenderableType:
             Text(""),
             Text("Coverage of 90 % intervals, the run's job left out", style="bold"),
             _cut_table("tier", cuts, answer["coverage_90"], "{:.0%}"),
+            Text(""),
+            Text("Their mean width", style="bold"),
+            _cut_table("tier", cuts, answer["width_90"], "{:.3f}"),
         ]
     else:
         parts += [Text(""), Text("one job only: no interval can be tested on another (uncalibrated)")]
