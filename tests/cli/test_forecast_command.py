@@ -73,6 +73,17 @@ def test_rates_in_the_file_are_a_schedule(tmp_path):
     assert "give --epochs" in refused(tmp_path, "--schedule", "logged")
 
 
+def test_finished_runs_with_logged_rates_are_tested_with_their_schedule(tmp_path):
+    for job in ("one", "two", "three"):
+        (tmp_path / job).mkdir()
+        yolo_results(tmp_path / job, num=60 + 10 * len(job), end=100)
+    told = asked("--evaluate", tmp_path, "--schedule", "logged")
+    assert told["num_runs"] == 3
+    assert set(told["mixture_errors"]) == {"schedule", "curve alone"}
+    assert set(told["width_90"]["schedule"]) == {"0.1", "0.2", "0.3", "0.5", "0.7", "0.85"}
+    assert set(asked("--evaluate", tmp_path)["mixture_errors"]) == {"curve alone"}
+
+
 def test_rates_that_are_not_in_the_file_are_no_schedule(run_file):
     assert "needs a column of learning rates" in refused(run_file, "--schedule", "logged", *LENGTH)
 

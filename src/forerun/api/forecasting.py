@@ -21,7 +21,7 @@ from forerun.errors import InvalidSetupError
 from forerun.prediction.estimate import Interval
 from forerun.prediction.forecast_answer import Clock, Outcome, RunForecast, outcome_of, time_to_target
 
-__all__ = ["RunForecast", "forecast", "predicted_clock", "schedule_from"]
+__all__ = ["RunForecast", "forecast", "is_logged", "predicted_clock", "rate_column", "schedule_from"]
 
 _UNKNOWN = "unknown"
 
@@ -64,10 +64,10 @@ def forecast(
         ForecastError: The curve is too short, diverged, does not move, or has a changing rate that is not given.
     """
     wanted = parse_target(target) if isinstance(target, str) else target
-    whole = _curve(run, wanted, metric, _rate_column(schedule))
+    whole = _curve(run, wanted, metric, rate_column(schedule))
     curve = whole if cut is None else _first_share(whole, cut)
     epochs = float(whole.epochs[-1]) if cut is not None and epochs is None else epochs
-    planned = _logged(curve, epochs) if _is_logged(schedule) else schedule_from(schedule, epochs)
+    planned = _logged(curve, epochs) if is_logged(schedule) else schedule_from(schedule, epochs)
     table = load_table(Path(backtest_file) if backtest_file is not None else shipped_table_path())
     found = forecast_curve(
         curve,
@@ -92,13 +92,14 @@ def forecast(
     )
 
 
-def _is_logged(schedule: Any) -> bool:
+def is_logged(schedule: Any) -> bool:
+    """Whether a schedule is the word for the rates in the file of the run."""
     return isinstance(schedule, str) and schedule.strip().partition(":")[0].strip().lower() == LOGGED
 
 
-def _rate_column(schedule: Any) -> str | None:
+def rate_column(schedule: Any) -> str | None:
     """The column that "logged:COLUMN" names; None for the usual ones."""
-    return schedule.partition(":")[2].strip() or None if _is_logged(schedule) else None
+    return schedule.partition(":")[2].strip() or None if is_logged(schedule) else None
 
 
 def _logged(curve: Curve, epochs: float | None) -> Schedule:
