@@ -216,3 +216,20 @@ def test_finished_runs_that_are_unlike_lose_their_say():
     found = mixture(unlike, Tier.HISTORY, {}, 0)
     assert found.errors[-1] == pytest.approx(errors[-5:].mean(), abs=0.15)
     assert found.scale[-1] > mixture(alike, Tier.HISTORY, {}, 0).scale[-1]
+
+
+@pytest.mark.parametrize(("tier", "member"), [(Tier.CURVE, "power law"), (Tier.SCHEDULE, "annealing")])
+def test_shipped_back_tests_beat_every_baseline_at_every_cut(tier, member):
+    table = load_table(shipped_table_path())
+    for cut in CUTS:
+        errors = table.errors(tier, cut)
+        for baseline in ("optimus", "pow3", "best so far", "last value"):
+            assert errors[member] < errors[baseline], (cut, baseline)
+
+
+def test_shipped_intervals_held_on_origins_left_out():
+    coverage = load_table(shipped_table_path()).provenance["coverage_90"]
+    assert set(coverage) == {str(tier) for tier in Tier}
+    for of_tier in coverage.values():
+        assert set(of_tier) == {f"{cut:g}" for cut in CUTS}
+        assert all(0.85 <= covered <= 0.97 for covered in of_tier.values())
