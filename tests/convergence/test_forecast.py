@@ -142,6 +142,15 @@ def test_a_run_at_its_end_has_nothing_to_come():
     assert found.final.low_90 == found.final.value == found.final.high_90
 
 
+def test_a_curve_that_begins_at_zero_is_forecast():
+    curve = accuracy_curve()
+    moved = replace(curve, epochs=curve.epochs - 1)
+    for question in ({"end_epoch": 100.0}, {"schedule": parse_schedule("cosine:epochs=100,warmup=5")}):
+        found = ask(moved, **question)
+        assert np.all(np.isfinite(found.values))
+        assert found.final.value == pytest.approx(ask(curve, **question).final.value, abs=0.02)
+
+
 def test_steps_are_kept_as_steps():
     steps = 125.0 * np.arange(1, 13)
     curve = Curve(

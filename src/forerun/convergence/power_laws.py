@@ -62,7 +62,7 @@ def late_weights(num_points: int) -> Floats:
 
 def shifted_powers(clock: Floats, now: float, shifts: Floats = _SHIFTS) -> list[Floats]:
     """Falls (x + s)^-p from 1 for each of ``POWERS``, (shifts, n) each; shifts are shares of the present place."""
-    shifted = clock + shifts[:, None] * now
+    shifted = np.maximum(clock + shifts[:, None] * now, 1e-9 * max(now, 1e-9))  # a clock may begin at 0
     return [np.asarray((shifted / shifted[:, :1]) ** -power, dtype=float) for power in POWERS]
 
 
