@@ -1,9 +1,13 @@
 """The public tables of learning curves as whole runs.
 
-Four tables, see the method page for their sources. Jobs are networks on a dataset by one team: batch sizes, seeds and
-machines of one job are its runs. Schedules are known for ``adaptdl_validation_curves`` only, from the scripts of the
-same repository (petuum/adaptdl, benchmark/models): cifar10 x0.0133 over 100 epochs, imagenet x0.1 every 30,
-deepspeech2 /1.1 each epoch, yolov3 a cosine to 1 % after two epochs of warm-up.
+Five tables, see the method page for their sources. Jobs are networks on a dataset by one team: batch sizes, seeds and
+machines of one job are its runs. Origins are families of logs: one repository, or one tool whose logs many
+repositories keep (YOLO's ``results.csv``, ``trainer_state.json``, Keras' logs). What is judged on an origin has seen
+none of its runs.
+
+Schedules of ``curves`` are in the table; those of ``adaptdl_validation_curves`` are from the scripts of the same
+repository (petuum/adaptdl, benchmark/models): cifar10 x0.0133 over 100 epochs, imagenet x0.1 every 30, deepspeech2
+/1.1 each epoch, yolov3 a cosine to 1 % after two epochs of warm-up. Elsewhere they are not known.
 """
 
 from __future__ import annotations
@@ -15,13 +19,19 @@ import numpy as np
 import pandas as pd
 
 from forerun.convergence.backtest import StoredRun
-from forerun.convergence.curve import Floats, error_scale
+from forerun.convergence.curve import Floats, error_scale, metric_kind
 from forerun.convergence.schedule import parse_schedule
 from forerun.errors import RecordError
 
-__all__ = ["CURVE_TABLES", "read_adaptdl_curves", "read_all_curves"]
+__all__ = ["CURVE_TABLES", "read_adaptdl_curves", "read_all_curves", "read_new_curves"]
 
-CURVE_TABLES = ("adaptdl_validation_curves", "dawnbench", "learning_curves", "mlperf_eval_curves")
+CURVE_TABLES = (
+    "adaptdl_validation_curves",
+    "dawnbench",
+    "learning_curves",
+    "mlperf_eval_curves",
+    "curves/curves",
+)
 
 _SCHEDULES = {
     "cifar10": "exponential:0.95772",  # 0.0133 ** (1 / 100)
@@ -29,18 +39,25 @@ _SCHEDULES = {
     "deepspeech2": "exponential:0.90909",
     "yolov3": "cosine:epochs=50,min=0.01,warmup=2",
 }
+_ADAPTDL_METRICS = {
+    "cifar10": ("accuracy", True),
+    "imagenet": ("accuracy", True),
+    "deepspeech2": ("wer", False),
+    "yolov3": ("loss", False),
+}
 _FEWEST_POINTS = 9
 _RUNS_OF_MLPERF = 40
 _ONE_TEAM = "dawn_"  # entries of the benchmark's own authors: one job per network
 
 
 def read_all_curves(folder: Path) -> list[StoredRun]:
-    """Runs of all four tables."""
+    """Runs of all tables."""
     readers: tuple[Callable[[Path], list[StoredRun]], ...] = (
         read_adaptdl_curves,
         _dawnbench,
         _learning_curves,
         _mlperf,
+        read_new_curves,
     )
     return [run for read in readers for run in read(folder)]
 
@@ -60,15 +77,21 @@ def _run(
     values: Floats,
     is_rising: bool,
     rates: Floats | None = None,
+    *,
+    metric: str = "accuracy",
+    origin: str | None = None,
 ) -> StoredRun:
+    kind = metric_kind(metric, is_rising)
     return StoredRun(
         table=table,
+        origin=origin or table,
         job=f"{table}: {job}",
         name=name,
         epochs=epochs,
-        errors=error_scale(values, is_rising).errors(values),
+        errors=error_scale(values, is_rising, kind).errors(values),
         rates=rates,
-        is_bounded=is_rising,
+        kind=kind,
+        metric=metric,
     )
 
 
@@ -82,25 +105,20 @@ def read_adaptdl_curves(folder: Path) -> list[StoredRun]:
         rows = rows.sort_values("epoch")
         epochs = np.arange(1.0, len(rows) + 1)
         values = rows["validation_metric"].to_numpy(float)
-        is_rising = job in ("cifar10", "imagenet")
-        run = _run(
-            "adaptdl_validation_curves",
-            str(job),
-            f"{job}, batch {batch}",
-            epochs,
-            values,
-            is_rising,
-            parse_schedule(_SCHEDULES[str(job)]).rates(epochs),
+        metric, is_rising = _ADAPTDL_METRICS[str(job)]
+        found.append(
+            _run(
+                "adaptdl_validation_curves",
+                str(job),
+                f"{job}, batch {batch}",
+                epochs,
+                values,
+                is_rising,
+                parse_schedule(_SCHEDULES[str(job)]).rates(epochs),
+                metric=metric,
+            )
         )
-        found.append(_as_fraction(run, values) if job == "deepspeech2" else run)
     return found
-
-
-def _as_fraction(run: StoredRun, percent: Floats) -> StoredRun:
-    """Word errors are fractions of the words, whatever the first epoch was."""
-    from dataclasses import replace
-
-    return replace(run, errors=percent / 100, is_bounded=True)
 
 
 def _dawnbench(folder: Path) -> list[StoredRun]:
@@ -120,22 +138,36 @@ def _dawnbench(folder: Path) -> list[StoredRun]:
 
 
 def _learning_curves(folder: Path) -> list[StoredRun]:
+    """ResNets of tornadomeet; the language models of this table are in ``curves`` too, with their schedules."""
     table = _read(folder, "learning_curves")
+    table = table[table["source"].str.startswith("tornadomeet")]
     found = []
-    for (source, name), rows in table.groupby(["source", "run"]):
-        if str(source).startswith("tornadomeet"):
-            rows = rows.sort_values("epoch")
-            epochs = np.arange(1.0, len(rows) + 1)
-            job = f"tornadomeet {rows['dataset'].iloc[0]}"
-            found.append(
-                _run("learning_curves", job, str(name), epochs, rows["val_top1"].to_numpy(float), True)
+    for (dataset, name), rows in table.groupby(["dataset", "run"]):
+        values = rows.sort_values("epoch")["val_top1"].to_numpy(float)
+        epochs = np.arange(1.0, len(values) + 1)
+        found.append(_run("learning_curves", f"tornadomeet {dataset}", str(name), epochs, values, True))
+    return found
+
+
+def read_new_curves(folder: Path) -> list[StoredRun]:
+    """Logs from public repositories: ten families of them, each an origin."""
+    table = _read(folder, "curves/curves")
+    found = []
+    for row in table.itertuples():
+        epochs = np.asarray(row.epochs, dtype=float)
+        found.append(
+            _run(
+                "curves/curves",
+                f"{row.source} {row.job}",
+                str(row.name),
+                epochs,
+                np.asarray(row.values, dtype=float),
+                bool(row.rising),
+                parse_schedule(row.schedule).rates(epochs) if isinstance(row.schedule, str) else None,
+                metric=str(row.metric),
+                origin=str(row.source),
             )
-            continue
-        rows = rows[rows["val_loss"].notna() & (rows["step"] > 0)].drop_duplicates("step").sort_values("step")
-        if len(rows) >= _FEWEST_POINTS:
-            steps = rows["step"].to_numpy(float)
-            losses = rows["val_loss"].to_numpy(float)
-            found.append(_run("learning_curves", "modded-nanogpt", str(name), steps, losses, False))
+        )
     return found
 
 

@@ -43,9 +43,9 @@ def forecast_section(figures: ForecastFigures) -> str:
     study = figures.curves
     parts = [
         _intro(study),
+        _origins_left_out(study),
+        _coverage(study),
         _final_values(study.scheduled),
-        _together(study),
-        _curve_alone(study),
         _targets(study),
         _batches(figures.batches),
         _system_c(figures.system_c),
@@ -56,12 +56,12 @@ def forecast_section(figures: ForecastFigures) -> str:
 
 def forecast_summary_row(figures: ForecastFigures) -> tuple[str, str, str]:
     """A row of the README: the value at the end of a run, forecast at 30 %."""
-    study = figures.curves.scheduled
+    study = figures.curves.known
     ours = study.mixture_errors
-    alone, with_history = ours[str(Tier.SCHEDULE)][0.3], ours[str(Tier.HISTORY)][0.3]
+    given, withheld = ours[str(Tier.SCHEDULE)][0.3], ours[str(Tier.CURVE)][0.3]
     return (
-        "accuracy at the end of a run, forecast at 30 % of it",
-        f"mean error {alone:.3f}, with finished runs of the job {with_history:.3f}",
+        "accuracy or loss at the end of a run, forecast at 30 % of it",
+        f"mean error {given:.3f} with the schedule, {withheld:.3f} without",
         f"Optimus {study.errors['optimus'][0.3]:.3f}",
     )
 
@@ -71,59 +71,80 @@ def _intro(study: ForecastStudy) -> str:
     return (
         "## Forecasts of learning curves\n\n"
         f"Runs of the public tables ({runs}), cut at a share of their length; the final value is the mean of the last "
-        "5 % of the points, errors are on the scale 1 - accuracy, word errors per word, or loss over first loss. A "
-        "run's job is never in the weights, intervals and regressions its forecast rests on; `siblings` are the other "
-        "runs of the same job (other batch sizes), the friendliest history there is.\n"
+        "5 % of the points, errors are on the scale 1 - accuracy, word errors per word, or loss over first loss. They "
+        f"come from {study.everything.num_origins} origins, families of logs such as one repository or YOLO's "
+        "`results.csv` of many. A run's origin is never in the weights, intervals and drops its forecast rests on; "
+        "`siblings` are the other runs of the same job, given where a tier has history. Means are over the runs of a "
+        "job, then jobs of an origin, then origins. No run is left out, not even one whose forecast would be refused.\n"
+    )
+
+
+def _origins_left_out(study: ForecastStudy) -> str:
+    tables = []
+    views = (
+        ("Schedules withheld, all", study.everything, {Tier.CURVE: "curve alone"}),
+        (
+            "The schedule is known:",
+            study.known,
+            {Tier.SCHEDULE: "schedule given", Tier.CURVE: "schedule withheld"},
+        ),
+    )
+    for words, found, tiers in views:
+        names = [name for name in found.errors if not (name == "annealing" and Tier.SCHEDULE not in tiers)]
+        names = sorted(
+            (n for n in names if "siblings" not in n), key=lambda name: found.errors[name].get(0.3, 1.0)
+        )
+        ours = [
+            (f"**forerun**, {known}", *(_three(found.mixture_errors[str(tier)].get(c)) for c in found.cuts))
+            for tier, known in tiers.items()
+        ]
+        rows = [(name, *(_three(found.errors[name].get(c)) for c in found.cuts)) for name in names]
+        tables.append(
+            f"{words} {found.num_runs} runs, {found.num_jobs} jobs, {found.num_origins} origins.\n\n"
+            + _table(("forecaster", *(f"{c:.0%}" for c in found.cuts)), [*ours, *rows])
+        )
+    return "### Error of the final value, origins left out\n\n" + "\n".join(tables)
+
+
+def _coverage(study: ForecastStudy) -> str:
+    found = study.everything
+    cuts = found.cuts
+    rows = []
+    for tier in found.coverage_90:
+        rows.append((tier, "coverage", *(_percent(found.coverage_90[tier].get(c)) for c in cuts)))
+        rows.append(("", "width", *(_three(found.width_90[tier].get(c)) for c in cuts)))
+        rows.append(("", "error", *(_three(found.mixture_errors[tier].get(c)) for c in cuts)))
+    origins = [
+        (o.origin, o.tier, str(o.num_runs), *(_percent(o.by_cut.get(c)) for c in cuts))
+        for o in sorted(study.origins, key=lambda o: (o.origin, o.tier))
+        if o.tier in (str(Tier.SCHEDULE), str(Tier.CURVE))
+    ]
+    return (
+        "### Coverage of 90 % intervals\n\nBy what is known, each on the runs that have it, mean over origins.\n\n"
+        + _table(("what is known", "", *(f"{c:.0%}" for c in cuts)), rows)
+        + "\nEach origin, by what the others teach. Fewer runs at early cuts, because a forecast needs four points.\n\n"
+        + _table(("origin", "what is known", "runs", *(f"{c:.0%}" for c in cuts)), origins)
     )
 
 
 def _final_values(study: Backtest) -> str:
     order = sorted(study.errors, key=lambda name: study.errors[name].get(0.3, 1.0))
     rows = [(f"{name}", *(_three(study.errors[name].get(cut)) for cut in _CUTS)) for name in order]
-    names = {Tier.SCHEDULE: "without history, schedule known", Tier.HISTORY: "with history"}
-    names |= {Tier.CURVE: "without history, schedule withheld"}
+    names = {Tier.SCHEDULE: "without history, schedule known", Tier.BOTH: "with history, schedule known"}
+    names |= {
+        Tier.CURVE: "without history, schedule withheld",
+        Tier.HISTORY: "with history, schedule withheld",
+    }
     ours = [
         (f"**forerun**, {words}", *(_three(study.mixture_errors[str(tier)].get(cut)) for cut in _CUTS))
         for tier, words in names.items()
     ]
     earlier = [(name, *(_three(value) for value in values)) for name, values in _EARLIER.items()]
     return (
-        f"### Error of the final value\n\n`adaptdl_validation_curves`: {study.num_runs} curves of {study.num_jobs} "
-        "jobs with four kinds of schedule. Mean absolute error by progress; below our mixtures each forecaster alone, "
-        "best at 30 % first.\n\n"
+        f"### One origin that others measured\n\n`adaptdl_validation_curves`: {study.num_runs} curves of "
+        f"{study.num_jobs} jobs with four kinds of schedule, all other origins behind the forecasts; every curve "
+        "alike. Below our mixtures each forecaster alone, best at 30 % first.\n\n"
         + _table(("forecaster", *(f"{cut:.0%}" for cut in _CUTS)), [*ours, *rows, *earlier])
-    )
-
-
-def _together(study: ForecastStudy) -> str:
-    cuts = sorted(next(iter(study.together.values())))
-    rows = []
-    for words, by_cut in study.together.items():
-        rows.append((words, "runs", *(_percent(by_cut[c][0]) if c in by_cut else "-" for c in cuts)))
-        rows.append(("", "jobs alike", *(_percent(by_cut[c][1]) if c in by_cut else "-" for c in cuts)))
-        rows.append(("", "mean width", *(_three(by_cut[c][2]) if c in by_cut else "-" for c in cuts)))
-        rows.append(("", "number", *(str(by_cut[c][3]) if c in by_cut else "-" for c in cuts)))
-    return (
-        "### Coverage of 90 % intervals\n\nAll four tables together, the run's job left out. `job never seen` is what "
-        "a user without finished runs of the job gets: the schedule where it is known, else the curve alone. Fewer "
-        "runs at early cuts, because a forecast needs four points.\n\n"
-        + _table(("what is known", "", *(f"{cut:.0%}" for cut in cuts)), rows)
-    )
-
-
-def _curve_alone(study: ForecastStudy) -> str:
-    found = study.curve_alone
-    names = ("best so far", "pow3", "pow4", "exp3", "mmf4", "weibull4", "optimus", "stored falls")
-    rows = [(name, *(_three(found.errors[name].get(cut)) for cut in _CUTS)) for name in names]
-    ours = found.mixture_errors[str(Tier.CURVE)]
-    return (
-        "### Curve alone\n\nAll runs of the four tables with every schedule withheld: mean absolute error of the final "
-        "value. What does not help has no weight in the mixture: the power laws and their relatives see no drop of the "
-        "rate that is to come.\n\n"
-        + _table(
-            ("forecaster", *(f"{cut:.0%}" for cut in _CUTS)),
-            [("**forerun**, curve alone", *(_three(ours.get(cut)) for cut in _CUTS)), *rows],
-        )
     )
 
 
@@ -236,7 +257,7 @@ def _own(own: OwnCurves) -> str:
         + _table(header, rows)
         + _own_batches(own.batches)
         + f"\nOne curve of 100 points by every forecaster, and the answer with intervals and target: "
-        f"{1000 * own.forecast_time_s:.0f} ms, warm, the fastest of five.\n"
+        f"{1000 * own.forecast_time_s:.0f} ms of a processor, warm, the fastest of five.\n"
     )
 
 
@@ -267,8 +288,8 @@ def _two(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}".lstrip("0")
 
 
-def _percent(value: float) -> str:
-    return f"{100 * value:.0f} %"
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.0f} %"
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -1,38 +1,34 @@
-"""Forecasters on the public learning curves: final value, coverage, epochs to target, epochs against batch, system C.
+"""Forecasters on the public learning curves: final value, coverage, epochs to target.
 
-A run's job is never in what its forecast rests on: neither in the weights, nor the intervals, nor the regression on
-stored falls. In the tier "history" the other runs of the job are given to the forecaster as its siblings, which is the
-point of that tier; weights and intervals are those of other jobs there too.
+A run's origin (a family of logs, see ``curve_tables``) is never in what its forecast rests on: neither in the weights,
+nor the intervals, nor in what a drop of the rate brings. In the tiers with history the other runs of the job are given
+to the forecaster as its siblings, which is their point; weights and intervals are those of other origins there too.
+Errors and coverage are means over the runs of a job, then over the jobs of an origin, then over origins.
 """
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from forerun.convergence.backtest import (
-    CutResult,
-    cut_results,
-    mean_errors,
-    summarise,
-)
+from forerun.convergence.backtest import CutResult, StoredRun, cut_results, mean_errors, summarise
 from forerun.convergence.backtest_summary import Backtest, summary_of
 from forerun.convergence.backtest_table import save_table
 from forerun.convergence.curve import Floats, final_error
 from forerun.convergence.futures import futures_of, target_times
-from forerun.convergence.held_out import HeldOutForecast, leave_jobs_out
-from forerun.convergence.mixture import Tier
+from forerun.convergence.held_out import HeldOutForecast, leave_origins_out
+from forerun.convergence.mixture import PRIORS, Tier, combined, member_weights
 from studies.forecast.curve_tables import CURVE_TABLES, read_all_curves
 
-__all__ = ["FORECAST_STUDY_VERSION", "ForecastStudy", "TargetErrors", "forecast_study"]
+__all__ = ["FORECAST_STUDY_VERSION", "ForecastStudy", "OriginCoverage", "TargetErrors", "forecast_study"]
 
 SCHEDULED_TABLE = CURVE_TABLES[0]
 
-FORECAST_STUDY_VERSION = 4
+FORECAST_STUDY_VERSION = 5
 """Raised whenever forecasters, weights or intervals change; a kept study of another version is not used."""
 
 _DROP_SHARE = 0.98
@@ -47,28 +43,47 @@ class TargetErrors:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OriginCoverage:
+    """How often 90 % intervals held on the runs of an origin that they had not seen.
+
+    Attributes:
+        origin: The origin.
+        tier: What was known.
+        num_runs: Its runs.
+        by_cut: Coverage at each cut that has one.
+    """
+
+    origin: str
+    tier: str
+    num_runs: int
+    by_cut: Mapping[float, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ForecastStudy:
     """Results of the study of learning curves.
 
     Attributes:
-        scheduled: Forecasters and tiers on the table with known schedules.
-        together: Coverage of 90 % intervals over all tables, by tier words and cut: runs, jobs alike, mean width.
-        epochs_to_target: Errors by forecaster or tier.
-        curve_alone: Forecasters and the curve-alone tier over all tables.
+        everything: Forecasters and tiers on all runs.
+        known: The same on the runs whose schedule is known.
+        scheduled: The same on ``SCHEDULED_TABLE``, every run alike.
+        origins: Coverage on each origin, by tier.
+        epochs_to_target: Errors by forecaster or tier, on ``SCHEDULED_TABLE``.
         num_runs: Runs of each table.
     """
 
+    everything: Backtest
+    known: Backtest
     scheduled: Backtest
-    together: Mapping[str, Mapping[float, tuple[float, float, float, int]]]
+    origins: tuple[OriginCoverage, ...]
     epochs_to_target: Mapping[str, TargetErrors]
-    curve_alone: Backtest
     num_runs: Mapping[str, int]
 
 
 def forecast_study(
     folder: Path, report: Callable[[int, int], None] | None = None, save: Path | None = None
 ) -> ForecastStudy:
-    """Runs the study.
+    """Runs the study; a few minutes.
 
     Args:
         folder: Folder of the public tables.
@@ -77,41 +92,43 @@ def forecast_study(
     """
     runs = read_all_curves(folder)
     results = cut_results(runs, report=report)
-    held = leave_jobs_out(results)
+    held = leave_origins_out(results)
+    everything = summary_of(results, held)
     if save is not None:
-        _save_shipped_table(results, held, save)
+        _save_shipped_table(results, everything, save)
+    known = [r for r in results if r.run.rates is not None]
     scheduled = [r for r in results if r.run.table == SCHEDULED_TABLE]
     of_scheduled = [h for h in held if h.result.run.table == SCHEDULED_TABLE]
     return ForecastStudy(
-        scheduled=summary_of(scheduled, of_scheduled),
-        together={
-            "job never seen": _coverage([h for h in held if _is_cold(h)]),
-            "with siblings": _coverage([h for h in held if h.tier is Tier.HISTORY]),
-            "curve alone, schedules withheld": _coverage([h for h in held if h.tier is Tier.CURVE]),
-        },
+        everything=everything,
+        known=summary_of(known, [h for h in held if h.result.run.rates is not None]),
+        scheduled=summary_of(scheduled, of_scheduled, _mean_of_runs),
+        origins=_origins(held),
         epochs_to_target=_target_study(scheduled, of_scheduled),
-        curve_alone=summary_of(results, held),
         num_runs={table: sum(run.table == table for run in runs) for table in CURVE_TABLES},
     )
 
 
-def _is_cold(held: HeldOutForecast) -> bool:
-    """Whether a user without finished runs of the job would get this forecast."""
-    wanted = Tier.CURVE if held.result.run.rates is None else Tier.SCHEDULE
-    return held.tier is wanted
+def _mean_of_runs(values: Iterable[tuple[StoredRun, float]]) -> float:
+    return float(np.mean([value for _, value in values]))
 
 
-def _coverage(held: Sequence[HeldOutForecast]) -> dict[float, tuple[float, float, float, int]]:
-    found = {}
-    for cut in sorted({h.result.cut for h in held}):
-        of_cut = [h for h in held if h.result.cut == cut]
-        jobs: dict[str, list[bool]] = {}
-        for h in of_cut:
-            jobs.setdefault(h.result.run.job, []).append(h.is_covered)
-        width = float(np.mean([h.high_90 - h.low_90 for h in of_cut]))
-        covered = float(np.mean([h.is_covered for h in of_cut]))
-        found[cut] = (covered, float(np.mean([np.mean(c) for c in jobs.values()])), width, len(of_cut))
-    return found
+def _origins(held: Sequence[HeldOutForecast]) -> tuple[OriginCoverage, ...]:
+    found: dict[tuple[str, Tier], dict[float, list[bool]]] = {}
+    runs: dict[tuple[str, Tier], set[str]] = {}
+    for h in held:
+        key = (h.result.run.origin, h.tier)
+        found.setdefault(key, {}).setdefault(h.result.cut, []).append(h.is_covered)
+        runs.setdefault(key, set()).add(h.result.run.name)
+    return tuple(
+        OriginCoverage(
+            origin=origin,
+            tier=str(tier),
+            num_runs=len(runs[origin, tier]),
+            by_cut={cut: float(np.mean(covered)) for cut, covered in cuts.items()},
+        )
+        for (origin, tier), cuts in found.items()
+    )
 
 
 def _target_study(results: Sequence[CutResult], held: Sequence[HeldOutForecast]) -> dict[str, TargetErrors]:
@@ -120,7 +137,7 @@ def _target_study(results: Sequence[CutResult], held: Sequence[HeldOutForecast])
         name: _target_errors([(r, _path_epoch(r, r.paths[name])) for r in results if name in r.paths])
         for name in names
     }
-    for tier in (Tier.SCHEDULE, Tier.HISTORY):
+    for tier in (Tier.SCHEDULE, Tier.BOTH):
         of_tier = [h for h in held if h.tier is tier]
         found[f"mixture, {tier}"] = _target_errors([(h.result, _likely_epoch(h)) for h in of_tier])
     return found
@@ -154,12 +171,16 @@ def _path_epoch(result: CutResult, path: Floats) -> float:
 
 
 def _likely_epoch(held: HeldOutForecast) -> float:
-    """Forecasts like those of ``forecast_curve``."""
-    prefix = held.result.prefix
+    """As ``forecast_curve`` answers."""
+    result, table, tier = held.result, held.table, held.tier
+    prefix, cut = result.prefix, result.cut
+    names = [name for name in PRIORS[tier] if name in result.paths]
+    weights = member_weights(names, tier, table.errors(tier, cut), table.num_origins(tier, cut))
+    mix = combined(prefix, tier, result.paths, weights)
     seen = prefix.num_seen
-    lucky = futures_of(held.mix, prefix, held.quantiles) * (1 - prefix.noise)
+    lucky = futures_of(mix, prefix, held.quantiles) * (1 - prefix.noise)
     now = (float(prefix.epochs[seen - 1]), prefix.best)
-    return target_times(lucky, prefix.epochs[seen:], _wanted(held.result), now).likely_epoch
+    return target_times(lucky, prefix.epochs[seen:], _wanted(result), now).likely_epoch
 
 
 def _first_at(errors: Floats, epochs: Floats, wanted: float) -> float | None:
@@ -167,14 +188,14 @@ def _first_at(errors: Floats, epochs: Floats, wanted: float) -> float | None:
     return float(epochs[hits[0]]) if len(hits) else None
 
 
-def _save_shipped_table(results: Sequence[CutResult], held: Sequence[HeldOutForecast], out: Path) -> None:
-    """Writes the figures that come with the package: all jobs, with the coverage that jobs left out showed."""
-    runs = {id(r.run): r.run for r in results}.values()
+def _save_shipped_table(results: Sequence[CutResult], found: Backtest, out: Path) -> None:
+    """Writes the figures that come with the package: all runs, with the coverage that origins left out showed."""
     provenance = {
         "source": "public learning curves: " + ", ".join(CURVE_TABLES),
-        "num_runs": len(runs),
-        "num_jobs": len({run.job for run in runs}),
+        "num_runs": found.num_runs,
+        "num_jobs": found.num_jobs,
+        "num_origins": found.num_origins,
         "date": datetime.date.today().isoformat(),
-        "coverage_90": summary_of(results, held).rounded_coverage(),
+        "coverage_90": found.rounded_coverage(),
     }
-    save_table(summarise(results, mean_errors(results), provenance), out)
+    save_table(summarise(mean_errors(results), provenance), out)

@@ -53,6 +53,45 @@ def test_a_forecast_prints_one_json_object(run_file):
     assert told["outcome"] is None
 
 
+def yolo_results(folder, num=40, end=100):
+    epochs = np.arange(1, num + 1)
+    values = 0.55 - 0.5 * epochs**-0.6
+    rates = 0.01 * (1 - 0.99 * epochs / end)
+    rows = [f"{e},{30 * e},1.2,{v:.5f},{r:.7f}" for e, v, r in zip(epochs, values, rates, strict=True)]
+    header = "  epoch,   time,  val/box_loss,  metrics/mAP50-95(B),  lr/pg0"
+    (folder / "results.csv").write_text("\n".join([header, *rows]) + "\n", encoding="utf-8")
+    return folder
+
+
+def test_rates_in_the_file_are_a_schedule(tmp_path):
+    told = asked(yolo_results(tmp_path), "--schedule", "logged", *LENGTH)
+    assert told["metric"] == "metrics/mAP50-95(B)"
+    assert told["tier"] == "schedule"
+    assert any("a straight line to 1% of the peak" in note for note in told["notes"])
+    assert told == asked(tmp_path, "--schedule", "logged:lr/pg0", *LENGTH)
+    assert "no column 'rate'" in refused(tmp_path, "--schedule", "logged:rate", *LENGTH)
+    assert "give --epochs" in refused(tmp_path, "--schedule", "logged")
+
+
+def test_finished_runs_with_logged_rates_are_tested_with_their_schedule(tmp_path):
+    for job in ("one", "two", "three"):
+        (tmp_path / job).mkdir()
+        yolo_results(tmp_path / job, num=60 + 10 * len(job), end=100)
+    told = asked("--evaluate", tmp_path, "--schedule", "logged")
+    assert told["num_runs"] == 3
+    assert set(told["mixture_errors"]) == {"schedule", "curve alone"}
+    assert set(told["width_90"]["schedule"]) == {"0.1", "0.2", "0.3", "0.5", "0.7", "0.85"}
+    assert set(asked("--evaluate", tmp_path)["mixture_errors"]) == {"curve alone"}
+
+
+def test_rates_that_are_not_in_the_file_are_no_schedule(run_file):
+    assert "needs a column of learning rates" in refused(run_file, "--schedule", "logged", *LENGTH)
+
+
+def test_a_target_that_no_run_can_reach_is_refused(run_file):
+    assert "cannot be reached" in refused(run_file, "--target", "acc>=2", *LENGTH)
+
+
 def test_a_page_names_target_clock_and_advice(run_file):
     done = invoke("forecast", str(run_file), *TARGET, *LENGTH)
     assert done.exit_code == 0, done.stderr

@@ -1,11 +1,12 @@
 """Curves from files, and every file that cannot be one."""
 
+import json
 import struct
 
 import numpy as np
 import pytest
 
-from forerun.convergence.curve_files import find_curve_files, read_curve
+from forerun.convergence.curve_files import find_curve_files, read_curve, read_target_curve
 from forerun.convergence.target import parse_target
 from forerun.errors import InvalidSetupError, RecordError
 
@@ -185,3 +186,128 @@ def test_targets_know_their_sense():
     assert parse_target("val_loss = 1.5") == parse_target("val_loss<=1.5")
     assert parse_target("loss<=1.5").is_reached_by(1.4)
     assert not parse_target("accuracy>=0.9").is_reached_by(0.89)
+
+
+# Logs as trainers write them.
+
+TRAINER_STATE = {
+    "epoch": 1.5,
+    "global_step": 150,
+    "max_steps": 300,
+    "num_train_epochs": 3,
+    "log_history": [
+        {"epoch": 0.5, "grad_norm": 1.1, "learning_rate": 2e-05, "loss": 1.4, "step": 50},
+        {"epoch": 0.5, "eval_accuracy": 0.6, "eval_loss": 1.2, "eval_runtime": 3.2, "step": 50},
+        {"epoch": 1.0, "grad_norm": 1.0, "learning_rate": 1.5e-05, "loss": 1.0, "step": 100},
+        {"epoch": 1.0, "eval_accuracy": 0.7, "eval_loss": 1.0, "eval_runtime": 3.2, "step": 100},
+        {"epoch": 1.5, "grad_norm": 1.0, "learning_rate": 1e-05, "loss": 0.8, "step": 150},
+        {"epoch": 1.5, "eval_accuracy": 0.75, "eval_loss": 0.9, "eval_runtime": 3.2, "step": 150},
+        {"epoch": 1.5, "train_runtime": 100.0, "total_flos": 1e12, "train_loss": 1.07, "step": 150},
+    ],
+}
+
+
+def test_trainer_state_of_hugging_face(tmp_path):
+    write(tmp_path, json.dumps(TRAINER_STATE), "trainer_state.json")
+    curve = read_curve(tmp_path)
+    assert (curve.metric, curve.is_rising, curve.unit) == ("eval_accuracy", True, "epoch")
+    np.testing.assert_allclose(curve.epochs, [0.5, 1.0, 1.5])
+    np.testing.assert_allclose(curve.learning_rates, [2e-5, 1.5e-5, 1e-5])
+    np.testing.assert_array_equal(curve.steps, [50, 100, 150])
+    assert curve.planned_end == pytest.approx(3.0)
+    loss = read_curve(tmp_path / "trainer_state.json", "loss")
+    np.testing.assert_allclose(loss.values, [1.4, 1.0, 0.8])
+    assert loss.notes == ("4 rows without a value of loss were passed over",)
+    assert read_curve(tmp_path, "accuracy").metric == "eval_accuracy"
+    assert find_curve_files(tmp_path) == [tmp_path / "trainer_state.json"]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"log_history": []}', '{"log_history": 3}'])
+def test_a_trainer_state_without_history_is_refused(tmp_path, text):
+    with pytest.raises(RecordError, match=r"log history is empty|expected the state of a Hugging Face"):
+        read_curve(write(tmp_path, text, "trainer_state.json"))
+
+
+def test_results_of_yolo(tmp_path):
+    header = (
+        "                  epoch,             time,       train/box_loss,  metrics/precision(B),     metrics/recall(B),"
+        "      metrics/mAP50(B),   metrics/mAP50-95(B),          val/box_loss,                lr/pg0"
+    )
+    rows = [
+        f"{e},{60 * e},{2 - 0.1 * e},0.5,0.5,{0.1 * e},{0.05 * e},1.5,{0.01 - 0.001 * e}" for e in range(1, 6)
+    ]
+    curve = read_curve(write(tmp_path, "\n".join([header, *rows]), "results.csv"))
+    assert curve.metric == "metrics/mAP50-95(B)"
+    np.testing.assert_allclose(curve.values, 0.05 * np.arange(1, 6))
+    np.testing.assert_allclose(curve.learning_rates, 0.01 - 0.001 * np.arange(1, 6))
+    assert curve.epoch_time_s() == 60
+    assert (
+        read_target_curve(tmp_path / "results.csv", parse_target("mAP50>=0.9")).metric == "metrics/mAP50(B)"
+    )
+
+
+def test_a_log_of_modded_nanogpt(tmp_path):
+    lines = [
+        "import os",
+        "s:0 what a script prints of itself",
+        "step:0/500 val_loss:10.8258 train_time:0ms step_avg:nanms",
+    ]
+    for step in range(125, 501, 125):
+        lines.append(f"step:{step - 1}/500 train_time:{step * 180}ms step_avg:180.2ms")
+        lines.append(
+            f"step:{step}/500 val_loss:{6 - step / 250:.4f} train_time:{step * 183}ms step_avg:183.00ms"
+        )
+    curve = read_curve(write(tmp_path, "\n".join(lines), "log.txt"))
+    assert (curve.metric, curve.unit, curve.planned_end) == ("val_loss", "step", 500)
+    np.testing.assert_array_equal(curve.epochs, [125, 250, 375, 500])
+    np.testing.assert_allclose(curve.values, [5.5, 5.0, 4.5, 4.0])
+    np.testing.assert_allclose(curve.elapsed_s, 0.183 * np.arange(125, 501, 125))
+    assert find_curve_files(tmp_path) == [tmp_path / "log.txt"]
+
+
+def test_logs_of_llm_c_and_build_nanogpt(tmp_path):
+    lines = [
+        "s:0 tel:11.0",
+        "s:250 tel:6.1557",
+        "s:251 trl:6.1 lr:0.0006 norm:0.5",
+        "s:500 tel:5.5",
+        "s:500 eval:0.3",
+    ]
+    curve = read_curve(write(tmp_path, "\n".join(lines), "main.log"), "val_loss")
+    np.testing.assert_allclose(curve.values, [6.1557, 5.5])
+    plain = [
+        "0 val 10.95",
+        "0 train 10.95",
+        "250 val 5.9650",
+        "251 train 5.9",
+        "500 val 5.2",
+        "500 hella 0.28",
+    ]
+    curve = read_curve(write(tmp_path, "\n".join(plain), "log.txt"))
+    np.testing.assert_array_equal(curve.epochs, [250, 500])
+    np.testing.assert_allclose(curve.values, [5.965, 5.2])
+
+
+def test_a_text_without_such_lines_is_refused_and_no_curve_of_a_folder(tmp_path):
+    path = write(tmp_path, "hello\nworld\n", "notes.txt")
+    with pytest.raises(RecordError, match="expected lines such as"):
+        read_curve(path)
+    with pytest.raises(RecordError, match="holds no CSV"):
+        find_curve_files(tmp_path)
+
+
+def test_rows_of_an_epoch_that_come_twice_are_averaged_and_said(tmp_path):
+    rows = "\n".join(
+        f"{e},{v}" for e, v in [(1, 0.2), (2, 0.4), (2, 0.6), (3, 0.6), (4, 0.7), (5, 0.8), (5, 0.9)]
+    )
+    curve = read_curve(write(tmp_path, "epoch,val_accuracy\n" + rows))
+    np.testing.assert_array_equal(curve.epochs, [1, 2, 3, 4, 5])
+    np.testing.assert_allclose(curve.values, [0.2, 0.5, 0.6, 0.7, 0.85])
+    assert curve.notes == ("7 rows became 5 points: the rows of an epoch are one point, their mean",)
+
+
+def test_a_column_of_rates_may_be_named(tmp_path):
+    path = write(tmp_path, "epoch,acc,eta\n1,.1,.5\n2,.2,.4\n3,.3,.3\n")
+    np.testing.assert_allclose(read_curve(path, "acc", rate="eta").learning_rates, [0.5, 0.4, 0.3])
+    with pytest.raises(InvalidSetupError, match="no column 'rate' with the learning rate"):
+        read_curve(path, "acc", rate="rate")

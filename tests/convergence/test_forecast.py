@@ -1,5 +1,7 @@
 """A curve to an answer: values, targets, probabilities, refusals."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 
 from forerun.convergence.backtest_table import load_table, shipped_table_path
 from forerun.convergence.cleaning import clean, without_outliers
-from forerun.convergence.curve import Curve, error_scale
+from forerun.convergence.curve import Curve, MetricKind, error_scale
 from forerun.convergence.forecast import forecast_curve
 from forerun.convergence.mixture import Tier
 from forerun.convergence.schedule import parse_schedule
@@ -39,7 +41,9 @@ def ask(curve=None, **question):
 def test_tiers_follow_from_what_is_known():
     assert ask(end_epoch=100).tier is Tier.CURVE
     assert ask(schedule=parse_schedule("cosine:epochs=100")).tier is Tier.SCHEDULE
-    assert ask(siblings=[accuracy_curve(100, seed=4)]).tier is Tier.HISTORY
+    sibling = accuracy_curve(100, seed=4)
+    assert ask(siblings=[sibling]).tier is Tier.HISTORY
+    assert ask(siblings=[sibling], schedule=parse_schedule("cosine:epochs=100")).tier is Tier.BOTH
 
 
 @pytest.mark.parametrize(
@@ -73,7 +77,7 @@ def test_more_of_the_run_narrows_the_interval():
 
 
 @settings(max_examples=15, deadline=None)
-@given(value=st.floats(0.7, 0.99), harder=st.floats(0.001, 0.05))
+@given(value=st.floats(0.7, 0.94), harder=st.floats(0.001, 0.05))
 def test_probability_rises_with_time_and_falls_with_the_target(value, harder):
     easy = ask(end_epoch=100.0, target=parse_target(f"accuracy>={value:.4f}"))
     hard = ask(end_epoch=100.0, target=parse_target(f"accuracy>={value + harder:.4f}"))
@@ -138,6 +142,15 @@ def test_a_run_at_its_end_has_nothing_to_come():
     assert found.final.low_90 == found.final.value == found.final.high_90
 
 
+def test_a_curve_that_begins_at_zero_is_forecast():
+    curve = accuracy_curve()
+    moved = replace(curve, epochs=curve.epochs - 1)
+    for question in ({"end_epoch": 100.0}, {"schedule": parse_schedule("cosine:epochs=100,warmup=5")}):
+        found = ask(moved, **question)
+        assert np.all(np.isfinite(found.values))
+        assert found.final.value == pytest.approx(ask(curve, **question).final.value, abs=0.02)
+
+
 def test_steps_are_kept_as_steps():
     steps = 125.0 * np.arange(1, 13)
     curve = Curve(
@@ -164,13 +177,131 @@ def test_refusals_have_a_reason(values, words):
         ask(accuracy_curve(len(values), values=values))
 
 
-def test_a_loss_that_runs_away_is_recognised():
-    values = [10, 8, 7, 6, 5.5, 5, 40, 60, 90, 200]
-    curve = Curve(
-        name="r", metric="loss", epochs=np.arange(1.0, 11), values=np.asarray(values), is_rising=False
+def loss_curve(values, metric="loss"):
+    epochs = np.arange(1.0, len(values) + 1)
+    return Curve(
+        name="r", metric=metric, epochs=epochs, values=np.asarray(values, dtype=float), is_rising=False
     )
+
+
+def test_a_loss_that_runs_away_is_recognised():
     with pytest.raises(ForecastError, match="diverged: loss ends at 200"):
-        ask(curve)
+        ask(loss_curve([10, 8, 7, 6, 5.5, 5, 40, 60, 90, 200]))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [0.344, 0.36, 0.28, 0.25, 0.31, 0.36, 0.40, 0.42],  # first epochs of a detector that warms up
+        [0.05, 0.32, 0.28, 0.02, 0.01, 0.20, 0.35, 0.41],
+        [0.904, 0.912, 0.916, 0.913, 0.910, 0.908, 0.908, 0.908],  # fine-tuning that slips by 0.8 points
+        [0.3, 0.5, 0.62, 0.66, 0.2, 0.3, 0.5, 0.6, 0.67, 0.68],
+    ],
+)
+def test_a_run_that_only_slips_has_not_diverged(values):
+    for seen in range(6, len(values) + 1):
+        assert not clean(accuracy_curve(seen, values=values[:seen])).has_diverged
+
+
+def test_a_validation_loss_that_rises_by_overfitting_has_not_diverged_and_is_followed():
+    epochs = np.arange(1.0, 41)
+    values = 0.3 + 0.5 / epochs + 0.006 * epochs
+    found = ask(loss_curve(values, "val_loss"), end_epoch=80)
+    assert found.final.value > 1.2 * values.min()
+
+
+@pytest.mark.parametrize(
+    ("curve", "target", "words"),
+    [
+        (
+            accuracy_curve(),
+            "accuracy>=2",
+            "cannot be reached: accuracy is at most 1 in this run; for 2 per cent",
+        ),
+        (accuracy_curve(), "accuracy>=92", "for 92 per cent write 0.92"),
+        (accuracy_curve(values=100 * accuracy_curve().values), "accuracy>=101", "at most 100 in this run"),
+        (accuracy_curve(values=100 * accuracy_curve().values), "accuracy>=0.92", "in per cent; write 92"),
+        (loss_curve([3, 2, 1.5, 1.2, 1.1]), "loss<=-1", "never below 0"),
+    ],
+)
+def test_a_target_that_no_run_can_reach_is_refused(curve, target, words):
+    with pytest.raises(InvalidSetupError, match=words):
+        ask(curve, target=parse_target(target))
+
+
+def test_a_score_without_a_known_top_may_have_any_target():
+    epochs = np.arange(1.0, 21)
+    curve = Curve(name="r", metric="reward", epochs=epochs, values=40 * epochs**0.5, is_rising=True)
+    assert 0 <= ask(curve, target=parse_target("reward>=5000"), end_epoch=40).probability_at_end < 0.5
+
+
+def test_word_errors_are_on_their_own_scale_whatever_the_first_value():
+    epochs = np.arange(1.0, 31)
+    values = 12 + 110 * epochs**-0.8  # per cent, above 100 at first
+    curve = Curve(name="r", metric="eval_wer", epochs=epochs, values=values, is_rising=False)
+    fraction = Curve(name="r", metric="eval_wer", epochs=epochs, values=values / 100, is_rising=False)
+    once, hundred = ask(fraction, end_epoch=60).final, ask(curve, end_epoch=60).final
+    assert hundred.value == pytest.approx(100 * once.value)
+    assert curve.kind is MetricKind.ERROR_RATE
+
+
+def test_a_metric_far_from_perfect_is_not_forecast_to_become_perfect():
+    epochs = np.arange(1.0, 31)
+    values = 0.40 - 0.35 * epochs**-0.5
+    curve = Curve(name="r", metric="metrics/mAP50-95(B)", epochs=epochs, values=values, is_rising=True)
+    found = ask(curve, schedule=parse_schedule("linear:epochs=100,min=0.01,warmup=3"))
+    assert 0.33 < found.final.value < 0.48
+    assert curve.kind is MetricKind.OVERLAP
+
+
+def test_language_models_gain_less_from_a_drop_than_classifiers():
+    epochs = 100.0 * np.arange(1, 31)
+    schedule = parse_schedule("trapezoid:epochs=6000,decay_from=4200")
+    loss = Curve(
+        name="r",
+        metric="val_loss",
+        epochs=epochs,
+        values=3.2 + 30 * epochs**-0.5,
+        is_rising=False,
+        unit="step",
+    )
+    stay, fall = (
+        ask(loss, schedule=s).final.value for s in (parse_schedule("constant:epochs=6000"), schedule)
+    )
+    assert 0.9 * stay < fall < stay
+
+
+def test_a_constant_rate_is_a_schedule_like_any_other():
+    """Training losses of a hyperbola at a constant rate, whose ends must lie in most of their 90 % intervals."""
+    epochs, inside, probability = np.arange(1.0, 121), 0, []
+    for seed in range(12):
+        losses = 1 / (0.1 * epochs + 0.6) + 0.1
+        noisy = losses * (1 + np.random.default_rng(seed).normal(0, 0.02, len(epochs)))
+        found = ask(
+            loss_curve(noisy[:60]),
+            schedule=parse_schedule("constant:epochs=120"),
+            target=parse_target(f"loss<={losses[93]:.5f}"),
+        )
+        inside += found.final.low_90 <= losses[-6:].mean() <= found.final.high_90
+        probability.append(found.probability_at_end)
+        assert not stop_advice(found, None).should_stop
+    assert inside >= 11
+    assert np.median(probability) > 0.5
+
+
+def test_a_rate_that_follows_the_metric_is_said_to_be_unknown():
+    curve = accuracy_curve(rates=np.where(np.arange(30) < 20, 0.1, 0.01))
+    found = ask(curve, schedule=parse_schedule("reduce-on-plateau"), end_epoch=60)
+    assert found.tier is Tier.CURVE
+    assert any("reduced when the metric stalls" in note for note in found.notes)
+
+
+def test_the_length_that_a_log_names_is_taken():
+    curve = replace(accuracy_curve(), planned_end=80.0, notes=("3 rows were passed over",))
+    found = ask(curve)
+    assert found.end_epoch == 80
+    assert "3 rows were passed over" in found.notes
+    assert ask(replace(curve, planned_end=20.0)).end_epoch == 30
 
 
 def test_a_changing_rate_without_a_schedule_is_refused_or_accepted_by_name():

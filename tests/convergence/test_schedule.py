@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from forerun.convergence.schedule import SCHEDULE_WORDS, parse_schedule, schedule_of
+from forerun.convergence.schedule import SCHEDULE_WORDS, logged_schedule, parse_schedule, schedule_of
 from forerun.errors import InvalidSetupError
 
 
@@ -126,3 +126,63 @@ def test_a_schedule_passes_through():
     once = parse_schedule("constant")
     assert schedule_of(once, 5) is once
     assert math.isclose(float(once.rates([1.0])[0]), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("words", "at", "rate"),
+    [
+        ("trapezoid:epochs=100,decay_from=60", [30, 80, 99.999], [1.0, 0.505, 0.0]),
+        ("wsd:epochs=100,decay_from=60,decay_to=80,min=0.1,warmup=10", [20, 60, 99], [1.0, 1.0, 0.1]),
+        ("polynomial:epochs=10,power=2", [5], [(1 - 0.45) ** 2]),
+        ("one-cycle:epochs=10", [3], [2.5 / 3]),
+    ],
+)
+def test_words_that_people_use(words, at, rate):
+    schedule = parse_schedule(words)
+    epochs = np.arange(1.0, schedule.num_epochs + 1)
+    found = np.interp(at, epochs, schedule.rates(epochs))
+    np.testing.assert_allclose(found, rate, atol=0.02)
+
+
+@pytest.mark.parametrize("words", ["trapezoid:epochs=90", "trapezoid:epochs=90,decay_from=80,decay_to=70"])
+def test_a_trapezoid_needs_its_corner(words):
+    with pytest.raises(InvalidSetupError, match="decay_from"):
+        parse_schedule(words)
+
+
+@pytest.mark.parametrize("words", ["reduce-on-plateau", "ReduceLROnPlateau", "reduce_on_plateau:epochs=50"])
+def test_a_schedule_that_follows_the_metric_says_so(words):
+    assert parse_schedule(words).follows_metric
+    assert not parse_schedule("constant").follows_metric
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "constant:epochs=100",
+        "linear:epochs=100,warmup=5",
+        "linear:epochs=100,min=0.01,warmup=3",
+        "cosine:epochs=100",
+        "cosine:epochs=100,min=0.1,warmup=10",
+        "exponential:0.97",
+    ],
+)
+def test_logged_rates_are_continued_in_their_shape(words):
+    epochs = np.arange(1.0, 101)
+    rates = 3e-4 * parse_schedule(words).rate(epochs)
+    found = logged_schedule(epochs[:40], rates[:40], 100.0)
+    np.testing.assert_allclose(found.rate(epochs), rates / rates[:40].max(), atol=0.02)
+    assert "logged rates" in found.notes[0]
+
+
+def test_logged_rates_of_no_known_shape_stay_where_they_are():
+    rates = np.where(np.arange(40) < 30, 1.0, 0.1)
+    found = logged_schedule(np.arange(1.0, 41), rates, 100.0)
+    np.testing.assert_allclose(found.rate(np.asarray([20.0, 60.0, 99.0])), [1.0, 0.1, 0.1])
+    assert "taken to stay" in found.notes[0]
+
+
+@pytest.mark.parametrize("rates", [[0.0, 0.0], [np.nan, 0.1]])
+def test_logged_rates_must_be_numbers_above_zero(rates):
+    with pytest.raises(InvalidSetupError, match="needs numbers above zero"):
+        logged_schedule(np.asarray([1.0, 2.0]), np.asarray(rates), 10.0)

@@ -1,11 +1,12 @@
 """Remaining epochs from a curve: published coefficients, and forecasts that get better."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.errors import InvalidSetupError
-from forerun.scheduler.curve_forecast import CurveForecast, HyperbolicLoss, fit_hyperbola
+from forerun.scheduler.curve_forecast import CurveForecast, fit_of_epochs
 
 
 def losses(b0, b1, b2, epochs):
@@ -14,9 +15,10 @@ def losses(b0, b1, b2, epochs):
 
 def test_the_published_fit_of_seq2seq():
     # Optimus, section 3.1: b0 = 0.21, b1 = 1.07, b2 = 0.07.
-    curve = HyperbolicLoss(b0=0.21, b1=1.07, b2=0.07)
-    assert curve.epochs_to(1 / (0.21 * 30 + 1.07) + 0.07) == pytest.approx(30)
-    assert curve.epochs_to(0.07) == float("inf")
+    curve = fit_of_epochs(losses(0.21, 1.07, 0.07, 40))
+    assert (curve.b0, curve.b1, curve.b2) == pytest.approx((0.21, 1.07, 0.07), rel=1e-3)
+    assert curve.steps_to(1 / (0.21 * 60 + 1.07) + 0.07) == pytest.approx(60, rel=1e-3)
+    assert curve.steps_to(0.07) == pytest.approx(float("inf"))
 
 
 @given(b0=st.floats(0.05, 0.5), b1=st.floats(0.8, 1.5), share=st.floats(0.0, 0.8))
@@ -24,9 +26,9 @@ def test_a_fit_finds_the_curve_it_was_made_from(b0, b1, share):
     seen = losses(b0, b1, 0.0, 20)
     b2 = share * seen[-1] / (1 - share)
     values = [value + b2 for value in seen]
-    found = fit_hyperbola(values)
+    found = fit_of_epochs(values)
     ahead = 1 / (b0 * 40 + b1) + b2
-    assert 1 / (found.b0 * 40 + found.b1) + found.b2 == pytest.approx(ahead, rel=0.05)
+    assert found.losses(np.asarray([40.0]))[0] == pytest.approx(ahead, rel=0.05)
 
 
 def test_a_forecast_starts_from_what_was_stated_and_comes_to_the_truth():
@@ -41,4 +43,4 @@ def test_a_forecast_starts_from_what_was_stated_and_comes_to_the_truth():
 @pytest.mark.parametrize("values", [[], [1.0], [1.0, -1.0], [1.0, float("nan")]])
 def test_curves_that_cannot_be_fitted(values):
     with pytest.raises(InvalidSetupError):
-        fit_hyperbola(values)
+        fit_of_epochs(values)

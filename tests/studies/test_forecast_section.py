@@ -10,7 +10,7 @@ from forerun.convergence.backtest_summary import summary_of
 from studies.forecast.batch_study import SYSTEM_C_EPOCHS, BatchRow, BatchStudy, system_c_study
 from studies.forecast.own_curves import own_curves
 from studies.forecast.section import ForecastFigures, forecast_section, forecast_summary_row
-from studies.forecast.study import ForecastStudy, TargetErrors
+from studies.forecast.study import ForecastStudy, OriginCoverage, TargetErrors
 from studies.tables.reference_steps import reference_folder
 
 
@@ -42,7 +42,7 @@ def test_own_curves_are_forecast_without_what_came(own):
         assert row.outcome.epochs[0] == 19
         assert row.outcome.epochs[-1] == 60
         assert abs(row.forecast.final.value - row.outcome.final_value) < 0.05
-    assert [row.tier for row in own.rows] == ["schedule"] * 4 + ["history"] * 4
+    assert [row.tier for row in own.rows] == ["schedule"] * 4 + ["history and schedule"] * 4
 
 
 def test_the_law_of_batches_and_the_noise_scale_agree_on_own_runs(own):
@@ -74,10 +74,11 @@ def test_the_section_has_every_study_as_a_table(own, made_runs):
     summary = summary_of(results)
     cuts = {0.1: 0.5, 0.3: 0.4, 0.5: 0.3, 0.7: 0.2}
     study = ForecastStudy(
+        everything=summary,
+        known=summary,
         scheduled=summary,
-        together={"job never seen": {0.3: (0.9, 0.91, 0.1, 20)}},
+        origins=(OriginCoverage(origin="0", tier="schedule", num_runs=3, by_cut={0.3: 0.9}),),
         epochs_to_target={"optimus": TargetErrors(median=cuts, mean=cuts)},
-        curve_alone=summary,
         num_runs={"made": len(made_runs)},
     )
     rows = (BatchRow(job="r", batch_size=16384, actual=47.0, predicted=46.0, constant=35.0),)
@@ -88,6 +89,7 @@ def test_the_section_has_every_study_as_a_table(own, made_runs):
     assert "Optimus" in forecast_summary_row(figures)[2]
     headings = re.findall(r"^### (.*)$", page, re.MULTILINE)
     assert len(headings) == 7
+    assert headings[:2] == ["Error of the final value, origins left out", "Coverage of 90 % intervals"]
     for table in re.findall(r"(?:^\|.*\n)+", page, re.MULTILINE):
         assert len({line.count("|") for line in table.splitlines()}) == 1
     assert "nan" not in page

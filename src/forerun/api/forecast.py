@@ -14,14 +14,14 @@ from forerun.convergence.curve import Curve
 from forerun.convergence.curve_files import find_curve_files, read_curve
 from forerun.convergence.forecast import CurveForecast, forecast_curve
 from forerun.convergence.mixture import Tier
-from forerun.convergence.schedule import LearningRateSchedule, schedule_of
+from forerun.convergence.schedule import LOGGED, LearningRateSchedule, logged_schedule, schedule_of
 from forerun.convergence.stopping import stop_advice
 from forerun.convergence.target import Target, parse_target
 from forerun.errors import InvalidSetupError
 from forerun.prediction.estimate import Interval
 from forerun.prediction.forecast_answer import Clock, RunForecast, RunOutcome, outcome_of, time_to_target
 
-__all__ = ["RunForecast", "forecast", "predicted_clock", "schedule_from"]
+__all__ = ["RunForecast", "forecast", "is_logged", "predicted_clock", "rate_column", "schedule_from"]
 
 _UNKNOWN = "unknown"
 
@@ -47,8 +47,8 @@ def forecast(
         run: A CSV, TensorBoard events, a curve, or its values, one an epoch.
         target: Such as ``accuracy>=0.92``.
         metric: Name of the metric; that of the target, or a guess from the file.
-        schedule: Words, a PyTorch scheduler, a Keras schedule or a function; "unknown" accepts a wider interval
-            where the rate is known to change.
+        schedule: Words, a PyTorch scheduler, a Keras schedule or a function; "logged" takes the rates in the file, and
+            "logged:COLUMN" those of that column; "unknown" accepts a wider interval where the rate is known to change.
         epochs: Length of the run; that of the schedule, or of its finished siblings, if None.
         history: Folder or files of finished runs of the same job.
         model: What is trained, as in ``predict``; with ``devices`` its epochs are timed by prediction.
@@ -64,10 +64,10 @@ def forecast(
         ForecastError: The curve is too short, diverged, does not move, or has a changing rate that is not given.
     """
     wanted = parse_target(target) if isinstance(target, str) else target
-    whole = _curve(run, wanted, metric)
+    whole = _curve(run, wanted, metric, rate_column(schedule))
     curve = whole if cut is None else _first_share(whole, cut)
     epochs = float(whole.epochs[-1]) if cut is not None and epochs is None else epochs
-    planned = schedule_from(schedule, epochs)
+    planned = _logged(curve, epochs) if is_logged(schedule) else schedule_from(schedule, epochs)
     table = load_table(Path(backtest_file) if backtest_file is not None else shipped_table_path())
     found = forecast_curve(
         curve,
@@ -92,6 +92,30 @@ def forecast(
     )
 
 
+def is_logged(schedule: Any) -> bool:
+    """Whether a schedule is the word for the rates in the file of the run."""
+    return isinstance(schedule, str) and schedule.strip().partition(":")[0].strip().lower() == LOGGED
+
+
+def rate_column(schedule: Any) -> str | None:
+    """The column that "logged:COLUMN" names; None for the usual ones."""
+    return schedule.partition(":")[2].strip() or None if is_logged(schedule) else None
+
+
+def _logged(curve: Curve, epochs: float | None) -> LearningRateSchedule:
+    end = epochs if epochs is not None else curve.planned_end
+    if curve.learning_rates is None or end is None:
+        raise InvalidSetupError(
+            f"{curve.name}: --schedule {LOGGED} needs a column of learning rates and the length of the run, got "
+            + (
+                "no such column; name it with logged:COLUMN"
+                if end is not None
+                else "no length; give --epochs"
+            )
+        )
+    return logged_schedule(curve.epochs, curve.learning_rates, max(end, float(curve.epochs[-1])))
+
+
 def _first_share(curve: Curve, cut: float) -> Curve:
     """The curve as it was after a share of its length."""
     if not 0 < cut < 1:
@@ -107,13 +131,13 @@ def _outcome(whole: Curve, found: CurveForecast) -> RunOutcome:
     return outcome_of(cleaned.curve, found)
 
 
-def _curve(run: Any, target: Target | None, metric: str | None) -> Curve:
+def _curve(run: Any, target: Target | None, metric: str | None, rate: str | None = None) -> Curve:
     if isinstance(run, Curve):
         return run
     name = metric or (target.metric if target else None)
     rising = target.is_rising if target else None
     if isinstance(run, (str, Path)):
-        return read_curve(run, name, rising)
+        return read_curve(run, name, rising, rate)
     values = np.asarray(run, dtype=float)
     if values.ndim != 1 or not len(values):
         raise InvalidSetupError(

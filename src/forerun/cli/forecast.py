@@ -30,7 +30,8 @@ __all__ = ["forecast"]
 _RANGE_OF_TARGETS = "accuracy>=0.92, val_acc>=92%, loss<=1.5, or accuracy=0.92"
 _SCHEDULES = (
     "constant, step:30,60,80x0.1, cosine:epochs=90,min=0.01, linear:epochs=90, poly:epochs=38,power=2, "
-    "exponential:0.95, onecycle:epochs=30,peak=0.3, each with warmup=5 if need be, or unknown"
+    "exponential:0.95, onecycle:epochs=30,peak=0.3, trapezoid:epochs=90,decay_from=60, each with warmup=5 if need be; "
+    "reduce-on-plateau, logged (the rates in the file), or unknown"
 )
 
 
@@ -156,7 +157,11 @@ _OF_MODES = {
 def forecast(
     settings: dict[str, Any],
     run: Annotated[
-        Path | None, typer.Argument(metavar="[RUN]", help="Curve so far: a CSV, or TensorBoard events.")
+        Path | None,
+        typer.Argument(
+            metavar="[RUN]",
+            help="Curve so far: a CSV, TensorBoard events, trainer_state.json, or a nanoGPT log.",
+        ),
     ] = None,
     on: Annotated[
         list[str] | None, typer.Option(metavar="DEVICE", help="Where it might be trained; may be repeated.")

@@ -1,47 +1,52 @@
 """A law that takes the learning-rate schedule.
 
-    error(x) = c + a S(x)^-alpha + b r(x),      a, b, c >= 0
+    error(x) = c + a (C(x) + s)^-p + b r(x),      a, b, c, s >= 0
 
-S is the sum of relative learning rates so far: training moves with it. r is the relative rate as the weights feel it,
-an exponential mean of it over the last few epochs: the noise of stochastic gradients holds the error up by an amount
-that follows the rate, and goes when the rate goes. Before the rate has changed, b and c cannot be told apart; a prior
-says that at the present rate the noise is a share ``NOISE_SHARE`` of what will not go away by itself:
-b r(now) = share / (1 - share) c. As soon as the rate moves, the data outweigh it.
+C is a clock: the epochs done, or the sum of relative learning rates so far, by which training moves. r is the relative
+rate as the weights feel it, an exponential mean over the last few epochs: the noise of stochastic gradients holds the
+error up by an amount that follows the rate, and goes when the rate goes. Before the rate has changed, b and c cannot be
+told apart; a prior says that at the present rate the noise is the share ``Prefix.drop_share`` of what will not go away
+by itself: b r(now) = share / (1 - share) c. As soon as the rate moves, the data outweigh it.
 
-Small networks on easy data fall faster than any power once they begin to: exp(-k S / S_end) stands beside S^-alpha.
+How much a drop of the rate brings is a matter of the task: a third to a half of what remains of the error of an image
+classifier, a twentieth of the loss of a language model. The share is learnt from stored runs, by kind of metric.
 
-alpha, k and the span of the mean are not chosen but averaged over, with weights exp(-residual^2 / 2 sigma^2), a normal
-prior on alpha, and one three deviations out on the exponentials: they count where the data insist. The form is that of
-Tissue et al. 2024 (arXiv 2408.11029), with a noise floor instead of their annealing area; prior and spans are ours,
-chosen on ``adaptdl_validation_curves`` (26 curves, four jobs).
+The answer is the mean over both clocks, and over exponents and weights as in ``power_laws``. Small networks on easy
+data fall faster than any power once they begin to: exp(-k C / C_end) stands beside the powers, two deviations out. The
+form is that of Tissue et al. 2024 (arXiv 2408.11029), with a noise floor instead of their annealing area; prior, clocks
+and weights are ours.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from forerun.convergence.curve import Floats
+from forerun.convergence.curve import Floats, MetricKind
 from forerun.convergence.forecaster import Prefix, forecaster
-from forerun.convergence.nonnegative import nonnegative_fit
+from forerun.convergence.power_laws import POWER_PENALTIES, averaged_fit, late_weights, shifted_powers
 
-__all__ = ["NOISE_SHARE", "annealing_path", "felt_rates"]
+__all__ = ["DROP_SHARES", "USUAL_DROP_SHARES", "annealing_path", "annealing_paths", "felt_rates"]
 
-NOISE_SHARE = 0.5
-"""Part of the plateau at a constant rate that a falling rate removes, before data say otherwise."""
+DROP_SHARES = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5)
+"""Shares of what remains that a falling rate may remove, tried on stored runs."""
 
-MEAN_SPANS = (0.05, 0.1)
-"""Time constants of the mean of the rate, in shares of the run."""
+USUAL_DROP_SHARES = {
+    MetricKind.ACCURACY: 0.35,
+    MetricKind.OVERLAP: 0.1,
+    MetricKind.LOSS: 0.05,
+    MetricKind.ERROR_RATE: 0.1,
+}
+"""Where no stored run of a kind has a schedule; from the same study as the shipped table."""
 
-_PRIOR_WEIGHT = 0.3
-_ALPHAS = np.linspace(0.1, 1.5, 15)
-_ALPHA_MEAN, _ALPHA_DEVIATION = 0.5, 0.3
+MEAN_SPAN = 0.05
+"""Time constant of the mean of the rate, in shares of the run."""
+
+_PRIOR_WEIGHT = 0.03
+_SHIFTS = np.concatenate([[0.0], np.geomspace(0.01, 3.0, 8)])
 _DECAYS = np.geomspace(2.0, 40.0, 6)
-_DECAY_PENALTY = 9.0
-_RESIDUAL_FLOOR = 0.03  # of the last error: no curve is explained better than that
-
-_PENALTIES = np.concatenate(
-    [((_ALPHAS - _ALPHA_MEAN) / _ALPHA_DEVIATION) ** 2, np.full(len(_DECAYS), _DECAY_PENALTY)]
-)
+_PENALTIES = (*POWER_PENALTIES, 4.0)
 
 
 def felt_rates(epochs: Floats, rates: Floats, span_epochs: float) -> Floats:
@@ -57,43 +62,31 @@ def felt_rates(epochs: Floats, rates: Floats, span_epochs: float) -> Floats:
 
 @forecaster("annealing", needs_rates=True)
 def annealing_path(prefix: Prefix) -> Floats:
-    """The annealing law, averaged over its shapes."""
+    """The annealing law with the drop that its kind of metric usually brings."""
+    return np.asarray(annealing_paths(prefix, [prefix.drop_share])[0], dtype=float)
+
+
+def annealing_paths(prefix: Prefix, shares: Sequence[float]) -> Floats:
+    """The annealing law for each share that a drop might remove, (shares, n)."""
     assert prefix.rates is not None
     relative = prefix.rates / max(float(np.max(prefix.rates)), 1e-12)
-    # A rate that only begins to rise has moved nothing yet; the small sum keeps S^-alpha finite.
+    # A rate that only begins to rise has moved nothing yet; the small sum keeps C^-p finite.
     moved = np.cumsum(relative * np.diff(prefix.epochs, prepend=0.0)) + 1e-3 * float(prefix.epochs[0])
-    spans = [max(share * float(prefix.epochs[-1]), 1e-9) for share in MEAN_SPANS]
-    shapes, residuals, penalties = [], [], []
-    for span in spans:
-        felt = felt_rates(prefix.epochs, relative, span)
-        paths, loss = _fits(prefix, moved, felt)
-        shapes.append(paths)
-        residuals.append(loss)
-        penalties.append(_PENALTIES)
-    weights = _weights(prefix, np.concatenate(residuals), np.concatenate(penalties))
-    return np.asarray(weights @ np.concatenate(shapes), dtype=float)
+    felt = felt_rates(prefix.epochs, relative, max(MEAN_SPAN * float(prefix.epochs[-1]), 1e-9))
+    by_clock = [_paths(prefix, clock, felt, shares) for clock in (prefix.epochs, moved)]
+    return np.asarray(np.mean(by_clock, axis=0), dtype=float)
 
 
-def _fits(prefix: Prefix, moved: Floats, felt: Floats) -> tuple[Floats, Floats]:
-    """Paths for each alpha and k, (shapes, n), and their weighted squared residuals with the prior's, (shapes,)."""
+def _paths(prefix: Prefix, clock: Floats, felt: Floats, shares: Sequence[float]) -> Floats:
+    """Mean over the shapes by one clock, (shares, n)."""
     seen = prefix.num_seen
-    weights = np.arange(1, seen + 1) / seen  # late points say more about where it goes
-    falls = np.concatenate([moved ** -_ALPHAS[:, None], np.exp(-_DECAYS[:, None] * moved / moved[-1])])
-    columns = np.stack([np.ones_like(falls), falls, np.broadcast_to(felt, falls.shape)], axis=2)
-    prior = np.sqrt(_PRIOR_WEIGHT * seen) * np.asarray(
-        [-NOISE_SHARE, 0.0, (1 - NOISE_SHARE) * max(float(felt[seen - 1]), 1e-3)]
-    )
-    rows = np.concatenate(
-        [columns[:, :seen] * weights[:, None], np.broadcast_to(prior, (len(falls), 1, 3))], axis=1
-    )
-    solved, loss = nonnegative_fit(rows, np.append(prefix.errors * weights, 0.0))
-    return np.einsum("anc,ac->an", columns, solved), loss
-
-
-def _weights(prefix: Prefix, residuals: Floats, penalties: Floats) -> Floats:
-    least = float(residuals.min())
-    floor = (_RESIDUAL_FLOOR * float(prefix.errors[-1])) ** 2
-    variance = max(least / max(1, prefix.num_seen - 3), floor, 1e-12)
-    log_weights = -0.5 * (residuals - least) / variance - 0.5 * penalties
-    weights = np.exp(log_weights - log_weights.max())
-    return np.asarray(weights / weights.sum(), dtype=float)
+    now = float(clock[seen - 1])
+    falls = [*shifted_powers(clock, now, _SHIFTS), np.exp(-_DECAYS[:, None] * clock / clock[-1])]
+    stacked = np.concatenate(falls)
+    columns = np.stack([np.ones_like(stacked), stacked, np.broadcast_to(felt, stacked.shape)], axis=2)
+    weights = late_weights(seen)
+    strength = np.sqrt(_PRIOR_WEIGHT * float(weights @ weights))
+    felt_now = max(float(felt[seen - 1]), 1e-3)
+    priors = [strength * np.asarray([-share, 0.0, (1 - share) * felt_now]) for share in shares]
+    sizes = [len(fall) for fall in falls]
+    return np.asarray([averaged_fit(prefix, columns, sizes, _PENALTIES, prior) for prior in priors])

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from forerun.answers import Answer
-from forerun.convergence.backtest import CutResult
-from forerun.convergence.held_out import HeldOutForecast, leave_jobs_out
+from forerun.convergence.backtest import CutResult, StoredRun, mean_of_origins
+from forerun.convergence.held_out import HeldOutForecast, leave_origins_out
 from forerun.convergence.mixture import Tier
 
-__all__ = ["Backtest", "summary_of"]
+__all__ = ["Backtest", "MeanOfRuns", "summary_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,19 +18,21 @@ class Backtest(Answer):
     """Forecasters tested on finished runs.
 
     Attributes:
-        num_runs, num_jobs: Tested.
+        num_runs, num_jobs, num_origins: Tested.
         cuts: Shares of the run.
         errors: Mean absolute error of the final value, on the error scale, of each forecaster at each cut.
         mixture_errors: The same of the mixture, by tier.
-        coverage_90: Coverage of its 90 % interval, by tier and cut, jobs left out in turn.
+        coverage_90, width_90: Coverage and width of its 90 % interval, by tier and cut, origins left out in turn.
     """
 
     num_runs: int
     num_jobs: int
+    num_origins: int
     cuts: tuple[float, ...]
     errors: Mapping[str, Mapping[float, float]]
     mixture_errors: Mapping[str, Mapping[float, float]]
     coverage_90: Mapping[str, Mapping[float, float]]
+    width_90: Mapping[str, Mapping[float, float]]
 
     def rounded_coverage(self) -> dict[str, dict[str, float]]:
         """Coverage as it is stored with the figures."""
@@ -42,44 +42,50 @@ class Backtest(Answer):
         }
 
 
-def summary_of(results: Sequence[CutResult], held: Sequence[HeldOutForecast] | None = None) -> Backtest:
+MeanOfRuns = Callable[[Iterable[tuple[StoredRun, float]]], float]
+"""From a figure of each run to that of all."""
+
+
+def summary_of(
+    results: Sequence[CutResult],
+    held: Sequence[HeldOutForecast] | None = None,
+    mean: MeanOfRuns = mean_of_origins,
+) -> Backtest:
     """Summary of single cuts.
 
     Args:
         results: The cuts.
-        held: The same with jobs left out in turn; made if None.
+        held: The same with origins left out in turn; made if None.
+        mean: How runs are weighed; runs of a job alike, jobs of an origin, and origins, if not given.
     """
     cuts = tuple(dict.fromkeys(sorted(r.cut for r in results)))
     names = list(dict.fromkeys(name for r in results for name in r.paths))
-    errors = {
-        name: {
-            cut: float(np.mean([r.miss_of(name) for r in results if r.cut == cut and name in r.paths]))
-            for cut in cuts
-            if any(r.cut == cut and name in r.paths for r in results)
-        }
-        for name in names
-    }
-    jobs = {r.run.job for r in results}
     if held is None:
-        held = leave_jobs_out(results) if len(jobs) > 1 else []
+        held = leave_origins_out(results) if len({r.run.origin for r in results}) > 1 else []
     tested = held
 
+    def by_name(name: str) -> dict[float, float]:
+        able = {cut: [r for r in results if r.cut == cut and name in r.paths] for cut in cuts}
+        return {cut: mean((r.run, r.miss_of(name)) for r in found) for cut, found in able.items() if found}
+
     def by_tier(value: Callable[[HeldOutForecast], float]) -> dict[str, dict[float, float]]:
-        return {
-            str(tier): {
-                cut: float(np.mean([value(h) for h in tested if h.tier is tier and h.result.cut == cut]))
-                for cut in cuts
-                if any(h.tier is tier and h.result.cut == cut for h in tested)
+        found = {}
+        for tier in dict.fromkeys(h.tier for h in tested):
+            of_tier = {cut: [h for h in tested if h.tier is tier and h.result.cut == cut] for cut in cuts}
+            found[str(tier)] = {
+                cut: mean((h.result.run, value(h)) for h in of_cut)
+                for cut, of_cut in of_tier.items()
+                if of_cut
             }
-            for tier in Tier
-            if any(h.tier is tier for h in tested)
-        }
+        return {str(tier): found[str(tier)] for tier in Tier if str(tier) in found}
 
     return Backtest(
         num_runs=len({id(r.run) for r in results}),
-        num_jobs=len(jobs),
+        num_jobs=len({r.run.job for r in results}),
+        num_origins=len({r.run.origin for r in results}),
         cuts=cuts,
-        errors=errors,
+        errors={name: by_name(name) for name in names},
         mixture_errors=by_tier(lambda h: abs(h.forecast - h.actual)),
         coverage_90=by_tier(lambda h: h.is_covered),
+        width_90=by_tier(lambda h: h.high_90 - h.low_90),
     )

@@ -1,4 +1,4 @@
-"""Results of back-tests: errors and quantiles per tier and share of the run, as a small JSON file.
+"""What back-tests leave behind: errors, drops and quantiles per tier and share of the run, as a small JSON file.
 
 The file that comes with the package was made from the public curve tables by the back-test of the studies;
 ``forerun forecast --evaluate DIR --save FILE`` makes one from a user's own finished runs.
@@ -7,6 +7,7 @@ The file that comes with the package was made from the public curve tables by th
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from forerun.convergence.curve import Floats
+from forerun.convergence.curve import Floats, MetricKind
 from forerun.convergence.mixture import Tier
-from forerun.convergence.stored_falls import CUTS
 from forerun.errors import CostModelError
 
 __all__ = [
+    "CUTS",
     "FEWEST_RUNS",
     "HORIZONS",
     "LEVELS",
@@ -31,6 +32,9 @@ __all__ = [
     "weighted_quantiles",
 ]
 
+CUTS = (0.1, 0.2, 0.3, 0.5, 0.7, 0.85)
+"""Shares of a run at which forecasters are tested and stored figures are kept."""
+
 HORIZONS = (0.25, 0.5, 1.0)
 """Shares of the rest of a run at which forecasts are compared with what came."""
 
@@ -40,10 +44,11 @@ LEVELS = (0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975)
 FEWEST_RUNS = 20
 """With fewer runs behind them, intervals are called uncalibrated."""
 
-_SCHEMA = 1
+_SCHEMA = 2
 
-_JOB_POWER = 0.5
-"""A job of n runs weighs n to this power: 0 is every job alike, 1 every run alike."""
+_DRAWS_OF_AN_ORIGIN = 5
+"""Independent draws that the runs of one origin stand for: with origins left out in turn, 90 % intervals of as many
+covered 90 %; with every run a draw, 86 %."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,13 +56,14 @@ class CutSummary:
     """Back-tests of one tier at one share of the run.
 
     Attributes:
-        num_runs, num_jobs: Behind the figures.
+        num_runs, num_jobs, num_origins: Behind the figures.
         errors: Mean absolute error of the final value of each forecaster.
         quantiles: Of (actual - forecast) / scale, (horizons, levels).
     """
 
     num_runs: int
     num_jobs: int
+    num_origins: int
     errors: Mapping[str, float]
     quantiles: Floats
 
@@ -68,12 +74,12 @@ class BacktestTable:
 
     Attributes:
         summaries: By tier and cut; a tier may be absent.
-        fall_coefficients: For the regression on stored falls, (cuts, features), or None.
+        drop_shares: Share of what remains that a falling rate removes, by kind of metric.
         provenance: Tables, rows and date behind it.
     """
 
     summaries: Mapping[tuple[Tier, float], CutSummary]
-    fall_coefficients: Floats | None
+    drop_shares: Mapping[MetricKind, float]
     provenance: Mapping[str, object]
 
     def has(self, tier: Tier) -> bool:
@@ -84,6 +90,10 @@ class BacktestTable:
         """Errors at the nearest share of the run."""
         cuts = self._cuts(tier)
         return {} if not cuts else self._nearest(tier, progress).errors
+
+    def num_origins(self, tier: Tier, progress: float) -> int:
+        """Origins behind them."""
+        return 0 if not self._cuts(tier) else self._nearest(tier, progress).num_origins
 
     def num_runs(self, tier: Tier, progress: float) -> int:
         """Runs behind the interval at the nearest share of the run."""
@@ -105,42 +115,35 @@ class BacktestTable:
         return self.summaries[tier, min(self._cuts(tier), key=lambda cut: abs(cut - progress))]
 
 
-def weighted_quantiles(
-    scores: Floats,
-    jobs: Sequence[str],
-    levels: Sequence[float],
-    job_weights: Mapping[str, float] | None = None,
-) -> Floats:
-    """Quantiles with one more, unknown run on either side, (horizons, levels).
+def weighted_quantiles(scores: Floats, places: Sequence[tuple[str, str]], levels: Sequence[float]) -> Floats:
+    """Quantiles with one more, unknown draw on either side, (horizons, levels).
 
-    A job of n runs weighs as much as the root of n: with every run alike the largest job would speak for all, with
-    every job alike the jobs of one or two runs would, and neither is what the next run will be drawn from.
-
-    The unknown run is what makes them conformal: below 0.5 the level is taken of n + 1 runs with one at minus
-    infinity, above it with one at plus infinity, n being the number of runs. Where so few runs cannot reach a level,
-    the outermost score is given.
+    Runs of a job weigh alike, jobs of an origin, and origins. The unknown draw is what makes the quantiles conformal:
+    below 0.5 the level is taken of n + 1 draws with one at minus infinity, above it with one at plus infinity. The next
+    run comes from an origin that is not among them, and runs of one origin are not as many draws: n is
+    ``_DRAWS_OF_AN_ORIGIN`` times the number of origins. Where so few cannot reach a level, the outermost score is
+    given.
 
     Args:
         scores: (runs, horizons).
-        jobs: Job of each run, (runs,).
+        places: Origin and job of each run, (runs,).
         levels: Ascending.
-        job_weights: A factor for the weight of each job; alike if None.
     """
-    names, index, sizes = np.unique(np.asarray(jobs), return_inverse=True, return_counts=True)
-    of_job = np.asarray([1.0 if job_weights is None else job_weights[str(name)] for name in names])
-    mass = (of_job * sizes ** (_JOB_POWER - 1))[index]
-    mass = mass * len(jobs) / mass.sum()
+    runs_of, jobs_of = Counter(places), Counter(origin for origin, _ in set(places))
+    mass = np.asarray([1.0 / (runs_of[place] * jobs_of[place[0]]) for place in places])
+    num_draws = min(len(places), _DRAWS_OF_AN_ORIGIN * len(jobs_of))
+    mass = mass * num_draws / mass.sum()
     found = np.empty((scores.shape[1], len(levels)))
     for horizon in range(scores.shape[1]):
         order = np.argsort(scores[:, horizon], kind="stable")
         ranked, below = scores[order, horizon], np.cumsum(mass[order])
         centre = below - 0.5 * mass[order]
         for column, level in enumerate(levels):
-            wanted = level * len(jobs)
+            wanted = level * num_draws
             if level < 0.5:
-                wanted = level * (len(jobs) + 1) - 1
+                wanted = level * (num_draws + 1) - 1
             elif level > 0.5:
-                wanted = level * (len(jobs) + 1)
+                wanted = level * (num_draws + 1)
             found[horizon, column] = np.interp(wanted, centre, ranked)
     return np.maximum.accumulate(found, axis=1)
 
@@ -152,19 +155,19 @@ def shipped_table_path() -> Path:
 
 def save_table(table: BacktestTable, path: Path) -> None:
     """Writes a table as JSON."""
-    falls = table.fall_coefficients
     document = {
         "schema": _SCHEMA,
         "provenance": dict(table.provenance),
         "horizons": HORIZONS,
         "levels": LEVELS,
-        "fall_coefficients": None if falls is None else np.round(falls, 5).tolist(),
+        "drop_shares": {str(kind): share for kind, share in table.drop_shares.items()},
         "summaries": [
             {
                 "tier": str(tier),
                 "cut": cut,
                 "num_runs": found.num_runs,
                 "num_jobs": found.num_jobs,
+                "num_origins": found.num_origins,
                 "errors": {name: round(value, 5) for name, value in found.errors.items()},
                 "quantiles": np.round(found.quantiles, 4).tolist(),
             }
@@ -196,11 +199,11 @@ def load_table(path: Path) -> BacktestTable:
 
 
 def _table_from(document: Mapping[str, Any]) -> BacktestTable:
-    falls = document["fall_coefficients"]
     summaries = {
         (Tier(row["tier"]), float(row["cut"])): CutSummary(
             num_runs=int(row["num_runs"]),
             num_jobs=int(row["num_jobs"]),
+            num_origins=int(row["num_origins"]),
             errors={str(name): float(value) for name, value in row["errors"].items()},
             quantiles=np.asarray(row["quantiles"], dtype=float),
         )
@@ -210,6 +213,6 @@ def _table_from(document: Mapping[str, Any]) -> BacktestTable:
         raise ValueError("a share of the run that is not one of the known cuts")
     return BacktestTable(
         summaries=summaries,
-        fall_coefficients=None if falls is None else np.asarray(falls, dtype=float),
+        drop_shares={MetricKind(kind): float(share) for kind, share in document["drop_shares"].items()},
         provenance=document["provenance"],
     )

@@ -1,4 +1,4 @@
-"""The baseline that everything must beat: nothing gets better any more."""
+"""The baselines that everything must beat: nothing gets better any more, or nothing changes."""
 
 from __future__ import annotations
 
@@ -7,21 +7,13 @@ import numpy as np
 from forerun.convergence.curve import Floats
 from forerun.convergence.forecaster import Prefix, forecaster
 
-__all__ = ["best_so_far_path", "last_value_path", "plateau_path"]
+__all__ = ["best_so_far_path", "last_value_path"]
 
 
 @forecaster("best so far")
 def best_so_far_path(prefix: Prefix) -> Floats:
     """The running minimum, held."""
     return _held(prefix, np.minimum.accumulate(prefix.errors))
-
-
-@forecaster("plateau")
-def plateau_path(prefix: Prefix) -> Floats:
-    """The best so far less its luck, held: a floor for the mean of the evaluations to come."""
-    path = best_so_far_path(prefix)
-    path[prefix.num_seen :] = prefix.plateau
-    return path
 
 
 @forecaster("last value")

@@ -30,8 +30,16 @@ OUTLIER_SPREADS = 5.0
 """Distance from the running median, in robust standard deviations, from which a lonely point is replaced."""
 
 _WINDOW = 5
-_DIVERGED_FACTOR = 2.0
-"""A falling metric twice as bad as its best half of the run before, at the end, has run away."""
+_RUNAWAY_FACTOR = 2.0
+"""A loss above so many times both its best and its beginning, and staying there, has run away."""
+
+_COLLAPSE_SHARE = 0.75
+_COLLAPSE = 0.2
+_FEWEST_COLLAPSED = 4
+_COLLAPSED_SHARE = 0.2
+"""A metric that rises has collapsed if it lost three quarters of what it had gained, no less than a fifth of its
+scale, and stays there for a fifth of the points seen, four or more: detectors and fine-tunings fall for a few epochs,
+and come back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,11 +147,14 @@ def relative_noise(errors: Floats) -> float:
 
 
 def _ran_away(errors: Floats, is_rising: bool) -> bool:
-    """True if the last points are far worse than the best stretch before them."""
-    if len(errors) < 4:
+    """Whether the last points are, and stay, far worse than the best stretch before them."""
+    num_late = max(_FEWEST_COLLAPSED if is_rising else 2, round(_COLLAPSED_SHARE * len(errors)))
+    if len(errors) < _FEWEST_COLLAPSED + num_late:
         return False
     smooth = running_median(errors)
-    best, last, first = float(smooth.min()), float(smooth[-1]), float(smooth[0])
-    if is_rising:  # errors are minus the metric: worse than half the way back to the start
-        return last > best + 0.5 * max(first - best, 0.0) and first - best > 0 and last >= smooth[-2]
-    return last > _DIVERGED_FACTOR * max(best, 1e-12) and last > 0.9 * first
+    best, first, late = float(smooth.min()), float(smooth[0]), float(errors[-num_late:].min())
+    if is_rising:  # errors are minus the metric
+        gained, top = first - best, float(np.max(np.abs(errors)))
+        scale = 1.0 if top <= 1 else top
+        return late - best >= max(_COLLAPSE_SHARE * gained, _COLLAPSE * scale) and gained > 0
+    return late > _RUNAWAY_FACTOR * max(best, first, 1e-12)

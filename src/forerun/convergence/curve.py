@@ -6,13 +6,16 @@ Forecasters see errors: numbers that fall and cannot be negative. A metric that 
     error = 1 - value / 100    values in per cent
     error = 1 - value / top    any other, top = largest power of ten that holds the values
 
-and one that falls is divided by its first finite value, so that curves of different jobs can be compared.
+and one that falls is divided by its first finite value, so that curves of different jobs can be compared; rates of
+errors (word errors and alike) are fractions already, or per cent.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
@@ -24,10 +27,13 @@ __all__ = [
     "Curve",
     "ErrorScale",
     "Floats",
+    "MetricKind",
     "error_scale",
     "final_error",
     "is_falling_metric",
     "is_rising_metric",
+    "is_share_metric",
+    "metric_kind",
 ]
 
 Floats = npt.NDArray[np.float64]
@@ -35,11 +41,28 @@ Floats = npt.NDArray[np.float64]
 FINAL_SHARE = 0.05
 """The value at the end is the mean over this last share of the points: one evaluation alone is noise."""
 
+_LARGEST_FRACTION = 5.0
+"""A rate of errors above this is in per cent: more words may be wrong than there are, but not that many more."""
+
 _RISING_WORDS: tuple[str, ...] = (
     *("acc", "top1", "top5", "top-1", "top-5", "f1", "auc", "map", "bleu", "precision", "recall", "hit"),
     *("score", "iou", "dice", "r2", "ndcg", "exact_match", "correlation"),
 )
+_UNBOUNDED_WORDS: tuple[str, ...] = ("score", "bleu")
 _FALLING_WORDS: tuple[str, ...] = ("loss", "error", "perplexity")
+_RATE_OF_ERRORS = re.compile(r"(^|[^a-z])(wer|cer|error_?rate)([^a-z]|$)")
+_OVERLAP_WORDS: tuple[str, ...] = ("map", "iou", "dice", "bleu")
+
+
+class MetricKind(StrEnum):
+    """What a metric is: each kind has its own scale, and its own way to end."""
+
+    ACCURACY = "accuracy"
+    OVERLAP = "overlap"
+    """Mean average precision, intersection over union and alike: far from 1 at the end."""
+    LOSS = "loss"
+    ERROR_RATE = "error rate"
+    """Word errors and alike, per word or in per cent; may begin above 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +79,8 @@ class Curve:
         learning_rates: Learning rate at each point, (n,), or None.
         elapsed_s: Time since the start of training at each point [s], (n,), or None.
         unit: "epoch" or "step", what ``epochs`` counts.
+        planned_end: Length that the log says the run was set up for, or None.
+        notes: What was done to the rows of the file, sentences.
     """
 
     name: str
@@ -67,6 +92,8 @@ class Curve:
     learning_rates: Floats | None = None
     elapsed_s: Floats | None = None
     unit: str = "epoch"
+    planned_end: float | None = None
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.epochs) != len(self.values) or not len(self.epochs):
@@ -83,6 +110,11 @@ class Curve:
 
     def __len__(self) -> int:
         return len(self.epochs)
+
+    @property
+    def kind(self) -> MetricKind:
+        """What the metric is, by its name."""
+        return metric_kind(self.metric, self.is_rising)
 
     def first(self, num_points: int) -> Curve:
         """The curve as it was after so many points."""
@@ -133,7 +165,20 @@ class ErrorScale:
         return (1.0 - found if self.is_rising else found) * self.span
 
 
-def error_scale(values: npt.ArrayLike, is_rising: bool) -> ErrorScale:
+def metric_kind(name: str, is_rising: bool) -> MetricKind:
+    """The kind of a metric, by its name.
+
+    >>> str(metric_kind("metrics/mAP50-95(B)", True)), str(metric_kind("eval_wer", False))
+    ('overlap', 'error rate')
+    """
+    lowered = name.lower()
+    if is_rising:
+        is_overlap = any(word in lowered for word in _OVERLAP_WORDS)
+        return MetricKind.OVERLAP if is_overlap else MetricKind.ACCURACY
+    return MetricKind.ERROR_RATE if _RATE_OF_ERRORS.search(lowered) else MetricKind.LOSS
+
+
+def error_scale(values: npt.ArrayLike, is_rising: bool, kind: MetricKind = MetricKind.LOSS) -> ErrorScale:
     """The scale of a curve, from the values seen so far.
 
     Raises:
@@ -153,6 +198,8 @@ def error_scale(values: npt.ArrayLike, is_rising: bool) -> ErrorScale:
             f"a metric that falls must begin above zero, got {found[0]:g}; if larger is better, write the "
             "target with >="
         )
+    if kind is MetricKind.ERROR_RATE:
+        return ErrorScale(is_rising=False, span=1.0 if float(np.max(found)) <= _LARGEST_FRACTION else 100.0)
     return ErrorScale(is_rising=False, span=float(found[0]))
 
 
@@ -165,6 +212,11 @@ def is_rising_metric(name: str) -> bool:
 def is_falling_metric(name: str) -> bool:
     """True if a metric of this name is better when smaller, beyond doubt."""
     return any(word in name.lower() for word in _FALLING_WORDS)
+
+
+def is_share_metric(name: str) -> bool:
+    """Whether a metric of this name is a share of something, at most 1 or 100 per cent."""
+    return is_rising_metric(name) and not any(word in name.lower() for word in _UNBOUNDED_WORDS)
 
 
 def final_error(errors: Floats) -> float:

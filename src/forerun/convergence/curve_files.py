@@ -1,4 +1,4 @@
-"""Learning curves from files: CSV of several origins, and TensorBoard event files.
+"""Learning curves from files: CSV of several origins, TensorBoard event files, and logs of trainers (``log_files``).
 
 A CSV has a header. Its columns, in any order, further columns being further metrics:
 
@@ -7,21 +7,31 @@ A CSV has a header. Its columns, in any order, further columns being further met
     learning_rate | lr | lr-...      optional
     elapsed_s | time_s | wall_time   optional, seconds; a wall clock is counted from its first row
 
-Keras' ``CSVLogger`` and Lightning's ``CSVLogger`` write such files with epochs from 0 and gaps: an epoch counted from 0
-is taken as done, so 0 becomes 1; rows without the metric are passed over. A step log with many rows an epoch (columns
-epoch, step, loss, acc, as Optimus writes) becomes one point an epoch, the mean of its rows, if it has four epochs or
-more; before that each row is a point at its fraction of the epoch. Steps are never taken for epochs.
+Keras' ``CSVLogger``, Lightning's ``CSVLogger`` and YOLO's ``results.csv`` (its rate is ``lr/pg0``) are such files, with
+epochs from 0 and gaps: an epoch counted from 0 is taken as done, so 0 becomes 1; rows without the metric are passed
+over. Several rows of one epoch are one point, their mean, if there are four epochs or more (Optimus' step logs: epoch,
+step, loss, acc); before that each row is a point at its fraction of the epoch. Steps are never taken for epochs. What
+was passed over or averaged is said in ``Curve.notes``.
 """
 
 from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from forerun.convergence.curve import Curve, Floats, is_rising_metric
+from forerun.convergence.log_files import (
+    TRAINER_STATE,
+    LogColumns,
+    is_text_log,
+    read_text_log,
+    read_trainer_state,
+)
 from forerun.convergence.target import Target
 from forerun.convergence.tensorboard_events import read_events
 from forerun.errors import InvalidSetupError, RecordError, near_matches
@@ -29,37 +39,52 @@ from forerun.errors import InvalidSetupError, RecordError, near_matches
 __all__ = ["curve_of_columns", "find_curve_files", "read_columns", "read_curve"]
 
 _STEP_NAMES = ("step", "global_step", "iteration", "iter", "batch")
-_RATE_NAMES = ("learning_rate", "lr", "learning rate")
+_RATE_NAMES = ("learning_rate", "lr", "learning rate", "lr/pg0")
 _TIME_NAMES = ("elapsed_s", "time_s", "seconds", "time", "elapsed", "wall_time")
 _EVENTS = "events.out.tfevents"
 _ALIASES = {"acc": "accuracy", "accuracy": "acc"}
 _FEWEST_EPOCHS = 4
+_FILES_OF_FOLDERS = (TRAINER_STATE, "results.csv", "metrics.csv")
+_METRIC_FORMS = ("{}", "val_{}", "val/{}", "validation_{}", "eval_{}", "metrics/{}", "metrics/{}(b)")
+_OF_VALIDATION = ("val", "eval", "metrics/")
 
 
-def read_curve(path: str | Path, metric: str | None = None, is_rising: bool | None = None) -> Curve:
+def read_curve(
+    path: str | Path, metric: str | None = None, is_rising: bool | None = None, rate: str | None = None
+) -> Curve:
     """The curve of a metric.
 
     Args:
-        path: A CSV, an event file, or a folder with event files.
+        path: A CSV, an event file, a ``trainer_state.json``, a log of the nanoGPT family, or a folder with one of them.
         metric: Its name; None takes a validation accuracy if there is one, else a validation loss, else the first.
         is_rising: Whether larger is better; by its name if None.
+        rate: Column of the learning rate; one of the usual names if None.
 
     Raises:
         RecordError: The file cannot be read, is empty, or holds text where a number should be.
         InvalidSetupError: There is no such metric.
     """
     file = Path(path)
-    columns = read_events(file) if _is_events(file) else read_columns(file)
-    return curve_of_columns(columns, file.name, metric, is_rising)
+    if file.is_dir():
+        file = next((file / name for name in _FILES_OF_FOLDERS if (file / name).is_file()), file)
+    if file.suffix == ".json":
+        log = read_trainer_state(file)
+    elif file.suffix in (".log", ".txt") and not _is_events(file):
+        log = read_text_log(file)
+    else:
+        log = LogColumns(columns=read_events(file) if _is_events(file) else read_columns(file))
+    curve = curve_of_columns(log.columns, file.name, metric, is_rising, rate)
+    planned = log.planned_end if log.planned_unit == curve.unit else None
+    return replace(curve, planned_end=planned)
 
 
-def read_target_curve(path: str | Path, target: Target) -> Curve:
+def read_target_curve(path: str | Path, target: Target, rate: str | None = None) -> Curve:
     """The curve of a target's metric, with the target's sense of better."""
-    return read_curve(path, target.metric, target.is_rising)
+    return read_curve(path, target.metric, target.is_rising, rate)
 
 
 def find_curve_files(folder: str | Path) -> list[Path]:
-    """CSV and event files in a folder, by name.
+    """CSV files, event files and logs of trainers in a folder, by name.
 
     Raises:
         RecordError: The folder does not exist or holds none.
@@ -67,10 +92,17 @@ def find_curve_files(folder: str | Path) -> list[Path]:
     place = Path(folder)
     if not place.is_dir():
         raise RecordError(f"expected a folder of finished runs, got '{place}', which is none")
-    found = sorted(p for p in place.rglob("*") if p.suffix == ".csv" or p.name.startswith(_EVENTS))
+    found = sorted(p for p in place.rglob("*") if _is_curve_file(p))
     if not found:
-        raise RecordError(f"'{place}' holds no CSV and no TensorBoard event file; put the logs of runs there")
+        raise RecordError(
+            f"'{place}' holds no CSV, no TensorBoard event file and no {TRAINER_STATE}; put the logs of runs there"
+        )
     return found
+
+
+def _is_curve_file(file: Path) -> bool:
+    is_named = file.suffix == ".csv" or file.name == TRAINER_STATE or file.name.startswith(_EVENTS)
+    return is_named or is_text_log(file)
 
 
 def _is_events(file: Path) -> bool:
@@ -125,13 +157,23 @@ def _named(columns: Mapping[str, Floats], names: Sequence[str]) -> str | None:
 
 
 def curve_of_columns(
-    columns: Mapping[str, Floats], name: str, metric: str | None, is_rising: bool | None
+    columns: Mapping[str, Floats],
+    name: str,
+    metric: str | None,
+    is_rising: bool | None,
+    rate: str | None = None,
 ) -> Curve:
-    """The curve in some columns of equal length."""
+    """The curve in some columns of equal length; ``rate`` names that of the learning rate."""
     epoch, step = _named(columns, ("epoch", "epochs")), _named(columns, _STEP_NAMES)
     if epoch is None and step is None:
         raise RecordError(f"{name}: expected a column 'epoch' or 'step', got {', '.join(columns)}")
-    rate, elapsed = _named(columns, _RATE_NAMES), _named(columns, _TIME_NAMES)
+    elapsed = _named(columns, _TIME_NAMES)
+    wanted, rate = rate, _named(columns, _RATE_NAMES if rate is None else (rate.lower(),))
+    if rate is None and wanted is not None:
+        raise InvalidSetupError(
+            f"{name}: no column '{wanted}' with the learning rate{near_matches(wanted, columns)}; the file has "
+            f"{', '.join(columns)}"
+        )
     places = [c for c in (epoch, step, rate, elapsed) if c is not None]
     chosen = _metric_column(columns, name, metric, places)
     # An empty cell is a row of another metric; NaN that was written is not told from it, and is kept by the ends.
@@ -149,10 +191,19 @@ def curve_of_columns(
         values=cut[chosen],
     )
     rising = is_rising_metric(chosen) if is_rising is None else is_rising
-    return rows.as_curve(name, chosen, rising)
+    curve = rows.as_curve(name, chosen, rising)
+    return replace(curve, notes=_row_notes(chosen, keep, len(cut[chosen]), len(curve)))
 
 
-def _measured(values: Floats) -> np.typing.NDArray[np.bool_]:
+def _row_notes(metric: str, keep: npt.NDArray[np.bool_], num_rows: int, num_points: int) -> tuple[str, ...]:
+    """What was done to the rows: those without the metric, and those that were averaged."""
+    num_passed = int((~keep).sum())
+    passed = f"{num_passed} rows without a value of {metric} were passed over"
+    averaged = f"{num_rows} rows became {num_points} points: the rows of an epoch are one point, their mean"
+    return (*([passed] if num_passed else []), *([averaged] if num_rows > num_points else []))
+
+
+def _measured(values: Floats) -> npt.NDArray[np.bool_]:
     """Rows up to the last two behind the last number: a log that ends in NaN is a run that ended in NaN."""
     finite = np.isfinite(values)
     if finite.mean() > 0.5:  # a dense column: what is missing was written as NaN
@@ -169,7 +220,7 @@ def _metric_column(columns: Mapping[str, Floats], name: str, metric: str | None,
     lowered = {c.lower(): c for c in others}
     wanted = metric.lower()
     tried = [wanted, _ALIASES.get(wanted, wanted)]
-    tried = [form for word in tried for form in (word, f"val_{word}", f"val/{word}", f"validation_{word}")]
+    tried = [form.format(word) for word in tried for form in _METRIC_FORMS]
     found = next((lowered[word] for word in tried if word in lowered), None)
     if found is None:
         raise InvalidSetupError(
@@ -179,8 +230,11 @@ def _metric_column(columns: Mapping[str, Floats], name: str, metric: str | None,
 
 
 def _default_metric(names: list[str]) -> str:
-    def rank(name: str) -> tuple[bool, bool]:
-        return (not name.lower().startswith("val"), not is_rising_metric(name))
+    """A validation metric before others, one that rises before losses; of YOLO's the mean over overlaps."""
+
+    def rank(name: str) -> tuple[bool, bool, bool]:
+        lowered = name.lower()
+        return (not lowered.startswith(_OF_VALIDATION), not is_rising_metric(name), "map50-95" not in lowered)
 
     return min(names, key=rank)
 
@@ -234,7 +288,15 @@ class _Rows:
         if first is None or values is None:
             raise RecordError(f"{name}: expected a number in every row of '{unit}', got an empty one")
         return Curve(
-            name=name, metric=metric, is_rising=is_rising, unit=unit, epochs=first, values=values, **checked
+            name=name,
+            metric=metric,
+            is_rising=is_rising,
+            unit=unit,
+            epochs=first,
+            values=values,
+            steps=checked["steps"],
+            learning_rates=checked["learning_rates"],
+            elapsed_s=checked["elapsed_s"],
         )
 
     @staticmethod

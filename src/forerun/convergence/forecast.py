@@ -14,10 +14,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from forerun.convergence.annealing import USUAL_DROP_SHARES
 from forerun.convergence.backtest import MOST_SIBLINGS
 from forerun.convergence.backtest_table import FEWEST_RUNS, BacktestTable
 from forerun.convergence.cleaning import CleanCurve, clean
-from forerun.convergence.curve import FINAL_SHARE, Curve, ErrorScale, Floats, error_scale
+from forerun.convergence.curve import FINAL_SHARE, Curve, ErrorScale, Floats, error_scale, is_share_metric
 from forerun.convergence.forecaster import Prefix
 from forerun.convergence.futures import (
     RANKS,
@@ -125,8 +126,9 @@ def forecast_curve(
         curve: The run so far.
         table: Errors and quantiles of back-tests.
         target: A value to reach.
-        end_epoch: Length of the run; that of the schedule, else of the longest sibling, else twice what was seen.
-        schedule: The learning rate from first to last epoch.
+        end_epoch: Length of the run; that of the schedule, else that the log names, else of the longest sibling, else
+            twice what was seen.
+        schedule: The learning rate from first to last epoch; one that follows the metric is not known.
         is_schedule_unknown: Whether the reader knows that the rate will change and accepts the wider interval.
         siblings: Finished runs of the same job.
 
@@ -137,17 +139,21 @@ def forecast_curve(
     """
     cleaned = _usable(curve)
     seen = cleaned.curve
-    scale = error_scale(seen.values, seen.is_rising)
+    scale = _scale(seen, target)
     reached = _reached(seen, target)
     finished = [c.curve for c in (clean(s) for s in siblings) if c is not None]
     end, end_note = _end(seen, end_epoch, schedule, finished)
+    follows_metric = schedule is not None and schedule.follows_metric
     if reached is None:
-        _refuse(seen, scale, schedule, is_schedule_unknown or bool(finished))
+        _refuse(seen, scale, schedule, is_schedule_unknown or follows_metric or bool(finished))
+    planned = None if follows_metric else schedule
     epochs = np.concatenate([seen.epochs, _points_to_come(seen.epochs, end)])
-    prefix = _prefix(seen, scale, epochs, schedule, finished, table)
+    prefix = _prefix(seen, scale, epochs, planned, finished, table)
     tier = tier_of(prefix)
-    mix = mixture(prefix, tier, table.errors(tier, prefix.progress))
-    notes = [*cleaned.notes, *([end_note] if end_note else []), *_notes(tier, table, prefix)]
+    progress = prefix.progress
+    mix = mixture(prefix, tier, table.errors(tier, progress), table.num_origins(tier, progress))
+    notes = [*curve.notes, *cleaned.notes, *([end_note] if end_note else [])]
+    notes += [*_notes(tier, table, prefix, follows_metric), *(schedule.notes if schedule else ())]
     return _answer(seen, scale, prefix, tier, mix, table, target, reached, notes)
 
 
@@ -166,6 +172,34 @@ def _usable(curve: Curve) -> CleanCurve:
             f"{len(cleaned.curve)}; let the run go on, or evaluate more often"
         )
     return cleaned
+
+
+def _scale(curve: Curve, target: Target | None) -> ErrorScale:
+    """The scale of the curve; refuses a target that no run can reach on it."""
+    if target is None or target.is_rising != curve.is_rising or not curve.is_rising:
+        if target is not None and not target.is_rising and not curve.is_rising and target.value < 0:
+            raise InvalidSetupError(
+                f"the target '{target}' cannot be reached: {curve.metric} is never below 0; give a value above it"
+            )
+        return error_scale(curve.values, curve.is_rising, curve.kind)
+    if not is_share_metric(curve.metric):  # a score without a known top: the scale must hold the target
+        return error_scale(np.append(curve.values, target.value), True)
+    scale = error_scale(curve.values, True)
+    if target.value > scale.span:
+        raise InvalidSetupError(
+            f"the target '{target}' cannot be reached: {curve.metric} is at most {scale.span:g} in this run"
+            + (
+                f"; for {target.value:g} per cent write {target.value / 100:g}"
+                if 1 < target.value <= 100
+                else ""
+            )
+        )
+    if scale.span > 1 and 0 < target.value <= 1:
+        raise InvalidSetupError(
+            f"the target '{target}' is a share, and {curve.metric} of this run is in per cent; write "
+            f"{100 * target.value:g}"
+        )
+    return scale
 
 
 def _best(curve: Curve) -> float:
@@ -216,7 +250,9 @@ def _end(
     curve: Curve, end_epoch: float | None, schedule: LearningRateSchedule | None, siblings: Sequence[Curve]
 ) -> tuple[float, str]:
     last = float(curve.epochs[-1])
-    fixed = end_epoch if end_epoch is not None else (schedule.num_epochs if schedule else None)
+    planned = None if curve.planned_end is None else max(curve.planned_end, last)
+    given = (end_epoch, schedule.num_epochs if schedule else None, planned)
+    fixed = next((end for end in given if end is not None), None)
     if fixed is not None:
         if not math.isfinite(fixed) or fixed < last * (1 - 1e-9):
             raise InvalidSetupError(
@@ -258,8 +294,7 @@ def _prefix(
         errors=np.maximum(scale.errors(curve.values), 1e-9),
         rates=None if schedule is None else schedule.rates(epochs),
         siblings=np.asarray(found) if found else None,
-        is_bounded=curve.is_rising,
-        fall_coefficients=table.fall_coefficients,
+        drop_share=table.drop_shares.get(curve.kind, USUAL_DROP_SHARES[curve.kind]),
     )
 
 
@@ -271,14 +306,19 @@ def _sibling_errors(sibling: Curve, curve: Curve, scale: ErrorScale) -> Floats:
     return scale.errors(sibling.values)
 
 
-def _notes(tier: Tier, table: BacktestTable, prefix: Prefix) -> list[str]:
+def _notes(tier: Tier, table: BacktestTable, prefix: Prefix, follows_metric: bool) -> list[str]:
     notes = []
     num_runs = table.num_runs(tier, prefix.progress)
     if num_runs < FEWEST_RUNS:
         notes.append(
             f"uncalibrated: {num_runs} back-tests stand behind the interval of this tier, {FEWEST_RUNS} are needed"
         )
-    if tier is Tier.CURVE:
+    if follows_metric:
+        notes.append(
+            "a rate that is reduced when the metric stalls is not known beforehand: the interval is that of runs whose "
+            "schedule was not known"
+        )
+    elif tier is Tier.CURVE:
         notes.append(
             "the schedule of the learning rate is not known (--schedule): the interval is that of runs whose schedule "
             "was not known either"

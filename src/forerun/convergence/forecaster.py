@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from statistics import NormalDist
 
 import numpy as np
 
@@ -27,25 +26,20 @@ class Prefix:
         errors: Errors at the first of them, (k,), k <= n.
         rates: Relative learning rate in the stretch that ends at each point, (n,), or None if unknown.
         siblings: Errors of finished runs of the same job at the same shares of their length, (m, n); m may be 0.
-        is_bounded: Whether an error of 1 is all wrong (1 - accuracy), not just where a loss began.
-        fall_coefficients: What stored runs say about falls to come, see ``stored_falls``; None without stored runs.
+        drop_share: Share of what remains that a falling rate removes on this kind of task, see ``annealing``.
         noise: Relative spread of single evaluations.
-        plateau: The best error seen, less the luck that the best of several like evaluations has.
     """
 
     epochs: Floats
     errors: Floats
     rates: Floats | None = None
     siblings: Floats | None = None
-    is_bounded: bool = True
-    fall_coefficients: Floats | None = None
+    drop_share: float = 0.1
     noise: float = field(init=False)
-    plateau: float = field(init=False)
 
     def __post_init__(self) -> None:
         # Asked for at every mixture of a back-test: worked out once.
         object.__setattr__(self, "noise", relative_noise(self.errors))
-        object.__setattr__(self, "plateau", _plateau(self.errors, self.noise))
 
     @property
     def num_seen(self) -> int:
@@ -62,16 +56,10 @@ class Prefix:
         """Smallest error seen."""
         return float(np.min(self.errors))
 
-
-def _plateau(errors: Floats, noise: float) -> float:
-    """The best of n evaluations within two spreads of it is E_n spreads better than they are in the mean.
-
-    E_n = Phi^-1((n - 0.375) / (n + 0.25)), Blom 1958; nothing for a best that stands alone.
-    """
-    best = float(np.min(errors))
-    num_alike = int(np.sum(errors <= best * (1 + 2 * noise)))
-    luck = NormalDist().inv_cdf((num_alike - 0.375) / (num_alike + 0.25))
-    return best * (1 + noise * max(luck, 0.0))
+    @property
+    def level(self) -> float:
+        """Where the run stands: the median of the last tenth of the errors."""
+        return float(np.median(self.errors[-max(1, round(0.1 * self.num_seen)) :]))
 
 
 Forecaster = Callable[[Prefix], Floats]
@@ -83,47 +71,32 @@ class _Entry:
     path: Forecaster
     needs_rates: bool
     needs_siblings: bool
-    needs_stored_runs: bool
 
 
 FORECASTERS: dict[str, _Entry] = {}
 
 
 def forecaster(
-    name: str, *, needs_rates: bool = False, needs_siblings: bool = False, needs_stored_runs: bool = False
+    name: str, *, needs_rates: bool = False, needs_siblings: bool = False
 ) -> Callable[[Forecaster], Forecaster]:
     """Registers the decorated forecaster under a name; a name cannot be taken twice."""
 
     def register(path: Forecaster) -> Forecaster:
         if name in FORECASTERS:
             raise ValueError(f"the forecaster {name!r} is registered twice")
-        FORECASTERS[name] = _Entry(
-            path=path,
-            needs_rates=needs_rates,
-            needs_siblings=needs_siblings,
-            needs_stored_runs=needs_stored_runs,
-        )
+        FORECASTERS[name] = _Entry(path=path, needs_rates=needs_rates, needs_siblings=needs_siblings)
         return path
 
     return register
 
 
 def can_answer(name: str, prefix: Prefix) -> bool:
-    """True if the forecaster has what it needs: a schedule, siblings, stored runs."""
+    """Whether the forecaster has what it needs: a schedule, siblings."""
     entry = FORECASTERS[name]
     has_siblings = prefix.siblings is not None and len(prefix.siblings) > 0
-    return (
-        (prefix.rates is not None or not entry.needs_rates)
-        and (has_siblings or not entry.needs_siblings)
-        and (prefix.fall_coefficients is not None or not entry.needs_stored_runs)
-    )
+    return (prefix.rates is not None or not entry.needs_rates) and (has_siblings or not entry.needs_siblings)
 
 
 def path_of(name: str, prefix: Prefix) -> Floats:
-    """Errors at all points by one forecaster, (n,), never below zero.
-
-    What is to come is never worse than the plateau: the best that was seen, less its luck.
-    """
-    found: Floats = np.maximum(np.asarray(FORECASTERS[name].path(prefix), dtype=float), 0.0)
-    found[prefix.num_seen :] = np.minimum(found[prefix.num_seen :], prefix.plateau)
-    return found
+    """Errors at all points by one forecaster, (n,), never below zero."""
+    return np.asarray(np.maximum(FORECASTERS[name].path(prefix), 0.0), dtype=float)

@@ -1,4 +1,4 @@
-"""Finished runs forecast as if their job had never been seen, with intervals."""
+"""Finished runs forecast as if their origin had never been seen, with intervals."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from forerun.convergence.backtest import CutResult, mean_errors, mixed, summarise, tiers_of
+from forerun.convergence.backtest import CutResult, MixedGroup, ResultGroup, mean_errors, summarise
 from forerun.convergence.backtest_table import LEVELS, BacktestTable
 from forerun.convergence.curve import Floats
 from forerun.convergence.futures import stored_quantiles
-from forerun.convergence.mixture import Mixture, Tier
+from forerun.convergence.mixture import Tier
 
-__all__ = ["HeldOutForecast", "leave_jobs_out"]
+__all__ = ["HeldOutForecast", "leave_origins_out"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutForecast:
-    """The final value of a run as forecast by a table that has not seen its job.
+    """The final value of a run as forecast by a table that has not seen its origin.
 
     Attributes:
-        result: The run at a cut.
+        result: The run at a cut, its annealing law with the drop that the table knows.
         tier: What was known.
         forecast: Final error forecast.
         low_90, high_90, low_80, high_80: Its intervals.
-        mix: The mixture.
+        table: What it rests on.
         quantiles: Of the scaled residual, (horizons, levels).
     """
 
@@ -36,7 +36,7 @@ class HeldOutForecast:
     high_90: float
     low_80: float
     high_80: float
-    mix: Mixture
+    table: BacktestTable
     quantiles: Floats
 
     @property
@@ -50,33 +50,43 @@ class HeldOutForecast:
         return self.low_90 <= self.actual <= self.high_90
 
 
-def leave_jobs_out(results: Sequence[CutResult]) -> list[HeldOutForecast]:
-    """Every result in every tier it has the data for, its job left out of errors, quantiles and regression."""
+def leave_origins_out(results: Sequence[CutResult]) -> list[HeldOutForecast]:
+    """Every result in every tier it has the data for, its origin left out of errors, drops and quantiles."""
     errors = mean_errors(results)
     found = []
-    for job in dict.fromkeys(r.run.job for r in results):
-        table = summarise(results, errors, {}, without_job=job)
-        for result in (r for r in results if r.run.job == job):
-            found += [_held_out(result, tier, table) for tier in tiers_of(result)]
+    for origin in dict.fromkeys(r.run.origin for r in results):
+        table = summarise(errors, {}, without_origin=origin)
+        for group in errors.groups:
+            if group.origin == origin:
+                found += _held_out(group, table)
     return found
 
 
-def _held_out(result: CutResult, tier: Tier, table: BacktestTable) -> HeldOutForecast:
-    mix = mixed(result, tier, table.errors(tier, result.cut))
-    forecast = float(result.at_horizons(mix.errors)[-1])
-    scale = float(result.at_horizons(mix.scale)[-1])
-    nan = np.full(len(LEVELS), np.nan)
-    quantiles = table.quantiles(tier, result.cut)[-1] if table.has(tier) else nan
-    ends = [forecast + scale * float(np.interp(level, LEVELS, quantiles)) for level in (0.05, 0.95, 0.1, 0.9)]
-    low_90, high_90, low_80, high_80 = (max(0.0, end) for end in ends)
-    return HeldOutForecast(
-        result=result,
-        tier=tier,
-        forecast=forecast,
-        low_90=low_90,
-        high_90=high_90,
-        low_80=low_80,
-        high_80=high_80,
-        mix=mix,
-        quantiles=stored_quantiles(tier, table, result.cut),
-    )
+def _held_out(group: ResultGroup, table: BacktestTable) -> list[HeldOutForecast]:
+    tier, cut, share = group.tier, group.cut, table.drop_shares[group.kind]
+    mix = group.mixed(table.errors(tier, cut), table.num_origins(tier, cut), share)
+    quantiles = stored_quantiles(tier, table, cut)
+    ends = [_ends(mix, quantiles, level) for level in (0.05, 0.95, 0.1, 0.9)]
+    return [
+        HeldOutForecast(
+            result=result.with_drop(share),
+            tier=tier,
+            forecast=float(mix.errors[index, -1]),
+            low_90=low_90,
+            high_90=high_90,
+            low_80=low_80,
+            high_80=high_80,
+            table=table,
+            quantiles=quantiles,
+        )
+        for index, (result, low_90, high_90, low_80, high_80) in enumerate(
+            zip(group.results, *(end.tolist() for end in ends), strict=True)
+        )
+    ]
+
+
+def _ends(mix: MixedGroup, quantiles: Floats, level: float) -> Floats:
+    """Ends of an interval of the final values, on the side of the forecast that the level says, (runs,)."""
+    moved = float(np.interp(level, LEVELS, quantiles[-1]))
+    moved = min(moved, 0.0) if level < 0.5 else max(moved, 0.0)
+    return np.maximum(0.0, mix.errors[:, -1] + mix.scale[:, -1] * moved)

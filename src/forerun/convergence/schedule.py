@@ -1,4 +1,4 @@
-"""Learning-rate schedules as relative rates per epoch, from words or from a framework's own object.
+"""Learning-rate schedules as relative rates per epoch: from words, from logged rates, or from a framework's own object.
 
     constant
     step:30,60,80x0.1                milestones in epochs and the factor at each
@@ -7,6 +7,9 @@
     poly:epochs=38,power=2[,min=0]   (1 - t / T)^power
     exponential:0.95                 the factor of each epoch
     onecycle:epochs=30[,peak=0.3]    up to the peak at this share, then down by a cosine
+    trapezoid:epochs=90,decay_from=60[,decay_to=90,min=0]   level, then a straight line to min; also called wsd
+    reduce-on-plateau                follows the metric: not known beforehand
+    logged[:COLUMN]                  the rates in the file; those to come continue their shape
     ... ,warmup=5                    a straight line from zero over so many epochs, in front of any of them
 
 The rate of epoch e is that in its middle, e - 0.5; the schedule's clock runs from the start of training, warm-up
@@ -27,9 +30,32 @@ import numpy.typing as npt
 from forerun.convergence.curve import Floats
 from forerun.errors import InvalidSetupError, near_matches
 
-__all__ = ["SCHEDULE_WORDS", "LearningRateSchedule", "parse_schedule", "schedule_of"]
+__all__ = [
+    "LOGGED",
+    "SCHEDULE_WORDS",
+    "LearningRateSchedule",
+    "logged_schedule",
+    "parse_schedule",
+    "schedule_of",
+]
 
-SCHEDULE_WORDS = ("constant", "step", "cosine", "linear", "poly", "exponential", "onecycle")
+SCHEDULE_WORDS = (
+    *("constant", "step", "cosine", "linear", "poly", "exponential", "onecycle", "trapezoid"),
+    "reduce-on-plateau",
+)
+LOGGED = "logged"
+"""The word for the rates in the file of the run."""
+
+_OTHER_WORDS = {
+    "polynomial": "poly",
+    "one-cycle": "onecycle",
+    "wsd": "trapezoid",
+    "reduceonplateau": "reduce-on-plateau",
+    "reducelronplateau": "reduce-on-plateau",
+    "reduce_on_plateau": "reduce-on-plateau",
+}
+_LIKE = 0.02  # of the peak: logged rates that far from a shape are of that shape
+_LOWEST = (0.0, 0.01, 0.1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +66,15 @@ class LearningRateSchedule:
         text: How it was given.
         rate: Relative rate at a time in epochs, from arrays to arrays.
         num_epochs: Length of the run if the schedule fixes it.
+        follows_metric: Whether the rate falls when the metric stalls, so that nobody knows it beforehand.
+        notes: What a reader must know, sentences.
     """
 
     text: str
     rate: Callable[[Floats], Floats]
     num_epochs: float | None = None
+    follows_metric: bool = False
+    notes: tuple[str, ...] = ()
 
     def rates(self, epochs: npt.ArrayLike) -> Floats:
         """Rates in the middle of the stretches that end at ``epochs``, (n,)."""
@@ -63,7 +93,7 @@ def parse_schedule(text: str) -> LearningRateSchedule:
         InvalidSetupError: An unknown word, or impossible numbers.
     """
     word, _, rest = text.strip().partition(":")
-    word = word.strip().lower()
+    word = _OTHER_WORDS.get(word.strip().lower(), word.strip().lower())
     if word not in SCHEDULE_WORDS:
         raise InvalidSetupError(
             f"unknown schedule '{text}'{near_matches(word, SCHEDULE_WORDS)}; expected {', '.join(SCHEDULE_WORDS)}, "
@@ -78,7 +108,10 @@ def parse_schedule(text: str) -> LearningRateSchedule:
     rate, num_epochs = _shape(word, plain, options, text, warm_up)
     if options:
         raise InvalidSetupError(f"the schedule '{word}' has no option {', '.join(options)}, got '{text}'")
-    return LearningRateSchedule(text=text.strip(), rate=_warmed(rate, warm_up), num_epochs=num_epochs)
+    follows = word == "reduce-on-plateau"
+    return LearningRateSchedule(
+        text=text.strip(), rate=_warmed(rate, warm_up), num_epochs=num_epochs, follows_metric=follows
+    )
 
 
 def _parts(text: str, rest: str) -> tuple[list[str], dict[str, float]]:
@@ -116,7 +149,7 @@ def _share_left(length: float, begin: float) -> Callable[[Floats], Floats]:
 def _shape(
     word: str, plain: list[str], options: dict[str, float], text: str, warm_up: float
 ) -> tuple[Callable[[Floats], Floats], float | None]:
-    if word == "constant":
+    if word in ("constant", "reduce-on-plateau"):
         return np.ones_like, options.pop("epochs", None)
     if word == "step":
         return _steps(plain, text), options.pop("epochs", None)
@@ -128,11 +161,13 @@ def _shape(
     length, low = _length(options, text), options.pop("min", 0.0)
     if word == "onecycle":
         return _one_cycle(length, options.pop("peak", 0.3)), length
+    if word == "trapezoid":
+        return _trapezoid(length, options, low, text), length
     left = _share_left(length, warm_up)
     if word == "cosine":
-        return lambda t: low + (1 - low) * 0.5 * (1 - np.cos(np.pi * left(t))), length
+        return _between(low, _cosine(left)), length
     power = options.pop("power", 1.0) if word == "poly" else 1.0
-    return lambda t: low + (1 - low) * left(t) ** power, length
+    return _between(low, lambda t: left(t) ** power), length
 
 
 def _steps(plain: list[str], text: str) -> Callable[[Floats], Floats]:
@@ -148,6 +183,15 @@ def _steps(plain: list[str], text: str) -> Callable[[Floats], Floats]:
             f"got '{text}'"
         )
     return lambda t: factor ** np.searchsorted(milestones, t, side="right").astype(float)
+
+
+def _trapezoid(length: float, options: dict[str, float], low: float, text: str) -> Callable[[Floats], Floats]:
+    begin, end = options.pop("decay_from", math.nan), options.pop("decay_to", length)
+    if not 0 <= begin < end:
+        raise InvalidSetupError(
+            f"a trapezoid needs decay_from, where its rate begins to fall, before decay_to, got '{text}'"
+        )
+    return lambda t: low + (1 - low) * np.clip((end - t) / (end - begin), 0.0, 1.0)
 
 
 def _one_cycle(length: float, peak: float) -> Callable[[Floats], Floats]:
@@ -169,6 +213,63 @@ def _warmed(rate: Callable[[Floats], Floats], warm_up: float) -> Callable[[Float
     if not warm_up:
         return rate
     return lambda t: np.where(t < warm_up, np.clip(t / warm_up, 0, 1) * rate(np.maximum(t, warm_up)), rate(t))
+
+
+def logged_schedule(epochs: Floats, rates: Floats, end: float) -> LearningRateSchedule:
+    """The schedule of a run from the rates that it logged; those to come continue the shape of those behind its peak.
+
+    Shapes: constant, a straight line or a cosine that ends with the run, at 0, 1 or 10 % of the peak, or a power of the
+    epoch. Rates that follow none of them within 2 % of the peak stay where they are.
+
+    Args:
+        epochs: Points of the log, (n,).
+        rates: Learning rate at each, (n,).
+        end: Epoch at which the run ends.
+
+    Raises:
+        InvalidSetupError: A rate that is no number, or none above zero.
+    """
+    peak = float(np.max(rates)) if len(rates) and np.all(np.isfinite(rates)) else 0.0
+    if peak <= 0:
+        raise InvalidSetupError("a logged learning rate needs numbers above zero; give the schedule in words")
+    relative = np.maximum(rates / peak, 0.0)
+    begin = int(np.flatnonzero(relative >= 1 - 1e-9)[0])
+    shape, words = _shape_of(epochs[begin:], relative[begin:], end)
+    last = float(epochs[-1])
+
+    def rate(t: Floats) -> Floats:
+        return np.where(t <= last, np.interp(t, epochs, relative), shape(t))
+
+    return LearningRateSchedule(text=LOGGED, rate=rate, num_epochs=end, notes=(f"logged rates: {words}",))
+
+
+def _shape_of(epochs: Floats, relative: Floats, end: float) -> tuple[Callable[[Floats], Floats], str]:
+    """The shape that the rates behind their peak follow best, and its name."""
+    begin = float(epochs[0])
+    left = _share_left(end, begin)
+    shapes: dict[str, Callable[[Floats], Floats]] = {"constant so far, and taken as such": np.ones_like}
+    for low in _LOWEST:
+        shapes[f"a straight line to {low:.0%} of the peak"] = _between(low, left)
+        shapes[f"a cosine to {low:.0%} of the peak"] = _between(low, _cosine(left))
+    if len(epochs) > 1 and relative[-1] > 0:
+        factor = float(relative[-1]) ** (1 / max(float(epochs[-1]) - begin, 1e-9))
+        shapes[f"{factor:.4g} times the rate each epoch"] = lambda t: factor ** (t - begin)
+    misses = {name: float(np.max(np.abs(shape(epochs) - relative))) for name, shape in shapes.items()}
+    best = min(misses, key=lambda name: misses[name])
+    if misses[best] > _LIKE:
+        held = float(relative[-1])
+        return lambda t: np.full(
+            np.shape(t), held
+        ), "they follow no known shape; the last one is taken to stay"
+    return shapes[best], best
+
+
+def _cosine(left: Callable[[Floats], Floats]) -> Callable[[Floats], Floats]:
+    return lambda t: 0.5 * (1 - np.cos(np.pi * left(t)))
+
+
+def _between(low: float, share: Callable[[Floats], Floats]) -> Callable[[Floats], Floats]:
+    return lambda t: low + (1 - low) * share(t)
 
 
 def schedule_of(scheduler: Any, num_epochs: float, steps_per_epoch: float = 1.0) -> LearningRateSchedule:

@@ -178,6 +178,9 @@ def backtest_page(answer: Backtest) -> RenderableType:
             Text(""),
             Text("Coverage of 90 % intervals, the run's job left out", style="bold"),
             _cut_table("tier", answer.cuts, answer.coverage_90, "{:.0%}"),
+            Text(""),
+            Text("Their mean width", style="bold"),
+            _cut_table("tier", answer.cuts, answer.width_90, "{:.3f}"),
         ]
     else:
         parts += [Text(""), Text("one job only: no interval can be tested on another (uncalibrated)")]
