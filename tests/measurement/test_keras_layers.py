@@ -217,7 +217,7 @@ def test_designs_that_cannot_be_are_refused(options):
     [
         ("keras:mnist-cnn", {"framework": "pytorch"}, InvalidSetupError, "expected framework keras"),
         ("mnist-cnn", {"framework": "jax"}, InvalidSetupError, "expected framework keras"),
-        ("mnist-cnn", {"num_servers": 1}, InvalidSetupError, "parameter servers need TensorFlow"),
+        ("mnist-cnn", {"num_servers": 1}, InvalidSetupError, "parameter servers are those of TensorFlow"),
         ("keras:mnist-cnn", {"num_devices": 2}, InvalidSetupError, "--replicas N"),
         ("keras:mnist-cnn", {"num_servers": -1}, InvalidSetupError, "0 or more"),
         ("keras:mnist-cnn", {"num_servers": 1, "num_workers": 0}, InvalidSetupError, "at least one worker"),

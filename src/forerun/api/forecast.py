@@ -93,7 +93,7 @@ def forecast(
 
 
 def is_logged(schedule: Any) -> bool:
-    """Whether a schedule is the word for the rates in the file of the run."""
+    """True if a schedule is the word for the rates in the file of the run."""
     return isinstance(schedule, str) and schedule.strip().partition(":")[0].strip().lower() == LOGGED
 
 

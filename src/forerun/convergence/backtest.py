@@ -154,7 +154,7 @@ def horizon_values(epochs: Floats, path: Floats, num_seen: int) -> Floats:
 
 
 def prefix_at(run: StoredRun, cut: float, siblings: Sequence[StoredRun]) -> Prefix:
-    """What is known of a run at a cut, cleaned as ``forecast_curve`` cleans."""
+    """The run as it is known at a cut, cleaned as ``forecast_curve`` cleans."""
     share = run.epochs / run.epochs[-1]
     seen, _ = without_outliers(run.errors[: points_seen(len(run.errors), cut)])
     return Prefix(

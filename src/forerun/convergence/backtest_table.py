@@ -1,4 +1,4 @@
-"""What back-tests leave behind: errors, drops and quantiles per tier and share of the run, as a small JSON file.
+"""Results of back-tests: errors, drops and quantiles per tier and share of the run, as a small JSON file.
 
 The file that comes with the package was made from the public curve tables by the back-test of the studies;
 ``forerun forecast --evaluate DIR --save FILE`` makes one from a user's own finished runs.

@@ -147,7 +147,7 @@ def relative_noise(errors: Floats) -> float:
 
 
 def _ran_away(errors: Floats, is_rising: bool) -> bool:
-    """Whether the last points are, and stay, far worse than the best stretch before them."""
+    """True if the last points are, and stay, far worse than the best stretch before them."""
     num_late = max(_FEWEST_COLLAPSED if is_rising else 2, round(_COLLAPSED_SHARE * len(errors)))
     if len(errors) < _FEWEST_COLLAPSED + num_late:
         return False

@@ -55,7 +55,7 @@ _OVERLAP_WORDS: tuple[str, ...] = ("map", "iou", "dice", "bleu")
 
 
 class MetricKind(StrEnum):
-    """What a metric is: each kind has its own scale, and its own way to end."""
+    """Kinds of metric: each kind has its own scale, and its own way to end."""
 
     ACCURACY = "accuracy"
     OVERLAP = "overlap"
@@ -113,7 +113,7 @@ class Curve:
 
     @property
     def kind(self) -> MetricKind:
-        """What the metric is, by its name."""
+        """Kind of the metric, by its name."""
         return metric_kind(self.metric, self.is_rising)
 
     def first(self, num_points: int) -> Curve:
@@ -215,7 +215,7 @@ def is_falling_metric(name: str) -> bool:
 
 
 def is_share_metric(name: str) -> bool:
-    """Whether a metric of this name is a share of something, at most 1 or 100 per cent."""
+    """True if a metric of this name is a share of something, at most 1 or 100 per cent."""
     return is_rising_metric(name) and not any(word in name.lower() for word in _UNBOUNDED_WORDS)
 
 

@@ -196,7 +196,7 @@ def curve_of_columns(
 
 
 def _row_notes(metric: str, keep: npt.NDArray[np.bool_], num_rows: int, num_points: int) -> tuple[str, ...]:
-    """What was done to the rows: those without the metric, and those that were averaged."""
+    """Notes on the rows: those without the metric, and those that were averaged."""
     num_passed = int((~keep).sum())
     passed = f"{num_passed} rows without a value of {metric} were passed over"
     averaged = f"{num_rows} rows became {num_points} points: the rows of an epoch are one point, their mean"

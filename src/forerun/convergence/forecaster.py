@@ -91,7 +91,7 @@ def forecaster(
 
 
 def can_answer(name: str, prefix: Prefix) -> bool:
-    """Whether the forecaster has what it needs: a schedule, siblings."""
+    """True if the forecaster has what it needs: a schedule, siblings."""
     entry = FORECASTERS[name]
     has_siblings = prefix.siblings is not None and len(prefix.siblings) > 0
     return (prefix.rates is not None or not entry.needs_rates) and (has_siblings or not entry.needs_siblings)

@@ -81,7 +81,7 @@ def read_trainer_state(file: Path) -> LogColumns:
 
 
 def is_text_log(file: Path) -> bool:
-    """Whether a text file has lines of one of the known forms."""
+    """True if a text file has lines of one of the known forms."""
     if file.suffix not in (".log", ".txt"):
         return False
     try:

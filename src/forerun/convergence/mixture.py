@@ -165,7 +165,7 @@ def trusted(weights: Mapping[str, float], trust: npt.ArrayLike) -> Floats:
 def scale_of(
     level: npt.ArrayLike, noise: npt.ArrayLike, spread: npt.ArrayLike, members: Floats, mean: Floats
 ) -> Floats:
-    """How uncertain a mixture is believed to be before calibration, of the shape of ``mean``.
+    """Uncertainty of a mixture before calibration, of the shape of ``mean``.
 
     It grows with how far the forecast falls, how far its members disagree, how noisy evaluations are, how unlike
     finished runs of the job are, and the level:
@@ -186,7 +186,7 @@ def scale_of(
 
 
 def spread_of(prefix: Prefix, tier: Tier) -> Floats:
-    """How unlike the runs of the job are at each point, (n,); 0 where the tier has no finished ones.
+    """Distance between the runs of the job at each point, (n,); 0 where the tier has no finished ones.
 
     The standard deviation of m finished runs, joined by the distance d of this run from their mean in the second half
     of what was seen: sqrt((m deviation^2 + d^2) / (m + 1)). One finished run alone has no deviation, and may be unlike.

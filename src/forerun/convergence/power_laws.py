@@ -46,7 +46,7 @@ __all__ = [
 
 POWERS = (0.25, 0.5, 1.0, 2.0)
 POWER_PENALTIES = (0.0, 0.0, 1.0, 2.0)
-"""What each power pays, in squared standard deviations."""
+"""Price of each power, in squared standard deviations."""
 
 _ALPHAS = np.linspace(0.1, 2.0, 39)
 _DELTAS = np.asarray([0.25, 0.5, 0.75, 1.0, 1.5, 2.0])

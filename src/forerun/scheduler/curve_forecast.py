@@ -1,4 +1,4 @@
-"""How many epochs a job still needs for its target, from the curve so far: Optimus' form."""
+"""Epochs that a job still needs for its target, from the curve so far: Optimus' form."""
 
 from __future__ import annotations
 
