@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from forerun.errors import InvalidSetupError
 from forerun.measurement.layers.figures import LAYER_KINDS, layer_figures, output_size
 from forerun.measurement.layers.modules import build_layer
-from forerun.measurement.runners.table import layer_runner
+from forerun.measurement.runners import layer_runner
 from forerun.records.measurement import JobKind
 from forerun.run.model import ModelRequest
 from forerun.run.setup import TrainingSetup

@@ -6,8 +6,8 @@ from real_jobs import QUICK, run_here
 
 from forerun.errors import InvalidSetupError, MeasurementError
 from forerun.measurement.jobs import MeasurementJob
+from forerun.measurement.runners import table as runners
 from forerun.measurement.runners.table import RUNNERS, OutOfMemory, is_out_of_memory, run_job, runner
-from forerun.measurement.runners.table import table as runners
 from forerun.records.measurement import JobKind
 
 

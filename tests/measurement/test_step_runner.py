@@ -11,8 +11,8 @@ from real_jobs import QUICK, TINY_CNN, run_here
 from forerun.errors import InvalidSetupError
 from forerun.measurement.child import run_in_child
 from forerun.measurement.jobs import MeasurementJob
+from forerun.measurement.runners import real_step
 from forerun.measurement.runners.step_runner import step_energy, time_first_and_rest
-from forerun.measurement.runners.table import real_step
 from forerun.measurement.runners.torch_device import PeakMemory, set_numeric_flags
 from forerun.measurement.session import run_jobs
 from forerun.records.job_parameters import setup_of

@@ -70,7 +70,7 @@ def run_job(job: MeasurementJob, device_index: str, protocol: Protocol) -> RunRe
         Exception: The job raised another exception.
     """
     for name in _RUNNER_MODULES:
-        importlib.import_module(f"forerun.measurement.runners.table.{name}")
+        importlib.import_module(f"forerun.measurement.runners.{name}")
     try:
         return RUNNERS[job.kind](job, device_index, protocol)
     except Exception as error:
