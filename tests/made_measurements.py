@@ -38,3 +38,25 @@ def measurement(number: int = 0, **changed: Any) -> Measurement:
         "circumstances": circumstances,
     }
     return Measurement(**(values | changed))
+
+
+TRAINING_BATCH_SIZES = (16, 32, 64, 128)
+
+
+def small_trainings():
+    """One training of a small network for each of these batch sizes."""
+    for number, batch in enumerate(TRAINING_BATCH_SIZES):
+        step_s = 2e-3 + 1e-4 * batch
+        yield measurement(
+            number,
+            kind=JobKind.TRAINING,
+            parameters={
+                "depth": 2, "base_filters": 32, "batch_size": batch, "dataset_size": 6400, "num_epochs": 2,
+                "optimizer": "adam",
+            },
+            results={
+                "num_parameters": 1000, "step_time_s": step_s, "epoch_time_s": step_s * 6400 / batch,
+                "epoch_time_1_s": 2.0, "epoch_time_2_s": 1.0,
+                "accuracy_1": 0.3, "accuracy_2": 0.5, "loss_1": 2.0, "loss_2": 1.5, "val_loss_1": 2.1,
+            },
+        )  # fmt: skip

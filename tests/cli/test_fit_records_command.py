@@ -7,36 +7,15 @@ import pytest
 from command_line import invoke
 
 from forerun.api.fit import load_trained_model, predict_time
-from forerun.records.measurement import JobKind
 from forerun.records.store.record_store import RecordStore
-from made_measurements import measurement
-
-BATCHES = (16, 32, 64, 128)
-
-
-def trainings():
-    for number, batch in enumerate(BATCHES):
-        step_s = 2e-3 + 1e-4 * batch
-        yield measurement(
-            number,
-            kind=JobKind.TRAINING,
-            parameters={
-                "depth": 2, "base_filters": 32, "batch_size": batch, "dataset_size": 6400, "num_epochs": 2,
-                "optimizer": "adam",
-            },
-            results={
-                "num_parameters": 1000, "step_time_s": step_s, "epoch_time_s": step_s * 6400 / batch,
-                "epoch_time_1_s": 2.0, "epoch_time_2_s": 1.0,
-                "accuracy_1": 0.3, "accuracy_2": 0.5, "loss_1": 2.0, "loss_2": 1.5, "val_loss_1": 2.1,
-            },
-        )  # fmt: skip
+from made_measurements import TRAINING_BATCH_SIZES, small_trainings
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
     path = tmp_path_factory.mktemp("store") / "records.sqlite"
     with RecordStore.open(path) as opened:
-        opened.add_many(trainings())
+        opened.add_many(small_trainings())
     return path
 
 
@@ -66,7 +45,7 @@ def test_predict_takes_the_cost_model_that_fit_writes(store, tmp_path):
     out = tmp_path / "op.safetensors"
     fitted = invoke("fit", str(store), "--out", str(out), "--json")
     assert fitted.exit_code == 0, fitted.stderr
-    assert json.loads(fitted.stdout)["metrics"]["op"]["n"] == len(BATCHES)
+    assert json.loads(fitted.stdout)["metrics"]["op"]["n"] == len(TRAINING_BATCH_SIZES)
     words = (
         "predict",
         "cnn:depth=2,base_filters=32",

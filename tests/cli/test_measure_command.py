@@ -7,7 +7,7 @@ import pytest
 from command_line import invoke, run
 
 from forerun.cli.measure.options import parse_flags, parse_sizes, parse_whole_numbers, parse_words
-from forerun.cli.measure.progress import _left, progress_bar
+from forerun.cli.measure.progress import progress_bar, time_left
 from forerun.measurement.progress import SessionStarted
 from forerun.records.importers.cnn_csv import CNN_COLUMNS
 from forerun.run.setup import Precision
@@ -112,7 +112,7 @@ def test_the_bar_is_silent_without_a_terminal_and_tells_times_in_words(capsys):
     with progress_bar() as tell:
         tell(SessionStarted(num_jobs=3, num_skipped=1))
     assert capsys.readouterr().out == ""
-    assert [_left(t) for t in (None, 40.0, 600.0, 9000.0)] == [
+    assert [time_left(t) for t in (None, 40.0, 600.0, 9000.0)] == [
         "",
         "about 40 s left",
         "about 10 min left",

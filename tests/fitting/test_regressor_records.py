@@ -9,46 +9,26 @@ from forerun.fitting.regressor_records import read_measured_steps, throughputs
 from forerun.records.importers.cnn_csv import write_cnn_csv
 from forerun.records.measurement import JobKind
 from forerun.records.store.record_store import RecordStore
-from made_measurements import measurement
-
-BATCHES = (16, 32, 64, 128)
-
-
-def trainings():
-    for number, batch in enumerate(BATCHES):
-        step_s = 2e-3 + 1e-4 * batch
-        yield measurement(
-            number,
-            kind=JobKind.TRAINING,
-            parameters={
-                "depth": 2, "base_filters": 32, "batch_size": batch, "dataset_size": 6400, "num_epochs": 2,
-                "optimizer": "adam",
-            },
-            results={
-                "num_parameters": 1000, "step_time_s": step_s, "epoch_time_s": step_s * 6400 / batch,
-                "epoch_time_1_s": 2.0, "epoch_time_2_s": 1.0,
-                "accuracy_1": 0.3, "accuracy_2": 0.5, "loss_1": 2.0, "loss_2": 1.5, "val_loss_1": 2.1,
-            },
-        )  # fmt: skip
+from made_measurements import TRAINING_BATCH_SIZES, measurement, small_trainings
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
     path = tmp_path_factory.mktemp("store") / "records.sqlite"
     with RecordStore.open(path) as opened:
-        opened.add_many(trainings())
+        opened.add_many(small_trainings())
     return path
 
 
 def test_a_store_is_fitted(store):
     metrics = fit_regressor(store, "linear").metrics["linear"]
-    assert metrics.n == len(BATCHES)
+    assert metrics.n == len(TRAINING_BATCH_SIZES)
     assert metrics.mape < 0.02
 
 
 def test_the_csv_of_old_needs_its_device_and_says_the_same(store, tmp_path):
     path = tmp_path / "cnn.csv"
-    write_cnn_csv(trainings(), path)
+    write_cnn_csv(small_trainings(), path)
     with pytest.raises(UsageError, match="--on DEVICE"):
         fit_regressor(path, "linear")
     metrics = fit_regressor(path, "linear", device="cpu").metrics["linear"]
@@ -58,10 +38,10 @@ def test_the_csv_of_old_needs_its_device_and_says_the_same(store, tmp_path):
 def test_repetitions_in_two_sources_are_left_out_together(store, tmp_path):
     path = tmp_path / "second.sqlite"
     with RecordStore.open(path) as opened:
-        opened.add_many(trainings())
+        opened.add_many(small_trainings())
     result = fit_regressor([store, path], "linear")
-    assert result.metrics["linear"].n == 2 * len(BATCHES)
-    assert result.split.startswith(f"leave one of {len(BATCHES)} configurations out")
+    assert result.metrics["linear"].n == 2 * len(TRAINING_BATCH_SIZES)
+    assert result.split.startswith(f"leave one of {len(TRAINING_BATCH_SIZES)} configurations out")
 
 
 def test_throughput_and_curves(store):

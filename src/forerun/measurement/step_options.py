@@ -8,26 +8,31 @@ from typing import Annotated
 
 from forerun.run.settings import Setting, TypedDict
 
-__all__ = ["StepOptions", "StepSettings"]
+__all__ = ["BatchSizes", "ImageSize", "Precisions", "StepOptions", "StepSettings"]
+
+ImageSize = Annotated[int | None, Setting(help="Height and width of images [pixels].", group="model")]
+BatchSizes = Annotated[
+    Sequence[int] | None,
+    Setting(help="Samples of one step.", group="run", default="32", metavar="32,64"),
+]
+Precisions = Annotated[
+    Sequence[str] | None,
+    Setting(
+        help="Precisions, as in predict.",
+        group="run",
+        default="fp32",
+        metavar="NAME,NAME",
+        flag="precision",
+    ),
+]
+"""Settings that other measurements share."""
 
 
 class StepOptions(TypedDict, total=False):
     """Which steps of a model are measured."""
 
-    batch_sizes: Annotated[
-        Sequence[int] | None,
-        Setting(help="Samples of one step.", group="run", default="32", metavar="32,64"),
-    ]
-    precisions: Annotated[
-        Sequence[str] | None,
-        Setting(
-            help="Precisions, as in predict.",
-            group="run",
-            default="fp32",
-            metavar="NAME,NAME",
-            flag="precision",
-        ),
-    ]
+    batch_sizes: BatchSizes
+    precisions: Precisions
     layouts: Annotated[
         Sequence[str] | None,
         Setting(
@@ -63,7 +68,7 @@ class StepOptions(TypedDict, total=False):
             help="Part of a step: train, forward or inference.", group="run", default="train", metavar="NAME"
         ),
     ]
-    image_size: Annotated[int | None, Setting(help="Height and width of images [pixels].", group="model")]
+    image_size: ImageSize
     input_shape: Annotated[
         Sequence[int] | None,
         Setting(help="Shape of one sample, without the batch.", group="model", metavar="3,224,224"),

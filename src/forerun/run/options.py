@@ -287,8 +287,8 @@ class CommonOptions(TypedDict, total=False):
     ]
 
 
-class RunOptions(CommonOptions, total=False):
-    """The settings of a run besides its model and device; a setting that is None or left out has its default."""
+class _SetupOptions(CommonOptions, total=False):
+    """Settings that a run and a scaling curve share, and a plan has in the plural."""
 
     image_size: Annotated[
         int | None,
@@ -325,18 +325,6 @@ class RunOptions(CommonOptions, total=False):
             default="the framework's own",
             metavar="NAME",
             choices=tuple(Layout),
-        ),
-    ]
-    num_devices: Annotated[
-        int | None,
-        Setting(
-            help="Number of devices, if the name of the device does not say it.",
-            words="the number of devices",
-            group="device",
-            default="1",
-            low=1,
-            high=100_000,
-            http_high=4096,
         ),
     ]
     num_nodes: Annotated[
@@ -368,71 +356,26 @@ class RunOptions(CommonOptions, total=False):
     ]
 
 
-class ScaleOptions(CommonOptions, total=False):
-    """The settings of a scaling curve: those of a run, with many numbers of devices."""
+class RunOptions(_SetupOptions, total=False):
+    """The settings of a run besides its model and device; a setting that is None or left out has its default."""
 
-    image_size: Annotated[
+    num_devices: Annotated[
         int | None,
         Setting(
-            help="Height and width of images [pixels].", group="model", low=1, high=100_000, http_high=1024
-        ),
-    ]
-    batch_size: Annotated[
-        int | None,
-        Setting(
-            help="Batch size of one device; with accumulation, of one micro-step.",
-            group="run",
-            default="32",
-            low=1,
-            high=MAX_BATCH_SIZE,
-            http_high=65_536,
-        ),
-    ]
-    precision: Annotated[
-        str | None,
-        Setting(
-            help="Precision: fp32, tf32, amp (autocast to fp16), amp-bf16, bf16 or fp16.",
-            group="run",
-            default="fp32",
-            metavar="NAME",
-            choices=tuple(Precision),
-        ),
-    ]
-    layout: Annotated[
-        str | None,
-        Setting(
-            help="Memory order of images: nchw (PyTorch's own) or nhwc (Keras' own).",
-            group="run",
-            default="the framework's own",
-            metavar="NAME",
-            choices=tuple(Layout),
-        ),
-    ]
-    num_nodes: Annotated[
-        int | None,
-        Setting(
-            help="Number of nodes (machines) that hold the devices.",
+            help="Number of devices, if the name of the device does not say it.",
+            words="the number of devices",
             group="device",
-            default="as few as hold them",
+            default="1",
             low=1,
             high=100_000,
             http_high=4096,
-            flag="nodes",
-            aliases=("nodes",),
         ),
     ]
-    price_usd_per_hour: Annotated[
-        float | None,
-        Setting(
-            help="Price of one device [US dollars per hour].",
-            group="price",
-            metavar="1.89/h",
-            low=0,
-            high=1e6,
-            flag="price",
-            aliases=("price",),
-        ),
-    ]
+
+
+class ScaleOptions(_SetupOptions, total=False):
+    """The settings of a scaling curve: those of a run, with many numbers of devices."""
+
     num_devices: Annotated[
         Sequence[int] | None,
         Setting(

@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from forerun.errors import InvalidSetupError
-from forerun.measurement.step_options import StepOptions
+from forerun.measurement.step_options import BatchSizes, ImageSize, Precisions, StepOptions
 from forerun.run.settings import Setting, TypedDict
 
 __all__ = [
@@ -44,23 +44,8 @@ _Framework = Annotated[
         metavar="NAME",
     ),
 ]
-_ImageSize = Annotated[int | None, Setting(help="Height and width of images [pixels].", group="model")]
-_BatchSizes = Annotated[
-    Sequence[int] | None,
-    Setting(help="Samples of one step.", group="run", default="32", metavar="32,64"),
-]
 _Precision = Annotated[
     str | None, Setting(help="Precision, as in predict.", group="run", default="fp32", metavar="NAME")
-]
-_Precisions = Annotated[
-    Sequence[str] | None,
-    Setting(
-        help="Precisions, as in predict.",
-        group="run",
-        default="fp32",
-        metavar="NAME,NAME",
-        flag="precision",
-    ),
 ]
 
 
@@ -144,7 +129,7 @@ class GridOptions(_RayOptions, total=False):
         Sequence[int] | None,
         Setting(help="Images of one step.", group="run", default="32,64,128", metavar="32,64"),
     ]
-    precisions: _Precisions
+    precisions: Precisions
     layouts: Annotated[
         Sequence[str] | None,
         Setting(
@@ -267,8 +252,8 @@ class ModelOptions(_RayOptions, StepOptions, total=False):
 class CompositionOptions(SessionOptions, total=False):
     """Which networks are measured beside their layers."""
 
-    batch_sizes: _BatchSizes
-    image_size: _ImageSize
+    batch_sizes: BatchSizes
+    image_size: ImageSize
     optimizer: Annotated[
         str | None,
         Setting(help="Optimizer, as in predict.", group="run", default="adam", metavar="NAME"),

@@ -18,7 +18,7 @@ from forerun.measurement.progress import (
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-__all__ = ["progress_bar"]
+__all__ = ["progress_bar", "time_left"]
 
 
 @contextlib.contextmanager
@@ -53,12 +53,12 @@ class _Shown:
         elif isinstance(event, JobStarted):
             batch = event.job.parameters.get("batch_size")
             described = f"{event.job.subject}, batch size {batch}" if batch else event.job.subject
-            bar.update(task, description=described, left=_left(event.remaining_time_s))
+            bar.update(task, description=described, left=time_left(event.remaining_time_s))
         elif isinstance(event, JobProgressed):
             bar.update(task, completed=self._num_done + event.fraction)
         elif isinstance(event, JobFinished):
             self._num_done += 1
-            bar.update(task, completed=self._num_done, left=_left(event.remaining_time_s))
+            bar.update(task, completed=self._num_done, left=time_left(event.remaining_time_s))
         elif isinstance(event, JobLost):
             self._num_done += 1
             bar.update(task, completed=self._num_done)
@@ -68,7 +68,7 @@ def _skipped(num_skipped: int) -> str:
     return f"{num_skipped} are in the records already" if num_skipped else ""
 
 
-def _left(remaining_time_s: float | None) -> str:
+def time_left(remaining_time_s: float | None) -> str:
     """Words for a remaining time: 'about 3 min left'."""
     if remaining_time_s is None:
         return ""
