@@ -12,7 +12,7 @@ from forerun.scheduler.cluster import Cluster
 from forerun.scheduler.job import Allocation, Job, ServerTraining, Training, training_demand
 from forerun.scheduler.rate_curve import RateCurve
 
-__all__ = ["FreeResources", "JobView", "Policy", "find_policy", "policy_names", "register"]
+__all__ = ["FreeResources", "JobView", "Policy", "find_policy", "hold", "policy_names", "register"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -28,6 +28,7 @@ class JobView:
         curves: Rate against devices, by kind of device; empty with parameter servers.
         current: What it has now; None while it waits.
         server_factor: Factor on the forecast speed at w workers and p servers.
+        is_held: Whether it keeps what it has now, whatever a policy would like.
     """
 
     job: Job
@@ -38,6 +39,22 @@ class JobView:
     curves: Mapping[str, RateCurve] = field(default_factory=dict)
     current: Allocation | None = None
     server_factor: Callable[[int, int], float] | None = None
+    is_held: bool = False
+    _least_rate: float | None = field(default=None, repr=False)
+
+    @property
+    def least_rate(self) -> float:
+        """Rate with the least it runs with, on the kind of devices where that is highest; 0 if it runs nowhere."""
+        if self._least_rate is None:
+            kinds = list(self.curves) or [self.current.device if self.current else ""]
+            least = [self.smallest(kind) for kind in kinds]
+            self._least_rate = max((self.rate(one) for one in least if one is not None), default=0.0)
+        return self._least_rate
+
+    @property
+    def least_remaining_s(self) -> float:
+        """Time to the end with the least it runs with, on the kind where that is fastest [s]; infinite if nowhere."""
+        return self.remaining_samples / self.least_rate if self.least_rate > 0 else inf
 
     def rate(self, given: Allocation) -> float:
         """Useful samples per second with this allocation, packed."""
@@ -56,16 +73,20 @@ class JobView:
         rate = self.rate(given)
         return self.remaining_samples / rate if rate > 0 else inf
 
+    def move_s(self, device: str) -> float:
+        """Price of running on this kind of device: the restart of a job that runs on another [s]."""
+        return self.job.restart_s if self.current is not None and self.current.device != device else 0.0
+
     def asked(self, device: str) -> Allocation:
         """What its owner asks for."""
         return Allocation(device, self.job.num_workers, self.job.num_servers)
 
     def smallest(self, device: str) -> Allocation | None:
         """The least it can run with on this kind; None where it cannot run."""
+        if not (self.job.is_elastic and self.job.is_preemptible):
+            return self.asked(device) if self.rate(self.asked(device)) > 0 else None
         if isinstance(self.job.training, ServerTraining):
             return Allocation(device, 1, 1)
-        if not self.job.is_elastic:
-            return self.asked(device) if self.rate(self.asked(device)) > 0 else None
         fewest = self.curves[device].fewest
         return Allocation(device, fewest) if 0 < fewest <= self.job.max_workers else None
 
@@ -114,6 +135,16 @@ class FreeResources:
         self.left[-1] -= sign * memory
 
 
+def hold(jobs: Sequence[JobView], free: FreeResources) -> dict[str, Allocation]:
+    """What jobs keep that no policy may touch, taken out of what is free."""
+    given: dict[str, Allocation] = {}
+    for view in jobs:
+        if view.is_held and view.current is not None:
+            free.take(view.job, view.current)
+            given[view.job.name] = view.current
+    return given
+
+
 class Policy(Protocol):
     """Decides who gets what.
 
@@ -141,7 +172,7 @@ class Policy(Protocol):
         """What each job is given from now on; a job that is absent waits.
 
         Args:
-            jobs: Jobs that have come and are not done, in the order of arrival.
+            jobs: Jobs that have come and are not done, in the order of arrival; those that are held keep what they have.
             cluster: What there is.
             now_s: Time [s].
         """

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from forerun.scheduler.cluster import Cluster
 from forerun.scheduler.job import Allocation
-from forerun.scheduler.policy import FreeResources, JobView, register
+from forerun.scheduler.policy import FreeResources, JobView, hold, register
 from forerun.units import format_duration_s
 
 __all__ = ["LAS_THRESHOLDS_DEVICE_S", "Fifo", "LeastAttainedService", "ShortestRemaining", "admit_in_order"]
@@ -28,8 +28,10 @@ def admit_in_order(jobs: Sequence[JobView], cluster: Cluster, may_overtake: bool
         may_overtake: Whether a job that fits may pass one that does not.
     """
     free = FreeResources(cluster)
-    given: dict[str, Allocation] = {}
+    given = hold(jobs, free)
     for view in jobs:
+        if view.job.name in given:
+            continue
         chosen = next((a for a in _choices(view, cluster) if free.fits(view.job, a)), None)
         if chosen is not None:
             free.take(view.job, chosen)

@@ -60,7 +60,18 @@ class RunningJob:
         """Share of the work done, rounded down to a phase."""
         return int(NUM_PHASES * self.done_samples / self.actual.work_samples + 1e-9) / NUM_PHASES
 
-    def view(self, cluster: Cluster, adapts_batch: bool) -> JobView:
+    @property
+    def held_until_s(self) -> float:
+        """Time until which it keeps what it has, whatever a policy would like [s]."""
+        if self.current is None:
+            return -inf
+        return self.since_s + self.job.min_run_s if self.job.is_preemptible else inf
+
+    def is_held(self, now_s: float) -> bool:
+        """Whether it keeps what it has."""
+        return now_s < self.held_until_s
+
+    def view(self, cluster: Cluster, adapts_batch: bool, now_s: float) -> JobView:
         """What a policy is told."""
         left, progress = self._forecast()
         is_parallel = isinstance(self.job.training, DataParallelTraining)
@@ -73,6 +84,7 @@ class RunningJob:
             curves=self.curves(cluster, adapts_batch, progress) if is_parallel else {},
             current=self.current,
             server_factor=None if is_parallel else self._server_factor(),
+            is_held=self.is_held(now_s),
         )
 
     def _forecast(self) -> tuple[float, float]:

@@ -18,6 +18,7 @@ from forerun.scheduler.metrics import schedule_metrics
 from forerun.scheduler.placement import Placement, Placer, pack
 from forerun.scheduler.policy import JobView, Policy
 from forerun.scheduler.running_job import RunningJob
+from forerun.scheduler.steady import decide
 
 __all__ = ["SimulationOptions", "simulate"]
 
@@ -173,6 +174,8 @@ class _Simulation:
             return next_s
         times = [self.coming[-1].job.arrival_s] if self.coming else []
         for state in self.active:
+            if state.is_held(now_s) and isfinite(state.held_until_s):
+                times.append(state.held_until_s)
             if state.rate > 0:
                 rate = state.rate * self._useful_share
                 times.append(now_s + state.pause_s + state.next_phase_samples() / rate)
@@ -180,9 +183,9 @@ class _Simulation:
 
     def _decide(self, now_s: float) -> None:
         adapts = self.policy.adapts_batch
-        views = [state.view(self.cluster, adapts) for state in self.active]
+        views = [state.view(self.cluster, adapts, now_s) for state in self.active]
         begin = time.perf_counter()
-        given = self.policy.allocate(views, self.cluster, now_s)
+        given = decide(self.policy, views, self.cluster, now_s, self.options.round_s)
         kept = {
             name: self.by_name[name].placement
             for name, allocation in given.items()
@@ -223,7 +226,7 @@ class _Simulation:
             if given is not None:
                 state.pause_s = state.actual.restart_s
                 state.saved_samples = state.done_samples
-                state.num_restarts += 1
+                state.num_restarts += isfinite(state.start_s)
                 state.start_s = min(state.start_s, now_s)
             state.current, state.placement, state.since_s = given, placement, now_s
         state.set_rate(self.cluster, self.policy.adapts_batch)
