@@ -244,7 +244,7 @@ def schedule_trace(
 
 
 def _devices_by_node(cluster: Cluster) -> tuple[int, ...]:
-    return tuple(group.devices_per_node for group in cluster.groups for _ in range(group.num_nodes))
+    return tuple(size for group in cluster.groups for size in group.node_sizes)
 
 
 def _policies(names: Sequence[str]) -> list[Policy]:

@@ -57,8 +57,9 @@ def grow(
     resource of the cluster they occupy. A heap holds the best offer of each job, so that n tasks for m jobs take
     O(n log m).
 
-    Where there are several kinds of devices, each job is also offered what makes it faster on another kind in exchange
-    for what it has; a job of one size is offered only that. As an exchange leaves room behind, all are asked again then.
+    Where there are several kinds of devices, each job is also offered what makes it faster on another kind in
+    exchange for what it has; a job of one size is offered only that. An exchange leaves room behind, so that all are
+    asked again.
 
     Args:
         jobs: Jobs that may grow; those not in ``given`` are left alone.

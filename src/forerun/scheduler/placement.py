@@ -92,7 +92,7 @@ class _Nodes:
     def __init__(self, cluster: Cluster, jobs: Mapping[str, Job]) -> None:
         self.cluster = cluster
         groups = [group for group in cluster.groups for _ in range(group.num_nodes)]
-        self.devices = [group.devices_per_node for group in groups]
+        self.devices = [size for group in cluster.groups for size in group.node_sizes]
         self.cores = [group.cpu_cores_per_node for group in groups]
         self.memory = [group.memory_bytes_per_node for group in groups]
         # Nodes by free devices, for each kind: what is out of date is dropped when it is met.
@@ -102,7 +102,8 @@ class _Nodes:
             first = cluster.first_node(group.device)
             nodes = range(first, first + group.num_nodes)
             heaps: list[list[int]] = [[] for _ in range(group.devices_per_node + 1)]
-            heaps[-1] = list(nodes)
+            for node in nodes:
+                heaps[self.devices[node]].append(node)
             self._by_devices[group.device] = heaps
             self._by_cores[group.device] = [(-group.cpu_cores_per_node, node) for node in nodes]
 

@@ -172,7 +172,7 @@ class Policy(Protocol):
         """What each job is given from now on; a job that is absent waits.
 
         Args:
-            jobs: Jobs that have come and are not done, in the order of arrival; those that are held keep what they have.
+            jobs: Jobs that have come and are not done, in the order of arrival; those held keep what they have.
             cluster: What there is.
             now_s: Time [s].
         """

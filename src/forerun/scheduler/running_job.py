@@ -12,10 +12,26 @@ from forerun.scheduler.placement import Placement
 from forerun.scheduler.policy import JobView
 from forerun.scheduler.rate_curve import RateCurve, rate_curve
 
-__all__ = ["NUM_PHASES", "RunningJob"]
+__all__ = ["NUM_PHASES", "RunningJob", "Standing"]
 
 NUM_PHASES = 20
 """Pieces of a job in which the worth of a batch is taken as constant."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """What a job has already when a simulation begins.
+
+    Attributes:
+        allocation, placement: Its devices.
+        done_samples: Work done.
+        ran_s: Time since it got these devices [s].
+    """
+
+    allocation: Allocation
+    placement: Placement
+    done_samples: float = 0.0
+    ran_s: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,6 +65,13 @@ class RunningJob:
     placement: Placement = ()
     since_s: float = 0.0
     _curves: dict[tuple[bool, float], dict[str, RateCurve]] = field(default_factory=dict)
+
+    def stand(self, standing: Standing) -> None:
+        """Takes up what the job has already."""
+        self.current, self.placement = standing.allocation, standing.placement
+        self.since_s, self.start_s = -standing.ran_s, 0.0
+        self.done_samples = self.saved_samples = min(standing.done_samples, 0.999 * self.actual.work_samples)
+        self.attained_device_s = standing.ran_s * standing.allocation.num_workers
 
     @property
     def left_samples(self) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, inf, isfinite, nan
 
@@ -17,12 +17,16 @@ from forerun.scheduler.job import Allocation, DataParallelTraining, Job, check_j
 from forerun.scheduler.metrics import schedule_metrics
 from forerun.scheduler.placement import Placement, Placer, pack
 from forerun.scheduler.policy import JobView, Policy
-from forerun.scheduler.running_job import RunningJob
+from forerun.scheduler.running_job import RunningJob, Standing
 from forerun.scheduler.steady import decide
 
-__all__ = ["SimulationOptions", "simulate"]
+__all__ = ["Progress", "SimulationOptions", "simulate"]
 
 _MOST_ROUNDS = 5_000_000
+_ROUNDS_BETWEEN_WORDS = 200
+
+Progress = Callable[[int, int], None]
+"""Told how many jobs are done, of how many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +74,8 @@ def simulate(
     policy: Policy,
     options: SimulationOptions | None = None,
     actual: Mapping[str, Job] | None = None,
+    standing: Mapping[str, Standing] | None = None,
+    say: Progress | None = None,
 ) -> SimulatedSchedule:
     """What becomes of jobs on a cluster under a policy.
 
@@ -83,13 +89,16 @@ def simulate(
         policy: Who decides.
         options: Rounds, errors, checkpoints, failures.
         actual: True speeds and work by name, where they differ from what the scheduler believes.
+        standing: What jobs have at the beginning, by name.
+        say: Told now and then how many jobs are done, of how many.
 
     Raises:
         InvalidSetupError: There are no jobs, two have one name, or one does not fit the cluster.
         FailureError: A job gets nothing although the cluster is empty.
     """
     check_jobs(tuple(jobs), {group.device: group.num_devices for group in cluster.groups})
-    return _Simulation(jobs, cluster, policy, options or SimulationOptions(), actual or {}).run()
+    state = _Simulation(jobs, cluster, policy, options or SimulationOptions(), actual or {}, standing or {})
+    return state.run(say)
 
 
 class _Simulation:
@@ -102,6 +111,7 @@ class _Simulation:
         policy: Policy,
         options: SimulationOptions,
         actual: Mapping[str, Job],
+        standing: Mapping[str, Standing],
     ) -> None:
         self.cluster, self.policy, self.options = cluster, policy, options
         ordered = sorted(jobs, key=lambda job: job.arrival_s)
@@ -115,6 +125,8 @@ class _Simulation:
             for i, job in enumerate(ordered)
         ]
         self.by_name = {state.job.name: state for state in self.all}
+        for name, found in standing.items():
+            self.by_name[name].stand(found)
         self.jobs = {job.name: job for job in ordered}
         self.coming = list(reversed(self.all))
         self.active: list[RunningJob] = []
@@ -130,10 +142,12 @@ class _Simulation:
             self._useful_share -= options.checkpoint_s / options.checkpoint_interval_s
         self._next_failure = self._draw_failures()
 
-    def run(self) -> SimulatedSchedule:
+    def run(self, say: Progress | None) -> SimulatedSchedule:
         """Rounds until all jobs are done."""
         now_s, is_changed = 0.0, True
-        for _ in range(_MOST_ROUNDS):
+        for number in range(_MOST_ROUNDS):
+            if say is not None and number % _ROUNDS_BETWEEN_WORDS == 0:
+                say(len(self.all) - len(self.coming) - len(self.active), len(self.all))
             is_changed |= self._admit(now_s)
             if not self.active:
                 if not self.coming:

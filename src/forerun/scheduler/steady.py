@@ -1,4 +1,4 @@
-"""The price of preemption, the same for every policy: what runs keeps its devices unless taking them pays the restarts."""
+"""The price of preemption, the same for every policy: taking devices from a running job must pay the restarts."""
 
 from __future__ import annotations
 
@@ -37,12 +37,9 @@ def decide(
         now_s: Time [s].
         round_s: Time until the next decision [s].
     """
-    for view in jobs:
-        if view.current is not None and view.remaining_s(view.current) <= round_s:
-            view.is_held = True
     given = policy.allocate(jobs, cluster, now_s)
     for question in range(_MOST_QUESTIONS):
-        kept = _Changes(jobs, cluster, given).unpaid()
+        kept = _Changes(jobs, cluster, given, round_s).unpaid()
         if not kept:
             break
         if question == _MOST_QUESTIONS - 2:
@@ -56,8 +53,10 @@ def decide(
 class _Changes:
     """The changes that a policy wants, beside what is."""
 
-    def __init__(self, jobs: Sequence[JobView], cluster: Cluster, given: dict[str, Allocation]) -> None:
-        self.jobs, self.cluster, self.given = jobs, cluster, given
+    def __init__(
+        self, jobs: Sequence[JobView], cluster: Cluster, given: dict[str, Allocation], round_s: float
+    ) -> None:
+        self.jobs, self.cluster, self.given, self.round_s = jobs, cluster, given, round_s
         self.running = [view for view in jobs if view.current is not None]
         self.changed = [
             view for view in self.running if not view.is_held and given.get(view.job.name) != view.current
@@ -107,10 +106,10 @@ class _Changes:
 
     def _own_gain_s(self, view: JobView) -> float:
         """Time that a running job saves by its change, its restart paid twice [s]."""
-        wanted = self.given.get(view.job.name)
-        return (
-            -inf if wanted is None else self._left_s(view) - view.remaining_s(wanted) - 2 * view.job.restart_s
-        )
+        wanted, left_s = self.given.get(view.job.name), self._left_s(view)
+        if wanted is None or left_s <= self.round_s:
+            return -inf
+        return left_s - view.remaining_s(wanted) - 2 * view.job.restart_s
 
     @staticmethod
     def _left_s(view: JobView) -> float:
