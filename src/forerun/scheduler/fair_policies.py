@@ -169,7 +169,7 @@ class Tetris:
 
     @staticmethod
     def _left_s(view: JobView, cluster: Cluster) -> float:
-        return min(view.remaining_s(view.asked(kind)) for kind in view.kinds(cluster))
+        return view.asked_remaining_s(cluster)
 
     def reason(self, view: JobView, given: Allocation | None) -> str:
         """Where it came in the order."""

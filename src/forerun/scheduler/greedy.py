@@ -29,7 +29,7 @@ def start_all(jobs: Iterable[JobView], cluster: Cluster, free: FreeResources) ->
     jobs = list(jobs)
     given = hold(jobs, free)
     for view in jobs:
-        if view.job.name in given:
+        if view.job.name in given or not free.has_room(view.job):
             continue
         options = [least for kind in view.kinds(cluster) if (least := view.smallest(kind)) is not None]
         if len(options) > 1:

@@ -41,6 +41,7 @@ class JobView:
     server_factor: Callable[[int, int], float] | None = None
     is_held: bool = False
     _least_rate: float | None = field(default=None, repr=False)
+    _asked_s: float | None = field(default=None, repr=False)
 
     @property
     def least_rate(self) -> float:
@@ -81,6 +82,12 @@ class JobView:
         """What its owner asks for."""
         return Allocation(device, self.job.num_workers, self.job.num_servers)
 
+    def asked_remaining_s(self, cluster: Cluster) -> float:
+        """Time to the end with what its owner asks for, on the kind of devices where that is shortest [s]."""
+        if self._asked_s is None:
+            self._asked_s = min(self.remaining_s(self.asked(kind)) for kind in self.kinds(cluster))
+        return self._asked_s
+
     def smallest(self, device: str) -> Allocation | None:
         """The least it can run with on this kind; None where it cannot run."""
         if not (self.job.is_elastic and self.job.is_preemptible):
@@ -108,6 +115,10 @@ class FreeResources:
         self.left = list(cluster.capacity)
         self._index = {kind: i for i, kind in enumerate(cluster.kinds)}
         self._demands: dict[tuple[Training, int, int], tuple[float, float, float]] = {}
+
+    def has_room(self, job: Job) -> bool:
+        """Whether there is a device left at all, or the job needs none; quick, and true wherever something fits."""
+        return any(number >= 1 for number in self.left[:-2]) or not job.training.worker.devices
 
     def num_devices(self, device: str) -> float:
         """Devices of a kind that are left."""

@@ -32,7 +32,8 @@ def admit_in_order(jobs: Sequence[JobView], cluster: Cluster, may_overtake: bool
     for view in jobs:
         if view.job.name in given:
             continue
-        chosen = next((a for a in _choices(view, cluster) if free.fits(view.job, a)), None)
+        choices = _choices(view, cluster) if free.has_room(view.job) else []
+        chosen = next((a for a in choices if free.fits(view.job, a)), None)
         if chosen is not None:
             free.take(view.job, chosen)
             given[view.job.name] = chosen
@@ -84,7 +85,7 @@ class ShortestRemaining:
 
     @staticmethod
     def _left_s(view: JobView, cluster: Cluster) -> float:
-        return min(view.remaining_s(view.asked(kind)) for kind in view.kinds(cluster)) / view.job.weight
+        return view.asked_remaining_s(cluster) / view.job.weight
 
     def reason(self, view: JobView, given: Allocation | None) -> str:
         """Its remaining time."""

@@ -18,6 +18,10 @@ NUM_PHASES = 20
 """Pieces of a job in which the worth of a batch is taken as constant."""
 
 
+MOST_DEVICES_OF_A_JOB = 4096
+"""Devices up to which more are considered for a job that asks for fewer."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
     """What a job has already when a simulation begins.
@@ -64,6 +68,7 @@ class RunningJob:
     current: Allocation | None = None
     placement: Placement = ()
     since_s: float = 0.0
+    _waiting: JobView | None = None
     _curves: dict[tuple[bool, float], dict[str, RateCurve]] = field(default_factory=dict)
 
     def stand(self, standing: Standing) -> None:
@@ -95,7 +100,15 @@ class RunningJob:
         return now_s < self.held_until_s
 
     def view(self, cluster: Cluster, adapts_batch: bool, now_s: float) -> JobView:
-        """What a policy is told."""
+        """What a policy is told; the same object as long as the job waits."""
+        if self.current is not None:
+            self._waiting = None
+            return self._view(cluster, adapts_batch, now_s)
+        if self._waiting is None:
+            self._waiting = self._view(cluster, adapts_batch, now_s)
+        return self._waiting
+
+    def _view(self, cluster: Cluster, adapts_batch: bool, now_s: float) -> JobView:
         left, progress = self._forecast()
         is_parallel = isinstance(self.job.training, DataParallelTraining)
         return JobView(
@@ -141,7 +154,7 @@ class RunningJob:
     def _curve(self, cluster: Cluster, kind: int, adapts_batch: bool, phase: float) -> RateCurve:
         group, training = cluster.groups[kind], self._parallel
         most = self.job.max_workers if self.job.is_elastic else self.job.num_workers
-        most = min(group.num_devices, most)
+        most = min(group.num_devices, most, max(self.job.num_workers, MOST_DEVICES_OF_A_JOB))
         fixed = (training.batch_size, training.batch_size)
         curve = rate_curve(
             training.speeds[group.device],
@@ -171,8 +184,17 @@ class RunningJob:
         speed = training.speeds[given.device](given.num_workers, len(self.placement), batch)
         return speed if training.efficiency is None else speed * training.efficiency(batch, self.phase)
 
+    @property
+    def has_phases(self) -> bool:
+        """Whether what a policy is told of it changes with its progress other than by the work done."""
+        both = (self.job.training, self.actual.training)
+        is_changing = any(isinstance(t, DataParallelTraining) and t.efficiency is not None for t in both)
+        return is_changing or self.job.forecast is not None
+
     def next_phase_samples(self) -> float:
         """Work until the next phase or the end."""
+        if not self.has_phases:
+            return self.left_samples
         phase_samples = self.actual.work_samples / NUM_PHASES
         into_phase = self.done_samples - self.phase * self.actual.work_samples
         return min(self.left_samples, phase_samples - into_phase)

@@ -262,7 +262,7 @@ class _Simulation:
                 continue
             phase = state.phase
             self._run(state, now_s, end_s)
-            is_changed |= state.phase != phase
+            is_changed |= state.has_phases and state.phase != phase
         ended = [state for state in self.active if isfinite(state.end_s)]
         for state in sorted(ended, key=lambda s: (s.end_s, s.order)):
             self._close_stretch(state, state.end_s)
