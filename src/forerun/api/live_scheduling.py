@@ -11,8 +11,8 @@ from typing import Any
 
 from forerun.api.live_sources import read_live_cluster
 from forerun.api.predicted_speeds import Links
-from forerun.api.schedule_jobs import KnownJob, known_jobs
-from forerun.api.scheduling import draws_of, entries_of, finish_times, schedule_notes
+from forerun.api.schedule_jobs import KnownJob, Say, known_jobs
+from forerun.api.scheduling import draws_of, entries_of, finish_times, schedule_notes, simulation_progress
 from forerun.errors import FailureError, InvalidSetupError, RecordError, UnknownDeviceError, UsageError
 from forerun.hardware.catalogue import find_device
 from forerun.prediction.estimate import Interval
@@ -25,7 +25,7 @@ from forerun.scheduler.live_commands import Action, action_of, commands_for
 from forerun.scheduler.placement import NodeShare, Placement
 from forerun.scheduler.policy import find_policy
 from forerun.scheduler.running_job import Standing
-from forerun.scheduler.simulation import Progress, SimulationOptions, simulate
+from forerun.scheduler.simulation import SimulationOptions, simulate
 
 __all__ = ["JobAdvice", "LiveSchedule", "apply_commands", "schedule_live"]
 
@@ -108,7 +108,7 @@ def schedule_live(
     seed: int = 0,
     intra: str | None = None,
     inter: str | None = None,
-    say: Progress | None = None,
+    say: Say | None = None,
 ) -> LiveSchedule:
     """Who should have which devices of a running cluster, when each job is done then, and what to type for that.
 
@@ -123,7 +123,7 @@ def schedule_live(
         round_s: Time between two decisions [s].
         seed: Of the draws behind the intervals.
         intra, inter: Links for jobs whose speed is predicted, as in ``schedule``.
-        say: Told how many jobs of the simulation are done, of how many.
+        say: Told what is being done, a few words at a time.
 
     Raises:
         UsageError: The question must be changed, or a job's fields cannot be meant.
@@ -143,7 +143,8 @@ def schedule_live(
         return _nothing(live, found, chosen.name)
     standing = {job.name: _standing(job, item, found) for job, item in zip(live.jobs, known, strict=False) if job.is_running}
     options = SimulationOptions(round_s=round_s, seed=seed)
-    main = simulate([k.job for k in known], found.cluster, chosen, options, standing=standing, say=say)
+    words = simulation_progress(chosen.name, say)
+    main = simulate([k.job for k in known], found.cluster, chosen, options, standing=standing, say=words)
     draws = draws_of(known, found.cluster, chosen, options, standing)
     ends = {finish.job: finish.finish_s for finish in finish_times(main, draws)}
     scripts = {entry.name: entry.script for entry in new}

@@ -7,13 +7,20 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["TABLE_WIDTH_IN_A_PIPE", "page_width", "print_json", "print_page", "quiet_libraries"]
+__all__ = [
+    "TABLE_WIDTH_IN_A_PIPE",
+    "page_width",
+    "print_json",
+    "print_page",
+    "progress_line",
+    "quiet_libraries",
+]
 
 TABLE_WIDTH_IN_A_PIPE = 140
 """A pipe has no width; wide enough that a line of a table stays one line for grep."""
@@ -37,6 +44,18 @@ def print_page(page: RenderableType, width: int) -> None:
 
     console = Console(width=width, markup=False, highlight=False, emoji=False, soft_wrap=False)
     console.print(page)
+
+
+@contextlib.contextmanager
+def progress_line() -> Iterator[Callable[[str], None] | None]:
+    """Says what is being done, on one line of stderr that is rewritten and taken away; None where nobody looks."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("", spinner="line") as status:
+        yield status.update
 
 
 @contextlib.contextmanager

@@ -102,7 +102,9 @@ def _slurm(action: Action) -> list[str]:
         return [] if job.details.get("held") else [f"scontrol hold {name}"]
     names = ",".join(node for node, _ in action.nodes)
     per_node = max(number for _, number in action.nodes)
-    kind = f":{action.device}" if action.device and action.device != "gpu" else ""
+    # A job that asks for GPUs of no kind cannot be changed to a kind: its node says which it gets.
+    is_typed = action.device != "gpu" and (bool(job.device) or action.kind is ActionKind.SUBMIT)
+    kind = f":{action.device}" if is_typed else ""
     if action.kind is ActionKind.SUBMIT:
         return [
             f"sbatch --job-name={name} --nodes={len(action.nodes)} --gres=gpu{kind}:{per_node} "

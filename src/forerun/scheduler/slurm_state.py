@@ -87,7 +87,8 @@ def _job(row: Mapping[str, Any], now_s: float, notes: list[str]) -> LiveJob | No
     shares = [sum(one.values()) for one in had] or [number // max(1, len(names))] * len(names)
     start_s = _number(row.get("start_time"), 0.0)
     limit_min = _number(row.get("time_limit"), inf)
-    only = next((kind for kind in kinds if kind != "gpu"), "") if is_running else next(iter(asked), "")
+    # What it has may be of a kind that it did not ask for.
+    only = next(iter(asked or kinds), "")
     return LiveJob(
         name=name,
         title=str(row.get("name") or name),
