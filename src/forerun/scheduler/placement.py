@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from forerun.scheduler.cluster import Cluster
 from forerun.scheduler.job import Allocation, Job, ServerTraining, training_demand
 
-__all__ = ["NodeShare", "Placement", "Placer", "first_fit", "pack", "transfer_time_s"]
+__all__ = ["NodeShare", "Placement", "Placer", "first_fit", "free_nodes", "pack", "transfer_time_s"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +86,14 @@ def first_fit(
     return placed
 
 
+def free_nodes(cluster: Cluster, jobs: Mapping[str, Job], placed: Mapping[str, Placement]) -> _Nodes:
+    """What is free on every node beside jobs that are placed."""
+    state = _Nodes(cluster, jobs)
+    for name, placement in placed.items():
+        state.keep(jobs[name], placement)
+    return state
+
+
 class _Nodes:
     """Free devices, cores and memory of every node."""
 
@@ -112,6 +120,11 @@ class _Nodes:
         for share in placement:
             self._take(job, share)
         return placement
+
+    def give_back(self, job: Job, placement: Placement) -> None:
+        """Frees the room of a job again."""
+        for share in placement:
+            self._take(job, share, sign=-1)
 
     def fewest_nodes(self, job: Job, given: Allocation) -> Placement:
         """Devices on as few nodes as possible, leaving the least odd room behind; empty if there is no room."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from forerun.errors import FailureError, InvalidSetupError
 from forerun.scheduler.cluster import Cluster
+from forerun.scheduler.consolidation import consolidate
 from forerun.scheduler.events import Decision, Event, EventKind, JobOutcome, SimulatedSchedule, Stretch
 from forerun.scheduler.forecast_error import NO_ERROR, ForecastError
 from forerun.scheduler.job import Allocation, DataParallelTraining, Job, check_jobs
@@ -159,6 +160,7 @@ class _Simulation:
             end_s = self._next_round_s(now_s)
             self._fail_nodes(now_s, end_s)
             is_changed = self._advance(now_s, end_s)
+            is_changed |= any(now_s < state.held_until_s <= end_s for state in self.active)
             now_s = end_s
         raise FailureError(
             f"{len(self.active)} jobs were not done after {_MOST_ROUNDS:,} rounds; use longer rounds"
@@ -206,6 +208,7 @@ class _Simulation:
             if self.by_name[name].current == allocation
         }
         placed = self.options.placer(self.cluster, self.jobs, given, kept)
+        consolidate(views, self.cluster, self.jobs, given, placed)
         self.decision_s.append(time.perf_counter() - begin)
         for state in self.active:
             self._apply(state, given.get(state.job.name), placed.get(state.job.name, ()), now_s)

@@ -72,9 +72,7 @@ class _Changes:
             free.take(view.job, view.current)
         gain_s = {view.job.name: self._own_gain_s(view) for view in self.changed}
         paid: set[str] = set()
-        self.victims = sorted(
-            (view for view in self.changed if gain_s[view.job.name] <= 0), key=lambda v: -self._left_s(v)
-        )
+        self.victims = sorted(filter(self._is_worse_off, self.changed), key=lambda v: -self._left_s(v))
         self.waits: dict[str, float] = {}
         for view in self._takers(gain_s):
             wanted = self.given[view.job.name]
@@ -103,6 +101,11 @@ class _Changes:
         return [
             by_name[name] for name in self.given if by_name[name].current is None or gain_s.get(name, 0.0) > 0
         ]
+
+    def _is_worse_off(self, view: JobView) -> bool:
+        """Whether a running job would be slower, so that it is for others that it changes."""
+        wanted = self.given.get(view.job.name)
+        return wanted is None or view.remaining_s(wanted) > self._left_s(view)
 
     def _own_gain_s(self, view: JobView) -> float:
         """Time that a running job saves by its change, its restart paid twice [s]."""
