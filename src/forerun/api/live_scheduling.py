@@ -33,6 +33,9 @@ LIMIT_SPREAD = 0.5
 """Standard deviation of the logarithm of a job's time where nothing but its limit is known: owners ask for much more."""
 
 
+_PATIENCE_S = 120.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobAdvice:
     """What one job has and should have.
@@ -225,14 +228,21 @@ def _catalogue_name(name: str) -> str:
 def _known(
     live: LiveCluster, new: Sequence[JobEntry], found: _Devices, links: Links
 ) -> tuple[list[KnownJob], list[str]]:
-    rows = [_row(job) for job in live.jobs]
-    entries = [check_entries([row], f"{live.system}, job {row['name']}")[0] for row in rows]
+    entries = [_entry(job, live.system) for job in live.jobs]
     known = known_jobs([*entries, *new], found.cluster, links)
     by_limit = [job.name for job in live.jobs if not _has_speed(job)]
     for i, job in enumerate(live.jobs):
         known[i] = _as_it_runs(known[i], job, found)
     notes = [f"by its time limit, for it says nothing of its speed: {', '.join(by_limit)}"] if by_limit else []
     return known, notes
+
+
+def _entry(job: LiveJob, system: str) -> JobEntry:
+    try:
+        return check_entries([_row(job)], system)[0]
+    except InvalidSetupError as error:
+        why = str(error).removeprefix(f"{system}, job 1 ('{job.name}'): ")
+        raise InvalidSetupError(f"{system}, job {job.name}: {why}") from error
 
 
 def _has_speed(job: LiveJob) -> bool:
@@ -319,7 +329,11 @@ def apply_commands(advice: LiveSchedule) -> list[str]:
     """
     said = []
     for number, line in enumerate(advice.commands, start=1):
-        done = subprocess.run(["/bin/sh", "-c", line], capture_output=True, text=True, check=False)  # noqa: S603
+        command = ["/bin/sh", "-c", line]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_PATIENCE_S)  # noqa: S603
+        except subprocess.TimeoutExpired as error:
+            raise FailureError(f"'{line}' was not done within {_PATIENCE_S:.0f} s; look how the cluster is") from error
         if done.returncode:
             why = (done.stderr.strip().splitlines() or ["no message"])[-1]
             left = len(advice.commands) - number
