@@ -64,7 +64,9 @@ def slurm(*words: str) -> str:
 @contextmanager
 def small_slurm(folder: Path) -> Iterator[None]:
     """Daemons as root, without systemd; SLURM_CONF names them as long as they run."""
-    missing = [name for name in _PROGRAMS if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") is None]
+    missing = [
+        name for name in _PROGRAMS if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") is None
+    ]
     if missing:
         pytest.skip(f"needs Slurm: apt-get install slurm-wlm munge ({', '.join(missing)} is not installed)")
     if os.geteuid() != 0:
@@ -112,5 +114,7 @@ def small_slurm(folder: Path) -> Iterator[None]:
 
 
 def _states() -> str:
-    found = subprocess.run(["sinfo", "-h", "-o", "%T"], capture_output=True, text=True, check=False, timeout=60)
+    found = subprocess.run(
+        ["sinfo", "-h", "-o", "%T"], capture_output=True, text=True, check=False, timeout=60
+    )
     return found.stdout

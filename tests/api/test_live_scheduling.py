@@ -75,7 +75,9 @@ def test_recorded_kubernetes_and_ray(tmp_path):
     # A short job of Kueue's queue takes the place of one of days.
     assert actions(kube) == {"ml/long": "stop", "ml/short": "start"}
     assert (kube.cluster, kube.jobs[0].action.device) == ("1x2xt4", "tesla-t4")
-    ray = schedule_live(document(tmp_path, {"ray_jobs": RAY_JOBS, "ray_nodes": RAY_NODES, "read_at_s": NOW_S}))
+    ray = schedule_live(
+        document(tmp_path, {"ray_jobs": RAY_JOBS, "ray_nodes": RAY_NODES, "read_at_s": NOW_S})
+    )
     assert actions(ray) == {"run": "stop", "next": "start"}
     assert ray.commands[0] == "ray job stop run"
 
@@ -89,11 +91,19 @@ def test_recorded_kubernetes_and_ray(tmp_path):
             r"job 8 \('waits'\) says neither how fast it is nor how long it may run",
         ),
         (
-            recorded_slurm(squeue={"jobs": [{**SQUEUE["jobs"][0], "comment": "forerun points=1:100 batch_size=1 stps=5"}]}),
+            recorded_slurm(
+                squeue={
+                    "jobs": [{**SQUEUE["jobs"][0], "comment": "forerun points=1:100 batch_size=1 stps=5"}]
+                }
+            ),
             InvalidSetupError,
             "slurm, job 7: unknown column 'stps'; did you mean .*steps",
         ),
-        (recorded_slurm(sinfo={"nodes": SINFO["nodes"][2:]}), RecordError, "expected nodes with GPUs that take jobs"),
+        (
+            recorded_slurm(sinfo={"nodes": SINFO["nodes"][2:]}),
+            RecordError,
+            "expected nodes with GPUs that take jobs",
+        ),
         ({"jobs": []}, RecordError, "expected an object with squeue and sinfo"),
     ],
 )
@@ -106,12 +116,14 @@ def test_what_cannot_be_weighed_is_one_clear_line(tmp_path, content, error, mess
 def test_a_file_that_is_cut_off_or_not_there(tmp_path):
     path = Path(document(tmp_path, recorded_slurm()))
     path.write_text(path.read_text(encoding="utf-8")[:300], encoding="utf-8")
-    with pytest.raises(RecordError, match=r"cluster\.json is no whole JSON document: it ends after 300 characters"):
+    with pytest.raises(
+        RecordError, match=r"cluster\.json is no whole JSON document: it ends after 300 characters"
+    ):
         schedule_live(str(path))
     with pytest.raises(UsageError, match="expected slurm, ray, ray:URL, kubernetes or a file"):
         schedule_live("slrum")
+    row = {"name": "new", "points": "1:100", "batch_size": 10, "steps": 600}
     with pytest.raises(UsageError, match="needs an image"):
-        row = {"name": "new", "points": "1:100", "batch_size": 10, "steps": 600}
         schedule_live(document(tmp_path, KUBECTL), [row])
 
 
@@ -119,7 +131,7 @@ def test_a_system_that_is_not_there(monkeypatch):
     monkeypatch.setenv("PATH", "")
     with pytest.raises(FailureError, match="'squeue' is not installed here; run this where it is, or save"):
         schedule_live("slurm")
-    with pytest.raises(FailureError, match="Ray's dashboard at http://127.0.0.1:9 does not answer"):
+    with pytest.raises(FailureError, match=r"Ray's dashboard at http://127\.0\.0\.1:9 does not answer"):
         schedule_live("ray:http://127.0.0.1:9")
 
 
@@ -134,7 +146,17 @@ def test_a_real_slurm_is_read_advised_and_changed(tmp_path):
         wait_for(lambda: slurm("squeue", "-h", "-t", "R", "-o", "%j") == "long\n", "the long job")
         for kind, name in (("gpu", "short"), ("gpu:t4", "typed")):
             slurm(
-                *("sbatch", "--chdir", str(tmp_path), "-J", name, "-t", "30", f"--gres={kind}:1", "--comment"),
+                *(
+                    "sbatch",
+                    "--chdir",
+                    str(tmp_path),
+                    "-J",
+                    name,
+                    "-t",
+                    "30",
+                    f"--gres={kind}:1",
+                    "--comment",
+                ),
                 f"{fields} points=1:100 steps=3000",
                 *("--wrap", "sleep 900"),
             )
@@ -147,7 +169,10 @@ def test_a_real_slurm_is_read_advised_and_changed(tmp_path):
         # Nothing was run for that.
         assert slurm("squeue", "-h", "-t", "R", "-o", "%j") == "long\n"
         apply_commands(advice)
-        wait_for(lambda: sorted(slurm("squeue", "-h", "-t", "R", "-o", "%j").split()) == ["short", "typed"], "the others")
+        wait_for(
+            lambda: sorted(slurm("squeue", "-h", "-t", "R", "-o", "%j").split()) == ["short", "typed"],
+            "the others",
+        )
         settled = schedule_live("slurm")
         assert {item.title: str(item.action.kind) for item in settled.jobs} == {
             "long": "wait",

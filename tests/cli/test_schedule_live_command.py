@@ -21,7 +21,12 @@ def recorded(tmp_path):
 def test_the_page_ends_in_commands_that_were_not_run(recorded):
     result = invoke("schedule", "--from", recorded)
     assert result.exit_code == 0, result.output
-    for words in ("slurm, 1x4xt4+1x2xt4, policy foresight", "keeps", "start", "To bring it about (nothing was run)"):
+    for words in (
+        "slurm, 1x4xt4+1x2xt4, policy foresight",
+        "keeps",
+        "start",
+        "To bring it about (nothing was run)",
+    ):
         assert words in result.output
     assert result.stdout.splitlines()[-1] == "scontrol release 8"
 
@@ -69,5 +74,7 @@ def test_a_document_that_is_cut_off_is_one_line_and_status_1(recorded):
     path.write_text(path.read_text(encoding="utf-8")[:500], encoding="utf-8")
     result = invoke("schedule", "--from", recorded)
     assert result.exit_code == 1
-    assert "slurm.json is no whole JSON document: it ends after 500 characters, in the middle" in result.stderr
+    assert (
+        "slurm.json is no whole JSON document: it ends after 500 characters, in the middle" in result.stderr
+    )
     assert len(result.stderr.strip().splitlines()) == 1

@@ -1,5 +1,7 @@
-"""What systems say of their jobs and nodes, cut to the fields that are read; recorded from Slurm 22.05 and written by the
-documentation of the others."""
+"""What systems say of their jobs and nodes, cut to the fields that are read.
+
+Recorded from Slurm 22.05; the others are written by their documentation.
+"""
 
 from typing import Any
 

@@ -37,7 +37,10 @@ def test_a_long_job_does_not_push_a_short_one_off():
 
 
 def test_what_is_held_stays():
-    jobs = [timed("likes", 1000.0, kinds=BOTH, factors=(1.0, 10.0)), timed("same", 1000.0, kinds=BOTH, factors=(1.0, 1.1))]
+    jobs = [
+        timed("likes", 1000.0, kinds=BOTH, factors=(1.0, 10.0)),
+        timed("same", 1000.0, kinds=BOTH, factors=(1.0, 1.1)),
+    ]
     views = [view(j, MIXED, i) for i, j in enumerate(jobs)]
     views[1].is_held = True
     given = {"likes": Allocation("k80", 1), "same": Allocation("v100", 1)}

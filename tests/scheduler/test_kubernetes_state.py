@@ -21,7 +21,11 @@ def test_jobs_and_nodes():
 
 
 def test_a_job_of_volcano():
-    task = {"name": "worker", "replicas": 2, "template": {"spec": {"containers": [{"resources": {"limits": {"nvidia.com/gpu": 1}}}]}}}
+    task = {
+        "name": "worker",
+        "replicas": 2,
+        "template": {"spec": {"containers": [{"resources": {"limits": {"nvidia.com/gpu": 1}}}]}},
+    }
     job = {
         "apiVersion": "batch.volcano.sh/v1alpha1",
         "kind": "Job",
@@ -37,10 +41,19 @@ def test_a_job_of_volcano():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda items: items[:4], "expected nodes with nvidia.com/gpu among the items, got Job; ask for jobs,pods,nodes"),
+        (
+            lambda items: items[:4],
+            "expected nodes with nvidia.com/gpu among the items, got Job; ask for jobs,pods,nodes",
+        ),
         (lambda items: [*items[:4], *items[5:]], "job ml/long runs, but none of its pods is among the items"),
-        (lambda items: [{**items[1], "metadata": {}}, items[-2]], "expected a name in the metadata of every job"),
-        (lambda items: [{**items[1], "spec": {}}, items[-2]], "job short: expected a pod template in its spec, got none"),
+        (
+            lambda items: [{**items[1], "metadata": {}}, items[-2]],
+            "expected a name in the metadata of every job",
+        ),
+        (
+            lambda items: [{**items[1], "spec": {}}, items[-2]],
+            "job short: expected a pod template in its spec, got none",
+        ),
     ],
 )
 def test_documents_that_cannot_be_meant(change, message):

@@ -22,10 +22,15 @@ def test_a_document_that_is_cut_off_is_one_clear_line(text, message):
 
 
 def test_columns_among_annotations_have_a_prefix():
-    found = prefixed_fields({"forerun/model": "resnet50", "forerun.steps": 9, "forerunner": "x", "a/model": "y"})
+    found = prefixed_fields(
+        {"forerun/model": "resnet50", "forerun.steps": 9, "forerunner": "x", "a/model": "y"}
+    )
     assert found == {"model": "resnet50", "steps": "9"}
 
 
 def test_nodes_by_kind_and_size():
-    nodes = [LiveNode(name=n, device=d, num_devices=k) for n, d, k in (("a", "t4", 2), ("b", "l4", 1), ("c", "t4", 4))]
+    nodes = [
+        LiveNode(name=n, device=d, num_devices=k)
+        for n, d, k in (("a", "t4", 2), ("b", "l4", 1), ("c", "t4", 4))
+    ]
     assert [node.name for node in largest_first(nodes)] == ["c", "a", "b"]

@@ -15,7 +15,11 @@ from forerun.scheduler.speed import DataParallelSpeed, SpeedModel
 
 CASES = int(os.environ.get("FORERUN_LAW_CASES", "25"))
 LAW = settings(
-    max_examples=CASES, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], database=None
+    max_examples=CASES,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+    database=None,
 )
 KINDS = ("t4", "v100")
 
@@ -70,7 +74,9 @@ def one_job(draw, cluster: Cluster, *, is_elastic: bool) -> Job:
 def different_jobs(draw, cluster: Cluster, *, is_elastic: bool) -> list[Job]:
     span_s = draw(st.sampled_from([0.0, 3600.0, 36_000.0]))
     return [
-        replace(draw(one_job(cluster, is_elastic=is_elastic)), name=f"j{i}", arrival_s=draw(st.floats(0, span_s)))
+        replace(
+            draw(one_job(cluster, is_elastic=is_elastic)), name=f"j{i}", arrival_s=draw(st.floats(0, span_s))
+        )
         for i in range(draw(st.integers(2, 12)))
     ]
 
@@ -87,7 +93,8 @@ def test_like_jobs_of_one_size_are_served_as_well_as_in_the_order_of_arrival(pol
     of = data.draw(one_job(cluster, is_elastic=False))
     span_s = data.draw(st.sampled_from([0.0, 3600.0, 36_000.0]))
     jobs = [
-        replace(of, name=f"j{i}", arrival_s=data.draw(st.floats(0, span_s))) for i in range(data.draw(st.integers(2, 15)))
+        replace(of, name=f"j{i}", arrival_s=data.draw(st.floats(0, span_s)))
+        for i in range(data.draw(st.integers(2, 15)))
     ]
     assert average_s(policy, jobs, cluster) <= 1.02 * average_s("fifo", jobs, cluster)
 
@@ -106,7 +113,9 @@ def test_faster_devices_do_no_harm(data):
     cluster = data.draw(clusters(most_kinds=1))
     jobs = data.draw(different_jobs(cluster, is_elastic=False))
     faster = [
-        replace(j, training=replace(j.training, speeds={k: Times(s, 2.0) for k, s in j.training.speeds.items()}))
+        replace(
+            j, training=replace(j.training, speeds={k: Times(s, 2.0) for k, s in j.training.speeds.items()})
+        )
         for j in jobs
     ]
     assert average_s("foresight", faster, cluster) <= 1.02 * average_s("foresight", jobs, cluster)
@@ -122,7 +131,9 @@ def test_on_unlike_devices_the_laws_hold_on_average_and_but_for_rare_cases():
         cluster = parse_cluster(f"{chance.integers(1, 4)}x2x{KINDS[0]}+{chance.integers(1, 3)}x2x{KINDS[1]}")
         jobs = []
         for i in range(int(chance.integers(3, 12))):
-            base = DataParallelSpeed(gradient_s=0.02, gradient_per_sample_s=float(10 ** chance.uniform(-3, -1.3)))
+            base = DataParallelSpeed(
+                gradient_s=0.02, gradient_per_sample_s=float(10 ** chance.uniform(-3, -1.3))
+            )
             factors = (1.0, float(10 ** chance.uniform(-0.2, 1)))
             training = DataParallelTraining(
                 speeds={k: Times(base, f) for k, f in zip(KINDS, factors, strict=True)}, batch_size=64.0

@@ -23,7 +23,9 @@ def timed(name, seconds, *, kinds=("t4",), factors=(1.0,), sizes=(1,), **given):
 
 
 def given_to(policy, views, cluster=ONE, **more):
-    return {name: a.num_workers for name, a in decide(find_policy(policy), views, cluster, 0.0, **more).items()}
+    return {
+        name: a.num_workers for name, a in decide(find_policy(policy), views, cluster, 0.0, **more).items()
+    }
 
 
 def running(of, cluster=ONE, device="t4", number=1, order=0):
@@ -105,5 +107,7 @@ def test_a_minimum_run_time_is_honoured(policy):
 
 
 def test_a_minimum_run_time_below_zero_is_refused():
-    with pytest.raises(InvalidSetupError, match="minimum run time must be zero seconds or more, got -1.0 s"):
+    with pytest.raises(
+        InvalidSetupError, match=r"minimum run time must be zero seconds or more, got -1\.0 s"
+    ):
         timed("a", 10.0, min_run_s=-1.0)

@@ -29,7 +29,11 @@ def test_seconds_and_other_names_do_as_well(tmp_path):
     ("text", "devices", "duration_s"),
     [
         # Tiresias' simulator.
-        ("job_id,num_gpu,submit_time,iterations,model_name,duration,interval\n1,4,0,100,vgg16,1200,0\n", 4, 1200.0),
+        (
+            "job_id,num_gpu,submit_time,iterations,model_name,duration,interval\n1,4,0,100,vgg16,1200,0\n",
+            4,
+            1200.0,
+        ),
         # Philly, flattened.
         (
             "jobid,vc,submitted_time,start_time,end_time,num_gpus,status\n"

@@ -30,7 +30,7 @@ from forerun.scheduler.simulation import SimulationOptions, simulate
 __all__ = ["JobAdvice", "LiveSchedule", "apply_commands", "schedule_live"]
 
 LIMIT_SPREAD = 0.5
-"""Standard deviation of the logarithm of a job's time where nothing but its limit is known: owners ask for much more."""
+"""Standard deviation of the logarithm of a job's time where only its limit is known: owners ask for much more."""
 
 
 _PATIENCE_S = 120.0
@@ -125,7 +125,8 @@ def schedule_live(
         policy: Who decides.
         round_s: Time between two decisions [s].
         seed: Of the draws behind the intervals.
-        intra, inter: Links for jobs whose speed is predicted, as in ``schedule``.
+        intra: Link inside a node for jobs whose speed is predicted, as in ``schedule``.
+        inter: Link between nodes for these jobs.
         say: Told what is being done, a few words at a time.
 
     Raises:
@@ -137,14 +138,22 @@ def schedule_live(
     live = read_live_cluster(source)
     new = [] if jobs is None else entries_of(jobs)
     if new and live.system == "kubernetes":
-        raise UsageError("a job for Kubernetes needs an image: create it suspended and it will be read; leave out JOBS")
+        raise UsageError(
+            "a job for Kubernetes needs an image: create it suspended and it will be read; leave out JOBS"
+        )
     if not live.nodes:
-        raise RecordError(f"{live.system}: expected nodes with GPUs that take jobs, got none; {'; '.join(live.notes)}")
+        raise RecordError(
+            f"{live.system}: expected nodes with GPUs that take jobs, got none; {'; '.join(live.notes)}"
+        )
     found = _Devices(live)
     known, notes = _known(live, new, found, Links(intra=intra, inter=inter))
     if not known:
         return _nothing(live, found, chosen.name)
-    standing = {job.name: _standing(job, item, found) for job, item in zip(live.jobs, known, strict=False) if job.is_running}
+    standing = {
+        job.name: _standing(job, item, found)
+        for job, item in zip(live.jobs, known, strict=False)
+        if job.is_running
+    }
     options = SimulationOptions(round_s=round_s, seed=seed)
     words = simulation_progress(chosen.name, say)
     main = simulate([k.job for k in known], found.cluster, chosen, options, standing=standing, say=words)
@@ -152,7 +161,9 @@ def schedule_live(
     ends = {finish.job: finish.finish_s for finish in finish_times(main, draws)}
     scripts = {entry.name: entry.script for entry in new}
     by_name = {job.name: job for job in (*live.jobs, *(_unknown(entry) for entry in new))}
-    advice = tuple(_advice(d, by_name[d.job], found, ends[d.job], scripts.get(d.job, "")) for d in main.first_decisions)
+    advice = tuple(
+        _advice(d, by_name[d.job], found, ends[d.job], scripts.get(d.job, "")) for d in main.first_decisions
+    )
     return LiveSchedule(
         system=live.system,
         cluster=str(found),
@@ -233,7 +244,9 @@ def _known(
     by_limit = [job.name for job in live.jobs if not _has_speed(job)]
     for i, job in enumerate(live.jobs):
         known[i] = _as_it_runs(known[i], job, found)
-    notes = [f"by its time limit, for it says nothing of its speed: {', '.join(by_limit)}"] if by_limit else []
+    notes = (
+        [f"by its time limit, for it says nothing of its speed: {', '.join(by_limit)}"] if by_limit else []
+    )
     return known, notes
 
 
@@ -274,7 +287,7 @@ def _as_it_runs(item: KnownJob, job: LiveJob, found: _Devices) -> KnownJob:
     training = item.job.training
     assert isinstance(training, DataParallelTraining)
     only = found.catalogue_name.get(job.device)
-    if only in training.speeds:
+    if only is not None and only in training.speeds:
         training = replace(training, speeds={only: training.speeds[only]})
     elif job.device:
         raise InvalidSetupError(
@@ -291,7 +304,9 @@ def _standing(job: LiveJob, item: KnownJob, found: _Devices) -> Standing:
     assert isinstance(training, DataParallelTraining)
     number = sum(share.num_workers for share in placement)
     if kind not in training.speeds:
-        raise InvalidSetupError(f"job {job.name} runs on {kind}, its speed is known on {', '.join(training.speeds)}")
+        raise InvalidSetupError(
+            f"job {job.name} runs on {kind}, its speed is known on {', '.join(training.speeds)}"
+        )
     rate = training.speeds[kind](number, len(placement), training.batch_size)
     # A curve says what is left after it, so that none of it is done.
     done = 0.0 if "curve" in job.fields else rate * max(0.0, job.ran_s - item.job.restart_s * _has_speed(job))
@@ -304,9 +319,7 @@ def _unknown(entry: JobEntry) -> LiveJob:
     return LiveJob(name=entry.name, title=entry.name, is_running=False, num_devices=entry.num_devices)
 
 
-def _advice(
-    decision: Decision, job: LiveJob, found: _Devices, finish_s: Interval, script: str
-) -> JobAdvice:
+def _advice(decision: Decision, job: LiveJob, found: _Devices, finish_s: Interval, script: str) -> JobAdvice:
     given = decision.allocation
     nodes = [(found.nodes[share.node].name, share.num_workers) for share in decision.placement]
     device = "" if given is None else found.live_name[given.device]
@@ -331,13 +344,14 @@ def apply_commands(advice: LiveSchedule) -> list[str]:
     for number, line in enumerate(advice.commands, start=1):
         command = ["/bin/sh", "-c", line]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_PATIENCE_S)  # noqa: S603
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_PATIENCE_S)
         except subprocess.TimeoutExpired as error:
-            raise FailureError(f"'{line}' was not done within {_PATIENCE_S:.0f} s; look how the cluster is") from error
+            raise FailureError(
+                f"'{line}' was not done within {_PATIENCE_S:.0f} s; look how the cluster is"
+            ) from error
         if done.returncode:
             why = (done.stderr.strip().splitlines() or ["no message"])[-1]
             left = len(advice.commands) - number
             raise FailureError(f"'{line}' failed: {why}; {left} command(s) after it were not run")
         said += [text for text in (done.stdout.strip(), done.stderr.strip()) if text]
     return said
-

@@ -1,4 +1,4 @@
-"""Documents of a running cluster: from its own commands, from Ray's dashboard, or from a file that holds what they said."""
+"""Documents of a running cluster: from its own commands, from Ray's dashboard, or from a file with what they said."""
 
 from __future__ import annotations
 
@@ -80,13 +80,15 @@ def _printed(command: list[str]) -> Any:
     """The JSON document that a command prints."""
     line = " ".join(command)
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S, check=False)  # noqa: S603
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
     except FileNotFoundError as error:
         raise FailureError(
             f"'{command[0]}' is not installed here; run this where it is, or save what '{line}' prints into a file"
         ) from error
     except subprocess.TimeoutExpired as error:
-        raise FailureError(f"'{line}' gave no answer within {_PATIENCE_S:.0f} s; look whether it works") from error
+        raise FailureError(
+            f"'{line}' gave no answer within {_PATIENCE_S:.0f} s; look whether it works"
+        ) from error
     if done.returncode:
         said = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise FailureError(f"'{line}' failed: {said}")
@@ -97,7 +99,7 @@ def _answered(url: str, path: str) -> Any:
     if not url.startswith(("http://", "https://")):
         raise UsageError(f"expected ray:URL such as ray:{RAY_DASHBOARD}, got 'ray:{url}'")
     try:
-        with urllib.request.urlopen(url.rstrip("/") + path, timeout=_PATIENCE_S) as answer:  # noqa: S310
+        with urllib.request.urlopen(url.rstrip("/") + path, timeout=_PATIENCE_S) as answer:
             text = answer.read().decode("utf-8")
     except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
         raise FailureError(

@@ -95,9 +95,7 @@ def _speed_key(entry: JobEntry) -> Hashable:
     return (entry.model, entry.precision, entry.image_size, entry.optimizer, *asked)
 
 
-def _known(
-    entry: JobEntry, cluster: Cluster, found: tuple[dict[str, SpeedModel], float, str]
-) -> KnownJob:
+def _known(entry: JobEntry, cluster: Cluster, found: tuple[dict[str, SpeedModel], float, str]) -> KnownJob:
     speeds, spread, source = found
     base, most = float(entry.batch_size), float(entry.batch_size_max or entry.batch_size)
     efficiency = None
@@ -141,8 +139,8 @@ def _check_size(job: Job, cluster: Cluster) -> None:
     most = max(group.num_devices for group in groups)
     if job.num_workers > most:
         raise InvalidSetupError(
-            f"job '{job.name}' asks for {job.num_workers} devices of one kind, the cluster has {most}; ask for fewer or "
-            "enlarge the cluster"
+            f"job '{job.name}' asks for {job.num_workers} devices of one kind, the cluster has {most}; ask for fewer "
+            "or enlarge the cluster"
         )
     is_one_size = not (job.is_elastic and job.is_preemptible)
     sizes = [job.num_workers] if is_one_size else range(1, min(job.max_workers, most) + 1)
@@ -152,8 +150,8 @@ def _check_size(job: Job, cluster: Cluster) -> None:
             if n <= group.num_devices and speed(n, -(-n // group.devices_per_node), training.batch_size) > 0:
                 return
     raise InvalidSetupError(
-        f"job '{job.name}': a batch of {training.batch_size:g} runs on none of the numbers of devices that it may have; "
-        "enlarge the batch, which needs a sample for each device, or ask for fewer devices"
+        f"job '{job.name}': a batch of {training.batch_size:g} runs on none of the numbers of devices that it may "
+        "have; enlarge the batch, which needs a sample for each device, or ask for fewer devices"
     )
 
 

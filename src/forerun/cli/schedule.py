@@ -38,7 +38,9 @@ def schedule(
     ] = None,
     watch: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="With --from: look and decide again after each such time, such as 5m."),
+        typer.Option(
+            metavar="TIME", help="With --from: look and decide again after each such time, such as 5m."
+        ),
     ] = None,
     is_applied: Annotated[
         bool, typer.Option("--apply", help="With --from: run the commands. Without it nothing is ever run.")

@@ -82,7 +82,9 @@ def _show(advice: LiveSchedule, is_applied: bool, as_json: bool) -> None:
         print_page(live_page(advice), page_width(_PAGE_WIDTH))
         title = "Running" if is_applied else "To bring it about (nothing was run)"
         # Not through the page: a command that is broken over lines cannot be copied.
-        typer.echo("\n".join(("", title, *advice.commands)) if advice.commands else "\nNothing is to be done.")
+        typer.echo(
+            "\n".join(("", title, *advice.commands)) if advice.commands else "\nNothing is to be done."
+        )
     if is_applied:
         for text in apply_commands(advice):
             typer.echo(text, err=True)

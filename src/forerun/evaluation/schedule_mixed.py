@@ -1,4 +1,4 @@
-"""A trace of rigid jobs on unlike devices: speeds that Gavel measured, sizes and durations as its simulator draws them."""
+"""Jobs of one size on unlike devices: speeds that Gavel measured, sizes and durations as its simulator draws them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Source: stanford-futuredata/gavel, scheduler/utils.py, ``_generate_scale_factor`
 """
 
 _JOBS_PER_HOUR = 4.0
-"""Three quarters of what the 72 devices can do, by a count of the drawn device hours."""
+"""Enough that jobs queue: first come, first served, the median job takes forty hours instead of four."""
 
 _RESTART_S = 60.0
 

@@ -11,6 +11,12 @@ import numpy as np
 
 from forerun.evaluation.placement_study import PlacementResult, placement_study
 from forerun.evaluation.schedule_applications import read_applications
+from forerun.evaluation.schedule_mixed import (
+    GAVEL_CLUSTER,
+    GAVEL_ROUND_S,
+    draw_mixed_jobs,
+    read_gavel_speeds,
+)
 from forerun.evaluation.schedule_workloads import Workload, draw_workload, read_philly
 from forerun.evaluation.server_schedule_study import ServerStudyRow, server_study
 from forerun.scheduler.cluster import Cluster, NodeGroup, parse_cluster
@@ -57,6 +63,8 @@ _FORECAST = ("srtf", "optimus", "normalised", "pollux", "sia", "foresight")
 _CHECKED = ("srtf", "optimus", "normalised", "pollux", "foresight")
 _ERRED = ("optimus", "srtf", "pollux", "foresight")
 _MIXED = ("sia", "foresight", "pollux", "srtf", "equal")
+
+_GAVEL = ("sia", "foresight", "pollux", "srtf", "fifo")
 
 Progress = Callable[[str], None]
 
@@ -110,6 +118,7 @@ class ScheduleResults:
         bursts: The same with the arrivals of single days.
         errors: Average completion [s] on workloads 0 to 3 by policy, by kind of error ("speed", "work") and by spread.
         mixed: Policies on unlike devices, workloads 0 to 3.
+        gavel: Policies on jobs of one size and unlike devices, draws 0 to 3.
         servers: Optimus in its own setting, by number of servers (machines).
         placement: The theorem beside first fit, and parameters on servers.
         scale: Times of large decisions.
@@ -120,6 +129,7 @@ class ScheduleResults:
     bursts: tuple[PolicyRow, ...]
     errors: Mapping[str, Mapping[str, Mapping[float, float]]]
     mixed: tuple[PolicyRow, ...]
+    gavel: tuple[PolicyRow, ...]
     servers: Mapping[int, tuple[ServerStudyRow, ...]]
     placement: PlacementResult
     scale: tuple[ScaleRow, ...]
@@ -154,6 +164,8 @@ def schedule_study(folder: Path, say: Progress, quick: bool = False) -> Schedule
     errors = {name: _errors(known[: len(few)], name) for name in _ERRED}
     say("schedule: unlike devices")
     mixed = _rows(draw.workloads(few, "t4"), MIXED_CLUSTER, left(_MIXED), forecast=False)
+    say("schedule: jobs of one size on unlike devices")
+    gavel = _gavel_rows(folder, few, left(_GAVEL))
     say("schedule: parameter servers, placement, large scale")
     servers = {number: tuple(server_study(folder, number, len(seeds))) for number in (13, 20, 30, 45)}
     return ScheduleResults(
@@ -162,6 +174,7 @@ def schedule_study(folder: Path, say: Progress, quick: bool = False) -> Schedule
         bursts=tuple(bursts),
         errors=errors,
         mixed=tuple(mixed),
+        gavel=tuple(gavel),
         servers=servers,
         placement=placement_study(),
         scale=(*allocation_time(), *trace_time(folder)),
@@ -204,6 +217,18 @@ def _replay(
     jobs = list((workload.forecast if forecast else workload.actual).values())
     options = SimulationOptions(seed=workload.seed, error=error or ForecastError())
     return simulate(jobs, cluster, find_policy(policy), options, workload.actual).metrics
+
+
+def _gavel_rows(folder: Path, seeds: Sequence[int], policies: Sequence[str]) -> list[PolicyRow]:
+    speeds, cluster = read_gavel_speeds(folder), parse_cluster(GAVEL_CLUSTER)
+    options = SimulationOptions(round_s=GAVEL_ROUND_S)
+    rows = []
+    for name in policies:
+        found = [
+            simulate(draw_mixed_jobs(speeds, seed), cluster, find_policy(name), options) for seed in seeds
+        ]
+        rows.append(PolicyRow(policy=name, forecast=False, metrics=tuple(one.metrics for one in found)))
+    return rows
 
 
 def _errors(workloads: Sequence[Workload], policy: str) -> dict[str, dict[float, float]]:

@@ -28,8 +28,8 @@ _WORDS = {
 def live_page(advice: LiveSchedule) -> RenderableType:
     """What each job has and should have, when it is done then, and what the advice rests on."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for title in ("job", "has", "should", "get", "done after", "90 % interval", "why"):
-        table.add_column(title, justify="right" if title == "done after" else "left", overflow="fold")
+    for column in ("job", "has", "should", "get", "done after", "90 % interval", "why"):
+        table.add_column(column, justify="right" if column == "done after" else "left", overflow="fold")
     for item in advice.jobs:
         table.add_row(
             Text(item.job if item.job.endswith(item.title) else f"{item.job} {item.title}"),

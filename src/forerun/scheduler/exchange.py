@@ -17,9 +17,9 @@ _MOST_COMPARED = 40
 def exchange_kinds(jobs: Sequence[JobView], given: dict[str, Allocation]) -> None:
     """Lets pairs of jobs with equally many devices change their kinds where that pays, in place.
 
-    The job that would come to the faster kind gains no more than what it loses until the other is done, for then it could
-    move there by itself: with r the time left on its own and on the other kind, t the other job's time on the kind
-    in question and S the restart of a move,
+    The job that would come to the faster kind gains no more than what it loses until the other is done, for then it
+    could move there by itself: with r the time left on its own and on the other kind, t the other job's time on the
+    kind in question and S the restart of a move,
 
         gain = min(r_slow - r_fast, t * (1 - r_fast / r_slow) + S)
 

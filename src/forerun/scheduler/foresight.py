@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from math import inf
 
 from forerun.scheduler.cluster import Cluster
-from forerun.scheduler.exchange import exchange_kinds
 from forerun.scheduler.greedy import grow, start_all
 from forerun.scheduler.job import Allocation
 from forerun.scheduler.marginal_gain import minus_slowness, speedup_reason
@@ -47,8 +46,6 @@ class Foresight:
         free = FreeResources(cluster)
         shortest_first = sorted(jobs, key=lambda v: (v.least_remaining_s / v.job.weight, v.order))
         given = start_all(shortest_first, cluster, free)
-        if len(cluster.groups) > 1:
-            exchange_kinds(shortest_first, given)
         grow(jobs, cluster, free, given, self._utility, one_at_a_time=False)
         changed = self._keep_what_does_not_pay(jobs, free, given)
         grow(changed, cluster, free, given, self._utility, one_at_a_time=False)
@@ -70,9 +67,7 @@ class Foresight:
         kept: list[tuple[float, JobView, Allocation, Allocation]] = []
         for view in jobs:
             present, wanted = view.current, given.get(view.job.name)
-            if wanted is None or present is None:
-                changed.append(view)
-            elif wanted != present and self._pays(view, present, wanted):
+            if wanted is None or present is None or wanted != present and self._pays(view, present, wanted):
                 changed.append(view)
             elif wanted != present:
                 more = wanted.num_workers - present.num_workers

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from forerun.scheduler.cluster import Cluster
+from forerun.scheduler.exchange import exchange_kinds
 from forerun.scheduler.job import Allocation, ServerTraining
 from forerun.scheduler.policy import FreeResources, JobView, hold
 
@@ -24,7 +25,8 @@ _LEAST_SHARE = 1e-9
 def start_all(jobs: Iterable[JobView], cluster: Cluster, free: FreeResources) -> dict[str, Allocation]:
     """Gives each job in turn the least it can run with, on the kind of devices where it would be done first.
 
-    A running job weighs its restart in before it changes the kind. Jobs that are held come first, with what they have.
+    A running job weighs its restart in before it changes the kind; pairs of jobs that are better off with each other's
+    kind exchange them. Jobs that are held come first, with what they have.
     """
     jobs = list(jobs)
     given = hold(jobs, free)
@@ -38,6 +40,8 @@ def start_all(jobs: Iterable[JobView], cluster: Cluster, free: FreeResources) ->
         if found is not None:
             free.take(view.job, found)
             given[view.job.name] = found
+    if len(cluster.groups) > 1:
+        exchange_kinds(jobs, given)
     return given
 
 

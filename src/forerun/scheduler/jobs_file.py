@@ -131,7 +131,9 @@ class JobEntry(BaseModel):
         if not self.preemptible and self.min_run:
             raise ValueError("min_run says nothing of a job with preemptible: false, which runs to its end")
         if self.deadline is not None and self.deadline <= self.arrival:
-            raise ValueError(f"the deadline at {self.deadline:g} s must be after the arrival at {self.arrival:g} s")
+            raise ValueError(
+                f"the deadline at {self.deadline:g} s must be after the arrival at {self.arrival:g} s"
+            )
         return self
 
 

@@ -58,7 +58,11 @@ def _pods_by_job(pods: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], lis
     found: dict[tuple[str, str], list[tuple[str, int]]] = {}
     for pod in pods:
         labels = _at(pod, "metadata", "labels") or {}
-        job = labels.get("batch.kubernetes.io/job-name") or labels.get("job-name") or labels.get("volcano.sh/job-name")
+        job = (
+            labels.get("batch.kubernetes.io/job-name")
+            or labels.get("job-name")
+            or labels.get("volcano.sh/job-name")
+        )
         node, phase = _at(pod, "spec", "nodeName"), _at(pod, "status", "phase")
         if job and node and phase in ("Running", "Pending"):
             key = (str(_at(pod, "metadata", "namespace") or "default"), str(job))
@@ -84,7 +88,11 @@ def _job(
     shares: dict[str, int] = {}
     for node, devices in pods.get((namespace, str(name)), []):
         shares[node] = shares.get(node, 0) + devices
-    is_running = bool(shares) or bool(_at(item, "status", "active")) or _at(item, "status", "state", "phase") == "Running"
+    is_running = (
+        bool(shares)
+        or bool(_at(item, "status", "active"))
+        or _at(item, "status", "state", "phase") == "Running"
+    )
     started = _at(item, "status", "startTime") or _at(item, "status", "state", "lastTransitionTime")
     limit = _at(item, "spec", "activeDeadlineSeconds")
     if is_running and not shares:
@@ -114,7 +122,9 @@ def _asked(item: Mapping[str, Any], name: str) -> tuple[int, int, str]:
     """Devices of all pods together, pods, and the name of the task whose replicas count (Volcano)."""
     tasks = _at(item, "spec", "tasks")
     if isinstance(tasks, list):
-        number = [(int(task.get("replicas", 1)), _gpus(_at(task, "template", "spec") or {})) for task in tasks]
+        number = [
+            (int(task.get("replicas", 1)), _gpus(_at(task, "template", "spec") or {})) for task in tasks
+        ]
         first = next((i for i, (_, gpus) in enumerate(number) if gpus), 0)
         total = sum(replicas * gpus for replicas, gpus in number)
         return total, number[first][0] if number else 1, str(tasks[first].get("name", "")) if tasks else ""
@@ -127,8 +137,16 @@ def _asked(item: Mapping[str, Any], name: str) -> tuple[int, int, str]:
 
 def _is_over(item: Mapping[str, Any]) -> bool:
     conditions = _at(item, "status", "conditions") or []
-    done = {one.get("type") for one in conditions if str(one.get("status")) == "True"} & {"Complete", "Failed"}
-    return bool(done) or _at(item, "status", "state", "phase") in ("Completed", "Failed", "Aborted", "Terminated")
+    done = {one.get("type") for one in conditions if str(one.get("status")) == "True"} & {
+        "Complete",
+        "Failed",
+    }
+    return bool(done) or _at(item, "status", "state", "phase") in (
+        "Completed",
+        "Failed",
+        "Aborted",
+        "Terminated",
+    )
 
 
 def _gpus(pod: Mapping[str, Any]) -> int:

@@ -136,12 +136,16 @@ def fields_of_text(text: str, job: str) -> dict[str, str]:
     try:
         words = shlex.split(rest)
     except ValueError as error:
-        raise RecordError(f"job {job}: its comment cannot be read: {error}; close the quotation mark") from error
+        raise RecordError(
+            f"job {job}: its comment cannot be read: {error}; close the quotation mark"
+        ) from error
     found = {}
     for word in words:
         name, mark, value = word.partition("=")
         if not (mark and name and value):
-            raise RecordError(f"job {job}: expected name=value in its comment, got '{word}'; quote values with spaces")
+            raise RecordError(
+                f"job {job}: expected name=value in its comment, got '{word}'; quote values with spaces"
+            )
         found[name] = value
     return found
 

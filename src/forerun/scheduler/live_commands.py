@@ -149,7 +149,7 @@ def _next_name(name: str) -> str:
 
 
 def _kubernetes(action: Action) -> list[str]:
-    """Jobs are suspended and resumed, those of Kueue put before others in its queue, those of Volcano by its commands."""
+    """Jobs are suspended and resumed; those of Kueue are put before others in its queue, Volcano has commands."""
     job = action.job
     namespace, _, name = job.name.partition("/")
     is_volcano = job.details.get("api", "").startswith("batch.volcano.sh")
@@ -159,7 +159,9 @@ def _kubernetes(action: Action) -> list[str]:
         return _volcano(action, to, name)
     if action.kind in (ActionKind.STOP, ActionKind.WAIT):
         stopped = {"spec": {"suspend": True}}
-        return [f"{to} patch {kind} {shlex.quote(name)} --type merge --patch {shlex.quote(json.dumps(stopped))}"]
+        return [
+            f"{to} patch {kind} {shlex.quote(name)} --type merge --patch {shlex.quote(json.dumps(stopped))}"
+        ]
     pods = max(1, action.num_devices // max(1, int(job.details.get("per_pod", "1"))))
     patch: dict[str, object] = {"spec": {"parallelism": pods}}
     if not job.details.get("queue"):

@@ -168,16 +168,16 @@ class Policy(Protocol):
     """
 
     @property
-    def name(self) -> str: ...  # noqa: D102
+    def name(self) -> str: ...
 
     @property
-    def title(self) -> str: ...  # noqa: D102
+    def title(self) -> str: ...
 
     @property
-    def adapts_batch(self) -> bool: ...  # noqa: D102
+    def adapts_batch(self) -> bool: ...
 
     @property
-    def is_stable(self) -> bool: ...  # noqa: D102
+    def is_stable(self) -> bool: ...
 
     def allocate(self, jobs: Sequence[JobView], cluster: Cluster, now_s: float) -> dict[str, Allocation]:
         """What each job is given from now on; a job that is absent waits.
@@ -230,7 +230,7 @@ def find_policy(name: str) -> Policy:
 
 def _load_policies() -> None:
     # Each module registers its own on import.
-    from forerun.scheduler import (  # noqa: F401
+    from forerun.scheduler import (
         deadline,
         fair_policies,
         foresight,

@@ -35,7 +35,9 @@ def ray_cluster(jobs: Any, nodes: Any, now_s: float) -> LiveCluster:
     found = []
     for row in wanted_list({"jobs": jobs}, "jobs", "Ray's /api/jobs/"):
         if "status" not in row:
-            raise RecordError(f"Ray's /api/jobs/: expected the status of every job, got {', '.join(list(row)[:6])}")
+            raise RecordError(
+                f"Ray's /api/jobs/: expected the status of every job, got {', '.join(list(row)[:6])}"
+            )
         if row["status"] not in (_WAITING, _RUNNING):
             continue
         name = row.get("submission_id")
@@ -66,7 +68,9 @@ def _job(row: Mapping[str, Any], name: str, now_s: float, free: dict[str, int]) 
     fields = prefixed_fields(row.get("metadata"))
     number = fields.pop("num_devices", "1")
     if not number.isdecimal() or int(number) < 1:
-        raise RecordError(f"job {name}: expected a whole number in its metadata forerun.num_devices, got '{number}'")
+        raise RecordError(
+            f"job {name}: expected a whole number in its metadata forerun.num_devices, got '{number}'"
+        )
     is_running = row["status"] == _RUNNING
     start_s = float(row.get("start_time") or 0) / 1000
     entrypoint = str(row.get("entrypoint") or "")
