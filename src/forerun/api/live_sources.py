@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 import urllib.error
@@ -95,12 +96,28 @@ def _printed(command: list[str]) -> Any:
     return parse_document(done.stdout, f"what '{line}' printed")
 
 
+def _ray_token() -> str:
+    """The token of Ray's own clients, where they look for it; empty without one."""
+    if "RAY_AUTH_TOKEN" in os.environ:
+        return os.environ["RAY_AUTH_TOKEN"]
+    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")).expanduser()
+    return path.read_text(encoding="utf-8").strip() if path.is_file() else ""
+
+
 def _answered(url: str, path: str) -> Any:
     if not url.startswith(("http://", "https://")):
         raise UsageError(f"expected ray:URL such as ray:{RAY_DASHBOARD}, got 'ray:{url}'")
+    token = _ray_token()
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
-        with urllib.request.urlopen(url.rstrip("/") + path, timeout=_PATIENCE_S) as answer:
+        request = urllib.request.Request(url.rstrip("/") + path, headers=headers)
+        with urllib.request.urlopen(request, timeout=_PATIENCE_S) as answer:
             text = answer.read().decode("utf-8")
+    except urllib.error.HTTPError as error:
+        raise FailureError(
+            f"Ray's dashboard at {url} refused {path} ({error}); if it asks for a token, set RAY_AUTH_TOKEN as for "
+            "ray's own commands"
+        ) from error
     except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
         raise FailureError(
             f"Ray's dashboard at {url} does not answer ({error}); start Ray with its dashboard (pip install "

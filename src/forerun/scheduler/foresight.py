@@ -67,7 +67,7 @@ class Foresight:
         kept: list[tuple[float, JobView, Allocation, Allocation]] = []
         for view in jobs:
             present, wanted = view.current, given.get(view.job.name)
-            if wanted is None or present is None or wanted != present and self._pays(view, present, wanted):
+            if wanted is None or present is None or (wanted != present and self._pays(view, present, wanted)):
                 changed.append(view)
             elif wanted != present:
                 more = wanted.num_workers - present.num_workers

@@ -120,9 +120,13 @@ def _slurm(action: Action) -> list[str]:
 
 
 def _ray(action: Action) -> list[str]:
-    """A job of Ray cannot be changed: it is stopped and submitted again, under a new name if it has run."""
+    """A job of Ray cannot be changed: it is stopped and submitted again under a new name.
+
+    Ray starts a waiting job by itself as soon as there is room, and cannot be told to wait.
+    """
     job, name = action.job, shlex.quote(action.job.name)
-    if action.kind is ActionKind.WAIT:
+    starts_itself = action.kind is ActionKind.START and action.num_devices == job.num_devices
+    if action.kind is ActionKind.WAIT or starts_itself:
         return []
     stop = [f"ray job stop {name}"]
     if action.kind is ActionKind.STOP:

@@ -168,16 +168,16 @@ class Policy(Protocol):
     """
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str: ...  # noqa: D102
 
     @property
-    def title(self) -> str: ...
+    def title(self) -> str: ...  # noqa: D102
 
     @property
-    def adapts_batch(self) -> bool: ...
+    def adapts_batch(self) -> bool: ...  # noqa: D102
 
     @property
-    def is_stable(self) -> bool: ...
+    def is_stable(self) -> bool: ...  # noqa: D102
 
     def allocate(self, jobs: Sequence[JobView], cluster: Cluster, now_s: float) -> dict[str, Allocation]:
         """What each job is given from now on; a job that is absent waits.
@@ -230,7 +230,7 @@ def find_policy(name: str) -> Policy:
 
 def _load_policies() -> None:
     # Each module registers its own on import.
-    from forerun.scheduler import (
+    from forerun.scheduler import (  # noqa: F401
         deadline,
         fair_policies,
         foresight,
