@@ -56,7 +56,7 @@ def schedule(
     trace: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="A Philly-like trace instead of JOBS; policies fifo, srtf and las."
+            metavar="FILE", help="A trace of Philly, Helios, Alibaba, Tiresias or alike instead of JOBS; policies fifo, srtf and las."
         ),
     ] = None,
     round_length: Annotated[
