@@ -62,5 +62,5 @@ def test_a_real_ray_is_read_and_advised(dashboard, monkeypatch):
     # Ray starts the short one by itself.
     assert advice.commands == ("ray job stop long",)
     monkeypatch.setenv("RAY_AUTH_TOKEN", "another" * 9)
-    with pytest.raises(FailureError, match="refused /api/jobs/ .*set RAY_AUTH_TOKEN"):
+    with pytest.raises(FailureError, match=r"refused /api/jobs/ .*set RAY_AUTH_TOKEN"):
         schedule_live(f"ray:{dashboard}")

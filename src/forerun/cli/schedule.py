@@ -56,7 +56,8 @@ def schedule(
     trace: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="A trace of Philly, Helios, Alibaba, Tiresias or alike instead of JOBS; policies fifo, srtf and las."
+            metavar="FILE",
+            help="A trace such as Philly's, Helios', Alibaba's or Tiresias' instead of JOBS; policies fifo, srtf, las.",
         ),
     ] = None,
     round_length: Annotated[

@@ -34,6 +34,10 @@ __all__ = [
 ]
 
 
+FULL_SLOWDOWN_BYTES_PER_S = 12.5e9
+"""Rate of InfiniBand EDR, over which most rows of several nodes were measured."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingConstants:
     """What training makes of a link.
@@ -49,6 +53,16 @@ class ScalingConstants:
     slowdown: float = 0.0
     drag: float = 0.0
     overhead_s: float = 0.0
+
+    def slowdown_on(self, all_reduce: AllReduce) -> float:
+        """Cost of a hidden second over these links.
+
+        Hidden communication takes memory bandwidth and cores for the bytes it moves: between nodes whose links are
+        slower than ``FULL_SLOWDOWN_BYTES_PER_S`` a second moves fewer.
+        """
+        if all_reduce.num_nodes == 1:
+            return self.slowdown
+        return self.slowdown * min(1.0, all_reduce.inter_bytes_per_s / FULL_SLOWDOWN_BYTES_PER_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +156,7 @@ def scale_measured_step(
         lambda size: all_reduce.time_s(size / constants.share),
         all_reduce.num_devices,
         num_accumulation_steps=num_accumulation_steps,
-        slowdown=constants.slowdown,
+        slowdown=constants.slowdown_on(all_reduce),
         coefficient_of_variation=constants.drag,
         overhead_s=constants.overhead_s,
     )
