@@ -71,7 +71,7 @@ def read_gavel_speeds(folder: Path) -> dict[tuple[str, int], dict[str, GavelSpee
         packed, spread = (_by_devices(rows, name) for name in ("consolidated", "unconsolidated"))
         if packed:
             speed = GavelSpeed(packed, spread)
-            found.setdefault((str(model), int(batch)), {})[_KINDS[str(gpu)]] = speed
+            found.setdefault((str(model), int(str(batch))), {})[_KINDS[str(gpu)]] = speed
     return {key: speeds for key, speeds in found.items() if len(speeds) == len(_KINDS)}
 
 
@@ -79,7 +79,7 @@ def _by_devices(rows: pd.DataFrame, placement: str) -> dict[int, float]:
     """Samples per second by number of devices; a model without a batch counts steps. One device is always packed."""
     chosen = rows[(rows.placement == placement) | (rows.n_gpus == 1)]
     batch = max(1, int(rows.batch.iloc[0]))
-    return {int(n): batch * float(v) for n, v in chosen.groupby("n_gpus").steps_per_second.mean().items()}
+    return {int(str(n)): batch * float(v) for n, v in chosen.groupby("n_gpus").steps_per_second.mean().items()}
 
 
 def draw_mixed_jobs(
