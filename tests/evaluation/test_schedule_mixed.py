@@ -28,7 +28,9 @@ def test_moving_jobs_is_worth_more_than_an_order():
     jobs = draw_mixed_jobs(read_gavel_speeds(folder), seed=2, num_jobs=100)
     assert jobs == sorted(jobs, key=lambda j: j.arrival_s)
     cluster, options = parse_cluster(GAVEL_CLUSTER), SimulationOptions(round_s=GAVEL_ROUND_S)
-    found = {p: simulate(jobs, cluster, find_policy(p), options).metrics for p in ("foresight", "srtf", "fifo")}
+    found = {
+        p: simulate(jobs, cluster, find_policy(p), options).metrics for p in ("foresight", "srtf", "fifo")
+    }
     average = {name: m.average_completion_s for name, m in found.items()}
     assert average["foresight"] < average["srtf"]
     assert average["foresight"] < average["fifo"]

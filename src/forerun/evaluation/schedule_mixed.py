@@ -79,7 +79,9 @@ def _by_devices(rows: pd.DataFrame, placement: str) -> dict[int, float]:
     """Samples per second by number of devices; a model without a batch counts steps. One device is always packed."""
     chosen = rows[(rows.placement == placement) | (rows.n_gpus == 1)]
     batch = max(1, int(rows.batch.iloc[0]))
-    return {int(str(n)): batch * float(v) for n, v in chosen.groupby("n_gpus").steps_per_second.mean().items()}
+    return {
+        int(str(n)): batch * float(v) for n, v in chosen.groupby("n_gpus").steps_per_second.mean().items()
+    }
 
 
 def draw_mixed_jobs(
