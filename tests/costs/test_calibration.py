@@ -24,7 +24,7 @@ from forerun.workload.graph import OpClass
 from forerun.workload.setup import TrainingSetup
 from op_models import no_offsets, ops_named, random_weights
 
-NUM_COLUMNS = 4 + len(OpClass)
+NUM_COLUMNS = 5 + len(OpClass)
 SCALES = PriorScales()
 
 
@@ -34,7 +34,8 @@ def random_rows(num_steps, seed=0):
     device = random.uniform(0.2, 1, num_steps)
     compute = random.uniform(0, 1, num_steps)
     classes = random.dirichlet(np.full(len(OpClass), 0.2), num_steps)
-    shared = [device, device * compute, device * (1 - compute), 1 - device]
+    added = random.uniform(0, 0.5, num_steps)
+    shared = [np.ones(num_steps), device * compute, device * (1 - compute), 1 - device, added]
     return np.column_stack([*shared, device[:, None] * classes])
 
 
@@ -42,14 +43,15 @@ def draw(rows, scales, seed):
     """Residuals of one device: corrections from the prior, and noise."""
     random = np.random.default_rng(seed)
     corrections = random.normal(0, np.sqrt(scales.variances()))
-    return rows @ corrections + random.normal(0, scales.noise, len(rows))
+    own = np.hypot(scales.run, scales.noise)
+    return rows @ corrections + random.normal(0, own, len(rows))
 
 
 def test_nothing_measured_leaves_the_prior():
     rows = random_rows(20)
     posterior = condition(rows, [], np.array([]), SCALES)
     assert not posterior.mean.any()
-    variance = (rows**2) @ SCALES.variances() + SCALES.noise**2
+    variance = (rows**2) @ SCALES.variances() + SCALES.run**2 + SCALES.noise**2
     np.testing.assert_allclose(posterior.deviation, np.sqrt(variance))
 
 
@@ -57,7 +59,7 @@ def test_many_exact_measurements_recover_what_was_planted():
     rows = random_rows(400)
     truth = np.random.default_rng(1).normal(0, np.sqrt(SCALES.variances()))
     measured = list(range(350))
-    exact = replace(SCALES, noise=1e-3)
+    exact = replace(SCALES, run=1e-3, noise=1e-3)
     posterior = condition(rows, measured, rows[:350] @ truth, exact)
     np.testing.assert_allclose(posterior.mean[350:], rows[350:] @ truth, atol=0.01)
     assert (posterior.deviation[350:] < 0.02).all()
@@ -66,10 +68,18 @@ def test_many_exact_measurements_recover_what_was_planted():
 def test_one_measurement_of_an_overall_factor_moves_all_steps():
     rows = np.zeros((3, NUM_COLUMNS))
     rows[:, 0] = 1.0
-    scales = PriorScales(overall=0.2, noise=0.1)
+    scales = PriorScales(overall=0.2, run=0.1, noise=0.0)
     posterior = condition(rows, [0], np.array([0.3]), scales)
-    np.testing.assert_allclose(posterior.mean, 0.3 * 0.04 / (0.04 + 0.01))
-    np.testing.assert_allclose(posterior.deviation**2, 0.04 - 0.04**2 / 0.05 + 0.01)
+    np.testing.assert_allclose(posterior.mean, [0.3, 0.24, 0.24])
+    np.testing.assert_allclose(posterior.deviation[1:] ** 2, 0.05 - 0.04**2 / 0.05)
+
+
+def test_the_run_that_was_measured_is_predicted_as_it_was_measured_and_more_surely():
+    rows, residuals = random_rows(12, 5), draw(random_rows(12, 5), SCALES, 5)
+    before = condition(rows, [], np.array([]), SCALES)
+    after = condition(rows, [4], residuals[4:5], SCALES)
+    assert abs(residuals[4] - after.mean[4]) < 0.03
+    assert after.deviation[4] < 0.25 * before.deviation[4]
 
 
 @settings(max_examples=50, deadline=None)
@@ -101,7 +111,7 @@ def test_the_chosen_steps_are_the_telling_ones():
     rows = np.zeros((11, NUM_COLUMNS))
     rows[:10, 1] = 1.0
     rows[10, 2] = 1.0
-    scales = PriorScales(compute=0.3, memory=0.3, noise=0.02)
+    scales = PriorScales(compute=0.3, memory=0.3, run=0.02, noise=0.0)
     chosen = choose_steps(rows, list(range(11)), 2, scales)
     assert chosen[0] in range(10)
     assert chosen[1] == 10
@@ -129,11 +139,13 @@ def test_no_more_steps_are_chosen_than_there_are(num_steps):
 
 
 def test_scales_are_recovered_roughly():
-    planted = PriorScales(overall=0.3, compute=0.1, memory=0.1, host=0.3, op_class=0.1, noise=0.05)
+    planted = PriorScales(overall=0.3, compute=0.1, memory=0.1, host=0.3, op_class=0.1, run=0.05)
     groups = [(random_rows(40, seed), None) for seed in range(25)]
     groups = [(rows, draw(rows, planted, 100 + seed)) for seed, (rows, _) in enumerate(groups)]
     found = fit_scales(groups)
-    assert found.noise == pytest.approx(planted.noise, rel=0.3)
+    # Without repeats, a run's own part and the noise between repeats are told only together.
+    own = np.hypot(planted.run, planted.noise)
+    assert np.hypot(found.run, found.noise) == pytest.approx(own, rel=0.3)
     assert 0.18 < found.overall < 0.45
     for ours, theirs in zip(astuple(found), astuple(planted), strict=True):
         assert theirs / 4 < ours < theirs * 4
@@ -149,10 +161,11 @@ def test_sensitivities_are_shares_of_the_step():
     assert rows.shape == (3, NUM_COLUMNS)
     assert (rows >= 0).all()
     assert (rows <= 1 + 1e-6).all()
-    np.testing.assert_allclose(rows[:, 0] + rows[:, 3], 1.0)
-    np.testing.assert_allclose(rows[:, 4:].sum(axis=1), rows[:, 0])
+    np.testing.assert_array_equal(rows[:, 0], 1.0)
+    by_class = rows[:, 5:].sum(axis=1)
+    np.testing.assert_allclose(by_class + rows[:, 3] + times.loop_s / times.step_s, 1.0)
     # More work per launch: the device matters more, the host less.
-    assert (np.diff(rows[:, 0]) > 0).all()
+    assert (np.diff(by_class) > 0).all()
 
 
 def test_a_sensitivity_is_the_derivative_of_the_log_step():
@@ -160,7 +173,7 @@ def test_a_sensitivity_is_the_derivative_of_the_log_step():
     points = [Point(device=find_device("t4"), setup=TrainingSetup(batch_size_per_device=64))]
 
     def log_step(host):
-        offsets = np.zeros((1, 1, 3))
+        offsets = np.zeros((1, 1, 4))
         offsets[..., 2] = host
         return np.log(step_times(ops_named("cnn"), points, weights, offsets, with_kernels=True).step_s[0])
 

@@ -48,7 +48,7 @@ def true_times(samples, weights, factor=3.0, conv_factor=1.8):
     logs = []
     for sample in samples:
         times = step_times(
-            sample.ops, [sample.point], weights, np.zeros((len(weights.networks), 1, 3)), with_kernels=True
+            sample.ops, [sample.point], weights, np.zeros((len(weights.networks), 1, 4)), with_kernels=True
         )
         is_conv = np.isin(sample.ops.op_class, [OpClass.CONV, OpClass.DEPTHWISE_CONV])
         share = (times.kernel_s[0] * is_conv).sum() / times.kernel_s[0].sum()

@@ -21,7 +21,13 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from forerun.costs.calibration import PriorScales, coefficients, sensitivities
+from forerun.costs.calibration import (
+    ADDED_S,
+    PriorScales,
+    coefficients,
+    likely_scales,
+    sensitivities,
+)
 from forerun.costs.op_time import step_times
 from forerun.costs.op_weights import NetworkWeights, OpTimeWeights
 from forerun.errors import RecordError
@@ -51,6 +57,9 @@ REFINE_SETTINGS = FitSettings(
 """Another device may be twice as fast throughout as its figures say, so its offsets are hardly held."""
 
 _LEAST_LAW_ROWS = 4
+
+_FEWEST_TO_JUDGE = 3
+"""Steps from which a device may be taken for one far from its datasheet: one odd step is no reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,12 +168,7 @@ def log_predictions(samples: Sequence[DeviceSample], weights: OpTimeWeights) -> 
 
 
 def _offsets(sample: DeviceSample, weights: OpTimeWeights) -> Floats:
-    setup = sample.point.setup
-    compiler = "compiled" if setup.compile else "eager"
-    found: Floats = weights.offsets_of_device(
-        sample.point.device.name, setup.precision, setup.layout, compiler
-    )
-    return found[:, None]
+    return weights.offsets_of_point(sample.point)[:, None]
 
 
 def _residuals(samples: Sequence[DeviceSample], weights: OpTimeWeights) -> Floats:
@@ -185,19 +189,25 @@ def _family_folds(samples: Sequence[DeviceSample], num_folds: int) -> list[list[
 
 
 def _refined(settings: FitSettings, samples: Sequence[DeviceSample], start: OpTimeWeights) -> OpTimeWeights:
-    encoded = encode_samples(
-        [s.fit_sample(float(w)) for s, w in zip(samples, sampling_weights(samples), strict=True)]
-    )
+    # What is slower throughout is taken off first: constants and latencies have no offsets of their own.
+    logs = np.log([sample.step_time_s for sample in samples]) - log_predictions(samples, start)
+    overall = float(np.median(logs))
+    chosen = [s.fit_sample(float(w)) for s, w in zip(samples, sampling_weights(samples), strict=True)]
+    encoded = encode_samples([replace(s, step_time_s=s.step_time_s * np.exp(-overall)) for s in chosen])
+    device = samples[0].point.device
+    known = start.offsets_of_kernels(device.name, device.architecture)
     networks = [
         refine_op_network(
-            {name: getattr(network, name) for name in NetworkWeights.__slots__},
+            {name: getattr(network, name) for name in NetworkWeights.__slots__}
+            | {"device_offsets": known[member][None]},
             encoded,
             np.arange(len(encoded)),
             settings,
         )
-        for network in start.networks
+        for member, network in enumerate(start.networks)
     ]
-    return as_weights(networks, encoded.systems, {"method": "refined"})
+    found = as_weights(networks, encoded.systems, {"method": "refined"})
+    return replace(found, overall_offset=overall + start.overall_offset)
 
 
 def _offset(samples: Sequence[DeviceSample], start: OpTimeWeights) -> OpTimeWeights:
@@ -208,15 +218,33 @@ def _offset(samples: Sequence[DeviceSample], start: OpTimeWeights) -> OpTimeWeig
         rows.append(sensitivities(sample.ops, times)[0])
         residuals.append(np.log(sample.ops_time_s / times.step_s[0]))
     scales = PriorScales(**start.provenance["calibration_scales"])
-    overall, compute, memory, host, *classes = coefficients(np.asarray(rows), np.asarray(residuals), scales)
-    shift = np.asarray([[compute, memory, host]], dtype=np.float32) + np.float32(overall)
+    known_rows, known_residuals = np.asarray(rows), np.asarray(residuals)
+    if len(known_rows) >= _FEWEST_TO_JUDGE:
+        scales = likely_scales(known_rows, known_residuals, scales)
+    overall, compute, memory, host, added, *classes = coefficients(known_rows, known_residuals, scales)
+    shift = np.asarray([compute, memory, host, 0.0])
     systems = tuple(dict.fromkeys(sample.system for sample in samples))
     known = {sample.system: _offsets(sample, start)[:, 0] for sample in samples}
+
+    def latents(member: int, network: NetworkWeights, system: str) -> Floats:
+        found: Floats = known[system][member] + shift
+        loop_s = float(np.exp(np.ravel(network.loop)[0] + found[3]))
+        # The smallest loop is a microsecond: what is added may be negative as well.
+        found[3] += np.log(max(loop_s + added * ADDED_S, 1e-6) / loop_s)
+        return found
+
     networks = tuple(
-        _with_latents(network, np.concatenate([known[system][member][None] + shift for system in systems]))
+        _with_latents(network, np.stack([latents(member, network, system) for system in systems]))
         for member, network in enumerate(start.networks)
     )
-    return OpTimeWeights(networks=networks, systems=systems, provenance={}, class_offsets=tuple(classes))
+    return replace(
+        start,
+        networks=networks,
+        systems=systems,
+        provenance={},
+        class_offsets=tuple(classes),
+        overall_offset=float(overall),
+    )
 
 
 def _with_latents(network: NetworkWeights, latents: Floats) -> NetworkWeights:
@@ -252,10 +280,8 @@ def _with_provenance(
     laws[str(Provenance.CALIBRATED)] = asdict(_calibrated_law(log_after, whole, known))
     kinds = {"half" if sample.point.setup.precision.is_half else "full" for sample in samples}
     around = samples[0].measurement.circumstances
-    return OpTimeWeights(
-        networks=weights.networks,
-        systems=weights.systems,
-        class_offsets=weights.class_offsets,
+    return replace(
+        weights,
         provenance={
             "date": datetime.date.today().isoformat(),
             "calibrated_device": device.title,

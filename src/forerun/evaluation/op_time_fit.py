@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import datetime
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from forerun.costs.calibration import PriorScales
 from forerun.costs.op_weights import NetworkWeights, OpTimeWeights
 from forerun.evaluation.corpus import Measured
+from forerun.evaluation.operator_tables import OperatorTable
 from forerun.regressors.op_fit import (
     EncodedSamples,
     FitSettings,
@@ -27,6 +29,7 @@ __all__ = [
     "TABLE_SHARES",
     "as_weights",
     "fit_ensemble",
+    "operator_rows",
     "sampling_weights",
 ]
 
@@ -73,32 +76,66 @@ def sampling_weights(steps: Sequence[Measured]) -> np.ndarray:
     return weights
 
 
-def encode(steps: Sequence[Measured]) -> EncodedSamples:
-    """Encoded samples with their sampling weights."""
+def encode(steps: Sequence[Measured], operators: Sequence[OperatorTable] = ()) -> EncodedSamples:
+    """Encoded samples with their sampling weights: the steps, then the operators of the tables, one by one."""
     weights = sampling_weights(steps)
-    return encode_samples([step.sample(weight) for step, weight in zip(steps, weights, strict=True)])
+    return encode_samples(
+        [step.sample(weight) for step, weight in zip(steps, weights, strict=True)],
+        [table.sample for table in operators],
+    )
+
+
+def operator_rows(
+    steps: Sequence[Measured], operators: Sequence[OperatorTable], without: Sequence[str] = ()
+) -> npt.NDArray[np.int64]:
+    """Places of the operators in what ``encode`` returns, (k,).
+
+    Args:
+        steps: The steps that precede them.
+        operators: Their tables.
+        without: Devices whose operators are left out.
+    """
+    keep = [table.device.name not in without for table in operators for _ in table.operators]
+    found: npt.NDArray[np.int64] = len(steps) + np.flatnonzero(keep)
+    return found
 
 
 def fit_ensemble(
     encoded: EncodedSamples, chosen: np.ndarray, settings: Sequence[FitSettings] = ENSEMBLE_SETTINGS
 ) -> list[OpNetwork]:
-    """One network per setting, fitted to the chosen samples."""
+    """One network per setting, fitted to the chosen samples, steps and operators."""
     return [fit_op_network(encoded, chosen, setting) for setting in settings]
 
 
 def as_weights(
-    networks: Sequence[OpNetwork], systems: Sequence[str], provenance: Mapping[str, Any]
+    networks: Sequence[OpNetwork],
+    systems: Sequence[str],
+    provenance: Mapping[str, Any],
+    fitted: Collection[str] | None = None,
 ) -> OpTimeWeights:
-    """The networks as plain arrays."""
+    """The networks as plain arrays.
+
+    Args:
+        networks: Members.
+        systems: Keys of their latents.
+        provenance: See ``OpTimeWeights``.
+        fitted: Systems whose rows were fitted, None for all: what is not among them has no offsets to lend.
+    """
+    rows = [i for i, name in enumerate(systems) if fitted is None or name in fitted]
     return OpTimeWeights(
-        networks=tuple(_as_arrays(network) for network in networks),
-        systems=tuple(systems),
+        networks=tuple(_as_arrays(network, rows) for network in networks),
+        systems=tuple(systems[i] for i in rows),
         provenance=provenance,
+        devices=networks[0].devices if networks else (),
+        architectures=networks[0].architectures if networks else (),
     )
 
 
-def _as_arrays(network: OpNetwork) -> NetworkWeights:
+def _as_arrays(network: OpNetwork, rows: Sequence[int]) -> NetworkWeights:
     state = {name.replace(".", "_"): tensor.detach().numpy() for name, tensor in network.named_parameters()}
+    state["latents"] = state["latents"][list(rows)]
+    state["device_offsets"] = network.device_offsets().detach().numpy()
+    state["architecture_offsets"] = network.architecture_offsets().detach().numpy()
     return NetworkWeights(**{name: state[name].astype(np.float32) for name in NetworkWeights.__slots__})
 
 
@@ -113,12 +150,14 @@ def measured_devices(steps: Sequence[Measured]) -> dict[str, list[str]]:
 
 def provenance(
     steps: Sequence[Measured],
+    operators: Sequence[OperatorTable],
     settings: Sequence[FitSettings],
     intervals: Mapping[str, Mapping[str, float]],
     scales: PriorScales,
 ) -> dict[str, Any]:
     """What a reader of the weights must know: tables, rows, date, settings, intervals per tier."""
     rows = Counter(table_of(step) for step in steps)
+    rows.update(table.source for table in operators for _ in table.operators)
     return {
         "date": datetime.date.today().isoformat(),
         "rows": dict(sorted(rows.items())),

@@ -17,7 +17,8 @@ from forerun.costs.calibration import PriorScales, choose_steps, condition, fit_
 from forerun.costs.op_time import step_times
 from forerun.costs.op_weights import OpTimeWeights
 from forerun.evaluation.corpus import Measured
-from forerun.evaluation.op_time_fit import as_weights, encode, fit_ensemble, fittable
+from forerun.evaluation.op_time_fit import as_weights, encode, fit_ensemble, fittable, operator_rows
+from forerun.evaluation.operator_tables import OperatorTable
 from forerun.regressors.evaluation import family_folds
 from forerun.regressors.op_fit import FitSettings
 from forerun.workload.graph import StepPart
@@ -79,10 +80,10 @@ class HeldOut:
 def predict_with(
     weights: OpTimeWeights, steps: Sequence[Measured], folds: npt.NDArray[np.int64] | None = None
 ) -> HeldOut:
-    """Predictions of steps by a model that was fitted without them."""
+    """Predictions of steps by a model that was fitted without them, with the offsets that a user gets."""
     logs, spreads, shares, rows = np.empty(len(steps)), np.empty(len(steps)), np.empty(len(steps)), []
     for index, step in enumerate(steps):
-        offsets = weights.offsets_of_system(step.system)[:, None]
+        offsets = weights.offsets_of_point(step.point())[:, None]
         times = step_times(step.ops, [step.point()], weights, offsets, with_kernels=True)
         logs[index], spreads[index] = np.log(times.step_s[0]), times.spread[0]
         rows.append(sensitivities(step.ops, times)[0])
@@ -121,6 +122,7 @@ def family_study(
     settings: Sequence[FitSettings],
     report: Callable[[str], None] = lambda _: None,
     num_folds: int = 5,
+    operators: Sequence[OperatorTable] = (),
 ) -> HeldOut:
     """Every tested step predicted by a fit without its family, in any table.
 
@@ -130,15 +132,18 @@ def family_study(
         settings: Members of the ensemble.
         report: Told about each finished fold.
         num_folds: Number of folds.
+        operators: Operators timed alone, in every fit.
     """
-    encoded = encode(steps)
+    encoded = encode(steps, operators)
     families = np.asarray([step.record.family for step in steps])
     rows = np.asarray(tested)
     parts = []
     for number, split in enumerate(family_folds([steps[int(i)].record for i in rows], num_folds)):
         held_out = set(families[rows[split.test]])
-        chosen = np.flatnonzero(fittable(steps) & [family not in held_out for family in families])
-        weights = as_weights(fit_ensemble(encoded, chosen, settings), encoded.systems, {})
+        known = np.flatnonzero(fittable(steps) & [family not in held_out for family in families])
+        chosen = np.concatenate([known, operator_rows(steps, operators)])
+        seen = {steps[int(i)].system for i in known}
+        weights = as_weights(fit_ensemble(encoded, chosen, settings), encoded.systems, {}, seen)
         folds = np.full(len(split.test), number)
         parts.append(predict_with(weights, [steps[int(i)] for i in rows[split.test]], folds))
         report(f"families, fold {number + 1} of {num_folds}")
@@ -165,21 +170,25 @@ def device_study(
     devices: Sequence[str],
     settings: Sequence[FitSettings],
     report: Callable[[str], None] = lambda _: None,
+    operators: Sequence[OperatorTable] = (),
 ) -> dict[str, HeldOut]:
-    """Each device's steps predicted by a fit without any row of it.
+    """Each device's steps predicted by a fit without any row of it, in any table.
 
     Args:
         steps: All measurements.
         devices: Names of those to hold out, one at a time.
         settings: Members of the ensemble.
         report: Told about each finished device.
+        operators: Operators timed alone; those of the device are left out as well.
     """
-    encoded = encode(steps)
+    encoded = encode(steps, operators)
     names = np.asarray([step.device.name for step in steps])
     results = {}
     for device in devices:
-        networks = fit_ensemble(encoded, np.flatnonzero(fittable(steps) & (names != device)), settings)
-        weights = as_weights(networks, encoded.systems, {})
+        known = np.flatnonzero(fittable(steps) & (names != device))
+        fitted = np.concatenate([known, operator_rows(steps, operators, [device])])
+        networks = fit_ensemble(encoded, fitted, settings)
+        weights = as_weights(networks, encoded.systems, {}, {steps[int(i)].system for i in known})
         chosen = np.flatnonzero(names == device)
         results[device] = predict_with(weights, [steps[int(i)] for i in chosen])
         report(f"held out: {device}")

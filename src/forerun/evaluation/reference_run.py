@@ -61,6 +61,7 @@ from forerun.evaluation.op_time_studies import (
     joined,
     overall_scales,
 )
+from forerun.evaluation.operator_tables import OperatorTable, read_operator_tables
 from forerun.evaluation.own_curves import own_curves
 from forerun.evaluation.own_records import own_records_digest
 from forerun.evaluation.own_records_page import own_records_section
@@ -78,7 +79,7 @@ from forerun.tracing.trace import TRACE_VERSION, cache_folder
 
 __all__ = ["fit_shipped_weights", "forecast_figures", "run_reference"]
 
-STUDY_VERSION = 6
+STUDY_VERSION = 7
 """Raised whenever a study changes what it computes; kept stages of other versions are not used."""
 
 _Result = TypeVar("_Result")
@@ -188,7 +189,8 @@ def fit_shipped_weights(out: Path, quick: bool = False) -> None:
     families, devices = _family_stage(steps, quick), _device_stage(steps, quick)
     settings = _shortened(ENSEMBLE_SETTINGS, quick)
     measured = [step for step, good in zip(steps.steps, fittable(steps.steps), strict=True) if good]
-    weights = _kept("ensemble", quick, partial(_fit_all, measured, settings))
+    operators = _operators()
+    weights = _kept("ensemble", quick, partial(_fit_all, measured, operators, settings))
     sources = by_source(devices)
     apart = joined(list(sources.values()))
     groups = [name for name, held in sources.items() for _ in held.steps]
@@ -197,13 +199,23 @@ def fit_shipped_weights(out: Path, quick: bool = False) -> None:
         Provenance.DATASHEET_ONLY: fit_law(apart.residuals, apart.spread, groups),
     }
     notes = provenance(
-        measured, settings, {str(tier): asdict(law) for tier, law in laws.items()}, overall_scales(sources)
+        measured,
+        operators,
+        settings,
+        {str(tier): asdict(law) for tier, law in laws.items()},
+        overall_scales(sources),
     )
     save_weights(replace(weights, provenance=notes), out)
 
 
-def _fit_all(measured: list[Measured], settings: tuple[FitSettings, ...]) -> OpTimeWeights:
-    encoded = encode(measured)
+def _operators() -> list[OperatorTable]:
+    return _kept("operators", False, lambda: read_operator_tables(require_reference_folder()))
+
+
+def _fit_all(
+    measured: list[Measured], operators: list[OperatorTable], settings: tuple[FitSettings, ...]
+) -> OpTimeWeights:
+    encoded = encode(measured, operators)
     return as_weights(fit_ensemble(encoded, np.arange(len(encoded)), settings), encoded.systems, {})
 
 
@@ -235,7 +247,7 @@ def _family_stage(steps: ReferenceSteps, quick: bool) -> HeldOut:
     return _kept(
         "families",
         quick,
-        lambda: family_study(steps.steps, tested, settings, _say),
+        lambda: family_study(steps.steps, tested, settings, _say, operators=_operators()),
     )
 
 
@@ -244,7 +256,7 @@ def _device_stage(steps: ReferenceSteps, quick: bool) -> dict[str, HeldOut]:
     settings = _shortened(DEVICE_STUDY_SETTINGS, quick)
     found: dict[str, HeldOut] = {}
     for device in studied:
-        study = partial(device_study, steps.steps, [device], settings, _say)
+        study = partial(device_study, steps.steps, [device], settings, _say, _operators())
         found |= _kept(f"device {device}", quick, study)
     return found
 

@@ -38,6 +38,7 @@ _COLUMNS = (
     "compute",
     "memory",
     "host",
+    "additive",
     *(f"class.{kind.name.lower()}" for kind in OpClass),
     "work",
     "traffic",
@@ -126,7 +127,7 @@ def op_level_rows(cases: Sequence[OpCase], weights: OpTimeWeights | None = None)
         chosen = [cases[i] for i in indices]
         model = chosen[0].model
         points = points_of(model, [c.device for c in chosen], [c.setup for c in chosen], version or None)
-        offsets = np.stack([_offsets(case, weights) for case in chosen], axis=1)
+        offsets = np.stack([weights.offsets_of_point(point) for point in points], axis=1)
         times = step_times(model.ops, points, weights, offsets, with_kernels=True)
         logs[indices], rows[indices] = np.log(times.step_s), sensitivities(model.ops, times)
     return OpLevelRows(
@@ -141,17 +142,11 @@ def _log_work(case: OpCase) -> tuple[float, float]:
     )
 
 
-def _offsets(case: OpCase, weights: OpTimeWeights) -> Floats:
-    setup = case.setup
-    compiler = "compiled" if setup.compile else "eager"
-    return weights.offsets_of_device(case.device.name, setup.precision, setup.layout, compiler)
-
-
 @cache
 def _weights_id() -> str:
     """Identity of the numbers of the shipped weights."""
     weights = _shipped_weights()
-    digest = hashlib.sha256(repr((weights.systems, weights.class_offsets)).encode())
+    digest = hashlib.sha256(repr((weights.systems, weights.class_offsets, weights.overall_offset)).encode())
     for network in weights.networks:
         for name in NetworkWeights.__slots__:
             digest.update(np.ascontiguousarray(getattr(network, name)).tobytes())

@@ -63,7 +63,8 @@ def point_times(
     points = points_of(model, devices, setups, torch_version)
     with threadpool_limits(1):  # the products are small: threads would wait for each other
         compute_s, memory_s = ideal_times_s(model, points)
-        times = step_times(model.ops, points, weights, device_offsets(devices, setups, weights))
+        offsets = device_offsets(devices, setups, weights, torch_version)
+        times = step_times(model.ops, points, weights, offsets)
     tiers = [provenance_of(device, setup, weights) for device, setup in zip(devices, setups, strict=True)]
     width = np.empty(len(tiers))
     for tier in set(tiers):
@@ -129,7 +130,9 @@ def _grid_rows(
         # A fraction may be zero, and the interpolation is of logarithms.
         return between_nodes(nodes, np.maximum(values, 1e-9).reshape(len(devices), len(nodes)), batch_sizes)
 
-    columns = (found.step_s, found.log_width, found.activity, found.compute_fraction)
+    by_device = found.step_s.reshape(len(devices), len(nodes))
+    step_s = np.maximum.accumulate(by_device, axis=1).reshape(-1)  # as in predict_grid
+    columns = (step_s, found.log_width, found.activity * found.step_s / step_s, found.compute_fraction)
     return list(np.stack([at_wanted(values) for values in columns], axis=1))
 
 

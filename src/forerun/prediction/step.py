@@ -123,15 +123,19 @@ def points_of(
 
 
 def device_offsets(
-    devices: Sequence[Device], setups: Sequence[TrainingSetup], weights: OpTimeWeights
+    devices: Sequence[Device],
+    setups: Sequence[TrainingSetup],
+    weights: OpTimeWeights,
+    torch_version: str | None = None,
 ) -> Floats:
-    """What is known of each device's systems, (members, p, 3); computed once per distinct configuration."""
-    known: dict[tuple[str, ...], Floats] = {}
+    """Offsets of the measured system most like each point, (members, p, 4); found once per distinct configuration."""
+    era = NEWEST_ERA if torch_version is None else software_era(torch_version)
+    known: dict[tuple[object, ...], Floats] = {}
     columns = []
     for device, setup in zip(devices, setups, strict=True):
-        key = (device.name, setup.precision, setup.layout, "compiled" if setup.compile else "eager")
+        key = (device.name, setup.precision, setup.layout, setup.compile, setup.phase)
         if key not in known:
-            known[key] = weights.offsets_of_device(*key)
+            known[key] = weights.offsets_of_point(Point(device=device, setup=setup, era=era))
         columns.append(known[key])
     return np.stack(columns, axis=1)
 
@@ -145,7 +149,7 @@ def predict_intervals(
 ) -> tuple[Floats, Floats, Floats]:
     """Value, low and high of the step time at many points, (p,) each [s]; no breakdown, for sweeps."""
     points = points_of(model, devices, setups, torch_version)
-    times = step_times(model.ops, points, weights, device_offsets(devices, setups, weights))
+    times = step_times(model.ops, points, weights, device_offsets(devices, setups, weights, torch_version))
     tiers = [provenance_of(device, setup, weights) for device, setup in zip(devices, setups, strict=True)]
     width = np.empty(len(tiers))
     for tier in set(tiers):
@@ -163,7 +167,7 @@ def predict_steps(
 ) -> list[StepPrediction]:
     """Predicted steps of one model on one device, with breakdown."""
     points = points_of(model, [device] * len(setups), setups, torch_version)
-    offsets = device_offsets([device] * len(setups), setups, weights)
+    offsets = device_offsets([device] * len(setups), setups, weights, torch_version)
     times = step_times(model.ops, points, weights, offsets, with_kernels=True)
     return [_prediction(model, device, setup, times, i, weights) for i, setup in enumerate(setups)]
 

@@ -17,6 +17,7 @@ from typing import Any
 from forerun.errors import RecordError, near_matches
 from forerun.records.documents import measurement_document, read_document
 from forerun.records.measurement import MEASUREMENT_VERSION, Measurement
+from forerun.records.short_steps import is_short_table, read_short_steps
 from forerun.records.tables import RECORD_COLUMNS, read_records
 
 __all__ = ["FILE_COLUMNS", "export_measurements", "import_measurements"]
@@ -88,6 +89,8 @@ def _write_parquet(rows: Iterable[dict[str, Any]], path: Path) -> int:
 def import_measurements(path: str | Path) -> Iterator[Measurement]:
     """Measurements of a ``.csv`` or ``.parquet`` file, of this version or version 1, piece by piece.
 
+    A ``.csv`` file may also be a short table that a person wrote (``records.short_steps``).
+
     Raises:
         RecordError: Names the file, row and column: no such file, unknown or missing columns, two rows with one
             key, damaged cells, impossible values, a newer version.
@@ -100,7 +103,9 @@ def import_measurements(path: str | Path) -> Iterator[Measurement]:
     try:
         rows = _csv_rows(path) if path.suffix == ".csv" else _parquet_rows(path)
         columns = next(rows)
-        if set(columns) & {"row_id", "step_time_s"}:
+        if path.suffix == ".csv" and is_short_table(tuple(columns)):
+            yield from read_short_steps(path)
+        elif set(columns) & {"row_id", "step_time_s"}:
             yield from _version_1(path)
         else:
             yield from _checked(columns, rows, path.name)
