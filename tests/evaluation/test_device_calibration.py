@@ -112,6 +112,18 @@ def test_a_few_steps_give_offsets(samples, weights):
     assert len(result.weights.class_offsets) == len(OpClass)
 
 
+def test_measurements_that_contradict_each_other_are_refused(samples, weights):
+    whole = [sample for sample in samples if sample.is_whole_model]
+    families = sorted({sample.group for sample in whole})
+    exact = np.exp(log_predictions(whole, weights))
+    busy = [
+        replace(sample, step_time_s=float(t) * (2.0 if families.index(sample.group) % 2 else 0.5))
+        for sample, t in zip(whole, exact, strict=True)
+    ]
+    with pytest.raises(RecordError, match=r"left out .* after the calibration"):
+        calibrate(busy, DEVICE, weights)
+
+
 def test_one_step_moves_the_prediction_towards_it_but_not_beyond(samples, weights):
     one = [sample for sample in samples if sample.is_whole_model][:1]
     result = calibrate(one, DEVICE, weights)

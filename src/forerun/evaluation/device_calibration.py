@@ -105,7 +105,8 @@ def calibrate(
         loop_s: What a step of the training loop takes beside its operations, as the samples say it [s].
 
     Raises:
-        RecordError: No finished step or layer is among the measurements.
+        RecordError: No finished step or layer is among the measurements, or models left out are predicted worse with
+            the calibration than without.
     """
     if not samples:
         raise RecordError(
@@ -124,6 +125,8 @@ def calibrate(
             fitted = fit(rest, start) if rest else start
             after[held_out] = _residuals([whole[i] for i in held_out], fitted)
             report(f"fit without family {number}")
+        if len({sample.group for sample in whole}) > 1:
+            _refuse_if_worse(before, after)
     weights = fit(samples, start)
     return CalibrationResult(
         weights=_with_provenance(
@@ -136,6 +139,17 @@ def calibrate(
         log_after=after,
         samples=tuple(whole),
     )
+
+
+def _refuse_if_worse(before: Floats, after: Floats) -> None:
+    """Refuses a calibration that predicts models it has not seen worse than the weights it began with."""
+    worse, better = (float(np.abs(np.expm1(-logs)).mean()) for logs in (after, before))
+    if worse > better:
+        raise RecordError(
+            f"expected measurements that agree with each other, but models left out are predicted with a mean error of "
+            f"{worse:.0%} after the calibration and {better:.0%} before it; was the machine busy, or do precision and "
+            "versions differ from what was measured? Measure again, or more models"
+        )
 
 
 def fitted_weights(
