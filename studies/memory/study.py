@@ -16,7 +16,7 @@ from forerun.fitting.measured_steps import is_measured_network
 from forerun.graph.graph import Graph
 from forerun.hardware import find_device
 from forerun.memory.constants import memory_constants, visible_memory
-from forerun.memory.peak import estimate_memory, plan_for_setup
+from forerun.memory.peak import estimate_memory, plans_for_setup
 from forerun.memory.replay import smallest_limit_bytes
 from forerun.memory.stream import live_peak_bytes
 from forerun.records.step_record import StepRecord
@@ -102,7 +102,7 @@ def _needed_bytes(graph: Graph, setup: TrainingSetup, batch_size: int) -> dict[s
     if graph.only_batch_size is not None and graph.only_batch_size != batch_size:
         return {}
     at_batch = replace(setup, batch_size_per_device=batch_size)
-    plan = plan_for_setup(graph, at_batch, constants)
+    (plan,) = plans_for_setup(graph, at_batch, constants)
     return {
         "replay": float(smallest_limit_bytes(plan, batch_size)),
         "live bytes": float(live_peak_bytes(graph.memory, batch_size)),

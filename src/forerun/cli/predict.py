@@ -43,7 +43,7 @@ def predict(
         name = model_of(model)
         estimate = _estimate(name, on, settings, plot, use_cache=not no_cache)
     if not as_json:
-        _print_estimate(estimate)  # before the ways, each of which may need a trace of its own
+        _print_estimate(estimate)  # at once: what would make it fit may need further traces
     with quiet_libraries(debug=debug):
         ways = _ways(name, on, settings, estimate)
     if as_json:

@@ -29,7 +29,6 @@ __all__ = [
     "close_fraction",
     "estimate_memory",
     "fits",
-    "plan_for_setup",
     "plans_for_setup",
     "step_runs",
 ]
@@ -213,11 +212,6 @@ def _workspace_factor(setup: TrainingSetup, constants: MemoryConstants) -> float
     # Only for these setups did a workspace improve the verdicts on published out-of-memory limits.
     wants_workspace = setup.layout is Layout.NCHW and setup.precision.is_half
     return constants.workspace_factor if wants_workspace else 0.0
-
-
-def plan_for_setup(graph: Graph, setup: TrainingSetup, constants: MemoryConstants) -> ReplayPlan:
-    """The graph's stream prepared for replays, with workspace if the setup uses it."""
-    return plans_for_setup(graph, setup, constants)[0]
 
 
 def _largest_workspace_bytes(graph: Graph, setup: TrainingSetup, constants: MemoryConstants) -> float:

@@ -24,6 +24,7 @@ from forerun.optime.features import (
     Point,
     software_era,
 )
+from forerun.optime.large_kernels import CONVOLUTIONS
 from forerun.optime.law import NUM_FORMATS, NUM_LATENTS
 from forerun.optime.rows import DistinctOps
 from forerun.run.setup import Layout, Phase, Precision, TrainingSetup
@@ -133,8 +134,6 @@ class MeasuredRun:
     log_factor: float
 
 
-_CONVOLUTIONS = (OpClass.CONV, OpClass.GROUPED_CONV, OpClass.DEPTHWISE_CONV)
-
 _DOUBLINGS_TO_FORGET = 2.0
 """A run's own departure falls to 1/e over so many doublings of the batch."""
 
@@ -152,7 +151,7 @@ def run_kind(ops: DistinctOps, setup: TrainingSetup) -> str:
     )
     phase = "training" if setup.phase is Phase.TRAIN else "inference"
     work = ops.count * ops.flops.sum(axis=1)
-    of_convolutions = work[np.isin(ops.op_class, _CONVOLUTIONS)].sum()
+    of_convolutions = work[np.isin(ops.op_class, CONVOLUTIONS)].sum()
     return f"{number_format} {phase} of {'convolutions' if 2 * of_convolutions > work.sum() else 'products'}"
 
 

@@ -33,7 +33,7 @@ from forerun.planner.plan import (
     PlanWords,
     Rejection,
 )
-from forerun.prediction.input_pipeline import LOADER_BOUND_NOTE, workers_needed
+from forerun.prediction.input_pipeline import LOADER_BOUND_NOTE, is_loader_bound, workers_needed
 from forerun.run.input_pipeline import InputPipeline
 
 __all__ = ["make_plan"]
@@ -367,9 +367,7 @@ def _note_of_loader(
         float(table.values[name][VALUE, chosen])
         for name in ("device_samples_per_s", "throughput_samples_per_s")
     )
-    # Without workers every batch is waited for, which bounds the step only where it takes longer than the device.
-    least = 1 + 1e-9 if loader.num_workers else 2.0
-    return (LOADER_BOUND_NOTE,) if device_rate > least * rate else ()
+    return (LOADER_BOUND_NOTE,) if is_loader_bound(1 / rate, 1 / device_rate, loader) else ()
 
 
 def _fits(table: CandidateTable, row: int) -> str:

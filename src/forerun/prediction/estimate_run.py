@@ -18,7 +18,7 @@ from forerun.optime.weights import CostModel
 from forerun.prediction.cost_model import other_calibration_note
 from forerun.prediction.estimate import BreakdownPart, Estimate, Interval, MemoryShare
 from forerun.prediction.gradients import optimizer_state_bytes
-from forerun.prediction.input_pipeline import LOADER_BOUND_NOTE
+from forerun.prediction.input_pipeline import LOADER_BOUND_NOTE, is_loader_bound
 from forerun.prediction.job_times import JobTimes, job_times
 from forerun.prediction.layouts.answer import parallelism_of
 from forerun.prediction.layouts.divided_model import DividedModel
@@ -226,10 +226,8 @@ def _computation(run: Run, alone: Sequence[BreakdownPart], compute_s: float) -> 
 
 
 def _bound_by(run: Run, step: RunStep) -> str:
-    waiting_s = step.step_s.value - step.busy_s.value
-    # Without workers every batch is waited for, which bounds the step only where it takes longer than the device.
-    least_s = 0.0 if run.loader is not None and run.loader.num_workers else step.busy_s.value
-    return "data loader" if waiting_s > least_s else step.alone.bound_by
+    waits = run.loader is not None and is_loader_bound(step.step_s.value, step.busy_s.value, run.loader)
+    return "data loader" if waits else step.alone.bound_by
 
 
 def _note_of_loader(run: Run, step: RunStep) -> tuple[str, ...]:

@@ -16,13 +16,21 @@ within ``LOADER_RANGE`` of the cost of its samples, which is the interval of the
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from forerun.run.input_pipeline import InputPipeline
 
-__all__ = ["LOADER_BOUND_NOTE", "LOADER_RANGE", "fed_step_s", "loader_rate_samples_per_s", "workers_needed"]
+__all__ = [
+    "LOADER_BOUND_NOTE",
+    "LOADER_RANGE",
+    "fed_step_s",
+    "is_loader_bound",
+    "loader_rate_samples_per_s",
+    "workers_needed",
+]
 
 Floats = npt.NDArray[np.float64]
 
@@ -71,6 +79,19 @@ def fed_step_s(step_s: Floats, num_samples: Floats, pipeline: InputPipeline) -> 
     return np.stack([value, value - low, value + high])
 
 
+def is_loader_bound(step_s: float, busy_s: float, pipeline: InputPipeline) -> bool:
+    """True if the wait for the loader bounds a step.
+
+    Without workers every batch is waited for, which bounds the step only where it takes longer than the device.
+
+    Args:
+        step_s: Time of the step with its loader [s].
+        busy_s: Time of the device alone [s].
+        pipeline: The loader.
+    """
+    return step_s > (1 + 1e-9 if pipeline.num_workers else 2.0) * busy_s
+
+
 def workers_needed(pipeline: InputPipeline, device_samples_per_s: float) -> int | None:
     """Fewest workers that keep a device busy; None where cores, storage or network forbid it.
 
@@ -78,12 +99,5 @@ def workers_needed(pipeline: InputPipeline, device_samples_per_s: float) -> int 
     3
     """
     needed = max(1, math.ceil(device_samples_per_s * pipeline.sample_cost_s - 1e-9))
-    with_them = InputPipeline(
-        sample_cost_s=pipeline.sample_cost_s,
-        num_workers=needed,
-        num_cores=pipeline.num_cores,
-        sample_bytes=pipeline.sample_bytes,
-        storage_bytes_per_s=pipeline.storage_bytes_per_s,
-        network_bytes_per_s=pipeline.network_bytes_per_s,
-    )
+    with_them = replace(pipeline, num_workers=needed)
     return needed if loader_rate_samples_per_s(with_them) >= device_samples_per_s * (1 - 1e-9) else None

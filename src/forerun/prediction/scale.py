@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import exp, log, sqrt
 
 from forerun.answers import Answer
 from forerun.communication.buckets import Bucket
@@ -19,7 +18,7 @@ from forerun.communication.tuner import AllReduce, all_reduce_of
 from forerun.hardware.cluster import Cluster
 from forerun.hardware.link import LinkKind
 from forerun.prediction.estimate import Interval
-from forerun.prediction.step import StepPrediction
+from forerun.prediction.step import StepPrediction, widened
 from forerun.run.sharing import Sharing, Strategy
 
 __all__ = [
@@ -168,9 +167,11 @@ def scaled_step(
         parts = _sharded(one, about, constants, settings)
     else:
         parts = _replicated(one, about, constants, settings)
-    relative = one.step_s.scaled(parts.step_s / one.step_s.value)
     peak_s = settings.num_accumulation_steps * one.alone.least_s
-    return _widened(relative, table.spread_of(kind), parts.compute_s, peak_s), parts
+    # The scatter of scaling is that of communication: it does not reach below what a device computes.
+    low_s = parts.step_s * one.step_s.value / one.step_s.high
+    least_s = max(min(low_s, parts.compute_s), peak_s)
+    return widened(parts.step_s, one.step_s, table.spread_of(kind), least_s), parts
 
 
 def _constants(table: ScalingTable, settings: Sharing, kind: str) -> ScalingConstants:
@@ -254,21 +255,6 @@ def _mirrored(one: OneStep, about: AllReduce, batch_size_per_device: int) -> Dat
         overhead_s=max(0.0, step_s - device_s - exposed_s) + loop_s,
         communication_s=reduce_s,
     )
-
-
-def _widened(step: Interval, log_spread: float, compute_s: float, peak_s: float) -> Interval:
-    """The interval with the scatter of scaling.
-
-    Args:
-        step: The step with the relative interval of one device [s].
-        log_spread: Standard deviation of the log of a scaled step.
-        compute_s: Computation alone, to which communication may shrink [s].
-        peak_s: Time of the products at the peak of the device [s].
-    """
-    own = log(step.high / step.value)
-    factor = exp(sqrt(own**2 + (1.645 * log_spread) ** 2))
-    low = max(step.value / factor, min(step.value * exp(-own), compute_s), peak_s)
-    return Interval(step.value, min(step.value, low), step.value * factor)
 
 
 def held_state(one: HeldMemory, settings: Sharing, num_devices: int) -> ShardedMemory:

@@ -14,6 +14,7 @@ from forerun.hardware.device import Device, DeviceKind, NumberFormat
 from forerun.optime.correction import REPEAT_NOISE
 from forerun.optime.evidence import ORDER_OF_MAGNITUDE, operation_mix, shipped_evidence
 from forerun.optime.features import NEWEST_ERA, Point, least_times_s, software_era
+from forerun.optime.large_kernels import CONVOLUTIONS
 from forerun.optime.rows import DistinctOps, distinct_ops
 from forerun.optime.step_times import StepTimes, step_times
 from forerun.optime.weights import CostModel, run_kind
@@ -152,12 +153,23 @@ def interval_ends_s(step_s: Floats, log_width: Floats, least_s: Floats) -> Float
     return np.stack([step_s, np.maximum(step_s / factor, np.minimum(step_s, least_s)), step_s * factor])
 
 
+def widened(step_s: float, own: Interval, log_spread: float, least_s: float) -> Interval:
+    """The interval of a step that follows from another one, with a scatter of its own.
+
+    Args:
+        step_s: The step [s].
+        own: The one it follows from, whose relative width to above it has [s].
+        log_spread: Standard deviation of the logarithm of the ratio of the two.
+        least_s: Time that no such step undercuts [s].
+    """
+    width = np.hypot(np.log(own.high / own.value), _Z_90 * log_spread)
+    value, low, high = interval_ends_s(np.asarray(step_s), width, np.asarray(least_s)).tolist()
+    return Interval(value, low, high)
+
+
 def prepare(graph: Graph) -> PreparedModel:
     """Finds the distinct kernels of a graph."""
     return PreparedModel(graph=graph, ops=distinct_ops(graph.ops))
-
-
-_CONVOLUTIONS = (OpClass.CONV, OpClass.DEPTHWISE_CONV, OpClass.GROUPED_CONV)
 
 
 def computed_as(setup: TrainingSetup) -> TrainingSetup:
@@ -228,7 +240,7 @@ def points_of(
 
 def _in_own_layout(model: PreparedModel, setups: Sequence[TrainingSetup]) -> Sequence[TrainingSetup]:
     """The setups, with the usual memory order for a model without convolutions, which has no other."""
-    if np.isin(model.ops.op_class, _CONVOLUTIONS).any():
+    if np.isin(model.ops.op_class, CONVOLUTIONS).any():
         return setups
     return [setup if setup.layout is Layout.NCHW else replace(setup, layout=Layout.NCHW) for setup in setups]
 

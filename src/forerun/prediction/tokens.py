@@ -53,12 +53,10 @@ def tokens_and_use(graph: Graph, run: Run, step_s: Interval) -> TokenFigures:
     tokens = None
     if graph.tokens_per_sample is not None:
         tokens = step_s.inverse(graph.tokens_per_sample * run.batch_size_global)
-    batch, micro_steps = run.setup.batch_size_per_device, run.sharing.num_accumulation_steps
-    num_models = run.batch_size_global / (
-        batch * micro_steps
-    )  # each divided among number / num_models devices
+    batch = run.setup.batch_size_per_device
+    passes_per_device = run.batch_size_global / batch / number  # below one where devices share a model
     useful, again = (
-        num_models / number * micro_steps * (constant + slope * batch)
+        passes_per_device * (constant + slope * batch)
         for constant, slope in (graph.model_flops, graph.recomputed_flops)
     )
     peak = peak_of_precision(run.cluster.device, run.setup.precision)

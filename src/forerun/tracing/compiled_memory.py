@@ -31,27 +31,12 @@ import numpy as np
 
 from forerun.graph.compiled import AS_IN_EAGER, NEVER_ALLOCATED
 from forerun.graph.graph import AllocationKind, MemoryEvent, OpClass, StepPart
-from forerun.tracing.fusion import Access, DataFlow, joined_kernels
+from forerun.tracing.fusion import POINTWISE, Access, DataFlow, joined_kernels
 from forerun.tracing.recorder import RecordedEvent, RecordedRow
 
 __all__ = ["compiled_ends", "saved_blocks", "saved_values"]
 
-_FUSIBLE = frozenset(
-    {
-        OpClass.ACTIVATION,
-        OpClass.ADD,
-        OpClass.BATCH_NORM,
-        OpClass.CAST,
-        OpClass.COPY,
-        OpClass.DROPOUT,
-        OpClass.ELEMENTWISE,
-        OpClass.GROUP_NORM,
-        OpClass.LAYER_NORM,
-        OpClass.MUL,
-        OpClass.REDUCE,
-        OpClass.SOFTMAX,
-    }
-)
+_FUSIBLE = (POINTWISE - {OpClass.EMBEDDING}) | {OpClass.GROUP_NORM}
 """Classes that the backward pass may compute again inside its own kernels."""
 
 _MOST_STEPS_FROM_BACKWARD = 30

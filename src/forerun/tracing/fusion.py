@@ -25,9 +25,9 @@ from typing import NamedTuple
 
 from forerun.graph.graph import OpClass
 
-__all__ = ["Access", "DataFlow", "joined_kernels"]
+__all__ = ["POINTWISE", "Access", "DataFlow", "joined_kernels"]
 
-_POINTWISE = frozenset(
+POINTWISE = frozenset(
     {
         OpClass.ACTIVATION,
         OpClass.ADD,
@@ -77,7 +77,7 @@ class DataFlow:
     @property
     def is_joined(self) -> bool:
         """True if a compiler writes the kernel itself."""
-        return bool(self.writes) and (self.op_class in _POINTWISE or self.op_class in _WINDOWS)
+        return bool(self.writes) and (self.op_class in POINTWISE or self.op_class in _WINDOWS)
 
     @property
     def needs_whole_input(self) -> bool:

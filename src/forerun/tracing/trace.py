@@ -46,7 +46,7 @@ TRACE_VERSION = 2
 """Version of graphs, raised whenever the tracer or a rule changes the contents of a graph."""
 
 _SAVING_VERSION = 2
-"""Version of the ways to save memory, for graphs in the cache that use one; those that are shipped use none."""
+"""Version of the ways to save memory, for graphs in the cache that use one; the package's are made anew."""
 
 _BATCH_SIZES = (2, 4)
 """Batch sizes of the traces, from two because batch norm after global pooling refuses a single value per channel."""
@@ -157,7 +157,7 @@ def _eager_graph(
 def _made_apart(
     request: ModelRequest, setup: TrainingSetup, module: Any, few_blocks: bool
 ) -> tuple[Graph, bool]:
-    """``_made``, for files and code of the user in a process of its own."""
+    """The graph, traced in a process of its own where it is of the user's files or code, and whether it is general."""
     if module is not None or not is_isolated(request.model):
         return _made(request, setup, module, few_blocks)
     with stage(f"tracing a step of {request.model}"), _needing_torch(request):

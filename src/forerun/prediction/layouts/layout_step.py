@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import ceil, exp, log, sqrt
+from math import ceil
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +36,7 @@ from forerun.prediction.layouts.traffic import (
     reduced_backward,
 )
 from forerun.prediction.layouts.unit_times import UnitTimes
-from forerun.prediction.step import HOST_PART, PreparedModel, StepPrediction
+from forerun.prediction.step import HOST_PART, PreparedModel, StepPrediction, widened
 from forerun.run.parallel import ContextKind
 from forerun.run.run import Run
 from forerun.run.setup import Precision, TrainingSetup
@@ -217,8 +217,8 @@ def layout_step(model: DividedModel, run: Run, weights: CostModel, table: Layout
         times.alone, stage, micro_steps, bubble_s, synchronised[last].exposed_s, updates[last], slowed_s
     )
     return LayoutStep(
-        step_s=_with_interval(
-            step_s, times.alone, table.log_spread, micro_steps * times.alone.least_s / layout.pipeline
+        step_s=widened(
+            step_s, times.alone.step_s, table.log_spread, micro_steps * times.alone.least_s / layout.pipeline
         ),
         model=times.model,
         alone=times.alone,
@@ -487,9 +487,3 @@ def _parts(
         BreakdownPart("gradient synchronisation", synchronised_s),
     ]
     return tuple(sorted((part for part in found if part.time_s > 0), key=lambda part: -part.time_s))
-
-
-def _with_interval(step_s: float, alone: StepPrediction, log_spread: float, least_s: float) -> Interval:
-    own = log(alone.step_s.high / alone.step_s.value)
-    factor = exp(sqrt(own**2 + (1.645 * log_spread) ** 2))
-    return Interval(step_s, max(step_s / factor, min(step_s, least_s)), step_s * factor)
