@@ -10,6 +10,7 @@ from forerun.run.parallel import ContextKind, PipelineSchedule, StageSplit
 from forerun.run.saving import (
     LARGEST_DROPOUT,
     LORA_RANKS,
+    Fp8Recipe,
     Loss,
     MasterWeights,
     Offload,
@@ -203,6 +204,18 @@ class CommonOptions(TypedDict, total=False):
             choices=tuple(MasterWeights),
         ),
     ]
+    fp8_recipe: Annotated[
+        str | None,
+        Setting(
+            help="With precision fp8: scales and kernels: dynamic (torchao), or delayed, current or mx (Transformer "
+            "Engine, whose weights are held in fp8).",
+            words="fp8 recipe",
+            group="saving",
+            default="dynamic",
+            metavar="NAME",
+            choices=tuple(Fp8Recipe),
+        ),
+    ]
     intra: Annotated[
         str | None,
         Setting(
@@ -318,7 +331,8 @@ class CommonOptions(TypedDict, total=False):
     stage_split: Annotated[
         str | None,
         Setting(
-            help="With pp: as many blocks in every stage (even), or fewer beside the head (balanced).",
+            help="With pp: as many blocks in every stage (even), fewer beside the head (balanced), or input and "
+            "head counted as one block each (ends).",
             group="sharing",
             default="even",
             metavar="NAME",

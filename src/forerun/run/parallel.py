@@ -55,6 +55,8 @@ class StageSplit(StrEnum):
     """As many in each (Megatron-LM)."""
     BALANCED = "balanced"
     """Fewer in the last stage, which has the head: stages of equal weight (nanotron)."""
+    ENDS = "ends"
+    """Input and head count as one block each (Megatron-LM's account-for-embedding and account-for-loss)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

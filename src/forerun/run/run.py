@@ -26,7 +26,7 @@ from forerun.run.job import Job, find_dataset, parse_tokens
 from forerun.run.model import ModelRequest, own_layout, own_settings, own_stack
 from forerun.run.options import RunOptions
 from forerun.run.parallel import AXES, ContextKind, DeviceLayout, PipelineSchedule, StageSplit, parse_parallel
-from forerun.run.saving import Loss, MasterWeights, Offload, Quantization, Saving, Unquantized
+from forerun.run.saving import Fp8Recipe, Loss, MasterWeights, Offload, Quantization, Saving, Unquantized
 from forerun.run.settings import Declared, checked, declared
 from forerun.run.setup import Layout, Phase, Precision, TrainingSetup
 from forerun.run.sharing import Algorithm, Sharing, Strategy
@@ -385,6 +385,7 @@ def _saving_fields(saving: Saving) -> dict[str, Any]:
         "loss": saving.loss,
         "offload": saving.offload,
         "master_weights": saving.master_weights,
+        "fp8_recipe": saving.fp8_recipe,
     }
     same = {"recompute": plain.recompute, "loss": plain.loss, "offload": plain.offload, "lora_dropout": 0.0}
     numbers = ("lora", "lora_dropout")
@@ -443,6 +444,7 @@ def _saving(given: Mapping[str, Any]) -> Saving:
         "loss": Loss,
         "offload": Offload,
         "master_weights": MasterWeights,
+        "fp8_recipe": Fp8Recipe,
     }
     chosen: dict[str, Any] = {name: kind(given[name]) for name, kind in kinds.items() if name in given}
     if "recompute" in given:

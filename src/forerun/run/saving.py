@@ -11,6 +11,7 @@ from forerun.errors import InvalidSetupError
 __all__ = [
     "LARGEST_DROPOUT",
     "LORA_RANKS",
+    "Fp8Recipe",
     "Loss",
     "MasterWeights",
     "Offload",
@@ -54,6 +55,19 @@ class Loss(StrEnum):
     """Head and loss in one function that computes the gradients in the forward pass (Liger-Kernel)."""
 
 
+class Fp8Recipe(StrEnum):
+    """Scales of the operands of products in fp8, and the kernels that write these operands."""
+
+    DYNAMIC = "dynamic"
+    """torchao: a scale a tensor, from its own largest value; weights are cast in every pass."""
+    DELAYED = "delayed"
+    """Transformer Engine: a scale a tensor, from earlier steps, so that one kernel casts; weights are held in fp8."""
+    CURRENT = "current"
+    """Transformer Engine: a scale a tensor, from its own largest value; weights are held in fp8."""
+    MX = "mx"
+    """Transformer Engine: a scale for each 32 values (MXFP8), in one kernel; weights are held in fp8."""
+
+
 class Offload(StrEnum):
     """Contents that are held in the memory of the host."""
 
@@ -86,6 +100,7 @@ class Saving:
         loss: Cross entropy of a language model.
         offload: Contents that are held in the memory of the host.
         master_weights: Format of the weights that the optimizer updates, None for the precision's own.
+        fp8_recipe: Scales of products in fp8, None for torchao's dynamic ones.
     """
 
     recompute: str = "none"
@@ -98,6 +113,7 @@ class Saving:
     loss: Loss = Loss.PLAIN
     offload: Offload = Offload.NONE
     master_weights: MasterWeights | None = None
+    fp8_recipe: Fp8Recipe | None = None
 
     def __post_init__(self) -> None:
         recomputed_blocks(self.recompute)

@@ -161,6 +161,10 @@ class TrainingSetup:
             raise InvalidSetupError(
                 f"weights in {saving.quantize} are not computed in fp8; give --precision bf16"
             )
+        if saving.fp8_recipe is not None and self.precision is not Precision.FP8:
+            raise InvalidSetupError(
+                f"--fp8-recipe belongs to precision fp8, got {self.precision}; give --precision fp8, or leave it out"
+            )
         if saving.unquantized is Unquantized.FP32 and not self.precision.is_autocast:
             raise InvalidSetupError(
                 f"weights in fp32 beside those in {saving.quantize} need autocast, got precision {self.precision}; "

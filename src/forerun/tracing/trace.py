@@ -21,7 +21,7 @@ from forerun.graph.file import GRAPH_FORMAT_VERSION, read_graph, write_graph
 from forerun.graph.graph import Graph
 from forerun.run.architectures import find_architecture
 from forerun.run.model import ModelRequest, is_keras
-from forerun.run.saving import Saving, Unquantized
+from forerun.run.saving import Fp8Recipe, Saving, Unquantized
 from forerun.run.setup import OptimizerImplementation, Phase, Precision, TrainingSetup
 from forerun.stages import stage
 from forerun.tracing.cache import cache_folder
@@ -419,6 +419,8 @@ def _traced_saving(setup: TrainingSetup) -> dict[str, object]:
         found["unquantized"] = Unquantized.FP32 if setup.widens_unquantized else Unquantized.HALF
     if not setup.saving.lora_dropout:
         del found["lora_dropout"]
+    if setup.saving.fp8_recipe in (None, Fp8Recipe.DYNAMIC):
+        del found["fp8_recipe"]
     if setup.phase is not Phase.TRAIN:
         found["recompute"] = "none"
     return found

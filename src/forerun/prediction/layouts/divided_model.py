@@ -78,6 +78,7 @@ class DividedModel:
             len(self.blocks.names),
             layout.pipeline,
             head / max(float(memory.weights[1:-1].mean()), 1.0) if is_balanced else None,
+            counts_ends=layout.stage_split is StageSplit.ENDS,
         )
 
     def times(

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.library import Library
 
-__all__ = ["adamw_8bit", "dequantize", "eight_bit_product", "liger_cross_entropy", "to_eight_bits"]
+__all__ = ["adamw_8bit", "dequantize", "eight_bit_product", "liger_cross_entropy", "to_eight_bits", "to_eight_bits_twice"]
 
 _library = Library("forerun", "DEF")
 
@@ -32,6 +32,10 @@ def _converted(source: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty_like(source, dtype=dtype)
 
 
+def _converted_twice(source: torch.Tensor, dtype: torch.dtype, looks: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty_like(source, dtype=dtype), torch.empty_like(source, dtype=dtype)
+
+
 def _nothing(*_args: Any) -> None:
     return None
 
@@ -49,6 +53,11 @@ eight_bit_product = _define(
 
 to_eight_bits = _define("to_eight_bits(Tensor source, ScalarType dtype) -> Tensor", _converted)
 """A tensor in 8 bits with a scale: one kernel that looks for the largest value, one that writes."""
+
+to_eight_bits_twice = _define(
+    "to_eight_bits_twice(Tensor source, ScalarType dtype, bool looks) -> (Tensor, Tensor)", _converted_twice
+)
+"""A matrix in 8 bits, by rows and by columns, in one kernel; with a look for the largest value before if asked."""
 
 adamw_8bit = _define(
     "adamw_8bit_(Tensor(a!) weight, Tensor gradient, Tensor(b!) first, Tensor(c!) second, Tensor(d!) scales) -> ()",

@@ -42,7 +42,7 @@ def with_saving(built: BuiltModel, setup: TrainingSetup) -> BuiltModel:
     if saving.lora_rank is not None:
         add_adapters(module, heads, saving, name)
         notes += _adapter_notes(setup)
-    if setup.precision is Precision.FP8 and not multiply_in_fp8(module, heads):
+    if setup.precision is Precision.FP8 and not multiply_in_fp8(module, heads, saving.fp8_recipe):
         raise InvalidSetupError(
             f"{name} has no linear layers that could multiply in fp8: give --precision bf16"
         )
