@@ -33,6 +33,15 @@ SOURCES = {
 """Sources whose rows name sizes, devices and layout."""
 
 _MEGATRON = ("Megatron-Bridge", "NeMo")
+# Transformer Engine calls cuDNN's attention. llm-foundry's tables are of 2023 and PyTorch 1.13, before
+# FlashAttention-2.
+_KERNELS = {
+    ("Megatron-Bridge", "h100"): "flash-3",
+    ("Megatron-Bridge", "gb200"): "flash-2",
+    ("Megatron-Bridge", "gb300"): "flash-2",
+    ("NeMo", "h100"): "flash-3",
+    ("Automodel", "h100"): "flash-3",
+}
 _FP8 = ("fp8", "fp8-cs", "fp8-cs (fp8-mx)", "mxfp8")
 _PRECISIONS = {"bf16": "amp-bf16", "fp16": "amp", "fp8": "fp8"}
 
@@ -104,7 +113,7 @@ def whole_table(folder: Path) -> pd.DataFrame:
 def measured_layouts(table: pd.DataFrame, source: str) -> Iterator[MeasuredLayout]:
     """Rows of one source that the study can ask about.
 
-    Left out: mixtures of experts, fp4, fp8 of llm-foundry and offload, devices outside of the catalogue, adapters of
+    Left out: mixtures of experts, fp4 and offload, devices outside of the catalogue, adapters of
     NeMo, whose rank is not stated, rows that contradict themselves, and rows that failed for a reason that is not told.
     """
     chosen = table[table.source.isin(SOURCES[source])]
@@ -188,10 +197,17 @@ def _question(source: str, row: Any) -> tuple[Sizes, Run] | None:
             optimizer="adamw",
             optimizer_implementation="fused",  # type: ignore[arg-type]
             compile=row.compile is True,
+            attention_kernel=_KERNELS.get((source, device.partition("-")[0]), "plain"),  # type: ignore[arg-type]
             saving=_saving(source, row, precision, sizes),
         ),
         cluster=_cluster(source, device, total, _number(row.gpus_per_node, 8)),
-        sharing=Sharing(strategy=_strategy(source, row), layout=layout, num_accumulation_steps=steps),
+        sharing=Sharing(
+            strategy=_strategy(source, row),
+            layout=layout,
+            num_accumulation_steps=steps,
+            overlap_tensor=source in _MEGATRON and tensor > 1,
+            overlap_update=source in _MEGATRON and _strategy(source, row) is Strategy.ZERO1,
+        ),
     )
     return sizes, run
 
@@ -209,8 +225,9 @@ def _saving(source: str, row: Any, precision: str, sizes: Sizes) -> Saving:
         return Saving(recompute=recompute, lora_rank=8, master_weights=MasterWeights.BF16)
     if precision != "fp8":
         return Saving(recompute=recompute)
-    # NeMo's fp8 was that of delayed scales; Megatron-Bridge has current scales ("cs"), and blocks of 32 ("mx").
-    recipe = Fp8Recipe.DELAYED if source == "NeMo" else Fp8Recipe.CURRENT
+    # The fp8 of llm-foundry and NeMo was that of delayed scales; Megatron-Bridge has current scales ("cs") and blocks
+    # of 32 ("mx").
+    recipe = Fp8Recipe.CURRENT if source == "Megatron-Bridge" else Fp8Recipe.DELAYED
     if row.precision == "mxfp8" or (pd.notna(row.note) and row.precision.endswith("(fp8-mx)")):
         recipe = Fp8Recipe.MX
     return Saving(recompute=recompute, master_weights=MasterWeights.FP32, fp8_recipe=recipe)

@@ -18,7 +18,7 @@ from forerun.run.saving import (
     Unquantized,
 )
 from forerun.run.settings import Setting, TypedDict
-from forerun.run.setup import MAX_BATCH_SIZE, Layout, OptimizerImplementation, Phase, Precision
+from forerun.run.setup import MAX_BATCH_SIZE, AttentionKernel, Layout, OptimizerImplementation, Phase, Precision
 from forerun.run.sharing import Algorithm, Strategy
 
 __all__ = ["DEVICE_HELP", "MODEL_HELP", "CommonOptions", "RunOptions", "ScaleOptions"]
@@ -85,6 +85,18 @@ class CommonOptions(TypedDict, total=False):
         bool | None,
         Setting(
             help="Run attention (scaled_dot_product_attention) as one kernel.", group="run", default="yes"
+        ),
+    ]
+    attention_kernel: Annotated[
+        str | None,
+        Setting(
+            help="Library of fused attention: plain (as long with a causal mask as without, as FlashAttention-1), "
+            "flash-2 (half as long) or flash-3 (and 1.7 times as fast, on Hopper only; cuDNN's as well).",
+            words="attention kernel",
+            group="run",
+            default="plain",
+            metavar="NAME",
+            choices=tuple(AttentionKernel),
         ),
     ]
     accumulation: Annotated[
@@ -383,6 +395,24 @@ class CommonOptions(TypedDict, total=False):
             default="fp32",
             metavar="NAME",
             choices=("half", "fp32"),
+        ),
+    ]
+    overlap_tensor: Annotated[
+        bool | None,
+        Setting(
+            help="With tp: run its collectives in pieces beside the products that they belong to (tp_comm_overlap of "
+            "Megatron-LM, asynchronous tensor parallelism of PyTorch).",
+            group="sharing",
+            default="no",
+        ),
+    ]
+    overlap_update: Annotated[
+        bool | None,
+        Setting(
+            help="With zero1 or zero2: gather updated weights behind the next forward pass (overlap-param-gather of "
+            "Megatron-LM).",
+            group="sharing",
+            default="no",
         ),
     ]
     dataset: Annotated[

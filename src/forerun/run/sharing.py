@@ -64,6 +64,8 @@ class Sharing:
         prefetch: Whether the weights of the next block are gathered while a block computes.
         gather_half: Whether weights are gathered in the half precision of the computation.
         reduce_half: Whether gradients are reduced in that precision.
+        overlap_tensor: Whether collectives of tensor parallelism run in pieces beside the products they belong to.
+        overlap_update: Whether ZeRO gathers updated weights behind the next forward pass.
     """
 
     strategy: Strategy = Strategy.DDP
@@ -78,6 +80,8 @@ class Sharing:
     prefetch: bool = True
     gather_half: bool = True
     reduce_half: bool = False
+    overlap_tensor: bool = False
+    overlap_update: bool = False
 
     def __post_init__(self) -> None:
         if self.num_accumulation_steps < 1:

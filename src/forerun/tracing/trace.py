@@ -442,5 +442,6 @@ def traced_settings(setup: TrainingSetup) -> dict[str, object]:
         "zero_grad_to_none": setup.zero_grad_to_none or not trains,
         "keeps_gradients": setup.keeps_gradients and trains,
         "saving": _traced_saving(setup),
+        **({} if setup.attention_kernel == "plain" else {"attention_kernel": setup.attention_kernel}),
         "autocast_backward": setup.autocast_backward and trains and setup.precision.is_autocast,
     }

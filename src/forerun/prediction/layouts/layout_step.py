@@ -274,7 +274,7 @@ def _stage(
 ) -> StageTime:
     own = list(units)
     forward, backward = times.forward_s[own], times.backward_s[own] + times.weight_gradient_s[own]
-    tensor = _tensor(times, groups.tensor, own, run.layout.sequence_parallel)
+    tensor = _tensor(run, times, groups.tensor, own)
     context = _context(run, times, groups.context, own)
     expert = _expert(run, times, groups.expert, own)
     forward = forward + tensor[0] + context[0] + expert[0]
@@ -328,9 +328,14 @@ def _handed_bytes(times: UnitTimes, run: Run) -> float:
 
 
 def _tensor(
-    times: UnitTimes, group: Group, own: Sequence[int], sequence_parallel: bool
+    run: Run, times: UnitTimes, group: Group, own: Sequence[int]
 ) -> tuple[Floats, Floats, Floats]:
-    """Exposed communication of tensor parallelism forward and backward, and what is hidden, (units,) each [s]."""
+    """Exposed communication of tensor parallelism forward and backward, and what is hidden, (units,) each [s].
+
+    In pieces (``overlap_tensor``) a collective of g devices goes on beside its product, one of g pieces ahead: what
+    is exposed is c / g, and what of (g - 1) c / g the product is too short for.
+    """
+    sequence_parallel = run.layout.sequence_parallel
     zero = np.zeros(len(own))
     if group.num_devices == 1:
         return zero, zero, zero
@@ -351,7 +356,20 @@ def _tensor(
     # With sequence parallelism the gradients of a pair's result are gathered before anything can be computed.
     backward = pairs * ((gather_s if sequence_parallel else 0.0) + behind_s - hidden)
     again = times.num_recomputed_pairs[list(own)] * forward_s
-    return pairs * forward_s, backward + again, pairs * hidden
+    forward = pairs * forward_s
+    if not run.sharing.overlap_tensor:
+        return forward, backward + again, pairs * hidden
+    # Products of the forward pass take as long as the gradients of their weights, and half of the backward pass.
+    beside = times.weight_gradient_s[list(own)]
+    shown = [_in_pieces(whole, beside, group.num_devices) for whole in (forward, backward + again)]
+    return shown[0], shown[1], pairs * hidden + forward + backward + again - shown[0] - shown[1]
+
+
+def _in_pieces(whole_s: Floats, beside_s: Floats, number: int) -> Floats:
+    """What of collectives in pieces is exposed beside their products, (units,) [s]."""
+    later = whole_s * (number - 1) / number
+    found: Floats = whole_s / number + np.maximum(0.0, later - beside_s * (number - 1) / number)
+    return found
 
 
 def _context(run: Run, times: UnitTimes, group: Group, own: Sequence[int]) -> tuple[Floats, Floats, Floats]:
@@ -446,8 +464,13 @@ def _synchronised(run: Run, times: UnitTimes, memory: UnitMemory, groups: _Group
         [in_buckets_s(kind, float(memory.gradients[unit]) * wide) for unit in own],
     )
     if stage:
-        gather_s = sum(in_buckets_s(Collective.ALL_GATHER, float(memory.weights[unit])) for unit in own)
-        return Overlap(found.exposed_s + gather_s, found.busy_s + gather_s)
+        gathers_s = [in_buckets_s(Collective.ALL_GATHER, float(memory.weights[unit])) for unit in own]
+        shown_s = sum(gathers_s)
+        if run.sharing.overlap_update:
+            # The next forward pass starts as soon as its first unit has its weights.
+            forward = [float(times.forward_s[unit]) for unit in own]
+            shown_s = reduced_backward(forward, gathers_s).exposed_s
+        return Overlap(found.exposed_s + shown_s, found.busy_s + sum(gathers_s))
     return found
 
 
