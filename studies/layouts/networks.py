@@ -33,6 +33,8 @@ class Sizes:
         attention: "fused" for one kernel, "written" for two products, a softmax and a dropout as Megatron-LM ran them
             before fused attention, "again" for these computed again in the backward pass (its selective
             recomputation).
+        fused_gate: Whether gate and product are one kernel that keeps its input alone, and attention reads shared heads
+            of keys and values as they are, as in Transformer Engine.
         fused_loss: Whether the cross entropy reads the logits as they are, in one kernel, without copies in fp32.
     """
 
@@ -47,6 +49,7 @@ class Sizes:
     tied: bool = True
     attention: str = "fused"
     fused_loss: bool = False
+    fused_gate: bool = False
 
 
 def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -64,6 +67,7 @@ class _Attention(nn.Module):
         self.qkv = nn.Linear(sizes.hidden, (sizes.heads + 2 * sizes.kv_heads) * self.width, bias=bias)
         self.out = nn.Linear(sizes.heads * self.width, sizes.hidden, bias=bias)
         self.rotates = sizes.gated
+        self.reads_shared = sizes.fused_gate
         self.kind = sizes.attention
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -74,6 +78,11 @@ class _Attention(nn.Module):
         ]
         if self.rotates:  # rotary positions are one kernel on queries and one on keys
             parts[:2] = [part * 1.0 for part in parts[:2]]
+        if self.kv_heads != self.heads and self.reads_shared:
+            shared = torch.ops.aten._scaled_dot_product_flash_attention.default
+            found = shared(*parts, 0.0, True, False)[0]
+            result: torch.Tensor = self.out(found.transpose(1, 2).reshape(batch, tokens, -1))
+            return result
         if self.kv_heads != self.heads:
             parts[1:] = [part.repeat_interleave(self.heads // self.kv_heads, 1) for part in parts[1:]]
         query, key, value = parts
@@ -83,7 +92,7 @@ class _Attention(nn.Module):
             found = checkpoint(_attend, query, key, value, use_reentrant=False)
         else:
             found = _attend(query, key, value)
-        result: torch.Tensor = self.out(found.transpose(1, 2).reshape(batch, tokens, -1))
+        result = self.out(found.transpose(1, 2).reshape(batch, tokens, -1))
         return result
 
 
@@ -91,13 +100,16 @@ class _FeedForward(nn.Module):
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
         self.gated = sizes.gated
+        self.is_fused = sizes.fused_gate
         wide = sizes.feed_forward * (2 if sizes.gated else 1)
         self.up = nn.Linear(sizes.hidden, wide, bias=not sizes.gated)
         self.down = nn.Linear(sizes.feed_forward, sizes.hidden, bias=not sizes.gated)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         wide = self.up(x)
-        if self.gated:
+        if self.gated and self.is_fused:
+            wide = functional.glu(wide)  # SiLU times its gate moves as much
+        elif self.gated:
             gate, value = wide.chunk(2, -1)
             wide = functional.silu(gate) * value
         else:

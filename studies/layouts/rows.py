@@ -33,14 +33,14 @@ SOURCES = {
 """Sources whose rows name sizes, devices and layout."""
 
 _MEGATRON = ("Megatron-Bridge", "NeMo")
-# Transformer Engine calls cuDNN's attention. llm-foundry's tables are of 2023 and PyTorch 1.13, before
-# FlashAttention-2.
+# Transformer Engine calls cuDNN's attention, Automodel PyTorch's. llm-foundry's tables are of 2023 and PyTorch 1.13,
+# before FlashAttention-2.
 _KERNELS = {
     ("Megatron-Bridge", "h100"): "flash-3",
     ("Megatron-Bridge", "gb200"): "flash-2",
     ("Megatron-Bridge", "gb300"): "flash-2",
     ("NeMo", "h100"): "flash-3",
-    ("Automodel", "h100"): "flash-3",
+    ("Automodel", "h100"): "flash-2",
 }
 _FP8 = ("fp8", "fp8-cs", "fp8-cs (fp8-mx)", "mxfp8")
 _PRECISIONS = {"bf16": "amp-bf16", "fp16": "amp", "fp8": "fp8"}
@@ -169,7 +169,8 @@ def _question(source: str, row: Any) -> tuple[Sizes, Run] | None:
         tokens=int(row.seq_len),
         gated=gated,
         attention=_attention(source, row),
-        fused_loss=source in ("llm-foundry", "Automodel", *_MEGATRON),
+        fused_gate=source in _MEGATRON,
+        fused_loss=source in ("llm-foundry", *_MEGATRON),
         tied=bool(row.tied_embeddings) if pd.notna(row.tied_embeddings) else not gated,
     )
     tensor, pipeline, context = _number(row.tp), _number(row.pp), _number(row.cp)
@@ -193,10 +194,10 @@ def _question(source: str, row: Any) -> tuple[Sizes, Run] | None:
         model=ModelRequest(model="decoder"),
         setup=TrainingSetup(
             batch_size_per_device=micro,
-            precision=_PRECISIONS[precision],  # type: ignore[arg-type]
+            precision="bf16" if source == "Automodel" else _PRECISIONS[precision],  # type: ignore[arg-type]
             optimizer="adamw",
             optimizer_implementation="fused",  # type: ignore[arg-type]
-            compile=row.compile is True,
+            compile=row.compile is True or source == "Automodel",
             attention_kernel=_KERNELS.get((source, device.partition("-")[0]), "plain"),  # type: ignore[arg-type]
             saving=_saving(source, row, precision, sizes),
         ),
@@ -205,7 +206,8 @@ def _question(source: str, row: Any) -> tuple[Sizes, Run] | None:
             strategy=_strategy(source, row),
             layout=layout,
             num_accumulation_steps=steps,
-            overlap_tensor=source in _MEGATRON and tensor > 1,
+            reduce_half=source == "fms-fsdp",
+            overlap_tensor=source in ("Automodel", *_MEGATRON) and tensor > 1,
             overlap_update=source in _MEGATRON and _strategy(source, row) is Strategy.ZERO1,
         ),
     )
@@ -214,15 +216,15 @@ def _question(source: str, row: Any) -> tuple[Sizes, Run] | None:
 
 def _saving(source: str, row: Any, precision: str, sizes: Sizes) -> Saving:
     recompute = row.act_ckpt if row.act_ckpt in ("full", "selective") else "none"
-    if source == "vTrain":
+    if source in ("vTrain", "Automodel"):  # Automodel's recipes have activation checkpointing, and are compiled
         recompute = "full"
     if sizes.attention == "again":
         recompute = "none"  # but attention
     if source == "fms-fsdp" and recompute == "selective":
         recompute = "every-2"  # its "selective" leaves blocks out
     if row.task == "lora":
-        # Automodel's recipes: rank 8 on all linear layers of the blocks; adapters are bf16 like the rest.
-        return Saving(recompute=recompute, lora_rank=8, master_weights=MasterWeights.BF16)
+        # Automodel's recipes: rank 16 on all linear layers of the blocks; adapters are bf16 like the rest.
+        return Saving(recompute=recompute, lora_rank=16, master_weights=MasterWeights.BF16)
     if precision != "fp8":
         return Saving(recompute=recompute)
     # The fp8 of llm-foundry and NeMo was that of delayed scales; Megatron-Bridge has current scales ("cs") and blocks

@@ -19,12 +19,16 @@ from forerun.prediction.layouts.divided_model import DividedModel
 from forerun.prediction.layouts.layout_step import shards_of, wide_factor
 from forerun.prediction.layouts.stages import in_flight
 from forerun.run.run import Run
+from forerun.run.saving import MasterWeights
+from forerun.run.setup import OptimizerImplementation
 from forerun.run.sharing import Strategy
 
 __all__ = ["StageMemory", "layout_memory", "stage_peak"]
 
 _COMMUNICATOR_BYTES = 2 * 24 * 4 * 1024**2
 """Buffers of one communicator of NCCL: 24 channels of 4 MiB (``NCCL_BUFFSIZE``) to each of two neighbours."""
+_COPY_RATIO = 2.0
+"""Bytes of a gradient in fp32 over those in half precision."""
 _UNCERTAINTY = 0.05
 """Half-width of the 90 % interval of the bytes of tensors of an eager step, as a fraction."""
 
@@ -98,7 +102,7 @@ def stage_peak(
     peaks = [
         _passes(run, memory, every, own, kept_before, grows=micro_steps == 1 and not _keeps_gradients(run))
     ]
-    peaks.append((0.0, memory.optimizer_ratio * held.updated, held.gradients))
+    peaks.append((0.0, _update_ratio(run, memory) * held.updated, held.gradients))
     activations, temporaries, gradients = max(peaks, key=sum)
     static = held.weights + held.buffers + held.state + held.gathered + memory.inputs
     allocated = static + activations + temporaries + gradients
@@ -126,6 +130,17 @@ def stage_peak(
         peak_bytes=Interval(peak, peak - margin, peak + margin),
         allocated_bytes=allocated,
     )
+
+
+def _update_ratio(run: Run, memory: UnitMemory) -> float:
+    """Temporaries of the update over the gradients that it reads.
+
+    A fused update has none, beside master weights but a copy of the gradients in their format.
+    """
+    if run.setup.optimizer_implementation is not OptimizerImplementation.FUSED:
+        return memory.optimizer_ratio
+    has_copies = run.setup.saving.master_weights is MasterWeights.FP32 and wide_factor(run) == 1.0
+    return min(memory.optimizer_ratio, _COPY_RATIO if has_copies else 0.0)
 
 
 def _num_shards(run: Run) -> int:
