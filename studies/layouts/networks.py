@@ -7,13 +7,14 @@ norm without bias and SiLU times its gate stand for them here.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-__all__ = ["Sizes", "language_model"]
+__all__ = ["Sizes", "in_place_loss", "language_model"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,8 @@ class Sizes:
             recomputation).
         fused_gate: Whether gate and product are one kernel that keeps its input alone, and attention reads shared heads
             of keys and values as they are, as in Transformer Engine.
+        dropout: Share of the embedding and of both results of a block that is left out.
+        in_place_loss: Whether the cross entropy works in place on one fp32 copy of the logits (Megatron-LM).
         fused_loss: Whether the cross entropy reads the logits as they are, in one kernel, without copies in fp32.
     """
 
@@ -50,6 +53,8 @@ class Sizes:
     attention: str = "fused"
     fused_loss: bool = False
     fused_gate: bool = False
+    dropout: float = 0.0
+    in_place_loss: bool = False
 
 
 def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -124,10 +129,11 @@ class _Block(nn.Module):
         bias = not sizes.gated
         self.norm1, self.norm2 = (nn.LayerNorm(sizes.hidden, bias=bias) for _ in range(2))
         self.attention, self.feed_forward = _Attention(sizes), _FeedForward(sizes)
+        self.dropout = nn.Dropout(sizes.dropout) if sizes.dropout else nn.Identity()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x + self.attention(self.norm1(x))
-        result: torch.Tensor = x + self.feed_forward(self.norm2(x))
+        x = x + self.dropout(self.attention(self.norm1(x)))
+        result: torch.Tensor = x + self.dropout(self.feed_forward(self.norm2(x)))
         return result
 
 
@@ -136,6 +142,7 @@ class _Decoder(nn.Module):
         super().__init__()
         self.tokens = nn.Embedding(sizes.vocabulary, sizes.hidden)
         self.positions = None if sizes.gated else nn.Embedding(sizes.tokens, sizes.hidden)
+        self.dropout = nn.Dropout(sizes.dropout) if sizes.dropout else nn.Identity()
         self.blocks = nn.ModuleList(_Block(sizes) for _ in range(sizes.layers))
         self.norm = nn.LayerNorm(sizes.hidden, bias=not sizes.gated)
         self.head = nn.Linear(sizes.hidden, sizes.vocabulary, bias=False)
@@ -146,10 +153,36 @@ class _Decoder(nn.Module):
         x = self.tokens(tokens)
         if self.positions is not None:
             x = x + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+        x = self.dropout(x)
         for block in self.blocks:
             x = block(x)
         result: torch.Tensor = self.head(self.norm(x))
         return result
+
+
+class _InPlaceLoss(torch.autograd.Function):
+    """Cross entropy of Megatron-LM: one fp32 copy of the logits, which becomes the shares and then the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor) -> torch.Tensor:
+        shares = logits.float()
+        shares.exp_()
+        total = shares.sum(-1)
+        shares.div_(total.unsqueeze(-1))
+        ctx.save_for_backward(shares)
+        ctx.dtype = logits.dtype
+        return total.log().mean()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        (shares,) = ctx.saved_tensors
+        return shares.mul_(gradient).to(ctx.dtype)
+
+
+def in_place_loss(logits: torch.Tensor) -> torch.Tensor:
+    """Mean cross entropy as Megatron-LM computes it; targets, which are small, are left out."""
+    loss: torch.Tensor = _InPlaceLoss.apply(logits)
+    return loss
 
 
 def language_model(sizes: Sizes) -> nn.Module:

@@ -112,7 +112,7 @@ def choices(rows: pd.DataFrame) -> dict[str, float]:
     """
     hits, losses = [], []
     for _, group in rows.groupby(_GROUP):
-        if group.layout.nunique() < _LEAST_GROUP and len(group) == group.layout.nunique():
+        if group.predicted_s.nunique() < _LEAST_GROUP:  # releases that repeat a row count once
             continue
         best = group.measured_s.min()
         order = group.sort_values("predicted_s").measured_s

@@ -18,6 +18,7 @@ from forerun.prediction.estimate import Interval, MemoryShare
 from forerun.prediction.layouts.divided_model import DividedModel
 from forerun.prediction.layouts.layout_step import shards_of, wide_factor
 from forerun.prediction.layouts.stages import in_flight
+from forerun.run.parallel import PipelineSchedule
 from forerun.run.run import Run
 from forerun.run.saving import MasterWeights
 from forerun.run.setup import OptimizerImplementation
@@ -98,7 +99,11 @@ def stage_peak(
     held = _held(run, memory, every, own, stage)
     micro_steps = run.sharing.num_accumulation_steps
     waiting = in_flight(run.layout, stage, micro_steps) - 1
-    kept_before = waiting * float(memory.kept[own].sum())
+    # Groups of blocks wait in the interleaved schedule, but a head's backward pass follows its forward pass at once.
+    last = len(memory.weights) - 1
+    is_interleaved = run.layout.schedule is PipelineSchedule.INTERLEAVED
+    holding = [unit for unit in own if not (is_interleaved and unit == last)]
+    kept_before = waiting * float(memory.kept[holding].sum())
     peaks = [
         _passes(run, memory, every, own, kept_before, grows=micro_steps == 1 and not _keeps_gradients(run))
     ]
@@ -122,7 +127,6 @@ def stage_peak(
     )
     peak = allocated + fragmentation + buffers + constants.overhead_bytes
     margin = (COMPILED_FRACTION if run.setup.compile else _UNCERTAINTY) * allocated
-    last = len(memory.weights) - 1
     return StageMemory(
         stage=stage,
         num_blocks=sum(unit not in (0, last) for unit in own),
@@ -223,6 +227,9 @@ def _passes(
     )
     ahead = 2 if sharing.prefetch else 1
     whole = (every.gradients[own] / number if sharing.strategy.stage >= 2 else memory.gradients[own]) * wide
+    if run.layout.pipeline > 1 and last in own and 0 not in own:
+        # The last stage has an embedding of its own if the head shares its weight.
+        whole[-1] += memory.tied * wide / (number if sharing.strategy.stage >= 2 else 1)
     made = (
         memory.gradients[own] * (1.0 + (wide if wide > 1 and not sharing.reduce_half else 0.0))
         if is_sharded
