@@ -37,7 +37,8 @@ class Sizes:
         fused_gate: Whether gate and product are one kernel that keeps its input alone, and attention reads shared heads
             of keys and values as they are, as in Transformer Engine.
         dropout: Share of the embedding and of both results of a block that is left out.
-        in_place_loss: Whether the cross entropy works in place on one fp32 copy of the logits (Megatron-LM).
+        logit_copies: Copies of the logits in fp32 that the cross entropy of Megatron-LM works on: one in place, two if
+            a compiler joined it; None for PyTorch's own.
         fused_loss: Whether the cross entropy reads the logits as they are, in one kernel, without copies in fp32.
     """
 
@@ -54,7 +55,7 @@ class Sizes:
     fused_loss: bool = False
     fused_gate: bool = False
     dropout: float = 0.0
-    in_place_loss: bool = False
+    logit_copies: int | None = None
 
 
 def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -161,11 +162,13 @@ class _Decoder(nn.Module):
 
 
 class _InPlaceLoss(torch.autograd.Function):
-    """Cross entropy of Megatron-LM: one fp32 copy of the logits, which becomes the shares and then the gradient."""
+    """Cross entropy of Megatron-LM: an fp32 copy of the logits becomes the shares and then the gradient."""
 
     @staticmethod
-    def forward(ctx: Any, logits: torch.Tensor) -> torch.Tensor:
-        shares = logits.float()
+    def forward(ctx: Any, logits: torch.Tensor, copies: int) -> torch.Tensor:
+        held = [logits.float()]
+        held += [held[0] * 1.0 for _ in range(copies - 1)]
+        shares = held[-1]
         shares.exp_()
         total = shares.sum(-1)
         shares.div_(total.unsqueeze(-1))
@@ -176,12 +179,12 @@ class _InPlaceLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         (shares,) = ctx.saved_tensors
-        return shares.mul_(gradient).to(ctx.dtype)
+        return shares.mul_(gradient).to(ctx.dtype), None
 
 
-def in_place_loss(logits: torch.Tensor) -> torch.Tensor:
+def in_place_loss(logits: torch.Tensor, copies: int) -> torch.Tensor:
     """Mean cross entropy as Megatron-LM computes it; targets, which are small, are left out."""
-    loss: torch.Tensor = _InPlaceLoss.apply(logits)
+    loss: torch.Tensor = _InPlaceLoss.apply(logits, copies)
     return loss
 
 

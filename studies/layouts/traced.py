@@ -43,8 +43,8 @@ def traced_model(sizes: Sizes, setup: TrainingSetup) -> DividedModel:
 
 def _built(sizes: Sizes) -> BuiltModel:
     def loss(output: torch.Tensor, batch: object) -> torch.Tensor:
-        if sizes.in_place_loss:
-            return in_place_loss(output)
+        if sizes.logit_copies is not None:
+            return in_place_loss(output, sizes.logit_copies)
         target = batch["labels"]  # type: ignore[index]
         logits = output if sizes.fused_loss else output.float()
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1), target.flatten())
