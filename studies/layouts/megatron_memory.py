@@ -29,7 +29,8 @@ __all__ = ["MeasuredMemory", "measured_memory", "memory_page", "predicted_memory
 _DEVICES = {"A100": "a100-sxm4-80gb", "H100": "h100-sxm", "GB200": "gb200"}
 _WORKSPACES_BYTES = 2 * 32 * 1024**2
 """Workspaces of cuBLAS of the threads of forward and backward pass, with CUBLAS_WORKSPACE_CONFIG=:4096:8, which
-deterministic runs need and PyTorch takes on Hopper; PyTorch allocates them. A whole prediction has them in its context."""
+deterministic runs need and PyTorch takes on Hopper; PyTorch allocates them. A whole prediction has them in its
+context."""
 _VOCABULARY = 50257
 """Tokens of GPT-2, which the tests use unless they say otherwise."""
 _SAME = 1.2
@@ -67,7 +68,9 @@ def measured_memory(folder: Path) -> Iterator[MeasuredMemory]:
     """
     table = pd.read_parquet(folder / "llm" / "megatron_ci.parquet")
     dense = table.num_experts.isna() & table.hybrid_pattern.isna() & ~table.multi_latent_attention
-    chosen = table[dense & (table.test_group == "gpt") & ~table.optimizer_cpu_offload & (table.bf16 | table.fp16)]
+    chosen = table[
+        dense & (table.test_group == "gpt") & ~table.optimizer_cpu_offload & (table.bf16 | table.fp16)
+    ]
     for index, row in chosen.iterrows():
         if pd.isna(row.global_batch) or any(name in row.args_json for name in _LEFT_OUT):
             continue
@@ -137,7 +140,9 @@ def _question(row: Any) -> tuple[Sizes, Run]:
                 context=context,
                 data=data,
                 sequence_parallel=bool(row.sequence_parallel),
-                schedule=PipelineSchedule.INTERLEAVED if is_interleaved else PipelineSchedule.ONE_FORWARD_ONE_BACKWARD,
+                schedule=PipelineSchedule.INTERLEAVED
+                if is_interleaved
+                else PipelineSchedule.ONE_FORWARD_ONE_BACKWARD,
                 virtual_stages=groups if is_interleaved else 1,
                 stage_split=StageSplit.ENDS if "account_for_embedding" in row.test_case else StageSplit.EVEN,
             ),
@@ -173,8 +178,8 @@ def predicted_memory(folder: Path) -> pd.DataFrame:
 def memory_page(folder: Path) -> str:
     """The figures of all reference runs as a Markdown table.
 
-    A second line is without questions of which runs on the same device and stack measured peaks that differ by more than
-    a fifth: tests were refreshed at different dates, with and without fused attention.
+    A second line is without questions of which runs on the same device and stack measured peaks that differ by more
+    than a fifth: tests were refreshed at different dates, with and without fused attention.
     """
     rows = predicted_memory(folder)
     of_question = rows.groupby(["predicted_bytes", "gpu", "environment"]).measured_bytes

@@ -86,9 +86,7 @@ class _Attention(nn.Module):
             parts[:2] = [part * 1.0 for part in parts[:2]]
         if self.kv_heads != self.heads and self.reads_shared:
             shared = torch.ops.aten._scaled_dot_product_flash_attention.default
-            found = shared(*parts, 0.0, True, False)[0]
-            result: torch.Tensor = self.out(found.transpose(1, 2).reshape(batch, tokens, -1))
-            return result
+            return self._joined(shared(*parts, 0.0, True, False)[0])
         if self.kv_heads != self.heads:
             parts[1:] = [part.repeat_interleave(self.heads // self.kv_heads, 1) for part in parts[1:]]
         query, key, value = parts
@@ -98,7 +96,10 @@ class _Attention(nn.Module):
             found = checkpoint(_attend, query, key, value, use_reentrant=False)
         else:
             found = _attend(query, key, value)
-        result = self.out(found.transpose(1, 2).reshape(batch, tokens, -1))
+        return self._joined(found)
+
+    def _joined(self, heads: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.out(heads.transpose(1, 2).flatten(2))
         return result
 
 

@@ -216,7 +216,10 @@ def _question(source: str, row: Any) -> tuple[Sizes, Run] | None:
 
 def _saving(source: str, row: Any, precision: str, sizes: Sizes) -> Saving:
     recompute = row.act_ckpt if row.act_ckpt in ("full", "selective") else "none"
-    if source in ("vTrain", "Automodel"):  # Automodel's recipes have activation checkpointing, and are compiled
+    if source in (
+        "vTrain",
+        "Automodel",
+    ):  # Automodel's recipes have activation checkpointing, and are compiled
         recompute = "full"
     if sizes.attention == "again":
         recompute = "none"  # but attention
@@ -239,7 +242,9 @@ def _stage_split(source: str, num_blocks: int, num_groups: int) -> StageSplit:
     if source == "nanotron":
         return StageSplit.BALANCED
     # Llama 3.1 405B has 126 blocks for stages of 128: Megatron-Bridge counts input and head.
-    return StageSplit.ENDS if num_blocks % num_groups and (num_blocks + 2) % num_groups == 0 else StageSplit.EVEN
+    return (
+        StageSplit.ENDS if num_blocks % num_groups and (num_blocks + 2) % num_groups == 0 else StageSplit.EVEN
+    )
 
 
 def _attention(source: str, row: Any) -> str:

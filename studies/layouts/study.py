@@ -42,7 +42,8 @@ def predicted_rows(folder: Path, source: str) -> pd.DataFrame:
 def _predicted(row: MeasuredLayout) -> dict[str, object]:
     run = row.run
     model = traced_model(row.sizes, compute_setup(run))
-    step = layout_step(model, run, cost_model_of(run), load_layout_table()).step_s
+    found = layout_step(model, run, cost_model_of(run), load_layout_table())
+    step = found.step_s
     memory = layout_memory(model, run, memory_constants(run.cluster.device))
     worst = max(stage.peak_bytes.low for stage in memory)
     return {
@@ -61,6 +62,8 @@ def _predicted(row: MeasuredLayout) -> dict[str, object]:
         "fits": worst <= visible_memory(run.cluster.device).value_bytes,
         "recompute": run.setup.saving.recompute,
         "ideal_s": _ideal_s(row),
+        "size": (row.sizes.hidden, row.sizes.layers),
+        "shape": found.shape,
     }
 
 
@@ -84,9 +87,7 @@ def _ideal_s(row: MeasuredLayout) -> float:
 def constant_mfu_error(rows: pd.DataFrame) -> float:
     """Mean error of one MFU for all rows, the one that is best on these rows themselves."""
     shares = np.sort((rows.ideal_s / rows.measured_s).to_numpy())
-    return float(
-        min(np.abs(rows.ideal_s / share / rows.measured_s - 1).mean() for share in shares)
-    )
+    return float(min(np.abs(rows.ideal_s / share / rows.measured_s - 1).mean() for share in shares))
 
 
 def errors_of(rows: pd.DataFrame) -> dict[str, float]:

@@ -18,7 +18,14 @@ from forerun.run.saving import (
     Unquantized,
 )
 from forerun.run.settings import Setting, TypedDict
-from forerun.run.setup import MAX_BATCH_SIZE, AttentionKernel, Layout, OptimizerImplementation, Phase, Precision
+from forerun.run.setup import (
+    MAX_BATCH_SIZE,
+    AttentionKernel,
+    Layout,
+    OptimizerImplementation,
+    Phase,
+    Precision,
+)
 from forerun.run.sharing import Algorithm, Strategy
 
 __all__ = ["DEVICE_HELP", "MODEL_HELP", "CommonOptions", "RunOptions", "ScaleOptions"]

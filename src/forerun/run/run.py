@@ -66,7 +66,9 @@ class Software:
         parse_release(self.torch_version)
 
 
-def check_format(device: Device, precision: Precision, kernel: AttentionKernel = AttentionKernel.PLAIN) -> None:
+def check_format(
+    device: Device, precision: Precision, kernel: AttentionKernel = AttentionKernel.PLAIN
+) -> None:
     """Raises ``InvalidSetupError`` for fp8 or a library of attention on a device that does not have it.
 
     Other formats fall back to slower ones.
@@ -588,7 +590,11 @@ def _check_fsdp(sharing: Sharing, given: Mapping[str, Any], cluster: Cluster) ->
             raise InvalidSetupError(
                 f"{_flags(useless)} belongs to fsdp, got strategy {sharing.strategy}; give --strategy fsdp or hsdp"
             )
-    if sharing.overlap_update and sharing.strategy.stage not in (1, 2) and sharing.strategy is not Strategy.AUTO:
+    if (
+        sharing.overlap_update
+        and sharing.strategy.stage not in (1, 2)
+        and sharing.strategy is not Strategy.AUTO
+    ):
         raise InvalidSetupError(
             f"--overlap-update belongs to zero1 and zero2, got strategy {sharing.strategy}; give --strategy zero1"
         )

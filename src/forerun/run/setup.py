@@ -78,8 +78,8 @@ class AttentionKernel(StrEnum):
 
 
 FLASH_3_GAIN = 1.7
-"""Time of FlashAttention-2 on Hopper over that of FlashAttention-3: 1.5 to 2.0 forward and 1.5 to 1.75 backward (Shah et
-al. 2024, arXiv 2407.08608)."""
+"""Time of FlashAttention-2 on Hopper over that of FlashAttention-3: 1.5 to 2.0 forward and 1.5 to 1.75 backward (Shah
+et al. 2024, arXiv 2407.08608)."""
 
 
 class OptimizerImplementation(StrEnum):

@@ -56,7 +56,11 @@ def record_step(
     was_collecting = gc.isenabled()
     gc.disable()  # blocks are freed by their last reference, as on a GPU, not when the collector happens to run
     try:
-        with attention_as(setup.attention_kernel), _module_names(module, recorder), streamed_blocks(module, built.blocks, setup, recorder):
+        with (
+            attention_as(setup.attention_kernel),
+            _module_names(module, recorder),
+            streamed_blocks(module, built.blocks, setup, recorder),
+        ):
             for index in range(2):
                 recorder.records_ops = index == 1
                 if setup.phase is Phase.TRAIN:

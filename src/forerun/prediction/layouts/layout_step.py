@@ -14,14 +14,15 @@ Ranks count tensor, context, data, pipeline, so that devices which talk most are
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from math import ceil
+from dataclasses import dataclass, fields, replace
+from math import ceil, exp
 
 import numpy as np
 import numpy.typing as npt
 
 from forerun.communication.groups import Collective, Group, group_of
 from forerun.communication.layout_constants import LayoutConstants, LayoutTable
+from forerun.communication.measured_layouts import MeasuredLayouts, StepShape
 from forerun.graph.shards import Shards
 from forerun.memory.units import UnitMemory
 from forerun.optime.step_times import smooth_maximum
@@ -107,6 +108,7 @@ class LayoutStep:
         exposed_s: Communication that nothing hides [s].
         communication_s: Sum of its collectives [s].
         bubble_s: Waiting of the slowest stage for the others [s].
+        shape: What the error of the step depends on, before any correction.
     """
 
     step_s: Interval
@@ -118,6 +120,7 @@ class LayoutStep:
     exposed_s: float
     communication_s: float
     bubble_s: float
+    shape: StepShape
 
 
 def uses_layout(run: Run) -> bool:
@@ -216,10 +219,9 @@ def layout_step(model: DividedModel, run: Run, weights: CostModel, table: Layout
     parts = _parts(
         times.alone, stage, micro_steps, bubble_s, synchronised[last].exposed_s, updates[last], slowed_s
     )
-    return LayoutStep(
-        step_s=widened(
-            step_s, times.alone.step_s, table.log_spread, micro_steps * times.alone.least_s / layout.pipeline
-        ),
+    least_s = micro_steps * times.alone.least_s / layout.pipeline
+    found = LayoutStep(
+        step_s=widened(step_s, times.alone.step_s, table.log_spread, least_s),
         model=times.model,
         alone=times.alone,
         stages=tuple(stages),
@@ -228,6 +230,38 @@ def layout_step(model: DividedModel, run: Run, weights: CostModel, table: Layout
         exposed_s=sum(part.time_s for part in parts if part.name in _COMMUNICATION),
         communication_s=micro_steps * stage.communication_s + synchronised[last].busy_s,
         bubble_s=bubble_s,
+        shape=StepShape(
+            hidden_size=blocks.hidden_size,
+            block_s=stage.total_s / max(1, len(units[slowest])),
+            exposed_share=sum(part.time_s for part in parts if part.name in _COMMUNICATION) / step_s,
+            waiting_share=sum(part.time_s for part in parts if part.name == HOST_PART) / step_s,
+        ),
+    )
+    return found if table.measured is None else _as_measured(found, table.measured)
+
+
+def _as_measured(step: LayoutStep, measured: MeasuredLayouts) -> LayoutStep:
+    """The step with all its times as measured steps of the cluster say, and the interval that they leave."""
+    log_factor, left = measured.correction(step.shape)
+    factor = exp(log_factor)
+
+    value = step.step_s.value
+    return replace(
+        step,
+        compute_s=step.compute_s * factor,
+        exposed_s=step.exposed_s * factor,
+        communication_s=step.communication_s * factor,
+        bubble_s=step.bubble_s * factor,
+        step_s=Interval(
+            value * factor,
+            value * factor * (step.step_s.low / value) ** left,
+            value * factor * (step.step_s.high / value) ** left,
+        ),
+        stages=tuple(
+            StageTime(**{field.name: getattr(stage, field.name) * factor for field in fields(stage)})
+            for stage in step.stages
+        ),
+        parts=tuple(BreakdownPart(part.name, part.time_s * factor) for part in step.parts),
     )
 
 
@@ -327,9 +361,7 @@ def _handed_bytes(times: UnitTimes, run: Run) -> float:
     return times.message_bytes / run.layout.tensor
 
 
-def _tensor(
-    run: Run, times: UnitTimes, group: Group, own: Sequence[int]
-) -> tuple[Floats, Floats, Floats]:
+def _tensor(run: Run, times: UnitTimes, group: Group, own: Sequence[int]) -> tuple[Floats, Floats, Floats]:
     """Exposed communication of tensor parallelism forward and backward, and what is hidden, (units,) each [s].
 
     In pieces (``overlap_tensor``) a collective of g devices goes on beside its product, one of g pieces ahead: what

@@ -7,7 +7,14 @@ from typing import Any
 import torch
 from torch.library import Library
 
-__all__ = ["adamw_8bit", "dequantize", "eight_bit_product", "liger_cross_entropy", "to_eight_bits", "to_eight_bits_twice"]
+__all__ = [
+    "adamw_8bit",
+    "dequantize",
+    "eight_bit_product",
+    "liger_cross_entropy",
+    "to_eight_bits",
+    "to_eight_bits_twice",
+]
 
 _library = Library("forerun", "DEF")
 
@@ -32,7 +39,9 @@ def _converted(source: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty_like(source, dtype=dtype)
 
 
-def _converted_twice(source: torch.Tensor, dtype: torch.dtype, looks: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def _converted_twice(
+    source: torch.Tensor, dtype: torch.dtype, looks: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.empty_like(source, dtype=dtype), torch.empty_like(source, dtype=dtype)
 
 
