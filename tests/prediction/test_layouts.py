@@ -131,6 +131,79 @@ def test_a_faster_link_never_slows(layout: str) -> None:
     assert fast < slow
 
 
+def test_products_in_fp8_are_divided_as_those_in_half_precision_are() -> None:
+    run = run_of("8xh100-sxm", parallel="tp=4,dp=2", precision="fp8")
+    graph = MODELS.of(run).graph
+    blocks = blocks_of(graph)
+    plain = blocks_of(MODELS.of(run_of("8xh100-sxm", parallel="tp=4,dp=2")).graph)
+    assert (blocks.weight_divided == plain.weight_divided).all()
+    assert blocks.can_be_divided
+    ops = sharded_ops(graph, blocks, Shards(tensor=4))
+    products = graph.ops.gemm[:, 1:].any(axis=(1, 2))
+    np.testing.assert_allclose(4 * ops.flops[products].sum(0), graph.ops.flops[products].sum(0))
+
+
+@pytest.mark.parametrize(
+    ("setting", "options"),
+    [
+        ("overlap_tensor", {"parallel": "tp=8"}),
+        ("overlap_tensor", {"parallel": "tp=4,dp=2", "recompute": "full", "sequence_parallel": False}),
+        ("overlap_update", {"parallel": "dp=8", "strategy": "zero1"}),
+    ],
+)
+def test_overlapped_collectives_hide_but_do_not_vanish(setting: str, options: dict[str, Any]) -> None:
+    size = {"batch_size": 64, "intra": "pcie-4-x16"}
+    runs = [run_of("8xh100-sxm", **options, **size, **{setting: value}) for value in (False, True)]
+    model = DividedModel(model=MODELS.of(runs[0]))
+    plain, hidden = (
+        layout_step(model, run, cost_model_of(run), load_layout_table()) for run in runs
+    )
+    assert hidden.exposed_s < plain.exposed_s
+    assert hidden.step_s.value < plain.step_s.value
+    assert hidden.communication_s == pytest.approx(plain.communication_s)
+    assert Run.of(MODEL, **{k: v for k, v in runs[1].json_fields().items() if k != "model"}) == runs[1]
+
+
+def test_input_and_head_may_count_as_blocks() -> None:
+    stages = stage_units(126, 8, counts_ends=True)
+    assert [unit for units in stages for unit in units] == list(range(128))
+    assert {len(units) for units in stages} == {16}
+
+
+def test_a_head_waits_for_no_other_group_of_blocks(traced: DividedModel) -> None:
+    def last_activations(**options: Any) -> float:
+        run = run_of("8xh100-sxm", parallel="pp=2,dp=4", accumulation=8, **options)
+        memory = layout_memory(traced, run, memory_constants_of(run.cluster.device, run))
+        return next(part.size_bytes for part in memory[-1].parts if part.name == "activations")
+
+    interleaved = last_activations(pipeline_schedule="interleaved", virtual_stages=2)
+    run = run_of("8xh100-sxm", parallel="dp=8")
+    kept = traced.memory(Shards(), run.setup.batch_size_per_device).kept
+    # Of two groups of one block each, (2 - 1) 2 + 1 are in flight: one and a half times the blocks of the stage.
+    assert interleaved - last_activations() == pytest.approx(0.5 * kept[3:5].sum(), rel=0.01)
+
+
+def test_the_last_stage_has_gradients_of_an_embedding_that_it_shares(traced: DividedModel) -> None:
+    run = run_of("8xh100-sxm", parallel="pp=2,dp=4", accumulation=8)
+    memory = layout_memory(traced, run, memory_constants_of(run.cluster.device, run))
+    held = [sum(p.size_bytes for p in stage.parts if p.name == "gradients") for stage in memory]
+    whole = traced.memory(Shards(), 1)
+    assert sum(held) == pytest.approx(whole.gradients.sum() + whole.tied)
+
+
+def test_a_fused_update_has_no_temporaries() -> None:
+    def at_update(kind: str) -> float:
+        run = run_of(
+            "2xh100-sxm", parallel="dp=2", sequence_length=16, batch_size=1, optimizer_implementation=kind
+        )
+        (stage,) = layout_memory(
+            DividedModel(model=MODELS.of(run)), run, memory_constants_of(run.cluster.device, run)
+        )
+        return stage.allocated_bytes
+
+    assert at_update("fused") < at_update("foreach")
+
+
 def test_fully_sharded_memory_falls_with_devices() -> None:
     two, eight = (
         forerun.predict(MODEL, device=f"{number}xh100-sxm", strategy="fsdp", **SETTINGS) for number in (2, 8)
@@ -192,6 +265,8 @@ def test_the_worst_stage_is_named() -> None:
         ({"parallel": "tp=2", "stage_split": "balanced"}, "there is no pp"),
         ({"strategy": "fsdp", "shard_size": 4}, "belongs to hsdp"),
         ({"strategy": "ddp", "reshard": False}, "belongs to fsdp"),
+        ({"strategy": "ddp", "overlap_update": True}, "belongs to zero1"),
+        ({"parallel": "dp=8", "overlap_tensor": True}, "there is no tp"),
         (
             {"parallel": "pp=2", "pipeline_schedule": "interleaved", "virtual_stages": 2, "accumulation": 3},
             "give --accumulation 4",

@@ -1,4 +1,4 @@
-"""What measured steps of several devices say about other ones: a correction of the logarithm of a step.
+"""Correction of predicted steps of several devices by steps that were measured: of the logarithm of a step.
 
 The errors of predicted layouts (log of measured over predicted) are taken for a Gaussian process over the shape of a
 step: near shapes err alike. With measured errors y at shapes X, a new shape x has
@@ -36,7 +36,7 @@ _LEAST_S = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepShape:
-    """What errors of a step depend on.
+    """Figures of a step that its error depends on.
 
     Attributes:
         hidden_size: Width of a token.

@@ -398,7 +398,7 @@ def _tensor(run: Run, times: UnitTimes, group: Group, own: Sequence[int]) -> tup
 
 
 def _in_pieces(whole_s: Floats, beside_s: Floats, number: int) -> Floats:
-    """What of collectives in pieces is exposed beside their products, (units,) [s]."""
+    """Exposed part of collectives in pieces beside their products, (units,) [s]."""
     later = whole_s * (number - 1) / number
     found: Floats = whole_s / number + np.maximum(0.0, later - beside_s * (number - 1) / number)
     return found
