@@ -15,7 +15,7 @@ from forerun.run.parallel import DeviceLayout, PipelineSchedule, StageSplit
 from forerun.run.run import Run
 from forerun.run.saving import Fp8Recipe, MasterWeights, Saving
 from forerun.run.setup import TrainingSetup
-from forerun.run.sharing import Sharing, Strategy
+from forerun.run.sharing import FsdpVersion, Sharing, Strategy
 from studies.layouts.networks import Sizes
 
 __all__ = ["SOURCES", "MeasuredLayout", "measured_layouts", "whole_table"]
@@ -41,6 +41,11 @@ _KERNELS = {
     ("Megatron-Bridge", "gb300"): "flash-2",
     ("NeMo", "h100"): "flash-3",
     ("Automodel", "h100"): "flash-2",
+}
+_VERSIONS = {
+    "llm-foundry": FsdpVersion.FSDP1,
+    "fms-fsdp": FsdpVersion.FSDP1,
+    "Megatron-Bridge": FsdpVersion.ZERO_COPY,
 }
 _FP8 = ("fp8", "fp8-cs", "fp8-cs (fp8-mx)", "mxfp8")
 _PRECISIONS = {"bf16": "amp-bf16", "fp16": "amp", "fp8": "fp8"}
@@ -196,7 +201,8 @@ def _question(source: str, row: Any) -> tuple[Sizes, Run] | None:
             batch_size_per_device=micro,
             precision="bf16" if source == "Automodel" else _PRECISIONS[precision],  # type: ignore[arg-type]
             optimizer="adamw",
-            optimizer_implementation="fused",  # type: ignore[arg-type]
+            # Composer's DecoupledAdamW goes through the tensors one by one.
+            optimizer_implementation="for-loop" if source == "llm-foundry" else "fused",  # type: ignore[arg-type]
             compile=row.compile is True or source == "Automodel",
             attention_kernel=_KERNELS.get((source, device.partition("-")[0]), "plain"),  # type: ignore[arg-type]
             saving=_saving(source, row, precision, sizes),
@@ -207,6 +213,7 @@ def _question(source: str, row: Any) -> tuple[Sizes, Run] | None:
             layout=layout,
             num_accumulation_steps=steps,
             reduce_half=source == "fms-fsdp",
+            fsdp_version=_VERSIONS.get(source, FsdpVersion.FSDP2),
             overlap_tensor=source in ("Automodel", *_MEGATRON) and tensor > 1,
             overlap_update=source in _MEGATRON and _strategy(source, row) is Strategy.ZERO1,
         ),

@@ -144,6 +144,9 @@ def study_page(folder: Path, sources: tuple[str, ...] = tuple(SOURCES)) -> str:
         found["constant"] = constant_mfu_error(good)
         figures = [f"{100 * found[name]:.1f}" for name in ("mape", "constant", "median", "p90", "bias")]
         picked = "" if not chosen["groups"] else f"{chosen['in_first_three']:.0%} of {chosen['groups']:.0f}"
+        if source == "nanotron":
+            best = choices(good)
+            picked += f" (all rows); {best['in_first_three']:.0%} of {best['groups']:.0f}"
         loss = "" if not chosen["groups"] else f"{100 * chosen['loss']:.1f}"
         lines.append(
             f"| {words} | {found['n']:.0f} | {' | '.join(figures)} | {found['coverage']:.2f} | {found['fits']:.2f} | "

@@ -61,9 +61,24 @@ def test_a_correction_fades_with_the_distance_of_shapes() -> None:
         (HEADER, "h100-sxm", "a.json", "got none; add a row"),
         (HEADER.replace("precision", "precison") + ROWS, "h100-sxm", "a.json", "did you mean precision"),
         (HEADER + ROWS.replace("0.05", "fast"), "h100-sxm", "a.json", "row 1: expected seconds above zero"),
-        (HEADER + ROWS.replace(",4,", ",four,"), "h100-sxm", "a.json", "row 1: expected a number in 'batch_size'"),
-        (HEADER + ROWS.replace("tp=2,dp=4", "tp=3"), "h100-sxm", "a.json", "row 1: tp=3 needs a multiple of 3"),
-        (HEADER + ROWS.replace("fsdp", ""), "h100-sxm", "a.json", "row 2: expected a step of several devices"),
+        (
+            HEADER + ROWS.replace(",4,", ",four,"),
+            "h100-sxm",
+            "a.json",
+            "row 1: expected a number in 'batch_size'",
+        ),
+        (
+            HEADER + ROWS.replace("tp=2,dp=4", "tp=3"),
+            "h100-sxm",
+            "a.json",
+            "row 1: tp=3 needs a multiple of 3",
+        ),
+        (
+            HEADER + ROWS.replace("fsdp", ""),
+            "h100-sxm",
+            "a.json",
+            "row 2: expected a step of several devices",
+        ),
     ],
 )
 def test_tables_that_cannot_be_read(

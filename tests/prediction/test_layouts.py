@@ -27,6 +27,7 @@ from forerun.prediction.layouts.layout_step import layout_step
 from forerun.prediction.layouts.stages import pipeline_s, stage_units
 from forerun.run.parallel import PipelineSchedule
 from forerun.run.run import Run
+from forerun.run.sharing import FsdpVersion
 
 MODEL = "gpt:depth=4,width=512,vocabulary=4096"
 SETTINGS: dict[str, Any] = {
@@ -155,13 +156,32 @@ def test_overlapped_collectives_hide_but_do_not_vanish(setting: str, options: di
     size = {"batch_size": 64, "intra": "pcie-4-x16"}
     runs = [run_of("8xh100-sxm", **options, **size, **{setting: value}) for value in (False, True)]
     model = DividedModel(model=MODELS.of(runs[0]))
-    plain, hidden = (
-        layout_step(model, run, cost_model_of(run), load_layout_table()) for run in runs
-    )
+    plain, hidden = (layout_step(model, run, cost_model_of(run), load_layout_table()) for run in runs)
     assert hidden.exposed_s < plain.exposed_s
     assert hidden.step_s.value < plain.step_s.value
     assert hidden.communication_s == pytest.approx(plain.communication_s)
     assert Run.of(MODEL, **{k: v for k, v in runs[1].json_fields().items() if k != "model"}) == runs[1]
+
+
+def test_copies_of_fsdp_are_those_of_its_version() -> None:
+    run = run_of("8xh100-sxm", strategy="fsdp", precision="amp-bf16", accumulation=4)
+    model = DividedModel(model=MODELS.of(run))
+    found = {}
+    for version in FsdpVersion:
+        sharing = replace(run.sharing, fsdp_version=version)
+        step = layout_step(model, replace(run, sharing=sharing), cost_model_of(run), load_layout_table())
+        found[version] = step.step_s.value
+        copied_s = next((part.time_s for part in step.parts if part.name == "copies of FSDP"), 0.0)
+        assert sum(part.time_s for part in step.parts) == pytest.approx(step.step_s.value)
+        # Bytes of a weight in half precision: those of fp32 gradients, twice, and their making; two copies and one.
+        moved = {"fsdp1": 2 * 2 + 6 + 2 * 4, "fsdp2": 2 * 2 + 2 * 2 + 6, "zero-copy": 0}[version]
+        weights = traced_weights(model) / 2
+        assert copied_s == pytest.approx(4 * moved * weights / (0.82 * 3.352e12), rel=0.01)
+    assert found["zero-copy"] < found["fsdp2"] < found["fsdp1"]
+
+
+def traced_weights(model: DividedModel) -> float:
+    return float(model.blocks.weight_bytes.sum())
 
 
 def test_input_and_head_may_count_as_blocks() -> None:
@@ -265,6 +285,7 @@ def test_the_worst_stage_is_named() -> None:
         ({"parallel": "tp=2", "stage_split": "balanced"}, "there is no pp"),
         ({"strategy": "fsdp", "shard_size": 4}, "belongs to hsdp"),
         ({"strategy": "ddp", "reshard": False}, "belongs to fsdp"),
+        ({"strategy": "zero1", "fsdp_version": "fsdp1"}, "belongs to fsdp"),
         ({"strategy": "ddp", "overlap_update": True}, "belongs to zero1"),
         ({"parallel": "dp=8", "overlap_tensor": True}, "there is no tp"),
         (

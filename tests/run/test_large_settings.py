@@ -46,7 +46,10 @@ def test_tokens_are_samples_and_steps():
     [
         ({"precision": "fp8", "device": "a100-sxm4-80gb"}, "give --precision bf16, or a device with fp8"),
         ({"fp8_recipe": "delayed"}, "give --precision fp8"),
-        ({"attention_kernel": "flash-3", "device": "a100-sxm4-80gb"}, "is for Hopper; give --attention-kernel flash-2"),
+        (
+            {"attention_kernel": "flash-3", "device": "a100-sxm4-80gb"},
+            "is for Hopper; give --attention-kernel flash-2",
+        ),
         ({"attention_kernel": "flash-2", "fused_attention": False}, "leave --no-fused-attention out"),
         ({"tokens": "15B"}, "--sequence-length"),
         ({"tokens": "15B", "sequence_length": 128, "epochs": 2}, "--epochs cannot be used here"),

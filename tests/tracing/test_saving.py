@@ -270,7 +270,9 @@ def test_kernels_that_leave_masked_tiles_out_take_half_as_long(traced):
     plain, skips, hopper = (
         traced(replace(SETUP, attention_kernel=kernel)) for kernel in ("plain", "flash-2", "flash-3")
     )
-    work = [graph.ops.flops[graph.ops.op_class == OpClass.ATTENTION].sum() for graph in (plain, skips, hopper)]
+    work = [
+        graph.ops.flops[graph.ops.op_class == OpClass.ATTENTION].sum() for graph in (plain, skips, hopper)
+    ]
     assert work[0] == pytest.approx(2 * work[1]) == pytest.approx(2 * FLASH_3_GAIN * work[2])
     assert skips.model_flops == pytest.approx(plain.model_flops)
     assert hopper.model_flops == pytest.approx(plain.model_flops)

@@ -26,7 +26,7 @@ from forerun.run.setup import (
     Phase,
     Precision,
 )
-from forerun.run.sharing import Algorithm, Strategy
+from forerun.run.sharing import Algorithm, FsdpVersion, Strategy
 
 __all__ = ["DEVICE_HELP", "MODEL_HELP", "CommonOptions", "RunOptions", "ScaleOptions"]
 
@@ -402,6 +402,18 @@ class CommonOptions(TypedDict, total=False):
             default="fp32",
             metavar="NAME",
             choices=("half", "fp32"),
+        ),
+    ]
+    fsdp_version: Annotated[
+        str | None,
+        Setting(
+            help="With fsdp: implementation, by the copies it makes: fsdp1 or fsdp2 (PyTorch), or zero-copy "
+            "(Megatron-FSDP).",
+            words="FSDP version",
+            group="sharing",
+            default="fsdp2",
+            metavar="NAME",
+            choices=tuple(FsdpVersion),
         ),
     ]
     overlap_tensor: Annotated[

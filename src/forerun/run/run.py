@@ -29,7 +29,7 @@ from forerun.run.parallel import AXES, ContextKind, DeviceLayout, PipelineSchedu
 from forerun.run.saving import Fp8Recipe, Loss, MasterWeights, Offload, Quantization, Saving, Unquantized
 from forerun.run.settings import Declared, checked, declared
 from forerun.run.setup import AttentionKernel, Layout, Phase, Precision, TrainingSetup
-from forerun.run.sharing import Algorithm, Sharing, Strategy
+from forerun.run.sharing import Algorithm, FsdpVersion, Sharing, Strategy
 
 __all__ = ["HERE", "Run", "Software", "check_format", "cluster_from", "parse_release"]
 
@@ -42,7 +42,7 @@ _KILO, _MEGA = 1e3, 1e6
 
 _OF_LAYOUTS = ("parallel", "sequence_parallel", "context_parallel", "pipeline_schedule", "virtual_stages",
                "stage_split", "shard_size", "reshard", "prefetch", "gather_precision", "reduce_precision",
-               "overlap_tensor", "overlap_update")  # fmt: skip
+               "fsdp_version", "overlap_tensor", "overlap_update")  # fmt: skip
 _OF_SEVERAL = ("strategy", "algorithm", "bucket_mb", "sync_batch_norm", "variation", *_OF_LAYOUTS)
 _OF_TRAINING = ("accumulation", "optimizer_implementation")
 _OF_LOADER = ("loader_workers", "loader_cores", "sample_kb", "storage_mb_s", "network_mb_s")
@@ -372,6 +372,7 @@ def _layout_fields(run: Run) -> dict[str, Any]:
         "prefetch": None if sharing.prefetch == plain.prefetch else sharing.prefetch,
         "gather_precision": None if sharing.gather_half == plain.gather_half else "fp32",
         "reduce_precision": None if sharing.reduce_half == plain.reduce_half else "half",
+        "fsdp_version": _unless(str(sharing.fsdp_version), str(plain.fsdp_version)),
         "overlap_tensor": sharing.overlap_tensor or None,
         "overlap_update": sharing.overlap_update or None,
     }
@@ -537,6 +538,8 @@ def _sharing(given: Mapping[str, Any], cluster: Cluster) -> Sharing:
         values["bucket_bytes"] = given["bucket_mb"] * 1024**2
     plain = ("shard_size", "reshard", "prefetch", "overlap_tensor", "overlap_update")
     values |= {name: given[name] for name in plain if name in given}
+    if "fsdp_version" in given:
+        values["fsdp_version"] = FsdpVersion(given["fsdp_version"])
     if "gather_precision" in given:
         values["gather_half"] = given["gather_precision"] == "half"
     if "reduce_precision" in given:
@@ -584,7 +587,9 @@ def _check_fsdp(sharing: Sharing, given: Mapping[str, Any], cluster: Cluster) ->
     """Refuses settings of FSDP without it, and shards that do not divide the devices."""
     if sharing.strategy.stage < 3 and sharing.strategy is not Strategy.AUTO:
         useless = [
-            name for name in ("shard_size", "reshard", "prefetch", "gather_precision") if name in given
+            name
+            for name in ("shard_size", "reshard", "prefetch", "gather_precision", "fsdp_version")
+            if name in given
         ]
         if useless:
             raise InvalidSetupError(

@@ -41,7 +41,7 @@ from forerun.prediction.step import HOST_PART, PreparedModel, StepPrediction, wi
 from forerun.run.parallel import ContextKind
 from forerun.run.run import Run
 from forerun.run.setup import Precision, TrainingSetup
-from forerun.run.sharing import Strategy
+from forerun.run.sharing import FsdpVersion, Strategy
 
 __all__ = [
     "LayoutStep",
@@ -57,6 +57,8 @@ Floats = npt.NDArray[np.float64]
 
 _COMPUTED = {Precision.AMP_BF16: Precision.BF16, Precision.AMP: Precision.FP16}
 _WIDE_BYTES = 4.0
+_COPY_SHARE = 0.82
+"""Share of the bandwidth that copies reach: element-wise kernels of ``neusight_ops`` above 0.1 ms, seven devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +72,7 @@ class StageTime:
         context_s: Exposed communication of context parallelism.
         expert_s: Exposed communication of expert parallelism.
         gather_s: Exposed gathering and scattering of FSDP.
+        copied_s: Copies of weights and gradients from and to the buffers of FSDP.
         slowed_s: What hidden communication adds to the computation.
         waiting_s: Waiting for the host, which launches operations and collectives.
         handover_s: Handing tokens to the next stage and gradients back.
@@ -82,6 +85,7 @@ class StageTime:
     context_s: float
     expert_s: float
     gather_s: float
+    copied_s: float
     slowed_s: float
     waiting_s: float
     handover_s: float
@@ -91,7 +95,7 @@ class StageTime:
     def total_s(self) -> float:
         """The whole micro-step [s]."""
         exposed_s = self.tensor_s + self.context_s + self.expert_s + self.gather_s + self.handover_s
-        return self.compute_s + exposed_s + self.slowed_s + self.waiting_s
+        return self.compute_s + exposed_s + self.copied_s + self.slowed_s + self.waiting_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,6 +317,8 @@ def _stage(
     expert = _expert(run, times, groups.expert, own)
     forward = forward + tensor[0] + context[0] + expert[0]
     backward = backward + tensor[1] + context[1] + expert[1]
+    copies = _copies(run, memory, groups, own)
+    forward, backward = forward + copies[0], backward + copies[1]
     gather = _gathering(run, memory, groups, own, forward, backward)
     handover_s = 0.0
     if run.layout.pipeline > 1:
@@ -321,8 +327,9 @@ def _stage(
     hidden_s = gather.busy_s - gather.exposed_s + float(tensor[2].sum() + context[2].sum())
     exposed = [float(part[0].sum() + part[1].sum()) for part in (tensor, context, expert)]
     compute_s = float((times.forward_s + times.backward_s + times.weight_gradient_s)[own].sum())
+    copied_s = float(copies.sum())
     slowed_s = constants.slowdown * max(0.0, hidden_s)
-    device_s = compute_s + sum(exposed) + gather.exposed_s + slowed_s + handover_s
+    device_s = compute_s + copied_s + sum(exposed) + gather.exposed_s + slowed_s + handover_s
     launched = _num_collectives(run, times, own)
     waiting_s = 0.0
     if launched:
@@ -335,6 +342,7 @@ def _stage(
         context_s=exposed[1],
         expert_s=exposed[2],
         gather_s=gather.exposed_s,
+        copied_s=copied_s,
         slowed_s=slowed_s,
         waiting_s=waiting_s,
         handover_s=handover_s,
@@ -477,6 +485,34 @@ def _gathering(
     return Overlap(ahead.exposed_s + behind.exposed_s + root_s, ahead.busy_s + behind.busy_s + root_s)
 
 
+def _copies(run: Run, memory: UnitMemory, groups: _Groups, own: Sequence[int]) -> Floats:
+    """Copies of FSDP in the forward and the backward pass of one micro-step, (2, units) [s].
+
+    With w bytes of weights and g of their gradients in half precision, and r of those that are reduced: FSDP2 copies
+    gathered weights out of their buffer (2 w in each pass) and gradients into one (g + r); FSDP1, whose weights are views,
+    joins the gradients of a block (2 g), converts them (g + r, if that changes them) and divides them (2 r).
+    """
+    sharing = run.sharing
+    if (
+        sharing.strategy.stage < 3
+        or groups.shard.num_devices == 1
+        or sharing.fsdp_version is FsdpVersion.ZERO_COPY
+    ):
+        return np.zeros((2, len(own)))
+    wide = wide_factor(run)
+    weights, gradients = memory.weights[list(own)], memory.gradients[list(own)]
+    reduced = gradients * (1.0 if sharing.reduce_half else wide)
+    gathered = weights * (1.0 if sharing.gather_half else wide)
+    if sharing.fsdp_version is FsdpVersion.FSDP1:
+        converted = np.where(reduced == gradients, 0.0, gradients + reduced)
+        moved = np.stack([np.zeros(len(own)), 2 * gradients + converted + 2 * reduced])
+    else:
+        again = 1.0 if sharing.reshard else 0.0
+        moved = np.stack([2 * gathered, again * 2 * gathered + gradients + reduced])
+    found: Floats = moved / (_COPY_SHARE * run.cluster.device.memory_bandwidth_bytes_per_s)
+    return found
+
+
 def _synchronised(run: Run, times: UnitTimes, memory: UnitMemory, groups: _Groups, units: range) -> Overlap:
     """Reduction of the gradients of replicas behind the last backward pass, and gathering of updated weights (ZeRO)."""
     stage, group = run.sharing.strategy.stage, groups.data
@@ -536,6 +572,7 @@ def _parts(
         BreakdownPart("context parallelism", micro_steps * stage.context_s),
         BreakdownPart("expert parallelism", micro_steps * stage.expert_s),
         BreakdownPart("gathering of weights", micro_steps * stage.gather_s),
+        BreakdownPart("copies of FSDP", micro_steps * stage.copied_s),
         BreakdownPart("handover of stages", micro_steps * stage.handover_s),
         BreakdownPart("slowed by communication", micro_steps * stage.slowed_s + slowed_s),
         BreakdownPart("pipeline bubble", bubble_s),
