@@ -184,6 +184,18 @@ def traced_weights(model: DividedModel) -> float:
     return float(model.blocks.weight_bytes.sum())
 
 
+def test_gathered_tokens_are_kept_or_gathered_again(traced: DividedModel) -> None:
+    runs = [run_of("8xh100-sxm", parallel="tp=8", keep_gathered=value) for value in (False, True)]
+    steps = [layout_step(traced, run, cost_model_of(run), load_layout_table()) for run in runs]
+    assert steps[1].communication_s < steps[0].communication_s
+    held = [
+        layout_memory(traced, run, memory_constants_of(run.cluster.device, run))[0].allocated_bytes
+        for run in runs
+    ]
+    tokens = 4 * 256 * 512 * 2  # samples, tokens, width, bytes
+    assert held[1] - held[0] == pytest.approx(4 * 2 * tokens * 7 / 8, rel=0.01)
+
+
 def test_input_and_head_may_count_as_blocks() -> None:
     stages = stage_units(126, 8, counts_ends=True)
     assert [unit for units in stages for unit in units] == list(range(128))

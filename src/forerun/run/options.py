@@ -317,6 +317,15 @@ class CommonOptions(TypedDict, total=False):
             default="yes",
         ),
     ]
+    keep_gathered: Annotated[
+        bool | None,
+        Setting(
+            help="With tp: keep the tokens that are gathered for a product until its backward pass (torchtitan) instead "
+            "of gathering them again (Megatron-LM).",
+            group="sharing",
+            default="no",
+        ),
+    ]
     context_parallel: Annotated[
         str | None,
         Setting(

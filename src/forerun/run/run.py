@@ -40,9 +40,9 @@ _NEWEST_RELEASE = (2, 99)
 _MILLI = 1e-3
 _KILO, _MEGA = 1e3, 1e6
 
-_OF_LAYOUTS = ("parallel", "sequence_parallel", "context_parallel", "pipeline_schedule", "virtual_stages",
-               "stage_split", "shard_size", "reshard", "prefetch", "gather_precision", "reduce_precision",
-               "fsdp_version", "overlap_tensor", "overlap_update")  # fmt: skip
+_OF_LAYOUTS = ("parallel", "sequence_parallel", "keep_gathered", "context_parallel", "pipeline_schedule",
+               "virtual_stages", "stage_split", "shard_size", "reshard", "prefetch", "gather_precision",
+               "reduce_precision", "fsdp_version", "overlap_tensor", "overlap_update")  # fmt: skip
 _OF_SEVERAL = ("strategy", "algorithm", "bucket_mb", "sync_batch_norm", "variation", *_OF_LAYOUTS)
 _OF_TRAINING = ("accumulation", "optimizer_implementation")
 _OF_LOADER = ("loader_workers", "loader_cores", "sample_kb", "storage_mb_s", "network_mb_s")
@@ -382,6 +382,7 @@ def _layout_fields(run: Run) -> dict[str, Any]:
     return found | {
         "parallel": layout.text,
         "sequence_parallel": None if layout.sequence_parallel else False,
+        "keep_gathered": layout.keep_gathered or None,
         "context_parallel": str(layout.context_kind) if layout.context > 1 else None,
         "pipeline_schedule": str(layout.schedule) if layout.schedule != usual.schedule else None,
         "virtual_stages": layout.virtual_stages if layout.virtual_stages > 1 else None,
@@ -554,6 +555,7 @@ def _layout(given: Mapping[str, Any], cluster: Cluster) -> DeviceLayout | None:
     """The layout of ``--parallel`` and the settings beside it."""
     needs = {
         "sequence_parallel": "tp",
+        "keep_gathered": "tp",
         "overlap_tensor": "tp",
         "context_parallel": "cp",
         "pipeline_schedule": "pp",
@@ -578,7 +580,9 @@ def _layout(given: Mapping[str, Any], cluster: Cluster) -> DeviceLayout | None:
         target: kind(given[name]) for name, (target, kind) in words.items() if name in given
     }
     plain: dict[str, Any] = {
-        name: given[name] for name in ("sequence_parallel", "virtual_stages") if name in given
+        name: given[name]
+        for name in ("sequence_parallel", "keep_gathered", "virtual_stages")
+        if name in given
     }
     return DeviceLayout(**{**axes, **chosen, **plain})
 

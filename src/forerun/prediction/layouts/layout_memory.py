@@ -78,6 +78,9 @@ def layout_memory(model: DividedModel, run: Run, constants: MemoryConstants) -> 
     """
     memory = model.memory(shards_of(run), run.setup.batch_size_per_device)
     every = model.memory(replace(shards_of(run), expert=1), run.setup.batch_size_per_device)
+    if run.layout.keep_gathered and run.layout.tensor > 1 and run.setup.saving.recompute == "none":
+        gathered = model.gathered_bytes(shards_of(run), run.setup.batch_size_per_device)
+        memory = replace(memory, kept=memory.kept + gathered, backward_net=memory.backward_net - gathered)
     units = model.stages(run.layout)
     return tuple(stage_peak(run, memory, every, own, index, constants) for index, own in enumerate(units))
 

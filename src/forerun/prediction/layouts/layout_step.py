@@ -355,7 +355,7 @@ def _num_collectives(run: Run, times: UnitTimes, own: Sequence[int]) -> float:
     layout = run.layout
     pairs, again = float(times.num_pairs[own].sum()), float(times.num_recomputed_pairs[own].sum())
     # With sequence parallelism gathering and scattering, and gathering the gradients of a result once more.
-    each = (5.0 if layout.sequence_parallel else 2.0) * pairs + (
+    each = (5.0 - layout.keep_gathered if layout.sequence_parallel else 2.0) * pairs + (
         2.0 if layout.sequence_parallel else 1.0
     ) * again
     blocks = float((times.attention_s[0, own] > 0).sum())
@@ -391,7 +391,8 @@ def _tensor(run: Run, times: UnitTimes, group: Group, own: Sequence[int]) -> tup
             pairs[place] = 1.0
     forward_s = (gather_s + scatter_s) if sequence_parallel else sum_s
     hideable = times.weight_gradient_s[list(own)] / np.maximum(pairs, 1.0)
-    behind_s = (scatter_s + gather_s) if sequence_parallel else sum_s
+    again_s = 0.0 if run.layout.keep_gathered else gather_s
+    behind_s = (scatter_s + again_s) if sequence_parallel else sum_s
     hidden = np.minimum(behind_s, hideable)
     # With sequence parallelism the gradients of a pair's result are gathered before anything can be computed.
     backward = pairs * ((gather_s if sequence_parallel else 0.0) + behind_s - hidden)
@@ -489,8 +490,8 @@ def _copies(run: Run, memory: UnitMemory, groups: _Groups, own: Sequence[int]) -
     """Copies of FSDP in the forward and the backward pass of one micro-step, (2, units) [s].
 
     With w bytes of weights and g of their gradients in half precision, and r of those that are reduced: FSDP2 copies
-    gathered weights out of their buffer (2 w in each pass) and gradients into one (g + r); FSDP1, whose weights are views,
-    joins the gradients of a block (2 g), converts them (g + r, if that changes them) and divides them (2 r).
+    gathered weights out of their buffer (2 w in each pass) and gradients into one (g + r); FSDP1, whose weights are
+    views, joins the gradients of a block (2 g), converts them (g + r, if that changes them) and divides them (2 r).
     """
     sharing = run.sharing
     if (
