@@ -320,8 +320,8 @@ class CommonOptions(TypedDict, total=False):
     keep_gathered: Annotated[
         bool | None,
         Setting(
-            help="With tp: keep the tokens that are gathered for a product until its backward pass (torchtitan) instead "
-            "of gathering them again (Megatron-LM).",
+            help="With tp: keep the tokens that are gathered for a product until its backward pass (torchtitan) "
+            "instead of gathering them again (Megatron-LM).",
             group="sharing",
             default="no",
         ),

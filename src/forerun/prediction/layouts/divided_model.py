@@ -115,8 +115,8 @@ class DividedModel:
         sizes = at_batch(graph.ops.gemm, batch_size)
         tokens = sizes[:, 1] * sizes[:, 2] * graph.ops.element_bytes
         found = np.bincount(blocks.unit[closes], weights=tokens[closes], minlength=blocks.num_units)
-        found = found * (1 - 1 / shards.tensor) / shards.context
-        return np.repeat(found, self._counts()) if self._added else found
+        own: npt.NDArray[np.float64] = found.astype(float) * (1 - 1 / shards.tensor) / shards.context
+        return np.repeat(own, self._counts()) if self._added else own
 
     def _counts(self) -> npt.NDArray[np.int64]:
         """Units of the model that each traced one stands for."""
