@@ -121,8 +121,8 @@ def choices(rows: pd.DataFrame) -> dict[str, float]:
         losses.append(order.iloc[0] / best - 1)
     return {
         "groups": float(len(hits)),
-        "in_first_three": float(np.mean(hits)),
-        "loss": float(np.median(losses)),
+        "in_first_three": float(np.mean(hits)) if hits else float("nan"),
+        "loss": float(np.median(losses)) if losses else float("nan"),
     }
 
 
