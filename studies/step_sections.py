@@ -96,7 +96,7 @@ class StepSections:
         rows = []
         for result in self.few_shot:
             cells = [_percent_or_dash(result.corrected[k]) for k in numbers]
-            rows.append((result.device, str(len(result.corrected[0])), *cells))
+            rows.append((result.device, str(result.num_rows), *cells))
         rows += [
             (f"**{name}**", "", *(f"**{100 * value:.1f}**" for value in values))
             for name, values in self._device_means(numbers).items()
@@ -105,7 +105,8 @@ class StepSections:
             "## GPUs never seen: datasheet only, then after k measured steps\n\n"
             "Each GPU is left out of the whole fit with all its rows; the networks are "
             "known from other GPUs. MAPE in per cent; for k > 0 the steps to measure are chosen by posterior "
-            "variance and left out of the error (earlier trial, mean over eleven GPUs: 18.2, 14.7, 11.4, 10.8, "
+            "variance among sixty drawn by chance, five times, and left out of the error (earlier trial, mean over "
+            "eleven GPUs: 18.2, 14.7, 11.4, 10.8, "
             "9.7).\n\n"
             + markdown_table(("device, table, phase", "rows", *(f"k = {k}" for k in numbers)), rows)
         )

@@ -248,6 +248,12 @@ def test_questions_that_cannot_be_asked(options, message):
         predict(**options)
 
 
+@pytest.mark.parametrize(("options", "got"), [({}, "none"), ({"on": "t4"}, "the unknown setting 'on'")])
+def test_a_question_without_a_device(options, got):
+    with pytest.raises(InvalidSetupError, match=f"expected the device of the run, got {got}"):
+        forerun.predict(MODEL, **options)
+
+
 @pytest.mark.parametrize(("name", "value"), [("precision", "fp16"), ("batch_size", 8)])
 def test_a_sweep_takes_lists_of_what_it_is_over(name, value):
     with pytest.raises(InvalidSetupError, match=rf"give {name}e?s=\[{value!r}\]"):

@@ -199,9 +199,7 @@ class Corpus:
         if not len(chosen):
             return ()
         rows = len(self.steps) + chosen
-        logs = np.mean(
-            [predict_log_times(network, self.encoded, rows, False) for network in networks], axis=0
-        )
+        logs = np.mean([predict_log_times(network, self.encoded, rows, True) for network in networks], axis=0)
         errors = self.encoded.log_time.numpy()[rows] - logs
         names = [
             (table.source, table.device.name, str(table.sample.point.setup.precision), operator)
@@ -273,11 +271,13 @@ class DeviceResult:
 
     Attributes:
         device: The device.
-        corrected: For each k, log(measured / predicted) of the steps that were not measured.
+        num_rows: Its steps.
+        corrected: For each k, log(measured / predicted) of the steps that were not measured, of all draws.
         deviation: For each k, the posterior standard deviation of those.
     """
 
     device: str
+    num_rows: int
     corrected: dict[int, Floats]
     deviation: dict[int, Floats]
 
@@ -303,8 +303,11 @@ def few_shot(
     kin: Callable[[Measured], str],
     num_steps: Sequence[int] = (0, 1, 3, 5, 10),
     num_candidates: int = 60,
+    num_draws: int = 5,
 ) -> list[DeviceResult]:
     """Errors after k chosen steps were measured; prior scales from the groups that are no kin.
+
+    The candidates are drawn some times: what one draw gives may hang on a single step far from the others.
 
     Args:
         held_out: Held-out steps by group.
@@ -312,6 +315,7 @@ def few_shot(
         kin: Device or source of a step: groups with the same one are kin.
         num_steps: Numbers of measured steps.
         num_candidates: Steps of a group among which those to measure are chosen.
+        num_draws: Draws of candidates.
     """
     random = np.random.default_rng(0)
     families = {name: kin(held.steps[0]) for name, held in prior.items()}
@@ -326,17 +330,36 @@ def few_shot(
         if own not in scales:
             others = [group for other, group in known.items() if families[other] != own]
             scales[own] = fit_scales(others or list(known.values()))
-        rows, candidates = _rows(held), _sample(held, random, num_candidates)
-        chosen = information_order(rows[candidates], np.ones(len(candidates)), scales[own])[: max(num_steps)]
-        order = [int(candidates[i]) for i in chosen]
-        corrected, deviation = {}, {}
-        for k in num_steps:
-            posterior = condition(rows, order[:k], held.residuals[order[:k]], scales[own])
-            rest = np.setdiff1d(np.arange(len(held.steps)), order[:k])
-            corrected[k] = (held.residuals - posterior.mean)[rest]
-            deviation[k] = posterior.deviation[rest]
-        results.append(DeviceResult(device=name, corrected=corrected, deviation=deviation))
+        rows = _rows(held)
+        corrected: dict[int, Floats] = {k: np.empty(0) for k in num_steps}
+        deviation: dict[int, Floats] = {k: np.empty(0) for k in num_steps}
+        for _ in range(num_draws):
+            candidates = _sample(held, random, num_candidates)
+            order = information_order(rows[candidates], np.ones(len(candidates)), scales[own])
+            measured = [int(candidates[i]) for i in order[: max(num_steps)]]
+            for k in num_steps:
+                known_steps = _unless_refused(rows, measured[:k], held.residuals, scales[own])
+                posterior = condition(rows, known_steps, held.residuals[known_steps], scales[own])
+                rest = np.setdiff1d(np.arange(len(held.steps)), measured[:k])
+                corrected[k] = np.append(corrected[k], (held.residuals - posterior.mean)[rest])
+                deviation[k] = np.append(deviation[k], posterior.deviation[rest])
+        results.append(
+            DeviceResult(device=name, num_rows=len(held.steps), corrected=corrected, deviation=deviation)
+        )
     return results
+
+
+def _unless_refused(rows: Floats, measured: list[int], residuals: Floats, scales: PriorScales) -> list[int]:
+    """The measured steps, or none where they predict each other worse than before, which ``calibrate`` refuses."""
+    if len(measured) < 2:
+        return measured
+    others = [[other for other in measured if other != one] for one in measured]
+    moved = [
+        condition(rows, rest, residuals[rest], scales).mean[one]
+        for one, rest in zip(measured, others, strict=True)
+    ]
+    before, after = residuals[measured], residuals[measured] - np.asarray(moved)
+    return [] if np.abs(np.expm1(-after)).mean() > np.abs(np.expm1(-before)).mean() else measured
 
 
 _PRIOR_ROWS = 40

@@ -3,7 +3,8 @@
 What a table says of one device and number format is one ``OperatorSample``; every group of (table, device, operator)
 weighs alike. Rows that take less than 60 us measure the launch more than the kernel and are left out. The products of
 ``llm/gemm`` ran in short bursts at clocks that nobody sustains: their times are multiplied by the best rate of the
-table over the best sustained rate of ``llm/matmul_peaks`` where both are known.
+table over the best sustained rate of ``llm/matmul_peaks`` where both are known. Tables of TensorFlow have offsets of
+their own on each device, so that what that framework does otherwise is not taken for the device.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from forerun.graph.graph import OpClass, StepPart
 from forerun.hardware import find_device
 from forerun.hardware.device import Device
 from forerun.optime.features import NEWEST_ERA, Point, software_era
-from forerun.optime.fit import OperatorSample
+from forerun.optime.fit import NO_SYSTEM, OperatorSample
 from forerun.optime.rows import DistinctOps
 from forerun.run.setup import Phase, Precision, TrainingSetup
 from forerun.tracing.op_rules.products import NUM_GATES
@@ -179,6 +180,7 @@ def _table(
             point=Point(device=device, setup=setup, era=era),
             time_s=np.concatenate([part.time_s for part in parts]),
             weight=weight,
+            system=f"{source}|{device.name}" if source in _LAYER_TABLES else NO_SYSTEM,
         ),
     )
 

@@ -13,6 +13,7 @@ from forerun.hardware import find_device
 from forerun.optime.features import Point, point_arrays, roofline_terms_s
 from forerun.optime.fit import (
     FitSettings,
+    OperatorSample,
     StepSample,
     encode_samples,
     fit_op_network,
@@ -59,6 +60,16 @@ def test_encoding_keeps_samples_apart(encoded):
     np.testing.assert_array_equal(np.diff(encoded.starts), [len(sample.ops) for sample in samples])
     assert encoded.systems == ("a100-sxm4-40gb", "t4")
     np.testing.assert_allclose(encoded.log_time, np.log([s.step_time_s for s in samples]), rtol=1e-6)
+
+
+def test_operators_of_another_framework_share_offsets_and_others_have_none():
+    steps = synthetic_samples()[:2]
+    ops, point = steps[0].ops, steps[0].point
+    times = {"time_s": np.ones(len(ops)), "weight": np.ones(len(ops))}
+    own = OperatorSample(ops=ops, point=point, **times)
+    encoded = encode_samples(steps, [own, replace(own, system="tensorflow|a100")])
+    assert encoded.systems == ("a100-sxm4-40gb", "tensorflow|a100")
+    assert encoded.system.tolist() == [0, 0] + [-1] * len(ops) + [1] * len(ops)
 
 
 def test_a_batch_holds_the_chosen_samples_in_order(encoded):

@@ -51,7 +51,7 @@ def test_numpy_evaluates_the_network_that_was_fitted(name, points, seed):
     weights = as_weights(networks, ("a",), {})
     for use_latents in (False, True):
         expected = predict_log_times(networks[0], encoded, np.arange(len(points)), use_latents)
-        offsets = weights.offsets_of_system("a")[:, None] if use_latents else no_offsets(weights)
+        offsets = weights.networks[0].latents[None] if use_latents else no_offsets(weights)
         found = np.log(step_times(ops, points, weights, offsets).step_s)
         np.testing.assert_allclose(found, expected, atol=1e-4)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -128,20 +129,35 @@ SYSTEMS = (
         ({"precision": Precision.FP32, "device": "h100-sxm", "compile": True}, None),
     ],
 )
-def test_the_system_most_alike_speaks_for_a_point_if_any_is_alike(asked, expected):
-    weights = random_weights(num_members=2, systems=SYSTEMS)
-    device = find_device(asked.pop("device", "t4"))
-    setup = TrainingSetup(**({"precision": Precision.AMP} | asked))
-    found = weights.offsets_of_point(Point(device=device, setup=setup, era=software_era("2.4")))
+def test_the_system_of_a_calibration_that_is_most_alike_speaks_for_a_point_if_any_is_alike(asked, expected):
+    calibrated = replace(
+        random_weights(num_members=2, systems=SYSTEMS), provenance={"calibrated_device": "T4"}
+    )
+    check_offsets(calibrated, asked, expected)
+
+
+@pytest.mark.parametrize(
+    ("asked", "version", "expected"),
+    [
+        ({}, "2.4", 1),
+        ({}, "2.5", None),
+        ({"layout": Layout.NHWC}, "2.4", None),
+        ({"precision": Precision.FP32}, "2.4", None),
+        ({"device": "rtx-3090"}, "2.4", None),
+    ],
+)
+def test_another_machine_speaks_for_equal_settings_and_the_same_release_alone(asked, version, expected):
+    check_offsets(random_weights(num_members=2, systems=SYSTEMS), asked, expected, version)
+
+
+def check_offsets(weights, asked, expected, version="2.4"):
+    device = find_device(asked.get("device", "t4"))
+    others = {name: value for name, value in asked.items() if name != "device"}
+    setup = TrainingSetup(**({"precision": Precision.AMP} | others))
+    found = weights.offsets_of_point(Point(device=device, setup=setup, era=software_era(version)))
     assert found.shape == (2, 4)
     for offsets, network in zip(found, weights.networks, strict=True):
         np.testing.assert_array_equal(offsets, np.zeros(4) if expected is None else network.latents[expected])
-
-
-def test_an_unknown_system_has_no_offsets():
-    weights = random_weights()
-    assert not weights.offsets_of_system("nobody").any()
-    np.testing.assert_array_equal(weights.offsets_of_system("b")[0], weights.networks[0].latents[1])
 
 
 def test_the_shipped_model_says_where_it_came_from():

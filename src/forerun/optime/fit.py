@@ -10,7 +10,8 @@ h[class, part]; the step is their smooth maximum and what the loop adds,
 
 Offsets are hierarchical, each with a prior around zero: per architecture, device (both by number format and group of
 classes), device and class; and per measuring system (machine, precision, layout, software) of its compute, memory and
-host time and of a. An operator timed alone has no system: what it says is the device's.
+host time and of a. An operator timed alone has no system: what it says is the device's, unless another framework than
+PyTorch ran it, whose offsets then are those of a system.
 
 torch is needed here and nowhere else for the cost model; prediction runs on NumPy (``optime.step_times``).
 """
@@ -58,6 +59,7 @@ from forerun.optime.rows import DistinctOps
 from forerun.optime.weights import CostModel, NetworkWeights
 
 __all__ = [
+    "NO_SYSTEM",
     "EncodedSamples",
     "FitSettings",
     "OpNetwork",
@@ -101,12 +103,14 @@ class OperatorSample:
         point: Device and configuration; the batch size of rows without one is 1.
         time_s: Measured time of each, (n,) [s].
         weight: Sampling weight of each, (n,).
+        system: Key of the framework that ran them, whose offsets they share; empty where what they say is the device's.
     """
 
     ops: DistinctOps
     point: Point
     time_s: np.ndarray
     weight: np.ndarray
+    system: str = NO_SYSTEM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,8 +187,8 @@ def encode_samples(
     points = [sample.point for sample in samples]
     points += [sample.point for sample in operators for _ in range(len(sample.ops))]
     known = [sample.system for sample in samples]
-    systems = tuple(sorted(set(known)))
-    known += [NO_SYSTEM] * (len(points) - len(samples))
+    known += [sample.system for sample in operators for _ in range(len(sample.ops))]
+    systems = tuple(sorted(set(known) - {NO_SYSTEM}))
     times = [sample.step_time_s for sample in samples]
     times += [time_s for sample in operators for time_s in sample.time_s]
     weights = [sample.weight for sample in samples] + [w for sample in operators for w in sample.weight]
@@ -544,7 +548,7 @@ def _descend(
         )
         batch = take(encoded, drawn)
         error = network(batch) - encoded.log_time[drawn]
-        systems = torch.unique(batch.system[batch.is_step])
+        systems = torch.unique(batch.system[batch.system >= 0])
         latents = ((_with_zero_row(network.latents)[systems] / latent_scale) ** 2).mean()
         loss = (error.abs() * shares).sum() + settings.latent_penalty * latents + penalty()
         if not torch.isfinite(loss):

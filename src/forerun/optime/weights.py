@@ -55,7 +55,10 @@ Floats64 = npt.NDArray[np.float64]
 WEIGHTS_FORMAT_VERSION = 2
 
 FARTHEST_SYSTEM = 4.0
-"""Distance beyond which another system's offsets say nothing."""
+"""Distance on a calibrated device beyond which a system's offsets say nothing."""
+
+FARTHEST_MACHINE = 0.2
+"""The same for another machine with the device: less than that of two releases of PyTorch."""
 
 DEFAULT_STACK = "pytorch"
 
@@ -241,18 +244,12 @@ class CostModel:
         """True if the networks were refined on layers of one device, down to the smallest kernels."""
         return self.provenance.get("method") == "refined"
 
-    def offsets_of_system(self, system: str) -> Floats64:
-        """Log offsets of a system (compute, memory, host, loop), zero if it was not fitted, (members, 4)."""
-        if system not in self.systems:
-            return np.zeros((len(self.networks), NUM_LATENTS))
-        return self._latents(self.systems.index(system))
-
     def offsets_of_point(self, point: Point) -> Floats64:
         """Log offsets of the measuring system on a point's device that is most like the point, (members, 4).
 
         Phase, number format, compiler, layout and version of the software decide what is alike
-        (``system_distance``). Offsets are zero where no system of the device is like the point: those of other devices
-        made devices that were left out 1.4 points worse.
+        (``system_distance``). Those of another machine hold for equal settings and the same release alone: beyond that
+        they made sources that were left out worse (docs/methods/op-time.md). Those of a calibration are the machine's.
         """
         wanted = _asked_system(point)
         distances = {
@@ -261,7 +258,8 @@ class CostModel:
             if known is not None and known.device == wanted.device
         }
         index = min(distances, key=lambda i: distances[i], default=-1)
-        if index < 0 or distances[index] > FARTHEST_SYSTEM:
+        farthest = FARTHEST_MACHINE if self.calibrated_device is None else FARTHEST_SYSTEM
+        if index < 0 or distances[index] > farthest:
             return np.zeros((len(self.networks), NUM_LATENTS))
         return self._latents(index)
 

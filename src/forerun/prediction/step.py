@@ -253,7 +253,7 @@ def device_offsets(
     weights: CostModel,
     torch_version: str | None = None,
 ) -> Floats:
-    """Offsets of the measured system most like each point, (members, p, 4); found once per distinct configuration."""
+    """Offsets of the calibration's system most like each point, (members, p, 4); found once per configuration."""
     era = NEWEST_ERA if torch_version is None else software_era(torch_version)
     known: dict[tuple[object, ...], Floats] = {}
     columns = []
