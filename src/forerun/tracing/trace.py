@@ -419,6 +419,8 @@ def _traced_saving(setup: TrainingSetup) -> dict[str, object]:
         found["unquantized"] = Unquantized.FP32 if setup.widens_unquantized else Unquantized.HALF
     if not setup.saving.lora_dropout:
         del found["lora_dropout"]
+    if not setup.saving.fused_kernels:
+        del found["fused_kernels"]
     if setup.phase is not Phase.TRAIN:
         found["recompute"] = "none"
     return found

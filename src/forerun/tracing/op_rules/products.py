@@ -29,7 +29,7 @@ def _product(
     )
 
 
-@rule("mm", "addmm", "_addmm_activation", "mv", "addmv")
+@rule("mm", "addmm", "addmm_", "_addmm_activation", "mv", "addmv", "addmv_")
 def _mm(call: Call) -> list[CostRow]:
     """(m, k) x (k, n): 2 m n k FLOP."""
     left, right = call.tensors()[-2:]
@@ -43,7 +43,7 @@ def _dot(call: Call) -> list[CostRow]:
     return [streaming_row(call, OpClass.REDUCE, 2.0)]
 
 
-@rule("bmm", "baddbmm")
+@rule("bmm", "baddbmm", "baddbmm_")
 def _bmm(call: Call) -> list[CostRow]:
     """(g, m, k) x (g, k, n): 2 g m n k FLOP."""
     left, right = call.tensors()[-2:]
