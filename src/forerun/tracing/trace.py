@@ -45,7 +45,7 @@ __all__ = [
 TRACE_VERSION = 2
 """Version of graphs, raised whenever the tracer or a rule changes the contents of a graph."""
 
-_SAVING_VERSION = 2
+_SAVING_VERSION = 3
 """Version of the ways to save memory, for graphs in the cache that use one; the package's are made anew."""
 
 _BATCH_SIZES = (2, 4)

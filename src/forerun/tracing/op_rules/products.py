@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 from forerun.graph.graph import OpClass
@@ -36,6 +37,11 @@ def _mm(call: Call) -> list[CostRow]:
     m, k = left.shape
     n = right.shape[1] if len(right.shape) > 1 else 1
     return [_product(OpClass.LINEAR, 1, m, n, k, call, left.element_bytes)]
+
+
+@rule("add_product_")
+def _add_product(call: Call) -> list[CostRow]:
+    return _mm(replace(call, outputs=(call.tensors()[0],)))
 
 
 @rule("dot", "vdot")

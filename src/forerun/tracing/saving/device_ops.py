@@ -9,6 +9,7 @@ from torch.library import Library
 
 __all__ = [
     "adamw_8bit",
+    "add_product",
     "cross_entropy",
     "cross_entropy_backward",
     "dequantize",
@@ -102,6 +103,9 @@ liger_cross_entropy = _define(
     "liger_cross_entropy_(Tensor(a!) logits, Tensor labels, Tensor(b!) losses) -> ()", _nothing
 )
 """Losses of the rows, and logits overwritten by their gradient; one kernel."""
+
+add_product = _define("add_product_(Tensor(a!) total, Tensor left, Tensor right) -> ()", _nothing)
+"""(m, k) x (k, n) added to a tensor in its own format; one kernel."""
 
 cross_entropy = _define("cross_entropy(Tensor logits, Tensor labels) -> (Tensor, Tensor)", _losses)
 """Losses of the rows and logarithms of their sums; one kernel."""

@@ -13,7 +13,12 @@ from torch.utils.checkpoint import checkpoint
 
 from forerun.errors import InvalidSetupError
 from forerun.run.saving import Loss
-from forerun.tracing.saving.device_ops import cross_entropy, cross_entropy_backward, liger_cross_entropy
+from forerun.tracing.saving.device_ops import (
+    add_product,
+    cross_entropy,
+    cross_entropy_backward,
+    liger_cross_entropy,
+)
 from forerun.tracing.saving.recompute import autocast_contexts
 
 __all__ = ["NUM_CHUNKS", "fuse_loss"]
@@ -110,7 +115,7 @@ class _LigerLoss(torch.autograd.Function):
     """Logits, loss and gradients of each piece of the tokens in the forward pass.
 
     The number of pieces is the ratio of vocabulary to hidden size, so that a piece takes as much memory as the hidden
-    states. Source: Liger-Kernel, ``ops/fused_linear_cross_entropy.py``.
+    states. Source: Liger-Kernel 0.8.5, ``ops/fused_linear_cross_entropy.py``.
     """
 
     @staticmethod
@@ -120,20 +125,29 @@ class _LigerLoss(torch.autograd.Function):
         to_hidden = torch.empty_like(hidden)
         to_weight = torch.zeros_like(weight) if weight.requires_grad else None
         losses = hidden.new_empty(len(hidden), dtype=torch.float32)
-        for rows, wanted in zip(hidden.split(size), labels.split(size), strict=True):
+        for rows, wanted, part in zip(
+            hidden.split(size), labels.split(size), to_hidden.split(size), strict=True
+        ):
             logits = rows @ weight.to(rows.dtype).t()
             liger_cross_entropy(logits, wanted, losses)  # from here on they are their own gradient
-            to_hidden[: len(rows)].copy_(logits @ weight.to(rows.dtype))
+            if logits.dtype == weight.dtype == part.dtype:
+                torch.mm(logits, weight, out=part)
+            else:
+                part.copy_(logits @ weight.to(rows.dtype))
             if to_weight is not None:
-                to_weight += logits.t() @ rows
+                add_product(to_weight, logits.t(), rows.to(logits.dtype))
             del logits
         ctx.save_for_backward(to_hidden, to_weight)
         return losses.sum()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        # Trainers divide the sum by the number of tokens, so the gradient of the loss is not one.
         to_hidden, to_weight = ctx.saved_tensors
-        return to_hidden * gradient.to(to_hidden.dtype), to_weight, None
+        to_hidden.mul_(gradient)
+        if to_weight is not None:
+            to_weight.mul_(gradient)
+        return to_hidden, to_weight, None
 
 
 class _FusedLoss(torch.autograd.Function):
