@@ -204,6 +204,19 @@ def test_joined_losses_never_hold_all_logits(traced, loss):
     assert joined.model_flops[1] == pytest.approx(plain.model_flops[1], rel=0.01)
 
 
+@pytest.mark.parametrize("loss", [Loss.FUSED, Loss.LIGER])
+def test_losses_of_models_that_name_no_arguments_are_joined_too(tmp_path, loss):
+    path = tmp_path / "gemma.json"
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes |= {"num_key_value_heads": 1, "head_dim": 32, "vocab_size": 256}
+    path.write_text(
+        json.dumps({"model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], **sizes})
+    )
+    setup = replace(SETUP, saving=Saving(loss=loss))
+    graph = trace(ModelRequest(model=f"hf:{path}", sequence_length=16), setup, use_cache=False)
+    assert ("cross_entropy" if loss is Loss.FUSED else "liger_cross_entropy_") in graph.ops.kernel_names
+
+
 def test_a_fused_loss_holds_the_logits_once(traced):
     plain, fused = traced(), traced(loss=Loss.FUSED)
     logits = BATCH * TOKENS * 2048 * 4

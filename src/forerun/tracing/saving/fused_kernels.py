@@ -197,23 +197,24 @@ class _AdaptedProduct(torch.autograd.Function):
     ) -> torch.Tensor:
         # Gradients are off in a function; on, they say that a checkpoint repeats the forward pass.
         with torch.enable_grad():
-            source, down, up = source.detach(), first.detach(), second.detach()
+            source = source.detach()
+            down, up = first.detach().to(source.dtype), second.detach().to(source.dtype)
             result: torch.Tensor = layer.base_layer(source).flatten(0, -2)
             kept = layer.lora_dropout[name](source)
-            inner = layer.lora_A[name](kept.flatten(0, -2), down.to(source.dtype))
-            layer.lora_B[name](result, inner, up.to(source.dtype), layer.scaling[name])
+            inner = layer.lora_A[name](kept.flatten(0, -2), down)
+            layer.lora_B[name](result, inner, up, layer.scaling[name])
         ctx.layer, ctx.scaling, ctx.drops = layer.base_layer, layer.scaling[name], kept is not source
-        ctx.save_for_backward(kept, first, second)
+        ctx.save_for_backward(kept, down, up)
+        ctx.dtype = first.dtype
         return result.view(*source.shape[:-1], result.shape[-1])
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        kept, first, second = ctx.saved_tensors
+        kept, down, up = ctx.saved_tensors
         rows, of_result = kept.flatten(0, -2), gradient.flatten(0, -2).to(kept.dtype)
-        down, up = first.to(kept.dtype), second.to(kept.dtype)
         inner = of_result @ up
-        of_second = (of_result.t() @ (rows @ down.t())).to(second.dtype)
-        of_first = (inner.t() @ rows).to(first.dtype)
+        of_second = (of_result.t() @ (rows @ down.t())).to(ctx.dtype)
+        of_first = (inner.t() @ rows).to(ctx.dtype)
         of_source = None
         if ctx.needs_input_grad[0]:
             of_source = _base_gradient(ctx.layer, of_result)

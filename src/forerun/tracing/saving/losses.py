@@ -75,7 +75,7 @@ class _HeadLater(nn.Module):
 
 
 def _loss_of(head: nn.Linear, compute: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    def loss(logits: torch.Tensor, labels: torch.Tensor, **_kwargs: Any) -> torch.Tensor:
+    def loss(logits: torch.Tensor, labels: torch.Tensor, *_sizes: Any, **_kwargs: Any) -> torch.Tensor:
         hidden = logits.flatten(0, -2)
         shifted = functional.pad(labels, (0, 1), value=-100)[..., 1:].flatten()
         return compute(hidden, head, shifted)
@@ -83,7 +83,7 @@ def _loss_of(head: nn.Linear, compute: Callable[..., torch.Tensor]) -> Callable[
     return loss
 
 
-def _of_all_logits(logits: torch.Tensor, labels: torch.Tensor, **_kwargs: Any) -> torch.Tensor:
+def _of_all_logits(logits: torch.Tensor, labels: torch.Tensor, *_sizes: Any, **_kwargs: Any) -> torch.Tensor:
     shifted = functional.pad(labels, (0, 1), value=-100)[..., 1:].flatten()
     losses: torch.Tensor = _FusedLoss.apply(logits.float().flatten(0, -2), shifted)
     return losses.sum() / len(shifted)
