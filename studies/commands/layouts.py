@@ -17,16 +17,36 @@ __all__ = ["fit_layouts", "layouts"]
 
 def layouts(
     source: SourceOption = None,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="Bytes of Megatron-LM's own tests in place of steps.")
+    ] = False,
+    few_steps: Annotated[
+        bool,
+        typer.Option("--few-steps", help="What 1, 3 and 5 measured steps of a source make of its others."),
+    ] = False,
     debug: DebugOption = False,
 ) -> None:
     """Compare predicted with measured steps of layouts of large models, and the choice among them."""
+    if sum((bool(source), memory, few_steps)) > 1:
+        raise UsageError(
+            "expected one of --source, --memory and --few-steps, got several; leave all but one out"
+        )
+    from studies.layouts.few_steps import few_steps_page
+    from studies.layouts.megatron_memory import memory_page
     from studies.layouts.rows import SOURCES
     from studies.layouts.study import study_page
     from studies.tables.reference_steps import require_reference_folder
 
     chosen = chosen_sources(source, SOURCES)
+    folder = require_reference_folder()
     with quiet_libraries(debug=debug):
-        page = study_page(require_reference_folder(), chosen)
+        page = (
+            memory_page(folder)
+            if memory
+            else few_steps_page(folder)
+            if few_steps
+            else study_page(folder, chosen)
+        )
     typer.echo(page, nl=False)
 
 

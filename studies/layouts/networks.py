@@ -7,13 +7,14 @@ norm without bias and SiLU times its gate stand for them here.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-__all__ = ["Sizes", "language_model"]
+__all__ = ["Sizes", "in_place_loss", "language_model"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,11 @@ class Sizes:
         attention: "fused" for one kernel, "written" for two products, a softmax and a dropout as Megatron-LM ran them
             before fused attention, "again" for these computed again in the backward pass (its selective
             recomputation).
+        fused_gate: Whether gate and product are one kernel that keeps its input alone, and attention reads shared heads
+            of keys and values as they are, as in Transformer Engine.
+        dropout: Share of the embedding and of both results of a block that is left out.
+        logit_copies: Copies of the logits in fp32 that the cross entropy of Megatron-LM works on: one in place, two if
+            a compiler joined it; None for PyTorch's own.
         fused_loss: Whether the cross entropy reads the logits as they are, in one kernel, without copies in fp32.
     """
 
@@ -47,6 +53,9 @@ class Sizes:
     tied: bool = True
     attention: str = "fused"
     fused_loss: bool = False
+    fused_gate: bool = False
+    dropout: float = 0.0
+    logit_copies: int | None = None
 
 
 def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -64,6 +73,7 @@ class _Attention(nn.Module):
         self.qkv = nn.Linear(sizes.hidden, (sizes.heads + 2 * sizes.kv_heads) * self.width, bias=bias)
         self.out = nn.Linear(sizes.heads * self.width, sizes.hidden, bias=bias)
         self.rotates = sizes.gated
+        self.reads_shared = sizes.fused_gate
         self.kind = sizes.attention
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -74,6 +84,9 @@ class _Attention(nn.Module):
         ]
         if self.rotates:  # rotary positions are one kernel on queries and one on keys
             parts[:2] = [part * 1.0 for part in parts[:2]]
+        if self.kv_heads != self.heads and self.reads_shared:
+            shared = torch.ops.aten._scaled_dot_product_flash_attention.default
+            return self._joined(shared(*parts, 0.0, True, False)[0])
         if self.kv_heads != self.heads:
             parts[1:] = [part.repeat_interleave(self.heads // self.kv_heads, 1) for part in parts[1:]]
         query, key, value = parts
@@ -83,7 +96,10 @@ class _Attention(nn.Module):
             found = checkpoint(_attend, query, key, value, use_reentrant=False)
         else:
             found = _attend(query, key, value)
-        result: torch.Tensor = self.out(found.transpose(1, 2).reshape(batch, tokens, -1))
+        return self._joined(found)
+
+    def _joined(self, heads: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.out(heads.transpose(1, 2).flatten(2))
         return result
 
 
@@ -91,13 +107,16 @@ class _FeedForward(nn.Module):
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
         self.gated = sizes.gated
+        self.is_fused = sizes.fused_gate
         wide = sizes.feed_forward * (2 if sizes.gated else 1)
         self.up = nn.Linear(sizes.hidden, wide, bias=not sizes.gated)
         self.down = nn.Linear(sizes.feed_forward, sizes.hidden, bias=not sizes.gated)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         wide = self.up(x)
-        if self.gated:
+        if self.gated and self.is_fused:
+            wide = functional.glu(wide)  # SiLU times its gate moves as much
+        elif self.gated:
             gate, value = wide.chunk(2, -1)
             wide = functional.silu(gate) * value
         else:
@@ -112,10 +131,11 @@ class _Block(nn.Module):
         bias = not sizes.gated
         self.norm1, self.norm2 = (nn.LayerNorm(sizes.hidden, bias=bias) for _ in range(2))
         self.attention, self.feed_forward = _Attention(sizes), _FeedForward(sizes)
+        self.dropout = nn.Dropout(sizes.dropout) if sizes.dropout else nn.Identity()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x + self.attention(self.norm1(x))
-        result: torch.Tensor = x + self.feed_forward(self.norm2(x))
+        x = x + self.dropout(self.attention(self.norm1(x)))
+        result: torch.Tensor = x + self.dropout(self.feed_forward(self.norm2(x)))
         return result
 
 
@@ -124,6 +144,7 @@ class _Decoder(nn.Module):
         super().__init__()
         self.tokens = nn.Embedding(sizes.vocabulary, sizes.hidden)
         self.positions = None if sizes.gated else nn.Embedding(sizes.tokens, sizes.hidden)
+        self.dropout = nn.Dropout(sizes.dropout) if sizes.dropout else nn.Identity()
         self.blocks = nn.ModuleList(_Block(sizes) for _ in range(sizes.layers))
         self.norm = nn.LayerNorm(sizes.hidden, bias=not sizes.gated)
         self.head = nn.Linear(sizes.hidden, sizes.vocabulary, bias=False)
@@ -134,10 +155,38 @@ class _Decoder(nn.Module):
         x = self.tokens(tokens)
         if self.positions is not None:
             x = x + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+        x = self.dropout(x)
         for block in self.blocks:
             x = block(x)
         result: torch.Tensor = self.head(self.norm(x))
         return result
+
+
+class _InPlaceLoss(torch.autograd.Function):
+    """Cross entropy of Megatron-LM: an fp32 copy of the logits becomes the shares and then the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, copies: int) -> torch.Tensor:
+        held = [logits.float()]
+        held += [held[0] * 1.0 for _ in range(copies - 1)]
+        shares = held[-1]
+        shares.exp_()
+        total = shares.sum(-1)
+        shares.div_(total.unsqueeze(-1))
+        ctx.save_for_backward(shares)
+        ctx.dtype = logits.dtype
+        return total.log().mean()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        (shares,) = ctx.saved_tensors
+        return shares.mul_(gradient).to(ctx.dtype), None
+
+
+def in_place_loss(logits: torch.Tensor, copies: int) -> torch.Tensor:
+    """Mean cross entropy as Megatron-LM computes it; targets, which are small, are left out."""
+    loss: torch.Tensor = _InPlaceLoss.apply(logits, copies)
+    return loss
 
 
 def language_model(sizes: Sizes) -> nn.Module:

@@ -13,22 +13,44 @@ from forerun.hardware.cluster import Cluster, parse_cluster
 from forerun.run.model import ModelRequest
 from forerun.run.parallel import DeviceLayout, PipelineSchedule, StageSplit
 from forerun.run.run import Run
-from forerun.run.saving import Saving
+from forerun.run.saving import Fp8Recipe, MasterWeights, Saving
 from forerun.run.setup import TrainingSetup
-from forerun.run.sharing import Sharing, Strategy
+from forerun.run.sharing import FsdpVersion, Sharing, Strategy
 from studies.layouts.networks import Sizes
 
 __all__ = ["SOURCES", "MeasuredLayout", "measured_layouts", "whole_table"]
 
 SOURCES = {
-    "llm-foundry": "mosaicml/llm-foundry",
-    "vTrain": "VIA-Research/vTrain",
-    "nanotron": "vinjn/nanotron-ultrascale-playbook",
-    "calculon": "calculon-ai/calculon",
-    "fms-fsdp": "foundation-model-stack/fms-fsdp",
+    "llm-foundry": ("mosaicml/llm-foundry",),
+    "vTrain": ("VIA-Research/vTrain",),
+    "nanotron": ("vinjn/nanotron-ultrascale-playbook",),
+    "calculon": ("calculon-ai/calculon",),
+    "Megatron-Bridge": ("NVIDIA-NeMo/Megatron-Bridge",),
+    "NeMo": ("NVIDIA/NeMo", "NVIDIA/NeMo-Framework-Launcher"),
+    "Automodel": ("NVIDIA-NeMo/Automodel",),
+    "fms-fsdp": ("foundation-model-stack/fms-fsdp",),
 }
 """Sources whose rows name sizes, devices and layout."""
 
+_MEGATRON = ("Megatron-Bridge", "NeMo")
+# Transformer Engine calls cuDNN's attention, Automodel PyTorch's. llm-foundry's tables are of 2023 and PyTorch 1.13,
+# before FlashAttention-2.
+_KERNELS = {
+    ("Megatron-Bridge", "h100"): "flash-3",
+    ("Megatron-Bridge", "gb200"): "flash-2",
+    ("Megatron-Bridge", "gb300"): "flash-2",
+    ("NeMo", "h100"): "flash-3",
+    ("Automodel", "h100"): "flash-2",
+}
+_VERSIONS = {
+    "llm-foundry": FsdpVersion.FSDP1,
+    "fms-fsdp": FsdpVersion.FSDP1,
+    "Megatron-Bridge": FsdpVersion.ZERO_COPY,
+}
+_FP8 = ("fp8", "fp8-cs", "fp8-cs (fp8-mx)", "mxfp8")
+_PRECISIONS = {"bf16": "amp-bf16", "fp16": "amp", "fp8": "fp8"}
+
+_OF_GPT = ("llm-foundry", "vTrain", "calculon")
 _BEFORE_FUSED_ATTENTION = ("vTrain", "calculon")
 """Megatron-LM of 2022: its attention is two products, a softmax kernel and a dropout."""
 
@@ -39,18 +61,27 @@ _DEVICES = {
     "H100-80GB": "h100-sxm",
     "H100": "h100-sxm",
     "H100-96GB": "h100-sxm",
+    "GB200": "gb200",
+    "GB300": "gb300",
 }
-# Networks of the clusters. llm-foundry states 1,600 Gb/s per node of A100 and 3,200 of H100; the playbook ran on
-# EFA with
-# 3,200; Selene and Eos have eight HDR and NDR links; those of fms-fsdp are stated as 2 x 100 Gb/s and 3,200.
+_DOMAIN_DEVICES = 64
+"""Devices of an NVLink domain of GB200 and GB300 that jobs use: 64 of the 72 (performance guide of Megatron-Bridge)."""
+# Networks of the clusters. llm-foundry states 1,600 Gb/s per node of A100 and 3,200 of H100; the playbook ran on EFA
+# with 3,200; Selene and Eos have eight HDR and NDR links; fms-fsdp states 400 and 800 Gb/s per node; GB200 and GB300
+# have one NDR or XDR link each.
 _NETWORKS = {
     ("llm-foundry", "a100"): "8xinfiniband-hdr",
     ("llm-foundry", "h100"): "8xinfiniband-ndr",
     ("nanotron", "h100"): "8xinfiniband-ndr",
     ("vTrain", "a100"): "8xinfiniband-hdr",
     ("calculon", "a100"): "8xinfiniband-hdr",
-    ("fms-fsdp", "a100"): "8xinfiniband-hdr",
-    ("fms-fsdp", "h100"): "8xinfiniband-ndr",
+    ("fms-fsdp", "a100"): "2xinfiniband-hdr",
+    ("fms-fsdp", "h100"): "2xinfiniband-ndr",
+    ("Megatron-Bridge", "h100"): "8xinfiniband-ndr",
+    ("Megatron-Bridge", "gb200"): "64xinfiniband-ndr",
+    ("Megatron-Bridge", "gb300"): "64xinfiniband-xdr",
+    ("NeMo", "h100"): "8xinfiniband-ndr",
+    ("Automodel", "h100"): "8xinfiniband-ndr",
 }
 
 
@@ -87,10 +118,10 @@ def whole_table(folder: Path) -> pd.DataFrame:
 def measured_layouts(table: pd.DataFrame, source: str) -> Iterator[MeasuredLayout]:
     """Rows of one source that the study can ask about.
 
-    Left out: mixtures of experts, fp8 and offload, devices outside of the catalogue, rows that contradict
-    themselves, and rows that failed for a reason that is not told.
+    Left out: mixtures of experts, fp4 and offload, devices outside of the catalogue, adapters of
+    NeMo, whose rank is not stated, rows that contradict themselves, and rows that failed for a reason that is not told.
     """
-    chosen = table[table.source == SOURCES[source]]
+    chosen = table[table.source.isin(SOURCES[source])]
     for index, row in chosen.iterrows():
         if pd.notna(row.suspect) or (row.failed is True and row.oom is not True):
             continue
@@ -103,7 +134,7 @@ def measured_layouts(table: pd.DataFrame, source: str) -> Iterator[MeasuredLayou
             row=int(str(index)),
             sizes=sizes,
             run=run,
-            step_s=float(row.derived_step_time_s) if pd.notna(row.derived_step_time_s) else None,
+            step_s=_step_s(row),
             oom=row.oom is True,
             memory_gib=float(row.peak_mem_gib) if pd.notna(row.peak_mem_gib) else None,
             model=str(row.model),
@@ -114,15 +145,25 @@ def _number(value: Any, usual: int = 1) -> int:
     return usual if pd.isna(value) else int(value)
 
 
+def _step_s(row: Any) -> float | None:
+    if pd.notna(row.derived_step_time_s):
+        return float(row.derived_step_time_s)
+    samples = row.global_batch / row.num_gpus if pd.notna(row.global_batch) else row.micro_batch
+    found = samples * row.seq_len / row.tokens_per_s_per_gpu
+    return float(found) if pd.notna(found) else None
+
+
 def _question(source: str, row: Any) -> tuple[Sizes, Run] | None:
     device = _DEVICES.get(str(row.gpu))
     needed = (row.num_layers, row.hidden_size, row.num_heads, row.seq_len, row.num_gpus, row.micro_batch)
     if device is None or any(pd.isna(value) for value in needed) or _number(row.ep) > 1:
         return None
-    precision = "fp16" if source == "vTrain" else row.precision  # Megatron-DeepSpeed of that time
-    if precision not in ("bf16", "fp16") or row.family == "moe" or row.activation_cpu_offload is True:
+    precision = "fp16" if source == "vTrain" else "fp8" if row.precision in _FP8 else row.precision
+    if precision not in _PRECISIONS or row.family == "moe" or row.activation_cpu_offload is True:
         return None
-    gated = source in ("nanotron", "fms-fsdp")
+    if row.task == "lora" and source in _MEGATRON:
+        return None  # rank and targets are not stated
+    gated = not str(row.model).startswith(("GPT", "gpt", "MPT", "mpt")) and source not in _OF_GPT
     sizes = Sizes(
         layers=int(row.num_layers),
         hidden=int(row.hidden_size),
@@ -133,7 +174,8 @@ def _question(source: str, row: Any) -> tuple[Sizes, Run] | None:
         tokens=int(row.seq_len),
         gated=gated,
         attention=_attention(source, row),
-        fused_loss=source == "llm-foundry",
+        fused_gate=source in _MEGATRON,
+        fused_loss=source in ("llm-foundry", *_MEGATRON),
         tied=bool(row.tied_embeddings) if pd.notna(row.tied_embeddings) else not gated,
     )
     tensor, pipeline, context = _number(row.tp), _number(row.pp), _number(row.cp)
@@ -149,28 +191,67 @@ def _question(source: str, row: Any) -> tuple[Sizes, Run] | None:
         sequence_parallel=_sequence_parallel(source, row),
         schedule=PipelineSchedule.INTERLEAVED if groups > 1 and pipeline > 1 else PipelineSchedule("1f1b"),
         virtual_stages=groups if pipeline > 1 else 1,
-        stage_split=StageSplit.BALANCED if source == "nanotron" and groups == 1 else StageSplit.EVEN,
+        stage_split=_stage_split(source, sizes.layers, pipeline * groups),
     )
     micro = int(row.micro_batch)
     steps = _micro_steps(row, layout, micro)
-    recompute = (
-        row.act_ckpt if row.act_ckpt in ("full", "selective") else "full" if source == "vTrain" else "none"
-    )
-    if sizes.attention == "again":
-        recompute = "none"  # but attention
     run = Run(
         model=ModelRequest(model="decoder"),
         setup=TrainingSetup(
             batch_size_per_device=micro,
-            precision="amp-bf16" if precision == "bf16" else "amp",  # type: ignore[arg-type]
+            precision="bf16" if source == "Automodel" else _PRECISIONS[precision],  # type: ignore[arg-type]
             optimizer="adamw",
-            optimizer_implementation="fused",  # type: ignore[arg-type]
-            saving=Saving(recompute=recompute),
+            # Composer's DecoupledAdamW goes through the tensors one by one.
+            optimizer_implementation="for-loop" if source == "llm-foundry" else "fused",  # type: ignore[arg-type]
+            compile=row.compile is True or source == "Automodel",
+            attention_kernel=_KERNELS.get((source, device.partition("-")[0]), "plain"),  # type: ignore[arg-type]
+            saving=_saving(source, row, precision, sizes),
         ),
         cluster=_cluster(source, device, total, _number(row.gpus_per_node, 8)),
-        sharing=Sharing(strategy=_strategy(source, row), layout=layout, num_accumulation_steps=steps),
+        sharing=Sharing(
+            strategy=_strategy(source, row),
+            layout=layout,
+            num_accumulation_steps=steps,
+            reduce_half=source == "fms-fsdp",
+            fsdp_version=_VERSIONS.get(source, FsdpVersion.FSDP2),
+            overlap_tensor=source in ("Automodel", *_MEGATRON) and tensor > 1,
+            overlap_update=source in _MEGATRON and _strategy(source, row) is Strategy.ZERO1,
+        ),
     )
     return sizes, run
+
+
+def _saving(source: str, row: Any, precision: str, sizes: Sizes) -> Saving:
+    recompute = row.act_ckpt if row.act_ckpt in ("full", "selective") else "none"
+    if source in (
+        "vTrain",
+        "Automodel",
+    ):  # Automodel's recipes have activation checkpointing, and are compiled
+        recompute = "full"
+    if sizes.attention == "again":
+        recompute = "none"  # but attention
+    if source == "fms-fsdp" and recompute == "selective":
+        recompute = "every-2"  # its "selective" leaves blocks out
+    if row.task == "lora":
+        # Automodel's recipes: rank 16 on all linear layers of the blocks; adapters are bf16 like the rest.
+        return Saving(recompute=recompute, lora_rank=16, master_weights=MasterWeights.BF16)
+    if precision != "fp8":
+        return Saving(recompute=recompute)
+    # The fp8 of llm-foundry and NeMo was that of delayed scales; Megatron-Bridge has current scales ("cs") and blocks
+    # of 32 ("mx").
+    recipe = Fp8Recipe.CURRENT if source == "Megatron-Bridge" else Fp8Recipe.DELAYED
+    if row.precision == "mxfp8" or (pd.notna(row.note) and row.precision.endswith("(fp8-mx)")):
+        recipe = Fp8Recipe.MX
+    return Saving(recompute=recompute, master_weights=MasterWeights.FP32, fp8_recipe=recipe)
+
+
+def _stage_split(source: str, num_blocks: int, num_groups: int) -> StageSplit:
+    if source == "nanotron":
+        return StageSplit.BALANCED
+    # Llama 3.1 405B has 126 blocks for stages of 128: Megatron-Bridge counts input and head.
+    return (
+        StageSplit.ENDS if num_blocks % num_groups and (num_blocks + 2) % num_groups == 0 else StageSplit.EVEN
+    )
 
 
 def _attention(source: str, row: Any) -> str:
@@ -182,7 +263,7 @@ def _attention(source: str, row: Any) -> str:
 def _sequence_parallel(source: str, row: Any) -> bool:
     if pd.notna(row.sequence_parallel):
         return bool(row.sequence_parallel)
-    return source == "nanotron"
+    return source in ("nanotron", *_MEGATRON)
 
 
 def _micro_steps(row: Any, layout: DeviceLayout, micro: int) -> int:
@@ -193,14 +274,16 @@ def _micro_steps(row: Any, layout: DeviceLayout, micro: int) -> int:
 
 def _strategy(source: str, row: Any) -> Strategy:
     words = str(row.sharding)
-    if "fsdp" in words or "full_shard" in words:
+    if "sdp" in words or "full_shard" in words:
         return Strategy.HSDP if "hsdp" in words else Strategy.FSDP
-    if "zero1" in words or "distributed" in words:
-        return Strategy.ZERO1
+    if "zero1" in words or "distributed" in words or source in _MEGATRON:
+        return Strategy.ZERO1  # Megatron-Bridge and NeMo divide the optimizer unless told otherwise
     return Strategy.DDP
 
 
 def _cluster(source: str, device: str, total: int, per_node: int) -> Cluster:
+    if device in ("gb200", "gb300"):
+        per_node = _DOMAIN_DEVICES
     nodes = -(-total // per_node)
     network = _NETWORKS[source, device.partition("-")[0]] if nodes > 1 else None
     return parse_cluster(f"{nodes}x{total // nodes}x{device}", inter=network)

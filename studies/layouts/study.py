@@ -9,17 +9,20 @@ import pandas as pd
 
 from forerun.communication.layout_constants import load_layout_table
 from forerun.errors import InvalidSetupError
+from forerun.hardware.device import NumberFormat
 from forerun.memory.constants import memory_constants, visible_memory
 from forerun.prediction.cost_model import cost_model_of
 from forerun.prediction.layouts.layout_memory import layout_memory
 from forerun.prediction.layouts.layout_step import compute_setup, layout_step
+from forerun.run.setup import Precision
 from studies.layouts.rows import SOURCES, MeasuredLayout, measured_layouts, whole_table
 from studies.layouts.traced import traced_model
 
-__all__ = ["choices", "errors_of", "predicted_rows", "study_page"]
+__all__ = ["choices", "constant_mfu_error", "errors_of", "predicted_rows", "study_page"]
 
 _GOOD_MFU_PERCENT = 20
 _LEAST_GROUP = 4
+_GROUP = ["model", "device", "num_devices", "precision", "adapters", "global_batch"]
 
 
 def predicted_rows(folder: Path, source: str) -> pd.DataFrame:
@@ -39,7 +42,8 @@ def predicted_rows(folder: Path, source: str) -> pd.DataFrame:
 def _predicted(row: MeasuredLayout) -> dict[str, object]:
     run = row.run
     model = traced_model(row.sizes, compute_setup(run))
-    step = layout_step(model, run, cost_model_of(run), load_layout_table()).step_s
+    found = layout_step(model, run, cost_model_of(run), load_layout_table())
+    step = found.step_s
     memory = layout_memory(model, run, memory_constants(run.cluster.device))
     worst = max(stage.peak_bytes.low for stage in memory)
     return {
@@ -47,6 +51,9 @@ def _predicted(row: MeasuredLayout) -> dict[str, object]:
         "model": row.model,
         "num_devices": run.cluster.num_devices,
         "global_batch": run.batch_size_global,
+        "device": run.cluster.device.name,
+        "precision": str(run.setup.precision),
+        "adapters": run.setup.saving.lora_rank is not None,
         "layout": run.layout.text,
         "measured_s": row.step_s,
         "predicted_s": step.value,
@@ -54,7 +61,33 @@ def _predicted(row: MeasuredLayout) -> dict[str, object]:
         "high_s": step.high,
         "fits": worst <= visible_memory(run.cluster.device).value_bytes,
         "recompute": run.setup.saving.recompute,
+        "ideal_s": _ideal_s(row),
+        "size": (row.sizes.hidden, row.sizes.layers),
+        "shape": found.shape,
     }
+
+
+def _ideal_s(row: MeasuredLayout) -> float:
+    """Step at the dense peak of the precision: 6 FLOP a weight and token, and attention in full [s].
+
+    Beside adapters the gradients of weights are left out.
+    """
+    sizes, run = row.sizes, row.run
+    width = sizes.hidden // sizes.heads
+    products = sizes.hidden * width * 2 * (sizes.heads + sizes.kv_heads)
+    products += sizes.hidden * sizes.feed_forward * (3 if sizes.gated else 2)
+    weights = sizes.layers * products + sizes.hidden * sizes.vocabulary
+    passes = 3 if run.setup.saving.lora_rank is None else 2
+    work = 2 * passes * weights + 12 * sizes.layers * sizes.hidden * sizes.tokens
+    kind = NumberFormat.FP8 if run.setup.precision is Precision.FP8 else NumberFormat.FP16
+    peak = run.cluster.device.peak_flops_per_s[kind] * run.cluster.num_devices
+    return work * sizes.tokens * run.batch_size_global / peak
+
+
+def constant_mfu_error(rows: pd.DataFrame) -> float:
+    """Mean error of one MFU for all rows, the one that is best on these rows themselves."""
+    shares = np.sort((rows.ideal_s / rows.measured_s).to_numpy())
+    return float(min(np.abs(rows.ideal_s / share / rows.measured_s - 1).mean() for share in shares))
 
 
 def errors_of(rows: pd.DataFrame) -> dict[str, float]:
@@ -76,11 +109,11 @@ def errors_of(rows: pd.DataFrame) -> dict[str, float]:
 def choices(rows: pd.DataFrame) -> dict[str, float]:
     """Choice of a layout: share of groups whose best is in the first three predicted, and loss by the first.
 
-    A group has one model, number of devices and global batch, and at least four layouts.
+    A group has one model, kind and number of devices, precision and global batch, and at least four layouts.
     """
     hits, losses = [], []
-    for _, group in rows.groupby(["model", "num_devices", "global_batch"]):
-        if len(group) < _LEAST_GROUP:
+    for _, group in rows.groupby(_GROUP):
+        if group.predicted_s.nunique() < _LEAST_GROUP:  # releases that repeat a row count once
             continue
         best = group.measured_s.min()
         order = group.sort_values("predicted_s").measured_s
@@ -88,17 +121,17 @@ def choices(rows: pd.DataFrame) -> dict[str, float]:
         losses.append(order.iloc[0] / best - 1)
     return {
         "groups": float(len(hits)),
-        "in_first_three": float(np.mean(hits)),
-        "loss": float(np.median(losses)),
+        "in_first_three": float(np.mean(hits)) if hits else float("nan"),
+        "loss": float(np.median(losses)) if losses else float("nan"),
     }
 
 
 def study_page(folder: Path, sources: tuple[str, ...] = tuple(SOURCES)) -> str:
     """The figures of all sources as a Markdown table."""
     lines = [
-        "| source | rows | MAPE % | median % | p90 % | bias % | in 90 % interval | called fits | best in "
-        "first three | loss % |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| source | rows | MAPE % | constant MFU % | median % | p90 % | bias % | in 90 % interval | called fits | "
+        "best in first three | loss % |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for source in sources:
         rows = predicted_rows(folder, source)
@@ -108,8 +141,12 @@ def study_page(folder: Path, sources: tuple[str, ...] = tuple(SOURCES)) -> str:
         good = rows[~(rows.mfu_pct <= _GOOD_MFU_PERCENT)] if source == "nanotron" else rows
         words = f"{source}, above {_GOOD_MFU_PERCENT} % MFU" if source == "nanotron" else source
         found = errors_of(good)
-        figures = [f"{100 * found[name]:.1f}" for name in ("mape", "median", "p90", "bias")]
+        found["constant"] = constant_mfu_error(good)
+        figures = [f"{100 * found[name]:.1f}" for name in ("mape", "constant", "median", "p90", "bias")]
         picked = "" if not chosen["groups"] else f"{chosen['in_first_three']:.0%} of {chosen['groups']:.0f}"
+        if source == "nanotron":
+            best = choices(good)
+            picked += f" (all rows); {best['in_first_three']:.0%} of {best['groups']:.0f}"
         loss = "" if not chosen["groups"] else f"{100 * chosen['loss']:.1f}"
         lines.append(
             f"| {words} | {found['n']:.0f} | {' | '.join(figures)} | {found['coverage']:.2f} | {found['fits']:.2f} | "

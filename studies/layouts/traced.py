@@ -17,7 +17,7 @@ from forerun.tracing.cache import cache_folder
 from forerun.tracing.models.built_model import BuiltModel
 from forerun.tracing.saving.prepare import with_saving
 from forerun.tracing.trace import TRACE_VERSION, trace_built
-from studies.layouts.networks import Sizes, language_model
+from studies.layouts.networks import Sizes, in_place_loss, language_model
 
 __all__ = ["traced_model"]
 
@@ -43,6 +43,8 @@ def traced_model(sizes: Sizes, setup: TrainingSetup) -> DividedModel:
 
 def _built(sizes: Sizes) -> BuiltModel:
     def loss(output: torch.Tensor, batch: object) -> torch.Tensor:
+        if sizes.logit_copies is not None:
+            return in_place_loss(output, sizes.logit_copies)
         target = batch["labels"]  # type: ignore[index]
         logits = output if sizes.fused_loss else output.float()
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1), target.flatten())

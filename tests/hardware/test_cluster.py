@@ -28,6 +28,7 @@ def test_every_figure_of_every_link_has_a_source():
         ("pcie-4-x16", 31.5),
         ("infiniband-edr", 12.5),  # 100 Gbit/s
         ("infiniband-ndr", 50),
+        ("infiniband-xdr", 100),
         ("ethernet-10g", 1.25),
     ],
 )
@@ -55,7 +56,9 @@ def test_the_form_of_a_board_says_its_link_and_nothing_says_that_between_nodes()
     assert parse_cluster("2x8xa100-sxm4-80gb").intra_link.name == "nvlink-3"
     assert parse_cluster("2x8xa100-sxm4-80gb").inter_link is None
     assert parse_cluster("2xt4").intra_link.kind is LinkKind.PCIE
+    assert parse_cluster("64xgb200").intra_link.name == "nvlink-5"  # NVL72
     assert link_of_board(load_catalog()["cpu"]) is None
+    assert link_of_board(load_catalog()["gh200"]) is None
 
 
 def test_links_that_are_named_win():

@@ -27,6 +27,7 @@ from forerun.prediction.layouts.layout_step import layout_step
 from forerun.prediction.layouts.stages import pipeline_s, stage_units
 from forerun.run.parallel import PipelineSchedule
 from forerun.run.run import Run
+from forerun.run.sharing import FsdpVersion
 
 MODEL = "gpt:depth=4,width=512,vocabulary=4096"
 SETTINGS: dict[str, Any] = {
@@ -131,6 +132,110 @@ def test_a_faster_link_never_slows(layout: str) -> None:
     assert fast < slow
 
 
+def test_products_in_fp8_are_divided_as_those_in_half_precision_are() -> None:
+    run = run_of("8xh100-sxm", parallel="tp=4,dp=2", precision="fp8")
+    graph = MODELS.of(run).graph
+    blocks = blocks_of(graph)
+    plain = blocks_of(MODELS.of(run_of("8xh100-sxm", parallel="tp=4,dp=2")).graph)
+    assert (blocks.weight_divided == plain.weight_divided).all()
+    assert blocks.can_be_divided
+    ops = sharded_ops(graph, blocks, Shards(tensor=4))
+    products = graph.ops.gemm[:, 1:].any(axis=(1, 2))
+    np.testing.assert_allclose(4 * ops.flops[products].sum(0), graph.ops.flops[products].sum(0))
+
+
+@pytest.mark.parametrize(
+    ("setting", "options"),
+    [
+        ("overlap_tensor", {"parallel": "tp=8"}),
+        ("overlap_tensor", {"parallel": "tp=4,dp=2", "recompute": "full", "sequence_parallel": False}),
+        ("overlap_update", {"parallel": "dp=8", "strategy": "zero1"}),
+    ],
+)
+def test_overlapped_collectives_hide_but_do_not_vanish(setting: str, options: dict[str, Any]) -> None:
+    size = {"batch_size": 64, "intra": "pcie-4-x16"}
+    runs = [run_of("8xh100-sxm", **options, **size, **{setting: value}) for value in (False, True)]
+    model = DividedModel(model=MODELS.of(runs[0]))
+    plain, hidden = (layout_step(model, run, cost_model_of(run), load_layout_table()) for run in runs)
+    assert hidden.exposed_s < plain.exposed_s
+    assert hidden.step_s.value < plain.step_s.value
+    assert hidden.communication_s == pytest.approx(plain.communication_s)
+    assert Run.of(MODEL, **{k: v for k, v in runs[1].json_fields().items() if k != "model"}) == runs[1]
+
+
+def test_copies_of_fsdp_are_those_of_its_version() -> None:
+    run = run_of("8xh100-sxm", strategy="fsdp", precision="amp-bf16", accumulation=4)
+    model = DividedModel(model=MODELS.of(run))
+    found = {}
+    for version in FsdpVersion:
+        sharing = replace(run.sharing, fsdp_version=version)
+        step = layout_step(model, replace(run, sharing=sharing), cost_model_of(run), load_layout_table())
+        found[version] = step.step_s.value
+        copied_s = next((part.time_s for part in step.parts if part.name == "copies of FSDP"), 0.0)
+        assert sum(part.time_s for part in step.parts) == pytest.approx(step.step_s.value)
+        # Bytes of a weight in half precision: those of fp32 gradients, twice, and their making; two copies and one.
+        moved = {"fsdp1": 2 * 2 + 6 + 2 * 4, "fsdp2": 2 * 2 + 2 * 2 + 6, "zero-copy": 0}[version]
+        weights = traced_weights(model) / 2
+        assert copied_s == pytest.approx(4 * moved * weights / (0.82 * 3.352e12), rel=0.01)
+    assert found["zero-copy"] < found["fsdp2"] < found["fsdp1"]
+
+
+def traced_weights(model: DividedModel) -> float:
+    return float(model.blocks.weight_bytes.sum())
+
+
+def test_gathered_tokens_are_kept_or_gathered_again(traced: DividedModel) -> None:
+    runs = [run_of("8xh100-sxm", parallel="tp=8", keep_gathered=value) for value in (False, True)]
+    steps = [layout_step(traced, run, cost_model_of(run), load_layout_table()) for run in runs]
+    assert steps[1].communication_s < steps[0].communication_s
+    held = [
+        layout_memory(traced, run, memory_constants_of(run.cluster.device, run))[0].allocated_bytes
+        for run in runs
+    ]
+    tokens = 4 * 256 * 512 * 2  # samples, tokens, width, bytes
+    assert held[1] - held[0] == pytest.approx(4 * 2 * tokens * 7 / 8, rel=0.01)
+
+
+def test_input_and_head_may_count_as_blocks() -> None:
+    stages = stage_units(126, 8, counts_ends=True)
+    assert [unit for units in stages for unit in units] == list(range(128))
+    assert {len(units) for units in stages} == {16}
+
+
+def test_a_head_waits_for_no_other_group_of_blocks(traced: DividedModel) -> None:
+    def last_activations(**options: Any) -> float:
+        run = run_of("8xh100-sxm", parallel="pp=2,dp=4", accumulation=8, **options)
+        memory = layout_memory(traced, run, memory_constants_of(run.cluster.device, run))
+        return next(part.size_bytes for part in memory[-1].parts if part.name == "activations")
+
+    interleaved = last_activations(pipeline_schedule="interleaved", virtual_stages=2)
+    run = run_of("8xh100-sxm", parallel="dp=8")
+    kept = traced.memory(Shards(), run.setup.batch_size_per_device).kept
+    # Of two groups of one block each, (2 - 1) 2 + 1 are in flight: one and a half times the blocks of the stage.
+    assert interleaved - last_activations() == pytest.approx(0.5 * kept[3:5].sum(), rel=0.01)
+
+
+def test_the_last_stage_has_gradients_of_an_embedding_that_it_shares(traced: DividedModel) -> None:
+    run = run_of("8xh100-sxm", parallel="pp=2,dp=4", accumulation=8)
+    memory = layout_memory(traced, run, memory_constants_of(run.cluster.device, run))
+    held = [sum(p.size_bytes for p in stage.parts if p.name == "gradients") for stage in memory]
+    whole = traced.memory(Shards(), 1)
+    assert sum(held) == pytest.approx(whole.gradients.sum() + whole.tied)
+
+
+def test_a_fused_update_has_no_temporaries() -> None:
+    def at_update(kind: str) -> float:
+        run = run_of(
+            "2xh100-sxm", parallel="dp=2", sequence_length=16, batch_size=1, optimizer_implementation=kind
+        )
+        (stage,) = layout_memory(
+            DividedModel(model=MODELS.of(run)), run, memory_constants_of(run.cluster.device, run)
+        )
+        return stage.allocated_bytes
+
+    assert at_update("fused") < at_update("foreach")
+
+
 def test_fully_sharded_memory_falls_with_devices() -> None:
     two, eight = (
         forerun.predict(MODEL, device=f"{number}xh100-sxm", strategy="fsdp", **SETTINGS) for number in (2, 8)
@@ -192,6 +297,9 @@ def test_the_worst_stage_is_named() -> None:
         ({"parallel": "tp=2", "stage_split": "balanced"}, "there is no pp"),
         ({"strategy": "fsdp", "shard_size": 4}, "belongs to hsdp"),
         ({"strategy": "ddp", "reshard": False}, "belongs to fsdp"),
+        ({"strategy": "zero1", "fsdp_version": "fsdp1"}, "belongs to fsdp"),
+        ({"strategy": "ddp", "overlap_update": True}, "belongs to zero1"),
+        ({"parallel": "dp=8", "overlap_tensor": True}, "there is no tp"),
         (
             {"parallel": "pp=2", "pipeline_schedule": "interleaved", "virtual_stages": 2, "accumulation": 3},
             "give --accumulation 4",

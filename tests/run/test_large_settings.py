@@ -26,6 +26,7 @@ def test_settings_come_back_from_their_json():
         "lora": 16, "lora_targets": ["q_proj", "v_proj"], "quantize": "nf4", "recompute": "every-2", "loss": "liger",
         "freeze": "embed_tokens", "offload": "optimizer", "master_weights": "fp32", "sequence_length": 4096,
         "tokens": "15B", "lora_dropout": 0.05, "unquantized": "half", "fused_kernels": ["norm", "lora"],
+        "attention_kernel": "flash-2",
     }  # fmt: skip
     run = run_of(**given)
     again = run.json_fields()
@@ -54,6 +55,12 @@ def test_tokens_are_samples_and_steps():
     ("settings", "words"),
     [
         ({"precision": "fp8", "device": "a100-sxm4-80gb"}, "give --precision bf16, or a device with fp8"),
+        ({"fp8_recipe": "delayed"}, "give --precision fp8"),
+        (
+            {"attention_kernel": "flash-3", "device": "a100-sxm4-80gb"},
+            "is for Hopper; give --attention-kernel flash-2",
+        ),
+        ({"attention_kernel": "flash-2", "fused_attention": False}, "leave --no-fused-attention out"),
         ({"tokens": "15B"}, "--sequence-length"),
         ({"tokens": "15B", "sequence_length": 128, "epochs": 2}, "--epochs cannot be used here"),
         ({"lora_targets": "q_proj"}, "give the rank"),

@@ -13,8 +13,17 @@ from forerun.errors import InvalidSetupError
 from forerun.graph.graph import AllocationKind, MemoryEvent, OpClass, StepPart
 from forerun.memory.stream import live_peak
 from forerun.run.model import ModelRequest
-from forerun.run.saving import FusedKernel, Loss, MasterWeights, Offload, Quantization, Saving, Unquantized
-from forerun.run.setup import Phase, Precision, TrainingSetup
+from forerun.run.saving import (
+    Fp8Recipe,
+    FusedKernel,
+    Loss,
+    MasterWeights,
+    Offload,
+    Quantization,
+    Saving,
+    Unquantized,
+)
+from forerun.run.setup import FLASH_3_GAIN, Phase, Precision, TrainingSetup
 from forerun.tracing.models.sources import build_model
 from forerun.tracing.saving.blocks import block_names
 from forerun.tracing.trace import trace
@@ -326,6 +335,33 @@ def test_fp8_products_are_half_as_deep_and_do_the_same_work(traced):
     assert small.model_flops == pytest.approx(plain.model_flops)
     assert small.total_flops(BATCH) < plain.total_flops(BATCH)
     assert "eight_bit_product" in small.ops.kernel_names
+
+
+def test_recipes_of_transformer_engine_cast_once(traced):
+    setup = replace(SETUP, precision=Precision.FP8)
+    graphs = {recipe: traced(setup, fp8_recipe=recipe) for recipe in Fp8Recipe}
+    plain = traced(setup)
+
+    def moved_bytes(graph):
+        chosen = [index for index, name in enumerate(graph.ops.kernel_names) if "to_eight_bits" in name]
+        rows = np.isin(graph.ops.kernel, chosen)
+        return ((graph.ops.read_bytes + graph.ops.write_bytes)[rows] @ [1, BATCH]).sum()
+
+    moved = {recipe: moved_bytes(graph) for recipe, graph in graphs.items()}
+    assert moved["delayed"] == moved["mx"] < moved["current"] < moved["dynamic"] == moved_bytes(plain)
+    assert len({graph.model_flops for graph in graphs.values()}) == 1
+
+
+def test_kernels_that_leave_masked_tiles_out_take_half_as_long(traced):
+    plain, skips, hopper = (
+        traced(replace(SETUP, attention_kernel=kernel)) for kernel in ("plain", "flash-2", "flash-3")
+    )
+    work = [
+        graph.ops.flops[graph.ops.op_class == OpClass.ATTENTION].sum() for graph in (plain, skips, hopper)
+    ]
+    assert work[0] == pytest.approx(2 * work[1]) == pytest.approx(2 * FLASH_3_GAIN * work[2])
+    assert skips.model_flops == pytest.approx(plain.model_flops)
+    assert hopper.model_flops == pytest.approx(plain.model_flops)
 
 
 def test_selective_recomputation_keeps_products_in_fp8(traced):

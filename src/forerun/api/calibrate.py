@@ -15,6 +15,8 @@ import numpy as np
 
 from forerun.answers import Answer, fields_of
 from forerun.api.calibration_session import loop_cost_s, measure_for_calibration
+from forerun.api.layout_steps import has_layouts, read_layout_steps
+from forerun.communication.measured_layouts import MeasuredLayouts, is_layouts_file
 from forerun.errors import InvalidSetupError, MissingExtraError, RecordError
 from forerun.extras import require
 from forerun.fitting.device_calibration import CalibrationResult
@@ -59,7 +61,8 @@ class Calibration(Answer):
         framework: Framework of the models that the calibration serves, ``pytorch`` or ``keras``.
         file: File of the calibration.
         records: Store of the measurements.
-        method: ``refined`` (from layers and models) or ``offset`` (from a few steps).
+        method: ``refined`` (from layers and models), ``offset`` (from a few steps) or ``layouts`` (from steps of
+            several devices).
         num_layers, num_models: Numbers of measurements behind the calibration.
         models: The whole models, left out in turn.
         duration_s: Time of measuring and fitting [s].
@@ -119,7 +122,8 @@ def calibrate(
         precision: Precision of the measured steps.
         framework: ``pytorch``, or ``keras`` on TensorFlow; a calibration serves the models of one framework.
         records: Store that keeps the measurements; the default store if None.
-        from_records: A store or file of measurements to fit instead of measuring.
+        from_records: A store or file of measurements to fit instead of measuring; a table with a column ``parallel`` or
+            ``strategy`` holds steps of several devices.
         out: File of the calibration; if None, where ``predict --on here`` finds it.
         wait_s: Longest wait for another process that measures on the device [s].
         on_event: Receives an event for every measured job.
@@ -139,6 +143,8 @@ def calibrate(
     choice(Precision, precision, "precision")
     if out is not None:
         _check_file(Path(out))
+    if from_records is not None and has_layouts(Path(from_records)):
+        return _of_layouts(device, Path(from_records), None if out is None else Path(out))
     began_s, load_note = time.monotonic(), ""
     if from_records is not None:
         found = find_device(device)
@@ -170,6 +176,48 @@ def calibrate(
         duration_s=time.monotonic() - began_s,
         step_cost_s=result.weights.step_cost_s,
         notes=(*notes, *([load_note] if load_note else [])),
+    )
+
+
+def _of_layouts(device: str, steps: Path, out: Path | None) -> Calibration:
+    """Measured steps of layouts as a calibration; each step is predicted from the others as well."""
+    began_s, found = time.monotonic(), find_device(device)
+    if out is None or not is_layouts_file(out.name):
+        raise InvalidSetupError(
+            f"{steps.name} holds steps of several devices; expected a file for them that ends in .json, got "
+            f"{out or 'none'}; give --out my-cluster.json"
+        )
+    rows = read_layout_steps(steps, found)
+    measured = MeasuredLayouts(
+        device=found.name,
+        shapes=tuple(row.shape for row in rows),
+        logs=tuple(float(np.log(row.measured_s / row.predicted_s)) for row in rows),
+    )
+    out.write_text(measured.to_json(), encoding="utf-8")
+    models = []
+    for index, row in enumerate(rows):
+        others = measured.without(index)
+        log_factor = others.correction(row.shape)[0] if others is not None else 0.0
+        models.append(
+            LeftOutModel(
+                model=f"{row.run.model.model}, {row.run.layout.text}",
+                batch_size=row.run.setup.batch_size_per_device,
+                measured_s=row.measured_s,
+                relative_noise=0.0,
+                before_s=row.predicted_s,
+                after_s=row.predicted_s * math.exp(log_factor),
+            )
+        )
+    return Calibration(
+        device=found.title,
+        framework="pytorch",
+        file=str(out),
+        records=str(steps),
+        method="layouts",
+        num_layers=0,
+        num_models=len(rows),
+        models=tuple(models),
+        duration_s=time.monotonic() - began_s,
     )
 
 

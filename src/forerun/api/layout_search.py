@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from forerun.api.models import TracedModels
-from forerun.communication.layout_constants import load_layout_table
 from forerun.errors import InvalidSetupError
 from forerun.memory.constants import visible_memory
 from forerun.optime.weights import CostModel
 from forerun.planner.layouts import LayoutPoint, LayoutSpace, chosen_points, layout_point, layout_runs
-from forerun.prediction.cost_model import cost_model_of
+from forerun.prediction.cost_model import cost_model_of, layout_table_of
 from forerun.prediction.estimate_run import memory_constants_of
 from forerun.run.parallel import DeviceLayout
 from forerun.run.run import Run
@@ -49,7 +48,7 @@ def search_layouts(
     total = global_batch or run.cluster.num_devices * run.batch_size_per_device
     weights, constants = cost_model or cost_model_of(run), memory_constants_of(run.cluster.device, run)
     visible = visible_memory(run.cluster.device).value_bytes
-    table = load_layout_table()
+    table = layout_table_of(run)
     found = []
     for recompute in recomputed:
         setup = replace(plain.setup, saving=replace(plain.setup.saving, recompute=recompute))

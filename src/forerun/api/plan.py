@@ -33,7 +33,7 @@ from forerun.run.model import own_layout, own_stack
 from forerun.run.options import RunOptions
 from forerun.run.run import Run, check_format
 from forerun.run.settings import checked, declared
-from forerun.run.setup import Layout, Precision, TrainingSetup, choice
+from forerun.run.setup import AttentionKernel, Layout, Precision, TrainingSetup, choice
 from forerun.stages import stage
 
 __all__ = ["plan", "read_accuracies"]
@@ -93,9 +93,10 @@ def plan(
         given.get("image_sizes", ()),
         searched_settings(searched),
     )
+    kernel = AttentionKernel(given.get("attention_kernel") or AttentionKernel.PLAIN)
     for option in choices:
         for configuration in configurations:
-            check_format(option.device, configuration.precision)
+            check_format(option.device, configuration.precision, kernel)
     check_count(len(configurations) * len(choices) * len(sizes))
     traced = TracedModels(use_cache=use_cache)
     run, notes = _shared_run(traced, configurations[0], choices, sizes, given)

@@ -10,6 +10,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from forerun.communication.measured_layouts import MeasuredLayouts
 from forerun.errors import CostModelError
 
 __all__ = ["LayoutConstants", "LayoutTable", "layout_table_path", "load_layout_table"]
@@ -56,11 +57,13 @@ class LayoutTable:
         log_spread: Standard deviation of the logarithm of predicted over measured steps of several devices, on
             sources that were left out of the fit.
         provenance: Tables, rows and date.
+        measured: Steps that were measured on the user's cluster, None without.
     """
 
     constants: LayoutConstants
     log_spread: float
     provenance: Mapping[str, Any]
+    measured: MeasuredLayouts | None = None
 
     def to_json(self) -> str:
         """The text of the file."""

@@ -23,13 +23,29 @@ from forerun.errors import InvalidSetupError
 from forerun.graph.graph import AllocationKind, Graph, MemoryEvent, OpClass, OpTable, StepPart
 from forerun.kept import Kept
 
-__all__ = ["Blocks", "Division", "Phase", "blocks_of", "expert_products", "weight_products"]
+__all__ = [
+    "EIGHT_BIT_PRODUCT",
+    "EIGHT_BIT_RATE",
+    "Blocks",
+    "Division",
+    "Phase",
+    "blocks_of",
+    "expert_products",
+    "weight_products",
+    "whole_sizes",
+]
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 _KEPT: Kept[Blocks] = Kept(64)
+EIGHT_BIT_PRODUCT = "eight_bit_product"
+"""Name of a product in 8 bits, which stands in a graph as one of half the depth in 16 bits."""
+
+EIGHT_BIT_RATE = 2.0
+"""Rate of matrix units in 8 bits over that in 16 bits: two on all devices that have both."""
+
 _ATTENTION = (OpClass.ATTENTION, OpClass.BMM, OpClass.SOFTMAX)
 _ADAPTER = "lora_"
 
@@ -218,6 +234,16 @@ def weight_products(ops: OpTable) -> Bools:
     return found
 
 
+def whole_sizes(ops: OpTable) -> Floats:
+    """Sizes (groups, m, n, k) of products with the true depth of those in 8 bits, (n, 4, 2)."""
+    is_small = np.asarray([EIGHT_BIT_PRODUCT in name for name in ops.kernel_names], dtype=bool)
+    if not is_small.any():
+        return ops.gemm
+    sizes = ops.gemm.copy()
+    sizes[is_small[ops.kernel], 3] *= EIGHT_BIT_RATE
+    return sizes
+
+
 def _divisions(graph: Graph, unit: Ints, phase: Ints, num_blocks: int) -> tuple[Ints, Ints, int]:
     """``Division`` and divided features of every operation, and the width of a token."""
     ops = graph.ops
@@ -226,6 +252,7 @@ def _divisions(graph: Graph, unit: Ints, phase: Ints, num_blocks: int) -> tuple[
     is_product = weight_products(ops) & (ops.gemm[:, 1, 1] > 0)
     modules = ops.module.tolist()
     names = ops.module_names
+    sizes = whole_sizes(ops)
     of_product: dict[tuple[int, int, int, int], tuple[int, Division, int]] = {}
     hidden, num_groups = 0, 0
     for block in range(1, num_blocks + 1):
@@ -237,15 +264,15 @@ def _divisions(graph: Graph, unit: Ints, phase: Ints, num_blocks: int) -> tuple[
                 attended = attended or bool(group)
             if not is_product[row] or _ADAPTER in names[modules[row]]:
                 continue
-            n, k = _weight_shape(ops.gemm[row])
+            n, k = _weight_shape(sizes[row])
             width = width or k
             closes = bool(group) and n == width and (k != width or attended)
             if closes:
                 num_groups += 1
                 for member in group:
-                    size = _weight_shape(ops.gemm[member])[0]
-                    of_product[_product_key(ops, member, block)] = (num_groups, Division.COLUMNS, size)
-                of_product[_product_key(ops, row, block)] = (num_groups, Division.ROWS, k)
+                    size = _weight_shape(sizes[member])[0]
+                    of_product[_product_key(ops, sizes, member, block)] = (num_groups, Division.COLUMNS, size)
+                of_product[_product_key(ops, sizes, row, block)] = (num_groups, Division.ROWS, k)
                 group, attended = [], False
                 hidden = hidden or width
             elif k == width:
@@ -257,8 +284,8 @@ def _divisions(graph: Graph, unit: Ints, phase: Ints, num_blocks: int) -> tuple[
     if len(head) and num_groups:
         row = int(head[np.argmax(ops.flops[head, 1])])
         num_groups += 1
-        size = _weight_shape(ops.gemm[row])[0]
-        of_product[_product_key(ops, row, num_blocks + 1)] = (num_groups, Division.COLUMNS, size)
+        size = _weight_shape(sizes[row])[0]
+        of_product[_product_key(ops, sizes, row, num_blocks + 1)] = (num_groups, Division.COLUMNS, size)
     _mark(ops, unit, phase, of_product, division, divided)
     return division, divided, hidden
 
@@ -268,10 +295,10 @@ def _weight_shape(gemm: Floats) -> tuple[int, int]:
     return round(gemm[2, 0]), round(gemm[3, 0])
 
 
-def _product_key(ops: OpTable, row: int, block: int) -> tuple[int, int, int, int]:
+def _product_key(ops: OpTable, sizes: Floats, row: int, block: int) -> tuple[int, int, int, int]:
     """Unit, module and the two sizes of the weight of a product, the same in all passes."""
-    gemm, module = ops.gemm[row], int(ops.module[row])
-    fixed = sorted(round(size[0]) for size in gemm[1:] if size[1] == 0)
+    module = int(ops.module[row])
+    fixed = sorted(round(size[0]) for size in sizes[row, 1:] if size[1] == 0)
     return block, module, fixed[0], fixed[-1]
 
 
@@ -285,8 +312,9 @@ def _mark(
 ) -> None:
     """Marks the products of all passes, and as ``INSIDE`` what runs between two products of one pair."""
     marks: list[tuple[int, int, Division]] = []
+    sizes = whole_sizes(ops)
     for row in np.flatnonzero(weight_products(ops) & (unit > 0)).tolist():
-        found = of_product.get(_product_key(ops, row, int(unit[row])))
+        found = of_product.get(_product_key(ops, sizes, row, int(unit[row])))
         if found is None:
             continue
         pair, kind, size = found
@@ -349,8 +377,9 @@ def _divided_weights(
     element = sizes.sum() / max(1, graph.num_parameters)
     wanted: dict[int, set[int]] = defaultdict(set)
     rows = np.flatnonzero(np.isin(division, (Division.COLUMNS, Division.ROWS)))
+    whole = whole_sizes(ops)
     for row in rows.tolist():
-        fixed = [round(size[0]) for size in ops.gemm[row, 1:] if size[1] == 0]
+        fixed = [round(size[0]) for size in whole[row, 1:] if size[1] == 0]
         if len(fixed) == 2:
             number = round(ops.gemm[row, 0, 0]) if ops.gemm[row, 0, 1] == 0 else 1
             wanted[int(unit[row])].add(number * fixed[0] * fixed[1])

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from forerun.graph.blocks import Blocks, Division, weight_products
+from forerun.graph.blocks import Blocks, Division, weight_products, whole_sizes
 from forerun.graph.graph import Graph, OpTable
 
 __all__ = ["Shards", "fixed_shares", "sharded_ops", "token_shares"]
@@ -70,8 +70,9 @@ def sharded_ops(graph: Graph, blocks: Blocks, shards: Shards) -> OpTable:
         "write_bytes": ops.write_bytes * scale,
         "elements": ops.elements * scale,
     }
+    whole = whole_sizes(ops)
     for row in np.flatnonzero(weight_products(ops)).tolist():
-        gemm[row] = _product(ops, blocks, shards, row)
+        gemm[row] = _product(ops.gemm[row], whole[row], blocks, shards, row)
         before, after = _operands(ops.gemm[row]), _operands(gemm[row])
         columns["flops"][row] = ops.flops[row] * _work_ratio(ops.gemm[row], gemm[row])
         columns["elements"][row] = sum(after)
@@ -92,16 +93,16 @@ def fixed_shares(blocks: Blocks, shards: Shards) -> Floats:
     return found
 
 
-def _product(ops: OpTable, blocks: Blocks, shards: Shards, row: int) -> Floats:
-    """Sizes (groups, m, n, k) of a product on one device."""
-    sizes: Floats = ops.gemm[row].copy()
+def _product(sizes: Floats, whole: Floats, blocks: Blocks, shards: Shards, row: int) -> Floats:
+    """Sizes (groups, m, n, k) of a product on one device, from those in the graph and those of its operands."""
+    sizes = sizes.copy()
     division = blocks.division[row]
     if blocks.expert_product[row]:
         sizes[0] /= shards.expert
         sizes[1:, 1] *= shards.expert
     if division in (Division.COLUMNS, Division.ROWS):
         target = int(blocks.divided_size[row])
-        matching = [i for i in (1, 2, 3) if sizes[i, 1] == 0 and round(sizes[i, 0]) == target]
+        matching = [i for i in (1, 2, 3) if whole[i, 1] == 0 and round(whole[i, 0]) == target]
         # Of a square weight either side may be divided: a forward product by columns has n first, one by rows k.
         chosen = matching[0] if division == Division.COLUMNS else matching[-1]
         sizes[chosen, 0] /= shards.tensor

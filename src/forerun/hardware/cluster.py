@@ -53,6 +53,8 @@ _HOST_LINK_OF_BOARD = {
     "OAM": "pcie-5-x16",
 }
 _SXM2 = {"pascal": "nvlink-1", "volta": "nvlink-2"}
+# Superchips whose GPUs are joined by NVLink switches in a rack; GH200 stands alone in most machines.
+_C2C = {"blackwell": "nvlink-5"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,7 +221,8 @@ def link_of_board(device: Device) -> Link | None:
     SXM boards sit on a carrier that joins them by NVLink. Boards in PCIe slots communicate over the slots;
     a bridge between two boards is an extra that the user must name.
     """
-    name = _SXM2.get(device.architecture) if device.bus == "SXM2" else _LINK_OF_BUS.get(device.bus)
+    by_architecture = {"SXM2": _SXM2, "NVLink-C2C": _C2C}.get(device.bus)
+    name = by_architecture.get(device.architecture) if by_architecture else _LINK_OF_BUS.get(device.bus)
     return load_links()[name] if name else None
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from forerun.graph.blocks import Blocks, Division, Phase, weight_products
+from forerun.graph.blocks import Blocks, Division, Phase, weight_products, whole_sizes
 from forerun.graph.graph import AllocationKind, Graph, MemoryEvent
 from forerun.graph.shards import Shards, fixed_shares, token_shares
 from forerun.kept import Kept
@@ -160,7 +160,8 @@ def _shares(graph: Graph, blocks: Blocks, shards: Shards) -> tuple[Floats, Float
     is_product = np.isin(blocks.division, (Division.COLUMNS, Division.ROWS)) & weight_products(ops)
     rows = np.flatnonzero(is_product)
     divides_result = np.rint(ops.gemm[rows, 2, 0]).astype(np.int64) == blocks.divided_size[rows]
-    square = np.rint(ops.gemm[rows, 2, 0]) == np.rint(ops.gemm[rows, 3, 0])
+    whole = whole_sizes(ops)[rows]
+    square = np.rint(whole[:, 2, 0]) == np.rint(whole[:, 3, 0])
     forward = blocks.phase[rows] == Phase.FORWARD
     by_columns = blocks.division[rows] == Division.COLUMNS
     divides_result = np.where(square, by_columns == forward, divides_result)

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from forerun.graph.graph import OpClass, StepPart
 from forerun.hardware.device import Device
+from forerun.run.setup import FLASH_3_GAIN
 
 __all__ = [
     "CONVOLUTIONS",
@@ -41,15 +42,14 @@ seen under autocast have more, if only in their first layer (0.05 % in SwinV2 of
 library does around convolutions, such as conversions of the memory order, on the streams beside them: bounded, steps
 of ResNet-50 (``gpu_benchmarks``) come out 8 % too fast."""
 
-_SUSTAINED_PRODUCTS = {("ampere", True): 0.83, ("hopper", True): 0.68}
+_SUSTAINED_PRODUCTS = {("ampere", True): 0.83, ("hopper", True): 0.68, ("blackwell", True): 0.58}
 """Largest share of the two-byte peak by (architecture, stacked memory): the median rate of products of 4,096 and more
-in ``llm/gemm`` (A100 284, H100 784 TFLOP/s) over 1.10 and 1.18, the best rate there over the best of
-``llm/matmul_peaks`` (271 and 795), for its products ran in bursts."""
+in ``llm/gemm`` (A100 284, H100 784, B300 1,649 TFLOP/s) over 1.10, 1.18 and 1.26, the best rate there over the best of
+``llm/matmul_peaks`` (271, 795 and 1,769), for its products ran in bursts."""
 
-_ATTENTION_COST = {"hopper": 1.7}
+_ATTENTION_COST = {"hopper": FLASH_3_GAIN}
 """PyTorch's fused attention is FlashAttention-2; ``llm/attention``, on which the law of attention rests, has
-FlashAttention-3 on Hopper, which is 1.5 to 2.0 times as fast forward and 1.5 to 1.75 times backward (Shah et al. 2024,
-arXiv 2407.08608)."""
+FlashAttention-3 on Hopper."""
 
 _ELEMENT_WISE = (
     OpClass.COPY,

@@ -6,10 +6,10 @@ import json
 from collections.abc import Callable
 
 from forerun.errors import InvalidSetupError
-from forerun.run.parallel import PipelineSchedule
+from forerun.run.parallel import PipelineSchedule, StageSplit
 from forerun.run.run import Run
 from forerun.run.setup import Precision
-from forerun.run.sharing import Strategy
+from forerun.run.sharing import FsdpVersion, Strategy
 
 __all__ = ["FRAMEWORKS", "hand_over"]
 
@@ -107,7 +107,7 @@ def _accelerate(run: Run) -> str:
     if sharing.strategy.stage == 3:
         lines += [
             "fsdp_config:",
-            "  fsdp_version: 2",
+            f"  fsdp_version: {1 if sharing.fsdp_version is FsdpVersion.FSDP1 else 2}",
             "  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP",
             f"  fsdp_reshard_after_forward: {str(sharing.reshard).lower()}",
             f"  fsdp_activation_checkpointing: {str(run.setup.saving.recompute == 'full').lower()}",
@@ -203,9 +203,18 @@ def _megatron(run: Run) -> str:
     if sharing.strategy.stage in (1, 2):
         words.append("--use-distributed-optimizer --overlap-grad-reduce")
     elif sharing.strategy.stage == 3:
-        words.append("--use-torch-fsdp2 --no-gradient-accumulation-fusion")
+        is_own = sharing.fsdp_version is FsdpVersion.ZERO_COPY
+        words.append(
+            f"{'--use-megatron-fsdp' if is_own else '--use-torch-fsdp2'} --no-gradient-accumulation-fusion"
+        )
     else:
         words.append("--overlap-grad-reduce")
+    if sharing.overlap_tensor:
+        words.append("--tp-comm-overlap")
+    if sharing.overlap_update:
+        words.append("--overlap-param-gather")
+    if layout.stage_split is StageSplit.ENDS:
+        words.append("--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split")
     recompute = run.setup.saving.recompute
     if recompute == "full":
         words.append("--recompute-granularity full --recompute-method uniform --recompute-num-layers 1")

@@ -14,11 +14,13 @@ import numpy.typing as npt
 
 from forerun.communication.buckets import gradient_buckets
 from forerun.communication.data_parallel import DataParallelStep
-from forerun.communication.layout_constants import load_layout_table
+from forerun.communication.measured_layouts import is_layouts_file
 from forerun.communication.scaling_constants import load_scaling_table
+from forerun.errors import InvalidSetupError
 from forerun.graph.graph import AllocationKind, Graph, MemoryEvent
 from forerun.kept import Kept
 from forerun.optime.weights import CostModel
+from forerun.prediction.cost_model import layout_table_of
 from forerun.prediction.estimate import Interval
 from forerun.prediction.gradients import batch_norms, gradients_of, pass_of
 from forerun.prediction.input_pipeline import fed_step_s
@@ -90,13 +92,18 @@ def run_step(model: PreparedModel, run: Run, weights: CostModel) -> RunStep:
     Raises:
         UnknownDeviceError: A link that is needed is not known.
     """
+    if is_layouts_file(run.software.calibration) and not uses_layout(run):
+        raise InvalidSetupError(
+            f"{run.software.calibration} holds measured steps of layouts, and this run has none; give --parallel or "
+            "--strategy fsdp, or leave --calibration out"
+        )
     if not is_shared(run):
         alone = step_alone(model, run, run.setup, weights)
         return RunStep(
             alone=alone, shared=None, one=None, busy_s=alone.step_s, step_s=fed_interval(run, alone.step_s)
         )
     if uses_layout(run):
-        found = layout_step(DividedModel(model=model), run, weights, load_layout_table())
+        found = layout_step(DividedModel(model=model), run, weights, layout_table_of(run))
         return RunStep(
             alone=found.alone,
             shared=None,
@@ -249,7 +256,8 @@ def _ratios(model: PreparedModel, run: Run, sizes: Sequence[int], weights: CostM
     cluster = run.cluster
     links = tuple(link.name if link else "" for link in (cluster.intra_link, cluster.inter_link))
     sizes_of_cluster = (cluster.num_nodes, cluster.num_devices_per_node, cluster.num_inter_links)
-    key = (general, run.sharing, run.software.torch_version, links, sizes_of_cluster)
+    measured = layout_table_of(run).measured if uses_layout(run) else None
+    key = (general, run.sharing, run.software.torch_version, links, sizes_of_cluster, measured)
     columns = {size: _SHARED.find(parts, (*key, size)) for size in sizes}
     missing = [size for size, column in columns.items() if column is None]
     if missing and uses_layout(run):
@@ -269,7 +277,7 @@ def _ratios(model: PreparedModel, run: Run, sizes: Sequence[int], weights: CostM
 def _layout_ratio(model: PreparedModel, run: Run, weights: CostModel) -> Floats:
     """A column of ``_ratios`` of a layout, whose gradients are part of its memory."""
     alone_s = step_alone(model, run, compute_setup(run), weights).step_s
-    found = layout_step(DividedModel(model=model), run, weights, load_layout_table())
+    found = layout_step(DividedModel(model=model), run, weights, layout_table_of(run))
     ends = [getattr(found.step_s, end) / getattr(alone_s, end) for end in ("value", "low", "high")]
     return np.asarray([*ends, 0.0, *layout_activity(model, run, found)])
 

@@ -174,7 +174,9 @@ def prepare(graph: Graph) -> PreparedModel:
 
 def computed_as(setup: TrainingSetup) -> TrainingSetup:
     """The setup as the cost model knows it: the trace holds products in fp8 as smaller ones in bf16."""
-    return replace(setup, precision=Precision.BF16) if setup.precision is Precision.FP8 else setup
+    if setup.precision is not Precision.FP8:
+        return setup
+    return replace(setup, precision=Precision.BF16, saving=replace(setup.saving, fp8_recipe=None))
 
 
 def provenance_of(device: Device, setup: TrainingSetup, weights: CostModel, ops: DistinctOps) -> Provenance:

@@ -18,6 +18,7 @@ __all__ = ["calibration_page"]
 
 def calibration_page(found: Calibration) -> RenderableType:
     """The page."""
+    is_layouts = found.method == "layouts"
     lines: list[RenderableType] = [
         Text(f"{found.device}, {found.framework}", style="bold"),
         Text(
@@ -30,7 +31,7 @@ def calibration_page(found: Calibration) -> RenderableType:
         lines.append(
             Text(
                 f"mean error on models left out: {found.mape_before:.0%} before, {found.mape_after:.0%} after "
-                "(each predicted by a calibration that had not seen its family)"
+                + ("(each predicted from the others)" if is_layouts else _UNSEEN)
             )
         )
     if found.step_cost_s:
@@ -38,14 +39,17 @@ def calibration_page(found: Calibration) -> RenderableType:
             Text(f"a step of fit takes {format_duration_s(found.step_cost_s)} beside its operations")
         )
     lines += [Text(note) for note in found.notes]
-    lines.append(Text(f"written to {found.file}; predict --on here uses it"))
+    use = f"give it as --calibration {found.file}" if is_layouts else "predict --on here uses it"
+    lines.append(Text(f"written to {found.file}; {use}"))
     lines.append(Text(f"measurements in {found.records}"))
     return Group(*lines)
 
 
+_UNSEEN = "(each predicted by a calibration that had not seen its family)"
 _METHODS = {
     "refined": "the networks of the cost model were refined on them",
     "offset": "offsets of the cost model were fitted to them",
+    "layouts": "steps of like shape are corrected as they were measured",
 }
 
 

@@ -10,6 +10,7 @@ from forerun.run.parallel import ContextKind, PipelineSchedule, StageSplit
 from forerun.run.saving import (
     LARGEST_DROPOUT,
     LORA_RANKS,
+    Fp8Recipe,
     Loss,
     MasterWeights,
     Offload,
@@ -17,8 +18,15 @@ from forerun.run.saving import (
     Unquantized,
 )
 from forerun.run.settings import Setting, TypedDict
-from forerun.run.setup import MAX_BATCH_SIZE, Layout, OptimizerImplementation, Phase, Precision
-from forerun.run.sharing import Algorithm, Strategy
+from forerun.run.setup import (
+    MAX_BATCH_SIZE,
+    AttentionKernel,
+    Layout,
+    OptimizerImplementation,
+    Phase,
+    Precision,
+)
+from forerun.run.sharing import Algorithm, FsdpVersion, Strategy
 
 __all__ = ["DEVICE_HELP", "MODEL_HELP", "CommonOptions", "RunOptions", "ScaleOptions"]
 
@@ -84,6 +92,18 @@ class CommonOptions(TypedDict, total=False):
         bool | None,
         Setting(
             help="Run attention (scaled_dot_product_attention) as one kernel.", group="run", default="yes"
+        ),
+    ]
+    attention_kernel: Annotated[
+        str | None,
+        Setting(
+            help="Library of fused attention: plain (as long with a causal mask as without, as FlashAttention-1), "
+            "flash-2 (half as long) or flash-3 (and 1.7 times as fast, on Hopper only; cuDNN's as well).",
+            words="attention kernel",
+            group="run",
+            default="plain",
+            metavar="NAME",
+            choices=tuple(AttentionKernel),
         ),
     ]
     accumulation: Annotated[
@@ -213,6 +233,18 @@ class CommonOptions(TypedDict, total=False):
             choices=tuple(MasterWeights),
         ),
     ]
+    fp8_recipe: Annotated[
+        str | None,
+        Setting(
+            help="With precision fp8: scales and kernels: dynamic (torchao), or delayed, current or mx (Transformer "
+            "Engine, whose weights are held in fp8).",
+            words="fp8 recipe",
+            group="saving",
+            default="dynamic",
+            metavar="NAME",
+            choices=tuple(Fp8Recipe),
+        ),
+    ]
     intra: Annotated[
         str | None,
         Setting(
@@ -295,6 +327,15 @@ class CommonOptions(TypedDict, total=False):
             default="yes",
         ),
     ]
+    keep_gathered: Annotated[
+        bool | None,
+        Setting(
+            help="With tp: keep the tokens that are gathered for a product until its backward pass (torchtitan) "
+            "instead of gathering them again (Megatron-LM).",
+            group="sharing",
+            default="no",
+        ),
+    ]
     context_parallel: Annotated[
         str | None,
         Setting(
@@ -328,7 +369,8 @@ class CommonOptions(TypedDict, total=False):
     stage_split: Annotated[
         str | None,
         Setting(
-            help="With pp: as many blocks in every stage (even), or fewer beside the head (balanced).",
+            help="With pp: as many blocks in every stage (even), fewer beside the head (balanced), or input and "
+            "head counted as one block each (ends).",
             group="sharing",
             default="even",
             metavar="NAME",
@@ -379,6 +421,36 @@ class CommonOptions(TypedDict, total=False):
             default="fp32",
             metavar="NAME",
             choices=("half", "fp32"),
+        ),
+    ]
+    fsdp_version: Annotated[
+        str | None,
+        Setting(
+            help="With fsdp: implementation, by the copies it makes: fsdp1 or fsdp2 (PyTorch), or zero-copy "
+            "(Megatron-FSDP).",
+            words="FSDP version",
+            group="sharing",
+            default="fsdp2",
+            metavar="NAME",
+            choices=tuple(FsdpVersion),
+        ),
+    ]
+    overlap_tensor: Annotated[
+        bool | None,
+        Setting(
+            help="With tp: run its collectives in pieces beside the products that they belong to (tp_comm_overlap of "
+            "Megatron-LM, asynchronous tensor parallelism of PyTorch).",
+            group="sharing",
+            default="no",
+        ),
+    ]
+    overlap_update: Annotated[
+        bool | None,
+        Setting(
+            help="With zero1 or zero2: gather updated weights behind the next forward pass (overlap-param-gather of "
+            "Megatron-LM).",
+            group="sharing",
+            default="no",
         ),
     ]
     dataset: Annotated[

@@ -55,6 +55,8 @@ class StageSplit(StrEnum):
     """As many in each (Megatron-LM)."""
     BALANCED = "balanced"
     """Fewer in the last stage, which has the head: stages of equal weight (nanotron)."""
+    ENDS = "ends"
+    """Input and head count as one block each (Megatron-LM's account-for-embedding and account-for-loss)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +70,8 @@ class DeviceLayout:
         data: Groups of devices that take samples of their own (dp).
         expert: Of the devices of ``data`` and ``context``, those among which the experts are divided (ep).
         sequence_parallel: Whether devices of tensor parallelism divide the tokens between the divided products.
+        keep_gathered: Whether the tokens that sequence parallelism gathers for a product are kept for its backward
+            pass, not gathered again.
         context_kind: Exchange of context parallelism.
         schedule: Order of the micro-steps on the stages.
         virtual_stages: Groups of blocks of each stage in the interleaved schedule.
@@ -80,6 +84,7 @@ class DeviceLayout:
     data: int = 1
     expert: int = 1
     sequence_parallel: bool = True
+    keep_gathered: bool = False
     context_kind: ContextKind = ContextKind.RING
     schedule: PipelineSchedule = PipelineSchedule.ONE_FORWARD_ONE_BACKWARD
     virtual_stages: int = 1
@@ -91,6 +96,10 @@ class DeviceLayout:
                 raise InvalidSetupError(
                     f"every axis of a layout needs at least 1 device, got {name} {getattr(self, name)}"
                 )
+        if self.keep_gathered and not self.sequence_parallel:
+            raise InvalidSetupError(
+                "without sequence parallelism every device has all tokens; leave --keep-gathered out"
+            )
         if self.schedule is PipelineSchedule.INTERLEAVED and self.pipeline > 1 and self.virtual_stages < 2:
             raise InvalidSetupError(
                 "the interleaved schedule needs several groups of blocks on each stage; give --virtual-stages 2"

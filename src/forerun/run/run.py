@@ -27,6 +27,7 @@ from forerun.run.model import ModelRequest, own_layout, own_settings, own_stack
 from forerun.run.options import RunOptions
 from forerun.run.parallel import AXES, ContextKind, DeviceLayout, PipelineSchedule, StageSplit, parse_parallel
 from forerun.run.saving import (
+    Fp8Recipe,
     Loss,
     MasterWeights,
     Offload,
@@ -37,8 +38,8 @@ from forerun.run.saving import (
     own_loss_of,
 )
 from forerun.run.settings import Declared, checked, declared
-from forerun.run.setup import Layout, Phase, Precision, TrainingSetup
-from forerun.run.sharing import Algorithm, Sharing, Strategy
+from forerun.run.setup import AttentionKernel, Layout, Phase, Precision, TrainingSetup
+from forerun.run.sharing import Algorithm, FsdpVersion, Sharing, Strategy
 
 __all__ = ["HERE", "Run", "Software", "check_format", "cluster_from", "parse_release"]
 
@@ -49,8 +50,9 @@ _NEWEST_RELEASE = (2, 99)
 _MILLI = 1e-3
 _KILO, _MEGA = 1e3, 1e6
 
-_OF_LAYOUTS = ("parallel", "sequence_parallel", "context_parallel", "pipeline_schedule", "virtual_stages",
-               "stage_split", "shard_size", "reshard", "prefetch", "gather_precision", "reduce_precision")  # fmt: skip
+_OF_LAYOUTS = ("parallel", "sequence_parallel", "keep_gathered", "context_parallel", "pipeline_schedule",
+               "virtual_stages", "stage_split", "shard_size", "reshard", "prefetch", "gather_precision",
+               "reduce_precision", "fsdp_version", "overlap_tensor", "overlap_update")  # fmt: skip
 _OF_SEVERAL = ("strategy", "algorithm", "bucket_mb", "sync_batch_norm", "variation", *_OF_LAYOUTS)
 _OF_TRAINING = ("accumulation", "optimizer_implementation")
 _OF_LOADER = ("loader_workers", "loader_cores", "sample_kb", "storage_mb_s", "network_mb_s")
@@ -74,8 +76,17 @@ class Software:
         parse_release(self.torch_version)
 
 
-def check_format(device: Device, precision: Precision) -> None:
-    """Raises ``InvalidSetupError`` for fp8 on a device that has no fp8; other formats fall back to slower ones."""
+def check_format(
+    device: Device, precision: Precision, kernel: AttentionKernel = AttentionKernel.PLAIN
+) -> None:
+    """Raises ``InvalidSetupError`` for fp8 or a library of attention on a device that does not have it.
+
+    Other formats fall back to slower ones.
+    """
+    if kernel is AttentionKernel.FLASH_3 and device.architecture != "hopper":
+        raise InvalidSetupError(
+            f"{device.title} does not run FlashAttention-3, which is for Hopper; give --attention-kernel flash-2"
+        )
     if precision is Precision.FP8 and NumberFormat.FP8 not in device.peak_flops_per_s:
         raise InvalidSetupError(
             f"{device.title} has no fp8; give --precision bf16, or a device with fp8 such as h100-sxm or rtx-4090"
@@ -187,7 +198,7 @@ class Run(Answer):
         )
 
     def __post_init__(self) -> None:
-        check_format(self.cluster.device, self.setup.precision)
+        check_format(self.cluster.device, self.setup.precision, self.setup.attention_kernel)
         if self.setup.saving.offload is not Offload.NONE:
             host_link(self.cluster.device)
         shares_weights = self.sharing.layout is not None or self.sharing.strategy.stage == 3
@@ -327,6 +338,7 @@ class Run(Answer):
             "optimizer_implementation": str(setup.optimizer_implementation),
             "phase": str(setup.phase),
             "fused_attention": setup.fused_attention,
+            "attention_kernel": _unless(str(setup.attention_kernel), "plain"),
             "accumulation": sharing.num_accumulation_steps,
             **_saving_fields(setup.saving),
             "intra": intra.name if several and intra is not None else None,
@@ -357,6 +369,10 @@ class Run(Answer):
         return {name: value for name, value in found.items() if value is not None}
 
 
+def _unless(value: str, usual: str) -> str | None:
+    return None if value == usual else value
+
+
 def _layout_fields(run: Run) -> dict[str, Any]:
     """The settings of layouts that differ from their defaults, under the names of ``RunOptions``."""
     sharing, plain = run.sharing, Sharing()
@@ -366,6 +382,9 @@ def _layout_fields(run: Run) -> dict[str, Any]:
         "prefetch": None if sharing.prefetch == plain.prefetch else sharing.prefetch,
         "gather_precision": None if sharing.gather_half == plain.gather_half else "fp32",
         "reduce_precision": None if sharing.reduce_half == plain.reduce_half else "half",
+        "fsdp_version": _unless(str(sharing.fsdp_version), str(plain.fsdp_version)),
+        "overlap_tensor": sharing.overlap_tensor or None,
+        "overlap_update": sharing.overlap_update or None,
     }
     if sharing.layout is None:
         return found
@@ -373,6 +392,7 @@ def _layout_fields(run: Run) -> dict[str, Any]:
     return found | {
         "parallel": layout.text,
         "sequence_parallel": None if layout.sequence_parallel else False,
+        "keep_gathered": layout.keep_gathered or None,
         "context_parallel": str(layout.context_kind) if layout.context > 1 else None,
         "pipeline_schedule": str(layout.schedule) if layout.schedule != usual.schedule else None,
         "virtual_stages": layout.virtual_stages if layout.virtual_stages > 1 else None,
@@ -395,6 +415,7 @@ def _saving_fields(saving: Saving) -> dict[str, Any]:
         "offload": saving.offload,
         "master_weights": saving.master_weights,
         "fused_kernels": ",".join(saving.fused_kernels) or None,
+        "fp8_recipe": saving.fp8_recipe,
     }
     same = {"recompute": plain.recompute, "loss": plain.loss, "offload": plain.offload, "lora_dropout": 0.0}
     numbers = ("lora", "lora_dropout")
@@ -432,7 +453,8 @@ def _setup(model: Any, given: Mapping[str, Any]) -> TrainingSetup:
         _refuse(given, _OF_TRAINING, why, "ask for --phase train")
         if optimizer != "none":
             _refuse(given, ("optimizer",), why, "ask for --phase train")
-    words = {name: given[name] for name in ("precision", "optimizer_implementation") if name in given}
+    names = ("precision", "optimizer_implementation", "attention_kernel")
+    words = {name: given[name] for name in names if name in given}
     return TrainingSetup(
         batch_size_per_device=given.get("batch_size", 32),
         layout=Layout(given.get("layout") or own_layout(model)),
@@ -453,6 +475,7 @@ def _saving(given: Mapping[str, Any]) -> Saving:
         "loss": Loss,
         "offload": Offload,
         "master_weights": MasterWeights,
+        "fp8_recipe": Fp8Recipe,
     }
     chosen: dict[str, Any] = {name: kind(given[name]) for name, kind in kinds.items() if name in given}
     if "recompute" in given:
@@ -528,7 +551,10 @@ def _sharing(given: Mapping[str, Any], cluster: Cluster) -> Sharing:
         values["algorithm"] = Algorithm(values["algorithm"])
     if "bucket_mb" in given:
         values["bucket_bytes"] = given["bucket_mb"] * 1024**2
-    values |= {name: given[name] for name in ("shard_size", "reshard", "prefetch") if name in given}
+    plain = ("shard_size", "reshard", "prefetch", "overlap_tensor", "overlap_update")
+    values |= {name: given[name] for name in plain if name in given}
+    if "fsdp_version" in given:
+        values["fsdp_version"] = FsdpVersion(given["fsdp_version"])
     if "gather_precision" in given:
         values["gather_half"] = given["gather_precision"] == "half"
     if "reduce_precision" in given:
@@ -543,6 +569,8 @@ def _layout(given: Mapping[str, Any], cluster: Cluster) -> DeviceLayout | None:
     """The layout of ``--parallel`` and the settings beside it."""
     needs = {
         "sequence_parallel": "tp",
+        "keep_gathered": "tp",
+        "overlap_tensor": "tp",
         "context_parallel": "cp",
         "pipeline_schedule": "pp",
         "virtual_stages": "pp",
@@ -553,7 +581,7 @@ def _layout(given: Mapping[str, Any], cluster: Cluster) -> DeviceLayout | None:
     for name, axis in needs.items():
         if name in given and sizes[axis] == 1:
             _refuse(given, (name,), f"there is no {axis}", f"give --parallel {axis}=2")
-            if name == "sequence_parallel":
+            if axis == "tp":
                 raise InvalidSetupError(f"{_flags((name,))} needs tensor parallelism; give --parallel tp=2")
     if not axes:
         return None
@@ -566,7 +594,9 @@ def _layout(given: Mapping[str, Any], cluster: Cluster) -> DeviceLayout | None:
         target: kind(given[name]) for name, (target, kind) in words.items() if name in given
     }
     plain: dict[str, Any] = {
-        name: given[name] for name in ("sequence_parallel", "virtual_stages") if name in given
+        name: given[name]
+        for name in ("sequence_parallel", "keep_gathered", "virtual_stages")
+        if name in given
     }
     return DeviceLayout(**{**axes, **chosen, **plain})
 
@@ -575,12 +605,22 @@ def _check_fsdp(sharing: Sharing, given: Mapping[str, Any], cluster: Cluster) ->
     """Refuses settings of FSDP without it, and shards that do not divide the devices."""
     if sharing.strategy.stage < 3 and sharing.strategy is not Strategy.AUTO:
         useless = [
-            name for name in ("shard_size", "reshard", "prefetch", "gather_precision") if name in given
+            name
+            for name in ("shard_size", "reshard", "prefetch", "gather_precision", "fsdp_version")
+            if name in given
         ]
         if useless:
             raise InvalidSetupError(
                 f"{_flags(useless)} belongs to fsdp, got strategy {sharing.strategy}; give --strategy fsdp or hsdp"
             )
+    if (
+        sharing.overlap_update
+        and sharing.strategy.stage not in (1, 2)
+        and sharing.strategy is not Strategy.AUTO
+    ):
+        raise InvalidSetupError(
+            f"--overlap-update belongs to zero1 and zero2, got strategy {sharing.strategy}; give --strategy zero1"
+        )
     if sharing.shard_size is not None and sharing.strategy is not Strategy.HSDP:
         raise InvalidSetupError("--shard-size belongs to hsdp; give --strategy hsdp")
     layout = sharing.layout

@@ -12,6 +12,7 @@ from forerun.errors import InvalidSetupError
 __all__ = [
     "LARGEST_DROPOUT",
     "LORA_RANKS",
+    "Fp8Recipe",
     "FusedKernel",
     "Loss",
     "MasterWeights",
@@ -79,6 +80,19 @@ _LIBRARIES: dict[str, tuple[FusedKernel, ...]] = {
 }
 
 
+class Fp8Recipe(StrEnum):
+    """Scales of the operands of products in fp8, and the kernels that write these operands."""
+
+    DYNAMIC = "dynamic"
+    """torchao: a scale a tensor, from its own largest value; weights are cast in every pass."""
+    DELAYED = "delayed"
+    """Transformer Engine: a scale a tensor, from earlier steps, so that one kernel casts; weights are held in fp8."""
+    CURRENT = "current"
+    """Transformer Engine: a scale a tensor, from its own largest value; weights are held in fp8."""
+    MX = "mx"
+    """Transformer Engine: a scale for each 32 values (MXFP8), in one kernel; weights are held in fp8."""
+
+
 class Offload(StrEnum):
     """Contents that are held in the memory of the host."""
 
@@ -112,6 +126,7 @@ class Saving:
         offload: Contents that are held in the memory of the host.
         master_weights: Format of the weights that the optimizer updates, None for the precision's own.
         fused_kernels: Parts of the network that run as one kernel a pass.
+        fp8_recipe: Scales of products in fp8, None for torchao's dynamic ones.
     """
 
     recompute: str = "none"
@@ -125,6 +140,7 @@ class Saving:
     offload: Offload = Offload.NONE
     master_weights: MasterWeights | None = None
     fused_kernels: tuple[FusedKernel, ...] = ()
+    fp8_recipe: Fp8Recipe | None = None
 
     def __post_init__(self) -> None:
         recomputed_blocks(self.recompute)

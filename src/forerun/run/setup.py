@@ -10,7 +10,9 @@ from forerun.errors import InvalidSetupError
 from forerun.run.saving import FusedKernel, MasterWeights, Offload, Saving, Unquantized
 
 __all__ = [
+    "FLASH_3_GAIN",
     "MAX_BATCH_SIZE",
+    "AttentionKernel",
     "Layout",
     "OptimizerImplementation",
     "Phase",
@@ -64,6 +66,22 @@ class Phase(StrEnum):
     INFERENCE = "inference"
 
 
+class AttentionKernel(StrEnum):
+    """Library of fused attention: what a causal mask saves, and how fast it is on Hopper."""
+
+    PLAIN = "plain"
+    """As long with a causal mask as without: FlashAttention-1 and kernels of its time."""
+    FLASH_2 = "flash-2"
+    """Masked tiles are left out, so that causal attention takes half as long."""
+    FLASH_3 = "flash-3"
+    """The same with kernels for Hopper: FlashAttention-3, cuDNN's in Transformer Engine."""
+
+
+FLASH_3_GAIN = 1.7
+"""Time of FlashAttention-2 on Hopper over that of FlashAttention-3: 1.5 to 2.0 forward and 1.5 to 1.75 backward (Shah
+et al. 2024, arXiv 2407.08608)."""
+
+
 class OptimizerImplementation(StrEnum):
     """Kernels of the optimizer's update: one per tensor, multi-tensor, or one fused kernel."""
 
@@ -77,6 +95,7 @@ _CHOICES: dict[str, type[StrEnum]] = {
     "layout": Layout,
     "optimizer_implementation": OptimizerImplementation,
     "phase": Phase,
+    "attention_kernel": AttentionKernel,
 }
 
 
@@ -110,6 +129,7 @@ class TrainingSetup:
         optimizer_implementation: Kernel granularity of the update.
         phase: Training step, forward, or inference.
         fused_attention: Whether scaled_dot_product_attention runs as one kernel.
+        attention_kernel: Library of fused attention.
         zero_grad_to_none: Whether gradients are freed between steps (PyTorch's default since 2.0).
         autocast_backward: Whether the autocast region also spans the backward pass.
         keeps_gradients: Whether gradients are summed over several micro-steps, and so live through all of them.
@@ -124,6 +144,7 @@ class TrainingSetup:
     optimizer_implementation: OptimizerImplementation = OptimizerImplementation.FOREACH
     phase: Phase = Phase.TRAIN
     fused_attention: bool = True
+    attention_kernel: AttentionKernel = AttentionKernel.PLAIN
     zero_grad_to_none: bool = True
     autocast_backward: bool = False
     keeps_gradients: bool = False
@@ -135,6 +156,11 @@ class TrainingSetup:
         if not 1 <= self.batch_size_per_device <= MAX_BATCH_SIZE:
             raise InvalidSetupError(
                 f"batch size must be between 1 and {MAX_BATCH_SIZE:,}, got {self.batch_size_per_device}"
+            )
+        if not self.fused_attention and self.attention_kernel is not AttentionKernel.PLAIN:
+            raise InvalidSetupError(
+                f"--attention-kernel {self.attention_kernel} is fused attention, got attention in parts; leave "
+                "--no-fused-attention out"
             )
         self._check_saving()
 
@@ -165,6 +191,10 @@ class TrainingSetup:
         if fuses_adapters and self.precision is Precision.FP8:
             raise InvalidSetupError(
                 "fused layers with adapters are not computed in fp8; give --precision bf16, or --fused-kernels liger"
+            )
+        if saving.fp8_recipe is not None and self.precision is not Precision.FP8:
+            raise InvalidSetupError(
+                f"--fp8-recipe belongs to precision fp8, got {self.precision}; give --precision fp8, or leave it out"
             )
         if saving.unquantized is Unquantized.FP32 and not self.precision.is_autocast:
             raise InvalidSetupError(

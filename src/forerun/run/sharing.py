@@ -8,7 +8,7 @@ from enum import StrEnum
 from forerun.errors import InvalidSetupError
 from forerun.run.parallel import DeviceLayout
 
-__all__ = ["DEFAULT_BUCKET_BYTES", "Algorithm", "Sharing", "Strategy"]
+__all__ = ["DEFAULT_BUCKET_BYTES", "Algorithm", "FsdpVersion", "Sharing", "Strategy"]
 
 DEFAULT_BUCKET_BYTES = 25 * 1024**2
 """Default capacity of a gradient bucket of DDP (PyTorch, ``bucket_cap_mb=25``)."""
@@ -21,6 +21,17 @@ class Algorithm(StrEnum):
     RING = "ring"
     TREE = "tree"
     HIERARCHICAL = "hierarchical"
+
+
+class FsdpVersion(StrEnum):
+    """Implementation of fully sharded weights, by the copies it makes of them and of their gradients."""
+
+    FSDP1 = "fsdp1"
+    """PyTorch's FullyShardedDataParallel: gradients are joined, converted and divided before they are scattered."""
+    FSDP2 = "fsdp2"
+    """PyTorch's fully_shard: gathered weights are copied out of their buffer, gradients into one."""
+    ZERO_COPY = "zero-copy"
+    """Weights and gradients live in the buffers of the collectives (Megatron-FSDP)."""
 
 
 class Strategy(StrEnum):
@@ -64,6 +75,9 @@ class Sharing:
         prefetch: Whether the weights of the next block are gathered while a block computes.
         gather_half: Whether weights are gathered in the half precision of the computation.
         reduce_half: Whether gradients are reduced in that precision.
+        fsdp_version: Implementation of fully sharded weights.
+        overlap_tensor: Whether collectives of tensor parallelism run in pieces beside the products they belong to.
+        overlap_update: Whether ZeRO gathers updated weights behind the next forward pass.
     """
 
     strategy: Strategy = Strategy.DDP
@@ -78,6 +92,9 @@ class Sharing:
     prefetch: bool = True
     gather_half: bool = True
     reduce_half: bool = False
+    fsdp_version: FsdpVersion = FsdpVersion.FSDP2
+    overlap_tensor: bool = False
+    overlap_update: bool = False
 
     def __post_init__(self) -> None:
         if self.num_accumulation_steps < 1:

@@ -14,6 +14,7 @@ from forerun.graph.graph import AllocationKind, MemoryEvent
 from forerun.run.setup import Layout, Phase, Precision, TrainingSetup
 from forerun.tracing.cuda_semantics import cuda_semantics, leave_autocast_region
 from forerun.tracing.models.built_model import BuiltModel
+from forerun.tracing.op_rules.products import attention_as
 from forerun.tracing.optimizers import make_optimizer
 from forerun.tracing.recorder import RecordedEvent, RecordedRow, StepRecorder
 from forerun.tracing.saving.offload import on_device, streamed_blocks
@@ -55,7 +56,11 @@ def record_step(
     was_collecting = gc.isenabled()
     gc.disable()  # blocks are freed by their last reference, as on a GPU, not when the collector happens to run
     try:
-        with _module_names(module, recorder), streamed_blocks(module, built.blocks, setup, recorder):
+        with (
+            attention_as(setup.attention_kernel),
+            _module_names(module, recorder),
+            streamed_blocks(module, built.blocks, setup, recorder),
+        ):
             for index in range(2):
                 recorder.records_ops = index == 1
                 if setup.phase is Phase.TRAIN:

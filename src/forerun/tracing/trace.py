@@ -21,7 +21,7 @@ from forerun.graph.file import GRAPH_FORMAT_VERSION, read_graph, write_graph
 from forerun.graph.graph import Graph
 from forerun.run.architectures import find_architecture
 from forerun.run.model import ModelRequest, is_keras
-from forerun.run.saving import Saving, Unquantized
+from forerun.run.saving import Fp8Recipe, Saving, Unquantized
 from forerun.run.setup import OptimizerImplementation, Phase, Precision, TrainingSetup
 from forerun.stages import stage
 from forerun.tracing.cache import cache_folder
@@ -421,6 +421,8 @@ def _traced_saving(setup: TrainingSetup) -> dict[str, object]:
         del found["lora_dropout"]
     if not setup.saving.fused_kernels:
         del found["fused_kernels"]
+    if setup.saving.fp8_recipe in (None, Fp8Recipe.DYNAMIC):
+        del found["fp8_recipe"]
     if setup.phase is not Phase.TRAIN:
         found["recompute"] = "none"
     return found
@@ -442,5 +444,6 @@ def traced_settings(setup: TrainingSetup) -> dict[str, object]:
         "zero_grad_to_none": setup.zero_grad_to_none or not trains,
         "keeps_gradients": setup.keeps_gradients and trains,
         "saving": _traced_saving(setup),
+        **({} if setup.attention_kernel == "plain" else {"attention_kernel": setup.attention_kernel}),
         "autocast_backward": setup.autocast_backward and trains and setup.precision.is_autocast,
     }

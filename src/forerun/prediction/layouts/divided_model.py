@@ -7,8 +7,10 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
-from forerun.graph.blocks import Blocks, blocks_of
+from forerun.graph.blocks import Blocks, Division, Phase, blocks_of
+from forerun.graph.graph import at_batch
 from forerun.graph.shards import Shards
 from forerun.hardware.device import Device
 from forerun.memory.units import UnitMemory, unit_memory
@@ -78,6 +80,7 @@ class DividedModel:
             len(self.blocks.names),
             layout.pipeline,
             head / max(float(memory.weights[1:-1].mean()), 1.0) if is_balanced else None,
+            counts_ends=layout.stage_split is StageSplit.ENDS,
         )
 
     def times(
@@ -105,10 +108,24 @@ class DividedModel:
         found = unit_memory(self.model.graph, self.traced, shards, batch_size)
         return self._repeated(found) if self._added else found
 
-    def _repeated(self, units: _Units) -> _Units:
-        middle = 1 + len(self.traced.names) // 2
+    def gathered_bytes(self, shards: Shards, batch_size: int) -> npt.NDArray[np.float64]:
+        """Tokens that sequence parallelism gathers for products, less a device's own, (units,) [bytes]."""
+        graph, blocks = self.model.graph, self.traced
+        closes = (blocks.division == Division.ROWS) & (blocks.phase == Phase.FORWARD)
+        sizes = at_batch(graph.ops.gemm, batch_size)
+        tokens = sizes[:, 1] * sizes[:, 2] * graph.ops.element_bytes
+        found = np.bincount(blocks.unit[closes], weights=tokens[closes], minlength=blocks.num_units)
+        own: npt.NDArray[np.float64] = found.astype(float) * (1 - 1 / shards.tensor) / shards.context
+        return np.repeat(own, self._counts()) if self._added else own
+
+    def _counts(self) -> npt.NDArray[np.int64]:
+        """Units of the model that each traced one stands for."""
         counts = np.ones(self.traced.num_units, dtype=np.int64)
-        counts[middle] += self._added
+        counts[1 + len(self.traced.names) // 2] += self._added
+        return counts
+
+    def _repeated(self, units: _Units) -> _Units:
+        counts = self._counts()
         arrays: dict[str, Any] = {
             field.name: np.repeat(value, counts, axis=-1)
             for field in fields(units)

@@ -18,13 +18,18 @@ from forerun.prediction.estimate import Interval, MemoryShare
 from forerun.prediction.layouts.divided_model import DividedModel
 from forerun.prediction.layouts.layout_step import shards_of, wide_factor
 from forerun.prediction.layouts.stages import in_flight
+from forerun.run.parallel import PipelineSchedule
 from forerun.run.run import Run
+from forerun.run.saving import MasterWeights
+from forerun.run.setup import OptimizerImplementation
 from forerun.run.sharing import Strategy
 
 __all__ = ["StageMemory", "layout_memory", "stage_peak"]
 
 _COMMUNICATOR_BYTES = 2 * 24 * 4 * 1024**2
 """Buffers of one communicator of NCCL: 24 channels of 4 MiB (``NCCL_BUFFSIZE``) to each of two neighbours."""
+_COPY_RATIO = 2.0
+"""Bytes of a gradient in fp32 over those in half precision."""
 _UNCERTAINTY = 0.05
 """Half-width of the 90 % interval of the bytes of tensors of an eager step, as a fraction."""
 
@@ -73,6 +78,9 @@ def layout_memory(model: DividedModel, run: Run, constants: MemoryConstants) -> 
     """
     memory = model.memory(shards_of(run), run.setup.batch_size_per_device)
     every = model.memory(replace(shards_of(run), expert=1), run.setup.batch_size_per_device)
+    if run.layout.keep_gathered and run.layout.tensor > 1 and run.setup.saving.recompute == "none":
+        gathered = model.gathered_bytes(shards_of(run), run.setup.batch_size_per_device)
+        memory = replace(memory, kept=memory.kept + gathered, backward_net=memory.backward_net - gathered)
     units = model.stages(run.layout)
     return tuple(stage_peak(run, memory, every, own, index, constants) for index, own in enumerate(units))
 
@@ -94,11 +102,15 @@ def stage_peak(
     held = _held(run, memory, every, own, stage)
     micro_steps = run.sharing.num_accumulation_steps
     waiting = in_flight(run.layout, stage, micro_steps) - 1
-    kept_before = waiting * float(memory.kept[own].sum())
+    # Groups of blocks wait in the interleaved schedule, but a head's backward pass follows its forward pass at once.
+    last = len(memory.weights) - 1
+    is_interleaved = run.layout.schedule is PipelineSchedule.INTERLEAVED
+    holding = [unit for unit in own if not (is_interleaved and unit == last)]
+    kept_before = waiting * float(memory.kept[holding].sum())
     peaks = [
         _passes(run, memory, every, own, kept_before, grows=micro_steps == 1 and not _keeps_gradients(run))
     ]
-    peaks.append((0.0, memory.optimizer_ratio * held.updated, held.gradients))
+    peaks.append((0.0, _update_ratio(run, memory) * held.updated, held.gradients))
     activations, temporaries, gradients = max(peaks, key=sum)
     static = held.weights + held.buffers + held.state + held.gathered + memory.inputs
     allocated = static + activations + temporaries + gradients
@@ -118,7 +130,6 @@ def stage_peak(
     )
     peak = allocated + fragmentation + buffers + constants.overhead_bytes
     margin = (COMPILED_FRACTION if run.setup.compile else _UNCERTAINTY) * allocated
-    last = len(memory.weights) - 1
     return StageMemory(
         stage=stage,
         num_blocks=sum(unit not in (0, last) for unit in own),
@@ -126,6 +137,17 @@ def stage_peak(
         peak_bytes=Interval(peak, peak - margin, peak + margin),
         allocated_bytes=allocated,
     )
+
+
+def _update_ratio(run: Run, memory: UnitMemory) -> float:
+    """Temporaries of the update over the gradients that it reads.
+
+    A fused update has none, beside master weights but a copy of the gradients in their format.
+    """
+    if run.setup.optimizer_implementation is not OptimizerImplementation.FUSED:
+        return memory.optimizer_ratio
+    has_copies = run.setup.saving.master_weights is MasterWeights.FP32 and wide_factor(run) == 1.0
+    return min(memory.optimizer_ratio, _COPY_RATIO if has_copies else 0.0)
 
 
 def _num_shards(run: Run) -> int:
@@ -208,6 +230,9 @@ def _passes(
     )
     ahead = 2 if sharing.prefetch else 1
     whole = (every.gradients[own] / number if sharing.strategy.stage >= 2 else memory.gradients[own]) * wide
+    if run.layout.pipeline > 1 and last in own and 0 not in own:
+        # The last stage has an embedding of its own if the head shares its weight.
+        whole[-1] += memory.tied * wide / (number if sharing.strategy.stage >= 2 else 1)
     made = (
         memory.gradients[own] * (1.0 + (wide if wide > 1 and not sharing.reduce_half else 0.0))
         if is_sharded

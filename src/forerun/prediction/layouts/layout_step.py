@@ -14,14 +14,15 @@ Ranks count tensor, context, data, pipeline, so that devices which talk most are
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from math import ceil
+from dataclasses import dataclass, fields, replace
+from math import ceil, exp
 
 import numpy as np
 import numpy.typing as npt
 
 from forerun.communication.groups import Collective, Group, group_of
 from forerun.communication.layout_constants import LayoutConstants, LayoutTable
+from forerun.communication.measured_layouts import MeasuredLayouts, StepShape
 from forerun.graph.shards import Shards
 from forerun.memory.units import UnitMemory
 from forerun.optime.step_times import smooth_maximum
@@ -40,7 +41,7 @@ from forerun.prediction.step import HOST_PART, PreparedModel, StepPrediction, wi
 from forerun.run.parallel import ContextKind
 from forerun.run.run import Run
 from forerun.run.setup import Precision, TrainingSetup
-from forerun.run.sharing import Strategy
+from forerun.run.sharing import FsdpVersion, Strategy
 
 __all__ = [
     "LayoutStep",
@@ -56,6 +57,8 @@ Floats = npt.NDArray[np.float64]
 
 _COMPUTED = {Precision.AMP_BF16: Precision.BF16, Precision.AMP: Precision.FP16}
 _WIDE_BYTES = 4.0
+_COPY_SHARE = 0.82
+"""Share of the bandwidth that copies reach: element-wise kernels of ``neusight_ops`` above 0.1 ms, seven devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +72,7 @@ class StageTime:
         context_s: Exposed communication of context parallelism.
         expert_s: Exposed communication of expert parallelism.
         gather_s: Exposed gathering and scattering of FSDP.
+        copied_s: Copies of weights and gradients from and to the buffers of FSDP.
         slowed_s: What hidden communication adds to the computation.
         waiting_s: Waiting for the host, which launches operations and collectives.
         handover_s: Handing tokens to the next stage and gradients back.
@@ -81,6 +85,7 @@ class StageTime:
     context_s: float
     expert_s: float
     gather_s: float
+    copied_s: float
     slowed_s: float
     waiting_s: float
     handover_s: float
@@ -90,7 +95,7 @@ class StageTime:
     def total_s(self) -> float:
         """The whole micro-step [s]."""
         exposed_s = self.tensor_s + self.context_s + self.expert_s + self.gather_s + self.handover_s
-        return self.compute_s + exposed_s + self.slowed_s + self.waiting_s
+        return self.compute_s + exposed_s + self.copied_s + self.slowed_s + self.waiting_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +112,7 @@ class LayoutStep:
         exposed_s: Communication that nothing hides [s].
         communication_s: Sum of its collectives [s].
         bubble_s: Waiting of the slowest stage for the others [s].
+        shape: What the error of the step depends on, before any correction.
     """
 
     step_s: Interval
@@ -118,6 +124,7 @@ class LayoutStep:
     exposed_s: float
     communication_s: float
     bubble_s: float
+    shape: StepShape
 
 
 def uses_layout(run: Run) -> bool:
@@ -216,10 +223,9 @@ def layout_step(model: DividedModel, run: Run, weights: CostModel, table: Layout
     parts = _parts(
         times.alone, stage, micro_steps, bubble_s, synchronised[last].exposed_s, updates[last], slowed_s
     )
-    return LayoutStep(
-        step_s=widened(
-            step_s, times.alone.step_s, table.log_spread, micro_steps * times.alone.least_s / layout.pipeline
-        ),
+    least_s = micro_steps * times.alone.least_s / layout.pipeline
+    found = LayoutStep(
+        step_s=widened(step_s, times.alone.step_s, table.log_spread, least_s),
         model=times.model,
         alone=times.alone,
         stages=tuple(stages),
@@ -228,6 +234,38 @@ def layout_step(model: DividedModel, run: Run, weights: CostModel, table: Layout
         exposed_s=sum(part.time_s for part in parts if part.name in _COMMUNICATION),
         communication_s=micro_steps * stage.communication_s + synchronised[last].busy_s,
         bubble_s=bubble_s,
+        shape=StepShape(
+            hidden_size=blocks.hidden_size,
+            block_s=stage.total_s / max(1, len(units[slowest])),
+            exposed_share=sum(part.time_s for part in parts if part.name in _COMMUNICATION) / step_s,
+            waiting_share=sum(part.time_s for part in parts if part.name == HOST_PART) / step_s,
+        ),
+    )
+    return found if table.measured is None else _as_measured(found, table.measured)
+
+
+def _as_measured(step: LayoutStep, measured: MeasuredLayouts) -> LayoutStep:
+    """The step with all its times as measured steps of the cluster say, and the interval that they leave."""
+    log_factor, left = measured.correction(step.shape)
+    factor = exp(log_factor)
+
+    value = step.step_s.value
+    return replace(
+        step,
+        compute_s=step.compute_s * factor,
+        exposed_s=step.exposed_s * factor,
+        communication_s=step.communication_s * factor,
+        bubble_s=step.bubble_s * factor,
+        step_s=Interval(
+            value * factor,
+            value * factor * (step.step_s.low / value) ** left,
+            value * factor * (step.step_s.high / value) ** left,
+        ),
+        stages=tuple(
+            StageTime(**{field.name: getattr(stage, field.name) * factor for field in fields(stage)})
+            for stage in step.stages
+        ),
+        parts=tuple(BreakdownPart(part.name, part.time_s * factor) for part in step.parts),
     )
 
 
@@ -274,11 +312,13 @@ def _stage(
 ) -> StageTime:
     own = list(units)
     forward, backward = times.forward_s[own], times.backward_s[own] + times.weight_gradient_s[own]
-    tensor = _tensor(times, groups.tensor, own, run.layout.sequence_parallel)
+    tensor = _tensor(run, times, groups.tensor, own)
     context = _context(run, times, groups.context, own)
     expert = _expert(run, times, groups.expert, own)
     forward = forward + tensor[0] + context[0] + expert[0]
     backward = backward + tensor[1] + context[1] + expert[1]
+    copies = _copies(run, memory, groups, own)
+    forward, backward = forward + copies[0], backward + copies[1]
     gather = _gathering(run, memory, groups, own, forward, backward)
     handover_s = 0.0
     if run.layout.pipeline > 1:
@@ -287,8 +327,9 @@ def _stage(
     hidden_s = gather.busy_s - gather.exposed_s + float(tensor[2].sum() + context[2].sum())
     exposed = [float(part[0].sum() + part[1].sum()) for part in (tensor, context, expert)]
     compute_s = float((times.forward_s + times.backward_s + times.weight_gradient_s)[own].sum())
+    copied_s = float(copies.sum())
     slowed_s = constants.slowdown * max(0.0, hidden_s)
-    device_s = compute_s + sum(exposed) + gather.exposed_s + slowed_s + handover_s
+    device_s = compute_s + copied_s + sum(exposed) + gather.exposed_s + slowed_s + handover_s
     launched = _num_collectives(run, times, own)
     waiting_s = 0.0
     if launched:
@@ -301,6 +342,7 @@ def _stage(
         context_s=exposed[1],
         expert_s=exposed[2],
         gather_s=gather.exposed_s,
+        copied_s=copied_s,
         slowed_s=slowed_s,
         waiting_s=waiting_s,
         handover_s=handover_s,
@@ -313,7 +355,7 @@ def _num_collectives(run: Run, times: UnitTimes, own: Sequence[int]) -> float:
     layout = run.layout
     pairs, again = float(times.num_pairs[own].sum()), float(times.num_recomputed_pairs[own].sum())
     # With sequence parallelism gathering and scattering, and gathering the gradients of a result once more.
-    each = (5.0 if layout.sequence_parallel else 2.0) * pairs + (
+    each = (5.0 - layout.keep_gathered if layout.sequence_parallel else 2.0) * pairs + (
         2.0 if layout.sequence_parallel else 1.0
     ) * again
     blocks = float((times.attention_s[0, own] > 0).sum())
@@ -327,10 +369,13 @@ def _handed_bytes(times: UnitTimes, run: Run) -> float:
     return times.message_bytes / run.layout.tensor
 
 
-def _tensor(
-    times: UnitTimes, group: Group, own: Sequence[int], sequence_parallel: bool
-) -> tuple[Floats, Floats, Floats]:
-    """Exposed communication of tensor parallelism forward and backward, and what is hidden, (units,) each [s]."""
+def _tensor(run: Run, times: UnitTimes, group: Group, own: Sequence[int]) -> tuple[Floats, Floats, Floats]:
+    """Exposed communication of tensor parallelism forward and backward, and what is hidden, (units,) each [s].
+
+    In pieces (``overlap_tensor``) a collective of g devices goes on beside its product, one of g pieces ahead: what
+    is exposed is c / g, and what of (g - 1) c / g the product is too short for.
+    """
+    sequence_parallel = run.layout.sequence_parallel
     zero = np.zeros(len(own))
     if group.num_devices == 1:
         return zero, zero, zero
@@ -346,12 +391,26 @@ def _tensor(
             pairs[place] = 1.0
     forward_s = (gather_s + scatter_s) if sequence_parallel else sum_s
     hideable = times.weight_gradient_s[list(own)] / np.maximum(pairs, 1.0)
-    behind_s = (scatter_s + gather_s) if sequence_parallel else sum_s
+    again_s = 0.0 if run.layout.keep_gathered else gather_s
+    behind_s = (scatter_s + again_s) if sequence_parallel else sum_s
     hidden = np.minimum(behind_s, hideable)
     # With sequence parallelism the gradients of a pair's result are gathered before anything can be computed.
     backward = pairs * ((gather_s if sequence_parallel else 0.0) + behind_s - hidden)
     again = times.num_recomputed_pairs[list(own)] * forward_s
-    return pairs * forward_s, backward + again, pairs * hidden
+    forward = pairs * forward_s
+    if not run.sharing.overlap_tensor:
+        return forward, backward + again, pairs * hidden
+    # Products of the forward pass take as long as the gradients of their weights, and half of the backward pass.
+    beside = times.weight_gradient_s[list(own)]
+    shown = [_in_pieces(whole, beside, group.num_devices) for whole in (forward, backward + again)]
+    return shown[0], shown[1], pairs * hidden + forward + backward + again - shown[0] - shown[1]
+
+
+def _in_pieces(whole_s: Floats, beside_s: Floats, number: int) -> Floats:
+    """Exposed part of collectives in pieces beside their products, (units,) [s]."""
+    later = whole_s * (number - 1) / number
+    found: Floats = whole_s / number + np.maximum(0.0, later - beside_s * (number - 1) / number)
+    return found
 
 
 def _context(run: Run, times: UnitTimes, group: Group, own: Sequence[int]) -> tuple[Floats, Floats, Floats]:
@@ -427,6 +486,34 @@ def _gathering(
     return Overlap(ahead.exposed_s + behind.exposed_s + root_s, ahead.busy_s + behind.busy_s + root_s)
 
 
+def _copies(run: Run, memory: UnitMemory, groups: _Groups, own: Sequence[int]) -> Floats:
+    """Copies of FSDP in the forward and the backward pass of one micro-step, (2, units) [s].
+
+    With w bytes of weights and g of their gradients in half precision, and r of those that are reduced: FSDP2 copies
+    gathered weights out of their buffer (2 w in each pass) and gradients into one (g + r); FSDP1, whose weights are
+    views, joins the gradients of a block (2 g), converts them (g + r, if that changes them) and divides them (2 r).
+    """
+    sharing = run.sharing
+    if (
+        sharing.strategy.stage < 3
+        or groups.shard.num_devices == 1
+        or sharing.fsdp_version is FsdpVersion.ZERO_COPY
+    ):
+        return np.zeros((2, len(own)))
+    wide = wide_factor(run)
+    weights, gradients = memory.weights[list(own)], memory.gradients[list(own)]
+    reduced = gradients * (1.0 if sharing.reduce_half else wide)
+    gathered = weights * (1.0 if sharing.gather_half else wide)
+    if sharing.fsdp_version is FsdpVersion.FSDP1:
+        converted = np.where(reduced == gradients, 0.0, gradients + reduced)
+        moved = np.stack([np.zeros(len(own)), 2 * gradients + converted + 2 * reduced])
+    else:
+        again = 1.0 if sharing.reshard else 0.0
+        moved = np.stack([2 * gathered, again * 2 * gathered + gradients + reduced])
+    found: Floats = moved / (_COPY_SHARE * run.cluster.device.memory_bandwidth_bytes_per_s)
+    return found
+
+
 def _synchronised(run: Run, times: UnitTimes, memory: UnitMemory, groups: _Groups, units: range) -> Overlap:
     """Reduction of the gradients of replicas behind the last backward pass, and gathering of updated weights (ZeRO)."""
     stage, group = run.sharing.strategy.stage, groups.data
@@ -446,8 +533,13 @@ def _synchronised(run: Run, times: UnitTimes, memory: UnitMemory, groups: _Group
         [in_buckets_s(kind, float(memory.gradients[unit]) * wide) for unit in own],
     )
     if stage:
-        gather_s = sum(in_buckets_s(Collective.ALL_GATHER, float(memory.weights[unit])) for unit in own)
-        return Overlap(found.exposed_s + gather_s, found.busy_s + gather_s)
+        gathers_s = [in_buckets_s(Collective.ALL_GATHER, float(memory.weights[unit])) for unit in own]
+        shown_s = sum(gathers_s)
+        if run.sharing.overlap_update:
+            # The next forward pass starts as soon as its first unit has its weights.
+            forward = [float(times.forward_s[unit]) for unit in own]
+            shown_s = reduced_backward(forward, gathers_s).exposed_s
+        return Overlap(found.exposed_s + shown_s, found.busy_s + sum(gathers_s))
     return found
 
 
@@ -481,6 +573,7 @@ def _parts(
         BreakdownPart("context parallelism", micro_steps * stage.context_s),
         BreakdownPart("expert parallelism", micro_steps * stage.expert_s),
         BreakdownPart("gathering of weights", micro_steps * stage.gather_s),
+        BreakdownPart("copies of FSDP", micro_steps * stage.copied_s),
         BreakdownPart("handover of stages", micro_steps * stage.handover_s),
         BreakdownPart("slowed by communication", micro_steps * stage.slowed_s + slowed_s),
         BreakdownPart("pipeline bubble", bubble_s),

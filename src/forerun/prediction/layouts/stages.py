@@ -18,12 +18,14 @@ from collections.abc import Sequence
 
 from forerun.errors import InvalidSetupError
 from forerun.graph.blocks import Blocks
-from forerun.run.parallel import DeviceLayout, PipelineSchedule
+from forerun.run.parallel import DeviceLayout, PipelineSchedule, StageSplit
 
 __all__ = ["check_layout", "in_flight", "pipeline_s", "stage_units"]
 
 
-def stage_units(num_blocks: int, num_stages: int, head_blocks: float | None = None) -> list[range]:
+def stage_units(
+    num_blocks: int, num_stages: int, head_blocks: float | None = None, *, counts_ends: bool = False
+) -> list[range]:
     """Units of each stage: the blocks spread evenly, earlier stages take the rest; input and head at the ends.
 
     Args:
@@ -31,12 +33,16 @@ def stage_units(num_blocks: int, num_stages: int, head_blocks: float | None = No
         num_stages: Stages of the pipeline.
         head_blocks: Blocks that the head is worth, by its weights: the last stage has as many fewer as make the
             heaviest stage lightest; None for evenly.
+        counts_ends: Whether input and head count as one block each.
 
     >>> [len(units) for units in stage_units(8, 2, head_blocks=2.0)]
     [6, 4]
     """
     own = num_blocks // num_stages
-    if head_blocks is not None and num_stages > 1:
+    if counts_ends and num_stages > 1:
+        others = _even(num_blocks + 2, num_stages)
+        others[0], others[-1] = others[0] - 1, others[-1] - 1
+    elif head_blocks is not None and num_stages > 1:
         own = min(
             range(own, -1, -1), key=lambda k: max(k + head_blocks, -(-(num_blocks - k) // (num_stages - 1)))
         )
@@ -137,7 +143,8 @@ def check_layout(
                 f"ep={_divisor(blocks.num_experts, layout.expert)}"
             )
     if layout.pipeline > 1:
-        most = number // layout.virtual_stages
+        is_counted = layout.stage_split is StageSplit.ENDS
+        most = (number + 2 * is_counted) // layout.virtual_stages
         if layout.pipeline > most:
             groups = f" in {layout.virtual_stages} groups each" if layout.virtual_stages > 1 else ""
             raise InvalidSetupError(

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from forerun.graph.blocks import EIGHT_BIT_PRODUCT, EIGHT_BIT_RATE
 from forerun.graph.graph import OpClass
 from forerun.tracing.calls import Call, CostRow
 from forerun.tracing.op_rules.registry import rule, streaming_row, traffic
 
-__all__ = ["EIGHT_BIT_RATE"]
-
-EIGHT_BIT_RATE = 2.0
-"""Rate of matrix units in 8 bits over that in 16 bits: two on all devices that have both."""
+__all__: list[str] = []
 
 
-@rule("eight_bit_product")
+@rule(EIGHT_BIT_PRODUCT)
 def _eight_bit_product(call: Call) -> list[CostRow]:
     """(m, k) x (k, n) in 8 bits, as a product of half the depth in 16 bits: the same bytes, and the same time.
 
@@ -41,6 +39,12 @@ def _eight_bit_product(call: Call) -> list[CostRow]:
 def _to_eight_bits(call: Call) -> list[CostRow]:
     largest = Call(call.name, call.args, ())
     return [streaming_row(largest, OpClass.REDUCE), streaming_row(call, OpClass.CAST)]
+
+
+@rule("to_eight_bits_twice")
+def _to_eight_bits_twice(call: Call) -> list[CostRow]:
+    looked = [streaming_row(Call(call.name, call.args, ()), OpClass.REDUCE)] if call.args[2] else []
+    return [*looked, streaming_row(call, OpClass.CAST)]
 
 
 @rule("dequantize_weight")

@@ -2,17 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from math import prod
 
 from forerun.graph.graph import OpClass
+from forerun.run.setup import FLASH_3_GAIN, AttentionKernel
 from forerun.tracing.calls import Call, CostRow, TensorInfo
 from forerun.tracing.op_rules.registry import rule, streaming_row, traffic
 
-__all__ = ["NUM_GATES"]
+__all__ = ["NUM_GATES", "attention_as"]
 
 NUM_GATES = {"lstm": 4, "gru": 3, "rnn": 1}
 """Number of gates of a recurrent cell."""
+
+_KERNEL: ContextVar[AttentionKernel] = ContextVar("kernel", default=AttentionKernel.PLAIN)
+# Places of ``is_causal`` in the schemas.
+_CAUSAL = {
+    "_scaled_dot_product_flash_attention": 4,
+    "_scaled_dot_product_efficient_attention": 6,
+    "_scaled_dot_product_cudnn_attention": 6,
+    "_scaled_dot_product_flash_attention_backward": 11,
+    "_scaled_dot_product_efficient_attention_backward": 11,
+    "_scaled_dot_product_cudnn_attention_backward": 14,
+}
+
+
+@contextmanager
+def attention_as(kernel: AttentionKernel) -> Iterator[None]:
+    """Fused attention is recorded with the work that a library does for it."""
+    token = _KERNEL.set(kernel)
+    try:
+        yield
+    finally:
+        _KERNEL.reset(token)
 
 
 def _product(
@@ -88,9 +113,11 @@ def _attention_row(
     num_keys, value_size = key.shape[-2], value.shape[-1]
     read, write, elements, _ = traffic(call)
     pairs = prod(groups) * num_queries * num_keys
+    saved = _saved(call)
     return CostRow(
         op_class=OpClass.ATTENTION,
-        flops=num_products * pairs * (head_size + value_size),
+        flops=num_products * pairs * (head_size + value_size) / saved,
+        speedup=saved,
         read_bytes=read,
         write_bytes=write,
         element_bytes=query.element_bytes,
@@ -100,6 +127,15 @@ def _attention_row(
     )
 
 
+def _saved(call: Call) -> float:
+    """Time of plain attention over that of the chosen kernel."""
+    kernel, place = _KERNEL.get(), _CAUSAL.get(call.name)
+    if kernel is AttentionKernel.PLAIN:
+        return 1.0
+    is_causal = place is not None and len(call.args) > place and bool(call.args[place])
+    return (2.0 if is_causal else 1.0) * (FLASH_3_GAIN if kernel is AttentionKernel.FLASH_3 else 1.0)
+
+
 @rule(
     "_scaled_dot_product_flash_attention",
     "_scaled_dot_product_efficient_attention",
@@ -107,7 +143,7 @@ def _attention_row(
     "_scaled_dot_product_flash_attention_for_cpu",
 )
 def _attention(call: Call) -> list[CostRow]:
-    """Two products: 2 B h Lq Lk (d + dv) FLOP. Causal masks do not halve it: kernels differ."""
+    """Two products: 2 B h Lq Lk (d + dv) FLOP; what a kernel saves of it counts as done, for MFU."""
     query, key, value = call.tensors()[:3]
     return [_attention_row(query, key, value, call, 2.0)]
 

@@ -21,6 +21,7 @@ __all__ = [
     "rms_norm_backward",
     "rotate",
     "to_eight_bits",
+    "to_eight_bits_twice",
 ]
 
 _NUM_PARTIAL_SUMS = 128
@@ -47,6 +48,12 @@ def _product(left: torch.Tensor, right: torch.Tensor, dtype: torch.dtype) -> tor
 
 def _converted(source: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty_like(source, dtype=dtype)
+
+
+def _converted_twice(
+    source: torch.Tensor, dtype: torch.dtype, looks: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty_like(source, dtype=dtype), torch.empty_like(source, dtype=dtype)
 
 
 def _nothing(*_args: Any) -> None:
@@ -92,6 +99,11 @@ eight_bit_product = _define(
 
 to_eight_bits = _define("to_eight_bits(Tensor source, ScalarType dtype) -> Tensor", _converted)
 """A tensor in 8 bits with a scale: one kernel that looks for the largest value, one that writes."""
+
+to_eight_bits_twice = _define(
+    "to_eight_bits_twice(Tensor source, ScalarType dtype, bool looks) -> (Tensor, Tensor)", _converted_twice
+)
+"""A matrix in 8 bits, by rows and by columns, in one kernel; with a look for the largest value before if asked."""
 
 adamw_8bit = _define(
     "adamw_8bit_(Tensor(a!) weight, Tensor gradient, Tensor(b!) first, Tensor(c!) second, Tensor(d!) scales) -> ()",

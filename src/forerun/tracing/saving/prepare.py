@@ -48,7 +48,7 @@ def with_saving(built: BuiltModel, setup: TrainingSetup) -> BuiltModel:
         notes += _adapter_notes(setup)
         if FusedKernel.LORA in saving.fused_kernels:
             notes.append(fuse_kernels(module, [FusedKernel.LORA], name))
-    if setup.precision is Precision.FP8 and not multiply_in_fp8(module, heads):
+    if setup.precision is Precision.FP8 and not multiply_in_fp8(module, heads, saving.fp8_recipe):
         raise InvalidSetupError(
             f"{name} has no linear layers that could multiply in fp8: give --precision bf16"
         )

@@ -1,0 +1,68 @@
+"""The study of layouts: its reading of a made table, and its figures."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from forerun.run.parallel import StageSplit
+from forerun.run.saving import Fp8Recipe
+from forerun.run.sharing import Strategy
+from studies.layouts.few_steps import fit_error_law
+from studies.layouts.rows import measured_layouts
+from studies.layouts.study import choices, constant_mfu_error
+
+BRIDGE = {
+    "source": "NVIDIA-NeMo/Megatron-Bridge", "model": "LLAMA3.1_405B", "family": None, "task": "pretrain",
+    "num_layers": 126.0, "hidden_size": 16384.0, "num_heads": 128.0, "num_kv_heads": 8.0, "ffn_size": 53248.0,
+    "vocab_size": 128256.0, "seq_len": 8192.0, "num_gpus": 256.0, "gpu": "GB300", "gpus_per_node": None,
+    "precision": "fp8", "micro_batch": 1.0, "global_batch": 1536.0, "grad_accum": None, "tp": 4.0, "pp": 8.0,
+    "cp": 1.0, "vpp": 4.0, "ep": None, "sharding": None, "act_ckpt": None, "activation_cpu_offload": None,
+    "compile": None, "sequence_parallel": None, "tied_embeddings": None, "note": None, "suspect": None, "failed": None,
+    "oom": None, "peak_mem_gib": None, "derived_step_time_s": 46.9, "tokens_per_s_per_gpu": 1048.0, "mfu_pct": None,
+}  # fmt: skip
+
+
+def test_rows_of_megatron_bridge_are_questions_with_its_own_settings() -> None:
+    table = pd.DataFrame(
+        [
+            BRIDGE,
+            {**BRIDGE, "precision": "mxfp8", "derived_step_time_s": None},
+            {**BRIDGE, "precision": "nvfp4"},
+            {**BRIDGE, "task": "lora"},
+            {**BRIDGE, "suspect": "its product is another"},
+        ]
+    )
+    current, mx = measured_layouts(table, "Megatron-Bridge")
+    run = current.run
+    assert (current.step_s, mx.step_s) == (46.9, pytest.approx(1536 * 8192 / 256 / 1048))
+    assert (run.cluster.spec, run.sharing.num_accumulation_steps) == ("4x64xgb300", 192)
+    assert (run.sharing.strategy, run.layout.stage_split) == (Strategy.ZERO1, StageSplit.ENDS)
+    recipes = [one.run.setup.saving.fp8_recipe for one in (current, mx)]
+    assert recipes == [Fp8Recipe.CURRENT, Fp8Recipe.MX]
+
+
+def test_figures_of_a_choice_and_of_one_mfu() -> None:
+    rows = pd.DataFrame(
+        {
+            "model": "m", "device": "d", "num_devices": 8, "precision": "p", "adapters": False, "global_batch": 4,
+            "layout": list("abcde"), "measured_s": [5.0, 4.0, 3.0, 2.0, 1.0], "predicted_s": [1.0, 2.0, 3.0, 4.0, 5.0],
+            "ideal_s": [2.5, 2.0, 1.5, 1.0, 0.25],
+        }
+    )  # fmt: skip
+    assert choices(rows) == {"groups": 1.0, "in_first_three": 0.0, "loss": 4.0}
+    assert choices(rows.head(3))["groups"] == 0.0
+    assert constant_mfu_error(rows) == pytest.approx(0.1)  # an MFU of a half misses the last row by half
+
+
+def test_the_law_of_errors_finds_what_shapes_have_in_common() -> None:
+    from forerun.communication.measured_layouts import StepShape
+
+    rng = np.random.default_rng(0)
+    shapes = [
+        StepShape(hidden_size=size, block_s=0.01, exposed_share=0.0, waiting_share=0.0)
+        for size in rng.choice([1024, 8192], 40)
+    ]
+    logs = [0.2 * (1 if shape.hidden_size > 2000 else -1) + 0.01 * rng.normal() for shape in shapes]
+    law = fit_error_law({"one": pd.DataFrame({"shape": shapes, "log": logs})})
+    assert law.noise == pytest.approx(0.01, rel=0.5)
+    assert law.shape > 0.05
