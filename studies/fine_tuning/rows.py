@@ -131,6 +131,17 @@ _FMS_MODELS = {
 }
 
 
+def _fms_fused(model: str, *, quantized: bool, liger: bool) -> dict[str, Any]:
+    """Kernels of fms-acceleration's plugin for a model: those of adapters for quantized weights alone.
+
+    Source: its ``framework_plugin_fast_kernels.py`` and the rules of ``models``; santacoder has a fast loss only.
+    """
+    if model == "santacoder":
+        return {} if liger else {"loss": "fused"}
+    parts = "norm,rope,lora" if quantized else "norm,rope"
+    return {"fused_kernels": parts, "loss": "liger" if liger else "fused"}
+
+
 def _fms(index: int, row: Any) -> MeasuredTuning:
     # Files of the scenarios: 16-bit weights under autocast (bf16: True), gradient checkpointing and flash attention on,
     # packed to 4,096 tokens (santacoder 2,048), double quantization, dropout of adapters 0.1. Rows of QLoRA that are
@@ -158,8 +169,8 @@ def _fms(index: int, row: Any) -> MeasuredTuning:
     }
     if number > 1:
         question["strategy"] = "fsdp"
-    if liger:
-        question["loss"] = "liger"
+    if fused:
+        question |= _fms_fused(model, quantized=row.task == "qlora", liger=liger)
     if row.task == "full":
         if number > 1 and "a100_80gb_liger" in str(row.source_path):
             question["precision"] = "amp-bf16"
@@ -364,8 +375,10 @@ _AUTOMODEL_MODELS = {
 
 
 def _automodel(index: int, row: Any) -> MeasuredTuning:
-    # All linear layers have adapters of rank 16 (its file of the benchmark); no checkpoints on one device, where the
-    # file names none; with checkpoints where a 32B or 70B model could not run without.
+    # Its files of the benchmark (``examples/llm_benchmark``): all linear layers have adapters of rank 16, on one device
+    # with a dropout of 0.1; Triton's functions for them, and Liger's kernels but for the loss, which its class loads by
+    # itself; no checkpoints on one device, where the file names none. The files of several devices say checkpoints,
+    # torch.compile (enable_compile) and bf16 weights, that of pre-training a fused optimizer.
     model = _AUTOMODEL_MODELS.get(str(row.model))
     if model is None:
         raise _LeftOutError("mixture of experts")
@@ -378,12 +391,16 @@ def _automodel(index: int, row: Any) -> MeasuredTuning:
         "precision": "bf16",
         "optimizer": "adamw",
         "recompute": "none" if number == 1 else "full",
+        "master_weights": "bf16",
     }
     if row.task == "lora":
-        question |= {"lora": 16, "master_weights": "bf16"}
+        question["lora"] = 16
     else:
-        question["precision"] = "amp-bf16"
-    if number > 1:
+        question["optimizer_implementation"] = "fused"
+    if number == 1:
+        question |= {"lora_dropout": 0.1, "fused_kernels": "norm,rope,mlp,lora"}
+    else:
+        question["compile"] = True
         axes = {"tp": int(row.tp), "cp": int(row.cp), "dp": number // int(row.tp * row.cp)}
         question |= {
             "strategy": "fsdp",

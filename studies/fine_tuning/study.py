@@ -16,7 +16,7 @@ from forerun.hardware.device import NumberFormat
 from forerun.prediction.estimate import Estimate
 from studies.fine_tuning.rows import SOURCES, MeasuredTuning, MemoryKind, read_rows
 
-__all__ = ["answers_of", "memory_of", "study_page", "summary_of"]
+__all__ = ["answers_of", "memory_of", "study_page", "summary_of", "words_table"]
 
 _NOT_OF_TORCH = ("context", "buffers of collectives")
 Say = Callable[[str], None]
@@ -80,6 +80,7 @@ def answers_of(rows: Iterable[MeasuredTuning], say: Say = lambda text: None) -> 
             line |= {
                 "fits": row.fits,
                 "predicted_fits": peak is None or peak.value <= answer.device_memory_bytes,
+                "verdict": answer.fits,
             }
             if row.memory_bytes is not None and row.memory_kind is not None:
                 line |= {
@@ -90,7 +91,7 @@ def answers_of(rows: Iterable[MeasuredTuning], say: Say = lambda text: None) -> 
             line["refused"] = str(error)
         say(" ".join(f"{name}={value}" for name, value in line.items()))
         found.append(line)
-    columns = ["measured_s", "predicted_s", "low_s", "high_s", "at_peak_s", "fits", "predicted_fits",
+    columns = ["measured_s", "predicted_s", "low_s", "high_s", "at_peak_s", "fits", "predicted_fits", "verdict",
                "measured_bytes", "predicted_bytes", "refused"]  # fmt: skip
     return pd.DataFrame(found).reindex(columns=list(dict.fromkeys([*(found[0] if found else ()), *columns])))
 
@@ -131,6 +132,21 @@ def summary_of(answers: pd.DataFrame) -> dict[str, float]:
     }
 
 
+_OUTCOMES = {True: "ran", False: "out of memory", None: "failed without a word"}
+_VERDICTS = {"yes": "fits", "close": "may run out of memory", "no": "does not fit"}
+
+
+def words_table(answers: pd.DataFrame) -> list[str]:
+    """Verdicts by what happened, as lines of Markdown."""
+    told = answers[answers.refused.isna()]
+    lines = ["| what happened | rows | " + " | ".join(_VERDICTS.values()) + " |", "| --- " * 5 + "|"]
+    for outcome, words in _OUTCOMES.items():
+        rows = told[told.fits.isna() if outcome is None else told.fits.isin([outcome])]
+        counts = [str((rows.verdict == verdict).sum()) for verdict in _VERDICTS]
+        lines.append(f"| {words} | {len(rows)} | {' | '.join(counts)} |")
+    return lines
+
+
 def _percent(value: float) -> str:
     return "" if np.isnan(value) else f"{100 * value:.1f}"
 
@@ -143,9 +159,11 @@ def study_page(folder: Path, sources: tuple[str, ...] = tuple(SOURCES), say: Say
         "| --- " * 14 + "|",
     ]
     left = ["", "Rows left out:", ""]
+    all_answers = []
     for source in sources:
         read = read_rows(folder, source)
         answers = answers_of(read.rows, say)
+        all_answers.append(answers)
         for name, group in answers.groupby("source", sort=False):
             found = summary_of(group)
             cells = [
@@ -167,4 +185,5 @@ def study_page(folder: Path, sources: tuple[str, ...] = tuple(SOURCES), say: Say
             reasons[f"refused: {message}"] = reasons.get(f"refused: {message}", 0) + 1
         if reasons:
             left.append(f"- {source}: " + "; ".join(f"{number} ({why})" for why, number in reasons.items()))
-    return "\n".join([*lines, *left]) + "\n"
+    words = words_table(pd.concat(all_answers, ignore_index=True))
+    return "\n".join([*lines, "", *words, *left]) + "\n"

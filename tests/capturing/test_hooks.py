@@ -8,6 +8,8 @@ import torch
 
 from forerun.capturing.hooks.flexible_attention import FlexibleAttention
 from forerun.capturing.hooks.loops import loops_around, repetitions
+from forerun.capturing.hooks.script_recorder import ScriptRecorder
+from forerun.graph.graph import OpClass
 
 
 def here():
@@ -58,3 +60,15 @@ def test_a_mask_of_single_positions_is_assumed_to_be_half_full():
     mask = lambda b, h, q, k: torch.tensor(bool(q >= k))  # noqa: E731
     assert flexible._measured_share(mask, 1024, 1024, torch.device("cpu")) == 0.5
     assert "half of its blocks" in notes[0]
+
+
+def test_kernels_of_known_libraries_are_told_by_their_names():
+    recorder = ScriptRecorder(pretends=False)
+    recorder.records_ops = True
+    queries, sines = torch.empty(2, 8, 64, dtype=torch.bfloat16), torch.empty(8, 64, dtype=torch.bfloat16)
+    for name in ("_triton_rope", "somebody_s_kernel"):
+        recorder.note_kernel(name, [queries, sines, 64])
+    known, unknown = (row.cost for row in recorder.rows)
+    assert (known.op_class, unknown.op_class) == (OpClass.ELEMENTWISE, OpClass.UNKNOWN)
+    assert known.read_bytes == 2 * unknown.read_bytes == 4 * (2 + 1) * 8 * 64  # read and written in place
+    assert recorder.unsupported == {"triton somebody_s_kernel"}

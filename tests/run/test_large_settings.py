@@ -7,6 +7,7 @@ import pytest
 from forerun.errors import InvalidSetupError
 from forerun.run.job import parse_tokens
 from forerun.run.run import Run
+from forerun.run.saving import Saving
 
 
 def run_of(model="llama-3.1-8b", device="h100-sxm", **settings):
@@ -24,12 +25,21 @@ def test_settings_come_back_from_their_json():
     given = {
         "lora": 16, "lora_targets": ["q_proj", "v_proj"], "quantize": "nf4", "recompute": "every-2", "loss": "liger",
         "freeze": "embed_tokens", "offload": "optimizer", "master_weights": "fp32", "sequence_length": 4096,
-        "tokens": "15B", "lora_dropout": 0.05, "unquantized": "half", "attention_kernel": "flash-2",
+        "tokens": "15B", "lora_dropout": 0.05, "unquantized": "half", "fused_kernels": ["norm", "lora"],
+        "attention_kernel": "flash-2",
     }  # fmt: skip
     run = run_of(**given)
     again = run.json_fields()
     assert again["lora_targets"] == "q_proj,v_proj"
     assert Run.of(again.pop("model"), device=again.pop("device"), **again) == run
+
+
+def test_a_library_of_kernels_brings_its_loss():
+    saving = run_of(fused_kernels="Liger").setup.saving
+    assert (saving.fused_kernels, saving.loss) == (("norm", "rope", "mlp"), "liger")
+    assert run_of(fused_kernels="unsloth", loss="plain").setup.saving.loss == "plain"
+    assert run_of(fused_kernels="rope,norm").setup.saving == Saving(fused_kernels=("norm", "rope"))
+    assert run_of(fused_kernels="none").setup.saving == Saving()
 
 
 def test_tokens_are_samples_and_steps():
@@ -56,6 +66,9 @@ def test_tokens_are_samples_and_steps():
         ({"lora_targets": "q_proj"}, "give the rank"),
         ({"lora_dropout": 0.1}, "give the rank"),
         ({"lora": 8, "lora_dropout": 1}, "at most 0.9"),
+        ({"fused_kernels": "apex"}, "liger, unsloth, none, or parts: norm, rope, mlp, lora"),
+        ({"fused_kernels": "lora"}, "give the rank"),
+        ({"fused_kernels": "unsloth", "lora": 8, "precision": "fp8"}, "--fused-kernels liger"),
         ({"quantize": "int8"}, "--lora 16"),
         ({"unquantized": "fp32"}, "without --quantize"),
         ({"lora": 8, "quantize": "nf4", "unquantized": "fp32"}, "give --precision amp-bf16"),

@@ -6,7 +6,7 @@ import pytest
 
 from forerun.run.run import Run
 from studies.fine_tuning.rows import MeasuredTuning, MemoryKind, read_rows
-from studies.fine_tuning.study import answers_of, summary_of
+from studies.fine_tuning.study import answers_of, summary_of, words_table
 
 FMS = "foundation-model-stack/fms-acceleration"
 USUAL = {
@@ -79,3 +79,13 @@ def test_figures_of_a_source():
     assert found["memory_median"] == pytest.approx(0.05)
     assert (found["ran"], found["ran_fits"], found["oom"], found["oom_right"]) == (1, 1, 1, 0)
     assert (found["silent"], found["silent_no"]) == (1, 1)
+
+
+def test_verdicts_are_counted_by_what_happened():
+    answers = pd.DataFrame({
+        "fits": [True, True, False, None], "verdict": ["yes", "close", "yes", "no"], "refused": [None] * 4,
+    })  # fmt: skip
+    ran, oom, silent = (line.split(" | ")[1:] for line in words_table(answers)[2:])
+    assert ran == ["2", "1", "1", "0 |"]
+    assert oom == ["1", "1", "0", "0 |"]
+    assert silent == ["1", "0", "0", "1 |"]

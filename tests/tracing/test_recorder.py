@@ -36,6 +36,14 @@ def meta(*shape, **options):
     return torch.empty(shape, device="meta", **options)
 
 
+def test_a_product_into_a_tensor_costs_what_the_product_costs():
+    left, right, result = meta(128, 64), meta(64, 32), meta(128, 32)
+    plain, into = recorded(lambda: left @ right), recorded(lambda: torch.mm(left, right, out=result))
+    assert into.rows[0].cost.flops == plain.rows[0].cost.flops == 2 * 128 * 64 * 32
+    added = recorded(lambda: result.addmm_(left, right))
+    assert added.rows[0].cost.gemm == plain.rows[0].cost.gemm
+
+
 # ---------------------------------------------------------------------------------------------------------
 # modules and parts of the step
 

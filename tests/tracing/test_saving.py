@@ -13,7 +13,16 @@ from forerun.errors import InvalidSetupError
 from forerun.graph.graph import AllocationKind, MemoryEvent, OpClass, StepPart
 from forerun.memory.stream import live_peak
 from forerun.run.model import ModelRequest
-from forerun.run.saving import Fp8Recipe, Loss, MasterWeights, Offload, Quantization, Saving, Unquantized
+from forerun.run.saving import (
+    Fp8Recipe,
+    FusedKernel,
+    Loss,
+    MasterWeights,
+    Offload,
+    Quantization,
+    Saving,
+    Unquantized,
+)
 from forerun.run.setup import FLASH_3_GAIN, Phase, Precision, TrainingSetup
 from forerun.tracing.models.sources import build_model
 from forerun.tracing.saving.blocks import block_names
@@ -202,6 +211,83 @@ def test_joined_losses_never_hold_all_logits(traced, loss):
     assert largest[1] < largest[0] / 2
     assert peak_bytes(joined) < peak_bytes(plain)
     assert joined.model_flops[1] == pytest.approx(plain.model_flops[1], rel=0.01)
+
+
+@pytest.mark.parametrize("loss", [Loss.FUSED, Loss.LIGER])
+def test_losses_of_models_that_name_no_arguments_are_joined_too(tmp_path, loss):
+    path = tmp_path / "gemma.json"
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes |= {"num_key_value_heads": 1, "head_dim": 32, "vocab_size": 256}
+    path.write_text(
+        json.dumps({"model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], **sizes})
+    )
+    setup = replace(SETUP, saving=Saving(loss=loss))
+    graph = trace(ModelRequest(model=f"hf:{path}", sequence_length=16), setup, use_cache=False)
+    assert ("cross_entropy" if loss is Loss.FUSED else "liger_cross_entropy_") in graph.ops.kernel_names
+
+
+def test_a_fused_loss_holds_the_logits_once(traced):
+    plain, fused = traced(), traced(loss=Loss.FUSED)
+    logits = BATCH * TOKENS * 2048 * 4
+    assert peak_bytes(plain) - peak_bytes(fused) >= logits
+    assert fused.model_flops == pytest.approx(plain.model_flops)
+
+
+FUSED_WAYS = [
+    {},
+    {"recompute": "full"},
+    {"recompute": "selective"},
+    {"lora_rank": 8, "master_weights": MasterWeights.BF16},
+    {"lora_rank": 8, "lora_dropout": 0.1, "quantize": Quantization.NF4_DQ},
+]
+
+
+def moved_bytes(graph):
+    ops = graph.ops
+    return ((ops.read_bytes + ops.write_bytes) @ [1, BATCH] * ops.count).sum()
+
+
+@pytest.mark.parametrize(
+    ("ways", "part"),
+    [(ways, part) for ways in FUSED_WAYS for part in FusedKernel if part != "lora" or "lora_rank" in ways],
+)
+def test_fused_kernels_do_the_same_work_with_less_traffic_and_memory(traced, ways, part):
+    if "lora_rank" in ways:
+        pytest.importorskip("peft")
+    eager, fused = traced(**ways), traced(**ways, fused_kernels=(part,))
+    assert moved_bytes(fused) < moved_bytes(eager)
+    assert peak_bytes(fused) <= peak_bytes(eager)
+    # The products of adapters with their inputs are computed again.
+    assert fused.model_flops[1] == pytest.approx(
+        eager.model_flops[1], rel=0.05 if part is FusedKernel.LORA else 1e-9
+    )
+    assert fused.num_trainable_parameters == eager.num_trainable_parameters
+    assert not fused.unsupported_ops
+
+
+def test_fused_kernels_keep_what_their_libraries_keep(traced):
+    def kept(*parts):
+        return peak_bytes(traced()) - peak_bytes(traced(fused_kernels=parts))
+
+    # Per block: the activation of the gate; of two norms the input in fp32 and the normalised one in bf16, less the
+    # input in bf16 where nothing else keeps it.
+    assert kept(FusedKernel.MLP) == pytest.approx(4 * 2 * BATCH * TOKENS * 352, rel=0.3)
+    assert kept(FusedKernel.NORM) == pytest.approx(9 * 4 * BATCH * TOKENS * 128, rel=0.3)
+    names = traced(fused_kernels=(FusedKernel.ROPE,)).ops.kernel_names
+    assert "rotate_" in names
+    assert "neg" not in names
+
+
+def test_models_without_such_parts_are_refused(tmp_path):
+    path = tmp_path / "gpt2.json"
+    sizes = {"n_embd": 64, "n_layer": 2, "n_head": 2, "vocab_size": 64}
+    path.write_text(json.dumps({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], **sizes}))
+    with pytest.raises(InvalidSetupError, match="no parts that fused kernels replace"):
+        trace(
+            ModelRequest(model=f"hf:{path}", sequence_length=16),
+            replace(SETUP, saving=Saving(fused_kernels=(FusedKernel.NORM, FusedKernel.MLP))),
+            use_cache=False,
+        )
 
 
 @pytest.mark.parametrize(

@@ -360,6 +360,10 @@ def test_a_language_model_that_does_not_fit_is_trained_with_adapters(opened, com
     page.wait_for_selector("body[data-exact]")
     assert "nf4 LoRA 16" in page.locator("#question").inner_text()
     assert page.locator("#rate-chart canvas").is_visible()
+    command = (
+        "import('/static/state.js').then((s) => s.toCommand(s.fromLink('#model=llama-3.2-1b&fused=liger')))"
+    )
+    assert page.evaluate(command).endswith("--fused-kernels liger")
     assert complaints == []
 
 

@@ -19,9 +19,11 @@ from forerun.hardware.finder import find_device
 from forerun.optime.weights import CostModel
 from forerun.prediction.estimate import Estimate, Interval
 from forerun.prediction.input_pipeline import loader_rate_samples_per_s, workers_needed
+from forerun.run.architectures import find_architecture
 from forerun.run.input_pipeline import InputPipeline
 from forerun.run.options import RunOptions
 from forerun.run.run import Run
+from forerun.run.saving import fused_kernels_of, own_loss_of
 from forerun.run.setup import OptimizerImplementation, Phase, Precision
 from forerun.run.sharing import Strategy
 
@@ -105,7 +107,7 @@ def advise(
     """The three changes that help a run most, each by itself, with its predicted gain and memory.
 
     Of a run that does not fit, several changes together that make it fit the device are tried first. Tried
-    are recomputation, a larger batch, half precision, torch.compile, fused attention and optimizer, another
+    are recomputation, a larger batch, half precision, torch.compile, fused attention, optimizer and kernels, another
     strategy or layout, adapters (LoRA), workers of the loader, and other devices. A change must fit, unless
     nothing does. The global batch stays where the change says nothing else.
 
@@ -263,6 +265,13 @@ def _changes_of_setup(run: Run) -> Iterator[_Offer]:
             "the update as one kernel; the same arithmetic",
             partial(_set, run, optimizer_implementation=OptimizerImplementation.FUSED),
         )
+    if not setup.saving.fused_kernels and _may_have_fused_parts(run):
+        library = "liger" if setup.saving.lora_rank is None else "unsloth"
+        yield (
+            f"--fused-kernels {library}",
+            "norms, rotary embeddings, MLPs and the loss as one kernel each; the same arithmetic",
+            partial(_save, run, fused_kernels=fused_kernels_of(library), loss=own_loss_of(library)),
+        )
     recompute = setup.saving.recompute
     if recompute != "none":
         yield (
@@ -288,6 +297,14 @@ def _changes_of_setup(run: Run) -> Iterator[_Offer]:
             "trains adapters only: another training, for fine-tuning",
             partial(_save, run, lora_rank=_LORA_RANK),
         )
+
+
+def _may_have_fused_parts(run: Run) -> bool:
+    """True for a model that may be one of Transformers; building it tells."""
+    known = find_architecture(run.model.model)
+    if known is not None:
+        return known.is_language_model
+    return run.model.model.startswith("hf:") or (run.module is not None and run.stack != "keras")
 
 
 def _changes_of_loader(run: Run, loader: InputPipeline, busy_s: Interval) -> Iterator[_Offer]:

@@ -195,12 +195,22 @@ class CommonOptions(TypedDict, total=False):
     loss: Annotated[
         str | None,
         Setting(
-            help="Cross entropy of a language model: plain, chunked (in pieces of the tokens) or liger (one function "
-            "with the head).",
+            help="Cross entropy of a language model: plain, chunked (in pieces of the tokens), liger (one function "
+            "with the head) or fused (one kernel a pass on all logits).",
             group="saving",
-            default="plain",
+            default="plain; liger with --fused-kernels liger or unsloth",
             metavar="NAME",
             choices=tuple(Loss),
+        ),
+    ]
+    fused_kernels: Annotated[
+        str | Sequence[str] | None,
+        Setting(
+            help="Kernels of a library in place of the model's own: liger (as use_liger_kernel), unsloth, or parts: "
+            "norm, rope, mlp, lora, separated by commas.",
+            group="saving",
+            default="none",
+            metavar="liger",
         ),
     ]
     offload: Annotated[

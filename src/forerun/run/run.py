@@ -26,7 +26,17 @@ from forerun.run.job import Job, find_dataset, parse_tokens
 from forerun.run.model import ModelRequest, own_layout, own_settings, own_stack
 from forerun.run.options import RunOptions
 from forerun.run.parallel import AXES, ContextKind, DeviceLayout, PipelineSchedule, StageSplit, parse_parallel
-from forerun.run.saving import Fp8Recipe, Loss, MasterWeights, Offload, Quantization, Saving, Unquantized
+from forerun.run.saving import (
+    Fp8Recipe,
+    Loss,
+    MasterWeights,
+    Offload,
+    Quantization,
+    Saving,
+    Unquantized,
+    fused_kernels_of,
+    own_loss_of,
+)
 from forerun.run.settings import Declared, checked, declared
 from forerun.run.setup import AttentionKernel, Layout, Phase, Precision, TrainingSetup
 from forerun.run.sharing import Algorithm, FsdpVersion, Sharing, Strategy
@@ -404,6 +414,7 @@ def _saving_fields(saving: Saving) -> dict[str, Any]:
         "loss": saving.loss,
         "offload": saving.offload,
         "master_weights": saving.master_weights,
+        "fused_kernels": ",".join(saving.fused_kernels) or None,
         "fp8_recipe": saving.fp8_recipe,
     }
     same = {"recompute": plain.recompute, "loss": plain.loss, "offload": plain.offload, "lora_dropout": 0.0}
@@ -469,11 +480,14 @@ def _saving(given: Mapping[str, Any]) -> Saving:
     chosen: dict[str, Any] = {name: kind(given[name]) for name, kind in kinds.items() if name in given}
     if "recompute" in given:
         chosen["recompute"] = str(given["recompute"]).strip().lower().replace("_", "-")
+    fused = given.get("fused_kernels", ())
+    chosen.setdefault("loss", own_loss_of(fused))
     return Saving(
         lora_rank=given.get("lora"),
         lora_targets=_names(given.get("lora_targets", ())),
         lora_dropout=given.get("lora_dropout", 0.0),
         freeze=_names(given.get("freeze", ())),
+        fused_kernels=fused_kernels_of(fused),
         **chosen,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -12,12 +13,15 @@ __all__ = [
     "LARGEST_DROPOUT",
     "LORA_RANKS",
     "Fp8Recipe",
+    "FusedKernel",
     "Loss",
     "MasterWeights",
     "Offload",
     "Quantization",
     "Saving",
     "Unquantized",
+    "fused_kernels_of",
+    "own_loss_of",
     "recomputed_blocks",
 ]
 
@@ -53,6 +57,27 @@ class Loss(StrEnum):
     """The head and the loss in pieces of the tokens, each piece computed again in the backward pass."""
     LIGER = "liger"
     """Head and loss in one function that computes the gradients in the forward pass (Liger-Kernel)."""
+    FUSED = "fused"
+    """All logits at once, with one kernel a pass for the loss, whose gradient overwrites them."""
+
+
+class FusedKernel(StrEnum):
+    """Part of a network that a library runs as one kernel a pass."""
+
+    NORM = "norm"
+    """RMSNorm."""
+    ROPE = "rope"
+    """Rotary embeddings of queries and keys, in place."""
+    MLP = "mlp"
+    """Activation and product of a gated MLP."""
+    LORA = "lora"
+    """A linear layer with its adapters, as one function."""
+
+
+_LIBRARIES: dict[str, tuple[FusedKernel, ...]] = {
+    "liger": (FusedKernel.NORM, FusedKernel.ROPE, FusedKernel.MLP),
+    "unsloth": tuple(FusedKernel),
+}
 
 
 class Fp8Recipe(StrEnum):
@@ -100,6 +125,7 @@ class Saving:
         loss: Cross entropy of a language model.
         offload: Contents that are held in the memory of the host.
         master_weights: Format of the weights that the optimizer updates, None for the precision's own.
+        fused_kernels: Parts of the network that run as one kernel a pass.
         fp8_recipe: Scales of products in fp8, None for torchao's dynamic ones.
     """
 
@@ -113,6 +139,7 @@ class Saving:
     loss: Loss = Loss.PLAIN
     offload: Offload = Offload.NONE
     master_weights: MasterWeights | None = None
+    fused_kernels: tuple[FusedKernel, ...] = ()
     fp8_recipe: Fp8Recipe | None = None
 
     def __post_init__(self) -> None:
@@ -132,6 +159,10 @@ class Saving:
         if self.lora_dropout and self.lora_rank is None:
             raise InvalidSetupError(
                 "--lora-dropout has no meaning without --lora; give the rank, such as --lora 16"
+            )
+        if self.fused_kernels == (FusedKernel.LORA,) and self.lora_rank is None:
+            raise InvalidSetupError(
+                "--fused-kernels lora has no meaning without --lora; give the rank, such as --lora 16"
             )
         if self.unquantized is not None and self.quantize is None:
             raise InvalidSetupError(
@@ -157,3 +188,40 @@ def recomputed_blocks(recompute: str) -> int:
             f"unknown recomputation '{recompute}'; expected none, selective, full or every-K, such as every-2"
         )
     return int(match[1])
+
+
+def fused_kernels_of(words: str | Sequence[str]) -> tuple[FusedKernel, ...]:
+    """Parts of a network by their names, or by those of the libraries that fuse them.
+
+    >>> [str(part) for part in fused_kernels_of("liger")]
+    ['norm', 'rope', 'mlp']
+
+    Raises:
+        InvalidSetupError: A name is not known.
+    """
+    chosen: set[FusedKernel] = set()
+    for word in _lower(words):
+        if word in _LIBRARIES:
+            chosen.update(_LIBRARIES[word])
+        elif word in set(FusedKernel):
+            chosen.add(FusedKernel(word))
+        elif word != "none":
+            raise InvalidSetupError(
+                f"unknown fused kernels '{word}'; expected {', '.join(_LIBRARIES)}, none, or parts: "
+                f"{', '.join(FusedKernel)}, such as norm,rope"
+            )
+    return tuple(part for part in FusedKernel if part in chosen)
+
+
+def own_loss_of(words: str | Sequence[str]) -> Loss:
+    """The loss that a library of fused kernels brings along.
+
+    >>> str(own_loss_of("liger")), str(own_loss_of("norm,rope"))
+    ('liger', 'plain')
+    """
+    return Loss.LIGER if any(word in _LIBRARIES for word in _lower(words)) else Loss.PLAIN
+
+
+def _lower(words: str | Sequence[str]) -> list[str]:
+    names = words.split(",") if isinstance(words, str) else words
+    return [str(name).strip().lower() for name in names if str(name).strip()]

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from forerun.errors import InvalidSetupError
-from forerun.run.saving import MasterWeights, Offload, Saving, Unquantized
+from forerun.run.saving import FusedKernel, MasterWeights, Offload, Saving, Unquantized
 
 __all__ = [
     "FLASH_3_GAIN",
@@ -186,6 +186,11 @@ class TrainingSetup:
         if saving.quantize is not None and self.precision is Precision.FP8:
             raise InvalidSetupError(
                 f"weights in {saving.quantize} are not computed in fp8; give --precision bf16"
+            )
+        fuses_adapters = FusedKernel.LORA in saving.fused_kernels and saving.lora_rank is not None
+        if fuses_adapters and self.precision is Precision.FP8:
+            raise InvalidSetupError(
+                "fused layers with adapters are not computed in fp8; give --precision bf16, or --fused-kernels liger"
             )
         if saving.fp8_recipe is not None and self.precision is not Precision.FP8:
             raise InvalidSetupError(

@@ -271,7 +271,8 @@ class StepRecorder(TorchDispatchMode):
         part = outside if is_outside or recomputed else StepPart.BACKWARD
         plain = [_plain(value) for value in args]
         if kwargs:
-            plain.extend(_plain(v) for v in kwargs.values() if isinstance(v, (torch.Tensor, list, tuple)))
+            operands = (value for name, value in kwargs.items() if name != "out")  # that is a result
+            plain.extend(_plain(v) for v in operands if isinstance(v, (torch.Tensor, list, tuple)))
         call = Call(schema.name, tuple(plain), tuple(_tensor_info(t) for t in outputs), schema.is_mutable)
         reads = self._accesses([*_tensors(args), *_tensors(kwargs)])
         if schema.is_mutable:

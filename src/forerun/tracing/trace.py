@@ -45,7 +45,7 @@ __all__ = [
 TRACE_VERSION = 2
 """Version of graphs, raised whenever the tracer or a rule changes the contents of a graph."""
 
-_SAVING_VERSION = 2
+_SAVING_VERSION = 3
 """Version of the ways to save memory, for graphs in the cache that use one; the package's are made anew."""
 
 _BATCH_SIZES = (2, 4)
@@ -419,6 +419,8 @@ def _traced_saving(setup: TrainingSetup) -> dict[str, object]:
         found["unquantized"] = Unquantized.FP32 if setup.widens_unquantized else Unquantized.HALF
     if not setup.saving.lora_dropout:
         del found["lora_dropout"]
+    if not setup.saving.fused_kernels:
+        del found["fused_kernels"]
     if setup.saving.fp8_recipe in (None, Fp8Recipe.DYNAMIC):
         del found["fp8_recipe"]
     if setup.phase is not Phase.TRAIN:

@@ -12,6 +12,7 @@ from forerun.graph.graph import AllocationKind, MemoryEvent, OpClass, StepPart
 from forerun.tracing.calls import CostRow
 from forerun.tracing.fusion import DataFlow
 from forerun.tracing.meta_results import SHORTCUTS
+from forerun.tracing.op_rules.fused_kernels import TRITON_KERNELS
 from forerun.tracing.recorder import RecordedEvent, RecordedRow, StepRecorder
 
 __all__ = ["ScriptRecorder"]
@@ -116,7 +117,7 @@ class ScriptRecorder(StepRecorder):
         )
 
     def note_kernel(self, name: str, arguments: list[Any]) -> None:
-        """A kernel without a rule, which reads or writes each of its tensors once."""
+        """A kernel of Triton; one that is not known reads or writes each of its tensors once."""
         if not self.records_ops:
             return
         tensors = [value for value in arguments if isinstance(value, torch.Tensor)]
@@ -124,9 +125,21 @@ class ScriptRecorder(StepRecorder):
         elements = float(max((tensor.numel() for tensor in tensors), default=1))
         part = StepPart.OPTIMIZER if self.in_optimizer else StepPart.FORWARD
         part = part if torch._C._current_autograd_node() is None else StepPart.BACKWARD
-        cost = CostRow(op_class=OpClass.UNKNOWN, read_bytes=moved, elements=elements, is_supported=False)
+        known = TRITON_KERNELS.get(name)
+        op_class, times = known or (OpClass.UNKNOWN, 1.0)
+        widest = max(tensors, key=torch.Tensor.numel, default=None)
+        cost = CostRow(
+            op_class=op_class,
+            read_bytes=times * moved,
+            elements=elements,
+            element_bytes=widest.element_size() if known and widest is not None else 4,
+            width=float(widest.shape[-1]) if known and widest is not None else 0.0,
+            is_supported=known is not None,
+        )
+        name = f"triton {name}"
         self.rows.append(RecordedRow(cost, name, self._modules[-1], part, False, False, _flow(cost)))
-        self.unsupported.add(name)
+        if known is None:
+            self.unsupported.add(name)
 
     def begin(self, static: list[tuple[torch.Tensor, AllocationKind]], trained: list[torch.Tensor]) -> None:
         """Starts the recording: every block alive is one that was there before.

@@ -179,7 +179,7 @@ class _Session:
 
         def run(kernel: Any, *args: Any, **kwargs: Any) -> None:
             name = getattr(getattr(kernel, "fn", None), "__name__", "kernel")
-            self.steps.recorder.note_kernel(f"triton {name}", [*args, *kwargs.values()])
+            self.steps.recorder.note_kernel(name, [*args, *kwargs.values()])
 
         module.JITFunction.run = run
 

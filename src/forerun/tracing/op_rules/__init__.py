@@ -18,7 +18,14 @@ from __future__ import annotations
 
 from forerun.graph.graph import OpClass
 from forerun.tracing.calls import Call, CostRow
-from forerun.tracing.op_rules import convolutions, eight_bits, normalisations, products, streaming
+from forerun.tracing.op_rules import (
+    convolutions,
+    eight_bits,
+    fused_kernels,
+    normalisations,
+    products,
+    streaming,
+)
 from forerun.tracing.op_rules.multi_tensor import multi_tensor_row, num_multi_tensor_launches
 from forerun.tracing.op_rules.registry import RULES, streaming_row
 
@@ -27,6 +34,7 @@ __all__ = ["RULES", "cost_rows", "num_multi_tensor_launches"]
 _REGISTERED = (
     convolutions,
     eight_bits,
+    fused_kernels,
     normalisations,
     products,
     streaming,

@@ -62,6 +62,10 @@ def _adamw_8bit(call: Call) -> list[CostRow]:
 
 @rule("liger_cross_entropy_")
 def _liger_cross_entropy(call: Call) -> list[CostRow]:
-    """One kernel reads the logits twice and overwrites them."""
+    """One kernel reads the logits, a second time from the cache, and overwrites them.
+
+    At one reading and one writing it has the rate of element-wise kernels: 0.74 of the bandwidth of an A100
+    (``llm/liger_kernels``, cross_entropy).
+    """
     logits = call.tensors()[0]
-    return [streaming_row(Call(call.name, (logits, *call.args), (logits,)), OpClass.SOFTMAX, 10.0)]
+    return [streaming_row(Call(call.name, call.args, (logits,)), OpClass.ACTIVATION, 10.0)]

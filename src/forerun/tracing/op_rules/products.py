@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from math import prod
 
 from forerun.graph.graph import OpClass
@@ -54,7 +55,7 @@ def _product(
     )
 
 
-@rule("mm", "addmm", "_addmm_activation", "mv", "addmv")
+@rule("mm", "addmm", "addmm_", "_addmm_activation", "mv", "addmv", "addmv_")
 def _mm(call: Call) -> list[CostRow]:
     """(m, k) x (k, n): 2 m n k FLOP."""
     left, right = call.tensors()[-2:]
@@ -63,12 +64,17 @@ def _mm(call: Call) -> list[CostRow]:
     return [_product(OpClass.LINEAR, 1, m, n, k, call, left.element_bytes)]
 
 
+@rule("add_product_")
+def _add_product(call: Call) -> list[CostRow]:
+    return _mm(replace(call, outputs=(call.tensors()[0],)))
+
+
 @rule("dot", "vdot")
 def _dot(call: Call) -> list[CostRow]:
     return [streaming_row(call, OpClass.REDUCE, 2.0)]
 
 
-@rule("bmm", "baddbmm")
+@rule("bmm", "baddbmm", "baddbmm_")
 def _bmm(call: Call) -> list[CostRow]:
     """(g, m, k) x (g, k, n): 2 g m n k FLOP."""
     left, right = call.tensors()[-2:]

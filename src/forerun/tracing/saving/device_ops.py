@@ -9,12 +9,23 @@ from torch.library import Library
 
 __all__ = [
     "adamw_8bit",
+    "add_product",
+    "cross_entropy",
+    "cross_entropy_backward",
     "dequantize",
     "eight_bit_product",
+    "gated",
+    "gated_backward",
     "liger_cross_entropy",
+    "rms_norm",
+    "rms_norm_backward",
+    "rotate",
     "to_eight_bits",
     "to_eight_bits_twice",
 ]
+
+_NUM_PARTIAL_SUMS = 128
+"""Rows of partial gradients of a norm's weight: one for each multiprocessor."""
 
 _library = Library("forerun", "DEF")
 
@@ -49,6 +60,32 @@ def _nothing(*_args: Any) -> None:
     return None
 
 
+def _normalised(source: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty_like(source), source.new_empty(source.shape[:-1], dtype=torch.float32)
+
+
+def _partial_sums(
+    gradient: torch.Tensor,
+    source: torch.Tensor,
+    roots: torch.Tensor,
+    weight: torch.Tensor,
+    needs_weight: bool,
+) -> torch.Tensor:
+    rows = _NUM_PARTIAL_SUMS if needs_weight else 0
+    return gradient.new_empty((rows, weight.shape[0]), dtype=torch.float32)
+
+
+def _like_gate(gate: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(gate)
+
+
+def _losses(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return (
+        logits.new_empty(len(logits), dtype=torch.float32),
+        logits.new_empty(len(logits), dtype=torch.float32),
+    )
+
+
 dequantize = _define(
     "dequantize_weight(Tensor packed, Tensor scales, int num_rows, int num_columns, ScalarType dtype) -> Tensor",
     _dequantized,
@@ -78,3 +115,34 @@ liger_cross_entropy = _define(
     "liger_cross_entropy_(Tensor(a!) logits, Tensor labels, Tensor(b!) losses) -> ()", _nothing
 )
 """Losses of the rows, and logits overwritten by their gradient; one kernel."""
+
+add_product = _define("add_product_(Tensor(a!) total, Tensor left, Tensor right) -> ()", _nothing)
+"""(m, k) x (k, n) added to a tensor in its own format; one kernel."""
+
+cross_entropy = _define("cross_entropy(Tensor logits, Tensor labels) -> (Tensor, Tensor)", _losses)
+"""Losses of the rows and logarithms of their sums; one kernel."""
+
+cross_entropy_backward = _define(
+    "cross_entropy_backward_(Tensor(a!) logits, Tensor losses, Tensor sums, Tensor labels) -> ()", _nothing
+)
+"""Logits overwritten by their gradient; one kernel."""
+
+rms_norm = _define("rms_norm(Tensor source, Tensor weight) -> (Tensor, Tensor)", _normalised)
+"""RMSNorm of the last axis, and the reciprocal root of each row; one kernel."""
+
+rms_norm_backward = _define(
+    "rms_norm_backward_(Tensor(a!) gradient, Tensor source, Tensor roots, Tensor weight, bool needs_weight) -> Tensor",
+    _partial_sums,
+)
+"""Gradient of the result overwritten by that of the source, and partial sums of the weight's; one kernel."""
+
+rotate = _define("rotate_(Tensor(a!) queries, Tensor(b!) keys, Tensor cosines, Tensor sines) -> ()", _nothing)
+"""Rotary embedding of queries and keys in place, or its gradient; one kernel."""
+
+gated = _define("gated(Tensor gate, Tensor other) -> Tensor", _like_gate)
+"""Activation of the gate times the other; one kernel."""
+
+gated_backward = _define(
+    "gated_backward_(Tensor(a!) gate, Tensor(b!) other, Tensor gradient) -> ()", _nothing
+)
+"""Both factors overwritten by their gradients; one kernel."""

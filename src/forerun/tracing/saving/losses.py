@@ -13,7 +13,12 @@ from torch.utils.checkpoint import checkpoint
 
 from forerun.errors import InvalidSetupError
 from forerun.run.saving import Loss
-from forerun.tracing.saving.device_ops import liger_cross_entropy
+from forerun.tracing.saving.device_ops import (
+    add_product,
+    cross_entropy,
+    cross_entropy_backward,
+    liger_cross_entropy,
+)
 from forerun.tracing.saving.recompute import autocast_contexts
 
 __all__ = ["NUM_CHUNKS", "fuse_loss"]
@@ -23,7 +28,7 @@ NUM_CHUNKS = 8
 
 
 def fuse_loss(module: nn.Module, loss: Loss, name: str) -> None:
-    """Joins the head of a causal language model of Transformers with its loss, in place.
+    """Joins the head of a causal language model of Transformers with its loss, or makes its loss one kernel, in place.
 
     Raises:
         InvalidSetupError: The model has no such head and loss.
@@ -36,13 +41,14 @@ def fuse_loss(module: nn.Module, loss: Loss, name: str) -> None:
     if not isinstance(head, nn.Linear) or not uses_function:
         raise InvalidSetupError(
             f"{name} has no head with a loss of its own that can be joined: --loss {loss} is for causal language "
-            "models of Transformers; leave it out"
+            "models of Transformers; give --loss plain"
         )
+    if loss is Loss.FUSED:
+        module.loss_function = _of_all_logits  # type: ignore[assignment]
+        return
     names = [key for key, child in module.named_children() if child is head]
     if not names:
-        raise InvalidSetupError(
-            f"the head of {name} is not a part of the model itself: leave --loss {loss} out"
-        )
+        raise InvalidSetupError(f"the head of {name} is not a part of the model itself: give --loss plain")
     config: Any = module.config
     if getattr(config, "final_logit_softcapping", None) is not None:
         config.final_logit_softcapping = None  # it acts on logits, one more elementwise kernel of each piece
@@ -69,12 +75,18 @@ class _HeadLater(nn.Module):
 
 
 def _loss_of(head: nn.Linear, compute: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    def loss(logits: torch.Tensor, labels: torch.Tensor, **_kwargs: Any) -> torch.Tensor:
+    def loss(logits: torch.Tensor, labels: torch.Tensor, *_sizes: Any, **_kwargs: Any) -> torch.Tensor:
         hidden = logits.flatten(0, -2)
         shifted = functional.pad(labels, (0, 1), value=-100)[..., 1:].flatten()
         return compute(hidden, head, shifted)
 
     return loss
+
+
+def _of_all_logits(logits: torch.Tensor, labels: torch.Tensor, *_sizes: Any, **_kwargs: Any) -> torch.Tensor:
+    shifted = functional.pad(labels, (0, 1), value=-100)[..., 1:].flatten()
+    losses: torch.Tensor = _FusedLoss.apply(logits.float().flatten(0, -2), shifted)
+    return losses.sum() / len(shifted)
 
 
 def _piece(hidden: torch.Tensor, head: nn.Linear, labels: torch.Tensor) -> torch.Tensor:
@@ -103,7 +115,7 @@ class _LigerLoss(torch.autograd.Function):
     """Logits, loss and gradients of each piece of the tokens in the forward pass.
 
     The number of pieces is the ratio of vocabulary to hidden size, so that a piece takes as much memory as the hidden
-    states. Source: Liger-Kernel, ``ops/fused_linear_cross_entropy.py``.
+    states. Source: Liger-Kernel 0.8.5, ``ops/fused_linear_cross_entropy.py``.
     """
 
     @staticmethod
@@ -113,17 +125,46 @@ class _LigerLoss(torch.autograd.Function):
         to_hidden = torch.empty_like(hidden)
         to_weight = torch.zeros_like(weight) if weight.requires_grad else None
         losses = hidden.new_empty(len(hidden), dtype=torch.float32)
-        for rows, wanted in zip(hidden.split(size), labels.split(size), strict=True):
+        for rows, wanted, part in zip(
+            hidden.split(size), labels.split(size), to_hidden.split(size), strict=True
+        ):
             logits = rows @ weight.to(rows.dtype).t()
             liger_cross_entropy(logits, wanted, losses)  # from here on they are their own gradient
-            to_hidden[: len(rows)].copy_(logits @ weight.to(rows.dtype))
+            if logits.dtype == weight.dtype == part.dtype:
+                torch.mm(logits, weight, out=part)
+            else:
+                part.copy_(logits @ weight.to(rows.dtype))
             if to_weight is not None:
-                to_weight += logits.t() @ rows
+                add_product(to_weight, logits.t(), rows.to(logits.dtype))
             del logits
         ctx.save_for_backward(to_hidden, to_weight)
         return losses.sum()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        # Trainers divide the sum by the number of tokens, so the gradient of the loss is not one.
         to_hidden, to_weight = ctx.saved_tensors
-        return to_hidden * gradient.to(to_hidden.dtype), to_weight, None
+        to_hidden.mul_(gradient)
+        if to_weight is not None:
+            to_weight.mul_(gradient)
+        return to_hidden, to_weight, None
+
+
+class _FusedLoss(torch.autograd.Function):
+    """Losses of rows of logits; their gradient overwrites the logits.
+
+    Source: Unsloth, ``kernels/cross_entropy_loss.py``, on the logits in fp32 that Transformers' own losses take.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        losses, sums = cross_entropy(logits, labels)
+        ctx.save_for_backward(logits, sums, labels)
+        found: torch.Tensor = losses
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        logits, sums, labels = ctx.saved_tensors
+        cross_entropy_backward(logits, gradient, sums, labels)
+        return logits, None

@@ -8,12 +8,13 @@ import torch
 from torch import nn
 
 from forerun.errors import InvalidSetupError
-from forerun.run.saving import Loss, MasterWeights
+from forerun.run.saving import FusedKernel, Loss, MasterWeights
 from forerun.run.setup import Phase, Precision, TrainingSetup
 from forerun.tracing.models.built_model import BuiltModel
 from forerun.tracing.saving.adapters import add_adapters, freeze_modules, quantize_linears
 from forerun.tracing.saving.blocks import block_names
 from forerun.tracing.saving.fp8 import multiply_in_fp8
+from forerun.tracing.saving.fused_kernels import fuse_kernels
 from forerun.tracing.saving.losses import fuse_loss
 from forerun.tracing.saving.recompute import recompute_blocks
 
@@ -28,11 +29,14 @@ _AUTOCAST_STORAGE = {Precision.AMP: torch.float16, Precision.AMP_BF16: torch.bfl
 
 
 def with_saving(built: BuiltModel, setup: TrainingSetup) -> BuiltModel:
-    """The model with frozen, quantized and adapted layers, checkpoints and joined losses, changed in place."""
+    """The model with frozen, quantized, adapted and fused layers, checkpoints and losses, changed in place."""
     saving, module, name = setup.saving, built.module, built.name
     heads = _heads(module)
     blocks = block_names(module)
     notes = list(built.notes)
+    own_parts = [part for part in saving.fused_kernels if part is not FusedKernel.LORA]
+    if own_parts:
+        notes.append(fuse_kernels(module, own_parts, name))
     if saving.freeze:
         freeze_modules(module, saving.freeze, name)
     if saving.loss is not Loss.PLAIN:
@@ -42,6 +46,8 @@ def with_saving(built: BuiltModel, setup: TrainingSetup) -> BuiltModel:
     if saving.lora_rank is not None:
         add_adapters(module, heads, saving, name)
         notes += _adapter_notes(setup)
+        if FusedKernel.LORA in saving.fused_kernels:
+            notes.append(fuse_kernels(module, [FusedKernel.LORA], name))
     if setup.precision is Precision.FP8 and not multiply_in_fp8(module, heads, saving.fp8_recipe):
         raise InvalidSetupError(
             f"{name} has no linear layers that could multiply in fp8: give --precision bf16"
@@ -73,6 +79,8 @@ def _adapter_notes(setup: TrainingSetup) -> list[str]:
     if setup.saving.master_weights is MasterWeights.BF16 or not half:
         return []
     where = "under autocast" if setup.precision.is_autocast else "in fp32, as peft does by itself"
+    if FusedKernel.LORA in setup.saving.fused_kernels:
+        where = "in half precision"
     frozen = "the frozen weights are held in half precision"
     if setup.saving.quantize is not None:
         is_wide = setup.widens_unquantized

@@ -26,7 +26,7 @@ from forerun.run.saving import Quantization
 from forerun.tracing.cuda_semantics import autocast_dtype_now
 from forerun.tracing.saving.device_ops import dequantize, eight_bit_product, to_eight_bits
 
-__all__ = ["NF4_BLOCK", "QuantizedLinear", "num_weights"]
+__all__ = ["NF4_BLOCK", "QuantizedLinear", "input_gradient", "num_weights"]
 
 NF4_BLOCK = 64
 """Weights that share a scale."""
@@ -158,10 +158,24 @@ class _EightBits(torch.autograd.Function):
         return _input_gradient(ctx, gradient), None, None, None
 
 
+def input_gradient(layer: QuantizedLinear, gradient: torch.Tensor) -> torch.Tensor:
+    """Gradient of the input of a layer in 4 bits from that of its output."""
+    scales = layer.scales
+    if layer.kind is Quantization.NF4_DQ:
+        scales = _in_full(layer.weight, scales)
+    return _times_weight(layer.weight, scales, layer.out_features, gradient)
+
+
 def _input_gradient(ctx: Any, gradient: torch.Tensor) -> torch.Tensor | None:
     if not ctx.needs_input_grad[0]:
         return None
-    packed, number = ctx.weight, ctx.weight.numel() * (2 if ctx.weight.dtype == torch.uint8 else 1)
-    full = dequantize(packed, ctx.scales, ctx.out_features, number // ctx.out_features, gradient.dtype)
+    return _times_weight(ctx.weight, ctx.scales, ctx.out_features, gradient)
+
+
+def _times_weight(
+    packed: torch.Tensor, scales: torch.Tensor, out_features: int, gradient: torch.Tensor
+) -> torch.Tensor:
+    number = packed.numel() * (2 if packed.dtype == torch.uint8 else 1)
+    full = dequantize(packed, scales, out_features, number // out_features, gradient.dtype)
     found: torch.Tensor = gradient @ full
     return found

@@ -70,7 +70,8 @@ def autocast_contexts(
     again = autocast_again(autocast_dtype_now())
     if not is_selective:
         return nullcontext(), again
-    first, second = create_selective_checkpoint_contexts(_policy)
+    # Fused kernels write over results that are kept; no value here is wrong for it.
+    first, second = create_selective_checkpoint_contexts(_policy, allow_cache_entry_mutation=True)
     return first, _both(again, second)
 
 

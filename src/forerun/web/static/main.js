@@ -37,7 +37,7 @@ const nearest = (values, wanted) => values.reduce((best, value, i) => (Math.abs(
 
 function showControls() {
   showDeviceChoices();
-  for (const name of ["model", "device", "precision", "dataset", "epochs", "within", "kind", "minimize", "optimizer", "layout", "compile", "recompute", "strategy", "accumulation", "vendor", "memory", "tokens", "sequence"]) at(name).value = state[name];
+  for (const name of ["model", "device", "precision", "dataset", "epochs", "within", "kind", "minimize", "optimizer", "layout", "compile", "recompute", "fused", "strategy", "accumulation", "vendor", "memory", "tokens", "sequence"]) at(name).value = state[name];
   document.body.dataset.kind = isTokens(state) ? "tokens" : "samples";
   for (const name of ["price", "most", "lora"]) at(name).value = state[name] ?? "";
   at("adapters").value = adapters(state);

@@ -12,7 +12,7 @@ export const DEVICE_COUNTS = Array.from({ length: 16 }, (_, i) => i + 1);
 
 export const DEFAULTS = {
   model: "torchvision:resnet50", device: "a100-sxm4-40gb", devices: 1, precision: "amp", batch: 64, image: null, dataset: "imagenet",
-  epochs: 1, tokens: "1B", sequence: 2048, optimizer: "sgd", layout: "nchw", compile: "no", recompute: "none", lora: null, quantize: "none", strategy: "ddp", accumulation: 1, price: null, vendor: "", memory: 0, most: null, within: "", kind: "on-demand", minimize: "time", compare: ["t4", "l4", "a10g", "v100-sxm2-16gb", "a100-sxm4-40gb", "h100-sxm", "rtx-4090"],
+  epochs: 1, tokens: "1B", sequence: 2048, optimizer: "sgd", layout: "nchw", compile: "no", recompute: "none", lora: null, quantize: "none", fused: "none", strategy: "ddp", accumulation: 1, price: null, vendor: "", memory: 0, most: null, within: "", kind: "on-demand", minimize: "time", compare: ["t4", "l4", "a10g", "v100-sxm2-16gb", "a100-sxm4-40gb", "h100-sxm", "rtx-4090"],
 };
 
 export function fromLink(hash) {
@@ -56,7 +56,7 @@ export function toCommand(state) {
   if (state.optimizer !== "sgd") words.push("--optimizer", state.optimizer);
   if (state.layout !== "nchw") words.push("--layout", state.layout);
   if (state.compile === "yes") words.push("--compile");
-  for (const [name, value] of Object.entries(saving(state))) if (value !== null) words.push(`--${name}`, String(value));
+  for (const [name, value] of Object.entries(saving(state))) if (value !== null) words.push(`--${name.replace("_", "-")}`, String(value));
   if (state.devices > 1 && state.strategy !== "ddp") words.push("--strategy", state.strategy);
   if (state.accumulation > 1) words.push("--accumulation", String(state.accumulation));
   if (state.price) words.push("--price", `${state.device}=${state.price}/h`);
@@ -71,18 +71,18 @@ export const languageModels = new Set();
 export const isTokens = (state) => languageModels.has(state.model) || /^config:/.test(state.model);
 const jobBody = (state) => (isTokens(state) ? { tokens: state.tokens, sequence_length: state.sequence } : { dataset: state.dataset, epochs: state.epochs });
 const other = (value, usual) => (value === usual ? null : value);
-// Adapters are for models of language; weights are quantized beside them only.
+// Adapters and fused kernels are for models of language; weights are quantized beside them only.
 const saving = (state) => {
   const lora = isTokens(state) ? state.lora : null;
-  return { recompute: other(state.recompute, "none"), lora, quantize: lora ? other(state.quantize, "none") : null };
+  return { recompute: other(state.recompute, "none"), lora, quantize: lora ? other(state.quantize, "none") : null, fused_kernels: isTokens(state) ? other(state.fused, "none") : null };
 };
 const sharedBody = (state) => ({ optimizer: state.optimizer, compile: state.compile === "yes", accumulation: state.accumulation, ...saving(state), ...jobBody(state) });
 const sharing = (state) => (state.devices > 1 ? other(state.strategy, "ddp") : null);
 export const adapters = (state) => (state.lora === null ? "all" : state.quantize === "none" ? "lora" : state.quantize);
 export const inWords = (state) => {
-  const { lora, quantize, recompute } = saving(state);
+  const { lora, quantize, recompute, fused_kernels: fused } = saving(state);
   const shared = sharing(state);
-  return [lora && `${quantize ? `${quantize} ` : ""}LoRA ${lora}`, recompute && `recompute ${recompute}`, shared].filter(Boolean).map((word) => `, ${word}`).join("");
+  return [lora && `${quantize ? `${quantize} ` : ""}LoRA ${lora}`, recompute && `recompute ${recompute}`, fused && `kernels of ${fused}`, shared].filter(Boolean).map((word) => `, ${word}`).join("");
 };
 const runBody = (state) => ({
   model: state.model, device: state.device, batch_size: state.batch, precision: state.precision, layout: state.layout, image_size: state.image, ...sharedBody(state),

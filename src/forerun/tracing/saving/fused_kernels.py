@@ -1,0 +1,264 @@
+"""Kernels of Liger-Kernel and Unsloth in place of the operations that Transformers and peft write one by one.
+
+- norm: RMSNorm as one kernel a pass. It keeps its input and a root for each row, and writes the gradient of its input
+  over that of its result.
+- rope: queries and keys are rotated in place by one kernel a pass, which keeps nothing of them.
+- mlp: the activation of the gate and its product are one kernel. It keeps gate and product's other factor, and writes
+  their gradients over them.
+- lora: a linear layer with adapters as one function. Adapters compute in the precision of the input, add to the result
+  inside of their product, and keep the input alone, or what dropout left of it.
+
+Unsloth's functions of queries, keys and values together, and of a whole MLP, are taken layer by layer: three sums of
+gradients more, and one factor of the last product. GPT-2's layers, quantized layers in 8 bits, MLPs whose gate and
+other factor are one product, and experts stay as they are.
+
+Source: Liger-Kernel, ``ops/rms_norm.py``, ``rope.py``, ``swiglu.py``; Unsloth, ``kernels/fast_lora.py``.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from forerun.errors import InvalidSetupError
+from forerun.run.saving import FusedKernel, Quantization
+from forerun.tracing.cuda_semantics import autocast_dtype_now
+from forerun.tracing.saving.device_ops import gated, gated_backward, rms_norm, rms_norm_backward, rotate
+from forerun.tracing.saving.quantized import QuantizedLinear, input_gradient
+
+__all__ = ["fuse_kernels"]
+
+_ROTATION = "apply_rotary_pos_emb"
+_GATED = "self.down_proj(self.act_fn(self.gate_proj("
+_WORDS = {
+    FusedKernel.NORM: "RMSNorms",
+    FusedKernel.ROPE: "rotary embeddings",
+    FusedKernel.MLP: "gated MLPs",
+    FusedKernel.LORA: "layers with adapters",
+}
+
+
+def fuse_kernels(module: nn.Module, parts: Iterable[FusedKernel], name: str) -> str:
+    """Replaces parts of a network by fused kernels, in place, and returns a note of those found.
+
+    Raises:
+        InvalidSetupError: The network has none of the parts.
+    """
+    fuse: dict[FusedKernel, Callable[[nn.Module], bool]] = {
+        FusedKernel.NORM: _fuse_norm,
+        FusedKernel.ROPE: _fuse_rotation,
+        FusedKernel.MLP: _fuse_gate,
+        FusedKernel.LORA: _fuse_adapters,
+    }
+    numbers = {part: sum(fuse[part](layer) for layer in module.modules()) for part in parts}
+    missing = [part for part, number in numbers.items() if not number]
+    if len(missing) == len(numbers):
+        raise InvalidSetupError(
+            f"{name} has no parts that fused kernels replace: expected {_joined(missing)} as Transformers and peft "
+            "write those of Llama; leave --fused-kernels out"
+        )
+    found = _joined([part for part in numbers if part not in missing])
+    return f"fused kernels compute {found}" + (f"; {name} has no {_joined(missing)}" if missing else "")
+
+
+def _joined(parts: list[FusedKernel]) -> str:
+    words = [_WORDS[part] for part in parts]
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def _source(layer: nn.Module) -> str:
+    try:
+        return inspect.getsource(type(layer))
+    except (OSError, TypeError):  # code without a file
+        return ""
+
+
+class _Norm(torch.autograd.Function):
+    """RMSNorm of the last axis."""
+
+    @staticmethod
+    def forward(ctx: Any, source: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        result, roots = rms_norm(source, weight)
+        ctx.save_for_backward(source, roots, weight)
+        found: torch.Tensor = result
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        source, roots, weight = ctx.saved_tensors
+        of_weight = None
+        gradient = gradient.contiguous()
+        partial_sums = rms_norm_backward(gradient, source, roots, weight, ctx.needs_input_grad[1])
+        if ctx.needs_input_grad[1]:
+            of_weight = partial_sums.sum(0).to(weight.dtype)
+        return gradient, of_weight
+
+
+def _fuse_norm(layer: nn.Module) -> bool:
+    if not type(layer).__name__.endswith("RMSNorm") or "rsqrt" not in _source(layer):
+        return False
+    weight = getattr(layer, "weight", None)
+    has_gate = len(inspect.signature(type(layer).forward).parameters) != 2
+    if has_gate or not isinstance(weight, nn.Parameter):
+        return False
+
+    def forward(source: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = _Norm.apply(source, layer.weight)
+        return found
+
+    layer.forward = forward
+    return True
+
+
+class _Rotation(torch.autograd.Function):
+    """Rotary embedding of queries and keys, (batch, heads, tokens, width), in place."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, queries: torch.Tensor, keys: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        rotate(queries, keys, cosines, sines)
+        ctx.save_for_backward(cosines, sines)
+        return queries.view_as(queries), keys.view_as(keys)
+
+    @staticmethod
+    def backward(ctx: Any, of_queries: torch.Tensor, of_keys: torch.Tensor) -> Any:
+        rotate(of_queries, of_keys, *ctx.saved_tensors)
+        return of_queries, of_keys, None, None
+
+
+def _fuse_rotation(layer: nn.Module) -> bool:
+    """Lets the function of the layer's own file rotate in place while the layer runs."""
+    home: Any = sys.modules.get(type(layer).__module__)
+    if not hasattr(home, _ROTATION) or f"{_ROTATION}(" not in _source(layer):
+        return False
+    plain, run = getattr(home, _ROTATION), layer.forward
+
+    def rotated(
+        queries: torch.Tensor, keys: torch.Tensor, cosines: torch.Tensor, *rest: Any, **named: Any
+    ) -> Any:
+        if queries.dim() != 4 or not rest or queries.shape[-1] != cosines.shape[-1]:
+            return plain(queries, keys, cosines, *rest, **named)
+        return _Rotation.apply(queries, keys, cosines, rest[0])
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        before = getattr(home, _ROTATION)
+        setattr(home, _ROTATION, rotated)
+        try:
+            return run(*args, **kwargs)
+        finally:
+            setattr(home, _ROTATION, before)
+
+    layer.forward = forward
+    return True
+
+
+class _Gate(torch.autograd.Function):
+    """Activation of the gate times the other factor."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(gate, other)
+        found: torch.Tensor = gated(gate, other)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        gate, other = ctx.saved_tensors
+        gated_backward(gate, other, gradient)
+        return gate, other
+
+
+def _fuse_gate(layer: nn.Module) -> bool:
+    if _GATED not in _source(layer):
+        return False
+    parts: Any = layer
+
+    def forward(source: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = parts.down_proj(_Gate.apply(parts.gate_proj(source), parts.up_proj(source)))
+        return found
+
+    layer.forward = forward
+    return True
+
+
+class _AdaptedProduct(torch.autograd.Function):
+    """A frozen linear layer with an adapter: source W' + scaling (source A') B'."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, source: torch.Tensor, first: torch.Tensor, second: torch.Tensor, layer: Any, name: str
+    ) -> torch.Tensor:
+        # Gradients are off in a function; on, they say that a checkpoint repeats the forward pass.
+        with torch.enable_grad():
+            source = source.detach()
+            down, up = first.detach().to(source.dtype), second.detach().to(source.dtype)
+            result: torch.Tensor = layer.base_layer(source).flatten(0, -2)
+            kept = layer.lora_dropout[name](source)
+            inner = layer.lora_A[name](kept.flatten(0, -2), down)
+            layer.lora_B[name](result, inner, up, layer.scaling[name])
+        ctx.layer, ctx.scaling, ctx.drops = layer.base_layer, layer.scaling[name], kept is not source
+        ctx.save_for_backward(kept, down, up)
+        ctx.dtype = first.dtype
+        return result.view(*source.shape[:-1], result.shape[-1])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        kept, down, up = ctx.saved_tensors
+        rows, of_result = kept.flatten(0, -2), gradient.flatten(0, -2).to(kept.dtype)
+        inner = of_result @ up
+        of_second = (of_result.t() @ (rows @ down.t())).to(ctx.dtype)
+        of_first = (inner.t() @ rows).to(ctx.dtype)
+        of_source = None
+        if ctx.needs_input_grad[0]:
+            of_source = _base_gradient(ctx.layer, of_result)
+            if ctx.drops:
+                of_source += (rows != 0) * (inner @ down)
+            else:
+                of_source.addmm_(inner, down, alpha=ctx.scaling)
+            of_source = of_source.view(kept.shape)
+        return of_source, of_first, of_second, None, None
+
+
+def _base_gradient(layer: nn.Linear, gradient: torch.Tensor) -> torch.Tensor:
+    if isinstance(layer, QuantizedLinear):
+        return input_gradient(layer, gradient)
+    return gradient @ layer.weight.to(gradient.dtype)
+
+
+def _multiplied(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return functional.linear(rows, weight)
+
+
+def _added(result: torch.Tensor, inner: torch.Tensor, weight: torch.Tensor, scaling: float) -> None:
+    result.addmm_(inner, weight.t(), alpha=scaling)
+
+
+def _fuse_adapters(layer: nn.Module) -> bool:
+    """Makes a layer of peft one function; layers of other kinds stay as they are."""
+    base: Any = getattr(layer, "base_layer", None)
+    adapted: Any = layer
+    if type(base) not in (nn.Linear, QuantizedLinear) or not hasattr(layer, "lora_A"):
+        return False
+    if type(base) is QuantizedLinear and base.kind is Quantization.INT8:
+        return False
+    name = next(iter(adapted.lora_A))
+    # The products of adapters stay theirs by name.
+    adapted.lora_A[name].forward = _multiplied
+    adapted.lora_B[name].forward = _added
+
+    def forward(source: torch.Tensor) -> torch.Tensor:
+        dtype = autocast_dtype_now() or source.dtype
+        found: torch.Tensor = _AdaptedProduct.apply(
+            source.to(dtype), adapted.lora_A[name].weight, adapted.lora_B[name].weight, adapted, name
+        )
+        return found
+
+    layer.forward = forward
+    return True
