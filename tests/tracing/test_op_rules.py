@@ -493,3 +493,20 @@ def meta(*shape, dtype=torch.float32):
 )
 def test_the_rules_agree_with_the_counter_of_pytorch_where_that_is_right(run):
     assert counted_by_rules(run) == counted_by_torch(run) > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "channels_last", "serial_steps"),
+    [
+        ("upsample_bilinear2d", False, 8),
+        ("upsample_bilinear2d", True, 1),
+        ("upsample_bicubic2d", False, 8),
+        ("upsample_bicubic2d", True, 8),
+    ],
+)
+def test_threads_of_an_interpolation_go_through_channels_that_are_not_last(name, channels_last, serial_steps):
+    strides = (128, 1, 32, 8) if channels_last else (128, 16, 4, 1)
+    source = TensorInfo((B, 8, 4, 4), 4, B * 128, True, strides)
+    row = only_row(name, (source, [8, 8], False, None, None), dense(B, 8, 8, 8))
+    assert row.serial_steps == serial_steps
+    assert row.op_class is OpClass.AVG_POOL

@@ -120,7 +120,8 @@ class OpTable:
         stride: Largest stride, (n,).
         groups: Convolution groups, (n,).
         width: Innermost spatial size of images, or the normalised size, 0 if none, (n,).
-        serial_steps: Dependent time steps inside a recurrent kernel, else 1, (n,).
+        serial_steps: Dependent time steps inside a recurrent kernel, channels that a thread of an upsampling goes
+            through for each sample, else 1, (n,).
         in_place: 1 if the output overwrites an input, (n,).
         permuted: 1 if an operand lies in memory in another order than the result, (n,).
         joined: Kernel of each row where a compiler joins operations; rows of one kernel share a number, (n,).

@@ -141,6 +141,10 @@ _WINOGRAD = 2.5
 _WINOGRAD_GAIN, _WINOGRAD_CHANNELS = 2.6, 80.0
 """Its gain over the direct peak is 2.6 c / (c + 80), at least 1, with c the harmonic mean of the channels: DeepBench
 in fp32 has 1.1 at 64 channels, 1.3 at 64 and 128, 2.0 at 128 and 256, 2.3 at 256 and 512 (P100; V100 1.3 and 2.3)."""
+_SERIAL_POOL_S = 0.3e-6
+"""Read, sum and write of one place of one channel by a thread that goes through them one by one: bilinear upsampling
+takes 0.25 to 0.38 us for each sample and channel on RTX 3090, 4090, 5090 and PRO 6000 (EfficientFormerV2 in
+``timm_infer``, three sizes)."""
 _L2_BYTES_PER_CYCLE = 64.0
 _RESIDENT_SHARE_OF_L2 = 0.6
 _LEAST_KERNEL_GROUPS = 32
@@ -192,7 +196,7 @@ class PointArrays:
     clock_share: Floats
     product_share: Floats
     attention_cost: Floats
-    has_winograd: Floats
+    is_gpu: Floats
     half_has_matrix_units: Floats
     full_has_matrix_units: Floats
     is_compiled: Floats
@@ -264,7 +268,7 @@ def point_arrays(points: Sequence[Point]) -> PointArrays:
         clock_share=sustained,
         product_share=column([sustained_products(device) or _LARGEST_SHARE_OF_PEAK for device in devices]),
         attention_cost=column([attention_cost(device) for device in devices]),
-        has_winograd=column([device.kind is DeviceKind.GPU for device in devices]),
+        is_gpu=column([device.kind is DeviceKind.GPU for device in devices]),
         half_has_matrix_units=column([d.has_matrix_units for d in devices]),
         full_has_matrix_units=column(
             [
@@ -322,6 +326,7 @@ def _uses_matrix_units(device: Device, precision: Precision) -> bool:
 def static_features(ops: DistinctOps) -> Floats:
     """Features of the kernels alone, (n, number of ``STATIC_FEATURES``)."""
     area, stride, groups, width, serial, in_place, permuted, element_bytes = ops.attributes.T
+    serial = np.where(ops.op_class == OpClass.RECURRENT, serial, 1.0)
     classes = np.eye(len(OpClass))[ops.op_class]
     parts = np.eye(len(StepPart))[ops.step_part]
     columns = [
@@ -469,7 +474,8 @@ def kernel_terms(ops: DistinctOps, arrays: PointArrays) -> KernelTerms:
     is_product = np.isin(ops.op_class, (OpClass.LINEAR, OpClass.BMM)) & (element_bytes == 2)
     sustained_s = compute_s * arrays.clock_share / arrays.product_share
     least_s = np.where(is_product, np.maximum(least_s, sustained_s), least_s)
-    compute_s = np.where(is_winograd & (arrays.has_winograd > 0), compute_s / _winograd_gain(ops), compute_s)
+    least_s = np.maximum(least_s, _serial_s(ops, arrays))
+    compute_s = np.where(is_winograd & (arrays.is_gpu > 0), compute_s / _winograd_gain(ops), compute_s)
     if is_law.any():
         chosen = np.flatnonzero(is_law)
         compute_s = compute_s.copy()
@@ -484,6 +490,17 @@ def kernel_terms(ops: DistinctOps, arrays: PointArrays) -> KernelTerms:
         memory=memory_s,
         is_law=(is_law | is_direct).astype(np.float32),
     )
+
+
+def _serial_s(ops: DistinctOps, arrays: PointArrays) -> Floats:
+    """Time of threads that go through samples and channels one by one, (p, n) [s]; compilers write other kernels."""
+    channels = np.where(
+        (ops.op_class == OpClass.AVG_POOL) & (ops.attributes[:, 4] > 1), ops.attributes[:, 4], 0.0
+    )
+    samples = np.where(ops.elements[:, 1] > 0, arrays.batch_size, 1.0)  # positions have none
+    is_eager = (arrays.is_gpu > 0) & (arrays.is_compiled == 0)
+    found: Floats = np.where(is_eager, channels * samples * _SERIAL_POOL_S, 0.0)
+    return found
 
 
 def _winograd_gain(ops: DistinctOps) -> Floats:

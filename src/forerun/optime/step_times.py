@@ -177,7 +177,7 @@ def _chunk_times(
     is_free = (terms.is_law > 0) | weights.is_refined
     roofline_s = compute_s + memory_s
     bounded_s = np.minimum(caps * roofline_s + CAP_LATENCY_S, stream_caps_s(ops, arrays, roofline_s))
-    most_s = np.where(is_free, np.inf, bounded_s)
+    most_s = np.where(is_free, np.inf, np.maximum(bounded_s, terms.least_compute))
     by_network = np.flatnonzero(~is_law)
     dynamic = dynamic_features(
         ops.take(by_network), arrays, compute_s[:, by_network], memory_s[:, by_network]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from forerun.graph.graph import OpClass
 from forerun.tracing.calls import Call, CostRow
-from forerun.tracing.op_rules.registry import rule, streaming_rules
+from forerun.tracing.op_rules.registry import rule, streaming_row, streaming_rules
 
 __all__: list[str] = []
 
@@ -65,8 +67,8 @@ streaming_rules(
     2.0,
     """avg_pool1d avg_pool2d avg_pool2d_backward avg_pool3d avg_pool3d_backward _adaptive_avg_pool2d
     _adaptive_avg_pool2d_backward _adaptive_avg_pool3d _adaptive_avg_pool3d_backward upsample_nearest1d
-    upsample_nearest1d_backward upsample_nearest2d upsample_nearest2d_backward upsample_bilinear2d
-    upsample_bilinear2d_backward upsample_bicubic2d upsample_bicubic2d_backward _upsample_bilinear2d_aa
+    upsample_nearest1d_backward upsample_nearest2d upsample_nearest2d_backward
+    upsample_bilinear2d_backward upsample_bicubic2d_backward _upsample_bilinear2d_aa
     _upsample_bilinear2d_aa_backward _upsample_bicubic2d_aa _upsample_bicubic2d_aa_backward
     upsample_linear1d upsample_linear1d_backward upsample_trilinear3d upsample_trilinear3d_backward
     upsample_nearest3d upsample_nearest3d_backward _upsample_nearest_exact2d
@@ -76,6 +78,19 @@ streaming_rules(
 streaming_rules(
     OpClass.DROPOUT, 2.0, "native_dropout native_dropout_backward rrelu_with_noise _fused_dropout"
 )
+
+
+@rule("upsample_bilinear2d", "upsample_bicubic2d")
+def _interpolated(call: Call) -> list[CostRow]:
+    """A thread for each place of an image, which goes through all samples and, unless they are last, all channels.
+
+    Source: PyTorch, ``native/cuda/UpSampleBilinear2d.cu`` and ``UpSampleBicubic2d.cu``.
+    """
+    row = streaming_row(call, OpClass.AVG_POOL, 2.0)
+    source = call.tensors()[0]
+    if call.name == "upsample_bilinear2d" and source.memory_order()[-1:] == (1,):
+        return [row]
+    return [replace(row, serial_steps=float(source.shape[1]))]
 
 
 _FILLS = """zero_ zeros_like zeros ones ones_like full full_like fill_ fill arange eye rand randn randint
