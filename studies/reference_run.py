@@ -37,6 +37,7 @@ from studies.forecast.own_curves import own_curves
 from studies.forecast.section import ForecastFigures
 from studies.forecast.study import FORECAST_STUDY_VERSION, forecast_study
 from studies.keras.stack_study import stack_markdown, stack_study
+from studies.layouts.evidence import known_networks
 from studies.memory.study import bracket_study, transformer_fit_study
 from studies.optime.baseline_study import baseline_study
 from studies.optime.choice_sets import outside_rates
@@ -195,7 +196,7 @@ def step_sections(folder: Path, quick: bool = False) -> StepSections:
         sources=held_out.sources,
         known_operators=held_out.known_operators,
         other_operators=held_out.other_operators,
-        coverage=check_widths(judged_rows(held_out, _steps(folder, quick).steps)),
+        coverage=check_widths(judged_rows(held_out, _steps(folder, quick).steps, known_networks(folder))),
         transformer_parts_s={
             row.record.row_id: (row.forward_time_s, row.backward_time_s)
             for row in read_neusight_e2e(folder)
@@ -239,11 +240,13 @@ def fit_shipped_evidence(out: Path, quick: bool = False) -> None:
     folder = require_reference_folder()
     held_out = step_studies(folder, quick)
     steps = [step for step in _steps(folder, quick).steps if fittable([step])[0]]
+    others = known_networks(folder)
     evidence = evidence_of(
         steps,
         [table.device for table in _operators(folder)],
-        widths=fit_widths(judged_rows(held_out, steps)),
+        widths=fit_widths(judged_rows(held_out, steps, others)),
         scales=overall_scales(by_source(held_out.devices) | by_source(held_out.sources)),
+        others=others,
     )
     out.write_text(evidence.to_json(), encoding="utf-8")
 

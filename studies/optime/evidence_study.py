@@ -35,7 +35,15 @@ from forerun.optime.rows import DistinctOps
 from studies.optime.fit import source_of, table_of
 from studies.optime.studies import HeldOut, StepStudies
 
-__all__ = ["CoverageCheck", "JudgedRows", "check_widths", "evidence_of", "fit_widths", "judged_rows"]
+__all__ = [
+    "CoverageCheck",
+    "JudgedRows",
+    "KnownNetwork",
+    "check_widths",
+    "evidence_of",
+    "fit_widths",
+    "judged_rows",
+]
 
 Floats = npt.NDArray[np.float64]
 Names = npt.NDArray[np.str_]
@@ -49,34 +57,56 @@ _TARGET, _PULL = 0.9, 1e-3
 _LARGE_GROUP = 20
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownNetwork:
+    """A network that was measured on a device in one kind of step.
+
+    Attributes:
+        device: The device.
+        kind: Phase, number format and compiler.
+        era: Era of the software.
+        mix: Its mix of operations, (groups,).
+    """
+
+    device: Device
+    kind: Kind
+    era: float
+    mix: Floats
+
+    @classmethod
+    def of(cls, step: Measured) -> KnownNetwork:
+        """That of a step of the fit."""
+        return cls(device=step.device, kind=step_kind(step.setup), era=step.point.era, mix=_mix_of(step))
+
+
 def evidence_of(
     steps: Sequence[Measured],
     operator_devices: Sequence[Device] = (),
     widths: LogWidths | None = None,
     scales: PriorScales | None = None,
+    others: Sequence[KnownNetwork] = (),
 ) -> Evidence:
     """The evidence that measured steps are.
 
     Args:
         steps: Steps of the fit.
         operator_devices: Devices with operators timed alone.
+        others: Networks that are in no fit, whose measured steps were predicted within the base width.
         widths: What differences cost.
         scales: Prior scales of calibrations.
     """
+    networks = [*map(KnownNetwork.of, {(id(s.ops), s.system): s for s in steps}.values()), *others]
     mixes: dict[Kind, dict[int, Floats]] = {}
     measured: dict[tuple[str, Kind, float], set[int]] = {}
-    for step in steps:
-        kind = step_kind(step.setup)
-        own = mixes.setdefault(kind, {})
-        if id(step.ops) not in own:
-            own[id(step.ops)] = _mix_of(step)
-        measured.setdefault((step.device.name, kind, step.point.era), set()).add(id(step.ops))
+    for one in networks:
+        mixes.setdefault(one.kind, {})[id(one.mix)] = one.mix
+        measured.setdefault((one.device.name, one.kind, one.era), set()).add(id(one.mix))
     chosen = {kind: _apart(np.stack(list(own.values()))) for kind, own in sorted(mixes.items())}
     nearest = {
-        kind: {network: int(np.abs(chosen[kind] - mix).sum(axis=1).argmin()) for network, mix in own.items()}
+        kind: {name: int(np.abs(chosen[kind] - mix).sum(axis=1).argmin()) for name, mix in own.items()}
         for kind, own in mixes.items()
     }
-    by_name = {step.device.name: step.device for step in steps}
+    by_name = {one.device.name: one.device for one in networks}
     systems = [
         MeasuredSystem(
             device=name,
@@ -84,9 +114,9 @@ def evidence_of(
             vendor=by_name[name].vendor,
             kind=kind,
             era=era,
-            networks=tuple(sorted({nearest[kind][network] for network in networks})),
+            networks=tuple(sorted({nearest[kind][network] for network in own})),
         )
-        for (name, kind, era), networks in measured.items()
+        for (name, kind, era), own in measured.items()
     ]
     devices = [step.device for step in steps] + list(operator_devices)
     return Evidence(
@@ -165,12 +195,15 @@ class JudgedRows:
         return found
 
 
-def judged_rows(studies: StepStudies, steps: Sequence[Measured]) -> JudgedRows:
+def judged_rows(
+    studies: StepStudies, steps: Sequence[Measured], others: Sequence[KnownNetwork] = ()
+) -> JudgedRows:
     """The held-out steps of all studies, at most sixty of a group.
 
     Args:
         studies: What was predicted without what.
         steps: All steps, of which the studies left some out.
+        others: Networks beside them, of sources that no study leaves out.
     """
     parts: list[tuple[str, str, HeldOut, list[Measured]]] = []
     for fold in np.unique(studies.families.fold):
@@ -186,7 +219,7 @@ def judged_rows(studies: StepStudies, steps: Sequence[Measured]) -> JudgedRows:
     columns: dict[str, list[str]] = {name: [] for name in ("left_out", "study", "group", "source", "device")}
     errors, spread, differences = [], [], []
     for study, name, whole, rest in parts:
-        evidence = evidence_of(rest)
+        evidence = evidence_of(rest, others=[one for one in others if one.device.name != name])
         groups = np.asarray(
             [f"{step.device.name}, {table_of(step)} {step.record.phase}" for step in whole.steps]
         )
