@@ -1,33 +1,27 @@
-"""Widths of intervals fitted to rows with known errors."""
+"""Networks that count as measured: what they make of the distance of a question."""
 
-import numpy as np
+import pytest
 
-from studies.optime.evidence_study import JudgedRows, check_widths, fit_widths
+from forerun.hardware import find_device
+from forerun.optime.evidence import LogWidths, operation_mix, step_kind
+from forerun.optime.features import Point
+from forerun.run.setup import Precision, TrainingSetup
+from op_models import ops_named
+from studies.optime.evidence_study import KnownNetwork, evidence_of
 
-
-def rows_of(num_groups=40, num_rows=20):
-    """Groups of two kinds: near ones with small errors, far ones (another phase) with errors of three times that."""
-    random = np.random.default_rng(0)
-    group = np.repeat(np.arange(num_groups), num_rows)
-    is_far = group % 2 == 1
-    differences = np.zeros((len(group), 1, 8), np.float32)
-    differences[:, 0, 0] = is_far
-    return JudgedRows(
-        left_out=np.asarray([f"s{g}" for g in group]),
-        study=np.full(len(group), "sources"),
-        group=np.asarray([f"g{g}" for g in group]),
-        source=np.asarray([f"s{g // 10}" for g in group]),
-        device=np.full(len(group), "d"),
-        errors=np.abs(random.normal(0, np.where(is_far, 0.3, 0.1))),
-        spread=np.zeros(len(group)),
-        differences=differences,
-    ), is_far
+SETUP = TrainingSetup(precision=Precision.AMP)
 
 
-def test_widths_follow_the_distance_and_cover_unseen_sources():
-    rows, is_far = rows_of()
-    widths = rows.half_widths(fit_widths(rows))
-    assert widths[is_far].mean() > 1.5 * widths[~is_far].mean()
-    found = check_widths(rows)["sources"]
-    assert 0.85 < found.coverage < 0.99
-    assert found.worst_coverage <= found.coverage
+def known(device, name):
+    mix = operation_mix(ops_named(name, "amp"))
+    return KnownNetwork(device=find_device(device), kind=step_kind(SETUP), era=1.0, mix=mix)
+
+
+def test_a_network_that_is_in_no_fit_is_as_near_as_one_that_is():
+    own, other = known("h100-sxm", "vit"), known("t4", "mobilenet")
+    question = Point(device=own.device, setup=SETUP, era=1.0)
+    widths = LogWidths()
+    far = evidence_of([], widths=widths, others=[other]).log_width(question, own.mix)
+    near = evidence_of([], widths=widths, others=[other, own]).log_width(question, own.mix)
+    assert near == pytest.approx(widths.base, abs=0.5 * 0.08)  # mixes that lie close are one
+    assert far > near + widths.device + widths.architecture
