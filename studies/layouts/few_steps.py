@@ -12,7 +12,7 @@ from scipy.optimize import minimize
 
 from forerun.communication.measured_layouts import ErrorLaw, MeasuredLayouts
 from studies.layouts.rows import SOURCES
-from studies.layouts.study import predicted_rows
+from studies.layouts.study import predicted_rows, quoted_rows
 
 __all__ = ["few_steps_page", "fit_error_law", "rows_with_errors"]
 
@@ -22,7 +22,6 @@ _NUM_STEPS = (0, 1, 3, 5)
 _MOST_ROWS = 60
 _REPEATS = 60
 _LEAST_ROWS = 30
-_GOOD_MFU_PERCENT = 20
 _START = (0.06, 0.1, 0.05, 1.0, 1.0, 0.2, 0.2)
 _ITERATIONS = 40
 
@@ -31,9 +30,7 @@ def rows_with_errors(folder: Path) -> dict[str, pd.DataFrame]:
     """Rows of every source with the logarithm of measured over predicted; of nanotron those above 20 % MFU."""
     found = {}
     for source in SOURCES:
-        rows = predicted_rows(folder, source)
-        if source == "nanotron":
-            rows = rows[~(rows.mfu_pct <= _GOOD_MFU_PERCENT)]
+        rows = quoted_rows(predicted_rows(folder, source), source)
         found[source] = rows.assign(log=np.log(rows.measured_s / rows.predicted_s)).reset_index(drop=True)
     return found
 
@@ -43,12 +40,12 @@ def _coordinates(rows: pd.DataFrame) -> Floats:
 
 
 def _law(logs: Floats) -> ErrorLaw:
-    common, shape, noise, *lengths = (float(value) for value in np.exp(logs))
-    return ErrorLaw(common=common, shape=shape, noise=noise, lengths=tuple(lengths))  # type: ignore[arg-type]
+    common, shape, noise, hidden, block, exposed, waiting = (float(value) for value in np.exp(logs))
+    return ErrorLaw(common=common, shape=shape, noise=noise, lengths=(hidden, block, exposed, waiting))
 
 
 def fit_error_law(sources: Mapping[str, pd.DataFrame]) -> ErrorLaw:
-    """The law under which the errors of some sources, each a process of its own, are likeliest."""
+    """The law under which the errors of some sources are likeliest, each source one draw."""
     sets = []
     for rows in sources.values():
         chosen = rows.sample(min(_MOST_ROWS, len(rows)), random_state=0)

@@ -19,7 +19,7 @@ from forerun.run.model import ModelRequest
 from forerun.run.parallel import DeviceLayout, PipelineSchedule, StageSplit
 from forerun.run.run import Run
 from forerun.run.saving import Saving
-from forerun.run.setup import TrainingSetup
+from forerun.run.setup import OptimizerImplementation, Precision, TrainingSetup
 from forerun.run.sharing import Sharing, Strategy
 from studies.layouts.networks import Sizes
 from studies.layouts.traced import traced_model
@@ -125,9 +125,9 @@ def _question(row: Any) -> tuple[Sizes, Run]:
         model=ModelRequest(model="decoder"),
         setup=TrainingSetup(
             batch_size_per_device=micro,
-            precision="amp-bf16" if row.bf16 else "amp",  # type: ignore[arg-type]
+            precision=Precision.AMP_BF16 if row.bf16 else Precision.AMP,
             optimizer="adamw",
-            optimizer_implementation="fused",  # type: ignore[arg-type]
+            optimizer_implementation=OptimizerImplementation.FUSED,
             saving=Saving(recompute="full" if row.recompute_granularity == "full" else "none"),
         ),
         cluster=parse_cluster(f"{total}x{_DEVICES[row.gpu]}"),

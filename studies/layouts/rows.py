@@ -14,7 +14,7 @@ from forerun.run.model import ModelRequest
 from forerun.run.parallel import DeviceLayout, PipelineSchedule, StageSplit
 from forerun.run.run import Run
 from forerun.run.saving import Fp8Recipe, MasterWeights, Saving
-from forerun.run.setup import TrainingSetup
+from forerun.run.setup import AttentionKernel, OptimizerImplementation, Precision, TrainingSetup
 from forerun.run.sharing import FsdpVersion, Sharing, Strategy
 from studies.layouts.networks import Sizes
 
@@ -36,11 +36,11 @@ _MEGATRON = ("Megatron-Bridge", "NeMo")
 # Transformer Engine calls cuDNN's attention, Automodel PyTorch's. llm-foundry's tables are of 2023 and PyTorch 1.13,
 # before FlashAttention-2.
 _KERNELS = {
-    ("Megatron-Bridge", "h100"): "flash-3",
-    ("Megatron-Bridge", "gb200"): "flash-2",
-    ("Megatron-Bridge", "gb300"): "flash-2",
-    ("NeMo", "h100"): "flash-3",
-    ("Automodel", "h100"): "flash-2",
+    ("Megatron-Bridge", "h100"): AttentionKernel.FLASH_3,
+    ("Megatron-Bridge", "gb200"): AttentionKernel.FLASH_2,
+    ("Megatron-Bridge", "gb300"): AttentionKernel.FLASH_2,
+    ("NeMo", "h100"): AttentionKernel.FLASH_3,
+    ("Automodel", "h100"): AttentionKernel.FLASH_2,
 }
 _VERSIONS = {
     "llm-foundry": FsdpVersion.FSDP1,
@@ -48,7 +48,7 @@ _VERSIONS = {
     "Megatron-Bridge": FsdpVersion.ZERO_COPY,
 }
 _FP8 = ("fp8", "fp8-cs", "fp8-cs (fp8-mx)", "mxfp8")
-_PRECISIONS = {"bf16": "amp-bf16", "fp16": "amp", "fp8": "fp8"}
+_PRECISIONS = {"bf16": Precision.AMP_BF16, "fp16": Precision.AMP, "fp8": Precision.FP8}
 
 _OF_GPT = ("llm-foundry", "vTrain", "calculon")
 _BEFORE_FUSED_ATTENTION = ("vTrain", "calculon")
@@ -199,12 +199,14 @@ def _question(source: str, row: Any) -> tuple[Sizes, Run] | None:
         model=ModelRequest(model="decoder"),
         setup=TrainingSetup(
             batch_size_per_device=micro,
-            precision="bf16" if source == "Automodel" else _PRECISIONS[precision],  # type: ignore[arg-type]
+            precision=Precision.BF16 if source == "Automodel" else _PRECISIONS[precision],
             optimizer="adamw",
             # Composer's DecoupledAdamW goes through the tensors one by one.
-            optimizer_implementation="for-loop" if source == "llm-foundry" else "fused",  # type: ignore[arg-type]
+            optimizer_implementation=OptimizerImplementation.FOR_LOOP
+            if source == "llm-foundry"
+            else OptimizerImplementation.FUSED,
             compile=row.compile is True or source == "Automodel",
-            attention_kernel=_KERNELS.get((source, device.partition("-")[0]), "plain"),  # type: ignore[arg-type]
+            attention_kernel=_KERNELS.get((source, device.partition("-")[0]), AttentionKernel.PLAIN),
             saving=_saving(source, row, precision, sizes),
         ),
         cluster=_cluster(source, device, total, _number(row.gpus_per_node, 8)),

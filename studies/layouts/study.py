@@ -18,7 +18,7 @@ from forerun.run.setup import Precision
 from studies.layouts.rows import SOURCES, MeasuredLayout, measured_layouts, whole_table
 from studies.layouts.traced import traced_model
 
-__all__ = ["choices", "constant_mfu_error", "errors_of", "predicted_rows", "study_page"]
+__all__ = ["choices", "constant_mfu_error", "errors_of", "predicted_rows", "quoted_rows", "study_page"]
 
 _GOOD_MFU_PERCENT = 20
 _LEAST_GROUP = 4
@@ -37,6 +37,11 @@ def predicted_rows(folder: Path, source: str) -> pd.DataFrame:
         except InvalidSetupError:
             continue  # 28 blocks on 32 stages: the framework leaves stages empty
     return pd.DataFrame(found)
+
+
+def quoted_rows(rows: pd.DataFrame, source: str) -> pd.DataFrame:
+    """The rows whose errors are quoted: of nanotron those above 20 % MFU, of others all."""
+    return rows[~(rows.mfu_pct <= _GOOD_MFU_PERCENT)] if source == "nanotron" else rows
 
 
 def _predicted(row: MeasuredLayout) -> dict[str, object]:
@@ -138,7 +143,7 @@ def study_page(folder: Path, sources: tuple[str, ...] = tuple(SOURCES)) -> str:
         if rows.empty:
             continue
         chosen = choices(rows)
-        good = rows[~(rows.mfu_pct <= _GOOD_MFU_PERCENT)] if source == "nanotron" else rows
+        good = quoted_rows(rows, source)
         words = f"{source}, above {_GOOD_MFU_PERCENT} % MFU" if source == "nanotron" else source
         found = errors_of(good)
         found["constant"] = constant_mfu_error(good)

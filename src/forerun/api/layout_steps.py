@@ -7,7 +7,6 @@ llama-3.1-8b,8xh100-sxm,"tp=2,dp=4",zero1,1,16,amp-bf16,4096,9.41
 from __future__ import annotations
 
 import csv
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from forerun.errors import RecordError, UsageError, near_matches
 from forerun.hardware.device import Device
 from forerun.optime.weights import load_weights, shipped_weights_path
 from forerun.prediction.layouts.layout_step import layout_step, uses_layout
+from forerun.records.short_steps import above_zero, yes_or_no
 from forerun.run.options import RunOptions
 from forerun.run.run import Run
 from forerun.run.settings import Declared, declared
@@ -28,7 +28,6 @@ __all__ = ["LayoutMeasurement", "has_layouts", "read_layout_steps"]
 
 _NEEDED = ("model", "device", "batch_size", "step_time_s")
 _OF_LAYOUTS = {"parallel", "strategy"}
-_YES, _NO = ("true", "yes", "1"), ("false", "no", "0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,9 +127,7 @@ def _run(row: Mapping[str, str], known: Mapping[str, Declared], place: str) -> R
 
 def _value(name: str, cell: str, item: Declared, place: str) -> Any:
     if item.kind is bool:
-        if cell.lower() not in (*_YES, *_NO):
-            raise RecordError(f"{place}: expected yes or no in '{name}', got '{cell}'")
-        return cell.lower() in _YES
+        return yes_or_no(cell, name, place)
     if item.kind not in (int, float):
         return cell
     try:
@@ -140,10 +137,7 @@ def _value(name: str, cell: str, item: Declared, place: str) -> Any:
 
 
 def _seconds(cell: str, place: str) -> float:
-    try:
-        value = float(cell)
-    except ValueError:
-        value = math.nan
-    if not (math.isfinite(value) and value > 0):
+    value = above_zero(cell)
+    if value is None:
         raise RecordError(f"{place}: expected seconds above zero in 'step_time_s', got '{cell}'")
     return value

@@ -15,7 +15,7 @@ from forerun.prediction.estimate import Estimate
 from forerun.prediction.estimate_run import RunEstimate, estimate_run
 from forerun.run.options import RunOptions
 from forerun.run.run import Run
-from forerun.run.settings import declared
+from forerun.run.settings import setting_names
 
 if TYPE_CHECKING:
     import torch
@@ -69,7 +69,7 @@ def run_from(model: Any, device: str | Device | Cluster | None, options: Any) ->
             )
         return model
     if device is None:
-        unknown = ", ".join(repr(name) for name in options if name not in declared(RunOptions))
+        unknown = ", ".join(repr(name) for name in options if name not in setting_names(RunOptions))
         raise InvalidSetupError(
             f"expected the device of the run, got {f'the unknown setting {unknown}' if unknown else 'none'}; "
             "give device='a100-sxm4-40gb' or another"

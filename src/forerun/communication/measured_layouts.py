@@ -6,7 +6,7 @@ step: near shapes err alike. With measured errors y at shapes X, a new shape x h
     mean = k (K + s^2 I)^-1 y,   variance = k(x, x) - k (K + s^2 I)^-1 k^T,   k(x, z) = a^2 + b^2 exp(-|x - z|)
 
 where |x - z| is the distance of shapes in lengths that were fitted with a, b and s on public steps
-(``python -m studies fit-layouts``). So a shape that was measured is predicted as it was measured, a like one nearly so,
+(``studies/layouts/few_steps.py``). So a shape that was measured is predicted as it was measured, a like one nearly so,
 and an unlike one as before.
 
 Source: Rasmussen and Williams 2006, Gaussian Processes for Machine Learning, equations 2.25 and 2.26.

@@ -286,7 +286,7 @@ def _divisions(graph: Graph, unit: Ints, phase: Ints, num_blocks: int) -> tuple[
         num_groups += 1
         size = _weight_shape(sizes[row])[0]
         of_product[_product_key(ops, sizes, row, num_blocks + 1)] = (num_groups, Division.COLUMNS, size)
-    _mark(ops, unit, phase, of_product, division, divided)
+    _mark(ops, sizes, unit, phase, of_product, division, divided)
     return division, divided, hidden
 
 
@@ -304,6 +304,7 @@ def _product_key(ops: OpTable, sizes: Floats, row: int, block: int) -> tuple[int
 
 def _mark(
     ops: OpTable,
+    sizes: Floats,
     unit: Ints,
     phase: Ints,
     of_product: dict[tuple[int, int, int, int], tuple[int, Division, int]],
@@ -312,7 +313,6 @@ def _mark(
 ) -> None:
     """Marks the products of all passes, and as ``INSIDE`` what runs between two products of one pair."""
     marks: list[tuple[int, int, Division]] = []
-    sizes = whole_sizes(ops)
     for row in np.flatnonzero(weight_products(ops) & (unit > 0)).tolist():
         found = of_product.get(_product_key(ops, sizes, row, int(unit[row])))
         if found is None:

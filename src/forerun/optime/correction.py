@@ -208,7 +208,7 @@ def step_figures(steps: Sequence[Step], weights: CostModel) -> StepFigures:
 
 
 def offsets_of(point: Point, weights: CostModel) -> Floats:
-    """Offsets of the calibration's system nearest to a point, (members, 4)."""
+    """Offsets of the system nearest to a point, (members, 4)."""
     return weights.offsets_of_point(point)
 
 

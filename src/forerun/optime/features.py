@@ -468,7 +468,9 @@ def kernel_terms(ops: DistinctOps, arrays: PointArrays) -> KernelTerms:
     area, stride, element_bytes = ops.attributes[:, 0], ops.attributes[:, 1], ops.attributes[:, 7]
     is_law = np.isin(ops.op_class, LAW_CLASSES)
     is_vector = np.where(element_bytes == 2, arrays.half_has_matrix_units, arrays.full_has_matrix_units) == 0
-    is_winograd = (ops.op_class == OpClass.CONV) & (area == 9) & (stride == 1) & is_vector
+    is_winograd = (
+        (ops.op_class == OpClass.CONV) & (area == 9) & (stride == 1) & is_vector & (element_bytes <= 4)
+    )
     least_share = np.where(is_law, 1.0, _OVER_BOOST) * np.where(is_winograd, _WINOGRAD, 1.0)
     least_s = compute_s * arrays.clock_share / (_LARGEST_SHARE_OF_PEAK * least_share)
     is_product = np.isin(ops.op_class, (OpClass.LINEAR, OpClass.BMM)) & (element_bytes == 2)

@@ -154,7 +154,7 @@ def interval_ends_s(step_s: Floats, log_width: Floats, least_s: Floats) -> Float
 
 
 def widened(step_s: float, own: Interval, log_spread: float, least_s: float) -> Interval:
-    """The interval of a step that follows from another one, with a scatter of its own.
+    """The interval of a step that follows from another one and scatters more.
 
     Args:
         step_s: The step [s].
@@ -253,7 +253,7 @@ def device_offsets(
     weights: CostModel,
     torch_version: str | None = None,
 ) -> Floats:
-    """Offsets of the calibration's system most like each point, (members, p, 4); found once per configuration."""
+    """Offsets of the measured system that speaks for each point, (members, p, 4); found once per configuration."""
     era = NEWEST_ERA if torch_version is None else software_era(torch_version)
     known: dict[tuple[object, ...], Floats] = {}
     columns = []

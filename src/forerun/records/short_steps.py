@@ -17,7 +17,7 @@ from forerun.hardware import find_device
 from forerun.records.importers.model_names import subject_family
 from forerun.records.measurement import Circumstances, JobKind, Measurement, Outcome, Scalar
 
-__all__ = ["SHORT_COLUMNS", "is_short_table", "read_short_steps"]
+__all__ = ["SHORT_COLUMNS", "above_zero", "is_short_table", "read_short_steps", "yes_or_no"]
 
 _NEEDED = ("model", "device", "batch_size")
 _TIMES = ("step_time_s", "images_per_s")
@@ -62,7 +62,10 @@ def _measurement(cells: Mapping[str, str], number: int, place: str) -> Measureme
             raise RecordError(f"{place}: '{name}' is empty; fill it in")
     device = find_device(cells["device"])
     batch_size = int(_positive(cells["batch_size"], "batch_size", place))
-    parameters: dict[str, Scalar] = {"batch_size": batch_size, "compile": _flag(cells["compile"], place)}
+    parameters: dict[str, Scalar] = {
+        "batch_size": batch_size,
+        "compile": yes_or_no(cells["compile"], "compile", place),
+    }
     for name in _WORDS:
         parameters[name] = cells[name].lower() or _DEFAULTS[name]
     if parameters["phase"] != "train":
@@ -95,16 +98,27 @@ def _step_time_s(cells: Mapping[str, str], batch_size: int, place: str) -> float
 
 
 def _positive(text: str, name: str, place: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not (math.isfinite(value) and value > 0):
+    value = above_zero(text)
+    if value is None:
         raise RecordError(f"{place}: expected a positive number in '{name}', got '{text}'")
     return value
 
 
-def _flag(text: str, place: str) -> bool:
+def above_zero(text: str) -> float | None:
+    """A finite number above zero; None for anything else."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) and value > 0 else None
+
+
+def yes_or_no(text: str, name: str, place: str) -> bool:
+    """The flag that a cell holds; an empty one says no.
+
+    Raises:
+        RecordError: It says neither.
+    """
     if text.lower() not in (*_YES, *_NO):
-        raise RecordError(f"{place}: expected yes or no in 'compile', got '{text}'")
+        raise RecordError(f"{place}: expected yes or no in '{name}', got '{text}'")
     return text.lower() in _YES

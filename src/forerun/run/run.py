@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import ceil
@@ -35,6 +35,7 @@ from forerun.run.saving import (
     Saving,
     Unquantized,
     fused_kernels_of,
+    listed_names,
     own_loss_of,
 )
 from forerun.run.settings import Declared, checked, declared
@@ -484,18 +485,12 @@ def _saving(given: Mapping[str, Any]) -> Saving:
     chosen.setdefault("loss", own_loss_of(fused))
     return Saving(
         lora_rank=given.get("lora"),
-        lora_targets=_names(given.get("lora_targets", ())),
+        lora_targets=listed_names(given.get("lora_targets", ())),
         lora_dropout=given.get("lora_dropout", 0.0),
-        freeze=_names(given.get("freeze", ())),
+        freeze=listed_names(given.get("freeze", ())),
         fused_kernels=fused_kernels_of(fused),
         **chosen,
     )
-
-
-def _names(given: str | Sequence[str]) -> tuple[str, ...]:
-    """The names of a list, or of one text with commas."""
-    names = given.split(",") if isinstance(given, str) else given
-    return tuple(str(name).strip() for name in names if str(name).strip())
 
 
 def cluster_from(device: str | Device | Cluster, given: Mapping[str, Any]) -> Cluster:

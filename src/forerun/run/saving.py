@@ -21,6 +21,7 @@ __all__ = [
     "Saving",
     "Unquantized",
     "fused_kernels_of",
+    "listed_names",
     "own_loss_of",
     "recomputed_blocks",
 ]
@@ -200,7 +201,7 @@ def fused_kernels_of(words: str | Sequence[str]) -> tuple[FusedKernel, ...]:
         InvalidSetupError: A name is not known.
     """
     chosen: set[FusedKernel] = set()
-    for word in _lower(words):
+    for word in map(str.lower, listed_names(words)):
         if word in _LIBRARIES:
             chosen.update(_LIBRARIES[word])
         elif word in set(FusedKernel):
@@ -219,9 +220,10 @@ def own_loss_of(words: str | Sequence[str]) -> Loss:
     >>> str(own_loss_of("liger")), str(own_loss_of("norm,rope"))
     ('liger', 'plain')
     """
-    return Loss.LIGER if any(word in _LIBRARIES for word in _lower(words)) else Loss.PLAIN
+    return Loss.LIGER if any(word.lower() in _LIBRARIES for word in listed_names(words)) else Loss.PLAIN
 
 
-def _lower(words: str | Sequence[str]) -> list[str]:
-    names = words.split(",") if isinstance(words, str) else words
-    return [str(name).strip().lower() for name in names if str(name).strip()]
+def listed_names(given: str | Sequence[str]) -> tuple[str, ...]:
+    """The names of a list, or of one text with commas."""
+    names = given.split(",") if isinstance(given, str) else given
+    return tuple(str(name).strip() for name in names if str(name).strip())

@@ -30,6 +30,7 @@ __all__ = [
     "checked",
     "declared",
     "flag_of",
+    "setting_names",
     "whole",
 ]
 
@@ -128,14 +129,20 @@ def _element(hint: Any) -> type:
     return int
 
 
+def setting_names(options: type) -> dict[str, str]:
+    """Present names of all settings by all of their names."""
+    return {
+        alias: name for name, item in declared(options).items() for alias in (name, *item.setting.aliases)
+    }
+
+
 def checked(given: Mapping[str, Any], options: type) -> dict[str, Any]:
     """The given settings under their present names, without None, each value checked against its declaration.
 
     Raises:
         InvalidSetupError: A setting is not known, is given under two names, or has an impossible value.
     """
-    known = declared(options)
-    names = {alias: name for name, item in known.items() for alias in (name, *item.setting.aliases)}
+    known, names = declared(options), setting_names(options)
     found: dict[str, Any] = {}
     for word, value in given.items():
         name = names.get(word)

@@ -42,9 +42,8 @@ def fuse_optimizer(graph: Graph, num_kernels: int | None = None) -> Graph:
     columns["count"][-1] = num_kernels or max(
         1.0, np.ceil(graph.num_trainable_parameters / _PARAMETERS_PER_LAUNCH)
     )
-    columns["op_class"][-1] = (
-        OpClass.OPTIMIZER
-    )  # with master weights the first row is a conversion of gradients
+    # With master weights the first row is a conversion of gradients.
+    columns["op_class"][-1] = OpClass.OPTIMIZER
     share = 1.0 / columns["count"][-1]
     columns["read_bytes"][-1] = ((2 * weight_bytes + state_bytes) * share, 0.0)
     columns["write_bytes"][-1] = ((weight_bytes + state_bytes) * share, 0.0)

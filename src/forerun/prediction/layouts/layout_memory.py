@@ -231,7 +231,7 @@ def _passes(
     ahead = 2 if sharing.prefetch else 1
     whole = (every.gradients[own] / number if sharing.strategy.stage >= 2 else memory.gradients[own]) * wide
     if run.layout.pipeline > 1 and last in own and 0 not in own:
-        # The last stage has an embedding of its own if the head shares its weight.
+        # A head that shares its weight with the embedding needs a second copy of it on the last stage.
         whole[-1] += memory.tied * wide / (number if sharing.strategy.stage >= 2 else 1)
     made = (
         memory.gradients[own] * (1.0 + (wide if wide > 1 and not sharing.reduce_half else 0.0))

@@ -4,7 +4,7 @@ torchao casts inputs, weights and gradients where they are used; weights and act
 Engine casts an input or gradient once, into both orders of memory that its products read, and keeps an input in fp8 for
 the backward pass. Its weights are taken to be held in fp8, in both orders (``fp8_model_init``), which is two bytes a
 weight as in bf16: the update writes them, and no pass casts them. The head and layers whose sizes are no multiples of
-16 stay in bf16. Norms that write fp8 themselves are left out: a cast is a kernel of its own.
+16 stay in bf16. Norms that write fp8 themselves are left out: a cast is a kernel by itself.
 
 Sources: torchao, ``float8/float8_linear.py`` and ``matmul_with_hp_or_float8_args``; Transformer Engine,
 ``pytorch/module/linear.py`` and ``common/recipe``.
