@@ -26,7 +26,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.decomposition import select_decomp_table
 
 from forerun.graph.graph import MemoryEvent
-from forerun.run.setup import Precision, TrainingSetup
+from forerun.question.setup import Precision, TrainingSetup
 from forerun.tracing.compiled_memory import saved_blocks
 from forerun.tracing.models.sources import build_model
 from forerun.tracing.step import record_step

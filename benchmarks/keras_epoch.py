@@ -63,7 +63,7 @@ def _fit(model: str, batch_size: int, shape: list[int], records: str) -> None:
 
         network = resnet()
     else:
-        from forerun.tracing.keras.networks import build_keras_family
+        from forerun.adapters.keras.networks import build_keras_family
 
         network = build_keras_family(model.removeprefix("keras:"))
     network.compile(
@@ -116,7 +116,7 @@ def _measured(run: Run, records: Path) -> dict[str, Any]:
 def _estimates(run: Run, calibration: Path) -> tuple[Any, Any]:
     """Predictions from the calibration, and from the datasheet of this processor alone."""
     import forerun
-    from forerun.hardware import find_device
+    from forerun.question.devices import find_device
 
     asked: dict[str, Any] = {
         "batch_size": run.batch_size,
@@ -132,10 +132,10 @@ def _estimates(run: Run, calibration: Path) -> tuple[Any, Any]:
 def _line_over_work(records: Path) -> tuple[float, float]:
     """A [s] and b [s/FLOP] of t = a + b * FLOP through the measured steps of whole models."""
     import forerun
-    from forerun.hardware import find_device
-    from forerun.measurement.calibration_jobs import LOOP_MODEL
-    from forerun.records.measurement import JobKind, Outcome
-    from forerun.records.store.record_store import RecordStore
+    from forerun.evidence.calibration_session import LOOP_MODEL
+    from forerun.evidence.records.measurement import JobKind, Outcome
+    from forerun.evidence.records.record_store import RecordStore
+    from forerun.question.devices import find_device
 
     with RecordStore.open(records, create=False) as store:
         steps = [

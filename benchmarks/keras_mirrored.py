@@ -58,9 +58,9 @@ def _measure_ms(network: str, batch_size: int, num_replicas: int, repetitions: i
 
 
 def _child(text: str) -> None:
-    from forerun.measurement.grid import Grid, grid_jobs
-    from forerun.measurement.keras.runner import run_keras_job
-    from forerun.measurement.protocol import Protocol
+    from forerun.adapters.keras.measurement.runner import run_keras_job
+    from forerun.evidence.measurement.grid import Grid, grid_jobs
+    from forerun.evidence.measurement.jobs import Protocol
 
     network, batch_size, num_replicas, repetitions = json.loads(text)
     family, _, keys = network.partition(":")

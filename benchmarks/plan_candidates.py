@@ -14,8 +14,8 @@ import time
 import numpy as np
 
 import forerun
-from forerun.planner.plan import Plan, PlanPoint
 from forerun.prediction import point_times
+from forerun.search.plan_answer import Plan, PlanPoint
 
 FAMILY = "cnn:depth=2..4,base_filters=32..64"
 DEVICES = "t4,v100-sxm2-16gb,l4,a100-sxm4-40gb,h100-sxm,rtx-4090"

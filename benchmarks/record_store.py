@@ -17,9 +17,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from forerun.records.measurement import Circumstances, JobKind, Measurement, Outcome, Summary
-from forerun.records.store.files import export_measurements, import_measurements
-from forerun.records.store.record_store import RecordStore
+from forerun.evidence.records.files import export_measurements, import_measurements
+from forerun.evidence.records.measurement import Circumstances, JobKind, Measurement, Outcome, Summary
+from forerun.evidence.records.record_store import RecordStore
 
 NUM_DEVICES = 20
 NUM_FAMILIES = 50

@@ -6,8 +6,8 @@ import datetime
 from pathlib import Path
 from typing import Any
 
-from forerun.hardware import describe_host
-from forerun.profiling.files import write_json
+from forerun.question.devices import describe_host
+from forerun.script.profiling.recorded import write_json
 
 
 def write_results(path: Path | None, **found: Any) -> None:

@@ -20,9 +20,9 @@ from naive_scripts import naive_study
 from result_files import write_results
 
 import forerun
-from forerun.report.profile_plots import parts_plot
-from forerun.tuning.configuration import read_configuration
-from forerun.tuning.space import space_of
+from forerun.script.pages.profile_page import parts_plot
+from forerun.script.tuning.configuration import read_configuration
+from forerun.script.tuning.space import space_of
 
 SPACE = {
     "metric": {"name": "val_acc", "goal": "maximize"},

@@ -18,13 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from forerun.tuning.acceptance import repeat_winner, screen
-from forerun.tuning.budget import parse_budget
-from forerun.tuning.objectives import parse_objectives
-from forerun.tuning.space import space_of
-from forerun.tuning.study import TrialStore
-from forerun.tuning.trial import TrialOrder, TrialResult, say_nothing
-from forerun.tuning.tuner import Task, Tuner
+from forerun.script.tuning.acceptance import repeat_winner, screen
+from forerun.script.tuning.objectives import parse_budget, parse_objectives
+from forerun.script.tuning.space import space_of
+from forerun.script.tuning.study import TrialStore
+from forerun.script.tuning.trial import TrialOrder, TrialResult, say_nothing
+from forerun.script.tuning.tuner import Task, Tuner
 
 SPACE = space_of(
     {

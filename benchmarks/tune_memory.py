@@ -21,8 +21,8 @@ from naive_scripts import naive_study
 from result_files import write_results
 
 import forerun
-from forerun.tuning.space import space_of
-from forerun.units import parse_amount
+from forerun.base.units import parse_amount
+from forerun.script.tuning.space import space_of
 
 SPACE = {
     "parameters": {

@@ -30,18 +30,17 @@ from naive_scripts import NAIVE_SCRIPT, naive_study
 from result_files import write_results
 
 import forerun
-from forerun.api.planned_steps import ScriptModel, steps_or_reason
-from forerun.hardware import describe_host
-from forerun.profiling.files import write_json
-from forerun.profiling.profile import Profile, StepParts
-from forerun.tuning.budget import parse_budget
-from forerun.tuning.configuration import ScriptConfiguration, configure
-from forerun.tuning.device_steps import DeviceSteps
-from forerun.tuning.objectives import parse_objectives
-from forerun.tuning.space import space_of
-from forerun.tuning.study import TrialStore
-from forerun.tuning.trial import TrialOrder, TrialResult, run_trial
-from forerun.tuning.tuner import Task, Tuner, base_values
+from forerun.question.devices import describe_host
+from forerun.script.planned_steps import ScriptModel, steps_or_reason
+from forerun.script.profiling.profile import Profile, StepParts
+from forerun.script.profiling.recorded import write_json
+from forerun.script.tuning.configuration import ScriptConfiguration, configure
+from forerun.script.tuning.device_steps import DeviceSteps
+from forerun.script.tuning.objectives import parse_budget, parse_objectives
+from forerun.script.tuning.space import space_of
+from forerun.script.tuning.study import TrialStore
+from forerun.script.tuning.trial import TrialOrder, TrialResult, run_trial
+from forerun.script.tuning.tuner import Task, Tuner, base_values
 
 RECORDS = Path(__file__).parent / "records" / "tune_configurations.json"
 SPACE = space_of(

@@ -18,13 +18,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from forerun.api.measure import measure_link, measure_model
-from forerun.communication.buckets import gradient_buckets, uniform_gradients
-from forerun.communication.scaling_constants import ScalingConstants
-from forerun.communication.tuner import AllReduce
-from forerun.hardware.link import LinkKind
-from forerun.measurement.protocol import Protocol
-from forerun.records.measurement import Measurement
+from forerun.cost.communication.constants import ScalingConstants
+from forerun.cost.communication.data_parallel import gradient_buckets, uniform_gradients
+from forerun.cost.communication.tuner import AllReduce
+from forerun.evidence.measure import measure_link, measure_model
+from forerun.evidence.measurement.jobs import Protocol
+from forerun.evidence.records.measurement import Measurement
+from forerun.question.devices.link import LinkKind
 from studies.scaling.measured_step import scale_measured_step
 
 NUM_ROUNDS = 3

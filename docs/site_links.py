@@ -12,6 +12,8 @@ _ROOT = Path(__file__).parents[1]
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
     """The page with such links made absolute, or their words alone; a folder of pages is its README."""
+    if page.file.abs_src_path is None:  # the page of commands, which is made: it links within the pages only
+        return markdown
     repository = (config["repo_url"] or "").rstrip("/")
     folder = Path(page.file.abs_src_path).parent
 

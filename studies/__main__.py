@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import typer
 
-from forerun.cli.failures import OneLineErrors
-from forerun.cli.options import DebugOption
-from forerun.cli.output import show_any_sign
+from forerun.surface.cli.failures import OneLineErrors
+from forerun.surface.cli.options import DebugOption
+from forerun.surface.cli.output import show_any_sign
 from studies.commands.accuracy import accuracy
 from studies.commands.backtest import backtest
 from studies.commands.faults import faults
@@ -14,7 +14,6 @@ from studies.commands.fine_tuning import fine_tuning
 from studies.commands.fits import fit_intervals, fit_scaling, fit_weights
 from studies.commands.frameworks import parity, stack
 from studies.commands.layouts import fit_layouts, layouts
-from studies.commands.option_tables import option_tables
 from studies.commands.schedule import schedule
 from studies.commands.scripts import scripts
 from studies.commands.shipped_graphs import shipped_graphs
@@ -46,7 +45,6 @@ app.command("fine-tuning", short_help="Compare fine-tuning of language models wi
 app.command("backtest", short_help="Test forecasters on public learning curves.")(backtest)
 app.command("schedule", short_help="Replay public workloads under every policy.")(schedule)
 app.command("shipped-graphs", short_help="Renew the graphs that come with the package.")(shipped_graphs)
-app.command("option-tables", short_help="Renew the tables of options in docs/commands.md.")(option_tables)
 app.command("faults", short_help="Feed bad input, kill writers, flip bits and load the server.")(faults)
 
 

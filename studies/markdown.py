@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from forerun.fitting.evaluation import ErrorMetrics
+from forerun.evidence.fitting.evaluation import ErrorMetrics
 
 __all__ = ["error_cells", "markdown_table"]
 

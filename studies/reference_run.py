@@ -18,10 +18,10 @@ from typing import TypeVar
 
 import numpy as np
 
-from forerun.fitting.measured_steps import Measured
-from forerun.optime.fit import FitSettings
-from forerun.optime.weights import load_weights, save_weights, shipped_weights_path
-from forerun.tracing.cache import cache_folder
+from forerun.base.temporary import cache_folder
+from forerun.cost.time.weights import load_weights, save_weights, shipped_weights_path
+from forerun.evidence.fitting.measured_steps import Measured
+from forerun.evidence.fitting.op_time_fit import FitSettings
 from forerun.tracing.trace import TRACE_VERSION
 from studies.accuracy_page import AccuracyPage
 from studies.compositions import published_compositions

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from forerun.fitting.evaluation import ErrorMetrics, errors
-from forerun.run.setup import Phase
+from forerun.evidence.fitting.evaluation import ErrorMetrics, errors
+from forerun.question.setup import Phase
 from studies.markdown import error_cells, markdown_table
 from studies.optime.evidence_study import CoverageCheck
 from studies.optime.studies import DeviceResult, HeldOut, OperatorError, joined
@@ -18,8 +18,8 @@ __all__ = ["StepSections"]
 
 Floats = npt.NDArray[np.float64]
 
-_TAIL_FAMILIES = ("cait", "resnext", "tresnet", "tnt", "resmlp")
-_TRIAL = "earlier trial: 9.6 % / 5.4 % / 22 %"
+_MEASURED_STEPS = (0, 5)
+_ALL_VISION = "mean, all vision systems but ResNet-50 alone"
 _STUDIES = {
     "sources": "a source left out, its devices stay where others measured them",
     "devices": "a device left out",
@@ -71,28 +71,22 @@ class StepSections:
     def _families(self) -> str:
         held = self.families
         layout = np.asarray([str(step.setup.layout) for step in held.steps])
-        family = np.asarray([step.record.family for step in held.steps])
         rows = [_error_row("**forerun**, all rows", held)]
         rows += [
             _error_row(f"forerun, {name}", held.take(np.flatnonzero(layout == name)))
             for name in np.unique(layout)
         ]
-        kept = np.flatnonzero(~np.isin(family, _TAIL_FAMILIES))
-        rows.append(
-            _error_row(f"forerun without {', '.join(_TAIL_FAMILIES)} (chosen afterwards)", held.take(kept))
-        )
         rows += [_metrics_row(name, found["all"]) for name, found in self.baselines.items()]
         worst = _worst_families(held)
         return (
             "## Families never seen, on a GPU that was\n\n"
-            "`timm_train`: AMP training steps on an RTX 3090, PyTorch 1.12, five folds by model family; the held-out "
-            f"families are left out of every table of the fit. Repeat noise of the source is 1.6 %; {_TRIAL}.\n\n"
+            "`timm_train`, AMP on an RTX 3090; repeats differ by 1.6 %.\n\n"
             + markdown_table(("predictor", "rows", "MAPE", "median", "p90"), rows)
-            + f"\nWhere we lose: {worst}.\n"
+            + f"\nLargest errors: {worst}.\n"
         )
 
     def _devices(self) -> str:
-        numbers = sorted(self.few_shot[0].corrected)
+        numbers = _MEASURED_STEPS
         rows = []
         for result in self.few_shot:
             cells = [_percent_or_dash(result.corrected[k]) for k in numbers]
@@ -103,11 +97,7 @@ class StepSections:
         ]
         return (
             "## GPUs never seen: datasheet only, then after k measured steps\n\n"
-            "Each GPU is left out of the whole fit with all its rows; the networks are "
-            "known from other GPUs. MAPE in per cent; for k > 0 the steps to measure are chosen by posterior "
-            "variance among sixty drawn by chance, five times, and left out of the error (earlier trial, mean over "
-            "eleven GPUs: 18.2, 14.7, 11.4, 10.8, "
-            "9.7).\n\n"
+            "MAPE in per cent; measured steps are not counted.\n\n"
             + markdown_table(("device, table, phase", "rows", *(f"k = {k}" for k in numbers)), rows)
         )
 
@@ -122,7 +112,7 @@ class StepSections:
             "mean, torchvision training and timm inference": [
                 r for r in self.few_shot if is_training(r.device) or "timm_infer" in r.device
             ],
-            "mean, all vision systems but ResNet-50 alone": [
+            _ALL_VISION: [
                 r for r in self.few_shot if "neusight" not in r.device and "lambda" not in r.device
             ],
         }
@@ -142,9 +132,7 @@ class StepSections:
                 rows.append((*_error_row(name, held), figures))
         return (
             "## Transformers, the row's GPU never seen\n\n"
-            "`neusight_e2e`: fp32, eager attention, one NVIDIA GPU, each GPU left out of the fit. "
-            "Published columns: NeuSight, Habitat, roofline (MAPE). The "
-            "mixture-of-experts rows route by values and cannot be traced; they are left out.\n\n"
+            "`neusight_e2e`, fp32; published: NeuSight, Habitat, roofline.\n\n"
             + markdown_table(("rows of", "rows", "MAPE", "median", "p90", "published MAPE"), rows)
             + self._forward_backward()
         )
@@ -171,10 +159,8 @@ class StepSections:
         predicted = np.exp(held.log_predicted)
         forward = errors(predicted * held.forward_share, measured[:, 0])
         backward = errors(predicted * (1 - held.forward_share), measured[:, 1])
-        return (
-            f"\nForward and backward of the training rows apart: {100 * forward.mape:.1f} and "
-            f"{100 * backward.mape:.1f} % (NeuSight 19.5 and 18.3).\n"
-        )
+        shares = f"Forward {100 * forward.mape:.1f} %, backward {100 * backward.mape:.1f} %"
+        return f"\n{shares} (NeuSight 19.5 and 18.3 %).\n"
 
     def _intervals(self) -> str:
         rows = [
@@ -194,11 +180,7 @@ class StepSections:
         mean = float(np.mean([share for share, _ in self.coverage["sources"].by_left_out.values()]))
         sources.append(("**mean**", f"**{100 * mean:.0f} %**", ""))
         return (
-            "## 90 % intervals\n\n"
-            "Coverage of groups (a device as one source measured it in one phase, or a fold of families) that "
-            "neither the fit nor the interval has seen: rows of a source, or of a device, are judged by widths "
-            "fitted without any row of it ([method](methods/intervals.md)). Errors within one group are one draw, so "
-            "the worst group of twenty rows or more matters as much as the mean.\n\n"
+            "## 90 % intervals\n\nA group is one device, source and phase, or one fold of families.\n\n"
             + markdown_table(
                 ("left out", "groups", "coverage", "worst group", "median upper half-width"), rows
             )
@@ -225,10 +207,7 @@ class StepSections:
         overall = np.mean(list(means.values()), axis=0)
         rows.append(("**mean**", "", *(f"**{_percent(value)}**" for value in overall)))
         return (
-            "## Sources never seen\n\n"
-            "Everything that one source measured is left out of the fit; its devices stay where others measured them. "
-            "MAPE in per cent, mean over the groups (device and phase) of a source that have rows beside the "
-            "measured ones, each alike.\n\n"
+            "## Sources never seen\n\nMAPE in per cent, mean over groups of device and phase.\n\n"
             + markdown_table(("source", "rows", *(f"k = {k}" for k in numbers)), rows)
         )
 
@@ -242,37 +221,39 @@ class StepSections:
         ]
         return (
             "## Single operators\n\n"
-            "`neusight_ops`, `llm/gemm`, `llm/attention`, `deepbench_gemm`, `_conv` and `_rnn`, above 60 us, "
-            "`justus_layers` and `iit_layers`, above 1 ms. The "
-            "MAPE is the mean over operators of a table, device and format; the medians of predicted over measured "
-            "are of these groups too.\n\n"
+            "Mean over groups of operator, table, device and format; medians of predicted over measured.\n\n"
             + markdown_table(("rows", "groups", "MAPE", "lowest median", "highest median"), rows)
         )
 
     def summary_rows(self) -> list[tuple[str, str, str]]:
         """Rows of the README's table."""
         seen = errors(np.exp(self.families.log_predicted), np.exp(self.families.log_measured))
-        devices = self._device_means([0, 5])["mean, torchvision training and timm inference"]
+        images = self._device_means([0, 5])[_ALL_VISION]
+        sources = self.coverage["sources"].by_left_out.values()
         return [
             (
-                "step time, families never seen (RTX 3090, AMP)",
+                "step time, network family never seen",
                 f"MAPE {100 * seen.mape:.1f} %, median {100 * seen.median_ape:.1f} %",
-                f"dense network on totals {100 * self.baselines['ann']['all'].mape:.0f} %",
+                "image networks in AMP on one RTX 3090; "
+                f"a dense network on totals has {100 * self.baselines['ann']['all'].mape:.0f} %",
             ),
             (
-                "step time, GPU never seen, datasheet only",
-                f"MAPE {100 * devices[0]:.1f} %",
-                "earlier trial 18.2 %",
+                "step time, GPU never seen",
+                f"MAPE {100 * images[0]:.1f} %; {100 * images[1]:.1f} % after five measured steps",
+                f"image networks on NVIDIA GPUs; transformers {self._transformers_mape()}",
             ),
-            ("the same after five measured steps", f"MAPE {100 * devices[1]:.1f} %", "earlier trial 10.8 %"),
             (
-                "90 % interval covers, source and device left out",
-                " and ".join(
-                    f"{100 * self.coverage[study].coverage:.0f} %" for study in ("sources", "devices")
-                ),
-                "90 %",
+                "90 % interval, source never seen",
+                f"covers {100 * float(np.mean([share for share, _ in sources])):.0f} %",
+                f"worst source {100 * min(share for share, _ in sources):.0f} %",
             ),
         ]
+
+    def _transformers_mape(self) -> str:
+        held = self._transformer_rows(Phase.TRAIN)
+        if held is None:
+            return "not tested"
+        return f"{100 * errors(np.exp(held.log_predicted), np.exp(held.log_measured)).mape:.1f} %"
 
 
 def _mape(residuals: Floats) -> float:
@@ -308,7 +289,7 @@ def _metrics_row(name: str, found: ErrorMetrics) -> tuple[str, ...]:
     return (name, *error_cells(found))
 
 
-def _worst_families(held: HeldOut, limit: int = 6) -> str:
+def _worst_families(held: HeldOut, limit: int = 2) -> str:
     error = np.abs(np.exp(-held.residuals) - 1)
     names = np.asarray([step.record.family for step in held.steps])
 

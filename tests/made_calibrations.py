@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from forerun.hardware.device import Device
-from forerun.optime.weights import CostModel, load_weights, shipped_weights_path
+from forerun.cost.time.weights import CostModel, load_weights, shipped_weights_path
+from forerun.question.devices.device import Device
 
 
 def made_calibration(

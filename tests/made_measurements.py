@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from forerun.records.measurement import Circumstances, JobKind, Measurement, Outcome, Summary
+from forerun.evidence.records.measurement import Circumstances, JobKind, Measurement, Outcome, Summary
 
 
 def measurement(number: int = 0, **changed: Any) -> Measurement:

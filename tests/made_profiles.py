@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from forerun.profiling.profile import Profile, StepParts
+from forerun.script.profiling.profile import Profile, StepParts
 
 
 def made_profile(

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from forerun.optime.features import DYNAMIC_FEATURES, POINT_FEATURES, STATIC_FEATURES
-from forerun.optime.fit import OpNetwork, as_weights
-from forerun.optime.law import NUM_LATENTS
-from forerun.optime.rows import distinct_ops
-from forerun.optime.weights import CostModel, load_weights, shipped_weights_path
-from forerun.run.model import ModelRequest
-from forerun.run.setup import Phase, Precision, TrainingSetup
+from forerun.cost.time.features import DYNAMIC_FEATURES, POINT_FEATURES, STATIC_FEATURES
+from forerun.cost.time.law import NUM_LATENTS
+from forerun.cost.time.rows import distinct_ops
+from forerun.cost.time.weights import CostModel, load_weights, shipped_weights_path
+from forerun.evidence.fitting.op_time_fit import OpNetwork, as_weights
+from forerun.question.model import ModelRequest
+from forerun.question.setup import Phase, Precision, TrainingSetup
 from forerun.tracing.trace import trace
 
 torch.set_num_threads(1)

@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 import pytest
 
 import forerun
-from forerun.hardware import find_device
-from forerun.optime.correction_files import CALIBRATIONS_VARIABLE, calibration_path
-from forerun.optime.weights import save_weights
-from forerun.run.sharing import Strategy
-from forerun.web.answers import Answers
-from forerun.web.questions import PlanBody, PredictBody, ScaleBody
-from forerun.web.tracer import Tracer
+from forerun.cost.time.correction import CALIBRATIONS_VARIABLE, calibration_path
+from forerun.cost.time.weights import save_weights
+from forerun.question.devices import find_device
+from forerun.question.sharing import Strategy
+from forerun.surface.web.answers import Answers
+from forerun.surface.web.questions import PlanBody, PredictBody, ScaleBody
+from forerun.surface.web.tracer import Tracer
 from made_calibrations import made_calibration
 
 CNN = "cnn:depth=2,base_filters=32"

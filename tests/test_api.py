@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import forerun
-from forerun.errors import InvalidSetupError, UnknownDeviceError, UnknownModelError
-from forerun.hardware import find_device
+from forerun.base.errors import InvalidSetupError, UnknownDeviceError, UnknownModelError
 from forerun.prediction.estimate import Estimate
+from forerun.question.devices import find_device
 
 MODEL = "cnn:depth=1,base_filters=8"
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from forerun.extras import EXTRA_OF_PACKAGE
-from forerun.run.model import ModelRequest
-from forerun.run.setup import TrainingSetup
+from forerun.base.extras import EXTRA_OF_PACKAGE
+from forerun.question.model import ModelRequest
+from forerun.question.setup import TrainingSetup
 from forerun.tracing.shipped import shipped_archive, shipped_graph, shipped_models
 from forerun.tracing.trace import TRACE_VERSION, library_versions, trace, traced_settings
 
@@ -19,7 +19,7 @@ CHILD = """
 import json, sys
 import without_extras
 from typer.testing import CliRunner
-from forerun.cli.main import app
+from forerun.surface.cli.main import app
 answers = []
 for line in json.load(sys.stdin):
     result = CliRunner().invoke(app, line.split())

@@ -1,21 +1,58 @@
 """What README.md and docs/ promise: set-up commands, links, and examples that run."""
 
+import os
 import re
 import shlex
+import sys
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from forerun.cli.main import app
+from forerun.surface.cli.main import app
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 PAGES = [README, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
+MADE = ROOT / "docs" / "commands.md"
+"""A page that is written when the site is built."""
+
 FENCE = re.compile(r"^```(\w+) ?(\S*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+ROOMS = [
+    "graph",
+    "question",
+    "tracing",
+    "cost",
+    "prediction",
+    "search",
+    "surface",
+    "evidence",
+    "script",
+    "jobs",
+    "adapters",
+]
+MODULE = re.compile(rf"`((?:{'|'.join(ROOMS)})(?:\.[a-z_]+)+)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+SCRIPT = """
+import argparse
+import torch
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch-size", type=int, default=8)
+batch_size = parser.parse_args().batch_size
+model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(20):
+    optimizer.zero_grad()
+    torch.nn.functional.cross_entropy(model(torch.randn(batch_size, 32)), torch.randint(10, (batch_size,))).backward()
+    optimizer.step()
+"""
 
 
 @dataclass(frozen=True)
@@ -33,6 +70,10 @@ def blocks(page: Path) -> list[Block]:
 
 def name(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
+
+
+def exists(target: Path) -> bool:
+    return target.exists() or target.resolve() == MADE
 
 
 def shell_commands(page: Path) -> list[str]:
@@ -53,14 +94,18 @@ def assert_runs(command: str) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """One folder for all pages, so that a model is traced once."""
-    return tmp_path_factory.mktemp("docs")
+    """One folder for all pages, so that a model is traced once, with a training script of the reader's."""
+    place = tmp_path_factory.mktemp("docs")
+    (place / "train.py").write_text(SCRIPT, encoding="utf-8")
+    return place
 
 
 @pytest.fixture(autouse=True)
 def _work_there(folder, monkeypatch):
     monkeypatch.chdir(folder)
     monkeypatch.setenv("FORERUN_CACHE", str(folder / "cache"))
+    # "python train.py" means this environment's Python, as in an activated one.
+    monkeypatch.setenv("PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
     # An example that measures must not wait for another test that does.
     monkeypatch.setattr("tempfile.tempdir", str(folder))
 
@@ -73,6 +118,35 @@ def test_readme_has_exactly_two_set_up_commands():
     assert commands[1][0].endswith("-m pytest")
 
 
+def test_readme_shows_the_real_output_of_its_first_command(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    (first, _), (shown,) = (
+        [block.text for block in blocks(README) if block.language == language][:2]
+        for language in ("sh", "text")
+    )
+    command = first.strip().partition("/bin/forerun ")[2]
+    result = CliRunner().invoke(app, shlex.split(command))
+    assert printed(result.stdout) == printed(shown)
+
+
+def printed(text: str) -> list[str]:
+    """Lines without the spaces at their end, and without dates."""
+    return [DATE.sub("DATE", line.rstrip()) for line in text.strip().splitlines()]
+
+
+def test_readme_is_short():
+    assert len(README.read_text(encoding="utf-8").split()) <= 700
+
+
+def test_pages_are_short():
+    words = {page: len(page.read_text(encoding="utf-8").split()) for page in PAGES}
+    methods = [page for page in words if page.parent.name == "methods"]
+    assert [name(page) for page in methods if words[page] > 1200] == []
+    assert (
+        sum(n for page, n in words.items() if page == README or page.is_relative_to(ROOT / "docs")) <= 40_000
+    )
+
+
 def test_readme_has_one_place_for_the_accuracy_table():
     text = README.read_text(encoding="utf-8")
     assert text.count("<!-- accuracy:begin -->") == text.count("<!-- accuracy:end -->") == 1
@@ -82,8 +156,15 @@ def test_readme_has_one_place_for_the_accuracy_table():
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_links_lead_somewhere(page):
     targets = [t.partition("#")[0] for t in LINK.findall(page.read_text(encoding="utf-8"))]
-    broken = [t for t in targets if t and "://" not in t and not (page.parent / t).exists()]
+    broken = [t for t in targets if t and "://" not in t and not exists(page.parent / t)]
     assert broken == []
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if MODULE.search(p.read_text(encoding="utf-8"))], ids=name)
+def test_modules_that_a_page_names_exist(page):
+    """Pages refer to the docstrings of laws by the names of their modules, such as ``cost.time.law``."""
+    names = set(MODULE.findall(page.read_text(encoding="utf-8")))
+    assert [found for found in names if find_spec(f"forerun.{found}") is None] == []
 
 
 def test_every_page_is_linked_from_another():

@@ -6,7 +6,7 @@ import pkgutil
 import pytest
 
 
-@pytest.mark.parametrize("package", ["forerun", "forerun.callbacks"])
+@pytest.mark.parametrize("package", ["forerun", "forerun.script.callbacks"])
 def test_no_module_is_called_like_a_public_name(package):
     found = importlib.import_module(package)
     modules = {module.name for module in pkgutil.iter_modules(found.__path__)}

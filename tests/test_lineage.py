@@ -11,11 +11,11 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from forerun.cli.main import app
-from forerun.measurement.layers.design import layer_job
-from forerun.records.measurement import Outcome
-from forerun.records.store.files import export_measurements
-from forerun.records.store.record_store import RecordStore
+from forerun.evidence.measurement.layer_design import layer_job
+from forerun.evidence.records.files import export_measurements
+from forerun.evidence.records.measurement import Outcome
+from forerun.evidence.records.record_store import RecordStore
+from forerun.surface.cli.main import app
 from made_measurements import measurement
 
 PAGE = (Path(__file__).parents[1] / "docs" / "lineage.md").read_text(encoding="utf-8")

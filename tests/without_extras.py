@@ -3,7 +3,7 @@
 import sys
 from importlib.machinery import PathFinder
 
-from forerun.extras import EXTRA_OF_PACKAGE
+from forerun.base.extras import EXTRA_OF_PACKAGE
 
 
 class Without(PathFinder):

@@ -1,6 +1,6 @@
 """``python -m forerun`` is the command ``forerun``."""
 
-from forerun.cli.main import run
+from forerun.surface.cli.main import run
 
 if __name__ == "__main__":
     run()

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from forerun.callbacks.step_timer import StepTimer
+from forerun.script.callbacks.step_timer import StepTimer
 
 __all__ = ["StepTimer"]

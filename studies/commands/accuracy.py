@@ -7,13 +7,14 @@ from typing import Annotated
 
 import typer
 
-from forerun.cli.options import DebugOption
-from forerun.cli.output import quiet_libraries
-from forerun.errors import UsageError
+from forerun.base.errors import UsageError
+from forerun.surface.cli.options import DebugOption
+from forerun.surface.cli.output import quiet_libraries
 
 __all__ = ["accuracy", "with_accuracy"]
 
 _PAGE = Path("docs/accuracy.md")
+_LARGE_MODELS = "\n## Large models\n"
 _BEGIN, _END = "<!-- accuracy:begin -->", "<!-- accuracy:end -->"
 
 
@@ -44,6 +45,8 @@ def accuracy(
     with quiet_libraries(debug=debug):
         results = run_reference(quick=quick)
         page = results.as_markdown()
+    if out.is_file():
+        page = with_large_models(page, out.read_text(encoding="utf-8"))
     out.write_text(page, encoding="utf-8")
     typer.echo(page)
     typer.echo(f"page written to {out}", err=True)
@@ -87,6 +90,12 @@ def with_sections(page: str, sections: str) -> str:
     return "\n## ".join([head, *parts])
 
 
+def with_large_models(page: str, earlier: str) -> str:
+    """A page with the last section of the earlier one, whose figures ``layouts`` and ``fine-tuning`` print."""
+    _, mark, figures = earlier.partition(_LARGE_MODELS)
+    return f"{page}{mark}{figures}"
+
+
 def with_accuracy(readme: str, summary: str) -> str:
     """The text of a README with the summary between its accuracy markers; unchanged if it has none."""
     if _BEGIN not in readme or _END not in readme:
@@ -99,7 +108,7 @@ def _draw_pictures(folder: Path) -> None:
     """Renews the pictures of the pages of methods."""
     if not folder.is_dir():
         return
-    from forerun.report.composition_page import plot_compositions
+    from forerun.evidence.pages.composition_page import plot_compositions
     from studies.compositions import recorded_compositions
 
     picture = folder / "composition.png"

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from forerun.cli.options import DebugOption, JsonOption, PlotOption
-from forerun.cli.output import print_json, quiet_libraries
-from forerun.errors import UsageError
+from forerun.base.errors import UsageError
+from forerun.surface.cli.options import DebugOption, JsonOption, PlotOption
+from forerun.surface.cli.output import print_json, quiet_libraries
 
 __all__ = ["backtest"]
 
@@ -27,7 +27,7 @@ def backtest(
     if save is not None and not save.parent.is_dir():
         raise UsageError(f"the folder of '{save}' does not exist; create it or choose another with --save")
     if plot is not None:
-        from forerun.report.figure import check_plot_path
+        from forerun.surface.report.figure import check_plot_path
 
         check_plot_path(plot)
     from studies.forecast.section import forecast_section
@@ -38,7 +38,7 @@ def backtest(
         figures = forecast_figures(require_reference_folder(), save)
         scheduled = figures.curves.scheduled
     if plot is not None:
-        from forerun.report.forecast_plots import backtest_plot
+        from forerun.jobs.pages.forecast_plots import backtest_plot
 
         backtest_plot(plot, scheduled)
     if as_json:

@@ -13,8 +13,8 @@ from typing import Annotated
 
 import typer
 
-from forerun.cli.options import DebugOption
-from forerun.errors import UsageError
+from forerun.base.errors import UsageError
+from forerun.surface.cli.options import DebugOption
 
 __all__ = ["faults"]
 

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from forerun.cli.options import DebugOption
-from forerun.cli.output import quiet_libraries
+from forerun.surface.cli.options import DebugOption
+from forerun.surface.cli.output import quiet_libraries
 from studies.commands.sources import SourceOption, chosen_sources
 
 __all__ = ["fine_tuning"]

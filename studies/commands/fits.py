@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from forerun.cli.options import DebugOption
-from forerun.cli.output import quiet_libraries
-from forerun.errors import UsageError
+from forerun.base.errors import UsageError
+from forerun.surface.cli.options import DebugOption
+from forerun.surface.cli.output import quiet_libraries
 
 __all__ = ["fit_intervals", "fit_scaling", "fit_weights"]
 

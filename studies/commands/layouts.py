@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from forerun.cli.options import DebugOption
-from forerun.cli.output import quiet_libraries
-from forerun.errors import UsageError
+from forerun.base.errors import UsageError
+from forerun.surface.cli.options import DebugOption
+from forerun.surface.cli.output import quiet_libraries
 from studies.commands.sources import SourceOption, chosen_sources
 
 __all__ = ["fit_layouts", "layouts"]

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from forerun.cli.options import DebugOption, PlotOption
-from forerun.cli.output import quiet_libraries
+from forerun.surface.cli.options import DebugOption, PlotOption
+from forerun.surface.cli.output import quiet_libraries
 
 __all__ = ["schedule"]
 
@@ -19,7 +19,7 @@ def schedule(
 ) -> None:
     """Replay public workloads under every policy; print the section of the page of accuracy (some minutes)."""
     if plot is not None:
-        from forerun.report.figure import check_plot_path
+        from forerun.surface.report.figure import check_plot_path
 
         check_plot_path(plot)
     from studies.schedule.page import schedule_section

@@ -14,11 +14,11 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from forerun.cli.options import DebugOption
 from forerun.graph.file import write_graph
-from forerun.run.model import ModelRequest
-from forerun.run.run import Run
-from forerun.run.setup import Layout, Phase, Precision, TrainingSetup
+from forerun.question.model import ModelRequest
+from forerun.question.run import Run
+from forerun.question.setup import Layout, Phase, Precision, TrainingSetup
+from forerun.surface.cli.options import DebugOption
 from forerun.tracing.shipped import SHIPPED_FOLDER, SHIPPED_OPTIMIZERS, graph_key, shipped_archive
 from forerun.tracing.trace import TRACE_VERSION, library_versions, trace, traced_settings
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from forerun.errors import UsageError
+from forerun.base.errors import UsageError
 
 __all__ = ["SourceOption", "chosen_sources"]
 

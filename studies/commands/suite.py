@@ -7,9 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forerun.cli.measure.options import ThreadsOption
-from forerun.cli.options import DebugOption, JsonOption
-from forerun.cli.output import TABLE_WIDTH_IN_A_PIPE, page_width, print_json, print_page, quiet_libraries
+from forerun.evidence.commands.measure_options import ThreadsOption
+from forerun.surface.cli.options import DebugOption, JsonOption
+from forerun.surface.cli.output import (
+    TABLE_WIDTH_IN_A_PIPE,
+    page_width,
+    print_json,
+    print_page,
+    quiet_libraries,
+)
 
 if TYPE_CHECKING:
     from studies.suite.run import SuiteRun
@@ -63,7 +69,7 @@ def suite(
 def _run(
     out: Path, device: str, minutes: float, stages: list[str], on: str | None, threads: int | None
 ) -> SuiteRun:
-    from forerun.cli.measure.progress import progress_bar
+    from forerun.evidence.commands.progress import progress_bar
     from studies.suite.run import measure_suite
 
     def say(message: str) -> None:
@@ -88,7 +94,7 @@ def _run(
 def _write_plot(run: SuiteRun, folder: Path) -> None:
     import numpy as np
 
-    from forerun.report.plots import predicted_versus_actual
+    from forerun.surface.report.plots import predicted_versus_actual
 
     assert run.comparison is not None
     rows = run.comparison.rows

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import least_squares
 
-from forerun.fitting.evaluation import errors
-from forerun.optime.power import POWER_LAW, PowerLaw, demand_share, limited_share, power_slowdown
+from forerun.cost.time.power import POWER_LAW, PowerLaw, demand_share, limited_share, power_slowdown
+from forerun.evidence.fitting.evaluation import errors
 from studies.energy.table import EnergyRows
 from studies.markdown import error_cells, markdown_table
 
@@ -182,19 +182,13 @@ def energy_section(result: EnergyResult) -> str:
     }
     table = [(name, *error_cells(errors(energy, result.measured_j))) for name, energy in predictors.items()]
     return (
-        "## Energy under power limits\n\n`zeus_epoch_time_power`: epochs of four networks on A40, P100, Quadro RTX "
-        "6000 and V100 under power limits from 100 W. Given is the time of the epoch at the largest limit; power and "
-        "the slowdown under the limit are predicted. The baselines are given the measured time under the limit "
-        "itself. Left out is the speech network, whose samples have no one length.\n\n"
+        "## Energy under power limits\n\n`zeus_epoch_time_power`; the baselines know the measured time.\n\n"
         + markdown_table(("predictor", "rows", "MAPE", "median", "p90"), table)
-        + "\nBy network and by GPU, network and power limit held out:\n\n"
+        + "\nNetwork and power limit held out:\n\n"
         + markdown_table(
             ("rows of", "rows", "MAPE", "median", "p90"),
             [*_groups(result, result.network), *_groups(result, result.gpu)],
         )
-        + "\nWhere we lose: the P100 with networks that keep it little busy: its power rises with the least work, as "
-        "that of no other of the four, which only the network that is held out shows; and the A40 at 100 and 125 W of "
-        "its 300 W, which is near what it draws idle.\n"
     )
 
 

@@ -12,14 +12,14 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from forerun.errors import RecordError
-from forerun.hardware import find_device
-from forerun.hardware.device import NumberFormat
-from forerun.optime.weights import CostModel
+from forerun.base.errors import RecordError
+from forerun.cost.time.weights import CostModel
 from forerun.prediction.point_times import ideal_times_s, point_times
 from forerun.prediction.step import PreparedModel, points_of, prepare
-from forerun.run.model import ModelRequest
-from forerun.run.setup import TrainingSetup
+from forerun.question.devices import find_device
+from forerun.question.devices.device import NumberFormat
+from forerun.question.model import ModelRequest
+from forerun.question.setup import TrainingSetup
 from forerun.tracing.trace import trace
 
 __all__ = ["EnergyRows", "energy_rows"]

@@ -68,12 +68,12 @@ _MODELS = (
 _GOOD: dict[str, tuple[str, ...]] = {
     "predict": ("cnn:depth=2,base_filters=32", "--on", "t4", "--json"),
     "plan": ("cnn:depth=2,base_filters=32", "--on", "t4", "--json"),
-    "scale": ("cnn:depth=2,base_filters=32", "--on", "t4", "--json"),
+    "scale devices": ("cnn:depth=2,base_filters=32", "--on", "t4", "--json"),
     "layouts": ("gpt2", "--on", "8xa100-sxm4-80gb", "--json"),
     "advise": ("cnn:depth=2,base_filters=32", "--on", "t4", "--json"),
-    "forecast": ("curve.csv", "--target", "accuracy>=0.7", "--json"),
-    "schedule": ("jobs.csv", "--cluster", "2x4xt4", "--json"),
-    "evaluate": ("timm.csv", "--on", "rtx-3090", "--json"),
+    "forecast run": ("curve.csv", "--target", "accuracy>=0.7", "--json"),
+    "schedule jobs": ("jobs.csv", "--cluster", "2x4xt4", "--json"),
+    "evaluate steps": ("timm.csv", "--on", "rtx-3090", "--json"),
     "report": ("answer.json",),
     "fit": ("timm.csv", "--model", "ann", "--out", "ann.safetensors", "--json"),
     "hardware show": ("t4", "--json"),
@@ -89,17 +89,30 @@ _MEASURING = (
     "measure layers",
     "measure model",
     "measure link",
-    "tune",
+    "tune script",
     "profile",
     "calibrate",
 )
 """Commands that run things: they get values that their kind cannot have, and nothing else."""
 _PRELOADED = (
-    "forerun.cli.main", "forerun.api.predict", "forerun.api.plan", "forerun.api.layouts", "forerun.api.advise",
-    "forerun.api.scale", "forerun.api.forecast",
-    "forerun.api.schedule", "forerun.api.evaluate", "forerun.api.measure", "forerun.api.tune", "pandas", "pyarrow.csv",
-    "scipy.optimize", "sqlalchemy.dialects.sqlite", "forerun.report.plots", "forerun.report.forecast_plots",
-)  # fmt: skip
+    "forerun.surface.cli.main",
+    "forerun.search.predict",
+    "forerun.search.plan",
+    "forerun.search.layouts",
+    "forerun.search.advise",
+    "forerun.search.scale",
+    "forerun.jobs.forecast",
+    "forerun.jobs.schedule",
+    "forerun.evidence.evaluate",
+    "forerun.evidence.measure",
+    "forerun.script.tune",
+    "pandas",
+    "pyarrow.csv",
+    "scipy.optimize",
+    "sqlalchemy.dialects.sqlite",
+    "forerun.surface.report.plots",
+    "forerun.jobs.pages.forecast_plots",
+)
 _NEVER = ("--help", "--version", "--debug", "--json")
 
 
@@ -137,7 +150,7 @@ def bad_cases(number: int, seed: int = 22) -> list[Case]:
 
 
 def _all_cases() -> Iterator[Case]:
-    from forerun.cli.main import app
+    from forerun.surface.cli.main import app
 
     for name, command in _commands(get_command(app)):
         is_measuring = name in _MEASURING
@@ -267,7 +280,7 @@ def run_cases(
 
 
 def _make_store(path: Path) -> None:
-    from forerun.records.store.record_store import RecordStore
+    from forerun.evidence.records.record_store import RecordStore
 
     RecordStore.open(path).close()
 

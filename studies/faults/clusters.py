@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from forerun.isolation import patched_environment
+from forerun.base.isolation import patched_environment
 from studies.faults.commands import GRID, keys_of, running, trials_of, write_study
 
 __all__ = ["KilledHead", "killed_heads"]

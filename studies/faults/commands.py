@@ -23,9 +23,9 @@ from typing import Any
 
 import psutil
 
-from forerun.errors import ForerunError
-from forerun.records.measurement import Measurement
-from forerun.records.store.record_store import RecordStore
+from forerun.base.errors import ForerunError
+from forerun.evidence.records.measurement import Measurement
+from forerun.evidence.records.record_store import RecordStore
 
 __all__ = ["GRID", "keys_of", "killed_grids", "killed_studies", "running", "trials_of", "write_study"]
 
@@ -297,7 +297,7 @@ def trials_of(place: Path) -> dict[int, Any]:
     import optuna
     from optuna.storages import JournalStorage
 
-    from forerun.tuning.journal import StudyJournal
+    from forerun.script.tuning.study import StudyJournal
 
     path = place / "forerun-study" / "journal.log"
     if not path.exists():

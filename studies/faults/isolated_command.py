@@ -75,7 +75,7 @@ def _be_the_command(words: Sequence[str], folder: Path, outputs: Sequence[Path])
     )
     status: object = 0
     try:
-        from forerun.cli.main import run
+        from forerun.surface.cli.main import run
 
         sys.argv = ["forerun", *words]
         run()

@@ -15,11 +15,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from forerun.errors import FailureError, RecordError
-from forerun.tuning.objectives import parse_objectives
-from forerun.tuning.space import space_of
-from forerun.tuning.study import TrialStore, suggest
-from forerun.tuning.trial import TrialResult
+from forerun.base.errors import FailureError, RecordError
+from forerun.script.tuning.objectives import parse_objectives
+from forerun.script.tuning.space import space_of
+from forerun.script.tuning.study import TrialStore, suggest
+from forerun.script.tuning.trial import TrialResult
 from studies.faults.stores import forked, told_numbers
 
 __all__ = ["flipped_journal_bits", "full_journals", "killed_journals"]

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from forerun.errors import FailureError
+from forerun.base.errors import FailureError
 
 __all__ = ["PostgresServer", "find_binaries", "running_server"]
 

@@ -19,11 +19,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from forerun.errors import RecordError, StoreWarning
-from forerun.records.measurement import Circumstances, JobKind, Measurement, Outcome, Summary
-from forerun.records.store import record_store
-from forerun.records.store.files import export_measurements, import_measurements
-from forerun.records.store.record_store import RecordStore
+from forerun.base.errors import RecordError, StoreWarning
+from forerun.evidence.records import record_store
+from forerun.evidence.records.files import export_measurements, import_measurements
+from forerun.evidence.records.measurement import Circumstances, JobKind, Measurement, Outcome, Summary
+from forerun.evidence.records.record_store import RecordStore
 from studies.faults.postgres import PostgresServer
 
 __all__ = [

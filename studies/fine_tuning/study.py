@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 
 import forerun
-from forerun.errors import ForerunError
-from forerun.hardware.cluster import parse_cluster
-from forerun.hardware.device import NumberFormat
+from forerun.base.errors import ForerunError
 from forerun.prediction.estimate import Estimate
+from forerun.question.devices.cluster import parse_cluster
+from forerun.question.devices.device import NumberFormat
 from studies.fine_tuning.rows import SOURCES, MeasuredTuning, MemoryKind, read_rows
 
 __all__ = ["answers_of", "memory_of", "study_page", "summary_of", "words_table"]

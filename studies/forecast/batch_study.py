@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from forerun.convergence.batch_scaling import fit_epochs
-from forerun.convergence.network_regression import NetworkPrediction, NetworkRuns, predict_network
-from forerun.errors import RecordError
+from forerun.base.errors import RecordError
+from forerun.jobs.forecasting.batch_scaling import fit_epochs
+from forerun.jobs.forecasting.network_regression import NetworkPrediction, NetworkRuns, predict_network
 
 __all__ = [
     "MLPERF_EPOCHS",

@@ -18,10 +18,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from forerun.convergence.backtest import StoredRun
-from forerun.convergence.curve import Floats, error_scale, metric_kind
-from forerun.convergence.schedule import parse_schedule
-from forerun.errors import RecordError
+from forerun.base.errors import RecordError
+from forerun.jobs.forecasting.backtest import StoredRun
+from forerun.jobs.forecasting.curve import Floats, error_scale, metric_kind
+from forerun.jobs.forecasting.schedule import parse_schedule
 
 __all__ = ["CURVE_TABLES", "read_adaptdl_curves", "read_all_curves", "read_new_curves"]
 

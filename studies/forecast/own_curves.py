@@ -13,15 +13,14 @@ from pathlib import Path
 
 import numpy as np
 
-from forerun.convergence.backtest_table import load_table, shipped_table_path
-from forerun.convergence.batch_scaling import fit_batch_scaling
-from forerun.convergence.curve import Curve
-from forerun.convergence.curve_files import read_target_curve
-from forerun.convergence.forecast import CurveForecast, forecast_curve
-from forerun.convergence.forecaster import FORECASTERS, Prefix, path_of
-from forerun.convergence.schedule import parse_schedule
-from forerun.convergence.target import Target, parse_target
-from forerun.prediction.forecast_answer import RunOutcome, outcome_of
+from forerun.jobs.forecasting.backtest_table import shipped_table
+from forerun.jobs.forecasting.batch_scaling import fit_batch_scaling
+from forerun.jobs.forecasting.curve import Curve, Target, parse_target
+from forerun.jobs.forecasting.curve_files import read_target_curve
+from forerun.jobs.forecasting.forecast import CurveForecast, forecast_curve
+from forerun.jobs.forecasting.forecast_answer import RunOutcome, outcome_of
+from forerun.jobs.forecasting.forecaster import FORECASTERS, Prefix, path_of
+from forerun.jobs.forecasting.schedule import parse_schedule
 
 __all__ = [
     "BATCH_TARGET",
@@ -116,7 +115,7 @@ def own_curves() -> OwnCurves:
 def _row(run: Curve, siblings: Sequence[Curve], schedule: str, target: Target) -> OwnCurveRow:
     found = forecast_curve(
         run.first(round(CUT * len(run))),
-        load_table(shipped_table_path()),
+        shipped_table(),
         target=target,
         end_epoch=float(run.epochs[-1]),
         schedule=parse_schedule(schedule),
@@ -153,7 +152,7 @@ def forecast_time_s() -> float:
     epochs = np.arange(1.0, 201.0)
     values = 0.94 - 0.8 * epochs**-0.7 + np.random.default_rng(0).normal(0, 0.004, len(epochs))
     curve = Curve(name="made", metric="accuracy", epochs=epochs[:100], values=values[:100], is_rising=True)
-    table, target = load_table(shipped_table_path()), parse_target("accuracy>=0.93")
+    table, target = shipped_table(), parse_target("accuracy>=0.93")
     schedule = parse_schedule("cosine:epochs=200")
     taken = []
     for _ in range(_NUM_TIMED):

@@ -15,13 +15,12 @@ from pathlib import Path
 
 import numpy as np
 
-from forerun.convergence.backtest import CutResult, StoredRun, cut_results, mean_errors, summarise
-from forerun.convergence.backtest_summary import Backtest, summary_of
-from forerun.convergence.backtest_table import save_table
-from forerun.convergence.curve import Floats, final_error
-from forerun.convergence.futures import futures_of, target_times
-from forerun.convergence.held_out import HeldOutForecast, leave_origins_out
-from forerun.convergence.mixture import PRIORS, Tier, combined, member_weights
+from forerun.jobs.backtest import Backtest, HeldOutForecast, leave_origins_out, summary_of
+from forerun.jobs.forecasting.backtest import CutResult, StoredRun, cut_results, mean_errors, summarise
+from forerun.jobs.forecasting.backtest_table import save_table
+from forerun.jobs.forecasting.curve import Floats, final_error
+from forerun.jobs.forecasting.futures import futures_of, target_times
+from forerun.jobs.forecasting.mixture import PRIORS, Tier, combined, member_weights
 from studies.forecast.curve_tables import CURVE_TABLES, read_all_curves
 
 __all__ = ["FORECAST_STUDY_VERSION", "ForecastStudy", "OriginCoverage", "TargetErrors", "forecast_study"]

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.optimize import least_squares
 
-from forerun.communication.mirrored import SHARPNESS, HostAndDevice
-from forerun.communication.nonnegative import refuse_times
-from forerun.errors import InvalidSetupError
+from forerun.base.errors import InvalidSetupError
+from forerun.base.numerics import refuse_times
+from forerun.cost.communication.mirrored import SHARPNESS, HostAndDevice
 
 __all__ = ["split_host_and_device"]
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from forerun.communication.mirrored import HostAndDevice, mirrored_step_s
-from forerun.communication.tuner import all_reduce_of
-from forerun.fitting.evaluation import ErrorMetrics, errors
-from forerun.hardware.cluster import cluster_of
-from forerun.hardware.finder import find_device
-from forerun.records.importers.table_checks import read_table
+from forerun.base.frames import read_table
+from forerun.cost.communication.mirrored import HostAndDevice, mirrored_step_s
+from forerun.cost.communication.tuner import all_reduce_of
+from forerun.evidence.fitting.evaluation import ErrorMetrics, errors
+from forerun.question.devices.cluster import cluster_of
+from forerun.question.devices.finder import find_device
 from studies.keras.host_and_device import split_host_and_device
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from forerun.answers import Answer, fields_of
+from forerun.base.answers import Answer, fields_of
 from forerun.graph.graph import Graph, OpClass, StepPart, at_batch
-from forerun.run.model import ModelRequest
-from forerun.run.setup import Layout, TrainingSetup
+from forerun.question.model import ModelRequest
+from forerun.question.setup import Layout, TrainingSetup
 from forerun.tracing.trace import trace
 
 __all__ = [

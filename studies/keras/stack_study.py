@@ -26,14 +26,14 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import nnls
 
-from forerun.fitting.interface import Floats
+from forerun.adapters.classics.interface import Floats
+from forerun.cost.time.step_times import step_times
+from forerun.cost.time.weights import CostModel, load_weights, shipped_weights_path
 from forerun.graph.graph import OpClass
-from forerun.hardware import find_device
-from forerun.optime.step_times import step_times
-from forerun.optime.weights import CostModel, load_weights, shipped_weights_path
 from forerun.prediction.step import device_offsets, points_of, prepare
-from forerun.run.model import ModelRequest
-from forerun.run.setup import Layout, OptimizerImplementation, Precision, TrainingSetup
+from forerun.question.devices import find_device
+from forerun.question.model import ModelRequest
+from forerun.question.setup import Layout, OptimizerImplementation, Precision, TrainingSetup
 from forerun.tracing.trace import trace
 from studies.keras.stack_layers import Convolution, ConvolutionTimes, fit_convolution_times
 from studies.markdown import markdown_table
@@ -226,12 +226,8 @@ def stack_markdown(study: StackStudy) -> str:
         (name, str(n), percent(as_is), percent(held), f"{study.device_factors[name]:.3f}")
         for name, (n, as_is, held) in study.devices.items()
     ]
-    costs = ", ".join(f"{1e3 * a:.2f} ms and {k:.2f}" for a, k in study.stack.values())
     return (
-        "## Keras and TensorFlow\n\n"
-        "`iit_e2e`: epochs of three networks by Keras on one P100 (TensorFlow 2, Adam), divided by their steps. Each "
-        "network is held out in turn; the cost of a step and the factor of what is outside of convolutions are fitted "
-        f"on the other two ({costs}), convolutions come from layers timed alone. MAPE:\n\n"
+        "## Keras and TensorFlow\n\n`iit_e2e`, MAPE:\n\n"
         + markdown_table(
             (
                 "network held out",
@@ -242,8 +238,7 @@ def stack_markdown(study: StackStudy) -> str:
             ),
             networks,
         )
-        + "\n`dle_training`: ResNet-50 v1.5 in TensorFlow 1.15 on one GPU, each GPU held out; the factor is the median "
-        "of measured over predicted on the other GPU. MAPE:\n\n"
+        + "\n`dle_training`, ResNet-50 in TensorFlow 1.15, MAPE:\n\n"
         + markdown_table(
             ("GPU held out", "rows", "PyTorch prediction as it is", "with the stack's factor", "factor"),
             devices,

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from forerun.optime.evidence import operation_mix, step_kind
-from forerun.optime.features import NEWEST_ERA
-from forerun.prediction.layouts.layout_step import compute_setup
+from forerun.cost.time.evidence import operation_mix, step_kind
+from forerun.cost.time.features import NEWEST_ERA
+from forerun.prediction.division import compute_setup
 from forerun.prediction.step import computed_as
 from studies.layouts.rows import SOURCES, measured_layouts, whole_table
 from studies.layouts.traced import traced_model

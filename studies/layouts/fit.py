@@ -12,10 +12,11 @@ import numpy.typing as npt
 import pandas as pd
 from scipy.optimize import least_squares
 
-from forerun.communication.layout_constants import LayoutConstants, LayoutTable
-from forerun.hardware.cluster import parse_cluster
-from forerun.prediction.cost_model import cost_model_of
-from forerun.prediction.layouts.layout_step import compute_setup, layout_step
+from forerun.cost.communication.constants import LayoutConstants, LayoutTable
+from forerun.prediction.division import compute_setup
+from forerun.prediction.models import cost_model_of
+from forerun.prediction.unit_step import layout_step
+from forerun.question.devices.cluster import parse_cluster
 from studies.layouts.rows import MeasuredLayout, measured_layouts, whole_table
 from studies.layouts.traced import traced_model
 

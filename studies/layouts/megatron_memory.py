@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from forerun.errors import InvalidSetupError
-from forerun.hardware.cluster import parse_cluster
-from forerun.memory.constants import memory_constants
-from forerun.prediction.layouts.layout_memory import layout_memory
-from forerun.prediction.layouts.layout_step import compute_setup
-from forerun.run.model import ModelRequest
-from forerun.run.parallel import DeviceLayout, PipelineSchedule, StageSplit
-from forerun.run.run import Run
-from forerun.run.saving import Saving
-from forerun.run.setup import OptimizerImplementation, Precision, TrainingSetup
-from forerun.run.sharing import Sharing, Strategy
+from forerun.base.errors import InvalidSetupError
+from forerun.cost.memory.constants import memory_constants
+from forerun.prediction.division import compute_setup
+from forerun.prediction.memory import layout_memory
+from forerun.question.devices.cluster import parse_cluster
+from forerun.question.model import ModelRequest
+from forerun.question.parallel import DeviceLayout, PipelineSchedule, StageSplit
+from forerun.question.run import Run
+from forerun.question.saving import Saving
+from forerun.question.setup import OptimizerImplementation, Precision, TrainingSetup
+from forerun.question.sharing import Sharing, Strategy
 from studies.layouts.networks import Sizes
 from studies.layouts.traced import traced_model
 

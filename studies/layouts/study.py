@@ -7,14 +7,15 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from forerun.communication.layout_constants import load_layout_table
-from forerun.errors import InvalidSetupError
-from forerun.hardware.device import NumberFormat
-from forerun.memory.constants import memory_constants, visible_memory
-from forerun.prediction.cost_model import cost_model_of
-from forerun.prediction.layouts.layout_memory import layout_memory
-from forerun.prediction.layouts.layout_step import compute_setup, layout_step
-from forerun.run.setup import Precision
+from forerun.base.errors import InvalidSetupError
+from forerun.cost.communication.constants import load_layout_table
+from forerun.cost.memory.constants import memory_constants, visible_memory
+from forerun.prediction.division import compute_setup
+from forerun.prediction.memory import layout_memory
+from forerun.prediction.models import cost_model_of
+from forerun.prediction.unit_step import layout_step
+from forerun.question.devices.device import NumberFormat
+from forerun.question.setup import Precision
 from studies.layouts.rows import SOURCES, MeasuredLayout, measured_layouts, whole_table
 from studies.layouts.traced import traced_model
 

@@ -9,11 +9,11 @@ from functools import cache
 
 import torch
 
+from forerun.base.temporary import cache_folder
 from forerun.graph.file import GRAPH_FORMAT_VERSION, read_graph, write_graph
-from forerun.prediction.layouts.divided_model import DividedModel
 from forerun.prediction.step import prepare
-from forerun.run.setup import TrainingSetup
-from forerun.tracing.cache import cache_folder
+from forerun.prediction.units import DividedModel
+from forerun.question.setup import TrainingSetup
 from forerun.tracing.models.built_model import BuiltModel
 from forerun.tracing.saving.prepare import with_saving
 from forerun.tracing.trace import TRACE_VERSION, trace_built

@@ -10,19 +10,19 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from forerun.errors import ForerunError
-from forerun.fitting.evaluation import family_folds
-from forerun.fitting.measured_steps import is_measured_network
+from forerun.base.errors import ForerunError
+from forerun.base.units import GIB
+from forerun.cost.memory.constants import memory_constants, visible_memory
+from forerun.cost.memory.peak import estimate_memory, plans_for_setup
+from forerun.cost.memory.replay import smallest_limit_bytes
+from forerun.cost.memory.stream import live_peak_bytes
+from forerun.evidence.fitting.evaluation import family_folds
+from forerun.evidence.fitting.measured_steps import is_measured_network
+from forerun.evidence.records.step_record import StepRecord
 from forerun.graph.graph import Graph
-from forerun.hardware import find_device
-from forerun.memory.constants import memory_constants, visible_memory
-from forerun.memory.peak import estimate_memory, plans_for_setup
-from forerun.memory.replay import smallest_limit_bytes
-from forerun.memory.stream import live_peak_bytes
-from forerun.records.step_record import StepRecord
-from forerun.run.setup import TrainingSetup
+from forerun.question.devices import find_device
+from forerun.question.setup import TrainingSetup
 from forerun.tracing.trace import trace
-from forerun.units import GIB
 from studies.memory.verdicts import accelerate_rule_bytes
 from studies.tables.transformers import read_neusight_e2e, transformer_requests
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from forerun.errors import InvalidSetupError
+from forerun.base.errors import InvalidSetupError
+from forerun.cost.memory.constants import MemoryConstants
+from forerun.cost.memory.peak import estimate_memory, step_runs
 from forerun.graph.graph import Graph
-from forerun.memory.constants import MemoryConstants
-from forerun.memory.peak import estimate_memory, step_runs
-from forerun.run.setup import TrainingSetup
+from forerun.question.setup import TrainingSetup
 
 __all__ = [
     "BracketRow",

@@ -7,10 +7,15 @@ from functools import partial
 
 import numpy as np
 
-from forerun.fitting.evaluation import ErrorMetrics, cross_validated_predictions, errors, family_folds
-from forerun.fitting.measured_steps import Measured
-from forerun.fitting.registry import baseline_names, make_baseline
-from forerun.fitting.step_features import whole_model_features
+from forerun.adapters.classics.baselines import baseline_names, make_baseline
+from forerun.adapters.classics.step_features import whole_model_features
+from forerun.evidence.fitting.evaluation import (
+    ErrorMetrics,
+    cross_validated_predictions,
+    errors,
+    family_folds,
+)
+from forerun.evidence.fitting.measured_steps import Measured
 from forerun.tracing.trace import trace
 
 __all__ = ["baseline_study"]

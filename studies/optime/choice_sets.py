@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from forerun.errors import RecordError
-from forerun.hardware import find_device
-from forerun.hardware.device import Device
-from forerun.optime.weights import CostModel
+from forerun.base.errors import RecordError
+from forerun.cost.time.weights import CostModel
 from forerun.prediction.point_times import point_times
 from forerun.prediction.step import PreparedModel, prepare
-from forerun.run.model import ModelRequest
-from forerun.run.setup import Phase, Precision, TrainingSetup
+from forerun.question.devices import find_device
+from forerun.question.devices.device import Device
+from forerun.question.model import ModelRequest
+from forerun.question.setup import Phase, Precision, TrainingSetup
 from forerun.tracing.trace import trace
 from studies.tables.words import REFERENCE_DEVICES
 

@@ -13,14 +13,13 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import spearmanr
 
-from forerun.fitting.measured_steps import Measured
-from forerun.hardware import find_device
-from forerun.hardware.device import NumberFormat
-from forerun.hardware.price_file import load_prices
-from forerun.hardware.prices import PriceKind, cheapest_rental
-from forerun.optime.fit import FitSettings
-from forerun.records.step_record import StepRecord
-from forerun.run.setup import Phase, Precision
+from forerun.evidence.fitting.measured_steps import Measured
+from forerun.evidence.fitting.op_time_fit import FitSettings
+from forerun.evidence.records.step_record import StepRecord
+from forerun.question.devices import find_device
+from forerun.question.devices.device import NumberFormat
+from forerun.question.devices.prices import PriceKind, cheapest_rental, load_prices
+from forerun.question.setup import Phase, Precision
 from studies.optime.choice_sets import MeasuredRate, groups_of, kind_of
 from studies.optime.studies import Corpus, HeldOut, family_study
 
@@ -278,11 +277,8 @@ def noise_words(networks: HeldOut) -> str:
     rates = held_out_rates([networks])
     perfect = perfect_choices("network held out", rates, noise)
     return (
-        f"\nThe measurements allow no perfect score: {noise.num_runs} runs that repeat one network on one device with "
-        f"the same software lie {100 * noise.log_deviation:.1f} % apart (standard deviation of the logarithm). A "
-        "chooser that knew every true speed, judged by one more such measurement, would reach a median rank "
-        f"correlation of {perfect.median_spearman:.3f} and a right choice in {100 * perfect.right_share:.0f} % of "
-        "the sets with networks held out.\n"
+        f"\nRepeats lie {100 * noise.log_deviation:.1f} % apart; knowing every true speed would give "
+        f"{perfect.median_spearman:.3f} and {100 * perfect.right_share:.0f} %.\n"
     )
 
 
@@ -305,13 +301,7 @@ def choice_section(results: Sequence[ChoiceResult], noise: str = "") -> str:
             f"{100 * max(found.loss for found in result.sets):.0f} % |\n"
         )
     return (
-        "## Choosing a device\n\nEvery network of `gpu_benchmarks` that was measured on at least four single GPUs: "
-        "devices ranked by predicted throughput against measured throughput (median of a device's runs), and whether "
-        "the device that comes first is truly within 5 % of the best. `Network held out`: figures of a network come "
-        "from a fit without its family on any device. `Device held out`: figures of a device come from a fit without "
-        "any row of it, so every device of a set is one that no measurement stands behind. `Not in the fit`: tables "
-        "that no fit has read (PyTorch 0.3, Torch7, TensorFlow, BERT), by the shipped model. Price ranks the devices "
-        "of the price table. In `dle_training` no framework measured a network on four single devices.\n\n"
+        "## Choosing a device\n\nNetworks of `gpu_benchmarks` on four GPUs or more.\n\n"
         + "".join(lines)
         + noise
     )

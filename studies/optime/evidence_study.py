@@ -19,10 +19,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy import optimize
 
-from forerun.fitting.measured_steps import Measured
-from forerun.hardware.device import Device
-from forerun.optime.correction import PriorScales
-from forerun.optime.evidence import (
+from forerun.cost.time.correction import PriorScales
+from forerun.cost.time.evidence import (
     Evidence,
     Kind,
     LogWidths,
@@ -31,7 +29,9 @@ from forerun.optime.evidence import (
     operation_mix,
     step_kind,
 )
-from forerun.optime.rows import DistinctOps
+from forerun.cost.time.rows import DistinctOps
+from forerun.evidence.fitting.measured_steps import Measured
+from forerun.question.devices.device import Device
 from studies.optime.fit import source_of, table_of
 from studies.optime.studies import HeldOut, StepStudies
 

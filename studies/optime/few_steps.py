@@ -1,6 +1,6 @@
 """A device known from a few of its steps: posterior of all others, choice of steps, and the prior's scales.
 
-The correction is that of ``forerun.optime.correction``; here it is conditioned on the steps themselves, without its
+The correction is that of ``forerun.cost.time.correction``; here it is conditioned on the steps themselves, without its
 coefficients. With J_k the rows of k measured steps, S = diag(s^2) the prior and n the noise:
 
     K    = J_k S J_k' + n^2 I
@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import optimize
 
-from forerun.optime.correction import PriorScales
+from forerun.cost.time.correction import PriorScales
 
 __all__ = ["Posterior", "choose_steps", "condition", "fit_scales", "information_order"]
 

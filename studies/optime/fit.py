@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from forerun.fitting.measured_steps import Measured
-from forerun.optime.fit import (
+from forerun.cost.time.weights import run_kind
+from forerun.evidence.fitting.measured_steps import Measured
+from forerun.evidence.fitting.op_time_fit import (
     EncodedSamples,
     FitSettings,
     OpNetwork,
     encode_samples,
     fit_op_network,
 )
-from forerun.optime.weights import run_kind
 from studies.tables.operators import OperatorTable
 
 __all__ = [

@@ -16,19 +16,19 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from forerun.fitting.evaluation import ErrorMetrics, errors
-from forerun.graph.graph import OpClass, StepPart
-from forerun.hardware import find_device
-from forerun.optime.features import Point
-from forerun.optime.fit import (
+from forerun.cost.time.features import Point
+from forerun.cost.time.rows import DistinctOps
+from forerun.evidence.fitting.evaluation import ErrorMetrics, errors
+from forerun.evidence.fitting.op_time_fit import (
     FitSettings,
     StepSample,
     encode_samples,
     fit_op_network,
     predict_log_times,
 )
-from forerun.optime.rows import DistinctOps
-from forerun.run.setup import TrainingSetup
+from forerun.graph.graph import OpClass, StepPart
+from forerun.question.devices import find_device
+from forerun.question.setup import TrainingSetup
 
 __all__ = ["LayerResult", "layer_study"]
 
@@ -162,6 +162,7 @@ def _as_ops(kernels: list[Any]) -> DistinctOps:
         gemm=gemm,
         elements=fixed([k[3] for k in kernels]),
         attributes=attributes,
+        law_size=np.ones(count),
         joined_count=np.ones(count),
         joined_flops=fixed([k[2] for k in kernels]),
         joined_bytes=fixed([_ELEMENT_BYTES * k[3] for k in kernels]),

@@ -28,10 +28,10 @@ from multiprocessing import get_context
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from forerun.hardware.device import Device, NumberFormat
-from forerun.run.model import ModelRequest
-from forerun.run.setup import TrainingSetup
-from forerun.units import GIB
+from forerun.base.units import GIB
+from forerun.question.devices.device import Device, NumberFormat
+from forerun.question.model import ModelRequest
+from forerun.question.setup import TrainingSetup
 
 if TYPE_CHECKING:
     import torch

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from forerun.fitting.measured_steps import Measured
-from forerun.optime.weights import CostModel
+from forerun.cost.time.weights import CostModel
+from forerun.evidence.fitting.measured_steps import Measured
 from forerun.prediction.step import predict_steps, prepare
 from forerun.tracing.trace import trace
 from studies.memory.study import Bracket

@@ -13,13 +13,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from forerun.fitting.evaluation import family_folds
-from forerun.fitting.measured_steps import Measured
+from forerun.cost.time.correction import PriorScales, sensitivities, with_circumstances
+from forerun.cost.time.step_times import step_times
+from forerun.cost.time.weights import CostModel
+from forerun.evidence.fitting.evaluation import family_folds
+from forerun.evidence.fitting.measured_steps import Measured
+from forerun.evidence.fitting.op_time_fit import (
+    EncodedSamples,
+    FitSettings,
+    OpNetwork,
+    as_weights,
+    predict_log_times,
+)
 from forerun.graph.graph import StepPart
-from forerun.optime.correction import PriorScales, sensitivities, with_circumstances
-from forerun.optime.fit import EncodedSamples, FitSettings, OpNetwork, as_weights, predict_log_times
-from forerun.optime.step_times import step_times
-from forerun.optime.weights import CostModel
 from studies.optime.few_steps import condition, fit_scales, information_order
 from studies.optime.fit import encode, fit_ensemble, fittable, source_of
 from studies.tables.operators import OperatorTable

@@ -21,27 +21,31 @@ from pathlib import Path
 
 import numpy as np
 
-from forerun.errors import RecordError
-from forerun.fitting.compositions import Composition, measured_compositions
-from forerun.fitting.device_calibration import (
+from forerun.adapters.classics.composition import (
+    Composition,
+    CompositionJobs,
+    composition_jobs,
+    measured_compositions,
+)
+from forerun.adapters.classics.layer_table import measured_layer_table
+from forerun.adapters.classics.regressor_fit import fit_layer_regressor, fit_step_regressor, step_table
+from forerun.base.errors import RecordError
+from forerun.cost.time.weights import load_weights, shipped_weights_path
+from forerun.evidence.fit import cost_model_result
+from forerun.evidence.fitting.device_calibration import (
     calibrate,
     corrected_predictions,
     fitted_weights,
     log_predictions,
 )
-from forerun.fitting.evaluation import ErrorMetrics, configuration_of, configuration_splits, errors
-from forerun.fitting.layer_table import measured_layer_table
-from forerun.fitting.measured_layers import DeviceSample, device_samples
-from forerun.fitting.regressor_fit import cost_model_result, fit_layer_regressor, fit_step_regressor
-from forerun.fitting.step_table import step_table
-from forerun.hardware.device import Device
-from forerun.hardware.device_file import load_device_file
-from forerun.measurement.composition_jobs import CompositionJobs, composition_jobs
-from forerun.optime.weights import load_weights, shipped_weights_path
-from forerun.records.measurement import JobKind, Measurement
-from forerun.records.step_view import step_records
-from forerun.records.store.files import import_measurements
-from forerun.run.model import ModelRequest
+from forerun.evidence.fitting.evaluation import ErrorMetrics, configuration_of, configuration_splits, errors
+from forerun.evidence.fitting.measured_layers import DeviceSample, device_samples
+from forerun.evidence.records.files import import_measurements
+from forerun.evidence.records.measurement import JobKind, Measurement
+from forerun.evidence.records.step_record import step_records
+from forerun.question.devices.device import Device
+from forerun.question.devices.device_file import load_device_file
+from forerun.question.model import ModelRequest
 
 __all__ = [
     "CalibrationStudy",

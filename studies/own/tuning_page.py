@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from forerun.errors import RecordError
-from forerun.tuning.comparison import PairedRatio, paired_ratio
+from forerun.base.errors import RecordError
+from forerun.script.tuning.comparison import PairedRatio, paired_ratio
 from studies.markdown import markdown_table
 
 __all__ = ["tuning_results_folder", "tuning_section"]
@@ -72,16 +72,13 @@ def _before_after(found: Mapping[str, Any]) -> str:
             *(f"{run['metric']:.4f}" for run in (before, after)),
         ),
     ]
-    values = ", ".join(f"`{name}` {value}" for name, value in found["values"].items())
     unchanged = "is unchanged" if found["is_script_unchanged"] else "**has changed**"
     return (
         "### A script written without thought, tuned\n\n"
-        f"{_where(found)}. Batch 8, no workers, single precision, {found['num_images']:,} JPEGs of "
-        f"{' x '.join(map(str, found['image_size']))} pixels decoded in the main process; `forerun tune --budget "
-        f"{found['budget']}`, {found['num_trials']} trials, ended by {found['ended_by']}. One whole run of each; the "
-        f"script's file {unchanged} (SHA-256 {found['script_sha256'][:16]}).\n\n"
+        f"{_where(found)}; {found['num_images']:,} JPEGs, batch 8; `forerun tune --budget {found['budget']}`, "
+        f"{found['num_trials']} trials. The script's file {unchanged}.\n\n"
         + markdown_table(("", "as written", "tuned"), rows)
-        + f"\n**{found['speedup']:.2f} times** the images a second. Found: {values}.\n"
+        + f"\n**{found['speedup']:.2f} times** the images a second.\n"
     )
 
 
@@ -100,9 +97,7 @@ def _overhead(found: Mapping[str, Any]) -> str:
     ]
     return (
         "### The profile against a loop instrumented by hand\n\n"
-        f"{_where(found)}. {len(pairs)} pairs of the same script alone and under `forerun profile`, in turns, who goes "
-        "first changing from pair to pair; the script times its own steps and waits.\n\n"
-        + markdown_table(("", "aimed at", "found"), rows)
+        f"{len(pairs)} pairs of runs.\n\n" + markdown_table(("", "aimed at", "found"), rows)
     )
 
 
@@ -139,9 +134,7 @@ def _memory_limit(found: Mapping[str, Any]) -> str:
         for study in found["studies"]
     ]
     return (
-        "### A study under a limit of memory\n\n"
-        f"{_where(found)}. Limit {found['limit_bytes'] / 1e6:,.0f} MB; the same space, seed and number of trials with "
-        "and without the prediction of memory.\n\n"
+        f"### A study under a limit of memory\n\nLimit {found['limit_bytes'] / 1e6:,.0f} MB.\n\n"
         + markdown_table(
             (
                 "memory",
@@ -169,8 +162,7 @@ def _first_trials(found: Mapping[str, Any]) -> str:
     ]
     return (
         "### First trials from the cost model\n\n"
-        f"{_where(found)}. {found['num_configurations']} measured configurations of the naive script, searched by "
-        f"replay with {found['num_seeds']} seeds; best speed so far as a share of the best of all.\n\n"
+        f"{found['num_configurations']} measured configurations; share of the best speed.\n\n"
         + markdown_table(("search", *(f"{count} trials" for count in found["checkpoints"])), rows)
     )
 

@@ -13,12 +13,15 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import minimize
 
-from forerun.communication.buckets import gradient_buckets, uniform_gradients
-from forerun.communication.data_parallel import split_step
-from forerun.communication.scaling_constants import ScalingConstants
-from forerun.communication.stragglers import expected_normal_maximum
-from forerun.communication.tuner import AllReduce
-from forerun.hardware.link_file import load_links
+from forerun.cost.communication.constants import ScalingConstants
+from forerun.cost.communication.data_parallel import (
+    expected_normal_maximum,
+    gradient_buckets,
+    split_step,
+    uniform_gradients,
+)
+from forerun.cost.communication.tuner import AllReduce
+from forerun.question.devices.link import load_links
 from studies.scaling.measured_step import scale_measured_step
 from studies.scaling.rows import ScalingRow
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from forerun.communication.buckets import Bucket, gradient_buckets, uniform_gradients
-from forerun.communication.data_parallel import DataParallelStep, data_parallel_step, split_step
-from forerun.communication.scaling_constants import ScalingConstants
-from forerun.communication.tuner import AllReduce
+from forerun.cost.communication.constants import ScalingConstants
+from forerun.cost.communication.data_parallel import (
+    Bucket,
+    DataParallelStep,
+    data_parallel_step,
+    gradient_buckets,
+    split_step,
+    uniform_gradients,
+)
+from forerun.cost.communication.tuner import AllReduce
 
 __all__ = ["scale_measured_step"]
 

@@ -8,17 +8,16 @@ from pathlib import Path
 
 import numpy as np
 
-from forerun.communication.scaling_constants import ScalingTable, load_scaling_table
-from forerun.hardware.cluster import Cluster, cluster_of
-from forerun.hardware.finder import find_device
-from forerun.optime.weights import load_weights, shipped_weights_path
-from forerun.prediction.run_step import one_steps
-from forerun.prediction.scale import scaled_step
+from forerun.base.frames import read_table
+from forerun.cost.communication.constants import ScalingTable, load_scaling_table
+from forerun.cost.time.weights import load_weights, shipped_weights_path
+from forerun.prediction.replica_step import one_steps, scaled_step
 from forerun.prediction.step import PreparedModel, prepare
-from forerun.records.importers.table_checks import read_table
-from forerun.run.model import ModelRequest
-from forerun.run.run import Run
-from forerun.run.setup import Layout, Precision, TrainingSetup
+from forerun.question.devices.cluster import Cluster, cluster_of
+from forerun.question.devices.finder import find_device
+from forerun.question.model import ModelRequest
+from forerun.question.run import Run
+from forerun.question.setup import Layout, Precision, TrainingSetup
 from forerun.tracing.trace import trace
 
 __all__ = ["MlperfRow", "MlperfStudy", "mlperf_study"]

@@ -11,16 +11,15 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import nnls
 
-from forerun.communication.all_reduce_models import ALL_REDUCE_MODELS, AveragedModel
-from forerun.communication.design import propose_points
-from forerun.communication.model_choice import SERVER_MODELS
-from forerun.communication.nonnegative import fit_relative
-from forerun.communication.server_models import OptimusModel, server_columns
-from forerun.communication.smoothing import SmoothedModel
-from forerun.communication.speed_models import SpeedModel
-from forerun.communication.speed_points import SpeedPoint
-from forerun.errors import InvalidSetupError
-from forerun.records.importers.table_checks import read_table
+from forerun.adapters.classics.all_reduce_models import ALL_REDUCE_MODELS, AveragedModel
+from forerun.adapters.classics.model_choice import SERVER_MODELS, propose_points
+from forerun.adapters.classics.server_models import OptimusModel, server_columns
+from forerun.adapters.classics.smoothing import SmoothedModel
+from forerun.adapters.classics.speed_models import SpeedModel
+from forerun.adapters.classics.speed_points import SpeedPoint
+from forerun.base.errors import InvalidSetupError
+from forerun.base.frames import read_table
+from forerun.base.numerics import fit_relative
 
 __all__ = ["FewPoints", "placement_study", "read_placements", "read_server_points", "server_study"]
 

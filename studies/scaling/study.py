@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from forerun.communication.scaling_constants import ScalingConstants, ScalingTable
-from forerun.fitting.evaluation import ErrorMetrics, errors
+from forerun.cost.communication.constants import ScalingConstants, ScalingTable
+from forerun.evidence.fitting.evaluation import ErrorMetrics, errors
 from studies.scaling.fit import fit_scaling_constants, key_of_row, predicted_step_s
 from studies.scaling.rows import ScalingRow, read_scaling_rows
 

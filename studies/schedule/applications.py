@@ -10,12 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from forerun.records.importers.table_checks import check_columns, read_table
-from forerun.scheduler.curve_forecast import CurveForecast
-from forerun.scheduler.job import DataParallelTraining
-from forerun.scheduler.running_job import NUM_PHASES
-from forerun.scheduler.speed import DataParallelSpeed
-from forerun.scheduler.speed_fit import StepPoint, fit_data_parallel
+from forerun.base.frames import check_columns, read_table
+from forerun.jobs.scheduling.job import DataParallelTraining
+from forerun.jobs.scheduling.running_job import NUM_PHASES, CurveForecast
+from forerun.jobs.scheduling.speed import DataParallelSpeed, StepPoint, fit_data_parallel
 
 __all__ = [
     "RESTART_S",

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from forerun.records.importers.table_checks import check_columns, read_table
-from forerun.scheduler.job import DataParallelTraining, ScheduledJob
+from forerun.base.frames import check_columns, read_table
+from forerun.jobs.scheduling.job import DataParallelTraining, ScheduledJob
 
 __all__ = ["GAVEL_CLUSTER", "GAVEL_ROUND_S", "GavelSpeed", "draw_mixed_jobs", "read_gavel_speeds"]
 

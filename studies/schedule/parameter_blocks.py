@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from forerun.errors import InvalidSetupError
+from forerun.base.errors import InvalidSetupError
 
 __all__ = ["BlockBalance", "assign_blocks", "assign_by_threshold", "balance"]
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from forerun.scheduler.cluster import NodeGroup, SharedCluster
-from forerun.scheduler.job import Allocation, ScheduledJob, ServerTraining, TaskDemand
-from forerun.scheduler.placement import Placement, Placer, first_fit, pack
-from forerun.scheduler.speed import SynchronousServerSpeed
+from forerun.adapters.classics.server_models import SynchronousServerSpeed
+from forerun.jobs.scheduling.cluster import NodeGroup, SharedCluster
+from forerun.jobs.scheduling.job import Allocation, ScheduledJob, ServerTraining, TaskDemand
+from forerun.jobs.scheduling.placement import Placement, Placer, first_fit, pack
 from studies.schedule.parameter_blocks import BlockBalance, assign_blocks, assign_by_threshold, balance
 
 __all__ = ["PlacementResult", "placement_study", "resnet50_blocks", "transfer_time_s"]
@@ -54,9 +54,7 @@ def _placed(placer: Placer) -> tuple[float, float]:
     """Mean transfer time and nodes of the jobs of all draws: six jobs of 2 to 5 workers and servers on 13 nodes."""
     group = NodeGroup(device="gpu", num_nodes=13, devices_per_node=2, cpu_cores_per_node=16)
     cluster = SharedCluster(groups=(group,))
-    speed = SynchronousServerSpeed(
-        batch_s=1.0, constant_s=0.0, transfer_s=0.0, per_worker_s=0.0, per_server_s=0.0
-    )
+    speed = SynchronousServerSpeed((1.0, 0.0, 0.0, 0.0, 0.0))
     training = ServerTraining(
         speed=speed,
         batch_size=32,

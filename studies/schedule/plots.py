@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from forerun.report.figure import check_plot_path, look_of, new_figure, save_figure
+from forerun.surface.report.figure import check_plot_path, look_of, new_figure, save_figure
 
 __all__ = ["error_plot"]
 

@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import nnls
 
-from forerun.errors import InvalidSetupError
-from forerun.scheduler.speed import SynchronousServerSpeed
+from forerun.adapters.classics.server_models import SynchronousServerSpeed
+from forerun.base.errors import InvalidSetupError
 
 __all__ = ["fit_server_speed"]
 
@@ -33,10 +33,4 @@ def fit_server_speed(
         )
     columns = np.stack([1 / w, np.ones_like(w), w / p, w, p], axis=1)
     found, _ = nnls(columns * speed[:, None], np.ones_like(speed))
-    return SynchronousServerSpeed(
-        batch_s=float(found[0]),
-        constant_s=float(found[1]),
-        transfer_s=float(found[2]),
-        per_worker_s=float(found[3]),
-        per_server_s=float(found[4]),
-    )
+    return SynchronousServerSpeed(tuple(found.tolist()))

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
-from forerun.records.importers.table_checks import check_columns, read_table
-from forerun.scheduler.cluster import NodeGroup, SharedCluster
-from forerun.scheduler.forecast_error import ForecastError
-from forerun.scheduler.job import ScheduledJob, ServerTraining, TaskDemand
-from forerun.scheduler.metrics import ScheduleMetrics
-from forerun.scheduler.policies import find_policy
-from forerun.scheduler.simulation import SimulationOptions, simulate
-from forerun.units import GIB
+from forerun.base.frames import check_columns, read_table
+from forerun.base.units import GIB
+from forerun.jobs.scheduling.cluster import NodeGroup, SharedCluster
+from forerun.jobs.scheduling.job import ScheduledJob, ServerTraining, TaskDemand
+from forerun.jobs.scheduling.outcome import ScheduleMetrics
+from forerun.jobs.scheduling.policy import find_policy
+from forerun.jobs.scheduling.running_job import ForecastError
+from forerun.jobs.scheduling.simulation import SimulationOptions, simulate
 from studies.schedule.server_speed import fit_server_speed
 
 __all__ = [

@@ -9,16 +9,15 @@ from pathlib import Path
 
 import numpy as np
 
-from forerun.scheduler.cluster import NodeGroup, SharedCluster, parse_cluster
-from forerun.scheduler.forecast_error import ForecastError
-from forerun.scheduler.job import ScheduledJob, ServerTraining, TaskDemand
-from forerun.scheduler.metrics import ScheduleMetrics
-from forerun.scheduler.placement import pack
-from forerun.scheduler.policies import find_policy
-from forerun.scheduler.policy import JobView
-from forerun.scheduler.rigid_trace import RigidJob, RigidPolicy, simulate_rigid
-from forerun.scheduler.simulation import SimulationOptions, simulate
-from forerun.scheduler.speed import SynchronousServerSpeed
+from forerun.adapters.classics.server_models import SynchronousServerSpeed
+from forerun.jobs.scheduling.cluster import NodeGroup, SharedCluster, parse_cluster
+from forerun.jobs.scheduling.job import ScheduledJob, ServerTraining, TaskDemand
+from forerun.jobs.scheduling.outcome import ScheduleMetrics
+from forerun.jobs.scheduling.placement import pack
+from forerun.jobs.scheduling.policy import JobView, find_policy
+from forerun.jobs.scheduling.running_job import ForecastError
+from forerun.jobs.scheduling.simulation import SimulationOptions, simulate
+from forerun.jobs.scheduling.trace import RigidJob, RigidPolicy, simulate_rigid
 from studies.schedule.applications import read_applications
 from studies.schedule.mixed import (
     GAVEL_CLUSTER,
@@ -292,13 +291,7 @@ def _server_views(num_jobs: int, best: int) -> list[JobView]:
     for number in range(num_jobs):
         unit = float(chance.uniform(0.5, 2.0))
         # d/dw of t0 / w + t3 w is zero at w = sqrt(t0 / t3), and likewise for servers at w = p.
-        speed = SynchronousServerSpeed(
-            batch_s=unit,
-            constant_s=0.1,
-            transfer_s=unit / best,
-            per_worker_s=0.0,
-            per_server_s=unit / best**2,
-        )
+        speed = SynchronousServerSpeed((unit, 0.1, unit / best, 0.0, unit / best**2))
         training = ServerTraining(speed=speed, batch_size=32, worker=demand, server=server)
         work = float(chance.uniform(1e5, 1e6))
         job = ScheduledJob(name=f"job-{number}", training=training, work_samples=work, num_servers=1)

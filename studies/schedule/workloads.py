@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from forerun.records.importers.table_checks import check_columns, read_table
-from forerun.scheduler.job import DataParallelTraining, ScheduledJob
+from forerun.base.frames import check_columns, read_table
+from forerun.jobs.scheduling.job import DataParallelTraining, ScheduledJob
 from studies.schedule.applications import RESTART_S, Application, RecordedEfficiency
 
 __all__ = ["NUM_WORKLOAD_JOBS", "Workload", "draw_workload", "read_philly"]

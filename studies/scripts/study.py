@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import forerun
-from forerun.errors import ForerunError
+from forerun.base.errors import ForerunError
 from forerun.graph.captured import CAPTURE_PREFIX
 from forerun.prediction.estimate import Interval
 from studies.scripts.cases import Case

@@ -7,10 +7,10 @@ from functools import partial
 
 import numpy as np
 
-from forerun.fitting.evaluation import ErrorMetrics, cross_validated_predictions, errors, group_folds
-from forerun.fitting.registry import baseline_names, make_baseline
-from forerun.fitting.step_features import whole_model_features
-from forerun.hardware.device import Device
+from forerun.adapters.classics.baselines import baseline_names, make_baseline
+from forerun.adapters.classics.step_features import whole_model_features
+from forerun.evidence.fitting.evaluation import ErrorMetrics, cross_validated_predictions, errors, group_folds
+from forerun.question.devices.device import Device
 from forerun.tracing.trace import trace
 from studies.suite.comparison import MeasuredStep
 

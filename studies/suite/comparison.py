@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from forerun.answers import Answer, fields_of
-from forerun.errors import RecordError
-from forerun.fitting.evaluation import ErrorMetrics, errors, grouped_errors
-from forerun.measurement.measured_job import job_of
-from forerun.optime.correction import PriorScales
-from forerun.records.measurement import JobKind, Measurement, Outcome
+from forerun.base.answers import Answer, fields_of
+from forerun.base.errors import RecordError
+from forerun.cost.time.correction import PriorScales
+from forerun.evidence.fitting.evaluation import ErrorMetrics, errors, grouped_errors
+from forerun.evidence.measurement.measured_job import job_of
+from forerun.evidence.records.measurement import JobKind, Measurement, Outcome
 from studies.optime.few_steps import choose_steps, condition
 from studies.suite.jobs import LIMIT, REPEAT
 from studies.suite.memory import LargestBatch, largest_batches, verdict_counts

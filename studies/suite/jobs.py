@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
-from forerun.measurement.jobs import MeasurementJob
-from forerun.records.importers.model_names import model_family
-from forerun.records.measurement import JobKind, Scalar
+from forerun.evidence.measurement.jobs import MeasurementJob
+from forerun.evidence.records.measurement import JobKind, Scalar
+from forerun.evidence.records.model_names import model_family
 from studies.suite.models import SUITE_MODELS, Setting, SuiteModel, on_processor
 
 __all__ = [

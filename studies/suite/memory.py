@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from forerun.measurement.jobs import MeasurementJob
-from forerun.measurement.measured_job import job_of
-from forerun.records.measurement import Measurement, Outcome
+from forerun.evidence.measurement.jobs import MeasurementJob
+from forerun.evidence.measurement.measured_job import job_of
+from forerun.evidence.records.measurement import Measurement, Outcome
 from studies.suite.jobs import LIMIT
 from studies.suite.prediction import JobPrediction
 

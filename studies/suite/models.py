@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from forerun.run.setup import Layout, Precision
+from forerun.question.setup import Layout, Precision
 
 __all__ = ["SUITE_MODELS", "Search", "Setting", "SuiteModel", "on_processor"]
 

@@ -9,10 +9,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from forerun.fitting.evaluation import ErrorMetrics
-from forerun.report.evaluation_page import error_table
-from forerun.report.wording import format_percent
-from forerun.units import format_bytes, format_duration_s, format_flops_per_s
+from forerun.base.units import format_bytes, format_duration_s, format_flops_per_s
+from forerun.evidence.fitting.evaluation import ErrorMetrics
+from forerun.evidence.pages.evaluation_page import error_table
+from forerun.surface.report.wording import format_percent
 
 if TYPE_CHECKING:
     from studies.suite.comparison import FewShot, MeasuredStep, SuiteComparison

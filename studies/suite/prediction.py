@@ -14,25 +14,24 @@ from typing import Any
 
 import numpy as np
 
-from forerun.errors import ForerunError, RecordError
-from forerun.fitting.registry import make_baseline
-from forerun.fitting.step_features import whole_model_features
-from forerun.hardware.device import Device
-from forerun.measurement.jobs import MeasurementJob
-from forerun.memory.constants import memory_constants, visible_memory
-from forerun.memory.max_batch import max_batch_size
-from forerun.memory.peak import estimate_memory, fits
-from forerun.optime.correction import PriorScales, sensitivities
-from forerun.optime.features import Point
-from forerun.optime.step_times import step_times
-from forerun.optime.weights import CostModel
+from forerun.adapters.classics.baselines import make_baseline
+from forerun.adapters.classics.step_features import whole_model_features
+from forerun.base.errors import ForerunError, RecordError
+from forerun.cost.memory.constants import memory_constants, visible_memory
+from forerun.cost.memory.peak import estimate_memory, fits, max_batch_size
+from forerun.cost.time.correction import PriorScales, sensitivities
+from forerun.cost.time.features import Point
+from forerun.cost.time.step_times import step_times
+from forerun.cost.time.weights import CostModel
+from forerun.evidence.measurement.jobs import MeasurementJob
+from forerun.evidence.records.measured_run import input_options_of, setup_of
 from forerun.prediction.estimate import Interval
+from forerun.prediction.figures import training_energy_j
 from forerun.prediction.point_times import ideal_times_s
-from forerun.prediction.power import training_energy_j
 from forerun.prediction.step import PreparedModel, points_of, predict_steps, prepare
-from forerun.records.job_parameters import input_options_of, setup_of
-from forerun.run.model import ModelRequest
-from forerun.run.setup import TrainingSetup
+from forerun.question.devices.device import Device
+from forerun.question.model import ModelRequest
+from forerun.question.setup import TrainingSetup
 from forerun.tracing.trace import trace
 from studies.optime.few_steps import information_order
 from studies.suite.jobs import LIMIT, BatchSearch, StepJob

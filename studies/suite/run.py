@@ -10,20 +10,20 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forerun.answers import Answer
-from forerun.errors import InvalidSetupError, RecordError, UnknownDeviceError
-from forerun.hardware import describe_host, find_device
-from forerun.hardware.device import Device, DeviceKind
-from forerun.hardware.this_device import device_at
-from forerun.measurement.device_index import first_device, gpu_index
-from forerun.measurement.jobs import MeasurementJob
-from forerun.measurement.progress import Event
-from forerun.optime.correction import PriorScales
-from forerun.optime.evidence import shipped_evidence
-from forerun.optime.weights import load_weights, shipped_weights_path
-from forerun.records.measurement import Measurement
-from forerun.records.store.files import export_measurements, import_measurements
-from forerun.records.store.record_store import RecordStore
+from forerun.base.answers import Answer
+from forerun.base.errors import InvalidSetupError, RecordError, UnknownDeviceError
+from forerun.cost.time.correction import PriorScales
+from forerun.cost.time.evidence import shipped_evidence
+from forerun.cost.time.weights import load_weights, shipped_weights_path
+from forerun.evidence.measurement.jobs import MeasurementJob
+from forerun.evidence.measurement.progress import Event
+from forerun.evidence.records.files import export_measurements, import_measurements
+from forerun.evidence.records.measurement import Measurement
+from forerun.evidence.records.record_store import RecordStore
+from forerun.question.devices import describe_host, find_device
+from forerun.question.devices.device import Device, DeviceKind
+from forerun.question.devices.local import first_device, gpu_index
+from forerun.question.devices.this_device import device_at
 from studies.suite.jobs import batch_searches, step_jobs
 from studies.suite.models import SUITE_MODELS, SuiteModel
 from studies.suite.prediction import (

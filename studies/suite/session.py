@@ -8,17 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from forerun.measurement.circumstances import describe_circumstances
-from forerun.measurement.device_index import gpu_index
-from forerun.measurement.device_lock import lock_device
-from forerun.measurement.grid import spread_order
-from forerun.measurement.jobs import MeasurementJob
-from forerun.measurement.measured_job import measure_job
-from forerun.measurement.progress import Event
-from forerun.measurement.protocol import Protocol
-from forerun.measurement.session import run_jobs
-from forerun.records.measurement import Outcome
-from forerun.records.store.record_store import RecordStore
+from forerun.evidence.measurement.circumstances import describe_circumstances
+from forerun.evidence.measurement.grid import spread_order
+from forerun.evidence.measurement.jobs import MeasurementJob, Protocol
+from forerun.evidence.measurement.measured_job import measure_job
+from forerun.evidence.measurement.progress import Event
+from forerun.evidence.measurement.session import run_jobs
+from forerun.evidence.records.measurement import Outcome
+from forerun.evidence.records.record_store import RecordStore
+from forerun.question.devices.local import gpu_index, lock_device
 from studies.suite.jobs import BatchSearch, batch_searches, kernel_jobs, repeat_jobs, step_jobs
 from studies.suite.largest_batch import largest_batch
 from studies.suite.memory import tried_batches

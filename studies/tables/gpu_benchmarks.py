@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forerun.errors import RecordError
-from forerun.records.importers.model_names import model_family
-from forerun.records.importers.table_checks import check_columns, check_positive, read_table
-from forerun.records.measured_run import default_optimizer_implementation, framework_release
-from forerun.records.step_record import StepRecord
-from forerun.run.setup import Phase, Precision
+from forerun.base.errors import RecordError
+from forerun.base.frames import check_columns, check_positive, read_table
+from forerun.evidence.records.measured_run import default_optimizer_implementation, framework_release
+from forerun.evidence.records.model_names import model_family
+from forerun.evidence.records.step_record import StepRecord
+from forerun.question.setup import Phase, Precision
 from studies.tables.words import catalogue_device, known_precision
 
 if TYPE_CHECKING:

@@ -18,14 +18,14 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from forerun.errors import ForerunError
+from forerun.base.errors import ForerunError
+from forerun.cost.time.features import NEWEST_ERA, Point, software_era
+from forerun.cost.time.rows import DistinctOps
+from forerun.evidence.fitting.op_time_fit import NO_SYSTEM, OperatorSample
 from forerun.graph.graph import OpClass, StepPart
-from forerun.hardware import find_device
-from forerun.hardware.device import Device
-from forerun.optime.features import NEWEST_ERA, Point, software_era
-from forerun.optime.fit import NO_SYSTEM, OperatorSample
-from forerun.optime.rows import DistinctOps
-from forerun.run.setup import Phase, Precision, TrainingSetup
+from forerun.question.devices import find_device
+from forerun.question.devices.device import Device
+from forerun.question.setup import Phase, Precision, TrainingSetup
 from forerun.tracing.op_rules.products import NUM_GATES
 
 __all__ = ["OperatorTable", "read_operator_tables"]
@@ -213,6 +213,7 @@ def _kernels(parts: Sequence[_Rows], element_bytes: float) -> DistinctOps:
         gemm=constant(sizes),
         elements=constant(column(lambda part: part.elements)),
         attributes=np.stack(columns, axis=1),
+        law_size=ones,
         joined_count=ones,
         joined_flops=flops,
         joined_bytes=moved,

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 
-from forerun.errors import ForerunError, RecordError
-from forerun.fitting.measured_steps import Measured, SkippedModel, measured_steps
-from forerun.records.step_record import StepRecord
-from forerun.run.model import ModelRequest
-from forerun.run.setup import Layout, Precision, TrainingSetup
+from forerun.base.errors import ForerunError, RecordError
+from forerun.evidence.fitting.measured_steps import Measured, SkippedModel, measured_steps
+from forerun.evidence.records.step_record import StepRecord
+from forerun.question.model import ModelRequest
+from forerun.question.setup import Layout, Precision, TrainingSetup
 from forerun.tracing.trace import trace
 from studies.tables.gpu_benchmarks import read_lambda_resnet50, read_torchvision
 from studies.tables.timm import FOLDER_VARIABLE, read_timm_infer, read_timm_train, reference_folder

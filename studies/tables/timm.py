@@ -11,11 +11,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forerun.errors import RecordError
-from forerun.records.importers.table_checks import check_columns, check_positive, check_unique, read_table
-from forerun.records.measured_run import default_optimizer_implementation, is_pytorch_2
-from forerun.records.step_record import StepRecord
-from forerun.run.setup import Layout, Phase, Precision
+from forerun.base.errors import RecordError
+from forerun.base.frames import (
+    check_columns,
+    check_positive,
+    check_unique,
+    read_table,
+)
+from forerun.evidence.records.measured_run import default_optimizer_implementation, is_pytorch_2
+from forerun.evidence.records.step_record import StepRecord
+from forerun.question.setup import Layout, Phase, Precision
 from studies.tables.words import catalogue_device, integer_or_none, known_precision
 
 if TYPE_CHECKING:

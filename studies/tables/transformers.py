@@ -8,12 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forerun.errors import RecordError
-from forerun.records.importers.table_checks import check_columns, check_positive, check_unique, read_table
-from forerun.records.step_record import StepRecord
-from forerun.run.model import ModelRequest
-from forerun.run.setup import Phase, Precision
-from forerun.tracing.cache import cache_folder
+from forerun.base.errors import RecordError
+from forerun.base.frames import (
+    check_columns,
+    check_positive,
+    check_unique,
+    read_table,
+)
+from forerun.base.temporary import cache_folder
+from forerun.evidence.records.step_record import StepRecord
+from forerun.question.model import ModelRequest
+from forerun.question.setup import Phase, Precision
 from studies.tables.words import catalogue_device, integer_or_none
 
 __all__ = ["TransformerRow", "read_neusight_e2e", "transformer_config", "transformer_requests"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from forerun.errors import RecordError, near_matches
-from forerun.run.setup import Precision
+from forerun.base.errors import RecordError, near_matches
+from forerun.question.setup import Precision
 
 __all__ = ["REFERENCE_DEVICES", "catalogue_device", "integer_or_none", "known_precision"]
 

@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forerun.convergence.curve_files import read_curve
-from forerun.errors import ForerunError
+from forerun.base.errors import ForerunError
+from forerun.base.units import parse_amount, parse_duration_s
+from forerun.evidence.records.files import import_measurements
+from forerun.evidence.records.measurement import read_document
 from forerun.graph.file import read_graph
-from forerun.hardware.cluster import parse_cluster
-from forerun.hardware.device_file import parse_devices
-from forerun.records.documents import read_document
-from forerun.records.store.files import import_measurements
-from forerun.report.reading import read_answer
-from forerun.scheduler import cluster as shared
-from forerun.scheduler.jobs_file import check_entries
-from forerun.units import parse_amount, parse_duration_s
+from forerun.jobs.forecasting.curve_files import read_curve
+from forerun.jobs.scheduling import cluster as shared
+from forerun.jobs.scheduling.jobs_file import check_entries
+from forerun.question.devices.cluster import parse_cluster
+from forerun.question.devices.device_file import parse_devices
+from forerun.surface.report.reading import read_answer
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),

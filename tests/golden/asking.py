@@ -8,13 +8,14 @@ import math
 import os
 import shlex
 import shutil
+import sys
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 from typer.testing import CliRunner
 
-from forerun.cli.main import app
+from forerun.surface.cli.main import app
 from golden.made_files import make_files
 from golden.questions import CALLS, COMMANDS, TRIMMED
 
@@ -42,14 +43,16 @@ def answer_file(name: str) -> Path:
 
 @contextlib.contextmanager
 def folder_of_questions(folder: Path) -> Iterator[None]:
-    """A folder with the files that the questions name is the current one."""
-    before = Path.cwd()
+    """A folder with the files that the questions name is the current one, and ``python`` the Python that asks."""
+    before, paths = Path.cwd(), os.environ.get("PATH", "")
     make_files(folder)
     shutil.copytree(ANSWERS, folder / "answers")
     os.chdir(folder)
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), paths])
     try:
         yield
     finally:
+        os.environ["PATH"] = paths
         os.chdir(before)
 
 

@@ -5,11 +5,25 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from golden.training_scripts import SCRIPTS
+
 __all__ = ["make_files"]
 
 GPT2 = {
     "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": 2, "n_embd": 64, "n_head": 2,
     "n_positions": 128, "vocab_size": 1000,
+}  # fmt: skip
+
+LLAMA = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 1024, "intermediate_size": 2816,
+    "num_hidden_layers": 2, "num_attention_heads": 16, "num_key_value_heads": 8, "vocab_size": 32000,
+    "max_position_embeddings": 8192, "tie_word_embeddings": False,
+}  # fmt: skip
+
+MIXTRAL = {
+    "model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "hidden_size": 512, "intermediate_size": 1024,
+    "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 4, "num_local_experts": 8,
+    "num_experts_per_tok": 2, "vocab_size": 8000, "max_position_embeddings": 4096,
 }  # fmt: skip
 
 MODEL = """
@@ -55,6 +69,9 @@ TEXTS = {
     "model.py": MODEL,
     "my-card.toml": DEVICE,
     "gpt2.json": json.dumps(GPT2),
+    "llama.json": json.dumps(LLAMA),
+    "deep.json": json.dumps(LLAMA | {"num_hidden_layers": 8}),
+    "mixtral.json": json.dumps(MIXTRAL),
     "points.csv": "num_devices,batch_size_per_device,step_time_s\n"
     "1,64,0.200\n2,64,0.212\n4,64,0.221\n8,64,0.236\n8,32,0.139\n4,128,0.413\n",
     "servers.csv": "num_workers,num_servers,batch_size_per_device,step_time_s\n"
@@ -78,7 +95,11 @@ TEXTS = {
     "timm.csv": "model,train_samples_per_sec,train_step_time,train_batch_size,train_img_size,param_count\n"
     "resnet10t,4000.0,16.0,64,64,5.44\nresnet10t,5000.0,25.6,128,64,5.44\nresnet18,2500.0,25.6,64,64,11.69\n"
     "resnet18,2900.0,44.1,128,64,11.69\n",
+    "layout-steps.csv": "model,device,parallel,strategy,batch_size,precision,sequence_length,step_time_s\n"
+    '"gpt:depth=2,width=256,vocabulary=1000",8xh100-sxm,"tp=2,dp=4",zero1,4,bf16,256,0.02\n'
+    '"gpt:depth=2,width=256,vocabulary=1000",8xh100-sxm,,fsdp,4,bf16,256,0.015\n',
     "train.py": "print('trained')\n",
+    **SCRIPTS,
     "best.yaml": "arguments: {--batch-size: 64, --lr: 0.2}\nhooks: {amp: bf16, num_workers: 2}\n",
 }
 
@@ -90,6 +111,7 @@ def make_files(folder: Path) -> None:
     _write_curves(folder)
     _write_grid(folder / "grid.csv")
     _write_calibrations(folder)
+    _write_steps(folder / "device-steps.csv")
     _write_onnx(folder / "linear.onnx")
 
 
@@ -133,8 +155,8 @@ def _write_grid(path: Path) -> None:
 
 def _write_calibrations(folder: Path) -> None:
     """The shipped cost model, named as one that was calibrated on a T4 with either framework."""
-    from forerun.hardware import find_device
-    from forerun.optime.weights import save_weights
+    from forerun.cost.time.weights import save_weights
+    from forerun.question.devices import find_device
     from made_calibrations import made_calibration
 
     device = find_device("t4")
@@ -142,6 +164,29 @@ def _write_calibrations(folder: Path) -> None:
     keras = made_calibration(device, "keras", step_cost_s=0.002)
     keras.provenance["date"] = "2026-11-21"
     save_weights(keras, folder / "t4-keras.safetensors")
+
+
+def _write_steps(path: Path) -> None:
+    """Records of steps of a small network on one device, about twice as long as its datasheet promises."""
+    from forerun.evidence.records.files import export_measurements
+    from forerun.evidence.records.measurement import JobKind, Summary
+    from made_measurements import measurement
+
+    batches = (32, 64, 128, 256)
+    times = {batch: 4e-3 + 2e-5 * batch for batch in batches}
+    setup = {"precision": "fp32", "optimizer": "adam", "image_size": 32, "compile": False}
+    steps = [
+        measurement(
+            number,
+            kind=JobKind.STEP,
+            device="rtx-3090",
+            parameters={"batch_size": batch, **setup},
+            repetitions_s=(step_s,) * 3,
+            summary=Summary(median_s=step_s, low_s=0.98 * step_s, high_s=1.02 * step_s, is_stable=True),
+        )
+        for number, (batch, step_s) in enumerate(times.items())
+    ]
+    export_measurements(steps, path)
 
 
 def _write_onnx(path: Path) -> None:

@@ -5,12 +5,17 @@ They are asked in a folder with the files of ``made_files``; ``answers`` there h
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from golden import surfaces, token_models, training_scripts
 
 __all__ = ["CALLS", "COMMANDS", "TRIMMED"]
 
 COMMANDS: Mapping[str, str] = {
+    **token_models.COMMANDS,
+    **training_scripts.COMMANDS,
     # predict: where models come from
     "predict-torchvision": "predict torchvision:resnet18 --on a100-sxm4-40gb",
     "predict-timm": "predict timm:resnet10t --on rtx-3090 --batch-size 64 --layout nhwc --precision amp"
@@ -130,16 +135,20 @@ COMMANDS: Mapping[str, str] = {
     "forecast-cut": "forecast better.csv --cut 0.5 --target accuracy>=0.9",
     "forecast-devices": "forecast run.csv --target accuracy>=0.92 --epochs 50 --model cifar-resnet:8"
     " --dataset cifar10 --batch-size 128 --on t4 --on v100-sxm2-16gb --price 2/h",
-    "forecast-batches": "forecast --batches batches.csv --batch-size 4096 --dataset-size 50000",
-    "forecast-networks": "forecast --networks networks.csv --metric b0",
-    "forecast-trade-off": "forecast --trade-off trade-off.csv --target accuracy>=0.92",
-    "forecast-evaluate": "forecast --evaluate stored",
+    "forecast-batches": "forecast batches batches.csv --batch-size 4096 --dataset-size 50000",
+    "forecast-networks": "forecast networks networks.csv --metric b0",
+    "forecast-trade-off": "forecast trade-off trade-off.csv --target accuracy>=0.92",
+    "forecast-evaluate": "forecast backtest stored",
     # schedule
     "schedule-points": "schedule jobs.csv --cluster 1x4xt4 --policy foresight,srtf",
     "schedule-models": "schedule models.yaml --cluster 2x4xv100-sxm2-16gb+1x2xt4 --inter ethernet-25g"
     " --policy optimus,sia --round 2min --seed 3",
-    "schedule-trace": "schedule --trace philly.csv --cluster 1x4xt4 --policy fifo,las",
+    "schedule-trace": "schedule trace philly.csv --cluster 1x4xt4 --policy fifo,las",
+    "schedule-unlike": "schedule jobs.csv --cluster 1x4xt4+1x2xl4+1x8xa100-sxm4-40gb --policy deadline,tetris,drf",
+    "schedule-unlike-models": "schedule models.yaml --cluster 1x4xt4+1x4xl4 --inter ethernet-25g"
+    " --policy foresight,pollux,normalised,equal --round 5min",
     # the rest
+    "prices": "prices --on h100-sxm",
     "hardware-list": "hardware list",
     "hardware-show": "hardware show 'NVIDIA A100-SXM4-40GB'",
     "evaluate-timm": "evaluate timm.csv --on rtx-3090",
@@ -213,14 +222,51 @@ def _first_devices(answer: dict[str, Any]) -> dict[str, Any]:
     return {"devices": devices[:4], "names": [device["name"] for device in devices]}
 
 
+def _first_devices_told(answer: dict[str, Any]) -> dict[str, Any]:
+    return {**answer, "answer": _first_devices(answer["answer"])}
+
+
+def _without_lists_of_libraries(answer: dict[str, Any]) -> dict[str, Any]:
+    """Without the names of models of other libraries, which come with their versions."""
+    own = {key: value for key, value in answer["answer"].items() if key not in ("torchvision", "timm")}
+    return {**answer, "answer": own}
+
+
 def _without_date(answer: dict[str, Any]) -> dict[str, Any]:
     del answer["provenance"]["date"]
     return answer
 
 
+def _without_version(answer: dict[str, Any]) -> dict[str, Any]:
+    """Without the line that names the version and the day."""
+    return {"lines": [line for line in answer["lines"] if "by forerun" not in line]}
+
+
+def _first_of_each(answer: dict[str, Any]) -> dict[str, Any]:
+    """The first rows of lists for plots and fronts, and how many there are."""
+    for key in _LONG_LISTS & answer.keys():
+        answer[key] = {"rows": answer[key][:3], "number": len(answer[key])}
+    return answer
+
+
+_LONG_LISTS = {"candidates", "front"}
+
+
+def _without_this_machine(answer: dict[str, Any]) -> dict[str, Any]:
+    """Without the name of the kept capture, the time of loading and the lines of other packages."""
+    del answer["run"]["model"]
+    own = [note for note in answer["notes"] if not re.search(r"capturing machine|, line \d", note)]
+    return {**answer, "notes": own}
+
+
 TRIMMED: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "hardware-list": _first_devices,
+    "http-hardware": _first_devices_told,
+    "http-models": _without_lists_of_libraries,
     "fit-linear": _without_date,
+    "report-markdown": _without_version,
+    **dict.fromkeys(token_models.SEARCHES, _first_of_each),
+    **dict.fromkeys(training_scripts.COMMANDS, _without_this_machine),
 }
 """What is kept of answers that no option of their command shortens, or that name the day on which they were asked."""
 
@@ -231,4 +277,5 @@ CALLS: Mapping[str, Callable[[], dict[str, Any]]] = {
     "python-module": _module,
     "python-trained-model": _trained_model,
     "python-time-estimator": _time_estimator,
+    **surfaces.CALLS,
 }

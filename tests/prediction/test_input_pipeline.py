@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.errors import InvalidSetupError
+from forerun.base.errors import InvalidSetupError
 from forerun.prediction.input_pipeline import (
     LOADER_RANGE,
     fed_step_s,
     loader_rate_samples_per_s,
     workers_needed,
 )
-from forerun.run.input_pipeline import InputPipeline
+from forerun.question.input_pipeline import InputPipeline
 
 COSTS = st.floats(1e-5, 1.0)
 WORKERS = st.integers(0, 64)

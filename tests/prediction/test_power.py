@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from forerun.hardware import find_device
-from forerun.optime.power import device_power
+from forerun.cost.time.power import device_power
 from forerun.prediction.estimate import Interval
-from forerun.prediction.power import training_energy_j
+from forerun.prediction.figures import training_energy_j
+from forerun.question.devices import find_device
 
 ACTIVITY, COMPUTE_FRACTION = 0.4, 0.6
 

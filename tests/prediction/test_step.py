@@ -9,7 +9,6 @@ import pytest
 
 import forerun
 from forerun.graph.graph import OpClass
-from forerun.hardware import find_device
 from forerun.prediction.estimate import Provenance
 from forerun.prediction.step import (
     is_order_of_magnitude,
@@ -20,7 +19,8 @@ from forerun.prediction.step import (
     prepare,
     provenance_of,
 )
-from forerun.run.setup import Precision, TrainingSetup
+from forerun.question.devices import find_device
+from forerun.question.setup import Precision, TrainingSetup
 from op_models import MODELS, graph_named, ops_named, random_weights
 
 WEIGHTS = random_weights()

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from forerun.hardware import find_device
-from forerun.optime.weights import load_weights, shipped_weights_path
-from forerun.records.measurement import Outcome, Summary
-from forerun.run.setup import Layout, Precision
+from forerun.cost.time.weights import load_weights, shipped_weights_path
+from forerun.evidence.records.measurement import Outcome, Summary
+from forerun.question.devices import find_device
+from forerun.question.setup import Layout, Precision
 from made_measurements import measurement
 from studies.suite.jobs import REPEAT, batch_searches, step_jobs
 from studies.suite.models import Search, Setting, SuiteModel

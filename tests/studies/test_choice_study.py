@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from forerun.records.step_record import StepRecord
-from forerun.run.setup import Phase, Precision
+from forerun.evidence.records.step_record import StepRecord
+from forerun.question.setup import Phase, Precision
 from studies.optime.choice_sets import MeasuredRate, kind_of
 from studies.optime.choice_study import (
     RepeatNoise,

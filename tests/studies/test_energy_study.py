@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forerun.optime.power import POWER_LAW, POWER_LAWS, demand_share, limited_share, power_slowdown
+from forerun.cost.time.power import POWER_LAW, POWER_LAWS, demand_share, limited_share, power_slowdown
 from studies.energy.study import energy_section, energy_study, fit_power_laws, mean_law
 from studies.energy.table import EnergyRows, energy_rows
 
@@ -96,7 +96,7 @@ def test_the_section_has_a_row_for_each_predictor_and_network(study):
 def test_shipped_constants_are_those_of_the_public_table():
     if not os.environ.get("FORERUN_REFERENCE_DATA"):
         pytest.skip("FORERUN_REFERENCE_DATA names no folder")
-    from forerun.optime.weights import load_weights, shipped_weights_path
+    from forerun.cost.time.weights import load_weights, shipped_weights_path
 
     rows = energy_rows(Path(os.environ["FORERUN_REFERENCE_DATA"]), load_weights(shipped_weights_path()))
     laws = fit_power_laws(rows, np.ones(len(rows), dtype=bool))

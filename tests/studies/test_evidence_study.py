@@ -2,10 +2,10 @@
 
 import pytest
 
-from forerun.hardware import find_device
-from forerun.optime.evidence import LogWidths, operation_mix, step_kind
-from forerun.optime.features import Point
-from forerun.run.setup import Precision, TrainingSetup
+from forerun.cost.time.evidence import LogWidths, operation_mix, step_kind
+from forerun.cost.time.features import Point
+from forerun.question.devices import find_device
+from forerun.question.setup import Precision, TrainingSetup
 from op_models import ops_named
 from studies.optime.evidence_study import KnownNetwork, evidence_of
 

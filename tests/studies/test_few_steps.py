@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forerun.cost.time.correction import REPEAT_NOISE, PriorScales
 from forerun.graph.graph import OpClass
-from forerun.optime.correction import REPEAT_NOISE, PriorScales
 from studies.optime.few_steps import choose_steps, condition, fit_scales, information_order
 
 NUM_COLUMNS = 5 + len(OpClass)

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from forerun.run.run import Run
+from forerun.question.run import Run
 from studies.fine_tuning.rows import MeasuredTuning, MemoryKind, read_rows
 from studies.fine_tuning.study import answers_of, summary_of, words_table
 

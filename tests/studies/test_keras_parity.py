@@ -6,8 +6,8 @@ from importlib import util
 import pytest
 
 from forerun.graph.graph import OpClass
-from forerun.run.model import ModelRequest
-from forerun.run.setup import TrainingSetup
+from forerun.question.model import ModelRequest
+from forerun.question.setup import TrainingSetup
 from forerun.tracing.trace import trace
 from studies.keras.parity import PAIRS, compare_graphs, keras_parity, parity_markdown
 

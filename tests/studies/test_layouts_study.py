@@ -4,9 +4,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from forerun.run.parallel import StageSplit
-from forerun.run.saving import Fp8Recipe
-from forerun.run.sharing import Strategy
+from forerun.question.parallel import StageSplit
+from forerun.question.saving import Fp8Recipe
+from forerun.question.sharing import Strategy
 from studies.layouts.few_steps import fit_error_law
 from studies.layouts.rows import measured_layouts
 from studies.layouts.study import choices, constant_mfu_error
@@ -55,7 +55,7 @@ def test_figures_of_a_choice_and_of_one_mfu() -> None:
 
 
 def test_the_law_of_errors_finds_what_shapes_have_in_common() -> None:
-    from forerun.communication.measured_layouts import StepShape
+    from forerun.cost.communication.measured_layouts import StepShape
 
     rng = np.random.default_rng(0)
     shapes = [

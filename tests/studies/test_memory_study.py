@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from forerun.base.units import GIB
+from forerun.evidence.records.step_record import StepRecord
 from forerun.graph.graph import Graph, MemoryStream, OpTable
-from forerun.records.step_record import StepRecord
-from forerun.run.setup import Phase, Precision
-from forerun.units import GIB
+from forerun.question.setup import Phase, Precision
 from studies.memory.study import Bracket, best_limit, bracket_shares, is_measured_network
 
 _FAMILIES = ("resnet", "vgg", "volo", "nest", "hrnet", "xcit")

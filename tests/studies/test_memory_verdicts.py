@@ -2,10 +2,10 @@ import math
 
 import pytest
 
-from forerun.errors import InvalidSetupError
-from forerun.memory.constants import MemoryConstants
-from forerun.memory.max_batch import max_batch_size
-from forerun.run.setup import TrainingSetup
+from forerun.base.errors import InvalidSetupError
+from forerun.cost.memory.constants import MemoryConstants
+from forerun.cost.memory.peak import max_batch_size
+from forerun.question.setup import TrainingSetup
 from memory_streams import MIB, graph_of, training_stream
 from studies.memory.verdicts import (
     BracketRow,

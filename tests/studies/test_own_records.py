@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from forerun.records.measurement import JobKind, Outcome
+from forerun.evidence.records.measurement import JobKind, Outcome
 from studies.own.records import (
     composition_rows,
     grid_study,

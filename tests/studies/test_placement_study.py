@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.errors import InvalidSetupError
-from forerun.scheduler.placement import NodeShare
+from forerun.base.errors import InvalidSetupError
+from forerun.jobs.scheduling.placement import NodeShare
 from studies.schedule.parameter_blocks import assign_blocks, assign_by_threshold, balance
 from studies.schedule.placement_study import transfer_time_s
 

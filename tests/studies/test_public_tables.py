@@ -7,9 +7,9 @@ from importlib import resources
 import pandas as pd
 import pytest
 
-from forerun.errors import RecordError
-from forerun.records.importers.model_names import canonical_network, model_family
-from forerun.run.setup import OptimizerImplementation, Phase, Precision
+from forerun.base.errors import RecordError
+from forerun.evidence.records.model_names import canonical_network, model_family
+from forerun.question.setup import OptimizerImplementation, Phase, Precision
 from studies.tables.gpu_benchmarks import read_lambda_resnet50, read_torchvision
 from studies.tables.timm import (
     FOLDER_VARIABLE,
@@ -61,7 +61,7 @@ def test_unknown_device_is_named():
 
 
 def test_every_reference_device_is_in_the_catalogue():
-    files = (resources.files("forerun.hardware") / "catalog").iterdir()
+    files = (resources.files("forerun.question.devices") / "catalog").iterdir()
     catalogue = [
         tomllib.loads(file.read_text(encoding="utf-8")) for file in files if file.name.endswith(".toml")
     ]

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from forerun.fitting.evaluation import first_of_each_network
-from forerun.fitting.measured_steps import measured_steps
-from forerun.fitting.records_evaluation import evaluate_records
-from forerun.optime.weights import load_weights, shipped_weights_path
+from forerun.cost.time.weights import load_weights, shipped_weights_path
+from forerun.evidence.evaluate import evaluate_records
+from forerun.evidence.fitting.evaluation import first_of_each_network
+from forerun.evidence.fitting.measured_steps import measured_steps
 from studies.memory.study import bracket_shares, bracket_study
 from studies.tables.timm import read_timm_train, reference_folder
 

@@ -5,10 +5,10 @@ import os
 
 import pytest
 
-from forerun.hardware import find_device
-from forerun.memory.stream import live_peak_bytes
-from forerun.run.model import ModelRequest
-from forerun.run.setup import TrainingSetup
+from forerun.cost.memory.stream import live_peak_bytes
+from forerun.question.devices import find_device
+from forerun.question.model import ModelRequest
+from forerun.question.setup import TrainingSetup
 from forerun.tracing.trace import trace
 from studies.optime.pytorch_tools import ToolProcess, estimated_step_s, tracked_peak_bytes
 

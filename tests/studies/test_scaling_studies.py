@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import forerun
-from forerun.communication.data_parallel import split_step
-from forerun.communication.scaling_constants import ScalingConstants, load_scaling_table
-from forerun.errors import CostModelError
+from forerun.base.errors import CostModelError
+from forerun.cost.communication.constants import ScalingConstants, load_scaling_table
+from forerun.cost.communication.data_parallel import split_step
 from studies.keras.mirrored_study import mirrored_study
 from studies.scaling.fit import all_reduce_of_row, fit_scaling_constants, predicted_step_s
 from studies.scaling.measured_step import scale_measured_step

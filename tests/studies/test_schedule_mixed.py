@@ -2,9 +2,9 @@
 
 import pytest
 
-from forerun.scheduler.cluster import parse_cluster
-from forerun.scheduler.policies import find_policy
-from forerun.scheduler.simulation import SimulationOptions, simulate
+from forerun.jobs.scheduling.cluster import parse_cluster
+from forerun.jobs.scheduling.policy import find_policy
+from forerun.jobs.scheduling.simulation import SimulationOptions, simulate
 from studies.schedule.mixed import (
     GAVEL_CLUSTER,
     GAVEL_ROUND_S,

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from forerun.scheduler.cluster import parse_cluster
-from forerun.scheduler.policies import find_policy
-from forerun.scheduler.simulation import simulate
-from forerun.scheduler.speed_fit import StepPoint
+from forerun.jobs.scheduling.cluster import parse_cluster
+from forerun.jobs.scheduling.policy import find_policy
+from forerun.jobs.scheduling.simulation import simulate
+from forerun.jobs.scheduling.speed import StepPoint
 from studies.schedule.applications import NoiseEfficiency, RecordedEfficiency, planned_points
 from studies.schedule.placement_study import placement_study
 from studies.schedule.plots import error_plot

@@ -2,16 +2,15 @@
 
 import pytest
 
-from forerun.errors import InvalidSetupError
-from forerun.scheduler.speed import SynchronousServerSpeed
+from forerun.adapters.classics.server_models import SynchronousServerSpeed
+from forerun.base.errors import InvalidSetupError
 from studies.schedule.server_speed import fit_server_speed
 
 OPTIMUS_SYNC = (1.02, 2.78, 4.92, 0.00, 0.02)
 
 
 def server_speed(*theta):
-    names = ("batch_s", "constant_s", "transfer_s", "per_worker_s", "per_server_s")
-    return SynchronousServerSpeed(**dict(zip(names, theta, strict=True)))
+    return SynchronousServerSpeed(theta)
 
 
 def test_a_server_fit_finds_its_coefficients():

@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 from suite_cases import measured, predicted, repeated
 
-from forerun.errors import RecordError
-from forerun.fitting.registry import baseline_names
-from forerun.hardware import find_device
-from forerun.measurement.jobs import MeasurementJob
-from forerun.optime.correction import PriorScales
-from forerun.records.measurement import JobKind, Outcome
+from forerun.adapters.classics.baselines import baseline_names
+from forerun.base.errors import RecordError
+from forerun.cost.time.correction import PriorScales
+from forerun.evidence.measurement.jobs import MeasurementJob
+from forerun.evidence.records.measurement import JobKind, Outcome
+from forerun.question.devices import find_device
 from made_measurements import measurement
 from studies.suite.baselines import suite_baselines
 from studies.suite.comparison import compare

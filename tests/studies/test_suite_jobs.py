@@ -2,11 +2,11 @@
 
 import pytest
 
-from forerun.measurement.grid import SYSTEM_A_SIZES
-from forerun.measurement.runners.kernel_runner import KERNELS
-from forerun.records.job_parameters import setup_of
-from forerun.records.measurement import JobKind
-from forerun.run.setup import Layout, Precision
+from forerun.evidence.measurement.grid import SYSTEM_A_SIZES
+from forerun.evidence.measurement.runners.kernel_runner import KERNELS
+from forerun.evidence.records.measured_run import setup_of
+from forerun.evidence.records.measurement import JobKind
+from forerun.question.setup import Layout, Precision
 from forerun.tracing.models.families import FAMILIES
 from forerun.tracing.models.sources import build_model
 from forerun.tracing.models.timm_models import timm_names

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 from suite_cases import DEVICE, MODELS, predicted
 
-from forerun.errors import RecordError
-from forerun.hardware import find_device
-from forerun.measurement.jobs import MeasurementJob
-from forerun.optime.correction import PriorScales
+from forerun.base.errors import RecordError
+from forerun.cost.time.correction import PriorScales
+from forerun.evidence.measurement.jobs import MeasurementJob
+from forerun.question.devices import find_device
 from studies.suite.models import SuiteModel
 from studies.suite.prediction import read_predictions, with_positions, write_predictions
 

@@ -5,8 +5,8 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from forerun.errors import InvalidSetupError, RecordError, UnknownDeviceError
-from forerun.run.setup import Layout, Precision
+from forerun.base.errors import InvalidSetupError, RecordError, UnknownDeviceError
+from forerun.question.setup import Layout, Precision
 from studies.__main__ import app
 from studies.suite.models import Setting, SuiteModel
 from studies.suite.run import measure_suite

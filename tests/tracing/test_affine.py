@@ -11,8 +11,8 @@ from torch import nn
 from traced_steps import graph_of, setup_of
 
 from forerun.graph.graph import OpClass, StepPart, at_batch
-from forerun.run.model import ModelRequest
-from forerun.run.setup import OptimizerImplementation
+from forerun.question.model import ModelRequest
+from forerun.question.setup import OptimizerImplementation
 from forerun.tracing.affine import are_comparable, is_affine, join_traces
 from forerun.tracing.models.sources import build_model
 from forerun.tracing.step import record_step

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import forerun
+from forerun.cost.memory.stream import check_stream, live_peak_bytes
 from forerun.graph.compiled import compiled_graph
 from forerun.graph.graph import OpClass
-from forerun.memory.stream import check_stream, live_peak_bytes
-from forerun.run.run import Run
+from forerun.question.run import Run
 from forerun.tracing.compiled_memory import saved_values
 from forerun.tracing.fusion import Access, DataFlow
 from forerun.tracing.trace import trace

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from forerun.errors import InvalidSetupError, UnknownModelError
+from forerun.base.errors import InvalidSetupError, UnknownModelError
 from forerun.tracing.models.families import FAMILIES, FamilyKey, describe_family, family
 from forerun.tracing.models.sources import build_model
 

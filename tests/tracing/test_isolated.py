@@ -6,9 +6,9 @@ import psutil
 import pytest
 import torch
 
-from forerun.errors import InvalidSetupError, IsolationError
-from forerun.run.model import ModelRequest
-from forerun.run.setup import TrainingSetup
+from forerun.base.errors import InvalidSetupError, IsolationError
+from forerun.question.model import ModelRequest
+from forerun.question.setup import TrainingSetup
 from forerun.tracing.isolated import trace_limits
 from forerun.tracing.trace import trace
 

@@ -7,10 +7,9 @@ import re
 
 import pytest
 
-from forerun.errors import InvalidSetupError, UnknownModelError
-from forerun.run.architectures import architectures, find_architecture
-from forerun.run.model import ModelRequest
-from forerun.run.setup import Precision, TrainingSetup
+from forerun.base.errors import InvalidSetupError, UnknownModelError
+from forerun.question.model import ModelRequest, architectures, find_architecture
+from forerun.question.setup import Precision, TrainingSetup
 from forerun.tracing.models.sources import build_model
 from forerun.tracing.trace import trace
 

@@ -10,9 +10,8 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from forerun.graph.graph import OpClass
-from forerun.tracing.calls import Call, TensorInfo
+from forerun.tracing.calls import Call, TensorInfo, rule
 from forerun.tracing.op_rules import RULES, cost_rows, num_multi_tensor_launches
-from forerun.tracing.op_rules.registry import rule
 from forerun.tracing.recorder import StepRecorder
 
 torch.set_num_threads(1)
@@ -496,7 +495,7 @@ def test_the_rules_agree_with_the_counter_of_pytorch_where_that_is_right(run):
 
 
 @pytest.mark.parametrize(
-    ("name", "channels_last", "serial_steps"),
+    ("name", "channels_last", "law_size"),
     [
         ("upsample_bilinear2d", False, 8),
         ("upsample_bilinear2d", True, 1),
@@ -504,9 +503,9 @@ def test_the_rules_agree_with_the_counter_of_pytorch_where_that_is_right(run):
         ("upsample_bicubic2d", True, 8),
     ],
 )
-def test_threads_of_an_interpolation_go_through_channels_that_are_not_last(name, channels_last, serial_steps):
+def test_threads_of_an_interpolation_go_through_channels_that_are_not_last(name, channels_last, law_size):
     strides = (128, 1, 32, 8) if channels_last else (128, 16, 4, 1)
     source = TensorInfo((B, 8, 4, 4), 4, B * 128, True, strides)
     row = only_row(name, (source, [8, 8], False, None, None), dense(B, 8, 8, 8))
-    assert row.serial_steps == serial_steps
+    assert row.law_size == law_size
     assert row.op_class is OpClass.AVG_POOL

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from traced_steps import allocated_bytes, record, setup_of
 
-from forerun.errors import InvalidSetupError
+from forerun.base.errors import InvalidSetupError
 from forerun.graph.graph import AllocationKind, StepPart
-from forerun.run.setup import OptimizerImplementation
+from forerun.question.setup import OptimizerImplementation
 from forerun.tracing.optimizers import OPTIMIZERS, make_optimizer
 
 PARAMETERS = 8 * 16 + 16

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from forerun.run.setup import Layout, Precision, TrainingSetup
+from forerun.question.setup import Layout, Precision, TrainingSetup
 from forerun.tracing.models.meta_build import building_on, is_building_on_meta, meta_copy
 from forerun.tracing.models.sources import build_model
 from forerun.tracing.step import prepared_batch

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from traced_steps import allocated_bytes, graph_of, kernels, live_bytes, record, rows_named, setup_of
 
 from forerun.graph.graph import AllocationKind, MemoryEvent, OpClass, StepPart
-from forerun.run.setup import Layout, OptimizerImplementation, Phase
+from forerun.question.setup import Layout, OptimizerImplementation, Phase
 from forerun.tracing.models.sources import build_model
 from forerun.tracing.recorder import StepRecorder
 from forerun.tracing.step import record_step

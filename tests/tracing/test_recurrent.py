@@ -8,7 +8,7 @@ from torch import nn
 from traced_steps import allocated_bytes, graph_of, record, rows_named
 
 from forerun.graph.graph import AllocationKind, OpClass, StepPart, at_batch
-from forerun.run.setup import Phase
+from forerun.question.setup import Phase
 from forerun.tracing.cuda_semantics import cuda_semantics
 
 KINDS = {"lstm": (nn.LSTM, 4), "gru": (nn.GRU, 3), "rnn": (nn.RNN, 1)}

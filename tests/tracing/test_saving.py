@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from forerun.errors import InvalidSetupError
+from forerun.base.errors import InvalidSetupError
+from forerun.cost.memory.stream import live_peak
 from forerun.graph.graph import AllocationKind, MemoryEvent, OpClass, StepPart
-from forerun.memory.stream import live_peak
-from forerun.run.model import ModelRequest
-from forerun.run.saving import (
+from forerun.question.model import ModelRequest
+from forerun.question.saving import (
     Fp8Recipe,
     FusedKernel,
     Loss,
@@ -23,7 +23,7 @@ from forerun.run.saving import (
     Saving,
     Unquantized,
 )
-from forerun.run.setup import FLASH_3_GAIN, Phase, Precision, TrainingSetup
+from forerun.question.setup import FLASH_3_GAIN, Phase, Precision, TrainingSetup
 from forerun.tracing.models.sources import build_model
 from forerun.tracing.saving.blocks import block_names
 from forerun.tracing.trace import trace

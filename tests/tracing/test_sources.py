@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from forerun.errors import (
+from forerun.base.errors import (
     InvalidSetupError,
     MissingExtraError,
     ModelBuildError,

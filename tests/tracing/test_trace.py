@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import nn
 
-from forerun.errors import UnknownModelError
+from forerun.base.errors import UnknownModelError
+from forerun.base.temporary import cache_folder
 from forerun.graph.file import read_graph, write_graph
-from forerun.run.model import ModelRequest
-from forerun.run.setup import Layout, OptimizerImplementation, Phase, Precision, TrainingSetup
-from forerun.tracing.cache import cache_folder
+from forerun.question.model import ModelRequest
+from forerun.question.setup import Layout, OptimizerImplementation, Phase, Precision, TrainingSetup
 from forerun.tracing.trace import trace
 
 torch.set_num_threads(1)
@@ -26,10 +26,10 @@ REQUEST = ModelRequest(model="cnn:depth=1,base_filters=4")
 SETUP = TrainingSetup()
 QUESTION = """
 import sys
-from forerun.run.model import ModelRequest
+from forerun.question.model import ModelRequest
 from forerun.tracing.trace import trace
 from forerun.graph.file import read_graph, write_graph
-from forerun.run.setup import TrainingSetup
+from forerun.question.setup import TrainingSetup
 graph = trace(ModelRequest(model="cnn:depth=1,base_filters=4"), TrainingSetup(batch_size_per_device=77))
 print(len(graph.ops), "torch" in sys.modules)
 """

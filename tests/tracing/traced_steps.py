@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from forerun.graph.graph import AllocationKind, MemoryEvent
-from forerun.run.model import ModelRequest
-from forerun.run.setup import Phase, Precision, TrainingSetup
+from forerun.question.model import ModelRequest
+from forerun.question.setup import Phase, Precision, TrainingSetup
 from forerun.tracing.models.sources import build_model
 from forerun.tracing.step import record_step
 from forerun.tracing.trace import trace

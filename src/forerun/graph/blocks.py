@@ -19,9 +19,9 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from forerun.errors import InvalidSetupError
+from forerun.base.errors import InvalidSetupError
+from forerun.base.kept import Kept
 from forerun.graph.graph import AllocationKind, Graph, MemoryEvent, OpClass, OpTable, StepPart
-from forerun.kept import Kept
 
 __all__ = [
     "EIGHT_BIT_PRODUCT",

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forerun.errors import UsageError
-from forerun.temporary import temporary_folder
+from forerun.base.errors import UsageError
+from forerun.base.temporary import temporary_folder
 
 if TYPE_CHECKING:
     from forerun.graph.graph import Graph

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from forerun.graph.graph import Graph, HostTraffic, MemoryStream, OpTable
+from forerun.graph.graph import Graph, HostTraffic, MemoryStream, OpClass, OpTable
 
 __all__ = ["GRAPH_FORMAT_VERSION", "read_graph", "write_graph"]
 
@@ -90,4 +90,20 @@ def _graph(header: dict[str, Any], arrays: dict[str, Any]) -> Graph:
     if header["host_traffic"] is not None:
         header["host_traffic"] = HostTraffic(**header["host_traffic"])
     header["versions"] = tuple((name, version) for name, version in header["versions"])
-    return Graph(ops=OpTable(**table("ops"), **texts), memory=MemoryStream(**table("memory")), **header)
+    return Graph(
+        ops=OpTable(**_with_law_sizes(table("ops")), **texts),
+        memory=MemoryStream(**table("memory")),
+        **header,
+    )
+
+
+def _with_law_sizes(columns: dict[str, Any]) -> dict[str, Any]:
+    """Columns of a graph that was written when the channels of an interpolation stood among the serial steps."""
+    if "law_size" in columns:
+        return columns
+    serial = columns["serial_steps"]
+    is_recurrent = columns["op_class"] == OpClass.RECURRENT
+    return columns | {
+        "serial_steps": np.where(is_recurrent, serial, 1.0),
+        "law_size": np.where(is_recurrent, 1.0, serial),
+    }

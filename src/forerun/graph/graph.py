@@ -7,22 +7,26 @@ graph answers any batch size without tracing again. No framework object is kept.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
-from enum import IntEnum
+from dataclasses import Field, dataclass, field, fields
+from enum import IntEnum, StrEnum
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 __all__ = [
     "AllocationKind",
+    "Divided",
     "Graph",
     "HostTraffic",
     "MemoryEvent",
     "MemoryStream",
     "OpClass",
     "OpTable",
+    "Share",
     "StepPart",
     "at_batch",
+    "divided_of",
 ]
 
 Floats = npt.NDArray[np.float64]
@@ -92,17 +96,99 @@ class AllocationKind(IntEnum):
     OPTIMIZER_STATE = 6
 
 
+class Share(StrEnum):
+    """Part of a column that one device of an axis of a layout has."""
+
+    WHOLE = "whole"
+    """All of it: a kind, a flag, or a size that the axis leaves alone."""
+    ROWS = "rows"
+    """The rows of its own units."""
+    WORK = "work"
+    """Of a product the work of its own sides, of any other row its part of the tokens, columns or heads."""
+    READ = "read"
+    """The same of what is read: the factors of a product."""
+    WRITTEN = "written"
+    """The same of what is written: the result of a product."""
+    MOVED = "moved"
+    """The same of all traffic: factors and result."""
+    OPERANDS = "operands"
+    """The elements of all three operands of a product; of any other row as above."""
+    SIDES = "sides"
+    """The sides of a product that are divided."""
+    HEAD = "head"
+    """Columns of the rows that the head works on, such as its softmax over a vocabulary."""
+    ALLOCATED = "allocated"
+    """Its part of what the operation of the row allocates: of the tokens, and of weights and their gradients."""
+    STATE = "state"
+    """Weights, gradients and states of the optimizer by the strategy; all of what else is allocated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Divided:
+    """Parts of a column that the devices of each axis have.
+
+    The batch of a graph is that of one device: devices with samples of their own (``data``) divide no operation.
+    """
+
+    tensor: Share = Share.WHOLE
+    context: Share = Share.WHOLE
+    expert: Share = Share.WHOLE
+    pipeline: Share = Share.ROWS
+    data: Share = Share.WHOLE
+
+    @classmethod
+    def by_sequence(cls, share: Share, data: Share = Share.WHOLE) -> Divided:
+        """The same share of devices that divide tokens, features or experts."""
+        return cls(tensor=share, context=share, expert=share, data=data)
+
+
+_DIVIDED = "divided"
+_KIND: Any = {_DIVIDED: Divided()}
+_NAMES: Any = {_DIVIDED: Divided(pipeline=Share.WHOLE)}
+
+
+def _size(share: Share) -> Any:
+    return {_DIVIDED: Divided.by_sequence(share)}
+
+
+def divided_of(column: Field[Any]) -> Divided:
+    """The declaration of a column.
+
+    Raises:
+        TypeError: The column has none.
+    """
+    found = column.metadata.get(_DIVIDED)
+    if not isinstance(found, Divided):
+        raise TypeError(
+            f"expected the column {column.name} to declare its part on each device of a layout, got none; give it "
+            "field(metadata=...) as the columns beside it"
+        )
+    return found
+
+
+_Table = TypeVar("_Table")
+
+
+def _declared(table: type[_Table]) -> type[_Table]:
+    """A table whose columns all declare how devices divide them; a forgotten one would silently stay whole."""
+    for column in fields(table):  # type: ignore[arg-type]  # a dataclass, which a type variable cannot say
+        divided_of(column)
+    return table
+
+
 def at_batch(affine: Floats, batch_size: float) -> Floats:
     """Values at a batch size of an array whose last axis is (constant, slope)."""
     values: Floats = affine[..., 0] + affine[..., 1] * batch_size
     return values
 
 
+@_declared
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpTable:
     """Operations of one step in launch order, one row each; n rows.
 
-    Arrays with a last axis of two are affine in the batch size, (constant, slope).
+    Arrays with a last axis of two are affine in the batch size, (constant, slope). Each column declares which part of
+    it a device of a layout has (``Divided``); ``graph.shards`` divides by nothing else.
 
     Attributes:
         op_class: ``OpClass`` of each row, (n,).
@@ -120,8 +206,8 @@ class OpTable:
         stride: Largest stride, (n,).
         groups: Convolution groups, (n,).
         width: Innermost spatial size of images, or the normalised size, 0 if none, (n,).
-        serial_steps: Dependent time steps inside a recurrent kernel, channels that a thread of an upsampling goes
-            through for each sample, else 1, (n,).
+        serial_steps: Dependent time steps inside a recurrent kernel, else 1, (n,).
+        law_size: Size that the law of the row's class asks for (``cost.time.kernel_laws``), else 1, (n,).
         in_place: 1 if the output overwrites an input, (n,).
         permuted: 1 if an operand lies in memory in another order than the result, (n,).
         joined: Kernel of each row where a compiler joins operations; rows of one kernel share a number, (n,).
@@ -132,34 +218,36 @@ class OpTable:
         module_names: Dotted module paths, ``""`` for the step itself.
     """
 
-    op_class: Ints
-    step_part: Ints
-    kernel: Ints
-    module: Ints
-    count: Floats
-    element_bytes: Floats
-    flops: Floats
-    read_bytes: Floats
-    write_bytes: Floats
-    gemm: Floats
-    elements: Floats
-    kernel_area: Floats
-    stride: Floats
-    groups: Floats
-    width: Floats
-    serial_steps: Floats
-    in_place: Floats
-    permuted: Floats
-    joined: Ints
-    joined_bytes: Floats
-    recomputed: Floats
-    kernel_names: tuple[str, ...]
-    module_names: tuple[str, ...]
+    op_class: Ints = field(metadata=_KIND)
+    step_part: Ints = field(metadata=_KIND)
+    kernel: Ints = field(metadata=_KIND)
+    module: Ints = field(metadata=_KIND)
+    count: Floats = field(metadata=_KIND)
+    element_bytes: Floats = field(metadata=_KIND)
+    flops: Floats = field(metadata=_size(Share.WORK))
+    read_bytes: Floats = field(metadata=_size(Share.READ))
+    write_bytes: Floats = field(metadata=_size(Share.WRITTEN))
+    gemm: Floats = field(metadata=_size(Share.SIDES))
+    elements: Floats = field(metadata=_size(Share.OPERANDS))
+    kernel_area: Floats = field(metadata=_KIND)
+    stride: Floats = field(metadata=_KIND)
+    groups: Floats = field(metadata=_KIND)
+    width: Floats = field(metadata={_DIVIDED: Divided(tensor=Share.HEAD)})
+    serial_steps: Floats = field(metadata=_KIND)
+    law_size: Floats = field(metadata=_KIND)
+    in_place: Floats = field(metadata=_KIND)
+    permuted: Floats = field(metadata=_KIND)
+    joined: Ints = field(metadata=_KIND)
+    joined_bytes: Floats = field(metadata=_size(Share.MOVED))
+    recomputed: Floats = field(metadata=_KIND)
+    kernel_names: tuple[str, ...] = field(metadata=_NAMES)
+    module_names: tuple[str, ...] = field(metadata=_NAMES)
 
     def __len__(self) -> int:
         return len(self.op_class)
 
 
+@_declared
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryStream:
     """Allocations and frees of two identical steps in order, n entries.
@@ -180,12 +268,14 @@ class MemoryStream:
             entries. Empty where it is not known, (n,) or (0,).
     """
 
-    event: Ints
-    block: Ints
-    size_bytes: Floats
-    kind: Ints
-    row: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    compiled_end: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    event: Ints = field(metadata=_KIND)
+    block: Ints = field(metadata=_KIND)
+    size_bytes: Floats = field(
+        metadata={_DIVIDED: Divided.by_sequence(Share.ALLOCATED, data=Share.STATE)},
+    )
+    kind: Ints = field(metadata=_KIND)
+    row: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64), metadata=_KIND)
+    compiled_end: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64), metadata=_KIND)
 
     def __len__(self) -> int:
         return len(self.event)

@@ -9,16 +9,17 @@ e times the tokens of each: those that e devices send it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from forerun.graph.blocks import Blocks, Division, weight_products, whole_sizes
-from forerun.graph.graph import Graph, OpTable
+from forerun.graph.blocks import Blocks, Division, Phase, weight_products, whole_sizes
+from forerun.graph.graph import Graph, OpTable, Share, divided_of
 
-__all__ = ["Shards", "fixed_shares", "sharded_ops", "token_shares"]
+__all__ = ["Shards", "allocation_shares", "fixed_shares", "sharded_ops", "token_shares"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -56,34 +57,83 @@ def sharded_ops(graph: Graph, blocks: Blocks, shards: Shards) -> OpTable:
         blocks: Its units.
         shards: Number of devices that share a sequence.
     """
-    if shards.tensor == 1 and shards.context == 1 and shards.expert == 1:
+    if (shards.tensor, shards.context, shards.expert) == (1, 1, 1):
         return graph.ops
-    ops = graph.ops
-    share = token_shares(blocks, shards)
-    fixed = fixed_shares(blocks, shards)
-    scale = np.stack([fixed, share], axis=1)
-    gemm = ops.gemm.copy()
-    gemm[:, 0] *= scale  # batched products: samples times heads
-    columns: dict[str, Any] = {
-        "flops": ops.flops * scale,
-        "read_bytes": ops.read_bytes * scale,
-        "write_bytes": ops.write_bytes * scale,
-        "elements": ops.elements * scale,
-    }
+    sides = _sides(graph.ops, blocks, shards)
+    columns: dict[str, Any] = {}
+    for column in fields(OpTable):
+        declared = divided_of(column)
+        for share in {declared.tensor, declared.context, declared.expert} - {Share.WHOLE}:
+            rule, values = _DIVIDE[share], getattr(graph.ops, column.name)
+            columns[column.name] = rule(values, graph.ops, blocks, shards, sides)
+    return replace(graph.ops, **columns)
+
+
+def _sides(ops: OpTable, blocks: Blocks, shards: Shards) -> dict[int, Floats]:
+    """Sizes (groups, m, n, k) on one device of each product with a weight, by its row."""
     whole = whole_sizes(ops)
-    for row in np.flatnonzero(weight_products(ops)).tolist():
-        gemm[row] = _product(ops.gemm[row], whole[row], blocks, shards, row)
-        before, after = _operands(ops.gemm[row]), _operands(gemm[row])
-        columns["flops"][row] = ops.flops[row] * _work_ratio(ops.gemm[row], gemm[row])
-        columns["elements"][row] = sum(after)
-        columns["read_bytes"][row] = _scaled(ops.read_bytes[row], before[0] + before[1], after[0] + after[1])
-        columns["write_bytes"][row] = _scaled(ops.write_bytes[row], before[2], after[2])
-    width = np.where(
-        (blocks.unit == blocks.num_units - 1) & (blocks.division == Division.INSIDE),
-        ops.width / shards.tensor,
-        ops.width,
-    )
-    return replace(ops, gemm=gemm, width=width, **columns)
+    rows = np.flatnonzero(weight_products(ops)).tolist()
+    return {row: _product(ops.gemm[row], whole[row], blocks, shards, row) for row in rows}
+
+
+_Sides = Mapping[int, Floats]
+_Rule = Callable[[Floats, OpTable, Blocks, Shards, _Sides], Floats]
+
+
+def _size_rule(of_product: Callable[[Floats, Floats, Floats], Floats]) -> _Rule:
+    """The rule of a size: its share of a stream, and ``of_product(size, sides before, sides after)`` of a product."""
+
+    def rule(column: Floats, ops: OpTable, blocks: Blocks, shards: Shards, sides: _Sides) -> Floats:
+        found: Floats = column * _scale(blocks, shards)
+        for row, after in sides.items():
+            found[row] = of_product(column[row], ops.gemm[row], after)
+        return found
+
+    return rule
+
+
+def _scale(blocks: Blocks, shards: Shards) -> Floats:
+    """Share of a stream's fixed size and of its growth with the batch, (n, 2)."""
+    return np.stack([fixed_shares(blocks, shards), token_shares(blocks, shards)], axis=1)
+
+
+def _divided_sides(column: Floats, ops: OpTable, blocks: Blocks, shards: Shards, sides: _Sides) -> Floats:
+    found = column.copy()
+    found[:, 0] *= _scale(blocks, shards)  # batched products: samples times heads
+    for row, after in sides.items():
+        found[row] = after
+    return found
+
+
+def _divided_head(column: Floats, ops: OpTable, blocks: Blocks, shards: Shards, sides: _Sides) -> Floats:
+    of_head = (blocks.unit == blocks.num_units - 1) & (blocks.division == Division.INSIDE)
+    return np.where(of_head, column / shards.tensor, column)
+
+
+def _work(size: Floats, before: Floats, after: Floats) -> Floats:
+    at_one = before.sum(axis=1).prod()
+    return size * float(after.sum(axis=1).prod() / at_one) if at_one else size
+
+
+def _of_operands(chosen: slice) -> Callable[[Floats, Floats, Floats], Floats]:
+    """Rule of traffic in proportion to some of the operands (first factor, second, result) of a product."""
+
+    def of_product(size: Floats, before: Floats, after: Floats) -> Floats:
+        return _scaled(size, sum(_operands(before)[chosen]), sum(_operands(after)[chosen]))
+
+    return of_product
+
+
+_DIVIDE: dict[Share, _Rule] = {
+    Share.WORK: _size_rule(_work),
+    Share.READ: _size_rule(_of_operands(slice(0, 2))),
+    Share.WRITTEN: _size_rule(_of_operands(slice(2, 3))),
+    Share.MOVED: _size_rule(_of_operands(slice(0, 3))),
+    Share.OPERANDS: _size_rule(lambda size, before, after: np.asarray(sum(_operands(after)))),
+    Share.SIDES: _divided_sides,
+    Share.HEAD: _divided_head,
+}
+"""The rule of each share of operations; a column with another one is an error."""
 
 
 def fixed_shares(blocks: Blocks, shards: Shards) -> Floats:
@@ -115,7 +165,7 @@ def _product(sizes: Floats, whole: Floats, blocks: Blocks, shards: Shards, row: 
     return sizes
 
 
-def _operands(sizes: Floats) -> tuple[Floats, Floats, Floats]:
+def _operands(sizes: Floats) -> tuple[Floats, ...]:
     """Elements of the two factors and of the result, affine in the batch, of a product with one size that grows."""
     groups, m, n, k = sizes
 
@@ -126,11 +176,22 @@ def _operands(sizes: Floats) -> tuple[Floats, Floats, Floats]:
     return times(m, k), times(k, n), times(m, n)
 
 
-def _work_ratio(before: Floats, after: Floats) -> float:
-    at_one = before.sum(axis=1).prod()
-    return float(after.sum(axis=1).prod() / at_one) if at_one else 1.0
-
-
-def _scaled(size: Floats, before: Floats, after: Floats) -> Floats:
+def _scaled(size: Floats, before: Any, after: Any) -> Floats:
     found: Floats = size * np.divide(after, before, out=np.ones(2), where=before != 0)
     return found
+
+
+def allocation_shares(ops: OpTable, blocks: Blocks, shards: Shards) -> tuple[Floats, Floats]:
+    """Shares of what an operation allocates: of what grows with the batch, and of the rest, (n,) each."""
+    growing = token_shares(blocks, shards).copy()
+    outside = (1 / shards.tensor if shards.sequence_parallel else 1.0) / shards.context
+    is_product = np.isin(blocks.division, (Division.COLUMNS, Division.ROWS)) & weight_products(ops)
+    rows = np.flatnonzero(is_product)
+    divides_result = np.rint(ops.gemm[rows, 2, 0]).astype(np.int64) == blocks.divided_size[rows]
+    whole = whole_sizes(ops)[rows]
+    square = np.rint(whole[:, 2, 0]) == np.rint(whole[:, 3, 0])
+    forward = blocks.phase[rows] == Phase.FORWARD
+    by_columns = blocks.division[rows] == Division.COLUMNS
+    divides_result = np.where(square, by_columns == forward, divides_result)
+    growing[rows] = np.where(divides_result, 1 / shards.tensor / shards.context, outside)
+    return growing, fixed_shares(blocks, shards)

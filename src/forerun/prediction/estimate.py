@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from forerun.answers import Answer
-from forerun.run.run import Run
+from forerun.base.answers import Answer
+from forerun.question.run import Run
 
 __all__ = [
     "BreakdownPart",

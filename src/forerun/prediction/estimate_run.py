@@ -2,61 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
+from forerun.cost.time.weights import CostModel
 from forerun.graph.blocks import expert_products
-from forerun.graph.graph import Graph
-from forerun.hardware.device import Device, DeviceKind
-from forerun.kept import Kept
-from forerun.memory.constants import MemoryConstants, memory_constants, visible_memory
-from forerun.memory.max_batch import MaxBatchSize, max_batch_size
-from forerun.memory.peak import MemoryEstimate, estimate_memory, fits
-from forerun.optime.software_stack import stack_note
-from forerun.optime.weights import CostModel
-from forerun.prediction.cost_model import other_calibration_note
-from forerun.prediction.estimate import BreakdownPart, Estimate, Interval, MemoryShare
-from forerun.prediction.gradients import optimizer_state_bytes
+from forerun.prediction.division import DividedStep, is_divided
+from forerun.prediction.estimate import BreakdownPart, Estimate, Interval, Parallelism, Stage
+from forerun.prediction.figures import JobTimes, job_times, tokens_and_use, training_energy_j
 from forerun.prediction.input_pipeline import LOADER_BOUND_NOTE, is_loader_bound
-from forerun.prediction.job_times import JobTimes, job_times
-from forerun.prediction.layouts.answer import parallelism_of
-from forerun.prediction.layouts.divided_model import DividedModel
-from forerun.prediction.layouts.layout_memory import StageMemory, layout_memory
-from forerun.prediction.layouts.layout_step import uses_layout
-from forerun.prediction.point_times import ideal_times_s
-from forerun.prediction.power import training_energy_j
-from forerun.prediction.run_step import (
-    RunStep,
-    fed_interval,
-    is_shared,
-    layout_activity,
-    run_step,
-    step_alone,
-)
-from forerun.prediction.scale import HeldMemory, OneStep, grown_memory_bytes, held_state
-from forerun.prediction.software_stack import is_keras_graph, stack_of
-from forerun.prediction.step import (
-    PreparedModel,
-    is_order_of_magnitude,
-    layer_times,
-    missing_format_note,
-    points_of,
-)
-from forerun.prediction.tokens import tokens_and_use
-from forerun.run.run import Run, parse_release
-from forerun.run.setup import TrainingSetup
-from forerun.run.sharing import Strategy
+from forerun.prediction.memory import RunMemory, StageMemory, run_memory
+from forerun.prediction.models import other_calibration_note
+from forerun.prediction.run_step import RunStep, activity_of, fed_interval, run_step, step_alone
+from forerun.prediction.stack import is_keras_graph, stack_note, stack_of
+from forerun.prediction.step import PreparedModel, is_order_of_magnitude, layer_times, missing_format_note
+from forerun.question.devices.device import DeviceKind
+from forerun.question.run import Run
 
-__all__ = ["RunEstimate", "estimate_run", "held_memory", "memory_constants_of"]
+__all__ = ["RunEstimate", "estimate_run"]
 
-_SHARED_PARTS = (
-    ("exposed_s", "gradient synchronisation"),
-    ("contention_s", "slowed by communication"),
-    ("straggler_s", "waiting for other devices"),
-    ("overhead_s", "work of several devices"),
-)
-_UPDATE_PART = "optimizer"
 _LOADER_PART = "waiting for the data loader"
 
 
@@ -90,7 +54,7 @@ def estimate_run(
     setup, device, number = run.setup, run.cluster.device, run.cluster.num_devices
     times = _job_times(model, validation, run, step, weights)
     duration = (times.job_time_s or times.epoch_time_s) if times else None
-    memory = _memory(model, run, step.one)
+    memory = run_memory(model, run, step.several.gradient_bytes if step.several else 0.0)
     estimate = Estimate(
         run=run,
         model=model.graph.model,
@@ -112,11 +76,11 @@ def estimate_run(
         energy_j=_energy(model, run, step, duration),
         max_batch_size=memory.max_batch,
         fits=memory.verdict,
-        breakdown=_breakdown(run, step),
+        breakdown=_breakdown(step),
         bound_by=_bound_by(run, step),
         provenance=step.alone.provenance,
         unsupported_ops=model.graph.unsupported_ops,
-        top_layers=layer_times(step.layout.model if step.layout else model, step.alone),
+        top_layers=layer_times(step.several.model if step.several else model, step.alone),
         memory_parts=memory.parts,
         device_memory_bytes=memory.device_bytes,
         num_parameters=model.graph.num_parameters,
@@ -125,7 +89,9 @@ def estimate_run(
         num_steps=_num_steps(run, times),
         **tokens_and_use(model.graph, run, step.step_s),
         num_steps_per_epoch=times.num_steps_per_epoch if times else None,
-        parallelism=parallelism_of(run, step.layout, memory.stages) if step.layout is not None else None,
+        parallelism=_parallelism(run, step.several, memory.stages)
+        if step.several and memory.stages
+        else None,
         notes=(
             *_notes(model, run, weights),
             *_missing(run, times, memory),
@@ -151,7 +117,7 @@ def _job_times(
     last_s = step.step_s
     # The last partial batch of several devices or micro-steps takes a whole step: its time is not known better.
     # A model of one batch size runs its last samples padded to that batch.
-    if rest and not is_shared(run) and model.graph.only_batch_size is None:
+    if rest and not is_divided(run) and model.graph.only_batch_size is None:
         partial = replace(run.setup, batch_size_per_device=rest)
         last_s = fed_interval(run, step_alone(model, run, partial, weights).step_s, rest)
     validation_s = None
@@ -180,49 +146,51 @@ def _cost(run: Run, duration: Interval | None) -> Interval | None:
 
 
 def _energy(model: PreparedModel, run: Run, step: RunStep, duration: Interval | None) -> Interval | None:
-    device = run.cluster.device
-    if step.layout is None:
-        points = points_of(model, [device], [run.setup], run.software.torch_version)
-        compute_s, memory_s = (float(part[0]) for part in ideal_times_s(model, points))
-        ideal_s = compute_s + memory_s
-        activity, fraction = ideal_s / step.alone.step_s.value, compute_s / ideal_s if ideal_s else 0.0
-    else:
-        activity, fraction = layout_activity(model, run, step.layout)
+    several = step.several
+    activity, fraction = activity_of(several.model if several else model, run, several or step.alone)
     # A device that waits for its loader draws less.
     activity *= step.busy_s.value / step.step_s.value
-    found = training_energy_j(device, duration or step.step_s, activity, fraction)
+    found = training_energy_j(run.cluster.device, duration or step.step_s, activity, fraction)
     return None if found is None else found.scaled(run.cluster.num_devices)
 
 
-def _breakdown(run: Run, step: RunStep) -> tuple[BreakdownPart, ...]:
+def _breakdown(step: RunStep) -> tuple[BreakdownPart, ...]:
     """Parts that add up to the step, the longest first."""
-    parts = list(step.alone.breakdown if step.layout is None else step.layout.parts)
-    num_own = len(parts)
-    if step.shared is not None:
-        parts = _computation(run, parts, step.shared.compute_s)
-        parts += [
-            BreakdownPart(name, getattr(step.shared, key))
-            for key, name in _SHARED_PARTS
-            if getattr(step.shared, key) > 0
-        ]
+    parts = step.alone.breakdown if step.several is None else step.several.parts
     waiting_s = step.step_s.value - step.busy_s.value
-    if waiting_s > 0:
-        parts.append(BreakdownPart(_LOADER_PART, waiting_s))
-    if len(parts) == num_own:
-        return tuple(parts)
-    return tuple(sorted(parts, key=lambda part: -part.time_s))
+    if waiting_s <= 0:
+        return parts
+    return tuple(sorted([*parts, BreakdownPart(_LOADER_PART, waiting_s)], key=lambda part: -part.time_s))
 
 
-def _computation(run: Run, alone: Sequence[BreakdownPart], compute_s: float) -> list[BreakdownPart]:
-    """Parts of what each device computes: all micro-steps, then one update, divided where ZeRO divides it."""
-    alone_s = sum(part.time_s for part in alone)
-    if run.sharing.strategy is Strategy.MIRRORED:  # the host's work is counted apart
-        return [BreakdownPart(part.name, part.time_s * compute_s / alone_s) for part in alone]
-    number = run.cluster.num_devices if run.sharing.strategy.stage else 1
-    update_s = sum(part.time_s for part in alone if part.name == _UPDATE_PART)
-    scale = max(0.0, compute_s - update_s / number) / max(alone_s - update_s, 1e-30)
-    factors = {_UPDATE_PART: 1.0 / number}
-    return [BreakdownPart(part.name, part.time_s * factors.get(part.name, scale)) for part in alone]
+def _parallelism(run: Run, step: DividedStep, memory: tuple[StageMemory, ...]) -> Parallelism:
+    """The stages of a run with their time and memory, and what the layout costs."""
+    layout = run.layout
+    each = run.cluster.num_devices // layout.pipeline
+    worst = max(memory, key=lambda stage: stage.peak_bytes.value)
+    return Parallelism(
+        tp=layout.tensor,
+        cp=layout.context,
+        dp=layout.data,
+        pp=layout.pipeline,
+        strategy=str(run.sharing.strategy),
+        schedule=str(layout.schedule),
+        virtual_stages=layout.virtual_stages,
+        num_micro_steps=run.sharing.num_accumulation_steps,
+        bubble_share=step.bubble_s / step.step_s.value,
+        exposed_share=step.exposed_s / step.step_s.value,
+        worst_stage=worst.stage,
+        stages=tuple(
+            Stage(
+                stage=held.stage,
+                ranks=(held.stage * each, (held.stage + 1) * each - 1),
+                num_blocks=held.num_blocks,
+                micro_step_s=time.total_s,
+                peak_memory_bytes=held.peak_bytes,
+            )
+            for held, time in zip(memory, step.stages, strict=True)
+        ),
+    )
 
 
 def _bound_by(run: Run, step: RunStep) -> str:
@@ -233,119 +201,6 @@ def _bound_by(run: Run, step: RunStep) -> str:
 def _note_of_loader(run: Run, step: RunStep) -> tuple[str, ...]:
     """Said where the interval of a step is that of its loader."""
     return (LOADER_BOUND_NOTE,) if _bound_by(run, step) == "data loader" else ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Memory:
-    peak: Interval
-    parts: tuple[MemoryShare, ...]
-    verdict: str
-    max_batch: Interval | None
-    max_batch_reason: str
-    device_bytes: float
-    stages: tuple[StageMemory, ...] = ()
-
-
-def memory_constants_of(device: Device, run: Run) -> MemoryConstants:
-    """Overhead and factors of a device with the software of a run."""
-    return memory_constants(
-        device,
-        torch_version=parse_release(run.software.torch_version),
-        overhead_bytes=run.software.memory_overhead_bytes,
-    )
-
-
-def held_memory(model: PreparedModel, one: OneStep, found: MemoryEstimate) -> HeldMemory:
-    """Parts of the peak of one device that are weights, gradients and optimizer state."""
-    return HeldMemory(
-        weight_bytes=one.weight_bytes,
-        gradient_bytes=one.gradient_bytes,
-        held_gradient_bytes=sum(part.size_bytes for part in found.parts if part.name == "gradients"),
-        state_bytes=optimizer_state_bytes(model.graph),
-    )
-
-
-def _memory(model: PreparedModel, run: Run, one: OneStep | None) -> _Memory:
-    constants = memory_constants_of(run.cluster.device, run)
-    visible = visible_memory(run.cluster.device)
-    if uses_layout(run):
-        return _layout_memory(model, run, constants, visible.value_bytes)
-    found = estimate_memory(model.graph, run.setup, constants)
-    largest = _largest_batch(model.graph, run.setup, visible.value_bytes, constants)
-    batch = None
-    if largest.value is not None and largest.low is not None and largest.high is not None:
-        batch = Interval(float(largest.value), float(largest.low), float(largest.high))
-    parts = tuple(MemoryShare(part.name, float(part.size_bytes)) for part in found.parts)
-    peak = Interval(found.peak_bytes, found.low_bytes, found.high_bytes)
-    verdict = str(fits(found, visible.value_bytes))
-    number = run.cluster.num_devices
-    if number > 1 and one is not None:
-        held = held_memory(model, one, found)
-        grown = grown_memory_bytes(held, run.sharing, number)
-        parts = _parts_of_several(parts, held, run, grown)
-        peak = peak.shifted(grown)
-        verdict = _verdict(peak, visible.value_bytes)
-    return _Memory(
-        peak=peak,
-        parts=parts,
-        verdict=verdict,
-        max_batch=batch,
-        max_batch_reason=largest.reason,
-        device_bytes=visible.value_bytes,
-    )
-
-
-def _layout_memory(
-    model: PreparedModel, run: Run, constants: MemoryConstants, visible_bytes: float
-) -> _Memory:
-    """Memory of the stage that needs most."""
-    stages = layout_memory(DividedModel(model=model), run, constants)
-    worst = max(stages, key=lambda stage: stage.peak_bytes.value)
-    return _Memory(
-        peak=worst.peak_bytes,
-        parts=worst.parts,
-        verdict=_verdict(worst.peak_bytes, visible_bytes),
-        max_batch=None,
-        max_batch_reason="not searched for a layout; forerun plan --strategy auto compares micro-batches",
-        device_bytes=visible_bytes,
-        stages=stages,
-    )
-
-
-def _verdict(peak: Interval, available_bytes: float) -> str:
-    if peak.low > available_bytes:
-        return "no"
-    return "yes" if peak.high <= available_bytes else "close"
-
-
-def _parts_of_several(
-    alone: tuple[MemoryShare, ...], one: HeldMemory, run: Run, grown: float
-) -> tuple[MemoryShare, ...]:
-    """Contents of the memory of one device among several; the parts add up to its peak."""
-    held = held_state(one, run.sharing, run.cluster.num_devices)
-    saved = {
-        "weights": one.weight_bytes - held.weights_bytes,
-        "gradients": one.held_gradient_bytes - held.gradients_bytes,
-        "optimizer state": one.state_bytes - held.optimizer_bytes,
-    }
-    parts = [MemoryShare(part.name, part.size_bytes - saved.get(part.name, 0.0)) for part in alone]
-    buffers = grown + sum(saved.get(part.name, 0.0) for part in alone)
-    return (*parts, MemoryShare("gradient buckets", buffers)) if buffers > 0 else tuple(parts)
-
-
-_largest_kept: Kept[MaxBatchSize] = Kept(256)
-
-
-def _largest_batch(
-    graph: Graph, setup: TrainingSetup, visible_bytes: float, constants: MemoryConstants
-) -> MaxBatchSize:
-    """``max_batch_size``, remembered: it does not depend on the batch size that is asked about."""
-    general = replace(setup, batch_size_per_device=1)
-    return _largest_kept.get(
-        (graph,),
-        (general, visible_bytes, constants),
-        lambda: max_batch_size(graph, setup, visible_bytes, constants),
-    )
 
 
 def _notes(model: PreparedModel, run: Run, weights: CostModel) -> list[str]:
@@ -388,7 +243,7 @@ def _notes(model: PreparedModel, run: Run, weights: CostModel) -> list[str]:
     return notes
 
 
-def _missing(run: Run, times: JobTimes | None, memory: _Memory) -> list[str]:
+def _missing(run: Run, times: JobTimes | None, memory: RunMemory) -> list[str]:
     notes = []
     if times is None:
         notes.append(

@@ -21,7 +21,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from forerun.run.input_pipeline import InputPipeline
+from forerun.question.input_pipeline import InputPipeline
 
 __all__ = [
     "LOADER_BOUND_NOTE",

@@ -1,4 +1,9 @@
-"""Step times of many points with how active the device is, for plans: no breakdown, arrays in and out."""
+"""Step times of many points with how active the device is, for plans: no breakdown, arrays in and out.
+
+Of a grid up to 16 batch sizes are evaluated one by one. Of more, 16 at equal distances of their logarithm are, and log
+time is interpolated in log batch by monotone cubics (PCHIP) between them: a step time is smooth in the batch but for
+the last wave of a kernel, and the error stays far below the interval.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +14,27 @@ import numpy as np
 import numpy.typing as npt
 from threadpoolctl import threadpool_limits
 
+from forerun.base.kept import Kept
+from forerun.base.numerics import monotone_cubic
+from forerun.cost.memory.stream import live_peak_bytes
+from forerun.cost.time.features import Point, point_arrays, roofline_terms_s
+from forerun.cost.time.weights import CostModel
 from forerun.graph.graph import Graph
-from forerun.hardware.device import Device
-from forerun.kept import Kept
-from forerun.memory.stream import live_peak_bytes
-from forerun.optime.features import Point, point_arrays, roofline_terms_s
-from forerun.optime.weights import CostModel
-from forerun.prediction.grid import between_nodes, grid_nodes
 from forerun.prediction.step import PreparedModel, interval_ends_s, points_of, timed_steps
-from forerun.run.setup import TrainingSetup
+from forerun.question.devices.device import Device
+from forerun.question.setup import TrainingSetup
 
-__all__ = ["KEPT_ROWS", "PointTimes", "grid_live_bytes", "grid_times", "ideal_times_s", "point_times"]
+__all__ = [
+    "KEPT_ROWS",
+    "MAX_EXACT_BATCH_SIZES",
+    "PointTimes",
+    "between_nodes",
+    "grid_live_bytes",
+    "grid_nodes",
+    "grid_times",
+    "ideal_times_s",
+    "point_times",
+]
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -154,3 +169,26 @@ def grid_live_bytes(graph: Graph, batch_sizes: Ints) -> Floats:
     nodes = grid_nodes(batch_sizes)
     peaks = np.asarray([live_peak_bytes(graph.memory, int(size)) for size in nodes], dtype=np.float64)
     return np.interp(batch_sizes, nodes, peaks)
+
+
+MAX_EXACT_BATCH_SIZES = 16
+"""More batch sizes than these are interpolated between as many of them."""
+
+
+def grid_nodes(wanted: Ints) -> Ints:
+    """The batch sizes to evaluate, ascending: all, or the wanted ones nearest to equal logarithmic distances."""
+    distinct = np.unique(wanted)
+    if len(distinct) <= MAX_EXACT_BATCH_SIZES:
+        return distinct
+    targets = np.geomspace(distinct[0], distinct[-1], MAX_EXACT_BATCH_SIZES)
+    nearest = np.abs(np.log(distinct)[None] - np.log(targets)[:, None]).argmin(axis=1)
+    chosen: Ints = distinct[np.unique(nearest)]
+    return chosen
+
+
+def between_nodes(nodes: Ints, grid: Floats, wanted: Ints) -> Floats:
+    """Positive values at the wanted batch sizes, (devices, wanted), from those at the nodes, (devices, nodes)."""
+    if len(nodes) == len(np.unique(wanted)):
+        return grid[:, np.searchsorted(nodes, wanted)]
+    values: Floats = np.exp(monotone_cubic(np.log(nodes), np.log(grid), np.log(wanted)))
+    return values

@@ -6,51 +6,47 @@ for arrays of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from forerun.communication.buckets import gradient_buckets
-from forerun.communication.data_parallel import DataParallelStep
-from forerun.communication.measured_layouts import is_layouts_file
-from forerun.communication.scaling_constants import load_scaling_table
-from forerun.errors import InvalidSetupError
-from forerun.graph.graph import AllocationKind, Graph, MemoryEvent
-from forerun.kept import Kept
-from forerun.optime.weights import CostModel
-from forerun.prediction.cost_model import layout_table_of
+from forerun.base.errors import InvalidSetupError
+from forerun.base.kept import Kept
+from forerun.cost.communication.measured_layouts import is_layouts_file
+from forerun.cost.time.weights import CostModel
+from forerun.prediction.division import DividedStep, compute_setup, is_divided, uses_layout
 from forerun.prediction.estimate import Interval
-from forerun.prediction.gradients import batch_norms, gradients_of, pass_of
 from forerun.prediction.input_pipeline import fed_step_s
-from forerun.prediction.layouts.divided_model import DividedModel
-from forerun.prediction.layouts.layout_step import LayoutStep, compute_setup, layout_step, uses_layout
+from forerun.prediction.models import layout_table_of
 from forerun.prediction.point_times import ideal_times_s
-from forerun.prediction.scale import OneStep, scaled_step
+from forerun.prediction.replica_step import one_steps, replica_step
 from forerun.prediction.step import PreparedModel, StepPrediction, points_of, predict_steps
-from forerun.run.run import Run
-from forerun.run.setup import Phase, TrainingSetup
+from forerun.prediction.unit_step import layout_step
+from forerun.prediction.units import DividedModel
+from forerun.question.run import Run
+from forerun.question.setup import Phase, TrainingSetup
 
 __all__ = [
+    "STEP_LAWS",
     "RunStep",
     "SharedTimes",
+    "activity_of",
+    "divided_steps",
     "fed_interval",
     "fed_times",
-    "is_shared",
-    "layout_activity",
-    "one_steps",
     "run_step",
     "shared_times",
     "step_alone",
-    "weights_bytes",
 ]
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-_ONE_STEPS: Kept[list[OneStep]] = Kept(512)
 _SHARED: Kept[Floats] = Kept(65_536)
+_ALONE = (np.nan, np.nan)
+"""Activity of replicas, which is that of one device alone."""
 _MOST_NODES = 6
 """Batch sizes at which a grid looks at communication; between them its share of the step changes slowly."""
 
@@ -61,24 +57,15 @@ class RunStep:
 
     Attributes:
         alone: One micro-step on one device.
-        shared: What several devices and micro-steps make of it; None for one of each.
-        one: One micro-step on one device taken apart; None where ``shared`` is.
-        layout: The step of a model that the devices divide among them, in place of ``shared``.
+        several: What several devices and micro-steps make of it; None for one of each.
         busy_s: The step of all devices, given that batches are there.
         step_s: The same with the wait for the loader.
     """
 
     alone: StepPrediction
-    shared: DataParallelStep | None
-    one: OneStep | None
+    several: DividedStep | None
     busy_s: Interval
     step_s: Interval
-    layout: LayoutStep | None = None
-
-
-def is_shared(run: Run) -> bool:
-    """True if a step is more than one micro-step on one device."""
-    return run.cluster.num_devices > 1 or run.sharing.num_accumulation_steps > 1
 
 
 def run_step(model: PreparedModel, run: Run, weights: CostModel) -> RunStep:
@@ -97,33 +84,55 @@ def run_step(model: PreparedModel, run: Run, weights: CostModel) -> RunStep:
             f"{run.software.calibration} holds measured steps of layouts, and this run has none; give --parallel or "
             "--strategy fsdp, or leave --calibration out"
         )
-    if not is_shared(run):
-        alone = step_alone(model, run, run.setup, weights)
-        return RunStep(
-            alone=alone, shared=None, one=None, busy_s=alone.step_s, step_s=fed_interval(run, alone.step_s)
-        )
-    if uses_layout(run):
-        found = layout_step(DividedModel(model=model), run, weights, layout_table_of(run))
-        return RunStep(
-            alone=found.alone,
-            shared=None,
-            one=None,
-            busy_s=found.step_s,
-            step_s=fed_interval(run, found.step_s),
-            layout=found,
-        )
-    (one,) = one_steps(model, run, [run.setup.batch_size_per_device], weights)
-    busy_s, shared = _share(one, run)
-    return RunStep(alone=one.alone, shared=shared, one=one, busy_s=busy_s, step_s=fed_interval(run, busy_s))
+    several = None
+    if is_divided(run):
+        (several,) = divided_steps(model, run, [run.setup.batch_size_per_device], weights)
+    alone = step_alone(model, run, run.setup, weights) if several is None else several.alone
+    busy_s = alone.step_s if several is None else several.step_s
+    return RunStep(alone=alone, several=several, busy_s=busy_s, step_s=fed_interval(run, busy_s))
+
+
+def divided_steps(
+    model: PreparedModel, run: Run, batch_sizes: Sequence[int], weights: CostModel
+) -> list[DividedStep]:
+    """Steps of several devices and micro-steps at several batch sizes of a micro-step, by the law that holds for them.
+
+    Raises:
+        UnknownDeviceError: A link that is needed is not known.
+    """
+    law = next(law for holds, law in STEP_LAWS if holds(run))
+    return law(model, run, batch_sizes, weights)
+
+
+def _steps_by_units(
+    model: PreparedModel, run: Run, batch_sizes: Sequence[int], weights: CostModel
+) -> list[DividedStep]:
+    units, table = DividedModel(model=model), layout_table_of(run)
+    return [layout_step(units, _at(run, size), weights, table) for size in batch_sizes]
+
+
+def _steps_of_replicas(
+    model: PreparedModel, run: Run, batch_sizes: Sequence[int], weights: CostModel
+) -> list[DividedStep]:
+    ones = one_steps(model, run, batch_sizes, weights)
+    return [replica_step(model, _at(run, size), one) for one, size in zip(ones, batch_sizes, strict=True)]
+
+
+_StepLaw = Callable[[PreparedModel, Run, Sequence[int], CostModel], list[DividedStep]]
+STEP_LAWS: tuple[tuple[Callable[[Run], bool], _StepLaw], ...] = (
+    (uses_layout, _steps_by_units),
+    (is_divided, _steps_of_replicas),
+)
+"""Laws of a divided step with the runs that each holds for; the first that holds is asked.
+
+They differ in how they overlap communication with computation, bucket by bucket or unit by unit, and each was fitted on
+the public measurements of its own kind of run.
+"""
 
 
 def step_alone(model: PreparedModel, run: Run, setup: TrainingSetup, weights: CostModel) -> StepPrediction:
     """One micro-step on one device of a run, in another setup if wanted."""
     return predict_steps(model, run.cluster.device, [setup], weights, run.software.torch_version)[0]
-
-
-def _share(one: OneStep, run: Run) -> tuple[Interval, DataParallelStep]:
-    return scaled_step(one, run.cluster, run.sharing, load_scaling_table(), run.setup.batch_size_per_device)
 
 
 def fed_times(run: Run, step_s: Floats, num_samples: Floats | Ints) -> Floats:
@@ -140,57 +149,6 @@ def fed_interval(run: Run, step_s: Interval, num_samples: int | None = None) -> 
     return Interval(*(float(end[0]) for end in ends))
 
 
-def one_steps(
-    model: PreparedModel, run: Run, batch_sizes: Sequence[int], weights: CostModel
-) -> list[OneStep]:
-    """Micro-steps of one device at several batch sizes, taken apart; remembered, for they are often asked again.
-
-    Args:
-        model: The traced step.
-        run: Setup, device, software and buckets; its batch size is not looked at.
-        batch_sizes: Samples of a micro-step.
-        weights: The cost model.
-    """
-    general = replace(run.setup, batch_size_per_device=1)
-    bucket_bytes, version = run.sharing.bucket_bytes, run.software.torch_version
-    return _ONE_STEPS.get(
-        (model, run.cluster.device, weights),
-        (general, tuple(batch_sizes), version, bucket_bytes),
-        lambda: _taken_apart(model, run, batch_sizes, weights),
-    )
-
-
-def _taken_apart(
-    model: PreparedModel, run: Run, batch_sizes: Sequence[int], weights: CostModel
-) -> list[OneStep]:
-    setups = [replace(run.setup, batch_size_per_device=size) for size in batch_sizes]
-    steps = predict_steps(model, run.cluster.device, setups, weights, run.software.torch_version)
-    number, statistics = batch_norms(model.graph)
-    weight_bytes = weights_bytes(model.graph)
-    found = []
-    for step in steps:
-        gradients = gradients_of(model, step)
-        found.append(
-            OneStep(
-                alone=step,
-                parts=pass_of(model, step),
-                gradient_bytes=sum(gradient.size_bytes for gradient in gradients),
-                weight_bytes=weight_bytes,
-                buckets=gradient_buckets(gradients, run.sharing.bucket_bytes),
-                num_batch_norms=number,
-                batch_norm_bytes=statistics,
-            )
-        )
-    return found
-
-
-def weights_bytes(graph: Graph) -> float:
-    """All weights of a model [bytes]."""
-    stream = graph.memory
-    is_weight = (stream.kind == AllocationKind.WEIGHT) & (stream.event == MemoryEvent.ALLOCATE)
-    return float(stream.size_bytes[is_weight, 0].sum())
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedTimes:
     """Steps of all devices of a run at n batch sizes.
@@ -198,7 +156,7 @@ class SharedTimes:
     Attributes:
         step_s: Value, low and high of the step of all micro-steps and devices, (3, n) [s].
         gradient_bytes: All gradients, which replicas hold once more in their buckets, (n,) [bytes].
-        activity: Activity of a device of a layout, see ``layout_activity``; nan without a layout, (n,).
+        activity: Activity of a device of a layout, see ``activity_of``; nan without a layout, (n,).
         compute_fraction: Share of arithmetic in it; nan without a layout, (n,).
     """
 
@@ -230,7 +188,7 @@ def shared_times(
     Raises:
         UnknownDeviceError: A link that is needed is not known.
     """
-    if not is_shared(run) or run.setup.phase is not Phase.TRAIN:
+    if not is_divided(run) or run.setup.phase is not Phase.TRAIN:
         none = np.zeros(len(batch_sizes))
         return SharedTimes(
             step_s=alone_s, gradient_bytes=none, activity=none + np.nan, compute_fraction=none + np.nan
@@ -260,38 +218,40 @@ def _ratios(model: PreparedModel, run: Run, sizes: Sequence[int], weights: CostM
     key = (general, run.sharing, run.software.torch_version, links, sizes_of_cluster, measured)
     columns = {size: _SHARED.find(parts, (*key, size)) for size in sizes}
     missing = [size for size, column in columns.items() if column is None]
-    if missing and uses_layout(run):
-        for size in missing:
-            columns[size] = ratio = _layout_ratio(model, _at(run, size), weights)
-            _SHARED.keep(parts, (*key, size), ratio)
-    elif missing:
-        for one, size in zip(one_steps(model, run, missing, weights), missing, strict=True):
-            step_s, _ = _share(one, _at(run, size))
-            ends = [getattr(step_s, end) / getattr(one.step_s, end) for end in ("value", "low", "high")]
-            column = np.asarray([*ends, one.gradient_bytes, np.nan, np.nan])
+    if missing:
+        for size, step in zip(missing, divided_steps(model, run, missing, weights), strict=True):
+            columns[size] = column = _ratio(model, _at(run, size), step, weights)
             _SHARED.keep(parts, (*key, size), column)
-            columns[size] = column
     return np.stack([found for size in sizes if (found := columns[size]) is not None], axis=1)
 
 
-def _layout_ratio(model: PreparedModel, run: Run, weights: CostModel) -> Floats:
-    """A column of ``_ratios`` of a layout, whose gradients are part of its memory."""
-    alone_s = step_alone(model, run, compute_setup(run), weights).step_s
-    found = layout_step(DividedModel(model=model), run, weights, layout_table_of(run))
-    ends = [getattr(found.step_s, end) / getattr(alone_s, end) for end in ("value", "low", "high")]
-    return np.asarray([*ends, 0.0, *layout_activity(model, run, found)])
+def _ratio(model: PreparedModel, run: Run, found: DividedStep, weights: CostModel) -> Floats:
+    """A column of ``_ratios``."""
+    # Where the operations are those of the whole model, its step alone is known already.
+    alone = found.alone if found.model is model else step_alone(model, run, compute_setup(run), weights)
+    ends = [getattr(found.step_s, end) / getattr(alone.step_s, end) for end in ("value", "low", "high")]
+    return np.asarray(
+        [*ends, found.gradient_bytes, *(activity_of(found.model, run, found) if found.stages else _ALONE)]
+    )
 
 
-def layout_activity(model: PreparedModel, run: Run, found: LayoutStep) -> tuple[float, float]:
-    """Ideal time of a device's work and traffic over the step of a layout, and the share of the work in it.
+def activity_of(model: PreparedModel, run: Run, step: StepPrediction | DividedStep) -> tuple[float, float]:
+    """Ideal time of a device's work and traffic over the step, and the share of the work in it.
 
     A device that waits for other stages draws less.
+
+    Args:
+        model: The operations of the device.
+        run: The run.
+        step: The step of one device or of several.
     """
     points = points_of(model, [run.cluster.device], [compute_setup(run)], run.software.torch_version)
-    compute_s, memory_s = (float(part[0]) for part in ideal_times_s(found.model, points))
+    compute_s, memory_s = (float(part[0]) for part in ideal_times_s(model, points))
     ideal_s = compute_s + memory_s
-    activity = ideal_s / found.alone.step_s.value * found.compute_s / found.step_s.value
-    return activity, compute_s / ideal_s if ideal_s else 0.0
+    alone_s, share = (
+        (step.alone.step_s, step.busy_share) if isinstance(step, DividedStep) else (step.step_s, 1.0)
+    )
+    return ideal_s / alone_s.value * share, compute_s / ideal_s if ideal_s else 0.0
 
 
 def _at(run: Run, batch_size: int) -> Run:

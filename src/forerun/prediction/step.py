@@ -9,19 +9,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from forerun.cost.time.correction import REPEAT_NOISE
+from forerun.cost.time.evidence import ORDER_OF_MAGNITUDE, operation_mix, shipped_evidence
+from forerun.cost.time.features import NEWEST_ERA, Point, least_times_s, software_era
+from forerun.cost.time.large_kernels import CONVOLUTIONS
+from forerun.cost.time.rows import DistinctOps, distinct_ops
+from forerun.cost.time.step_times import StepTimes, step_times
+from forerun.cost.time.weights import CostModel, run_kind
 from forerun.graph.graph import Graph, OpClass
-from forerun.hardware.device import Device, DeviceKind, NumberFormat
-from forerun.optime.correction import REPEAT_NOISE
-from forerun.optime.evidence import ORDER_OF_MAGNITUDE, operation_mix, shipped_evidence
-from forerun.optime.features import NEWEST_ERA, Point, least_times_s, software_era
-from forerun.optime.large_kernels import CONVOLUTIONS
-from forerun.optime.rows import DistinctOps, distinct_ops
-from forerun.optime.step_times import StepTimes, step_times
-from forerun.optime.weights import CostModel, run_kind
 from forerun.prediction.estimate import BreakdownPart, Interval, LayerTime, Provenance
-from forerun.prediction.offload import host_wait_s
-from forerun.prediction.software_stack import stack_of, with_factors
-from forerun.run.setup import Layout, Phase, Precision, TrainingSetup
+from forerun.prediction.stack import host_wait_s, stack_of, with_factors
+from forerun.question.devices.device import Device, DeviceKind, NumberFormat
+from forerun.question.setup import Layout, Phase, Precision, TrainingSetup
 
 __all__ = [
     "HOST_PART",
@@ -200,7 +199,7 @@ def half_widths(
     """Half-widths of the 90 % intervals of the log step times of one model at p points, (p,).
 
     A calibration has a law of its own, quantile times (base + slope * spread of the ensemble). Otherwise they follow
-    from the distance to what was measured (``optime.evidence``), and are at least an order of magnitude on an
+    from the distance to what was measured (``cost.time.evidence``), and are at least an order of magnitude on an
     architecture that nobody measured.
     """
     evidence, mix = shipped_evidence(), operation_mix(ops)

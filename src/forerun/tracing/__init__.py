@@ -3,7 +3,7 @@
 Importing this package loads no framework; ``trace`` does, unless the graph is in the cache.
 """
 
-from forerun.run.model import ModelRequest
+from forerun.question.model import ModelRequest
 from forerun.tracing.trace import trace
 
 __all__ = ["ModelRequest", "trace"]

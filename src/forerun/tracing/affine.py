@@ -172,6 +172,7 @@ def op_table(small: RawTrace, large: RawTrace | None, named_shapes: NamedShapes)
         groups=column("groups"),
         width=column("width"),
         serial_steps=column("serial_steps"),
+        law_size=column("law_size"),
         in_place=np.asarray([row.in_place for row in rows], dtype=np.float64),
         permuted=np.asarray([row.permuted for row in rows], dtype=np.float64),
         joined=np.asarray(joined, dtype=np.int64),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from forerun.errors import ForerunError, InvalidSetupError, ModelBuildError, TraceError
+from forerun.base.errors import ForerunError, InvalidSetupError, ModelBuildError, TraceError
 from forerun.tracing.models.built_model import BuiltModel
 
 __all__ = ["explain_failure", "first_line", "place_of"]

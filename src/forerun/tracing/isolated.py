@@ -10,9 +10,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from forerun.errors import InvalidSetupError
-from forerun.hardware.container import container_limits
-from forerun.isolation import Worker, in_worker
+from forerun.base.errors import InvalidSetupError
+from forerun.base.isolation import Worker, in_worker
+from forerun.question.devices.here import container_limits
+from forerun.tracing.source import named_source
 
 __all__ = [
     "TRACED_MODULES",
@@ -26,7 +27,6 @@ __all__ = [
 TRACED_MODULES = ("forerun.tracing.models.sources", "forerun.tracing.step")
 """Modules that a fork server loads for processes that trace."""
 
-_OF_FILES = ("hf:", "onnx:", "keras:")
 _SHARE_OF_MEMORY = 0.9
 
 
@@ -79,7 +79,9 @@ def is_isolated(model: str) -> bool:
     """
     if in_worker() or _limits.get().in_process:
         return False
-    return model.startswith(_OF_FILES) or ".py:" in model or "torch" not in sys.modules
+    source = named_source(model)
+    is_strange = source is not None and not source.is_trusted
+    return is_strange or ".py:" in model or "torch" not in sys.modules
 
 
 def run_isolated(work: Callable[..., Any], *arguments: Any, what: str) -> Any:

@@ -19,8 +19,7 @@ from pathlib import Path
 
 from forerun.graph.file import GRAPH_FORMAT_VERSION, read_graph
 from forerun.graph.graph import Graph
-from forerun.run.architectures import find_architecture
-from forerun.run.model import ModelRequest
+from forerun.question.model import ModelRequest, find_architecture
 
 __all__ = [
     "SHIPPED_FOLDER",

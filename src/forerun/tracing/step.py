@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from forerun.graph.graph import AllocationKind, MemoryEvent
-from forerun.run.setup import Layout, Phase, Precision, TrainingSetup
+from forerun.question.setup import Layout, Phase, Precision, TrainingSetup
 from forerun.tracing.cuda_semantics import cuda_semantics, leave_autocast_region
 from forerun.tracing.models.built_model import BuiltModel
 from forerun.tracing.op_rules.products import attention_as

@@ -7,28 +7,27 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forerun.errors import ForerunError, MissingExtraError, TraceError, near_matches
-from forerun.extras import needing
+from forerun.base.errors import ForerunError, MissingExtraError, TraceError, UsageError, near_matches
+from forerun.base.extras import needing
+from forerun.base.stages import stage
+from forerun.base.temporary import cache_folder
 from forerun.graph.captured import capture_path, read_capture
 from forerun.graph.compiled import compiled_graph
 from forerun.graph.file import GRAPH_FORMAT_VERSION, read_graph, write_graph
 from forerun.graph.graph import Graph
-from forerun.run.architectures import find_architecture
-from forerun.run.model import ModelRequest, is_keras
-from forerun.run.saving import Fp8Recipe, Saving, Unquantized
-from forerun.run.setup import OptimizerImplementation, Phase, Precision, TrainingSetup
-from forerun.stages import stage
-from forerun.tracing.cache import cache_folder
+from forerun.question.model import ModelRequest, find_architecture, is_keras
+from forerun.question.saving import Fp8Recipe, Saving, Unquantized
+from forerun.question.setup import OptimizerImplementation, Phase, Precision, TrainingSetup
 from forerun.tracing.isolated import is_isolated, run_isolated
-from forerun.tracing.keras.source import keras_request, trace_keras, trace_keras_requests
 from forerun.tracing.models.hub import is_hub_name, kept_config_path
 from forerun.tracing.shipped import SHIPPED_OPTIMIZERS, shipped_graph, shipped_models
+from forerun.tracing.source import Question, find_source, named_source
 
 if TYPE_CHECKING:
     from forerun.tracing.models.built_model import BuiltModel
@@ -59,14 +58,6 @@ _FEW_SUFFIX = ".few.npz"
 
 _PARTIAL_S = 3600.0
 """Age from which on a half-written graph is left over [s]."""
-
-_LIBRARY_OF_PREFIX = {
-    "torchvision": "torchvision",
-    "timm": "timm",
-    "hf": "transformers",
-    "onnx": "onnx",
-    "keras": "keras",
-}
 
 
 def trace(
@@ -173,12 +164,13 @@ def _made(
     """The graph of a model, built and traced now, and whether it may be kept in the cache."""
     if is_keras(request.model if module is None else module):
         with stage(f"loading Keras and tracing a step of {request.model}"):
-            graph = trace_keras(request, setup, module)
-        return graph, graph.only_batch_size is None
+            (found,) = _keras_tracer()([(request, setup, module)])
+        if isinstance(found, ForerunError):
+            raise found
+        return found, found.only_batch_size is None
     with stage("loading PyTorch"), _needing_torch(request):
         from forerun.tracing.models.sources import build_model
-        from forerun.tracing.saving.blocks import block_names
-        from forerun.tracing.saving.few_blocks import keep_few_blocks
+        from forerun.tracing.saving.blocks import block_names, keep_few_blocks
         from forerun.tracing.saving.prepare import with_saving
 
     with stage(f"building {request.model}"):
@@ -273,13 +265,22 @@ def trace_keras_models(questions: Sequence[tuple[ModelRequest, TrainingSetup]]) 
         if (kept := _known(path, setup)) is not None
     }
     missing = [index for index in range(len(questions)) if index not in known]
-    asked = [keras_request(*questions[index]) for index in missing]
-    traced = dict(zip(missing, trace_keras_requests(asked) if asked else [], strict=True))
+    asked = [(*questions[index], None) for index in missing]
+    traced = dict(zip(missing, _keras_tracer()(asked) if asked else [], strict=True))
     for index, graph in traced.items():
         path = paths[index]
         if path is not None and not isinstance(graph, ForerunError) and graph.only_batch_size is None:
             _keep(graph, path)
     return [known[index] if index in known else traced[index] for index in range(len(questions))]
+
+
+def _keras_tracer() -> Callable[[Sequence[Question]], list[Graph | ForerunError]]:
+    source = find_source("keras")
+    if source is None or source.trace is None:
+        raise UsageError(
+            "expected forerun with its adapter for Keras, but this installation has none; install it anew"
+        )
+    return source.trace
 
 
 def _known(path: Path | None, setup: TrainingSetup) -> Graph | None:
@@ -354,7 +355,7 @@ def _with_update(graph: Graph, built: BuiltModel, setup: TrainingSetup) -> Graph
         return replace(graph, host_traffic=traffic)
     if setup.optimizer_implementation is not OptimizerImplementation.FUSED:
         return graph
-    from forerun.tracing.fused_optimizer import fuse_optimizer
+    from forerun.tracing.optimizers import fuse_optimizer
 
     return fuse_optimizer(graph)
 
@@ -363,8 +364,9 @@ def library_versions(model: str, *, has_adapters: bool = False) -> tuple[tuple[s
     """Versions of the libraries that define a model, read without importing them."""
     names = ["torch", "peft"] if has_adapters else ["torch"]
     architecture = find_architecture(model)
-    library = "transformers" if architecture else _LIBRARY_OF_PREFIX.get(model.partition(":")[0])
-    if library is not None:
+    source = None if architecture else named_source(model)
+    library = "transformers" if architecture else source and source.library
+    if library:
         names.append(library)
     found = []
     for name in names:
@@ -400,7 +402,8 @@ def _definition(model: str) -> str | None:
     if prefix == "hf" and is_hub_name(rest):
         rest = str(kept_config_path(rest))
     is_keras_file = model.endswith((".keras", ".h5", ".hdf5"))
-    if prefix in ("hf", "onnx", "mlpredict") or is_keras_file:
+    source = named_source(model)
+    if is_keras_file or (source is not None and source.reads_file):
         try:
             return hashlib.sha256(
                 Path(model.removeprefix("keras:") if is_keras_file else rest).read_bytes()

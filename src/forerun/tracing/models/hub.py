@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
-import urllib.error
-import urllib.request
 from pathlib import Path
 
-from forerun.errors import ModelBuildError, UnknownModelError, near_matches
-from forerun.run.architectures import architectures
-from forerun.tracing.cache import cache_folder
+from forerun.base.errors import ModelBuildError, UnknownModelError, near_matches
+from forerun.base.temporary import cache_folder
+from forerun.question.model import architectures
 
 __all__ = ["config_path", "is_hub_name", "kept_config_path"]
 
@@ -63,6 +61,9 @@ def _keep(path: Path, content: bytes) -> None:
 
 def _fetched(name: str) -> bytes:
     """The configuration from the hub; a token of the user (``HF_TOKEN``) opens what is open to that user."""
+    import urllib.error  # HTTP and TLS, for those who ask the hub
+    import urllib.request
+
     known = [item.hub for item in architectures().values()]
     base = os.environ.get("HF_ENDPOINT", _URL).rstrip("/")
     request = urllib.request.Request(f"{base}/{name}/resolve/main/config.json")

@@ -1,15 +1,15 @@
-"""Sources of models: one function that turns a model in any form into a ``BuiltModel``.
+"""Models of PyTorch: one function that turns a model in any form into a ``BuiltModel``.
 
 ============================  ==========================================================================
 ``cnn:depth=4,...``           a family of this project, see ``families``
 ``torchvision:NAME``          a model of torchvision
 ``timm:NAME``                 a model of timm
-``llama-3.1-8b``              a public architecture of the catalogue, see ``run.architectures``
+``llama-3.1-8b``              a public architecture of the catalogue, see ``question.model``
 ``hf:CONFIG.json``            a Transformers configuration
 ``hf:ORG/NAME``               the configuration of a model on the hub
 ``onnx:FILE.onnx``            an ONNX file
 ``mlpredict:FILE.json``       a model file of mlpredict
-``keras:...``                 refused here, see ``tracing.keras.source``
+``PREFIX:...``                a source of another package, see ``tracing.source``
 ``path/to/file.py:factory``   the user's own code, see ``user_code``
 ``nn.Module``                 a module, copied to the meta device
 ============================  ==========================================================================
@@ -18,38 +18,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-from forerun.errors import UnknownModelError, UsageError, near_matches
-from forerun.run.architectures import architectures, find_architecture
+from forerun.base.errors import UnknownModelError, UsageError, near_matches
+from forerun.question.model import architectures, find_architecture
 from forerun.tracing.failures import explain_failure
-from forerun.tracing.models import family_networks, text_networks
-from forerun.tracing.models.built_model import BuiltModel
+from forerun.tracing.models.built_model import BuiltModel, InputOptions
 from forerun.tracing.models.families import FAMILIES, build_family
-from forerun.tracing.models.input_options import InputOptions
-from forerun.tracing.models.meta_build import building_on
-from forerun.tracing.models.mlpredict_files import build_mlpredict
-from forerun.tracing.models.real_batches import with_real_batches
-from forerun.tracing.models.timm_models import build_timm, timm_names
-from forerun.tracing.models.torchvision_models import build_torchvision, torchvision_names
-from forerun.tracing.models.transformers_models import build_catalogued, build_transformers
+from forerun.tracing.models.meta_build import building_on, with_real_batches
+from forerun.tracing.models.timm_models import timm_names
+from forerun.tracing.models.torchvision_models import torchvision_names
+from forerun.tracing.models.transformers_models import build_catalogued
 from forerun.tracing.models.user_code import build_from_file, build_from_module
-from forerun.tracing.onnx.model import build_onnx
+from forerun.tracing.source import named_source, source_names
 
 __all__ = ["build_model", "explain_failure"]
 
-_REGISTERED = (family_networks.__name__, text_networks.__name__)  # imported for its registrations
-
-_PREFIXES: dict[str, Callable[[str, InputOptions], BuiltModel]] = {
-    "torchvision": build_torchvision,
-    "timm": build_timm,
-    "hf": build_transformers,
-    "onnx": build_onnx,
-    "mlpredict": build_mlpredict,
-}
 _FORMS = (
     "a family such as cnn:depth=4, torchvision:NAME, timm:NAME, an architecture such as llama-3.1-8b, hf:ORG/NAME, "
     "hf:CONFIG.json, keras:NAME, keras:FILE.keras, onnx:FILE.onnx, mlpredict:FILE.json, "
@@ -122,12 +108,13 @@ def _build_named(spec: str, options: InputOptions) -> BuiltModel:
     prefix, colon, rest = spec.partition(":")
     if prefix in FAMILIES:
         return build_family(spec, options)
-    if colon and prefix in _PREFIXES:
-        return _PREFIXES[prefix](rest, options)
-    if prefix == "keras":
+    source = named_source(spec) if colon else None
+    if source is not None and source.build is not None:
+        return source.build(rest, options)
+    if source is not None:
         raise UsageError(
-            f"{spec} is a Keras model: it is predicted, and measured with 'forerun measure grid --framework keras', "
-            "but not built as a PyTorch module"
+            f"{spec} is a {prefix.capitalize()} model: it is predicted, and measured with 'forerun measure grid "
+            f"--framework {prefix}', but not built as a PyTorch module"
         )
     raise _unknown(spec)
 
@@ -151,7 +138,7 @@ def _unknown(spec: str) -> UnknownModelError:
     prefixed = {"torchvision:" + known_name for known_name in torchvision_names()}
     hint = (
         near_matches(spec, prefixed)
-        or near_matches(name.lower(), [*architectures(), *FAMILIES, *_PREFIXES])
+        or near_matches(name.lower(), [*architectures(), *FAMILIES, *source_names()])
         or near_matches(name.lower(), torchvision_names(), prefix="torchvision:")
     )
     return UnknownModelError(f"no model {spec!r}{hint}; a model is {_FORMS}")

@@ -7,10 +7,15 @@ from typing import Any
 
 import torch
 
-from forerun.errors import ForerunError, InvalidSetupError, MissingExtraError, UnknownModelError, near_matches
+from forerun.base.errors import (
+    ForerunError,
+    InvalidSetupError,
+    MissingExtraError,
+    UnknownModelError,
+    near_matches,
+)
 from forerun.tracing.failures import first_line
-from forerun.tracing.models.built_model import BuiltModel
-from forerun.tracing.models.input_options import InputOptions
+from forerun.tracing.models.built_model import BuiltModel, InputOptions
 from forerun.tracing.models.losses import classification_loss, image_batch
 from forerun.tracing.models.meta_build import build_on_meta, move_to_meta
 

@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from forerun.errors import InvalidSetupError, TraceError, UnknownModelError, near_matches
-from forerun.extras import needing
+from forerun.base.errors import InvalidSetupError, TraceError, UnknownModelError, near_matches
+from forerun.base.extras import needing
 from forerun.tracing.failures import first_line
-from forerun.tracing.models.built_model import BuiltModel
-from forerun.tracing.models.input_options import InputOptions
+from forerun.tracing.models.built_model import BuiltModel, InputOptions
 from forerun.tracing.models.losses import classification_loss, image_batch, sum_of_means
 from forerun.tracing.models.meta_build import build_on_meta, move_to_meta
 

@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 
-from forerun.errors import InvalidSetupError, ModelBuildError
-from forerun.tracing.models.built_model import BatchMaker
-from forerun.tracing.models.input_options import InputOptions
+from forerun.base.errors import InvalidSetupError, ModelBuildError
+from forerun.tracing.models.built_model import BatchMaker, InputOptions
 
 __all__ = ["NO_PADDING_NOTE", "ModelInputs", "prepare_for_trace", "transformers_inputs"]
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from forerun.errors import (
+from forerun.base.errors import (
     ForerunError,
     InvalidSetupError,
     MissingExtraError,
@@ -27,11 +27,10 @@ from forerun.errors import (
     UnknownModelError,
     near_matches,
 )
-from forerun.run.architectures import Architecture, find_architecture
+from forerun.question.model import Architecture, find_architecture
 from forerun.tracing.failures import first_line
-from forerun.tracing.models.built_model import BuiltModel
+from forerun.tracing.models.built_model import BuiltModel, InputOptions
 from forerun.tracing.models.hub import config_path
-from forerun.tracing.models.input_options import InputOptions
 from forerun.tracing.models.losses import INFERRED_LOSS_NOTE, inferred_loss
 from forerun.tracing.models.meta_build import build_on_meta, move_to_meta
 from forerun.tracing.models.transformers_inputs import prepare_for_trace, transformers_inputs

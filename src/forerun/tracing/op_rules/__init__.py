@@ -17,28 +17,13 @@ each of 2 B Ho Wo Cout (Cin/g) a FLOP.
 from __future__ import annotations
 
 from forerun.graph.graph import OpClass
-from forerun.tracing.calls import Call, CostRow
-from forerun.tracing.op_rules import (
-    convolutions,
-    eight_bits,
-    fused_kernels,
-    normalisations,
-    products,
-    streaming,
-)
-from forerun.tracing.op_rules.multi_tensor import multi_tensor_row, num_multi_tensor_launches
-from forerun.tracing.op_rules.registry import RULES, streaming_row
+from forerun.tracing.calls import RULES, Call, CostRow, streaming_row
+from forerun.tracing.op_rules import products, streaming
+from forerun.tracing.op_rules.streaming import multi_tensor_row, num_multi_tensor_launches
 
 __all__ = ["RULES", "cost_rows", "num_multi_tensor_launches"]
 
-_REGISTERED = (
-    convolutions,
-    eight_bits,
-    fused_kernels,
-    normalisations,
-    products,
-    streaming,
-)  # imported for their registrations
+_REGISTERED = (products, streaming)  # imported for their registrations
 
 
 def cost_rows(call: Call) -> list[CostRow]:

@@ -1,14 +1,19 @@
-"""Rules of operations that stream their operands: element-wise, copies, fills, reductions, pooling."""
+"""Rules of operations that stream their operands.
+
+Element-wise operations, copies, fills, reductions and pooling; normalisations and softmax; the multi-tensor kernels
+of optimizers; and the fused kernels of Liger-Kernel and Unsloth, each of which reads its tensors once.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from math import ceil, prod
 
 from forerun.graph.graph import OpClass
-from forerun.tracing.calls import Call, CostRow
-from forerun.tracing.op_rules.registry import rule, streaming_row, streaming_rules
+from forerun.tracing.calls import Call, CostRow, TensorInfo, rule, streaming_row, streaming_rules
 
-__all__: list[str] = []
+__all__ = ["TRITON_KERNELS", "multi_tensor_row", "num_multi_tensor_launches"]
+
 
 streaming_rules(
     OpClass.ACTIVATION,
@@ -90,7 +95,7 @@ def _interpolated(call: Call) -> list[CostRow]:
     source = call.tensors()[0]
     if call.name == "upsample_bilinear2d" and source.memory_order()[-1:] == (1,):
         return [row]
-    return [replace(row, serial_steps=float(source.shape[1]))]
+    return [replace(row, law_size=float(source.shape[1]))]
 
 
 _FILLS = """zero_ zeros_like zeros ones ones_like full full_like fill_ fill arange eye rand randn randint
@@ -159,3 +164,181 @@ def _embedding(call: Call) -> list[CostRow]:
             element_bytes=out.element_bytes,
         )
     ]
+
+
+def _normalisation_rules(op_class: OpClass, flops_per_element: float, names: str) -> None:
+    @rule(*names.split())
+    def normalise(call: Call) -> list[CostRow]:
+        source = call.tensors()[1 if "backward" in call.name else 0]
+        width = source.shape[-1] if op_class is OpClass.LAYER_NORM else prod(source.shape[2:])
+        return [streaming_row(call, op_class, flops_per_element, width=float(width))]
+
+
+_normalisation_rules(
+    OpClass.BATCH_NORM,
+    5.0,
+    """native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training cudnn_batch_norm
+    _batch_norm_with_update _batch_norm_no_update""",
+)
+_normalisation_rules(
+    OpClass.BATCH_NORM, 8.0, "native_batch_norm_backward cudnn_batch_norm_backward batch_norm_backward"
+)
+_normalisation_rules(OpClass.LAYER_NORM, 5.0, "native_layer_norm _fused_rms_norm")
+_normalisation_rules(OpClass.LAYER_NORM, 8.0, "native_layer_norm_backward _fused_rms_norm_backward")
+_normalisation_rules(OpClass.GROUP_NORM, 5.0, "native_group_norm")
+_normalisation_rules(OpClass.GROUP_NORM, 8.0, "native_group_norm_backward")
+
+
+@rule(
+    "_softmax",
+    "_log_softmax",
+    "_softmax_backward_data",
+    "_log_softmax_backward_data",
+    "_safe_softmax",
+    "_masked_softmax",
+)
+def _softmax(call: Call) -> list[CostRow]:
+    source = call.tensors()[0]
+    dim = next((value for value in call.args if isinstance(value, int)), -1)  # after the tensor arguments
+    width = source.shape[dim] if source.shape else 1
+    return [streaming_row(call, OpClass.SOFTMAX, 5.0, width=float(width))]
+
+
+@rule(
+    "max_pool2d_with_indices",
+    "max_pool2d_with_indices_backward",
+    "max_pool3d_with_indices",
+    "max_pool3d_with_indices_backward",
+    "adaptive_max_pool2d",
+    "adaptive_max_pool2d_backward",
+)
+def _max_pool(call: Call) -> list[CostRow]:
+    """One comparison per window element. The backward kernel reads gradient and indices only."""
+    window = call.args[2] if "backward" in call.name else call.args[1]
+    has_window = isinstance(window, (list, tuple)) and "adaptive" not in call.name
+    area = float(prod(window)) if has_window else 1.0
+    row = streaming_row(call, OpClass.MAX_POOL, area)
+    if "backward" not in call.name:
+        return [row]
+    grad, indices = call.tensors()[0], call.tensors()[-1]
+    return [
+        CostRow(
+            op_class=OpClass.MAX_POOL,
+            flops=row.flops,
+            read_bytes=grad.touched_bytes + indices.touched_bytes,
+            write_bytes=call.outputs[0].touched_bytes,
+            element_bytes=grad.element_bytes,
+            elements=row.elements,
+            kernel_area=area,
+        )
+    ]
+
+
+_CHUNK_ELEMENTS = 65536
+_BLOCKS_PER_LAUNCH = 320
+_TENSORS_PER_LAUNCH = {1: 110, 2: 64, 3: 48, 4: 36}
+
+
+def num_multi_tensor_launches(sizes: list[int], num_lists: int) -> int:
+    """Number of kernels that one multi-tensor operation launches.
+
+    A launch takes at most 320 blocks of 65,536 elements and 110, 64, 48 or 36 tensors for one to four lists.
+    Source: PyTorch, aten/src/ATen/native/cuda/MultiTensorApply.cuh.
+    """
+    per_launch = _TENSORS_PER_LAUNCH.get(num_lists, 30)
+    num_chunks = sum(ceil(size / _CHUNK_ELEMENTS) for size in sizes)
+    return max(1, ceil(len(sizes) / per_launch), ceil(num_chunks / _BLOCKS_PER_LAUNCH))
+
+
+def multi_tensor_row(call: Call) -> CostRow:
+    """Row of one operation over lists of tensors: ``count`` kernels that share its traffic evenly."""
+    lists = [
+        [item for item in value if isinstance(item, TensorInfo)]
+        for value in call.args
+        if isinstance(value, (list, tuple))
+    ]
+    lists = [items for items in lists if items]
+    first = lists[0] if lists else []
+    read = float(sum(t.touched_bytes for items in lists for t in items))
+    written = float(sum(t.touched_bytes for t in (call.outputs or first)))
+    sizes = [t.num_elements for t in first]
+    count = num_multi_tensor_launches(sizes, len(lists) + (0 if call.in_place else 1))
+    total = float(sum(sizes))
+    return CostRow(
+        op_class=OpClass.OPTIMIZER,
+        flops=total / count,
+        read_bytes=read / count,
+        write_bytes=written / count,
+        element_bytes=first[0].element_bytes if first else 4,
+        elements=total / count,
+        count=float(count),
+    )
+
+
+TRITON_KERNELS: dict[str, tuple[OpClass, float]] = {
+    "_rms_norm_forward_kernel": (OpClass.LAYER_NORM, 1.0),
+    "_rms_norm_backward_kernel": (OpClass.LAYER_NORM, 1.0),
+    "_rms_layernorm_forward": (OpClass.LAYER_NORM, 1.0),
+    "_rms_layernorm_backward": (OpClass.LAYER_NORM, 4 / 3),
+    "_triton_rope": (OpClass.ELEMENTWISE, 2.0),
+    "_rope_embedding": (OpClass.ELEMENTWISE, 2.0),
+    "_rope_embedding_QK": (OpClass.ELEMENTWISE, 2.0),
+    "_swiglu_forward_kernel": (OpClass.ACTIVATION, 1.0),
+    "_swiglu_backward_kernel": (OpClass.ACTIVATION, 5 / 3),
+    "_geglu_tanh_forward_kernel": (OpClass.ACTIVATION, 1.0),
+    "_geglu_tanh_backward_kernel": (OpClass.ACTIVATION, 5 / 3),
+    "_fg_kernel": (OpClass.ACTIVATION, 1.0),
+    "_DWf_DW_dfg_kernel": (OpClass.ACTIVATION, 2.0),
+    "liger_cross_entropy_kernel": (OpClass.ACTIVATION, 2.0),
+    "_cross_entropy_forward": (OpClass.REDUCE, 1.0),
+    "_chunked_cross_entropy_forward": (OpClass.REDUCE, 1.0),
+    "_cross_entropy_backward": (OpClass.ACTIVATION, 2.0),
+}
+"""Class of Liger-Kernel's and Unsloth's own kernels, by their names in a script, and how often each of their tensors is
+moved: twice by one that works in place."""
+
+
+def _row(
+    call: Call, op_class: OpClass, work: float, *changed: TensorInfo, width: float = 0.0
+) -> list[CostRow]:
+    """Row of a kernel that writes its results, and some of its arguments anew."""
+    row = streaming_row(replace(call, outputs=(*call.outputs, *changed)), op_class, work, width=width)
+    return [row]
+
+
+@rule("cross_entropy")
+def _cross_entropy(call: Call) -> list[CostRow]:
+    return _row(call, OpClass.REDUCE, 5.0)
+
+
+@rule("cross_entropy_backward_")
+def _cross_entropy_backward(call: Call) -> list[CostRow]:
+    return _row(call, OpClass.ACTIVATION, 5.0, call.tensors()[0])
+
+
+@rule("rms_norm")
+def _rms_norm(call: Call) -> list[CostRow]:
+    return _row(call, OpClass.LAYER_NORM, 5.0, width=float(call.tensors()[0].shape[-1]))
+
+
+@rule("rms_norm_backward_")
+def _rms_norm_backward(call: Call) -> list[CostRow]:
+    gradient = call.tensors()[0]
+    return _row(call, OpClass.LAYER_NORM, 8.0, gradient, width=float(gradient.shape[-1]))
+
+
+@rule("rotate_")
+def _rotate(call: Call) -> list[CostRow]:
+    queries, keys = call.tensors()[:2]
+    return _row(call, OpClass.ELEMENTWISE, 4.0, queries, keys)
+
+
+@rule("gated")
+def _gated(call: Call) -> list[CostRow]:
+    return _row(call, OpClass.ACTIVATION, 5.0)
+
+
+@rule("gated_backward_")
+def _gated_backward(call: Call) -> list[CostRow]:
+    gate, other = call.tensors()[:2]
+    return _row(call, OpClass.ACTIVATION, 10.0, gate, other)

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from forerun.errors import InvalidSetupError, MissingExtraError, ModelBuildError, near_matches
-from forerun.run.saving import Quantization, Saving
+from forerun.base.errors import InvalidSetupError, MissingExtraError, ModelBuildError, near_matches
+from forerun.question.saving import Quantization, Saving
 from forerun.tracing.failures import first_line
 from forerun.tracing.saving.quantized import QuantizedLinear
 

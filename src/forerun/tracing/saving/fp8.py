@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from forerun.run.saving import Fp8Recipe
+from forerun.question.saving import Fp8Recipe
 from forerun.tracing.saving.device_ops import eight_bit_product, to_eight_bits, to_eight_bits_twice
 
 __all__ = ["multiply_in_fp8"]

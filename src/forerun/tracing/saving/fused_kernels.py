@@ -26,8 +26,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from forerun.errors import InvalidSetupError
-from forerun.run.saving import FusedKernel, Quantization
+from forerun.base.errors import InvalidSetupError
+from forerun.question.saving import FusedKernel, Quantization
 from forerun.tracing.cuda_semantics import autocast_dtype_now
 from forerun.tracing.saving.device_ops import gated, gated_backward, rms_norm, rms_norm_backward, rotate
 from forerun.tracing.saving.quantized import QuantizedLinear, input_gradient

@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from forerun.errors import InvalidSetupError
-from forerun.run.saving import Loss
+from forerun.base.errors import InvalidSetupError
+from forerun.question.saving import Loss
 from forerun.tracing.saving.device_ops import (
     add_product,
     cross_entropy,

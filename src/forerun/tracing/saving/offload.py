@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import _C, nn
 
-from forerun.errors import InvalidSetupError
+from forerun.base.errors import InvalidSetupError
 from forerun.graph.graph import AllocationKind, HostTraffic
-from forerun.run.saving import MasterWeights, Offload
-from forerun.run.setup import OptimizerImplementation, Phase, TrainingSetup
+from forerun.question.saving import MasterWeights, Offload
+from forerun.question.setup import OptimizerImplementation, Phase, TrainingSetup
 from forerun.tracing.optimizers import make_optimizer
 from forerun.tracing.recorder import StepRecorder
 

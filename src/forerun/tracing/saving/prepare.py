@@ -7,9 +7,9 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from forerun.errors import InvalidSetupError
-from forerun.run.saving import FusedKernel, Loss, MasterWeights
-from forerun.run.setup import Phase, Precision, TrainingSetup
+from forerun.base.errors import InvalidSetupError
+from forerun.question.saving import FusedKernel, Loss, MasterWeights
+from forerun.question.setup import Phase, Precision, TrainingSetup
 from forerun.tracing.models.built_model import BuiltModel
 from forerun.tracing.saving.adapters import add_adapters, freeze_modules, quantize_linears
 from forerun.tracing.saving.blocks import block_names

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from forerun.run.saving import Quantization
+from forerun.question.saving import Quantization
 from forerun.tracing.cuda_semantics import autocast_dtype_now
 from forerun.tracing.saving.device_ops import dequantize, eight_bit_product, to_eight_bits
 

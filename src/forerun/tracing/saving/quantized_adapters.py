@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from peft.tuners.lora.layer import Linear
 
-from forerun.run.saving import Quantization
+from forerun.question.saving import Quantization
 from forerun.tracing.cuda_semantics import autocast_dtype_now
 from forerun.tracing.saving.quantized import QuantizedLinear
 

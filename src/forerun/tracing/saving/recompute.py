@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from forerun.errors import InvalidSetupError
-from forerun.run.saving import recomputed_blocks
+from forerun.base.errors import InvalidSetupError
+from forerun.question.saving import recomputed_blocks
 from forerun.tracing.cuda_semantics import autocast_again, autocast_dtype_now
 from forerun.tracing.saving.device_ops import eight_bit_product
 

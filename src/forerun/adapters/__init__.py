@@ -1,0 +1,1 @@
+"""Other frameworks, file formats and clusters, found through entry points."""

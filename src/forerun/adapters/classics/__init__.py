@@ -1,0 +1,1 @@
+"""Parameter servers, and the regressors and file formats of the earlier systems."""

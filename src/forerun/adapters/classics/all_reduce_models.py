@@ -1,0 +1,267 @@
+"""Speed models of all-reduce training, fitted to few points.
+
+With K devices on N nodes, m samples per device and micro-step, s micro-steps:
+
+    T = (s - 1) T_grad + (T_grad^g + T_sync^g)^(1/g)            g >= 1: 1 adds, infinity hides all
+
+Pollux (Qiao et al. 2021, OSDI, section 3.2), seven parameters:
+
+    T_grad = a_g + b_g m        T_sync = 0 (K = 1) | a_l + b_l (K-2) (one node) | a_n + b_n (K-2)
+
+Ours, the ring of ``collectives`` with fitted link and stragglers, seven as well:
+
+    T_grad = (a_g + b_g m) (1 + c_g E_K)        T_sync = 2 (K-1)/K v (1 + c_s E_K),  v = v_l (one node) | v_n
+
+E_K is the expected maximum of K normal numbers. Few points do not determine seven parameters, so both are fitted as
+most probable values under wide log-normal priors relative to the median point, with a loss that grows linearly for
+outliers. Where a point names the exposed synchronisation of its step (as Pollux' agents report too),
+the rest of it is a second observation, of T_grad.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import least_squares
+
+from forerun.adapters.classics.speed_models import FittedSpeed, SpeedModel
+from forerun.adapters.classics.speed_points import SpeedPoint, refuse_too_few
+from forerun.base.numerics import refuse_times
+from forerun.cost.communication.data_parallel import expected_normal_maximum
+
+__all__ = ["ALL_REDUCE_MODELS", "AveragedModel", "PriorForm", "pollux_model", "ring_model"]
+
+Floats = npt.NDArray[np.float64]
+
+_NOISE = 0.08
+_SYNC_WEIGHT = 0.5
+_LEAST_POINTS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sizes:
+    """Sizes of points as arrays, (points,)."""
+
+    num_devices: Floats
+    num_nodes: Floats
+    batch_size: Floats
+    num_passes: Floats
+    waiting: Floats
+
+
+def _sizes(points: Sequence[SpeedPoint]) -> _Sizes:
+    devices = [point.num_devices for point in points]
+    return _Sizes(
+        num_devices=np.asarray(devices, dtype=float),
+        num_nodes=np.asarray([point.num_nodes for point in points], dtype=float),
+        batch_size=np.asarray([point.batch_size_per_device for point in points], dtype=float),
+        num_passes=np.asarray([point.num_accumulation_steps for point in points], dtype=float),
+        waiting=np.asarray([expected_normal_maximum(number) for number in devices]),
+    )
+
+
+Form = Callable[[Floats, _Sizes], tuple[Floats, Floats]]
+"""Function from coefficients and sizes to T_grad and T_sync."""
+
+
+def _pollux(theta: Floats, at: _Sizes) -> tuple[Floats, Floats]:
+    grad = theta[0] + theta[1] * at.batch_size
+    more = np.maximum(0.0, at.num_devices - 2)
+    sync = np.where(at.num_nodes == 1, theta[3] + theta[4] * more, theta[5] + theta[6] * more)
+    return grad, np.where(at.num_devices == 1, 0.0, sync)
+
+
+def _ring(theta: Floats, at: _Sizes) -> tuple[Floats, Floats]:
+    grad = (theta[0] + theta[1] * at.batch_size) * (1 + theta[6] * at.waiting)
+    volume = 2 * (at.num_devices - 1) / at.num_devices
+    sync = volume * np.where(at.num_nodes == 1, theta[3], theta[5]) * (1 + theta[4] * at.waiting)
+    return grad, sync
+
+
+def _step_s(form: Form, theta: Floats, at: _Sizes) -> tuple[Floats, Floats]:
+    """Step and T_grad of every size, (points,) each [s]."""
+    grad, sync = form(theta, at)
+    power = 1 + theta[2]
+    largest = np.maximum(grad, sync)
+    joined = largest * ((grad / largest) ** power + (sync / largest) ** power) ** (1 / power)
+    return (at.num_passes - 1) * grad + joined, grad
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriorForm:
+    """A form with its priors: means and widths of the logarithms of its coefficients.
+
+    Attributes:
+        name: Name of the model.
+        form: The form.
+        coefficients: Names, the exponent g - 1 third.
+        centre: Prior means; of times relative to the median step, of times per sample to it per median batch.
+        width: Prior standard deviations.
+        is_time: Whether a coefficient scales with the step.
+    """
+
+    name: str
+    form: Form
+    coefficients: tuple[str, ...]
+    centre: tuple[float, ...]
+    width: tuple[float, ...] = (1.5, 1.5, 1.0, 1.5, 1.5, 1.2, 1.5)
+    is_time: tuple[bool, ...] = (True, True, False, True, True, True, True)
+
+    def fit(self, points: Sequence[SpeedPoint]) -> FittedSpeed:
+        """Most probable coefficients of the points; see the head of the module.
+
+        Raises:
+            InvalidSetupError: There are fewer than three sizes, or a time is not above zero.
+        """
+        refuse_too_few(points, _LEAST_POINTS, f"the model '{self.name}'")
+        at = _sizes(points)
+        times = np.asarray([point.measured_s for point in points])
+        refuse_times(times)
+        offset = self._offset(times, at)
+        grad_s = np.asarray([_compute_s(point) for point in points])
+        seen = np.isfinite(grad_s)
+
+        def residual(scaled: Floats) -> Floats:
+            step, grad = _step_s(self.form, np.exp(scaled + offset), at)
+            rest = _SYNC_WEIGHT * np.log(at.num_passes[seen] * grad[seen] / grad_s[seen]) / _NOISE
+            pull = (scaled - np.asarray(self.centre)) / np.asarray(self.width)
+            return np.concatenate([_softened(np.log(step / times) / _NOISE), rest, pull])
+
+        found = least_squares(residual, np.asarray(self.centre), max_nfev=200)
+        return self._fitted(found.x, np.asarray(found.jac, dtype=np.float64), offset, times, at)
+
+    def _offset(self, times: Floats, at: _Sizes) -> Floats:
+        time, batch = np.log(np.median(times)), np.log(np.median(at.batch_size))
+        offset = np.where(self.is_time, time, 0.0)
+        offset[1] -= batch
+        found: Floats = offset
+        return found
+
+    def _fitted(
+        self, scaled: Floats, jacobian: Floats, offset: Floats, times: Floats, at: _Sizes
+    ) -> FittedSpeed:
+        covariance = np.linalg.pinv(jacobian.T @ jacobian)
+        theta = np.exp(scaled + offset)
+        form = self.form
+
+        def log_times(points: Sequence[SpeedPoint]) -> Floats:
+            return np.log(_step_s(form, theta, _sizes(points))[0])
+
+        def log_variances(points: Sequence[SpeedPoint]) -> Floats:
+            sizes, step = _sizes(points), 1e-4
+            base = np.log(_step_s(form, theta, sizes)[0])
+            moved = [
+                np.log(_step_s(form, np.exp(scaled + offset + step * unit), sizes)[0])
+                for unit in np.eye(len(theta))
+            ]
+            gradient = (np.asarray(moved) - base).T / step
+            variances: Floats = np.einsum("pi,ij,pj->p", gradient, covariance, gradient)
+            return variances
+
+        residual = np.log(_step_s(form, theta, at)[0] / times)
+        named = dict(zip(self.coefficients, theta.tolist(), strict=True))
+        return FittedSpeed(
+            name=self.name,
+            parameters=named,
+            log_times=log_times,
+            log_variances=log_variances,
+            # A perfect fit of few points does not show the scatter, so half the usual scatter is kept.
+            log_spread=float(np.sqrt(np.mean(residual**2) + (_NOISE / 2) ** 2)),
+            num_freedom=max(2, len(times) - 2),
+        )
+
+
+def _softened(residual: Floats) -> Floats:
+    """Residuals whose squares grow linearly beyond one: outliers pull little."""
+    softened: Floats = np.sign(residual) * np.sqrt(2 * (np.sqrt(1 + residual**2) - 1))
+    return softened
+
+
+def _compute_s(point: SpeedPoint) -> float:
+    """The step less its exposed synchronisation [s]; not a number where that is not known."""
+    if point.synchronisation_s is None:
+        return float("nan")
+    return max(point.measured_s - point.synchronisation_s, 0.01 * point.measured_s)
+
+
+def pollux_model() -> PriorForm:
+    """Pollux' seven-parameter form."""
+    return PriorForm(
+        name="pollux",
+        form=_pollux,
+        coefficients=(
+            "a_grad_s",
+            "b_grad_s",
+            "exponent_less_1",
+            "a_local_s",
+            "b_local_s",
+            "a_node_s",
+            "b_node_s",
+        ),
+        centre=(-1.2, -0.7, 0.0, -1.5, -3.5, -0.7, -4.0),
+    )
+
+
+def ring_model() -> PriorForm:
+    """Our form: a ring over links whose volume times are fitted, with stragglers."""
+    return PriorForm(
+        name="ring",
+        form=_ring,
+        coefficients=(
+            "a_grad_s",
+            "b_grad_s",
+            "exponent_less_1",
+            "local_s",
+            "sync_scatter",
+            "node_s",
+            "grad_scatter",
+        ),
+        centre=(-1.2, -0.7, 0.0, -2.0, -3.0, -0.9, -3.0),
+        is_time=(True, True, False, True, False, True, False),
+    )
+
+
+class AveragedModel:
+    """Geometric mean of several models: their errors on unseen sizes differ, so that the mean errs less than each.
+
+    Args:
+        models: The models; Pollux' form and ours if None.
+        name: Name of the mean.
+    """
+
+    def __init__(self, models: Sequence[SpeedModel] | None = None, name: str = "average") -> None:
+        self._models = tuple(models) if models is not None else (pollux_model(), ring_model())
+        self.name = name
+
+    def fit(self, points: Sequence[SpeedPoint]) -> FittedSpeed:
+        """Fits each; the interval is the mean of theirs, widened by how much they disagree."""
+        fits = [model.fit(points) for model in self._models]
+
+        def log_times(at: Sequence[SpeedPoint]) -> Floats:
+            mean: Floats = np.mean([fit.log_times(at) for fit in fits], axis=0)
+            return mean
+
+        def log_variances(at: Sequence[SpeedPoint]) -> Floats:
+            variances = np.mean([fit.log_variances(at) for fit in fits], axis=0)
+            disagreement = np.var([fit.log_times(at) for fit in fits], axis=0)
+            return np.asarray(variances + disagreement, dtype=np.float64)
+
+        return FittedSpeed(
+            name=self.name,
+            parameters={f"{fit.name}.{key}": value for fit in fits for key, value in fit.parameters.items()},
+            log_times=log_times,
+            log_variances=log_variances,
+            log_spread=float(np.mean([fit.log_spread for fit in fits])),
+            num_freedom=min(fit.num_freedom for fit in fits),
+        )
+
+
+ALL_REDUCE_MODELS: dict[str, Callable[[], SpeedModel]] = {
+    "pollux": pollux_model,
+    "ring": ring_model,
+    "average": AveragedModel,
+}
+"""Models of all-reduce training by name."""

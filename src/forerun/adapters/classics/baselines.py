@@ -1,0 +1,245 @@
+"""Regressors with few or no constants, printed beside every accuracy statement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar, Protocol, Self
+
+import numpy as np
+
+from forerun.adapters.classics.ann import NeuralNetwork
+from forerun.adapters.classics.boosting import BoostedTrees
+from forerun.adapters.classics.interface import (
+    SHORTEST_STEP_S,
+    Floats,
+    RegressorState,
+    StorableRegressor,
+    check_fit_input,
+    not_fitted,
+)
+from forerun.adapters.classics.layer_net import LayerNetwork
+from forerun.adapters.classics.step_features import Case, WholeModelFeatures, whole_model_features
+from forerun.base.errors import UsageError, near_matches
+from forerun.base.numerics import relative_coefficients
+from forerun.evidence.fitting.evaluation import Baseline, Regressor, Rows
+
+__all__ = [
+    "STORABLE_KINDS",
+    "LinearOnFlops",
+    "NonNegativeSums",
+    "Paleo",
+    "PytorchRule",
+    "Roofline",
+    "ScaledRoofline",
+    "baseline_names",
+    "make_baseline",
+    "step_baselines",
+]
+
+
+def _rooflines_s(features: WholeModelFeatures) -> Floats:
+    compute_s = features.flops / features.peak_flops_per_s
+    transfer_s = features.traffic_bytes / features.bandwidth_bytes_per_s
+    return np.maximum(np.maximum(compute_s, transfer_s), SHORTEST_STEP_S)
+
+
+class Roofline:
+    """t = max(F / P, D / B) of the whole step; nothing is fitted."""
+
+    def fit(self, features: WholeModelFeatures, step_time_s: Floats) -> None:
+        """Only check the input."""
+        check_fit_input(features, step_time_s)
+
+    def predict(self, features: WholeModelFeatures) -> Floats:
+        """Roofline times [s]."""
+        return _rooflines_s(features)
+
+
+class PytorchRule:
+    """PyTorch's own runtime estimation, see ``pytorch_rule_time_s``; nothing is fitted."""
+
+    def fit(self, features: WholeModelFeatures, step_time_s: Floats) -> None:
+        """Only check the input."""
+        check_fit_input(features, step_time_s)
+
+    def predict(self, features: WholeModelFeatures) -> Floats:
+        """Times by the rule [s]."""
+        return np.maximum(features.pytorch_rule_time_s, SHORTEST_STEP_S)
+
+
+class ScaledRoofline:
+    """t = c * max(F / P, D / B); c is the median of measured / roofline."""
+
+    def __init__(self) -> None:
+        self._factor: float | None = None
+
+    def fit(self, features: WholeModelFeatures, step_time_s: Floats) -> None:
+        """Fit the one constant."""
+        times = check_fit_input(features, step_time_s)
+        self._factor = float(np.median(times / _rooflines_s(features)))
+
+    def predict(self, features: WholeModelFeatures) -> Floats:
+        """Scaled roofline times [s]."""
+        if self._factor is None:
+            raise not_fitted("roofline x constant")
+        return np.maximum(self._factor * _rooflines_s(features), SHORTEST_STEP_S)
+
+
+class Paleo:
+    """t = F / (c P) + D / B: reading, computing and writing one after the other, at a share c of the peak rate.
+
+    The share, PALEO's platform percent of peak, is fitted by least squares on the relative error.
+
+    Source: Qi, Sparks and Talwalkar 2017, ICLR, section 2.
+    """
+
+    def __init__(self) -> None:
+        self._inverse_share: float | None = None
+
+    def fit(self, features: WholeModelFeatures, step_time_s: Floats) -> None:
+        """Fit the share of the peak rate."""
+        times = check_fit_input(features, step_time_s)
+        compute = features.flops / features.peak_flops_per_s / times
+        moving = features.traffic_bytes / features.bandwidth_bytes_per_s / times
+        self._inverse_share = max(0.0, float(compute @ (1 - moving) / (compute @ compute)))
+
+    def predict(self, features: WholeModelFeatures) -> Floats:
+        """Summed times [s]."""
+        if self._inverse_share is None:
+            raise not_fitted("paleo")
+        compute_s = self._inverse_share * features.flops / features.peak_flops_per_s
+        found = compute_s + features.traffic_bytes / features.bandwidth_bytes_per_s
+        return np.maximum(found, SHORTEST_STEP_S)
+
+
+class WorkRows(Rows, Protocol):
+    """Features with work and peak rates, of whole models or of layers."""
+
+    @property
+    def flops(self) -> Floats:
+        """Work [FLOP], (n,)."""
+        ...
+
+    @property
+    def peak_flops_per_s(self) -> Floats:
+        """Peak rate of the device [FLOP/s], (n,)."""
+        ...
+
+
+class LinearOnFlops:
+    """t = a + b * F / P with a, b >= 0, least squares on the relative error.
+
+    FLOPs are divided by the peak of the device so that devices and precisions share the two constants; on
+    one device in one precision this is a line in FLOPs. Whole models and layers alike.
+    """
+
+    kind: ClassVar[str] = "linear"
+    version: ClassVar[int] = 1
+
+    def __init__(self) -> None:
+        self._coefficients: Floats | None = None
+
+    @staticmethod
+    def _columns(features: WorkRows) -> Floats:
+        return np.column_stack([np.ones(len(features)), features.flops / features.peak_flops_per_s])
+
+    def fit(self, features: WorkRows, step_time_s: Floats) -> None:
+        """Fit the line."""
+        times = check_fit_input(features, step_time_s)
+        self._coefficients = relative_coefficients(self._columns(features), times)
+
+    def predict(self, features: WorkRows) -> Floats:
+        """Times on the line [s]."""
+        if self._coefficients is None:
+            raise not_fitted("linear on FLOPs")
+        return np.maximum(self._columns(features) @ self._coefficients, SHORTEST_STEP_S)
+
+    def state(self) -> RegressorState:
+        """The two constants."""
+        if self._coefficients is None:
+            raise not_fitted("linear on FLOPs")
+        return RegressorState(features=("one", "compute_s"), arrays={"coefficients": self._coefficients})
+
+    @classmethod
+    def from_state(cls, state: RegressorState) -> Self:
+        """The line with this state."""
+        found = cls()
+        found._coefficients = np.asarray(state.arrays["coefficients"], dtype=float)
+        if found._coefficients.shape != (2,):
+            raise ValueError(f"expected two coefficients, got shape {found._coefficients.shape}")
+        return found
+
+
+class NonNegativeSums:
+    """t = a + l * kernels + sum over op classes of (p_c * F_c / P + q_c * D_c / B), all constants >= 0.
+
+    Least squares on the relative error. Each constant can be read: p_c and q_c are inverse efficiencies of
+    a class, l is the cost of a launch [s].
+    """
+
+    def __init__(self) -> None:
+        self._coefficients: Floats | None = None
+
+    @staticmethod
+    def _columns(features: WholeModelFeatures) -> Floats:
+        return np.column_stack(
+            [
+                np.ones(len(features)),
+                features.num_kernels,
+                features.class_flops / features.peak_flops_per_s[:, None],
+                features.class_bytes / features.bandwidth_bytes_per_s[:, None],
+            ]
+        )
+
+    def fit(self, features: WholeModelFeatures, step_time_s: Floats) -> None:
+        """Fit all constants at once."""
+        times = check_fit_input(features, step_time_s)
+        self._coefficients = relative_coefficients(self._columns(features), times)
+
+    def predict(self, features: WholeModelFeatures) -> Floats:
+        """Summed times [s]."""
+        if self._coefficients is None:
+            raise not_fitted("non-negative sums")
+        return np.maximum(self._columns(features) @ self._coefficients, SHORTEST_STEP_S)
+
+
+_FACTORIES: Mapping[str, Callable[[], Regressor[WholeModelFeatures]]] = {
+    "roofline": Roofline,
+    "roofline x constant": ScaledRoofline,
+    "paleo": Paleo,
+    "linear on FLOPs": LinearOnFlops,
+    "non-negative sums": NonNegativeSums,
+    "ann": NeuralNetwork,
+    "gradient boosting": BoostedTrees,
+    "pytorch rule": PytorchRule,
+}
+"""Baselines in the order they are printed."""
+
+_RULES = ("roofline", "pytorch rule")
+"""Baselines that have nothing to learn."""
+
+STORABLE_KINDS: Mapping[str, type[StorableRegressor[Any]]] = {
+    kind.kind: kind for kind in (NeuralNetwork, LinearOnFlops, BoostedTrees, LayerNetwork)
+}
+"""Regressors of this folder by the kind that model files name."""
+
+
+def baseline_names() -> tuple[str, ...]:
+    """Names of all baselines, in the order they are printed."""
+    return tuple(_FACTORIES)
+
+
+def make_baseline(name: str) -> Regressor[WholeModelFeatures]:
+    """A new, unfitted baseline."""
+    if name not in _FACTORIES:
+        raise UsageError(
+            f"expected a baseline of {', '.join(_FACTORIES)}; got '{name}'{near_matches(name, _FACTORIES)}"
+        )
+    return _FACTORIES[name]()
+
+
+def step_baselines(cases: Sequence[Case]) -> list[Baseline]:
+    """The baselines for steps given as (graph, device, setup): the entry point of ``forerun.baselines``."""
+    rows = whole_model_features(cases)
+    return [Baseline(name, partial(make_baseline, name), rows, name not in _RULES) for name in _FACTORIES]

@@ -1,0 +1,239 @@
+"""The CSV of the CNN grid: one row per trained configuration, in the columns of the first such collector.
+
+``depth, base_filters, batch_size, num_params, dataset_size, epochs, time_per_epoch, images_per_second,
+max_gpu_mem_mb``: seconds per epoch, images per second, 10^6 bytes at most (empty, or no such column, without a GPU);
+then accuracy and loss of each epoch (``accuracy_1``, ``loss_1``, ``val_accuracy_1``, ``val_loss_1``, ...), or of the
+last (``accuracy`` ...).
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from forerun.base.errors import RecordError, UsageError, near_matches
+from forerun.evidence.records.measurement import Circumstances, JobKind, Measurement, Outcome, Scalar
+from forerun.evidence.records.reading import RecordFormat
+from forerun.question.devices.device import Device
+
+__all__ = ["CNN_COLUMNS", "CNN_GRID", "is_cnn_csv", "read_cnn_csv", "write_cnn_csv"]
+
+CNN_COLUMNS = (
+    "depth",
+    "base_filters",
+    "batch_size",
+    "num_params",
+    "dataset_size",
+    "epochs",
+    "time_per_epoch",
+    "images_per_second",
+    "max_gpu_mem_mb",
+)
+_MEMORY = "max_gpu_mem_mb"
+_OPTIONAL = (_MEMORY,)
+_CURVES = ("accuracy", "loss", "val_accuracy", "val_loss")
+_GRID_ORDER = ("depth", "base_filters", "batch_size")
+_BYTES_PER_MB = 1e6
+
+# Both are of the same epoch: their product is the size of the dataset, up to the time between epochs.
+# Milliseconds or minutes would give a factor of 60 or 1000.
+_UNIT_TOLERANCE = 2.0
+
+
+def write_cnn_csv(measurements: Iterable[Measurement], path: str | Path) -> int:
+    """Writes the finished trainings of the family ``cnn`` in the order of the grid, and skips others.
+
+    Returns:
+        Number of rows.
+
+    Raises:
+        RecordError: The file cannot be written.
+    """
+    rows = [_row(measurement) for measurement in measurements if _is_of_the_grid(measurement)]
+    rows.sort(key=lambda row: tuple(float(row[name] or 0) for name in _GRID_ORDER))
+    curves = sorted({name for row in rows for name in row if _is_curve(name)}, key=_curve_order)
+    try:
+        with Path(path).open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, (*CNN_COLUMNS, *curves), restval="")
+            writer.writeheader()
+            writer.writerows(rows)
+    except OSError as error:
+        raise RecordError(f"{path}: the file cannot be written: {error.strerror or error}") from error
+    return len(rows)
+
+
+def _is_of_the_grid(measurement: Measurement) -> bool:
+    sizes = {"depth", "base_filters"} <= measurement.parameters.keys()
+    return sizes and measurement.kind is JobKind.TRAINING and measurement.outcome is Outcome.DONE
+
+
+def _curve_order(name: str) -> tuple[int, str]:
+    stem, _, epoch = name.rpartition("_")
+    return (int(epoch), stem) if epoch.isdigit() else (0, name)
+
+
+def _row(measurement: Measurement) -> dict[str, Scalar]:
+    asked, found = measurement.parameters, measurement.results
+    memory = found.get("peak_memory_bytes")
+    epoch_s = found.get("epoch_time_s")
+    size = asked.get("dataset_size", found.get("dataset_size"))
+    row: dict[str, Scalar] = {
+        "depth": asked.get("depth"),
+        "base_filters": asked.get("base_filters"),
+        "batch_size": asked.get("batch_size"),
+        "num_params": found.get("num_parameters"),
+        "dataset_size": size,
+        "epochs": asked.get("num_epochs"),
+        "time_per_epoch": epoch_s,
+        "images_per_second": _rate(size, epoch_s),
+        "max_gpu_mem_mb": memory / _BYTES_PER_MB if isinstance(memory, (int, float)) else None,
+    }
+    row |= {name: value for name, value in found.items() if _is_curve(name)}
+    return row
+
+
+def _rate(size: Scalar, epoch_s: Scalar) -> float | None:
+    if not isinstance(size, (int, float)) or not isinstance(epoch_s, (int, float)) or not epoch_s:
+        return None
+    return size / epoch_s
+
+
+def _is_curve(name: str) -> bool:
+    stem, _, epoch = name.rpartition("_")
+    return name in _CURVES or (stem in _CURVES and epoch.isdigit())
+
+
+def is_cnn_csv(path: Path) -> bool:
+    """True if a file has the sizes of the family among its columns, whatever else is missing or wrong."""
+    if path.suffix != ".csv" or not path.is_file():
+        return False
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
+        columns = {name.strip() for name in file.readline().split(",")}
+    return {"depth", "base_filters"} <= columns
+
+
+def read_cnn_csv(path: str | Path, *, device: str, occasion: str = "") -> list[Measurement]:
+    """Measurements on a device from the rows of a CSV file of the CNN grid.
+
+    Args:
+        path: The CSV file.
+        device: Device on which the rows were measured; the columns do not name it.
+        occasion: Label of the session; empty for the file's name.
+
+    Raises:
+        RecordError: A column is missing or unknown, a cell holds an impossible value or another unit, or two rows
+            have one configuration; the message names the file, row and column.
+    """
+    path = Path(path)
+    label = occasion or path.name
+    read: dict[str, Measurement] = {}
+    for number, row in enumerate(_rows(path), start=1):
+        found = _measurement(row, f"{path.name}, row {number}", device, label)
+        if found.key in read:
+            first = list(read).index(found.key) + 1
+            raise RecordError(
+                f"{path.name}, row {number}: the same configuration as row {first}; keep one of them, or put repeats "
+                "into another file"
+            )
+        read[found.key] = found
+    return list(read.values())
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    try:
+        with path.open(
+            newline="", encoding="utf-8-sig"
+        ) as file:  # spreadsheets put a mark before the first name
+            reader = csv.DictReader(file, restkey="", restval="", skipinitialspace=True)
+            _check_columns(tuple(reader.fieldnames or ()), path.name)
+            rows = list(reader)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise RecordError(
+            f"{path}: the file cannot be read: {getattr(error, 'strerror', None) or error}"
+        ) from error
+    if not rows:
+        raise RecordError(f"{path.name}: expected a row for each configuration below the header, got none")
+    return rows
+
+
+def _check_columns(columns: tuple[str, ...], table: str) -> None:
+    missing = [name for name in CNN_COLUMNS if name not in columns and name not in _OPTIONAL]
+    unknown = [name for name in columns if name not in CNN_COLUMNS and not _is_curve(name)]
+    said = [f"unknown column '{name}'{near_matches(name, (*missing, *_CURVES))}" for name in unknown]
+    if missing:
+        raise RecordError(
+            f"{table}: expected the columns {', '.join(CNN_COLUMNS)} ({_MEMORY} may be left out); "
+            f"missing: {', '.join([', '.join(missing), *said])}"
+        )
+    if said:
+        raise RecordError(
+            f"{table}: {', '.join(said)}; rename or remove {'it' if len(said) == 1 else 'them'}"
+        )
+
+
+def _measurement(row: Mapping[str, str], place: str, device: str, occasion: str) -> Measurement:
+    whole = {name: _number(row, name, place, whole=True) for name in CNN_COLUMNS[:6]}
+    epoch_s = _number(row, "time_per_epoch", place)
+    _check_units(row, whole["dataset_size"] / epoch_s, place)
+    curves = {name: _number(row, name, place, least=0.0) for name in row if _is_curve(name) and row[name]}
+    results: dict[str, Scalar] = {"num_parameters": whole["num_params"], "epoch_time_s": epoch_s, **curves}
+    if row.get(_MEMORY):
+        results["peak_memory_bytes"] = _number(row, _MEMORY, place, least=0.0) * _BYTES_PER_MB
+    results["step_time_s"] = epoch_s / -(-whole["dataset_size"] // whole["batch_size"])
+    subject = f"cnn:depth={whole['depth']:.0f},base_filters={whole['base_filters']:.0f}"
+    identity = "\n".join([subject, device, occasion, *(f"{name}={value}" for name, value in whole.items())])
+    return Measurement(
+        key=hashlib.sha256(identity.encode()).hexdigest()[:32],
+        kind=JobKind.TRAINING,
+        subject=subject,
+        family="cnn",
+        parameters={
+            "depth": whole["depth"],
+            "base_filters": whole["base_filters"],
+            "batch_size": whole["batch_size"],
+            "dataset_size": whole["dataset_size"],
+            "num_epochs": whole["epochs"],
+            "optimizer": "adam",
+        },
+        outcome=Outcome.DONE,
+        results=results,
+        circumstances=Circumstances(device=device, device_title=device, occasion=occasion),
+    )
+
+
+def _check_units(row: Mapping[str, str], images_per_second: float, place: str) -> None:
+    stated = _number(row, "images_per_second", place)
+    if not 1 / _UNIT_TOLERANCE < stated / images_per_second < _UNIT_TOLERANCE:
+        raise RecordError(
+            f"{place}, column 'time_per_epoch': {row['time_per_epoch']} s for {row['dataset_size']} images is "
+            f"{images_per_second:.4g} images/s, but images_per_second says {stated:.4g}; times must be in seconds "
+            "throughout"
+        )
+
+
+def _number(
+    row: Mapping[str, str], name: str, place: str, *, whole: bool = False, least: float = 1e-12
+) -> Any:
+    try:
+        value = float(row[name])
+    except (TypeError, ValueError):
+        raise RecordError(f"{place}, column '{name}': expected a number, got {row[name]!r}") from None
+    if not (least <= value < float("inf")) or (whole and value != int(value)):
+        what = "a whole number above zero" if whole else "a number above zero"
+        raise RecordError(
+            f"{place}, column '{name}': expected {what}, got {row[name]!r}; correct or drop the row"
+        )
+    return int(value) if whole else value
+
+
+def _read_on(path: Path, device: Device | None) -> list[Measurement]:
+    if device is None:
+        raise UsageError(f"{path.name} does not say where it was measured; name it with --on DEVICE")
+    return read_cnn_csv(path, device=device.name)
+
+
+CNN_GRID = RecordFormat(write=write_cnn_csv, is_file=is_cnn_csv, read=_read_on, is_of_epochs=True)
+"""The format as an entry point of ``forerun.record_formats``."""

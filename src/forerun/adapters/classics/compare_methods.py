@@ -1,0 +1,464 @@
+"""The practicum's table of whole Keras runs: one row per run of a network on one or two P100.
+
+Columns: ``model`` (``mnist_cnn``, ``cifar10_cnn``, ``patch_camelyon_cnn``, and parts of the last), ``gpu``, ``n_gpus``,
+``strategy``, ``optimizer``, ``batch_size_per_gpu``, ``time_ms_step``, and the published predictions in ms.
+
+Source: github.com/profnote/ml-performance-prediction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from forerun.base.answers import Answer
+from forerun.base.errors import ForerunError, InvalidSetupError, RecordError
+from forerun.base.units import format_duration_s
+from forerun.evidence.fitting.evaluation import ErrorMetrics, errors
+from forerun.evidence.records.step_record import StepRecord
+from forerun.surface.report.figure import (
+    check_plot_path,
+    look_of,
+    new_figure,
+    number_labels,
+    plain_log_ticks,
+    save_figure,
+)
+from forerun.surface.report.wording import format_percent
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from forerun.adapters.classics.model_file import TrainedModel
+
+__all__ = [
+    "METHODS",
+    "MethodRow",
+    "MethodsComparison",
+    "NetworkRun",
+    "compare_methods",
+    "is_practicum_table",
+    "methods_page",
+    "methods_plot",
+    "read_practicum_runs",
+]
+
+_NETWORKS = {
+    "mnist_cnn": "keras:mnist-cnn",
+    "cifar10_cnn": "keras:cifar10-cnn",
+    "patch_camelyon_cnn": "keras:pcam-cnn",
+}
+_DEVICES = {"P100-PCIE": "p100-pcie-16gb", "P100-SXM2": "p100-sxm2"}
+_COLUMNS = ("model", "gpu", "n_gpus", "strategy", "optimizer", "batch_size_per_gpu", "time_ms_step")
+_PUBLISHED = {
+    "sum of layers": ("pred_ms_step_iit_method1", "sum_of_measured_layers_ms", "pred_ms_step_iit_single"),
+    "last layer apart": ("pred_ms_step_iit_method2",),
+    "with the factor 1.5": ("pred_ms_step_iit_method3",),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkRun:
+    """A measured run of a network.
+
+    Attributes:
+        network: Model as ``predict`` names it.
+        device: Device of the catalogue.
+        num_devices: Devices, under a MirroredStrategy if several.
+        optimizer: Optimizer.
+        optimizer_implementation: Kernel granularity of its update; Keras 2 has one kernel per variable, ``fused``.
+        batch_size: Samples of one device and step.
+        step_time_s: Time of a step of the whole run [s].
+        published_s: Published predictions by method [s].
+    """
+
+    network: str
+    device: str
+    num_devices: int
+    optimizer: str
+    optimizer_implementation: str
+    batch_size: int
+    step_time_s: float
+    published_s: Mapping[str, float]
+
+
+def is_practicum_table(path: Path) -> bool:
+    """True for a table with the columns of the practicum."""
+    if path.suffix not in (".csv", ".parquet") or not path.is_file():
+        return False
+    try:
+        columns = list(_table(path, only_columns=True).columns)
+    except RecordError:
+        return False
+    return set(_COLUMNS) <= set(columns)
+
+
+def read_practicum_runs(path: Path) -> tuple[list[NetworkRun], list[str]]:
+    """Runs of the whole networks, and notes on the rows that were passed over.
+
+    Raises:
+        RecordError: The table cannot be read, or has another GPU.
+    """
+    table = _table(path)
+    runs: list[NetworkRun] = []
+    num_parts = num_untimed = 0
+    for number, row in enumerate(table.to_dict("records"), start=1):
+        if row["model"] not in _NETWORKS:
+            num_parts += 1
+            continue
+        if not np.isfinite(float(row["time_ms_step"])):
+            num_untimed += 1
+            continue
+        if row["gpu"] not in _DEVICES:
+            raise RecordError(
+                f"{path.name}, row {number}: expected a gpu of {', '.join(_DEVICES)}, got '{row['gpu']}'"
+            )
+        published = {
+            method: float(values[0]) / 1e3
+            for method, columns in _PUBLISHED.items()
+            if (values := [row[c] for c in columns if c in row and np.isfinite(float(row[c]))])
+        }
+        runs.append(
+            NetworkRun(
+                network=_NETWORKS[row["model"]],
+                device=_DEVICES[row["gpu"]],
+                num_devices=int(row["n_gpus"]),
+                optimizer=str(row["optimizer"]),
+                optimizer_implementation="fused",
+                batch_size=int(row["batch_size_per_gpu"]),
+                step_time_s=float(row["time_ms_step"]) / 1e3,
+                published_s=published,
+            )
+        )
+    notes = []
+    if num_parts:
+        notes.append(
+            f"{num_parts} rows are of parts of a network, such as layers 1 to 5, whose label is a feature map that is "
+            "copied from the host in each step: they are steps of no network that trains, and were left out"
+        )
+    if num_untimed:
+        notes.append(f"{num_untimed} rows have no time of a step and were left out")
+    return runs, notes
+
+
+def _table(path: Path, *, only_columns: bool = False) -> pd.DataFrame:
+    import pandas as pd
+
+    try:
+        if path.suffix == ".csv":
+            return pd.read_csv(path, nrows=0 if only_columns else None)
+        if only_columns:
+            import pyarrow.parquet
+
+            return pd.DataFrame(columns=pyarrow.parquet.read_schema(path).names)
+        return pd.read_parquet(path)
+    except (OSError, ValueError) as error:
+        raise RecordError(f"{path}: expected a table, and it cannot be read: {error}") from error
+
+
+METHODS = ("sum of layers", "last layer apart", "with the factor 1.5", "forerun")
+_FACTOR = 1.5
+_LAST_LAYER_S: Mapping[tuple[str, int], float] = {("p100-pcie-16gb", 2): 4.84e-3}
+"""Step of a dense layer alone under MirroredStrategy: median of 3,000 in ``iit_layers`` of the practicum [s]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MethodRow:
+    """One measured run and what each method says of its step.
+
+    Attributes:
+        run: The run.
+        predicted_s: Step by method [s]; methods that cannot say are missing.
+    """
+
+    run: NetworkRun
+    predicted_s: Mapping[str, float]
+
+    def error(self, method: str) -> float | None:
+        """(predicted - actual) / actual of a method."""
+        found = self.predicted_s.get(method)
+        return None if found is None else found / self.run.step_time_s - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MethodsComparison(Answer):
+    """Runs beside the methods.
+
+    Attributes:
+        table: Name of the table.
+        rows: One per run.
+        notes: Runs that were left out, with the reason.
+    """
+
+    table: str
+    rows: tuple[MethodRow, ...]
+    notes: tuple[str, ...]
+
+    def metrics(self, method: str, num_devices: int | None = None) -> ErrorMetrics | None:
+        """Errors of a method over the rows that it can predict, of one number of devices or of all."""
+        rows = [
+            row
+            for row in self.rows
+            if method in row.predicted_s and num_devices in (None, row.run.num_devices)
+        ]
+        if not rows:
+            return None
+        predicted = np.asarray([row.predicted_s[method] for row in rows])
+        return errors(predicted, np.asarray([row.run.step_time_s for row in rows]))
+
+    @property
+    def device_counts(self) -> tuple[int, ...]:
+        """Numbers of devices of the runs."""
+        return tuple(sorted({row.run.num_devices for row in self.rows}))
+
+    def json_fields(self) -> dict[str, Any]:
+        """A row per run, and the errors by method and number of devices."""
+        return {
+            "table": self.table,
+            "n": len(self.rows),
+            "rows": [
+                {
+                    "network": row.run.network,
+                    "device": row.run.device,
+                    "num_devices": row.run.num_devices,
+                    "optimizer": row.run.optimizer,
+                    "batch_size_per_device": row.run.batch_size,
+                    "actual_s": row.run.step_time_s,
+                    "predicted_s": row.predicted_s,
+                    "errors": {method: row.error(method) for method in row.predicted_s},
+                }
+                for row in self.rows
+            ],
+            "metrics": {
+                str(count): {
+                    method: found for method in METHODS if (found := self.metrics(method, count)) is not None
+                }
+                for count in self.device_counts
+            },
+            "notes": self.notes,
+        }
+
+
+def compare_methods(
+    runs: str | Path, *, layers: str | Path | None = None, last_layer_s: float | None = None
+) -> MethodsComparison:
+    """Puts every run of a table beside the methods and our own prediction, which is that of ``forerun predict``.
+
+    Args:
+        runs: The practicum's table of whole runs (model, n_gpus, strategy, batch_size_per_gpu, time_ms_step), or own
+            records of steps: a store, or a table of forerun.
+        layers: Model of layers that ``forerun fit --model layers`` wrote; the sums are then those of its layers. Else
+            they are the published ones, where the table has them.
+        last_layer_s: Step of the last layer alone under the strategy [s]; that of two P100 is known.
+
+    Raises:
+        RecordError: The table cannot be read, or no network of it is known.
+        UsageError: The model is not one of layers.
+    """
+    model = None if layers is None else _layer_model(layers)
+    found, notes = _read(runs)
+    rows: list[MethodRow] = []
+    skipped: dict[str, int] = {}
+    ours: dict[tuple[str, str, int, str, str, int], float] = {}
+    for run in found:
+        key = (
+            run.network,
+            run.device,
+            run.num_devices,
+            run.optimizer,
+            run.optimizer_implementation,
+            run.batch_size,
+        )
+        try:
+            if key not in ours:
+                ours[key] = _our_step_s(run)
+            said = dict(run.published_s) if model is None else _sums(run, model, last_layer_s)
+        except ForerunError as error:
+            skipped[f"{run.network}: {error}"] = skipped.get(f"{run.network}: {error}", 0) + 1
+            continue
+        rows.append(MethodRow(run=run, predicted_s={**said, "forerun": ours[key]}))
+    if not rows:
+        raise RecordError(f"{Path(runs).name}: no run could be predicted: {'; '.join(skipped)}")
+    return MethodsComparison(
+        table=Path(runs).name,
+        rows=tuple(rows),
+        notes=(*notes, *(f"{count} runs left out, {reason}" for reason, count in skipped.items())),
+    )
+
+
+def _read(runs: str | Path) -> tuple[Sequence[NetworkRun], Sequence[str]]:
+    if is_practicum_table(Path(runs)):
+        return read_practicum_runs(Path(runs))
+    from forerun.evidence.records.reading import read_measured_steps
+
+    return [_own_run(record) for record in read_measured_steps([runs])], []
+
+
+def _own_run(record: StepRecord) -> NetworkRun:
+    return NetworkRun(
+        network=record.model,
+        device=record.device,
+        num_devices=record.num_devices,
+        optimizer=record.optimizer,
+        optimizer_implementation=str(record.optimizer_implementation),
+        batch_size=record.batch_size_per_device,
+        step_time_s=record.step_time_s,
+        published_s={},
+    )
+
+
+def _our_step_s(run: NetworkRun) -> float:
+    """The step as ``forerun predict`` says it."""
+    from forerun.search.predict import predict
+
+    several: dict[str, Any] = {"num_devices": run.num_devices} if run.num_devices > 1 else {}
+    if several and run.network.startswith("keras:"):
+        several["strategy"] = "mirrored"
+    found = predict(
+        run.network,
+        device=run.device,
+        batch_size=run.batch_size,
+        optimizer=run.optimizer,
+        optimizer_implementation=run.optimizer_implementation,
+        **several,
+    )
+    return found.step_time_s.value
+
+
+def _layer_model(path: str | Path) -> TrainedModel:
+    from forerun.adapters.classics.model_file import TrainedModel
+    from forerun.adapters.classics.trained_models import load_trained_model
+
+    model = load_trained_model(path)
+    if not isinstance(model, TrainedModel) or model.kind != "layers":
+        raise InvalidSetupError(
+            f"expected a model of layers, got one of kind {model.kind}; make it with: "
+            "forerun fit RECORDS --model layers --out layers.safetensors"
+        )
+    return model
+
+
+def _sums(run: NetworkRun, model: TrainedModel, last_layer_s: float | None) -> dict[str, float]:
+    """Step by each method [s]; on one device the sum alone."""
+    from forerun.adapters.classics.trained_models import layer_times_s
+
+    times = layer_times_s(
+        model,
+        {
+            "model": run.network.removeprefix("keras:"),
+            "batch_size": run.batch_size,
+            "optimizer": run.optimizer,
+            "device": run.device,
+        },
+    )
+    said = {METHODS[0]: sum(times)}
+    last = last_layer_s or _LAST_LAYER_S.get((run.device, run.num_devices))
+    if run.num_devices > 1 and last is not None:
+        rest = sum(times[:-1])
+        said |= {METHODS[1]: last + rest, METHODS[2]: last + rest / _FACTOR}
+    return said
+
+
+_MOST_PANELS = 6
+
+
+def methods_page(found: MethodsComparison) -> RenderableType:
+    """One line per run, then the errors of each method by number of devices."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("network", overflow="fold")
+    for title in ("devices", "optimizer", "batch", "actual", *METHODS):
+        table.add_column(title, justify="right")
+    for row in sorted(found.rows, key=_order):
+        run = row.run
+        cells = [run.network, str(run.num_devices), run.optimizer, str(run.batch_size)]
+        cells += [format_duration_s(run.step_time_s), *(_cell(row, method) for method in METHODS)]
+        table.add_row(*map(Text, cells))
+    return Group(table, Text(""), _errors(found), *(Text(f"- {note}") for note in found.notes))
+
+
+def _order(row: MethodRow) -> tuple[str, int, str, int]:
+    return row.run.network, row.run.num_devices, row.run.optimizer, row.run.batch_size
+
+
+def _cell(row: MethodRow, method: str) -> str:
+    error = row.error(method)
+    return "-" if error is None else f"{format_duration_s(row.predicted_s[method])} ({error:+.0%})"
+
+
+def _errors(found: MethodsComparison) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("method")
+    for title in ("devices", "rows", "MAPE", "median", "90th"):
+        table.add_column(title, justify="right")
+    for count in found.device_counts:
+        for method in METHODS:
+            metrics = found.metrics(method, count)
+            if metrics is not None:
+                figures = (metrics.mape, metrics.median_ape, metrics.p90_ape)
+                table.add_row(method, str(count), f"{metrics.n:,}", *map(format_percent, figures))
+    return table
+
+
+def methods_plot(path: Path, found: MethodsComparison) -> None:
+    """Step against the batch size, a panel per network and number of devices: measured, and by each method.
+
+    Args:
+        path: File to write.
+        found: The comparison.
+
+    Raises:
+        UsageError, FailureError: The file cannot be written.
+    """
+    check_plot_path(path)
+    keys = sorted({(row.run.network, row.run.num_devices) for row in found.rows})[:_MOST_PANELS]
+    num_rows, columns = -(-len(keys) // 2), min(2, len(keys))
+    figure = new_figure(width_in=4.8 * columns, height_in=3.5 * num_rows)
+    grid = figure.subplots(num_rows, columns, squeeze=False)
+    for axes in grid.flat[len(keys) :]:
+        axes.set_visible(False)
+    for axes, key in zip(grid.flat, keys, strict=False):
+        rows = [row for row in found.rows if (row.run.network, row.run.num_devices) == key]
+        sizes = [row.run.batch_size for row in rows]
+        measured_ms = [1e3 * row.run.step_time_s for row in rows]
+        axes.plot(sizes, measured_ms, "o", color="black", markersize=4, alpha=0.6, label="measured")
+        for index, method in enumerate(METHODS):
+            means = _by_batch(rows, method)
+            if means:
+                axes.plot(
+                    [*means],
+                    [1e3 * value for value in means.values()],
+                    label=method,
+                    markersize=4,
+                    **look_of(index),
+                )
+        axes.set(xscale="log", yscale="log", xlabel="batch size of one device", ylabel="step [ms]")
+        number_labels(axes, np.unique(np.asarray(sizes, dtype=float)))
+        plain_log_ticks(axes.yaxis)
+        axes.set_title(f"{key[0]}, {key[1]} device{'s'[key[1] == 1 :]}", fontsize="medium")
+        axes.grid(visible=True, alpha=0.3)
+        axes.legend(fontsize="x-small", loc="upper left")
+    save_figure(figure, path)
+
+
+def _by_batch(rows: list[MethodRow], method: str) -> dict[int, float]:
+    """Mean over the optimizers, by batch size."""
+    sizes = sorted({row.run.batch_size for row in rows if method in row.predicted_s})
+    return {
+        size: float(
+            np.mean(
+                [
+                    row.predicted_s[method]
+                    for row in rows
+                    if row.run.batch_size == size and method in row.predicted_s
+                ]
+            )
+        )
+        for size in sizes
+    }

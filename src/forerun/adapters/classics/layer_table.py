@@ -1,0 +1,217 @@
+"""Measured layers as rows of a layer regressor: own measurements, and the public tables of 2018 and 2020."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from forerun.adapters.classics.interface import Floats
+from forerun.adapters.classics.layer_features import LayerCase, LayerFeatures, layer_case, layer_features
+from forerun.base.errors import InvalidSetupError, RecordError, UsageError
+from forerun.base.extras import needing
+from forerun.evidence.records.measurement import JobKind, Measurement, Outcome, Scalar
+from forerun.evidence.records.reading import read_all
+from forerun.question.devices import find_device
+from forerun.question.devices.device import Device
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = [
+    "MOST_PUBLIC_LAYERS",
+    "LayerTable",
+    "is_public_layer_table",
+    "measured_layer_table",
+    "public_layer_table",
+    "read_layers",
+]
+
+_DEVICES = {
+    "GTX-1080-Ti": "gtx-1080-ti", "K40": "k40", "K80": "k80", "M60": "m60", "P100": "p100-pcie-16gb",
+    "V100": "v100-sxm2-16gb", "P100-PCIE": "p100-pcie-16gb", "P100-SXM2": "p100-sxm2", "M40": "m40",
+    "GTX-850M": "gtx-850m",
+}  # fmt: skip
+_SIZES = ("batch_size", "in_size", "kernel", "stride", "in_features", "out_features")
+_CHOICES = ("padding", "use_bias", "activation", "optimizer", "mode")
+_COLUMNS = {"gpu", "layer", "time_ms_median", *_SIZES, *_CHOICES}
+_FRAMEWORK = "tensorflow"
+# Rows of the table of 2020 that hold something other than the time of a layer on one GPU.
+_NOT_A_LAYER_TIME = ("failed", "input_pipeline_bound", "suspect")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerTable:
+    """Measured layers, n rows.
+
+    Attributes:
+        features: Figures of the layers.
+        time_s: Measured times [s], (n,).
+        configurations: Key that must stay on one side of a split: a layer with its sizes, on any device.
+        devices: Device of each row.
+        software: Frameworks with their versions.
+        skipped: Number of rows left out, with the reason.
+    """
+
+    features: LayerFeatures
+    time_s: Floats
+    configurations: tuple[str, ...]
+    devices: tuple[str, ...]
+    software: tuple[str, ...]
+    skipped: tuple[str, ...]
+
+
+def measured_layer_table(measurements: Iterable[Measurement], device: Device | None = None) -> LayerTable:
+    """Finished layer measurements.
+
+    Args:
+        measurements: Measurements of any kind; only timed layers are used.
+        device: Device of the layers, if not the one that their device names mean.
+
+    Raises:
+        RecordError: There is no layer among the measurements.
+    """
+    rows: list[tuple[LayerCase, float, str]] = []
+    software: dict[str, None] = {}
+    reasons: dict[str, int] = {}
+    for m in measurements:
+        if m.kind is not JobKind.LAYER or m.outcome is not Outcome.DONE or not m.repetitions_s:
+            continue
+        around = m.circumstances
+        place = device or find_device(around.device)
+        try:
+            case = layer_case(m.subject, m.parameters, place, around.framework)
+        except InvalidSetupError as error:
+            reasons[str(error)] = reasons.get(str(error), 0) + 1
+            continue
+        time_s = float(np.median(m.repetitions_s)) if m.summary is None else m.summary.median_s
+        rows.append((case, time_s, _configuration(m.subject, m.parameters)))
+        software[f"{around.framework} {around.framework_version}".strip()] = None
+    if not rows:
+        raise RecordError(
+            "expected timed layers among the records, got none; measure some with: forerun measure layers"
+        )
+    return _table(rows, tuple(software), tuple(f"left out, {n} layers: {r}" for r, n in reasons.items()))
+
+
+def _configuration(kind: str, parameters: Mapping[str, Scalar]) -> str:
+    return " ".join([kind, *(f"{name}={parameters[name]}" for name in sorted(parameters) if name != "seed")])
+
+
+def _table(
+    rows: list[tuple[LayerCase, float, str]], software: tuple[str, ...], skipped: tuple[str, ...]
+) -> LayerTable:
+    return LayerTable(
+        features=layer_features([case for case, _, _ in rows]),
+        time_s=np.array([time_s for _, time_s, _ in rows], dtype=float),
+        configurations=tuple(configuration for _, _, configuration in rows),
+        devices=tuple(case.device.name for case, _, _ in rows),
+        software=software,
+        skipped=skipped,
+    )
+
+
+def is_public_layer_table(path: Path) -> bool:
+    """True if a file is ``justus_layers`` or ``iit_layers``, or has their columns."""
+    if path.suffix != ".parquet" or not path.is_file():
+        return False
+    with needing("a Parquet file"):
+        import pyarrow.parquet as parquet
+
+    try:
+        return set(parquet.read_schema(path).names) >= _COLUMNS
+    except (OSError, ValueError):  # damaged: its reader reports it
+        return False
+
+
+def public_layer_table(path: Path, most_rows: int | None = None, seed: int = 0) -> LayerTable:
+    """Layers of a public table (TensorFlow, fp32); sources in the notes beside those tables.
+
+    Args:
+        path: ``justus_layers`` or ``iit_layers``, Parquet.
+        most_rows: A random sample of this many rows; all if None.
+        seed: Seed of the sample.
+
+    Raises:
+        RecordError: A device is not known, or no usable row is left.
+    """
+    with needing("a table of layers"):
+        import pandas as pd
+
+    frame: pd.DataFrame = pd.read_parquet(path)
+    usable = _usable(frame)
+    chosen = frame[usable]
+    if chosen.empty:
+        raise RecordError(f"{path.name}: expected rows with a time of one layer on one GPU, got none")
+    if most_rows is not None and len(chosen) > most_rows:
+        chosen = chosen.sample(most_rows, random_state=seed)
+    unknown = sorted(set(chosen["gpu"]) - set(_DEVICES))
+    if unknown:
+        raise RecordError(
+            f"{path.name}, column 'gpu': expected one of {', '.join(_DEVICES)}; got {unknown[0]}"
+        )
+    rows, num_impossible = _public_rows(chosen)
+    if not rows:
+        raise RecordError(f"{path.name}: no row describes a layer with an output; check its sizes")
+    skipped = [f"left out, {int((~usable).sum())} rows that are no time of one layer on one GPU"]
+    if num_impossible:
+        skipped.append(f"left out, {num_impossible} rows whose sizes have no output")
+    return _table(rows, (_FRAMEWORK,), tuple(skipped))
+
+
+def _usable(frame: pd.DataFrame) -> pd.Series[bool]:
+    times = frame["time_ms_median"]
+    usable = times.notna() & (times > 0)
+    for name in _NOT_A_LAYER_TIME:
+        if name in frame:
+            usable &= ~frame[name].fillna(False).astype(bool)
+    if "n_gpus" in frame:
+        usable &= frame["n_gpus"] == 1
+    return usable
+
+
+def _public_rows(frame: pd.DataFrame) -> tuple[list[tuple[LayerCase, float, str]], int]:
+    """Rows, and the number of rows without an output."""
+    rows: list[tuple[LayerCase, float, str]] = []
+    num_impossible = 0
+    for row in frame.to_dict("records"):
+        parameters = _parameters(row)
+        kind = str(row["layer"])
+        try:
+            case = layer_case(kind, parameters, find_device(_DEVICES[str(row["gpu"])]), _FRAMEWORK)
+        except InvalidSetupError:
+            num_impossible += 1
+            continue
+        rows.append((case, float(row["time_ms_median"]) / 1e3, _configuration(kind, parameters)))
+    return rows, num_impossible
+
+
+def _parameters(row: Mapping[Any, Any]) -> dict[str, Scalar]:
+    sizes = {name: int(row[name]) for name in _SIZES if row[name] == row[name] and row[name] is not None}
+    choices = {name: row[name] for name in _CHOICES if row[name] == row[name] and row[name] is not None}
+    return {**sizes, **choices, "use_bias": bool(row["use_bias"])}
+
+
+MOST_PUBLIC_LAYERS = 30_000
+"""Size of the random sample of a public layer table; more rows make the fit longer and hardly better."""
+
+
+def read_layers(names: Sequence[str | Path], device: Device | None = None) -> LayerTable:
+    """Layers of own records, or of one public layer table.
+
+    Raises:
+        RecordError: A source cannot be used, or holds no layer.
+        UsageError: A public table is mixed with other records.
+    """
+    public = [name for name in names if is_public_layer_table(Path(name))]
+    if not public:
+        return measured_layer_table(read_all(names, device, JobKind.LAYER), device)
+    if len(names) > 1:
+        raise UsageError(
+            f"the layers of {Path(public[0]).name} were measured with another framework than other records; "
+            "fit each on its own"
+        )
+    return public_layer_table(Path(public[0]), MOST_PUBLIC_LAYERS)

@@ -1,0 +1,179 @@
+"""Fitted regressors on disk: one safetensors file with its provenance, no pickle.
+
+The header names the format, the kind of regressor and its version, the columns it reads in their order, its settings,
+and its provenance. A file that is missing, damaged, of another kind, newer or older than the code is an error.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from forerun.adapters.classics.interface import RegressorState, StorableRegressor
+from forerun.base.errors import CostModelError, ForerunError
+
+__all__ = ["MODEL_FILE_VERSION", "TrainedModel", "load_model_file", "save_model_file"]
+
+MODEL_FILE_VERSION = 1
+"""Version of the header; the rest has a separate version per kind."""
+
+_ENTRY = "forerun_regressor"
+_REFIT = "fit it again with: forerun fit RECORDS --model {kind} --out {name}"
+
+Kinds = Mapping[str, type[StorableRegressor[Any]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedModel:
+    """A fitted regressor and its provenance.
+
+    Attributes:
+        regressor: The fitted regressor.
+        provenance: Records, rows, date, devices, shared settings, software, errors on held-out rows.
+    """
+
+    regressor: StorableRegressor[Any]
+    provenance: Mapping[str, Any]
+
+    @property
+    def kind(self) -> str:
+        """Name of the kind of regressor."""
+        return self.regressor.kind
+
+    def save(self, path: str | Path) -> None:
+        """Writes the model; errors as in ``save_model_file``."""
+        save_model_file(self, Path(path))
+
+
+def save_model_file(model: TrainedModel, path: Path) -> None:
+    """Writes a fitted model; an existing file is replaced at once or not at all.
+
+    Raises:
+        CostModelError: The model is not fitted, or the file cannot be written.
+    """
+    from safetensors.numpy import save
+
+    state = model.regressor.state()
+    header = {
+        "format_version": MODEL_FILE_VERSION,
+        "kind": model.kind,
+        "kind_version": model.regressor.version,
+        "features": state.features,
+        "settings": dict(state.settings),
+        "provenance": dict(model.provenance),
+    }
+    arrays = {name: np.ascontiguousarray(array) for name, array in state.arrays.items()}
+    content = save(arrays, metadata={_ENTRY: json.dumps(header, allow_nan=False)})
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        partial.write_bytes(content)
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise CostModelError(f"the model file {path} cannot be written: {error.strerror or error}") from error
+
+
+def load_model_file(path: Path, kinds: Kinds, kind: str | None = None) -> TrainedModel:
+    """Reads a fitted model.
+
+    Args:
+        path: The file.
+        kinds: Regressors by kind.
+        kind: Wanted kind; None for any.
+
+    Raises:
+        CostModelError: The file is missing, damaged, of another kind, or newer or older than this version.
+    """
+    header, arrays = _read(path)
+    _check_header(header, path, kinds, kind)
+    state = RegressorState(features=tuple(header["features"]), settings=header["settings"], arrays=arrays)
+    try:
+        regressor = kinds[header["kind"]].from_state(state)
+        has_same_columns = regressor.state().features == state.features
+    except CostModelError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, ForerunError) as error:
+        raise _damaged(path, f"{type(error).__name__}: {error}") from error
+    if not has_same_columns:
+        raise CostModelError(
+            f"the model file {path.name} is older than this program: it reads other columns; {_refit(header, path)}"
+        )
+    return TrainedModel(regressor=regressor, provenance=header["provenance"])
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        raise CostModelError(
+            f"expected a fitted model at {path}, but there is no such file; "
+            "make one with: forerun fit RECORDS --model ann --out FILE"
+        )
+    try:
+        with safe_open(path, framework="numpy") as file:
+            metadata = file.metadata() or {}
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+    except (SafetensorError, OSError, ValueError) as error:
+        raise _damaged(path, str(error)) from error
+    if _ENTRY not in metadata:
+        raise CostModelError(
+            f"{path.name} is no model file of 'forerun fit RECORDS'; give one that this command wrote"
+        )
+    try:
+        header = json.loads(metadata[_ENTRY])
+    except ValueError as error:
+        raise _damaged(path, str(error)) from error
+    for name, array in arrays.items():
+        if not np.all(np.isfinite(array)):
+            raise _damaged(path, f"array '{name}' holds NaN or infinity")
+    return header, arrays
+
+
+def _check_header(header: Any, path: Path, kinds: Kinds, kind: str | None) -> None:
+    names = {"format_version", "kind", "kind_version", "features", "settings", "provenance"}
+    missing = sorted(names - set(header)) if isinstance(header, dict) else sorted(names)
+    if missing:
+        raise _damaged(path, f"its header lacks {', '.join(missing)}")
+    _check_version(header["format_version"], MODEL_FILE_VERSION, "format", header, path)
+    if header["kind"] not in kinds:
+        raise CostModelError(
+            f"the model file {path.name} holds a model of kind '{header['kind']}', which this version does not know; "
+            f"expected one of {', '.join(kinds)}"
+        )
+    if kind is not None and header["kind"] != kind:
+        raise CostModelError(
+            f"expected a model of kind '{kind}', but {path.name} holds one of kind '{header['kind']}'; "
+            "give another file"
+        )
+    _check_version(header["kind_version"], kinds[header["kind"]].version, str(header["kind"]), header, path)
+
+
+def _check_version(found: object, expected: int, what: str, header: Mapping[str, Any], path: Path) -> None:
+    if found == expected:
+        return
+    if not isinstance(found, int):
+        raise _damaged(path, f"its version is {found!r}")
+    if found > expected:
+        raise CostModelError(
+            f"the model file {path.name} is newer than this program ({what} version {found}, this program reads "
+            f"{expected}); update forerun, or {_refit(header, path)}"
+        )
+    raise CostModelError(
+        f"the model file {path.name} is older than this program ({what} version {found}, expected {expected}); "
+        f"{_refit(header, path)}"
+    )
+
+
+def _refit(header: Mapping[str, Any], path: Path) -> str:
+    return _REFIT.format(kind=header["kind"], name=path.name)
+
+
+def _damaged(path: Path, reason: str) -> CostModelError:
+    return CostModelError(
+        f"the model file {path.name} is damaged ({reason}); restore it, or fit it again with: forerun fit"
+    )

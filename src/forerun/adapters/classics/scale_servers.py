@@ -1,0 +1,409 @@
+"""Parameter servers, and speed models fitted to measured points."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from pathlib import Path
+from typing import Any, Unpack
+
+from forerun.adapters.classics.model_choice import candidate_points, choose_speed_model, propose_points
+from forerun.adapters.classics.server_models import (
+    OPTIMUS_ASYNCHRONOUS,
+    OPTIMUS_SYNCHRONOUS,
+    ParameterServerSetup,
+    asynchronous_terms,
+    parameter_server_step_s,
+    synchronous_terms,
+)
+from forerun.adapters.classics.speed_models import StepInterval
+from forerun.adapters.classics.speed_points import SpeedPoint, read_points
+from forerun.base.answers import Answer
+from forerun.base.errors import InvalidSetupError
+from forerun.prediction.estimate import Interval
+from forerun.prediction.models import TracedModels, cost_model_of
+from forerun.prediction.run_step import step_alone
+from forerun.prediction.step import PreparedModel
+from forerun.question.devices import load_catalog
+from forerun.question.devices.cluster import parse_link, require_link
+from forerun.question.job import Job
+from forerun.question.options import RunOptions
+from forerun.question.run import Run
+from forerun.question.settings import checked, whole
+from forerun.search.scale import sizes_of
+
+__all__ = ["ServerCurve", "ServerPoint", "SpeedFit", "fit_speed", "scale_servers"]
+
+COEFFICIENTS = ("optimus",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerPoint(Answer):
+    """One number of workers and servers.
+
+    Attributes:
+        num_workers, num_servers: Numbers of workers and servers.
+        step_time_s: Step of all workers together (synchronous) or of one worker (asynchronous) [s].
+        steps_per_s: Updates of the model per second, of all workers together.
+        throughput_samples_per_s: Samples of all workers per second.
+        efficiency: Throughput over ``num_workers`` times the throughput of one worker with as many servers.
+        num_steps_per_epoch: Updates of an epoch; None without a dataset.
+        num_steps: Updates of all epochs; None without a number of epochs.
+        job_time_s: All epochs; None without a number of epochs [s].
+    """
+
+    num_workers: int
+    num_servers: int
+    step_time_s: float
+    steps_per_s: float
+    throughput_samples_per_s: float
+    efficiency: float
+    num_steps_per_epoch: int | None = None
+    num_steps: int | None = None
+    job_time_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerCurve(Answer):
+    """Answer of ``forerun.scale_servers``.
+
+    Attributes:
+        run: The run of one worker.
+        model: The model as it was named.
+        device: Device of a worker; None with published coefficients.
+        mode: synchronous or asynchronous.
+        batch_size_per_step: Samples of one update of the model.
+        epochs: Epochs in the question.
+        points: One point per number of workers and servers.
+        best_workers: Workers with the highest throughput, by number of servers.
+        notes: Remarks for the reader.
+    """
+
+    run: Run
+    model: str
+    device: str | None
+    mode: str
+    batch_size_per_step: int
+    epochs: float | None
+    points: tuple[ServerPoint, ...]
+    best_workers: Mapping[int, int]
+    notes: tuple[str, ...]
+
+
+def scale_servers(
+    model: str,
+    *,
+    num_workers: Sequence[int],
+    num_servers: Sequence[int],
+    device: str | None = None,
+    global_batch_size: int | None = None,
+    synchronous: bool = True,
+    coefficients: str | None = None,
+    use_cache: bool = True,
+    **options: Unpack[RunOptions],
+) -> ServerCurve:
+    """Predicts the speed of training with parameter servers.
+
+    Args:
+        model: A specification such as ``torchvision:resnet50``; with published coefficients a name only.
+        num_workers: Numbers of workers.
+        num_servers: Numbers of servers.
+        device: Device of a worker; not needed with published coefficients.
+        global_batch_size: Batch size of all workers together (synchronous); None for the batch size.
+        synchronous: Whether workers wait for each other.
+        coefficients: ``optimus`` for the published speed function of ResNet-50 instead of first principles.
+        use_cache: Whether to use the cache of traced graphs.
+        options: The settings of the run of a worker, see ``forerun.RunOptions``; ``batch_size`` is that of one worker
+            (asynchronous), ``inter`` the link of each worker and server, such as ``ethernet-10g``.
+
+    Raises:
+        UsageError: The question must be changed, or the device or link must be named.
+    """
+    given = checked(options, RunOptions)
+    if "price_usd_per_hour" in given:
+        raise InvalidSetupError("a price of one device cannot be used for workers and servers; leave it out")
+    if coefficients is not None and coefficients not in COEFFICIENTS:
+        raise InvalidSetupError(
+            f"unknown coefficients '{coefficients}'; expected one of {', '.join(COEFFICIENTS)}"
+        )
+    workers, servers = sizes_of(num_workers), sizes_of(num_servers)
+    batch = given.get("batch_size", 32)
+    if synchronous and global_batch_size:
+        batch = whole("batch size", global_batch_size)
+    if coefficients is None and device is None:
+        raise InvalidSetupError(
+            "expected the device of a worker with --on, or --coefficients optimus; give one"
+        )
+    inter = given.pop("inter", None)
+    # With published coefficients the device has no effect; any one serves to check the settings of the job.
+    run = Run.of(model, device=device or "cpu", **{**given, "batch_size": batch})
+    if coefficients is not None:
+        step_s, note = _published(batch, synchronous=synchronous)
+    else:
+        step_s, note = _first_principles(TracedModels(use_cache=use_cache).of(run), run, inter, synchronous)
+    points = [
+        _server_point(w, p, step_s(w, p), step_s(1, p), batch, synchronous, run.job)
+        for p in servers
+        for w in workers
+    ]
+    return ServerCurve(
+        run=run,
+        model=model,
+        device=None if coefficients else device,
+        mode="synchronous" if synchronous else "asynchronous",
+        batch_size_per_step=batch,
+        epochs=given.get("epochs"),
+        points=tuple(points),
+        best_workers={
+            p: max(
+                (q for q in points if q.num_servers == p), key=lambda q: q.throughput_samples_per_s
+            ).num_workers
+            for p in servers
+        },
+        notes=(note,),
+    )
+
+
+_StepTime = Callable[[int, int], float]
+
+
+def _published(batch: int, *, synchronous: bool) -> tuple[_StepTime, str]:
+    """Step time by workers and servers from Optimus' coefficients, and notes on it."""
+    theta = OPTIMUS_SYNCHRONOUS if synchronous else OPTIMUS_ASYNCHRONOUS
+
+    def step_s(w: int, p: int) -> float:
+        terms = synchronous_terms(w, p, batch) if synchronous else asynchronous_terms(w, p)
+        return sum(t * x for t, x in zip(theta, terms, strict=True))
+
+    return step_s, (
+        f"speed function of Optimus (Peng et al. 2018, table 2: ResNet-50 on its 40 containers), {theta}, times "
+        "in seconds; whatever the model is called, the speed is that of their ResNet-50"
+    )
+
+
+def _first_principles(
+    prepared: PreparedModel, run: Run, inter: str | None, synchronous: bool
+) -> tuple[_StepTime, str]:
+    """Step time on this hardware: compute of a worker as a line in the batch, a model update at the memory's speed."""
+    link = require_link(parse_link(inter)[1] if inter else None, "workers and servers", "--inter")
+    batch, weights = run.setup.batch_size_per_device, cost_model_of(run)
+    small = max(1, batch // 4)
+    sizes = [small, batch]
+    if prepared.graph.only_batch_size is not None or small == batch:
+        sizes = [batch, batch]
+    first_s, whole_s = (
+        step_alone(prepared, run, replace(run.setup, batch_size_per_device=size), weights).step_s.value
+        for size in sizes
+    )
+    distance = batch - small
+    slope_s = max(0.0, whole_s - first_s) / distance if distance else 0.0
+    compute_s = min(whole_s, slope_s * batch)
+    model_bytes = 4.0 * prepared.graph.num_trainable_parameters
+    setup = ParameterServerSetup(
+        compute_s=compute_s,
+        fixed_compute_s=whole_s - compute_s,
+        model_bytes=model_bytes,
+        server_bytes_per_s=link.usable_bytes_per_s,
+        worker_bytes_per_s=link.usable_bytes_per_s,
+        # A server's processor reads gradient and weight and writes the weight.
+        update_s=3 * model_bytes / load_catalog()["cpu"].memory_bandwidth_bytes_per_s,
+        latency_s=link.latency_s,
+    )
+    return (
+        lambda w, p: parameter_server_step_s(setup, w, p, synchronous=synchronous),
+        f"from first principles over {link.title}: compute, push, update and pull, none of it fitted",
+    )
+
+
+def _server_point(
+    workers: int, servers: int, step_s: float, alone_s: float, batch: int, synchronous: bool, job: Job | None
+) -> ServerPoint:
+    steps_per_s = (1 if synchronous else workers) / step_s
+    times: dict[str, Any] = {}
+    if job is not None:
+        steps = ceil(job.num_samples / batch)
+        total = None if job.num_epochs is None else round(steps * job.num_epochs)
+        times = {
+            "num_steps_per_epoch": steps,
+            "num_steps": total,
+            "job_time_s": None if total is None else total / steps_per_s,
+        }
+    return ServerPoint(
+        num_workers=workers,
+        num_servers=servers,
+        step_time_s=step_s,
+        steps_per_s=steps_per_s,
+        throughput_samples_per_s=batch * steps_per_s,
+        efficiency=steps_per_s * alone_s / workers,
+        **times,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeedFit(Answer):
+    """Answer of ``forerun.fit_speed``.
+
+    Attributes:
+        model: Name of the speed model; None if nothing was fitted.
+        parameters: Its coefficients.
+        errors: Mean error of left-out points by model, as fractions; None where a model could not be fitted without
+            them.
+        points: The sizes of the question, each with ``step_time_s``, ``throughput_samples_per_s`` and their intervals.
+        proposals: Sizes to measure next.
+        notes: Remarks for the reader.
+    """
+
+    model: str | None
+    parameters: Mapping[str, float]
+    errors: Mapping[str, float | None]
+    points: tuple[Mapping[str, Any], ...]
+    proposals: tuple[Mapping[str, int], ...]
+    notes: tuple[str, ...]
+
+
+def fit_speed(
+    points: str | Path | Sequence[SpeedPoint] | None,
+    *,
+    speed_model: str | None = None,
+    num_devices: Sequence[int] | None = None,
+    num_workers: Sequence[int] | None = None,
+    num_servers: Sequence[int] | None = None,
+    num_nodes: int | None = None,
+    batch_size: float | None = None,
+    global_batch_size: float | None = None,
+    num_proposals: int = 0,
+    synchronous: bool = True,
+) -> SpeedFit:
+    """Fits a speed model to measured points, extrapolates with intervals, and proposes sizes to measure next.
+
+    Args:
+        points: A CSV file (columns in ``adapters.classics.speed_points``), or points; None for proposals only.
+        speed_model: pollux, ring, average, optimus-synchronous or optimus-asynchronous; None for the best by
+            cross-validation.
+        num_devices: Numbers of devices to predict; None for those of the points.
+        num_workers: Numbers of workers to predict with parameter servers; also the candidates of proposals.
+        num_servers: Numbers of servers to combine with the workers.
+        num_nodes: Nodes of the predicted sizes; None for those of the measured point nearest in size.
+        batch_size: Batch size of one device, also of measured points without one; None for the median of the points.
+        global_batch_size: Batch size of all devices together instead, as in strong scaling.
+        num_proposals: Number of sizes to propose.
+        synchronous: Whether the proposals are for synchronous training.
+
+    Raises:
+        UsageError: The points do not suffice, a time is not above zero, or a size is impossible.
+        RecordError: The file cannot be read.
+    """
+    measured = (
+        ()
+        if points is None
+        else read_points(points, batch_size, global_batch_size)
+        if isinstance(points, (str, Path))
+        else tuple(points)
+    )
+    if not measured and not num_proposals:
+        raise InvalidSetupError("expected measured points, got none; give --fit POINTS.csv")
+    proposals: tuple[Mapping[str, int], ...] = ()
+    if num_proposals:
+        proposals = _proposals(
+            measured, num_proposals, num_workers, num_servers, global_batch_size, synchronous
+        )
+    if not measured:
+        return SpeedFit(model=None, parameters={}, errors={}, points=(), proposals=proposals, notes=())
+    chosen = choose_speed_model(measured, speed_model)
+    asked = _asked(
+        measured, num_workers or num_devices, num_servers, num_nodes, batch_size, global_batch_size
+    )
+    return SpeedFit(
+        model=chosen.fitted.name,
+        parameters=chosen.fitted.parameters,
+        errors={name: error if error < float("inf") else None for name, error in chosen.errors.items()},
+        points=tuple(
+            _row(point, interval, _measured_s(point, measured))
+            for point, interval in zip(asked, chosen.fitted.intervals(asked), strict=True)
+        ),
+        proposals=proposals,
+        notes=tuple(_notes(measured, asked)),
+    )
+
+
+def _proposals(
+    measured: Sequence[SpeedPoint],
+    number: int,
+    num_workers: Sequence[int] | None,
+    num_servers: Sequence[int] | None,
+    global_batch_size: float | None,
+    synchronous: bool,
+) -> tuple[Mapping[str, int], ...]:
+    if num_workers is None or num_servers is None:
+        raise InvalidSetupError(
+            "proposals need candidates: give --workers and --servers, such as 1:16 and 1:8"
+        )
+    batch = global_batch_size or (measured[0].batch_size_global if measured else 1.0)
+    known = {(point.num_devices, point.num_servers) for point in measured}
+    candidates = [
+        p
+        for p in candidate_points(num_workers, num_servers, batch)
+        if (p.num_devices, p.num_servers) not in known
+    ]
+    theta = OPTIMUS_SYNCHRONOUS if synchronous else OPTIMUS_ASYNCHRONOUS
+    found = propose_points(candidates, number, measured=measured, theta=theta, synchronous=synchronous)
+    return tuple({"num_workers": p.num_devices, "num_servers": p.num_servers} for p in found)
+
+
+def _asked(
+    measured: Sequence[SpeedPoint],
+    numbers: Sequence[int] | None,
+    servers: Sequence[int] | None,
+    num_nodes: int | None,
+    batch_size: float | None,
+    global_batch_size: float | None,
+) -> list[SpeedPoint]:
+    if numbers is None:
+        return list({point.size: point for point in measured}.values())
+    sizes = sorted(point.batch_size_per_device for point in measured)
+    totals = {point.batch_size_global for point in measured}
+    if global_batch_size is None and measured[0].num_servers and len(totals) == 1:
+        global_batch_size = totals.pop()  # parameter servers were measured at one global batch
+    found = []
+    for p in servers or (sorted({point.num_servers for point in measured})[:1]):
+        for n in numbers:
+            nearest = min(measured, key=lambda point, n=n: abs(point.num_devices - n))  # type: ignore[misc]
+            batch = global_batch_size / n if global_batch_size else batch_size or sizes[len(sizes) // 2]
+            nodes = num_nodes or max(1, round(n * nearest.num_nodes / nearest.num_devices))
+            found.append(
+                SpeedPoint(num_devices=n, num_nodes=min(n, nodes), batch_size_per_device=batch, num_servers=p)
+            )
+    return found
+
+
+def _measured_s(asked: SpeedPoint, measured: Sequence[SpeedPoint]) -> float | None:
+    """Mean of the step times measured at exactly this size; None without any [s]."""
+    found = [point.measured_s for point in measured if point.size == asked.size]
+    return sum(found) / len(found) if found else None
+
+
+def _row(point: SpeedPoint, interval: StepInterval, measured_s: float | None) -> dict[str, Any]:
+    step_s = Interval(interval.value_s, interval.low_s, interval.high_s)
+    sizes: dict[str, Any] = (
+        {"num_workers": point.num_devices, "num_servers": point.num_servers}
+        if point.num_servers
+        else {"num_devices": point.num_devices, "num_nodes": point.num_nodes}
+    )
+    return {
+        **sizes,
+        "batch_size_per_device": point.batch_size_per_device,
+        "step_time_s": step_s,
+        "throughput_samples_per_s": step_s.inverse(point.batch_size_global),
+        "measured_step_time_s": measured_s,
+    }
+
+
+def _notes(measured: Sequence[SpeedPoint], asked: Sequence[SpeedPoint]) -> list[str]:
+    largest = max(point.num_devices for point in measured)
+    beyond = sum(point.num_devices > largest for point in asked)
+    return (
+        [f"{beyond} of {len(asked)} sizes lie beyond the {largest} that were measured: extrapolated"]
+        if beyond
+        else []
+    )

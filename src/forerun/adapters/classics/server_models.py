@@ -1,0 +1,243 @@
+"""Training with parameter servers: speed as a function of workers w and servers p.
+
+The step of synchronous and the rate of asynchronous training as Optimus writes them, linear in their coefficients:
+
+    synchronous, global batch M    T = t0 M/w + t1 + t2 w/p + t3 w + t4 p          steps of all workers together
+    asynchronous                   T = t0 + t1 w/p + t2 w + t3 p                   step of one worker; speed = w / T
+
+Source: Peng et al. 2018, EuroSys, "Optimus", section 3.2 (equations 3 and 4) and table 2 (ResNet-50, 40
+containers; time in seconds). The step from first principles, for a model of S bytes: compute, push and pull of
+S/p bytes per server and worker over the server's link, and the update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.adapters.classics.speed_models import FittedSpeed
+from forerun.adapters.classics.speed_points import SpeedPoint, refuse_too_few
+from forerun.base.errors import InvalidSetupError
+from forerun.base.numerics import fit_relative
+
+__all__ = [
+    "OPTIMUS_ASYNCHRONOUS",
+    "OPTIMUS_SYNCHRONOUS",
+    "OptimusModel",
+    "ParameterServerSetup",
+    "SynchronousServerSpeed",
+    "asynchronous_terms",
+    "check_workers_and_servers",
+    "parameter_server_step_s",
+    "server_columns",
+    "synchronous_terms",
+]
+
+OPTIMUS_SYNCHRONOUS = (1.02, 2.78, 4.92, 0.00, 0.02)
+"""t0 .. t4 of ResNet-50: Peng et al. 2018, table 2. t0 is in seconds per sample, since M counts samples; the others in
+seconds. The table does not print M; read so, 20 containers are fastest with 8 workers for an M of about 40, which is
+what the paper's figure of them shows."""
+OPTIMUS_ASYNCHRONOUS = (2.83, 3.92, 0.00, 0.11)
+"""t0 .. t3 of ResNet-50: Peng et al. 2018, table 2 [s]."""
+
+
+def check_workers_and_servers(num_workers: float, num_servers: float) -> None:
+    """Refuses impossible numbers."""
+    for name, value in (("workers", num_workers), ("servers", num_servers)):
+        if not (value >= 1 and isfinite(value)):
+            raise InvalidSetupError(
+                f"the number of {name} must be at least 1, got {value}; give a positive number"
+            )
+
+
+def synchronous_terms(num_workers: float, num_servers: float, global_batch: float = 1.0) -> tuple[float, ...]:
+    """Factors of t0 .. t4: M/w, 1, w/p, w, p.
+
+    Args:
+        num_workers: Number of workers, w.
+        num_servers: Number of servers, p.
+        global_batch: Global batch size, M, in the unit of t0.
+    """
+    check_workers_and_servers(num_workers, num_servers)
+    w, p = num_workers, num_servers
+    return (global_batch / w, 1.0, w / p, w, p)
+
+
+def asynchronous_terms(num_workers: float, num_servers: float) -> tuple[float, ...]:
+    """Factors of t0 .. t3 in the step of one worker: 1, w/p, w, p."""
+    check_workers_and_servers(num_workers, num_servers)
+    return (1.0, num_workers / num_servers, num_workers, num_servers)
+
+
+@dataclass(frozen=True, slots=True)
+class SynchronousServerSpeed:
+    """Optimus' synchronous speed as a scheduler asks for it, at a fixed global batch: 1 / (theta . terms) [steps/s].
+
+    Attributes:
+        theta: t0 .. t4 [s], t0 that of the whole batch on one worker.
+
+    Source: Peng et al. 2018, "Optimus", EuroSys, equation 4.
+    """
+
+    theta: tuple[float, ...]
+
+    def __call__(self, num_workers: int, num_servers: int) -> float:
+        """Steps per second."""
+        terms = synchronous_terms(num_workers, num_servers)
+        return 1.0 / sum(t * x for t, x in zip(self.theta, terms, strict=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterServerSetup:
+    """A job on parameter servers, from first principles.
+
+    Attributes:
+        compute_s: Forward and backward of the *global* batch on one worker [s].
+        fixed_compute_s: Time of a worker's step that does not depend on its share of the batch [s].
+        model_bytes: Size of the parameters, S [bytes].
+        server_bytes_per_s: Usable bandwidth of one server in one direction [bytes/s].
+        worker_bytes_per_s: Usable bandwidth of one worker in one direction [bytes/s].
+        update_s: Time to update the whole model by one server [s].
+        latency_s: Latency of one message [s].
+    """
+
+    compute_s: float
+    fixed_compute_s: float = 0.0
+    model_bytes: float
+    server_bytes_per_s: float
+    worker_bytes_per_s: float = float("inf")
+    update_s: float = 0.0
+    latency_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("compute_s", "fixed_compute_s", "model_bytes", "update_s", "latency_s"):
+            if not getattr(self, name) >= 0:
+                raise InvalidSetupError(f"{name} must be zero or more, got {getattr(self, name)}")
+        for name in ("server_bytes_per_s", "worker_bytes_per_s"):
+            if not getattr(self, name) > 0:
+                raise InvalidSetupError(f"{name} must be above zero, got {getattr(self, name)}")
+
+
+def parameter_server_step_s(
+    setup: ParameterServerSetup, num_workers: int, num_servers: int, *, synchronous: bool = True
+) -> float:
+    """Step of all workers together (synchronous) or of one worker (asynchronous) [s].
+
+    synchronous:  compute/w + fixed + 2 max(w S / (p B_server), S / B_worker) + update/p + 2 p latency
+    asynchronous: compute + fixed + 2 max(w' S / (p B_server), S / B_worker) + update w'/p + 2 p latency
+
+    In a synchronous step all w workers push at once, gradients are added up and the model is updated once. An
+    asynchronous worker computes its own whole batch, and each gradient updates the model. All but the workers that
+    compute at that moment are sending; w' is found by iterating w' = w * (share of the step that is not computing),
+    at least 1.
+
+    Args:
+        setup: Job and hardware.
+        num_workers: Number of workers, w.
+        num_servers: Number of servers, p.
+        synchronous: Whether workers wait for each other.
+
+    Source: the terms of Peng et al. 2018, section 3.2, without their fitted constants.
+    """
+    check_workers_and_servers(num_workers, num_servers)
+    latencies_s = 2 * num_servers * setup.latency_s
+    if synchronous:
+        compute_s = setup.compute_s / num_workers + setup.fixed_compute_s
+        moved_s = _transfer_s(setup, num_workers, num_servers)
+        return compute_s + moved_s + setup.update_s / num_servers + latencies_s
+    compute_s = setup.compute_s + setup.fixed_compute_s
+    senders = float(num_workers)
+    step_s = compute_s
+    for _ in range(50):
+        step_s = compute_s + _transfer_s(setup, senders, num_servers) + latencies_s
+        step_s += setup.update_s * senders / num_servers
+        senders = max(1.0, num_workers * (1 - compute_s / step_s)) if step_s > 0 else 1.0
+    return step_s
+
+
+def _transfer_s(setup: ParameterServerSetup, num_senders: float, num_servers: int) -> float:
+    at_servers_s = num_senders * setup.model_bytes / (num_servers * setup.server_bytes_per_s)
+    return 2 * max(at_servers_s, setup.model_bytes / setup.worker_bytes_per_s)
+
+
+Floats = npt.NDArray[np.float64]
+
+_SYNCHRONOUS_NAMES = ("t0 (M/w)", "t1 (constant)", "t2 (w/p)", "t3 (w)", "t4 (p)")
+_ASYNCHRONOUS_NAMES = ("t0 (constant)", "t1 (w/p)", "t2 (w)", "t3 (p)")
+
+
+def server_columns(points: Sequence[SpeedPoint], *, synchronous: bool, batch: float) -> Floats:
+    """Factors of each coefficient, (points, coefficients).
+
+    Args:
+        points: Sizes with workers and servers.
+        synchronous: Whether the form is the synchronous one.
+        batch: Global batch size of the coefficients, M = 1.
+    """
+    without = [point for point in points if point.num_servers < 1]
+    if without:
+        raise InvalidSetupError(
+            f"a parameter-server model needs num_servers of at least 1 at every point, got {without[0].num_servers}; "
+            "give the column num_servers"
+        )
+    if synchronous:
+        rows = [synchronous_terms(p.num_devices, p.num_servers, p.batch_size_global / batch) for p in points]
+    else:
+        rows = [asynchronous_terms(p.num_devices, p.num_servers) for p in points]
+    return np.asarray(rows, dtype=float)
+
+
+class OptimusModel:
+    """Optimus' speed function, T linear in non-negative coefficients (Peng et al. 2018, equations 3 and 4).
+
+    The step of a point is that of all workers together (synchronous) or of one worker (asynchronous).
+
+    Args:
+        synchronous: Whether the form is the synchronous one.
+    """
+
+    def __init__(self, *, synchronous: bool = True) -> None:
+        self._synchronous = synchronous
+
+    @property
+    def name(self) -> str:
+        """Name of the form."""
+        return "optimus-synchronous" if self._synchronous else "optimus-asynchronous"
+
+    def fit(self, points: Sequence[SpeedPoint]) -> FittedSpeed:
+        """Non-negative least squares on relative error.
+
+        Raises:
+            InvalidSetupError: The points do not tell the coefficients apart; the message names them.
+        """
+        names = _SYNCHRONOUS_NAMES if self._synchronous else _ASYNCHRONOUS_NAMES
+        refuse_too_few(points, 2, f"the model '{self.name}'")
+        batch = float(np.median([point.batch_size_global for point in points]))
+        columns = server_columns(points, synchronous=self._synchronous, batch=batch)
+        times = np.asarray([point.measured_s for point in points])
+        fit = fit_relative(columns, times, names)
+
+        def terms(at: Sequence[SpeedPoint]) -> Floats:
+            return server_columns(at, synchronous=self._synchronous, batch=batch)
+
+        def log_times(at: Sequence[SpeedPoint]) -> Floats:
+            return np.log(np.maximum(1e-12, terms(at) @ fit.coefficients))
+
+        def log_variances(at: Sequence[SpeedPoint]) -> Floats:
+            rows = terms(at)
+            variances: Floats = np.einsum("pi,ij,pj->p", rows, fit.covariance, rows)
+            relative: Floats = variances / np.maximum(1e-12, rows @ fit.coefficients) ** 2
+            return relative
+
+        return FittedSpeed(
+            name=self.name,
+            parameters=dict(zip(names, fit.coefficients.tolist(), strict=True)),
+            log_times=log_times,
+            log_variances=log_variances,
+            log_spread=fit.log_spread,
+            num_freedom=max(1, len(points) - len(names)),
+        )

@@ -1,0 +1,1 @@
+"""Running clusters: Slurm, Kubernetes, Ray, and the formats of their schedulers."""

@@ -1,0 +1,155 @@
+"""A predicted job in the formats of schedulers: a JSON estimate, Slurm's ``--time``, SkyPilot's time estimator."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from forerun.base.answers import plain
+from forerun.base.errors import FailureError, InvalidSetupError, UnknownDeviceError, UsageError, near_matches
+from forerun.prediction.estimate import Estimate, Interval
+from forerun.search.plan_answer import Plan, PlanPoint
+from forerun.search.predict import predict
+
+__all__ = [
+    "SKYPILOT_ACCELERATORS",
+    "TIME_MARGIN",
+    "job_estimate",
+    "slurm_time",
+    "time_estimator",
+]
+
+TIME_MARGIN = 1.15
+"""Margin beyond the upper end of the 90 % interval, for slow starts and epochs; a job that is cut off is lost."""
+
+_MARGIN_FLOOR_S = 300.0
+
+
+def slurm_time(answer: Plan | Estimate) -> str:
+    """Slurm's time limit of a job, ``--time=D-HH:MM:SS``.
+
+    limit = 1.15 * upper end of the job's interval + 5 min, rounded up to minutes.
+
+    Args:
+        answer: A plan, of which the chosen candidate counts, or a prediction.
+
+    Raises:
+        FailureError: The plan has no chosen candidate.
+        UsageError: The prediction has no job.
+    """
+    return f"--time={_days(_limit_s(_job_time(answer)))}"
+
+
+def job_estimate(answer: Plan | Estimate) -> dict[str, Any]:
+    """The job as one object: model, devices, duration, and the limits to ask a scheduler for."""
+    job_s = _job_time(answer)
+    what = answer.chosen if isinstance(answer, Plan) else answer
+    assert what is not None
+    assert what.peak_memory_bytes is not None
+    return {
+        "model": what.model,
+        "device": what.device,
+        "num_devices": what.num_devices,
+        "batch_size_per_device": what.batch_size_per_device,
+        "precision": what.precision,
+        **(what.settings if isinstance(what, PlanPoint) else {}),
+        "job_time_s": plain(job_s),
+        "time_limit_s": _limit_s(job_s),
+        "slurm_time": _days(_limit_s(job_s)),
+        "peak_memory_bytes": plain(what.peak_memory_bytes),
+        "throughput_samples_per_s": plain(what.throughput_samples_per_s),
+        "cost_usd": plain(what.cost_usd),
+        "energy_j": plain(what.energy_j),
+    }
+
+
+def _job_time(answer: Plan | Estimate) -> Interval:
+    what: PlanPoint | Estimate | None = answer.chosen if isinstance(answer, Plan) else answer
+    if what is None:
+        raise FailureError("no candidate keeps the limits, so there is no job to schedule; relax a limit")
+    if what.job_time_s is None:
+        raise UsageError("a time limit needs the length of the job: give a dataset and the number of epochs")
+    return what.job_time_s
+
+
+def _limit_s(job_s: Interval) -> int:
+    return math.ceil((job_s.high * TIME_MARGIN + _MARGIN_FLOOR_S) / 60) * 60
+
+
+def _days(limit_s: int) -> str:
+    days, rest = divmod(limit_s, 86400)
+    return f"{days}-{rest // 3600:02d}:{rest % 3600 // 60:02d}:00"
+
+
+SKYPILOT_ACCELERATORS: Mapping[str, str] = {
+    "A10": "a10",
+    "A10G": "a10g",
+    "A100": "a100-sxm4-40gb",
+    "A100-80GB": "a100-pcie-80gb",
+    "A100-80GB-SXM": "a100-sxm4-80gb",
+    "A40": "a40",
+    "H100": "h100-sxm",
+    "H100-SXM": "h100-sxm",
+    "H200": "h200-sxm",
+    "L4": "l4",
+    "L40S": "l40s",
+    "P100": "p100-pcie-16gb",
+    "P4": "p4",
+    "RTX3090": "rtx-3090",
+    "RTX4090": "rtx-4090",
+    "T4": "t4",
+    "V100": "v100-sxm2-16gb",
+}
+"""SkyPilot's names of accelerators (``sky show-gpus``) and the catalogue devices that clouds sell under these names."""
+
+
+def time_estimator(model: str, **question: Any) -> Callable[[Any], float]:
+    """A function from SkyPilot's resources to the time of the job [s], for ``sky.Task.set_time_estimator``.
+
+    SkyPilot's optimizer multiplies this time with prices to find the cheapest or fastest cloud. Any object with an
+    attribute ``accelerators``, a mapping of a name to a number, serves as resources.
+
+    Args:
+        model: As in ``forerun.predict``.
+        question: Further arguments of ``forerun.predict``; a dataset and a number of epochs are needed.
+
+    Raises:
+        InvalidSetupError: The question names a device, or has no job; and, when called, resources without
+            exactly one kind of accelerator, or with a part of one.
+        UnknownDeviceError: When called, an accelerator that the catalogue does not have.
+
+    Examples:
+        >>> from types import SimpleNamespace
+        >>> estimate = time_estimator("cnn:depth=2", dataset="cifar10", epochs=3)
+        >>> estimate(SimpleNamespace(accelerators={"T4": 1})) > estimate(SimpleNamespace(accelerators={"A100": 1}))
+        True
+    """
+    if "device" in question:
+        raise InvalidSetupError("the device comes from the scheduler, so none can be given; leave it out")
+    if not question.get("epochs") or not (question.get("dataset") or question.get("dataset_size")):
+        raise InvalidSetupError("the time of a job needs a dataset and the number of epochs")
+
+    def estimate(resources: Any) -> float:
+        device, num_devices = _device(resources)
+        found = predict(model, device=device, num_devices=num_devices, **question)
+        assert found.job_time_s is not None
+        return found.job_time_s.value
+
+    return estimate
+
+
+def _device(resources: Any) -> tuple[str, int]:
+    accelerators = getattr(resources, "accelerators", None)
+    if not isinstance(accelerators, Mapping) or len(accelerators) != 1:
+        raise InvalidSetupError(f"expected resources with one kind of accelerator, got {accelerators!r}")
+    ((name, count),) = accelerators.items()
+    if count < 1 or count != int(count):
+        raise InvalidSetupError(f"a job has whole devices, got {count:g} x {name}")
+    known = {key.lower(): device for key, device in SKYPILOT_ACCELERATORS.items()}
+    if name.lower() not in known:
+        raise UnknownDeviceError(
+            f"no device of the catalogue for the accelerator '{name}'{near_matches(name, SKYPILOT_ACCELERATORS)}; "
+            f"known are {', '.join(SKYPILOT_ACCELERATORS)}"
+        )
+    return known[name.lower()], int(count)

@@ -1,0 +1,236 @@
+"""Kubernetes: the documents of ``kubectl get``, with the fields of Kueue and Volcano, and commands to change a job."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from math import inf
+from typing import Any
+
+from forerun.base.errors import RecordError
+from forerun.jobs.scheduling.live import (
+    Action,
+    ActionKind,
+    ClusterSystem,
+    LiveCluster,
+    LiveJob,
+    LiveNode,
+    inside,
+    prefixed_fields,
+    printed_document,
+    wanted_list,
+)
+
+__all__ = ["KUBERNETES", "QUEUE_LABEL", "kubernetes_cluster", "kubernetes_commands"]
+
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+"""Label of a job whose start Kueue decides."""
+
+_GET = ["kubectl", "get", "jobs,pods,nodes", "-A", "-o", "json"]
+
+PRIORITY_CLASS = "forerun-now"
+"""Kueue's priority class of jobs that are to start now."""
+
+_PRIORITY_MANIFEST = {
+    "apiVersion": "kueue.x-k8s.io/v1beta1",
+    "kind": "WorkloadPriorityClass",
+    "metadata": {"name": PRIORITY_CLASS},
+    "value": 1000,
+}
+
+_GPU = "nvidia.com/gpu"
+_JOB_LABELS = ("batch.kubernetes.io/job-name", "job-name", "volcano.sh/job-name")
+_ENDS = {"Complete", "Completed", "Failed", "Aborted", "Terminated"}
+_PRODUCT_LABELS = ("nvidia.com/gpu.product", "cloud.google.com/gke-accelerator", "accelerator")
+
+
+def kubernetes_cluster(document: Any, now_s: float) -> LiveCluster:
+    """Jobs, their pods and the nodes of one List.
+
+    Args:
+        document: The document of ``kubectl get jobs,pods,nodes -A -o json``.
+        now_s: Time at which it was written, since 1970 [s].
+
+    Raises:
+        RecordError: There is no list of items, no node with GPUs, or a job lacks its name or template.
+    """
+    by_kind: dict[str, list[dict[str, Any]]] = {}
+    for item in wanted_list(document, "items", "kubectl get -o json"):
+        by_kind.setdefault(str(item.get("kind")), []).append(item)
+    nodes = tuple(node for item in by_kind.get("Node", []) for node in _node(item))
+    if not nodes:
+        raise RecordError(
+            f"kubectl get -o json: expected nodes with {_GPU} among the items, got {', '.join(by_kind) or 'none'}; ask "
+            "for jobs,pods,nodes"
+        )
+    notes: list[str] = []
+    pods = _pods_by_job(by_kind.get("Pod", []))
+    jobs = [job for item in by_kind.get("Job", []) if (job := _job(item, pods, now_s, notes)) is not None]
+    return LiveCluster(system="kubernetes", nodes=nodes, jobs=tuple(jobs), notes=tuple(notes))
+
+
+def _node(item: Mapping[str, Any]) -> list[LiveNode]:
+    labels = inside(item, "metadata", "labels") or {}
+    number = int(inside(item, "status", "allocatable", _GPU) or 0)
+    if number < 1 or inside(item, "spec", "unschedulable"):
+        return []
+    kind = next((str(labels[name]) for name in _PRODUCT_LABELS if name in labels), "gpu")
+    return [LiveNode(name=str(inside(item, "metadata", "name")), device=kind.lower(), num_devices=number)]
+
+
+def _pods_by_job(pods: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], list[tuple[str, int]]]:
+    """Nodes and devices of the running pods of each job."""
+    found: dict[tuple[str, str], list[tuple[str, int]]] = {}
+    for pod in pods:
+        labels = inside(pod, "metadata", "labels") or {}
+        job = next((labels[name] for name in _JOB_LABELS if labels.get(name)), None)
+        node, phase = inside(pod, "spec", "nodeName"), inside(pod, "status", "phase")
+        if job and node and phase in ("Running", "Pending"):
+            key = (str(inside(pod, "metadata", "namespace") or "default"), str(job))
+            found.setdefault(key, []).append((str(node), _gpus(inside(pod, "spec") or {})))
+    return found
+
+
+def _job(
+    item: Mapping[str, Any],
+    pods: Mapping[tuple[str, str], list[tuple[str, int]]],
+    now_s: float,
+    notes: list[str],
+) -> LiveJob | None:
+    name, namespace = (
+        inside(item, "metadata", "name"),
+        str(inside(item, "metadata", "namespace") or "default"),
+    )
+    if not name:
+        raise RecordError("kubectl get -o json: expected a name in the metadata of every job, got none")
+    if _is_over(item):
+        return None
+    number, parallelism, replicas_of = _asked(item, str(name))
+    if number < 1:
+        notes.append(f"job {namespace}/{name} asks for no {_GPU}: left alone")
+        return None
+    shares: dict[str, int] = {}
+    for node, devices in pods.get((namespace, str(name)), []):
+        shares[node] = shares.get(node, 0) + devices
+    says_so = inside(item, "status", "active") or inside(item, "status", "state", "phase") == "Running"
+    is_running = bool(shares or says_so)
+    started = inside(item, "status", "startTime") or inside(item, "status", "state", "lastTransitionTime")
+    limit = inside(item, "spec", "activeDeadlineSeconds")
+    if is_running and not shares:
+        raise RecordError(
+            f"job {namespace}/{name} runs, but none of its pods is among the items; ask for jobs,pods,nodes"
+        )
+    labels = inside(item, "metadata", "labels") or {}
+    return LiveJob(
+        name=f"{namespace}/{name}",
+        title=str(name),
+        is_running=is_running,
+        num_devices=sum(shares.values()) if is_running else number,
+        nodes=tuple(shares.items()),
+        ran_s=max(0.0, now_s - _seconds(started, str(name))) if is_running and started else 0.0,
+        limit_s=float(limit) if limit else inf,
+        fields=prefixed_fields(inside(item, "metadata", "annotations")),
+        details={
+            "api": str(item.get("apiVersion", "batch/v1")),
+            "queue": str(labels.get(QUEUE_LABEL, "")),
+            "per_pod": str(number // max(1, parallelism)),
+            "task": replicas_of,
+        },
+    )
+
+
+def _asked(item: Mapping[str, Any], name: str) -> tuple[int, int, str]:
+    """Devices of all pods together, pods, and the name of the task whose replicas count (Volcano)."""
+    tasks = inside(item, "spec", "tasks")
+    if isinstance(tasks, list):
+        number = [
+            (int(task.get("replicas", 1)), _gpus(inside(task, "template", "spec") or {})) for task in tasks
+        ]
+        first = next((i for i, (_, gpus) in enumerate(number) if gpus), 0)
+        total = sum(replicas * gpus for replicas, gpus in number)
+        return total, number[first][0] if number else 1, str(tasks[first].get("name", "")) if tasks else ""
+    template = inside(item, "spec", "template", "spec")
+    if template is None:
+        raise RecordError(f"job {name}: expected a pod template in its spec, got none")
+    parallelism = int(inside(item, "spec", "parallelism") or 1)
+    return parallelism * _gpus(template), parallelism, ""
+
+
+def _is_over(item: Mapping[str, Any]) -> bool:
+    conditions = inside(item, "status", "conditions") or []
+    states = {one.get("type") for one in conditions if str(one.get("status")) == "True"}
+    return bool(_ENDS & {*states, inside(item, "status", "state", "phase")})
+
+
+def _gpus(pod: Mapping[str, Any]) -> int:
+    return sum(int(inside(one, "resources", "limits", _GPU) or 0) for one in pod.get("containers") or [])
+
+
+def _seconds(text: str, job: str) -> float:
+    try:
+        return datetime.fromisoformat(text).astimezone(UTC).timestamp()
+    except ValueError as error:
+        raise RecordError(f"job {job}: expected a date as its start, got '{text}'") from error
+
+
+def kubernetes_commands(action: Action) -> list[str]:
+    """Jobs are suspended and resumed; those of Kueue are put before others in its queue, Volcano has commands."""
+    job = action.job
+    namespace, _, name = job.name.partition("/")
+    is_volcano = job.details.get("api", "").startswith("batch.volcano.sh")
+    kind = "vcjob" if is_volcano else "job"
+    to = f"kubectl --namespace {shlex.quote(namespace)}"
+    if is_volcano:
+        return _volcano(action, to, name)
+    if action.kind in (ActionKind.STOP, ActionKind.WAIT):
+        stopped = {"spec": {"suspend": True}}
+        return [
+            f"{to} patch {kind} {shlex.quote(name)} --type merge --patch {shlex.quote(json.dumps(stopped))}"
+        ]
+    pods = max(1, action.num_devices // max(1, int(job.details.get("per_pod", "1"))))
+    patch: dict[str, object] = {"spec": {"parallelism": pods}}
+    if not job.details.get("queue"):
+        patch = {"spec": {"parallelism": pods, "suspend": False}}
+    lines = [f"{to} patch {kind} {shlex.quote(name)} --type merge --patch {shlex.quote(json.dumps(patch))}"]
+    if job.details.get("queue"):
+        # Kueue starts a job by itself; the priority class puts it before the others.
+        label = f"kueue.x-k8s.io/priority-class={PRIORITY_CLASS}"
+        lines.append(f"{to} label {kind} {shlex.quote(name)} --overwrite {label}")
+    return lines
+
+
+def _volcano(action: Action, to: str, name: str) -> list[str]:
+    """Volcano starts and stops whole jobs; how many pods a job has is its manifest's."""
+    command = "AbortJob" if action.kind in (ActionKind.STOP, ActionKind.WAIT) else "ResumeJob"
+    manifest = {
+        "apiVersion": "bus.volcano.sh/v1alpha1",
+        "kind": "Command",
+        "metadata": {"generateName": f"{name}-"},
+        "action": command,
+        "target": {"apiVersion": action.job.details["api"], "kind": "Job", "name": name},
+    }
+    return [_piped(manifest, f"{to} create")]
+
+
+def _piped(manifest: dict[str, Any], command: str) -> str:
+    return f"echo {shlex.quote(json.dumps(manifest))} | {command} --filename -"
+
+
+def _commands(actions: Sequence[Action]) -> list[str]:
+    lines = [line for action in actions for line in kubernetes_commands(action)]
+    # Kueue knows a class of priority only once it has been made.
+    needs_class = any(PRIORITY_CLASS in line for line in lines)
+    return [_piped(_PRIORITY_MANIFEST, "kubectl apply"), *lines] if needs_class else lines
+
+
+KUBERNETES = ClusterSystem(
+    name="kubernetes",
+    keys=("items",),
+    documents=lambda address: printed_document(_GET),
+    read=kubernetes_cluster,
+    commands=_commands,
+    no_new_jobs="a job for Kubernetes needs an image: create it suspended and it will be read",
+)
+"""Kubernetes as a system of ``forerun schedule live``."""

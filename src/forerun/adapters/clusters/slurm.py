@@ -1,0 +1,241 @@
+"""Slurm: ``squeue --json`` and ``sinfo --json`` by the layouts of 21.08 to 24.11, and ``scontrol`` to change a job."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+from math import inf
+from typing import Any
+
+from forerun.base.errors import RecordError
+from forerun.jobs.scheduling.live import (
+    Action,
+    ActionKind,
+    ClusterSystem,
+    LiveCluster,
+    LiveJob,
+    LiveNode,
+    fields_of_text,
+    inside,
+    printed_document,
+    wanted_list,
+)
+
+__all__ = ["SLURM", "expand_host_list", "slurm_cluster", "slurm_commands"]
+
+_GRES = re.compile(r"(?:gres[:/])?gpu(?::([A-Za-z][^:=(,]*))?(?:[:=](\d+))?(?:\(.*?\))?")
+_UNUSABLE = ("DOWN", "DRAIN", "FAIL", "MAINT", "INVALID", "NOT_RESPONDING", "POWERED_DOWN")
+_WAITING, _RUNNING = "PENDING", "RUNNING"
+
+
+def slurm_cluster(squeue: Any, sinfo: Any, now_s: float) -> LiveCluster:
+    """Jobs and nodes of Slurm.
+
+    Args:
+        squeue: The document of ``squeue --json``.
+        sinfo: The document of ``sinfo --json``, or of ``scontrol show nodes --json``.
+        now_s: Time at which they were written, since 1970 [s].
+
+    Raises:
+        RecordError: A list or a field is missing.
+    """
+    notes: list[str] = []
+    nodes = _nodes(sinfo, notes)
+    usable = {node.name for node in nodes}
+    jobs = []
+    for row in wanted_list(squeue, "jobs", "squeue --json"):
+        job = _job(row, now_s, notes)
+        if job is None:
+            continue
+        lost = [name for name, _ in job.nodes if name not in usable]
+        if lost:
+            notes.append(f"job {job.name} runs on {', '.join(lost)}, which takes no new jobs: left alone")
+            continue
+        jobs.append(job)
+    return LiveCluster(system="slurm", nodes=nodes, jobs=tuple(jobs), notes=tuple(notes))
+
+
+def _nodes(sinfo: Any, notes: list[str]) -> tuple[LiveNode, ...]:
+    key = "nodes" if isinstance(sinfo, dict) and "nodes" in sinfo else "sinfo"
+    found: dict[tuple[str, str], int] = {}
+    for row in wanted_list(sinfo, key, "sinfo --json"):
+        if key == "nodes":
+            names, gres = [str(row.get("name"))], row.get("gres")
+            states = [*_words(row.get("state")), *_words(row.get("state_flags"))]
+        else:
+            # From 23.02 on a row is a group of like nodes.
+            names = [str(name) for name in inside(row, "nodes", "nodes") or []]
+            gres = inside(row, "gres", "total")
+            states = _words(inside(row, "node", "state"))
+        if any(bad in state for state in states for bad in _UNUSABLE):
+            notes.append(f"left out, as {'/'.join(states).lower()}: {', '.join(names)}")
+            continue
+        for name in names:
+            for kind, number in _devices(str(gres or "")).items():
+                found[name, kind] = number
+    return tuple(LiveNode(name=name, device=kind, num_devices=n) for (name, kind), n in found.items() if n)
+
+
+def _job(row: Mapping[str, Any], now_s: float, notes: list[str]) -> LiveJob | None:
+    """One job; None for one that neither runs nor waits, or that has no devices to share."""
+    if "job_id" not in row or "job_state" not in row:
+        raise RecordError(
+            f"squeue --json: expected job_id and job_state of every job, got {', '.join(list(row)[:6])}"
+        )
+    name, states = _name(row), _words(row["job_state"])
+    if not set(states) & {_WAITING, _RUNNING}:
+        return None
+    is_running = _RUNNING in states
+    had = [_devices(text) for text in row.get("gres_detail") or []]
+    num_nodes = max(1, int(_number(row.get("node_count"), 1)))
+    asked = _asked(row, num_nodes)
+    kinds = {kind: sum(one.get(kind, 0) for one in had) for one in had for kind in one} or asked
+    number = sum(kinds.values())
+    if number < 1:
+        notes.append(f"job {name} asks for no GPU: left alone")
+        return None
+    names = expand_host_list(str(row.get("nodes") or "")) if is_running else []
+    shares = [sum(one.values()) for one in had] or [number // max(1, len(names))] * len(names)
+    start_s = _number(row.get("start_time"), 0.0)
+    limit_min = _number(row.get("time_limit"), inf)
+    # What it has may be of a kind that it did not ask for.
+    only = next(iter(asked or kinds), "")
+    return LiveJob(
+        name=name,
+        title=str(row.get("name") or name),
+        is_running=is_running,
+        num_devices=number,
+        device="" if only == "gpu" else only,
+        nodes=tuple(zip(names, shares, strict=False)),
+        ran_s=max(0.0, now_s - start_s) if is_running and start_s else 0.0,
+        limit_s=60.0 * limit_min,
+        can_restart=bool(row.get("requeue", True)),
+        fields=fields_of_text(_text(row.get("comment")), name),
+        details={"held": "yes"} if "Held" in str(row.get("state_reason", "")) else {},
+    )
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    array, task = _number(row.get("array_job_id"), 0), _number(row.get("array_task_id"), -1)
+    return f"{int(array)}_{int(task)}" if array and task >= 0 else str(int(_number(row["job_id"], 0)))
+
+
+def _asked(row: Mapping[str, Any], num_nodes: int) -> dict[str, int]:
+    """Devices that a job asks for, by kind, from the first of Slurm's ways that says any."""
+    tasks = max(1, int(_number(row.get("tasks"), 1)))
+    ways = (
+        ("tres_per_job", 1),
+        ("tres_per_node", num_nodes),
+        ("tres_per_task", tasks),
+        ("tres_per_socket", num_nodes),
+        ("tres_req_str", 1),
+    )
+    for key, times in ways:
+        found = {kind: times * number for kind, number in _devices(_text(row.get(key))).items()}
+        if found:
+            return found
+    return {}
+
+
+def _devices(text: str) -> dict[str, int]:
+    """GPUs by kind in Slurm's words, such as ``gpu:t4:2(S:0)``, ``gres/gpu=4`` or ``gres:gpu:2``.
+
+    A count of a kind stands beside the count of all kinds in ``tres_req_str``; the kind counts.
+
+    >>> _devices("gpu:a100:4(IDX:0-3),shard:8"), _devices("cpu=8,gres/gpu=2"), _devices("gres:gpu")
+    ({'a100': 4}, {'gpu': 2}, {'gpu': 1})
+    """
+    found: dict[str, int] = {}
+    for part in re.split(r",(?![^(]*\))", text):
+        match = _GRES.fullmatch(part.strip())
+        if match:
+            kind = match[1] or "gpu"
+            found[kind] = found.get(kind, 0) + int(match[2] or 1)
+    if len(found) > 1:
+        found.pop("gpu", None)
+    return {kind: number for kind, number in found.items() if number}
+
+
+def _number(value: Any, otherwise: float) -> float:
+    """A number as older versions write it, or as ``{"set": true, "infinite": false, "number": 5}``."""
+    if isinstance(value, dict):
+        if not value.get("set", True) or value.get("infinite"):
+            return otherwise
+        value = value.get("number")
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else otherwise
+
+
+def _text(value: Any) -> str:
+    """A text, or the one that newer versions wrap in an object."""
+    if isinstance(value, dict):
+        value = value.get("job") or value.get("string")
+    return str(value or "")
+
+
+def _words(value: Any) -> list[str]:
+    words = value if isinstance(value, list) else [value]
+    return [str(word).upper() for word in words if word]
+
+
+def expand_host_list(text: str) -> list[str]:
+    """Names of nodes from Slurm's short form.
+
+    >>> expand_host_list("gpu[01-03,7],login")
+    ['gpu01', 'gpu02', 'gpu03', 'gpu7', 'login']
+    """
+    found: list[str] = []
+    for part in re.split(r",(?![^\[]*\])", text):
+        match = re.fullmatch(r"(.*?)\[([^\]]*)\](.*)", part.strip())
+        if match is None:
+            found += [part.strip()] if part.strip() else []
+            continue
+        for number in _numbers(match[2].split(",")):
+            found += expand_host_list(f"{match[1]}{number}{match[3]}")
+    return found
+
+
+def _numbers(parts: Iterable[str]) -> Iterable[str]:
+    for part in parts:
+        low, mark, high = part.partition("-")
+        if not mark:
+            yield low
+            continue
+        for number in range(int(low), int(high) + 1):
+            yield str(number).zfill(len(low))
+
+
+def slurm_commands(action: Action) -> list[str]:
+    """A job that is changed goes back to the queue, held, so that it can be changed, and is let go."""
+    job, name = action.job, shlex.quote(action.job.name)
+    if action.kind is ActionKind.STOP:
+        return [f"scontrol requeuehold {name}"]
+    if action.kind is ActionKind.WAIT:
+        return [] if job.details.get("held") else [f"scontrol hold {name}"]
+    names = ",".join(node for node, _ in action.nodes)
+    per_node = max(number for _, number in action.nodes)
+    # A job that asks for GPUs of no kind cannot be changed to a kind: its node says which it gets.
+    is_typed = action.device != "gpu" and (bool(job.device) or action.kind is ActionKind.SUBMIT)
+    kind = f":{action.device}" if is_typed else ""
+    if action.kind is ActionKind.SUBMIT:
+        return [
+            f"sbatch --job-name={name} --nodes={len(action.nodes)} --gres=gpu{kind}:{per_node} "
+            f"--nodelist={shlex.quote(names)} --wrap {shlex.quote(action.script)}"
+        ]
+    lines = [f"scontrol requeuehold {name}"] if action.kind is ActionKind.CHANGE else []
+    lines.append(
+        f"scontrol update JobId={name} NumNodes={len(action.nodes)} TresPerNode=gres:gpu{kind}:{per_node} "
+        f"ReqNodeList={shlex.quote(names)}"
+    )
+    lines.append(f"scontrol release {name}")
+    return lines
+
+
+SLURM = ClusterSystem(
+    name="slurm",
+    keys=("squeue", "sinfo"),
+    documents=lambda address: {name: printed_document([name, "--json"]) for name in ("squeue", "sinfo")},
+    read=lambda found, now_s: slurm_cluster(found["squeue"], found["sinfo"], now_s),
+    commands=lambda actions: [line for action in actions for line in slurm_commands(action)],
+)
+"""Slurm as a system of ``forerun schedule live``."""

@@ -1,0 +1,156 @@
+"""Keras on TensorFlow as a framework of measurements: checks without loading it, and graphs of what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+
+from forerun.adapters.keras.measurement.parameter_server import check_servers
+from forerun.adapters.keras.measurement.server_runner import SERVER_STRATEGY
+from forerun.adapters.keras.measurement.tensorflow_device import KERAS_OPTIMIZERS, check_keras_precision
+from forerun.adapters.keras.networks import KERAS_FAMILIES, check_keras_name
+from forerun.adapters.keras.request import KerasRequest
+from forerun.adapters.keras.source import trace_keras_requests
+from forerun.base.errors import ForerunError, InvalidSetupError, MissingExtraError
+from forerun.evidence.fitting.measured_layers import only_modules
+from forerun.evidence.measurement.step_options import StepSettings
+from forerun.evidence.records.measured_run import setup_of, text_of
+from forerun.evidence.records.measurement import JobKind, Measurement, Scalar
+from forerun.graph.graph import Graph
+from forerun.question.devices.device import Device
+from forerun.question.model import ModelRequest
+from forerun.question.setup import Phase, Precision, TrainingSetup
+from forerun.tracing.trace import trace_keras_models
+
+__all__ = ["KERAS", "KERAS_RUN", "KerasMeasuring", "keras_graphs", "keras_layer_request"]
+
+KERAS_RUN = "forerun.adapters.keras.measurement.runner:run_keras_job"
+"""Argument ``run`` of ``session.run_jobs``."""
+
+Answer = tuple[Graph, TrainingSetup] | ForerunError
+
+_LAYER_BUILDER = "forerun.adapters.keras.measurement.layers:build_keras_layer"
+
+
+class KerasMeasuring:
+    """The entry point of ``forerun.frameworks``; see ``evidence.measurement.frameworks.Framework``."""
+
+    run = KERAS_RUN
+    preloaded = ("forerun.adapters.keras.measurement.preloaded",)
+
+    def check_installed(self, purpose: str) -> None:
+        """Refuses a machine without Keras or TensorFlow."""
+        if find_spec("keras") is None or find_spec("tensorflow") is None:
+            raise MissingExtraError(purpose, "keras")
+
+    def check_grid(self, network: str, optimizer: str) -> None:
+        """Refuses a grid of other networks than Keras' own families."""
+        if network not in KERAS_FAMILIES:
+            raise InvalidSetupError(
+                f"expected one of the networks {', '.join(KERAS_FAMILIES)} for Keras, got {network!r}"
+            )
+        _check_optimizers([optimizer])
+
+    def check_layers(self, optimizers: Sequence[str], precision: Precision) -> None:
+        """Refuses optimizers and precisions that Keras does not have."""
+        _check_optimizers(optimizers)
+        check_keras_precision(precision)
+
+    def check_steps(self, settings: StepSettings) -> None:
+        """Refuses several devices and other phases than training."""
+        if settings.num_devices != 1:
+            raise InvalidSetupError(
+                f"expected one device for steps of Keras, got {settings.num_devices}; replicas of a MirroredStrategy "
+                "are measured by: forerun measure grid --framework keras --replicas N"
+            )
+        if settings.num_servers < 0:
+            raise InvalidSetupError(f"expected parameter servers of 0 or more, got {settings.num_servers}")
+        if settings.phase != Phase.TRAIN:
+            raise InvalidSetupError(
+                f"steps of Keras are measured in training only, got phase {settings.phase}"
+            )
+
+    def check_model(self, model: str, setup: TrainingSetup) -> None:
+        """Refuses a misspelt family or file; tracing would take longer than most jobs."""
+        check_keras_name(model)
+        self.check_layers([setup.optimizer], setup.precision)
+
+    def server_parameters(self, settings: StepSettings, optimizer: str, device: str) -> Mapping[str, Scalar]:
+        """Strategy, workers and servers of a job, checked."""
+        check_servers(settings.num_workers, settings.num_servers, settings.phase, optimizer, device)
+        return {
+            "strategy": SERVER_STRATEGY,
+            "num_workers": settings.num_workers,
+            "num_servers": settings.num_servers,
+        }
+
+    def graphs(self, measurements: Sequence[Measurement], device: Device) -> dict[str, Answer]:
+        """Graph and setup of each measurement; see ``keras_graphs``."""
+        return keras_graphs(measurements, device)
+
+
+KERAS = KerasMeasuring()
+
+
+def _check_optimizers(optimizers: Sequence[str]) -> None:
+    for name in optimizers:
+        if name not in KERAS_OPTIMIZERS and name != "none":
+            raise InvalidSetupError(
+                f"expected an optimizer of {', '.join(KERAS_OPTIMIZERS)} for Keras, got {name!r}"
+            )
+
+
+def keras_graphs(measurements: Sequence[Measurement], device: Device) -> dict[str, Answer]:
+    """Graph and setup of each measurement by its key, or why there is none.
+
+    Args:
+        measurements: Steps and layers of Keras.
+        device: Where they were measured.
+
+    Raises:
+        MissingExtraError: Keras is not installed.
+        TraceError: The process that traces took too long.
+    """
+    layers = [m for m in measurements if m.kind is JobKind.LAYER]
+    answers: dict[str, Answer] = {}
+    questions: dict[str, tuple[ModelRequest, TrainingSetup]] = {}
+    for m in measurements:
+        try:
+            run = m.run_on(device)
+        except ForerunError as error:
+            answers[m.key] = error
+            continue
+        if run is not None:
+            questions[m.key] = run.model, run.setup
+    for key, graph in zip(questions, trace_keras_models(list(questions.values())), strict=True):
+        answers[key] = graph if isinstance(graph, ForerunError) else (graph, questions[key][1])
+    requests = [keras_layer_request(m) for m in layers]
+    graphs = trace_keras_requests(requests) if requests else []
+    for m, request, found in zip(layers, requests, graphs, strict=True):
+        answers[m.key] = _layer_answer(found, request.setup)
+    return answers
+
+
+def _layer_answer(found: Graph | ForerunError, setup: TrainingSetup) -> Answer:
+    if isinstance(found, ForerunError):
+        return found
+    return replace(found, ops=only_modules(found.ops)), setup
+
+
+def keras_layer_request(measurement: Measurement) -> KerasRequest:
+    """Question to the tracing process about a measured layer."""
+    trains = text_of(measurement.parameters, "mode", "forward") == "train_step"
+    setup = setup_of({**measurement.parameters, "phase": str(Phase.TRAIN if trains else Phase.INFERENCE)})
+    return KerasRequest(
+        name=f"layer:{measurement.subject}",
+        config=None,
+        setup=setup,
+        image_size=None,
+        input_shape=None,
+        sequence_length=None,
+        num_classes=None,
+        builder=_LAYER_BUILDER,
+        arguments={"kind": measurement.subject, "parameters": measurement.parameters},
+        is_layer=True,
+    )

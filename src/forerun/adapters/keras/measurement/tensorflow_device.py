@@ -1,0 +1,167 @@
+"""Opens devices of TensorFlow for a measurement, and sets up Keras for a training setup.
+
+TensorFlow fixes its devices and threads when it is first used, so call this at the beginning of a process.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from forerun.base.errors import InvalidSetupError
+from forerun.evidence.measurement.jobs import Protocol
+from forerun.evidence.measurement.runners.torch_device import ResidentPeak
+from forerun.evidence.records.measurement import Scalar
+from forerun.question.devices.local import gpu_index
+from forerun.question.setup import Layout, Precision, TrainingSetup
+
+__all__ = [
+    "KERAS_OPTIMIZERS",
+    "KerasPeakMemory",
+    "check_keras_precision",
+    "keras_optimizer",
+    "open_tensorflow",
+    "set_keras_defaults",
+    "tensorflow_synchroniser",
+    "use_tensorflow",
+]
+
+KERAS_OPTIMIZERS: dict[str, tuple[str, dict[str, float | bool]]] = {
+    "sgd": ("SGD", {"learning_rate": 0.01, "momentum": 0.9, "weight_decay": 1e-4}),
+    "sgd-plain": ("SGD", {"learning_rate": 0.01}),
+    "momentum": ("SGD", {"learning_rate": 0.01, "momentum": 0.9}),
+    "nesterov": ("SGD", {"learning_rate": 0.01, "momentum": 0.9, "nesterov": True}),
+    "adam": ("Adam", {}),
+    "adamw": ("AdamW", {}),
+    "rmsprop": ("RMSprop", {}),
+    "adagrad": ("Adagrad", {}),
+    "adadelta": ("Adadelta", {}),
+    "nadam": ("Nadam", {}),
+    "adamax": ("Adamax", {}),
+}
+"""Optimizers of Keras by the names of ``tracing.optimizers``."""
+
+_POLICIES = {
+    Precision.FP32: "float32",
+    Precision.TF32: "float32",
+    Precision.AMP: "mixed_float16",
+    Precision.AMP_BF16: "mixed_bfloat16",
+    Precision.BF16: "bfloat16",
+}
+
+
+def use_tensorflow() -> None:
+    """Chooses TensorFlow as the backend of Keras, which Keras fixes when it is imported."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ["KERAS_BACKEND"] = "tensorflow"
+
+
+def open_tensorflow(device_index: str, protocol: Protocol, num_replicas: int = 1) -> list[str]:
+    """Sets the threads, hides all devices but the measured ones, and returns the names of these.
+
+    Args:
+        device_index: Device: ``cpu``, or ``cuda:N`` for the first of the replicas' GPUs.
+        protocol: Settings of the measurement, for the number of threads.
+        num_replicas: Number of devices; on a processor these are logical devices that share its threads.
+
+    Raises:
+        InvalidSetupError: TensorFlow sees no such GPU.
+    """
+    import tensorflow as tf
+
+    if protocol.num_threads:
+        tf.config.threading.set_intra_op_parallelism_threads(protocol.num_threads)
+        tf.config.threading.set_inter_op_parallelism_threads(max(2, protocol.num_threads))
+    index = gpu_index(device_index)
+    if index is not None:
+        gpus = tf.config.list_physical_devices("GPU")
+        if index >= len(gpus):
+            raise InvalidSetupError(
+                f"TensorFlow sees {len(gpus)} GPUs, expected one at {device_index}; install a TensorFlow with CUDA"
+            )
+        chosen = gpus[index : index + num_replicas]
+        tf.config.set_visible_devices(chosen, "GPU")
+        return [f"GPU:{i}" for i in range(len(chosen))]
+    tf.config.set_visible_devices([], "GPU")
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    logical = [tf.config.LogicalDeviceConfiguration() for _ in range(num_replicas)]
+    tf.config.set_logical_device_configuration(cpu, logical)
+    return [f"CPU:{i}" for i in range(num_replicas)]
+
+
+def check_keras_precision(precision: Precision) -> None:
+    """Raises ``InvalidSetupError`` for a precision that Keras does not train in."""
+    if precision not in _POLICIES:
+        raise InvalidSetupError(f"Keras trains in {', '.join(_POLICIES)}, got {precision}")
+
+
+def set_keras_defaults(setup: TrainingSetup, seed: int = 0) -> None:
+    """Sets the seed, image format and dtype policy of all that Keras builds from now on.
+
+    Raises:
+        InvalidSetupError: Keras does not train in this precision.
+    """
+    import keras
+
+    check_keras_precision(setup.precision)
+    keras.utils.set_random_seed(seed)
+    keras.config.set_image_data_format("channels_last" if setup.layout is Layout.NHWC else "channels_first")
+    keras.config.set_dtype_policy(_POLICIES[setup.precision])
+
+
+def keras_optimizer(setup: TrainingSetup, learning_rate: float | None = None) -> Any:
+    """The Keras optimizer of a setup.
+
+    Raises:
+        InvalidSetupError: Keras has no optimizer with this name.
+    """
+    import keras
+
+    if setup.optimizer not in KERAS_OPTIMIZERS:
+        raise InvalidSetupError(
+            f"expected an optimizer of {', '.join(KERAS_OPTIMIZERS)} for Keras, got {setup.optimizer!r}"
+        )
+    name, options = KERAS_OPTIMIZERS[setup.optimizer]
+    rate = {"learning_rate": learning_rate} if learning_rate else {}
+    return getattr(keras.optimizers, name)(**{**options, **rate})
+
+
+def tensorflow_synchroniser(device: str) -> Callable[[], None]:
+    """A function that returns when the device has finished; a processor always has."""
+    if device.startswith("CPU"):
+        return _nothing
+    import tensorflow as tf
+
+    wait: Callable[[], None] = tf.test.experimental.sync_devices
+    return wait
+
+
+def _nothing() -> None:
+    """Does nothing: there is nothing to wait for."""
+
+
+class KerasPeakMemory:
+    """Peak memory since this object was made, under the names of ``torch_device.PeakMemory``.
+
+    Args:
+        device: Name of TensorFlow's device.
+        held_bytes: Size of weights in memory already, which count as well [bytes].
+    """
+
+    def __init__(self, device: str, held_bytes: int) -> None:
+        self._device, self._held_bytes = device, held_bytes
+        if device.startswith("CPU"):
+            self._resident = ResidentPeak()
+        else:
+            import tensorflow as tf
+
+            tf.config.experimental.reset_memory_stats(device)
+
+    def figures(self) -> dict[str, Scalar]:
+        """``peak_memory_bytes`` of a GPU, ``peak_rss_delta_bytes`` of a processor."""
+        if self._device.startswith("CPU"):
+            return {"peak_rss_delta_bytes": self._resident.grown_bytes() + self._held_bytes}
+        import tensorflow as tf
+
+        return {"peak_memory_bytes": int(tf.config.experimental.get_memory_info(self._device)["peak"])}

@@ -1,0 +1,197 @@
+"""The networks of ``tracing.models.families`` and torchvision's ResNet-50, written in Keras.
+
+A network is written once for any backend of Keras: the tracer builds it on PyTorch, a measurement on TensorFlow.
+Keras is imported when a network is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from forerun.base.errors import InvalidSetupError, UnknownModelError, near_matches
+
+__all__ = ["KERAS_FAMILIES", "build_keras_family", "channels_axis", "check_keras_name", "keras_image_shape"]
+
+Shape = tuple[int, ...]
+_DEFAULTS: dict[str, dict[str, int]] = {
+    "mlp": {"depth": 3, "width": 1024, "num_classes": 10},
+    "cnn": {"depth": 4, "base_filters": 64, "dense_units": 128, "num_classes": 10},
+    "mnist-cnn": {"depth": 2, "num_classes": 10},
+    "cifar10-cnn": {"num_classes": 10},
+    "pcam-cnn": {"num_classes": 1},
+    "resnet50-v1.5": {"num_classes": 1000},
+}
+_IMAGES: dict[str, Shape] = {
+    "mlp": (1, 28, 28),
+    "cnn": (3, 32, 32),
+    "mnist-cnn": (1, 28, 28),
+    "cifar10-cnn": (3, 32, 32),
+    "pcam-cnn": (3, 96, 96),
+    "resnet50-v1.5": (3, 224, 224),
+}
+
+
+def channels_axis() -> int:
+    """Index of the channel axis in the present image format, with the batch axis counted."""
+    return -1 if import_module("keras").config.image_data_format() == "channels_last" else 1
+
+
+def keras_image_shape(spec: str) -> Shape:
+    """(channels, height, width) of the images of a family."""
+    return _IMAGES[spec.partition(":")[0]]
+
+
+def check_keras_name(model: str) -> None:
+    """Refuse a misspelt family or file without loading Keras; other names are checked when the model is built.
+
+    Args:
+        model: Model as ``predict`` takes it.
+
+    Raises:
+        UnknownModelError: There is no such file, or no such key of a family.
+        InvalidSetupError: The value of a key is not a whole number above zero.
+    """
+    rest = model.removeprefix("keras:")
+    path = rest.rpartition(":")[0] if ".py:" in rest else rest
+    if ".py:" in rest or rest.endswith((".keras", ".h5", ".hdf5")):
+        if not Path(path).expanduser().is_file():
+            raise UnknownModelError(
+                f"there is no file {path!r}; give a .keras file or path/to/file.py:factory"
+            )
+        return
+    name, _, text = rest.partition(":")
+    if name in KERAS_FAMILIES:
+        _given(name, text)
+
+
+def build_keras_family(spec: str, shape: Shape | None = None, num_classes: int | None = None) -> Any:
+    """A ``keras.Model`` of a family, in the present image format and dtype policy.
+
+    Args:
+        spec: Text of the family and its keys, such as ``cnn:depth=2,base_filters=32``; keys as in ``families``.
+        shape: Shape of an image, (channels, height, width); None for the family's own.
+        num_classes: Number of outputs of the head; None for the family's own.
+
+    Raises:
+        UnknownModelError: There is no such family or key.
+        InvalidSetupError: A value is not a whole number above zero, or images are too small for the network.
+    """
+    name, _, text = spec.partition(":")
+    if name not in KERAS_FAMILIES:
+        raise UnknownModelError(f"no Keras network {name!r}{near_matches(name, KERAS_FAMILIES)}")
+    values = dict(_DEFAULTS[name]) | _given(name, text)
+    if num_classes is not None:
+        values["num_classes"] = num_classes
+    try:
+        return KERAS_FAMILIES[name](shape or _IMAGES[name], **values)
+    except ValueError as error:
+        if "egative dimension" in str(error) or "must be greater than 0" in str(error):
+            size = "x".join(map(str, shape or _IMAGES[name]))
+            raise InvalidSetupError(
+                f"images of {size} are too small for keras:{spec}; give a larger image_size or fewer layers"
+            ) from error
+        raise
+
+
+def _given(name: str, text: str) -> dict[str, int]:
+    found = {}
+    for part in filter(None, text.split(",")):
+        key, _, value = part.partition("=")
+        if key not in _DEFAULTS[name]:
+            raise UnknownModelError(
+                f"keras:{name} has no key {key!r}; its keys are {', '.join(_DEFAULTS[name])}"
+                f"{near_matches(key, _DEFAULTS[name])}"
+            )
+        if not value.isdecimal() or int(value) < 1:
+            raise InvalidSetupError(f"{key} of keras:{name} must be a whole number above zero, got {value!r}")
+        found[key] = int(value)
+    return found
+
+
+def _input(shape: Shape) -> Any:
+    ordered = (*shape[1:], shape[0]) if channels_axis() == -1 else shape
+    return import_module("keras").Input(ordered)
+
+
+def _dense_head(x: Any, widths: Sequence[int], num_classes: int) -> Any:
+    layers = import_module("keras").layers
+    x = layers.Flatten()(x)
+    for width in widths:
+        x = layers.Dense(width, activation="relu")(x)
+    return layers.Dense(num_classes)(x)
+
+
+def _pooled(shape: Shape, filters: Sequence[int], padding: str, widths: Sequence[int], classes: int) -> Any:
+    keras = import_module("keras")
+    x = inputs = _input(shape)
+    for width in filters:
+        x = keras.layers.Conv2D(width, 3, padding=padding, activation="relu")(x)
+        x = keras.layers.MaxPooling2D()(x)
+    return keras.Model(inputs, _dense_head(x, widths, classes))
+
+
+def _cnn(shape: Shape, *, depth: int, base_filters: int, dense_units: int, num_classes: int) -> Any:
+    keras = import_module("keras")
+    x = inputs = _input(shape)
+    for block in range(depth):
+        for _ in range(2):
+            x = keras.layers.Conv2D(base_filters * 2**block, 3, padding="same", activation="relu")(x)
+        x = keras.layers.MaxPooling2D()(x)
+    return keras.Model(inputs, _dense_head(x, [dense_units], num_classes))
+
+
+def _mlp(shape: Shape, *, depth: int, width: int, num_classes: int) -> Any:
+    inputs = _input(shape)
+    return import_module("keras").Model(inputs, _dense_head(inputs, [width] * depth, num_classes))
+
+
+def _mnist_cnn(shape: Shape, *, depth: int, num_classes: int) -> Any:
+    return _pooled(shape, [32] * depth, "valid", [128], num_classes)
+
+
+def _cifar10_cnn(shape: Shape, *, num_classes: int) -> Any:
+    return _pooled(shape, [64, 64, 32], "valid", [512, 256, 128], num_classes)
+
+
+def _pcam_cnn(shape: Shape, *, num_classes: int) -> Any:
+    return _pooled(shape, [256, 256, 512, 512, 1024, 1024], "same", [1028, 512, 128], num_classes)
+
+
+def _convolved(x: Any, filters: int, kernel: int, stride: int = 1, *, relu: bool = True) -> Any:
+    """Convolution without bias, symmetric padding as in PyTorch, batch norm, ReLU."""
+    layers = import_module("keras").layers
+    if kernel > 1:
+        x = layers.ZeroPadding2D(kernel // 2)(x)
+    x = layers.Conv2D(filters, kernel, stride, use_bias=False)(x)
+    x = layers.BatchNormalization(channels_axis(), momentum=0.9, epsilon=1e-5)(x)
+    return layers.ReLU()(x) if relu else x
+
+
+def _resnet50(shape: Shape, *, num_classes: int) -> Any:
+    """ResNet-50 v1.5 as torchvision has it: no biases, the stride in the 3x3 convolution."""
+    keras = import_module("keras")
+    inputs = _input(shape)
+    x = _convolved(inputs, 64, 7, 2)
+    x = keras.layers.MaxPooling2D(3, 2)(keras.layers.ZeroPadding2D(1)(x))
+    for stage, num_blocks in enumerate((3, 4, 6, 3)):
+        for block in range(num_blocks):
+            width, stride = 64 * 2**stage, 2 if stage and not block else 1
+            shortcut = x if block else _convolved(x, 4 * width, 1, stride, relu=False)
+            y = _convolved(_convolved(x, width, 1), width, 3, stride)
+            y = _convolved(y, 4 * width, 1, relu=False)
+            x = keras.layers.ReLU()(keras.layers.Add()([y, shortcut]))
+    x = keras.layers.GlobalAveragePooling2D()(x)
+    return keras.Model(inputs, keras.layers.Dense(num_classes)(x))
+
+
+KERAS_FAMILIES: dict[str, Callable[..., Any]] = {
+    "cnn": _cnn,
+    "mnist-cnn": _mnist_cnn,
+    "cifar10-cnn": _cifar10_cnn,
+    "pcam-cnn": _pcam_cnn,
+    "resnet50-v1.5": _resnet50,
+    "mlp": _mlp,
+}

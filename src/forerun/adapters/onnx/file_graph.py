@@ -1,0 +1,233 @@
+"""Reads an ONNX file into plain nodes, constants and inputs, and sorts its initializers.
+
+A float initializer is a weight if a node uses it together with data from the model's inputs. One
+that meets only shapes (a scale of a Resize, a bound of a Clip) is a constant whose value is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forerun.adapters.onnx.operators import BRANCH, OPERATORS, OnnxNode, Runtime, host_inputs
+from forerun.base.errors import ModelBuildError, TraceError
+
+__all__ = ["OnnxGraph", "OnnxInput", "check_operators", "read_graph_proto", "torch_dtype", "weight_names"]
+
+_TORCH_DTYPES = {
+    1: torch.float32,
+    2: torch.uint8,
+    3: torch.int8,
+    4: torch.uint16,
+    5: torch.int16,
+    6: torch.int32,
+    7: torch.int64,
+    9: torch.bool,
+    10: torch.float16,
+    11: torch.float64,
+    12: torch.uint32,
+    13: torch.uint64,
+    16: torch.bfloat16,
+}
+"""Numbers of ``TensorProto.DataType``."""
+
+_STATISTICS = {"BatchNormalization": (3, 4)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnnxInput:
+    """An input of the model: its axes are sizes, or names if the file leaves them open."""
+
+    name: str
+    dtype: torch.dtype
+    axes: tuple[int | str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnnxGraph:
+    """A graph, or the body of a node such as If.
+
+    Attributes:
+        nodes: Nodes in order of execution.
+        inputs: Inputs to be given.
+        outputs: Names of the results.
+        initializers: Real tensors on the CPU; meta tensors for floats that are not read from the file.
+    """
+
+    nodes: tuple[OnnxNode, ...]
+    inputs: tuple[OnnxInput, ...]
+    outputs: tuple[str, ...]
+    initializers: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def all_nodes(self) -> Iterator[OnnxNode]:
+        """Nodes of this graph and of the bodies inside it."""
+        for node in self.nodes:
+            yield node
+            for value in node.attributes.values():
+                if isinstance(value, OnnxGraph):
+                    yield from value.all_nodes()
+
+    def captured(self) -> Iterator[str]:
+        """Names that nodes read, bodies included."""
+        for node in self.all_nodes():
+            yield from filter(None, node.inputs)
+        yield from self.outputs
+
+
+def torch_dtype(number: int, what: str) -> torch.dtype:
+    """The torch type of an ONNX element type."""
+    if number not in _TORCH_DTYPES:
+        raise TraceError(f"{what} has the ONNX element type {number}, which has no counterpart here")
+    return _TORCH_DTYPES[number]
+
+
+def read_graph_proto(
+    graph: Any, opset: int, folder: Path, runtime: Runtime, *, with_values: bool
+) -> OnnxGraph:
+    """Reads a ``GraphProto``.
+
+    Args:
+        graph: The message.
+        opset: Operator set of ONNX' own domain.
+        folder: Folder of external data files.
+        runtime: Runtime settings given to every node.
+        with_values: True reads the values of large float initializers; otherwise they are meta tensors.
+    """
+    initializers = {
+        tensor.name: _read_tensor(tensor, folder, with_values=with_values) for tensor in graph.initializer
+    }
+    return OnnxGraph(
+        nodes=tuple(_read_node(node, opset, folder, runtime, with_values=with_values) for node in graph.node),
+        inputs=tuple(_read_input(value) for value in graph.input if value.name not in initializers),
+        outputs=tuple(value.name for value in graph.output),
+        initializers=initializers,
+    )
+
+
+def _read_tensor(tensor: Any, folder: Path, *, with_values: bool) -> torch.Tensor:
+    """A tensor of the file; floats of one axis or more come without values unless requested."""
+    import numpy as np
+    from onnx import external_data_helper, numpy_helper
+
+    dtype = torch_dtype(tensor.data_type, f"the tensor {tensor.name!r}")
+    is_external = external_data_helper.uses_external_data(tensor)
+    if is_external and dtype.is_floating_point and not with_values:
+        return torch.empty(tuple(tensor.dims), dtype=dtype, device="meta")
+    if is_external:
+        try:
+            external_data_helper.load_external_data_for_tensor(tensor, str(folder))
+        except Exception as error:  # onnx raises its own C++ errors besides OSError
+            raise ModelBuildError(
+                f"the integer tensor {tensor.name!r} is kept outside of the ONNX file and cannot be read: "
+                f"{error}; put the data file beside it"
+            ) from error
+    values = numpy_helper.to_array(tensor)
+    if dtype is torch.bfloat16:
+        return torch.from_numpy(np.array(values, dtype=np.float32)).to(dtype)
+    return torch.from_numpy(np.array(values))
+
+
+def _read_input(value: Any) -> OnnxInput:
+    tensor_type = value.type.tensor_type
+    axes: list[int | str] = [
+        axis.dim_value if axis.HasField("dim_value") else (axis.dim_param or f"axis {index}")
+        for index, axis in enumerate(tensor_type.shape.dim)
+    ]
+    return OnnxInput(
+        name=value.name,
+        dtype=torch_dtype(tensor_type.elem_type, f"the input {value.name!r}")
+        if tensor_type.elem_type
+        else torch.float32,
+        axes=tuple(axes),
+    )
+
+
+def _read_node(node: Any, opset: int, folder: Path, runtime: Runtime, *, with_values: bool) -> OnnxNode:
+    from onnx import AttributeProto, helper
+
+    attributes: dict[str, Any] = {}
+    for attribute in node.attribute:
+        if attribute.type == AttributeProto.TENSOR:
+            attributes[attribute.name] = _read_tensor(attribute.t, folder, with_values=True)
+        elif attribute.type == AttributeProto.GRAPH:
+            attributes[attribute.name] = read_graph_proto(
+                attribute.g, opset, folder, runtime, with_values=with_values
+            )
+        else:
+            value = helper.get_attribute_value(attribute)
+            attributes[attribute.name] = value.decode() if isinstance(value, bytes) else value
+    domain = "" if node.domain in ("", "ai.onnx") else node.domain + "."
+    return OnnxNode(
+        op=domain + node.op_type,
+        name=node.name or (node.output[0] if node.output else ""),
+        inputs=tuple(node.input),
+        outputs=tuple(node.output),
+        attributes=attributes,
+        opset=opset,
+        runtime=runtime,
+    )
+
+
+def check_operators(graph: OnnxGraph, name: str) -> None:
+    """Raise an error that names every operator of a graph without an implementation, each with one of its nodes."""
+    missing: dict[str, str] = {}
+    for node in graph.all_nodes():
+        if node.op != BRANCH and node.op not in OPERATORS:
+            missing.setdefault(node.op, node.name)
+    if missing:
+        listed = ", ".join(f"{op} (node {node!r})" for op, node in sorted(missing.items()))
+        raise TraceError(
+            f"{name} uses ONNX operators that are not supported: {listed}; give the original PyTorch model, "
+            "or re-export without them"
+        )
+
+
+class _Origin(IntEnum):
+    """Origins of a value, in order of precedence."""
+
+    CONSTANT = 0
+    INITIALIZER = 1
+    SHAPE = 2
+    DATA = 3
+
+
+def weight_names(graph: OnnxGraph) -> tuple[set[str], set[str]]:
+    """Names of initializers that are weights, and names of running statistics.
+
+    Every value has an origin: data (the inputs, or weights), shapes, or constants. A float initializer with an axis
+    is a weight if it meets data or stands alone, unless its value is read.
+    """
+    origin: dict[str, _Origin] = {value.name: _Origin.DATA for value in graph.inputs}
+    for name, tensor in graph.initializers.items():
+        is_weight = tensor.is_floating_point() and tensor.dim() > 0
+        origin[name] = _Origin.INITIALIZER if is_weight else _Origin.CONSTANT
+    weights: set[str] = set()
+    statistics: set[str] = set()
+    for node in graph.nodes:
+        host = host_inputs(node.op)
+        used = [name for index, name in enumerate(node.inputs) if name and index not in host]
+        origins = [origin.get(name, _Origin.CONSTANT) for name in used]
+        made = max(origins, default=_Origin.CONSTANT)
+        if made is not _Origin.SHAPE:
+            candidates = {name for name in used if origin.get(name) is _Origin.INITIALIZER}
+            running = {node.inputs[i] for i in _STATISTICS.get(node.op, ()) if i < len(node.inputs)}
+            weights |= candidates - running
+            statistics |= candidates & running
+        if made is _Origin.INITIALIZER:
+            made = _Origin.DATA
+        if node.op in ("Shape", "Size"):
+            made = _Origin.SHAPE
+        origin.update(dict.fromkeys(_names(node.outputs), made))
+    for node in graph.nodes:  # a body sees the names around it; those it reads are taken as weights
+        for body in (value for value in node.attributes.values() if isinstance(value, OnnxGraph)):
+            weights |= {n for n in body.captured() if origin.get(n) is _Origin.INITIALIZER}
+    return weights, statistics - weights
+
+
+def _names(names: Iterable[str]) -> Iterable[str]:
+    return filter(None, names)

@@ -1,1 +1,0 @@
-"""``forerun measure`` and its commands."""

@@ -1,0 +1,224 @@
+"""Fitted constants of several devices, and their files: those of layouts and those of data parallel training.
+
+Of layouts they are rates of collectives, and the price of doing them beside computation. Of data parallel training, per
+kind of link and of software: from the measured step t1 of one device, n devices take
+
+    t_n = t1 (1 + drag E_n) + overhead_s + exposed + slowdown (busy - exposed)
+
+with the all-reduces of the gradient buckets at ``share`` of the link's usable bandwidth, E_n the expected maximum of
+n normal numbers (stragglers, input and host contention grow alike), ``slowdown`` the time that a hidden
+second of communication adds to the backward pass (1: nothing is hidden), and ``overhead_s`` further time of a step of
+several devices.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from math import exp, isfinite
+from pathlib import Path
+from typing import Any
+
+from forerun.base.errors import CostModelError
+from forerun.cost.communication.measured_layouts import MeasuredLayouts
+from forerun.cost.communication.tuner import AllReduce
+
+__all__ = [
+    "LayoutConstants",
+    "LayoutTable",
+    "ScalingConstants",
+    "ScalingTable",
+    "layout_table_path",
+    "load_layout_table",
+    "load_scaling_table",
+    "shipped_table_path",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutConstants:
+    """Physical constants, each fitted on the measurements that the table names.
+
+    Attributes:
+        start_s: Time of a collective of no data between two devices, beside its hops [s].
+        hop_s: Further time of each further device of a node [s].
+        half_rate_bytes: Bytes across each link at which half of the full rate is reached [bytes].
+        intra_share: Rate of large messages over the usable rate of the link, by collective.
+        inter_share: The same between nodes.
+        network_hops: Latencies of the network that a collective pays per further node.
+        slowdown: Time that a second of hidden communication adds to the computation beside it.
+        launch_s: Time in which the host launches one collective of tensor or context parallelism, with the framework's
+            own work around it [s].
+        stage_s: Time of handing over a micro-step between two stages, beside the transfer [s].
+    """
+
+    start_s: float = 5e-6
+    hop_s: float = 1e-6
+    half_rate_bytes: float = 4e6
+    intra_share: Mapping[str, float] = field(default_factory=dict)
+    inter_share: float = 1.0
+    network_hops: float = 2.0
+    slowdown: float = 0.1
+    launch_s: float = 0.0
+    stage_s: float = 0.0
+
+    def intra_share_of(self, kind: str) -> float:
+        """Rate of large messages of a collective inside a node over the usable rate of the link."""
+        return self.intra_share.get(str(kind), 1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutTable:
+    """The constants with their origin.
+
+    Attributes:
+        constants: The constants.
+        log_spread: Standard deviation of the logarithm of predicted over measured steps of several devices, on
+            sources that were left out of the fit.
+        provenance: Tables, rows and date.
+        measured: Steps that were measured on the user's cluster, None without.
+    """
+
+    constants: LayoutConstants
+    log_spread: float
+    provenance: Mapping[str, Any]
+    measured: MeasuredLayouts | None = None
+
+    def to_json(self) -> str:
+        """The text of the file."""
+        whole = {
+            "constants": asdict(self.constants),
+            "log_spread": self.log_spread,
+            "provenance": dict(self.provenance),
+        }
+        return json.dumps(whole, indent=1, sort_keys=True) + "\n"
+
+
+def layout_table_path() -> Path:
+    """Path of the fitted constants."""
+    return Path(__file__).parent / "weights" / "layout_constants.json"
+
+
+@cache
+def load_layout_table(path: Path | None = None) -> LayoutTable:
+    """The fitted constants.
+
+    Raises:
+        CostModelError: The file is missing or damaged.
+    """
+    file = path or layout_table_path()
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))
+        constants = LayoutConstants(**raw["constants"])
+        numbers = [value for value in asdict(constants).values() if not isinstance(value, dict)]
+        numbers += [*constants.intra_share.values(), float(raw["log_spread"])]
+        if not all(isfinite(number) and number >= 0 for number in numbers):
+            raise ValueError("a constant is not a finite number of zero or more")
+        return LayoutTable(
+            constants=constants, log_spread=float(raw["log_spread"]), provenance=dict(raw["provenance"])
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CostModelError(
+            f"expected the constants of layouts in {file.name}, but {error}; fit them again"
+        ) from error
+
+
+FULL_SLOWDOWN_BYTES_PER_S = 12.5e9
+"""Rate of InfiniBand EDR, over which most rows of several nodes were measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingConstants:
+    """Effect of training on a link.
+
+    Attributes:
+        share: Bandwidth that training reaches, relative to the usable bandwidth of the catalogue.
+        slowdown: Cost of a hidden second of communication, 0 to 1.
+        drag: Coefficient of variation that explains the waiting of n devices.
+        overhead_s: Further time of a step of several devices [s].
+    """
+
+    share: float = 1.0
+    slowdown: float = 0.0
+    drag: float = 0.0
+    overhead_s: float = 0.0
+
+    def slowdown_on(self, all_reduce: AllReduce) -> float:
+        """Cost of a hidden second over these links.
+
+        Hidden communication takes memory bandwidth and cores for the bytes it moves: between nodes whose links are
+        slower than ``FULL_SLOWDOWN_BYTES_PER_S`` a second moves fewer.
+        """
+        if all_reduce.num_nodes == 1:
+            return self.slowdown
+        return self.slowdown * min(1.0, all_reduce.inter_bytes_per_s / FULL_SLOWDOWN_BYTES_PER_S)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingTable:
+    """Constants by stack ("pytorch", "tensorflow", ...) and link class ("nvlink", "pcie", "network").
+
+    Attributes:
+        constants: By ``"stack/link"``, ``"stack"``, ``"link"`` and ``""`` for anything else.
+        log_spread: Standard deviation of the logarithm of predicted over measured steps, held out, by link class.
+        provenance: Source tables, rows and date.
+    """
+
+    constants: Mapping[str, ScalingConstants]
+    log_spread: Mapping[str, float]
+    provenance: Mapping[str, Any]
+
+    def of(self, stack: str, link: str) -> ScalingConstants:
+        """The most specific constants for a stack and a link."""
+        for key in (f"{stack}/{link}", f"/{link}", f"{stack}/", ""):
+            if key in self.constants:
+                return self.constants[key]
+        raise CostModelError("the table of scaling constants has no default entry ''; fit it again")
+
+    def spread_of(self, link: str) -> float:
+        """Spread of the logarithm of a step on several devices that comes from scaling alone."""
+        return self.log_spread.get(link, max(self.log_spread.values(), default=0.1))
+
+    def to_json(self) -> str:
+        """The text of the file."""
+        constants = {key: asdict(value) for key, value in self.constants.items()}
+        whole = {
+            "constants": constants,
+            "log_spread": dict(self.log_spread),
+            "provenance": dict(self.provenance),
+        }
+        return json.dumps(whole, indent=1, sort_keys=True) + "\n"
+
+
+def shipped_table_path() -> Path:
+    """Path of the fitted constants."""
+    return Path(__file__).parent / "weights" / "scaling_constants.json"
+
+
+@cache
+def load_scaling_table(path: Path | None = None) -> ScalingTable:
+    """The fitted constants.
+
+    Raises:
+        CostModelError: The file is missing or damaged.
+    """
+    file = path or shipped_table_path()
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))
+        constants = {key: ScalingConstants(**value) for key, value in raw["constants"].items()}
+        spread = {key: float(value) for key, value in raw["log_spread"].items()}
+        provenance = dict(raw["provenance"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CostModelError(
+            f"expected a table of scaling constants in {file.name}, but {error}; fit it again"
+        ) from error
+    if not all(isfinite(x) for value in constants.values() for x in asdict(value).values()):
+        raise CostModelError(f"{file.name}: expected finite constants; fit it again")
+    return ScalingTable(constants=constants, log_spread=spread, provenance=provenance)
+
+
+def interval_factor(log_spread: float) -> float:
+    """Factor of a 90 % interval of a normal logarithm."""
+    return exp(1.645 * log_spread)

@@ -1,0 +1,393 @@
+"""The step of synchronous data parallel training: buckets that are reduced while the backward pass goes on.
+
+    end_i = max(end_(i-1), ready_i) + all_reduce(bucket_i)
+    step  = straggler * ((k-1) * (forward + backward) + forward + max(backward + slow-down, end_n)) + optimizer +
+    overhead
+
+The all-reduce of the last bucket is always exposed, because its gradients are the last that the backward pass makes.
+Beside it: the buckets of DDP, the wait for the slowest device, and what sharding (ZeRO, FSDP) sends and holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import erf, exp, pi, sqrt
+
+from forerun.base.errors import InvalidSetupError
+from forerun.question.sharing import DEFAULT_BUCKET_BYTES
+
+__all__ = [
+    "FIRST_BUCKET_BYTES",
+    "Bucket",
+    "BucketSchedule",
+    "DataParallelStep",
+    "Gradient",
+    "Pass",
+    "ShardedMemory",
+    "bucket_schedule",
+    "check_stage",
+    "communication_bytes",
+    "data_parallel_step",
+    "expected_normal_maximum",
+    "gradient_buckets",
+    "sharded_memory",
+    "split_step",
+    "straggler_factor",
+    "uniform_gradients",
+]
+
+FIRST_BUCKET_BYTES = 1024**2
+"""PyTorch, torch/csrc/distributed/c10d/reducer.hpp: kDefaultFirstBucketBytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gradient:
+    """The gradient of one parameter.
+
+    Attributes:
+        size_bytes: Size of the gradient as it is sent [bytes].
+        ready_share: Share of the backward pass after which the gradient is ready, in [0, 1].
+    """
+
+    size_bytes: float
+    ready_share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """Gradients that are reduced together.
+
+    Attributes:
+        size_bytes: Sum of their sizes [bytes].
+        ready_share: Share of the backward pass after which the last of them is ready.
+    """
+
+    size_bytes: float
+    ready_share: float
+
+
+def gradient_buckets(
+    gradients: Sequence[Gradient],
+    bucket_bytes: float = DEFAULT_BUCKET_BYTES,
+    first_bucket_bytes: float = FIRST_BUCKET_BYTES,
+) -> tuple[Bucket, ...]:
+    """Buckets in the order in which they are sent.
+
+    A bucket is closed as soon as it holds its capacity, so it may exceed it by its last gradient, as in DDP.
+
+    Args:
+        gradients: Gradients in the order in which the backward pass makes them.
+        bucket_bytes: Capacity of all buckets but the first, ``bucket_cap_mb`` [bytes].
+        first_bucket_bytes: Capacity of the first [bytes].
+
+    Raises:
+        InvalidSetupError: A capacity is not above zero.
+    """
+    if not (bucket_bytes > 0 and first_bucket_bytes > 0):
+        raise InvalidSetupError(
+            f"a bucket must hold more than zero bytes, got {min(bucket_bytes, first_bucket_bytes)}"
+        )
+    buckets: list[Bucket] = []
+    size, ready = 0.0, 0.0
+    for gradient in gradients:
+        size, ready = size + gradient.size_bytes, max(ready, gradient.ready_share)
+        if size >= (bucket_bytes if buckets else min(first_bucket_bytes, bucket_bytes)):
+            buckets.append(Bucket(size_bytes=size, ready_share=ready))
+            size = 0.0
+    if size:
+        buckets.append(Bucket(size_bytes=size, ready_share=ready))
+    return tuple(buckets)
+
+
+def uniform_gradients(total_bytes: float, num_gradients: int = 100) -> tuple[Gradient, ...]:
+    """Equal gradients at equal distances, for models of which only the number of parameters is known."""
+    return tuple(
+        Gradient(size_bytes=total_bytes / num_gradients, ready_share=(i + 1) / num_gradients)
+        for i in range(num_gradients)
+    )
+
+
+_NORMAL_STEPS = 4000
+_NORMAL_REACH = 8.0
+
+
+@cache
+def expected_normal_maximum(num_devices: int) -> float:
+    """Expected maximum of n independent standard normal numbers: 0, 0.564, 0.846, 1.029 for n = 1, 2, 3, 4.
+
+    E = integral of x n phi(x) Phi(x)^(n-1); it grows like sqrt(2 ln n).
+
+    Source: Tippett 1925, Biometrika 17 (the table of these values).
+    """
+    if num_devices < 1:
+        raise InvalidSetupError(
+            f"the number of devices must be at least 1, got {num_devices}; give a positive number"
+        )
+    width = 2 * _NORMAL_REACH / _NORMAL_STEPS
+    total = 0.0
+    for i in range(_NORMAL_STEPS + 1):
+        x = -_NORMAL_REACH + i * width
+        below = 0.5 * (1 + erf(x / sqrt(2)))
+        total += x * num_devices * exp(-x * x / 2) / sqrt(2 * pi) * below ** (num_devices - 1)
+    return total * width
+
+
+def straggler_factor(num_devices: int, coefficient_of_variation: float) -> float:
+    """Expected step time of n devices that wait for each other, relative to the mean of one.
+
+    1 + cv * E[max of n normals]. Devices are taken as independent from step to step; one that is always slow shifts the
+    mean instead.
+
+    Args:
+        num_devices: Devices that synchronise.
+        coefficient_of_variation: Standard deviation over mean of the time of one device's step.
+
+    Raises:
+        InvalidSetupError: The coefficient is negative.
+    """
+    if not coefficient_of_variation >= 0:
+        raise InvalidSetupError(
+            f"a coefficient of variation must be zero or more, got {coefficient_of_variation}; 0.01 to 0.08 are usual"
+        )
+    return 1 + coefficient_of_variation * expected_normal_maximum(num_devices)
+
+
+FORWARD_SHARE = 1 / 3
+"""Of forward and backward, where it is not known: the backward pass has two products for each one of the forward
+pass."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """Times of one device's micro-step [s]."""
+
+    forward_s: float
+    backward_s: float
+    optimizer_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("forward_s", "backward_s", "optimizer_s"):
+            if not getattr(self, name) >= 0:
+                raise InvalidSetupError(f"{name} must be zero or more seconds, got {getattr(self, name)}")
+
+    @property
+    def total_s(self) -> float:
+        """The whole step of one device [s]."""
+        return self.forward_s + self.backward_s + self.optimizer_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketSchedule:
+    """Ends of the all-reduces of one backward pass.
+
+    Attributes:
+        end_s: End of the last all-reduce after the begin of the backward pass [s].
+        busy_s: Sum of all collectives [s].
+        exposed_s: Time of collectives after the end of the backward pass [s].
+    """
+
+    end_s: float
+    busy_s: float
+    exposed_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataParallelStep:
+    """Parts of one data parallel step; they add up to ``step_s``.
+
+    Attributes:
+        compute_s: Forward, backward and optimizer of one device [s].
+        exposed_s: Communication that no computation hides [s].
+        contention_s: Time that hidden communication adds to the backward pass [s].
+        straggler_s: Waiting for the slowest device [s].
+        overhead_s: Further work of each step [s].
+        communication_s: Sum of all collectives, hidden or not; not a part of ``step_s`` [s].
+    """
+
+    compute_s: float
+    exposed_s: float
+    contention_s: float
+    straggler_s: float
+    overhead_s: float
+    communication_s: float
+
+    @property
+    def step_s(self) -> float:
+        """The whole step [s]."""
+        return self.compute_s + self.exposed_s + self.contention_s + self.straggler_s + self.overhead_s
+
+
+def split_step(step_s: float, forward_share: float = FORWARD_SHARE, optimizer_share: float = 0.03) -> Pass:
+    """Forward, backward and optimizer of a step of which only the whole is known.
+
+    Args:
+        step_s: The step [s].
+        forward_share: Forward over forward plus backward.
+        optimizer_share: Optimizer over the step.
+
+    Raises:
+        InvalidSetupError: The time is negative.
+    """
+    if not step_s >= 0:
+        raise InvalidSetupError(f"a step must take zero or more seconds, got {step_s}")
+    work_s = step_s * (1 - optimizer_share)
+    return Pass(
+        forward_s=work_s * forward_share,
+        backward_s=work_s * (1 - forward_share),
+        optimizer_s=step_s * optimizer_share,
+    )
+
+
+def bucket_schedule(
+    buckets: Sequence[Bucket], backward_s: float, all_reduce_s: Callable[[float], float]
+) -> BucketSchedule:
+    """Ends of the all-reduces of a backward pass; they run one after the other.
+
+    end_i = max(end_(i-1), ready_i) + all_reduce(size_i).
+
+    Args:
+        buckets: Buckets in the order in which they are sent.
+        backward_s: Length of the backward pass [s].
+        all_reduce_s: Function from a number of bytes to the time of their all-reduce [s].
+    """
+    end_s = busy_s = 0.0
+    for bucket in buckets:
+        time_s = all_reduce_s(bucket.size_bytes)
+        end_s = max(end_s, bucket.ready_share * backward_s) + time_s
+        busy_s += time_s
+    return BucketSchedule(end_s=end_s, busy_s=busy_s, exposed_s=max(0.0, end_s - backward_s))
+
+
+def data_parallel_step(
+    one: Pass,
+    buckets: Sequence[Bucket],
+    all_reduce_s: Callable[[float], float],
+    num_devices: int,
+    *,
+    num_accumulation_steps: int = 1,
+    overlap: bool = True,
+    slowdown: float = 0.0,
+    coefficient_of_variation: float = 0.0,
+    overhead_s: float = 0.0,
+    num_batch_norms: int = 0,
+    batch_norm_bytes: float = 0.0,
+) -> DataParallelStep:
+    """The step of n devices that average their gradients; one device pays nothing but its own pass.
+
+    With k accumulation steps, gradients are reduced in the last one (``no_sync`` in the others). Synchronised batch
+    norms gather the statistics of each layer in the forward pass and reduce two sums in the backward pass; nothing
+    hides them.
+
+    Args:
+        one: Times of one micro-step of one device.
+        buckets: Gradient buckets in the order in which they are sent.
+        all_reduce_s: Function from a number of bytes to the time of their all-reduce over these devices [s].
+        num_devices: Devices, n.
+        num_accumulation_steps: Micro-steps of a step, k.
+        overlap: Whether collectives run beside the backward pass.
+        slowdown: Time that a second of hidden communication costs the backward pass, from 0 to 1.
+        coefficient_of_variation: Scatter of the step time between devices.
+        overhead_s: Further work of each step of several devices [s].
+        num_batch_norms: Layers whose statistics are synchronised.
+        batch_norm_bytes: Statistics of such a layer, mean over the layers [bytes].
+
+    Raises:
+        InvalidSetupError: A number is impossible.
+    """
+    if num_devices < 1 or num_accumulation_steps < 1:
+        raise InvalidSetupError(
+            f"devices and accumulation steps must be at least 1, got {num_devices} and {num_accumulation_steps}"
+        )
+    compute_s = num_accumulation_steps * (one.forward_s + one.backward_s) + one.optimizer_s
+    if num_devices == 1:
+        return DataParallelStep(
+            compute_s=compute_s,
+            exposed_s=0.0,
+            contention_s=0.0,
+            straggler_s=0.0,
+            overhead_s=0.0,
+            communication_s=0.0,
+        )
+    schedule = bucket_schedule(buckets, one.backward_s, all_reduce_s)
+    exposed_s = schedule.exposed_s if overlap else schedule.busy_s
+    batch_norm_s = (
+        2 * num_accumulation_steps * num_batch_norms * all_reduce_s(batch_norm_bytes)
+        if num_batch_norms
+        else 0.0
+    )
+    waiting = straggler_factor(num_devices, coefficient_of_variation) - 1
+    return DataParallelStep(
+        compute_s=compute_s,
+        exposed_s=exposed_s + batch_norm_s,
+        contention_s=slowdown * max(0.0, schedule.busy_s - exposed_s) if overlap else 0.0,
+        straggler_s=waiting * compute_s,
+        overhead_s=overhead_s,
+        communication_s=schedule.busy_s + batch_norm_s,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardedMemory:
+    """State of the model on one device [bytes]."""
+
+    weights_bytes: float
+    gradients_bytes: float
+    optimizer_bytes: float
+
+    @property
+    def total_bytes(self) -> float:
+        """Sum of all parts [bytes]."""
+        return self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
+
+
+def check_stage(stage: int) -> None:
+    """Refuses a stage that does not exist."""
+    if stage not in (0, 1, 2, 3):
+        raise InvalidSetupError(f"a ZeRO stage must be 0 (replicated), 1, 2 or 3 (FSDP), got {stage}")
+
+
+def communication_bytes(model_bytes: float, num_devices: int, stage: int) -> float:
+    """Bytes that each device sends in one step [bytes].
+
+    An all-reduce sends 2 S (n-1)/n; stages 1 and 2 reduce-scatter gradients and all-gather weights, the same amount;
+    stage 3
+    gathers the weights twice, for forward and backward, and scatters gradients: 3 S (n-1)/n.
+
+    Args:
+        model_bytes: Weights or gradients as they are sent, S [bytes].
+        num_devices: Devices, n.
+        stage: 0 for replicas, 1, 2, 3.
+
+    Source: Rajbhandari et al. 2020, SC20, "ZeRO", section 7.
+    """
+    check_stage(stage)
+    if num_devices < 1:
+        raise InvalidSetupError(
+            f"the number of devices must be at least 1, got {num_devices}; give a positive number"
+        )
+    passes = 3 if stage == 3 else 2
+    return passes * model_bytes * (num_devices - 1) / num_devices
+
+
+def sharded_memory(
+    weights_bytes: float, gradients_bytes: float, optimizer_bytes: float, num_devices: int, stage: int
+) -> ShardedMemory:
+    """Weights, gradients and optimizer state that each device holds.
+
+    Stage 1 divides the optimizer state by n, stage 2 the gradients as well, stage 3 the weights as well. Left out:
+    buffers of the collectives, and in stage 3 the weights of the layer that is running.
+
+    Source: Rajbhandari et al. 2020, SC20, "ZeRO", figure 1.
+    """
+    check_stage(stage)
+    if num_devices < 1:
+        raise InvalidSetupError(
+            f"the number of devices must be at least 1, got {num_devices}; give a positive number"
+        )
+    return ShardedMemory(
+        weights_bytes=weights_bytes / (num_devices if stage >= 3 else 1),
+        gradients_bytes=gradients_bytes / (num_devices if stage >= 2 else 1),
+        optimizer_bytes=optimizer_bytes / (num_devices if stage >= 1 else 1),
+    )

@@ -1,0 +1,503 @@
+"""Features of a kernel, a device and a configuration, the inputs of the op-level model.
+
+Three groups, so that a sweep over many batch sizes and devices computes each only as often as it must:
+
+- static, per kernel: class, part of the step, window, stride, element size;
+- point, per (device, configuration): device ratios, precision, layout, software;
+- dynamic, per kernel and point: sizes at the batch, tiles per multiprocessor, fill of the last wave,
+  alignment, arithmetic intensity against the ridge.
+
+Device figures enter as per-multiprocessor ratios and as times, so that a network fitted on some
+GPUs can predict others (Lee, Phanishayee and Mahajan, ASPLOS 2025).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.cost.time.large_kernels import (
+    attention_cost,
+    sustained_products,
+)
+from forerun.cost.time.law import LAW_CLASSES
+from forerun.cost.time.rows import MATRIX_CLASSES, DistinctOps
+from forerun.graph.graph import OpClass, StepPart
+from forerun.question.devices.device import Device, DeviceKind, NumberFormat
+from forerun.question.devices.power_share import sustained_clock_share
+from forerun.question.setup import Layout, Phase, Precision, TrainingSetup
+
+__all__ = [
+    "DEVICE_FEATURES",
+    "DYNAMIC_FEATURES",
+    "GROUP_KERNEL_WIDTHS",
+    "LARGEST_SHARE_OF_PEAK",
+    "NEWEST_ERA",
+    "POINT_FEATURES",
+    "STATIC_FEATURES",
+    "Point",
+    "PointArrays",
+    "at_batches",
+    "counts",
+    "dynamic_features",
+    "flops_of",
+    "format_classes",
+    "group_inputs",
+    "least_times_s",
+    "moved_of",
+    "peak_rates",
+    "peaks_of",
+    "point_arrays",
+    "point_features",
+    "resident_share",
+    "roofline_terms_s",
+    "software_era",
+    "static_features",
+]
+
+Floats = npt.NDArray[np.float64]
+
+NEWEST_ERA = 1.0
+_NEWEST_INDEX = 28
+_TILE = 128.0
+_MANY_WAVES = 16.0
+_PURE_HALF = (Precision.FP16, Precision.BF16)
+_ONE = 1e-12
+
+STATIC_FEATURES = (
+    *(f"class_{c.name.lower()}" for c in OpClass),
+    *(f"part_{p.name.lower()}" for p in StepPart),
+    "in_place",
+    "permuted",
+    "is_strided",
+    "is_pointwise",
+    "is_3x3",
+    "log2_kernel_area",
+    "log2_groups",
+    "log2_width",
+    "log2_serial_steps",
+    "is_half",
+    "is_wide_index",
+    "log2_group_inputs",
+    "log2_group_outputs",
+    "has_group_kernel",
+)
+POINT_FEATURES = (
+    "log2_ridge",
+    "log2_units",
+    "log2_l2",
+    "log2_peak_per_unit",
+    "log2_bandwidth_per_unit",
+    "clock",
+    "has_matrix_units",
+    "is_nhwc",
+    "is_autocast",
+    "is_pure_half",
+    "is_tf32",
+    "is_inference",
+    "is_compiled",
+    "has_layer_norm",
+    "has_fused_attention",
+    "software_era",
+)
+DEVICE_FEATURES = POINT_FEATURES[:6]
+"""Features with figures of the device: the fit must not memorise a handful of GPUs from them."""
+DYNAMIC_FEATURES = (
+    "log2_flops",
+    "log2_bytes",
+    "log2_intensity",
+    "log2_m",
+    "log2_n",
+    "log2_k",
+    "log2_gemm_groups",
+    "m_by_8",
+    "n_by_8",
+    "k_by_8",
+    "n_by_64",
+    "k_by_64",
+    "log2_bytes_over_l2",
+    "log2_tiles",
+    "log2_tiles_per_unit",
+    "wave_fill",
+    "tile_use",
+    "log2_tile",
+    "log2_compute_over_memory",
+    "log2_elements_per_unit",
+    "log2_roofline_us",
+    "resident_share",
+)
+
+LARGEST_SHARE_OF_PEAK = 0.97
+_L2_BYTES_PER_CYCLE = 64.0
+_RESIDENT_SHARE_OF_L2 = 0.6
+_DIRECT_ERA_ENDS = "2.0"
+_FP32_MATRIX_UNITS = ("cdna1", "cdna2")
+"""AMD Instinct MI100 and MI200 multiply fp32 on matrix units, at a quarter of fp16 (AMD CDNA 2 white paper, 2021)."""
+GROUP_KERNEL_WIDTHS = (4, 8, 16, 32)
+"""Channels per group that cuDNN has kernels for matrix units of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One device and configuration at which a step is evaluated.
+
+    Attributes:
+        device: The device.
+        setup: Batch size, precision, layout and the other settings of training.
+        uses_layer_norm: True if the model has layer norms.
+        era: Software era, 0 for PyTorch 0.4 to 1 for the newest (``software_era``).
+    """
+
+    device: Device
+    setup: TrainingSetup
+    uses_layer_norm: bool = False
+    era: float = NEWEST_ERA
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointArrays:
+    """Figures of p points as columns (p, 1), ready to broadcast against n kernels.
+
+    Peaks are sustained ones: the datasheet's, scaled by ``clock_share`` to the clock that the power limit allows.
+    """
+
+    batch_size: Floats
+    peak_half: Floats
+    peak_full: Floats
+    peak_vector: Floats
+    bandwidth: Floats
+    num_units: Floats
+    l2_bytes: Floats
+    l2_bandwidth: Floats
+    clock_share: Floats
+    product_share: Floats
+    attention_cost: Floats
+    is_gpu: Floats
+    half_has_matrix_units: Floats
+    full_has_matrix_units: Floats
+    is_compiled: Floats
+    has_direct_groups: Floats
+    is_pure_half: Floats
+    is_autocast: Floats
+    is_inference: Floats
+    features: Floats
+
+    def __len__(self) -> int:
+        return len(self.batch_size)
+
+
+def software_era(torch_version: str) -> float:
+    """Position of a PyTorch version between 0.4 (0) and 2.9 (1), by minor releases.
+
+    1.x counts from 5 (1.0) to 18 (1.13), 2.x on from 19; newer versions stay at 1.
+    """
+    major, minor = (
+        int("".join(ch for ch in part if ch.isdigit()) or 0) for part in (*torch_version.split("."), "0")[:2]
+    )
+    index = {0: minor, 1: 5 + min(minor, 13), 2: 19 + minor}.get(major, _NEWEST_INDEX)
+    return float(np.clip((index - 4) / (_NEWEST_INDEX - 4), 0.0, 1.0))
+
+
+def peak_rates(device: Device, precision: Precision) -> tuple[float, float, float]:
+    """Peak of 2-byte products, of 4-byte products, and of vector work [FLOP/s].
+
+    A format the device lacks falls back to the next slower one: bf16 to fp32, tf32 to fp32.
+    """
+    peaks = device.peak_flops_per_s
+    vector = peaks[NumberFormat.FP32]
+    half_format = (
+        NumberFormat.BF16 if precision in (Precision.BF16, Precision.AMP_BF16) else NumberFormat.FP16
+    )
+    half = peaks.get(half_format, vector)
+    full = vector
+    if precision is Precision.TF32:
+        full = peaks.get(NumberFormat.TF32, vector)
+    elif device.architecture in _FP32_MATRIX_UNITS:
+        full = peaks[NumberFormat.FP16] / 4
+    return half, full, vector
+
+
+def point_arrays(points: Sequence[Point]) -> PointArrays:
+    """Columns of device figures and flags for many points."""
+
+    def column(values: list[float]) -> Floats:
+        return np.asarray(values, dtype=np.float64)[:, None]
+
+    rates = [peak_rates(point.device, point.setup.precision) for point in points]
+    devices = [point.device for point in points]
+    sustained = column([sustained_clock_share(device) for device in devices])
+    half, full, vector = (column([rate[i] for rate in rates]) * sustained for i in range(3))
+    return PointArrays(
+        batch_size=column([point.setup.batch_size_per_device for point in points]),
+        peak_half=half,
+        peak_full=full,
+        peak_vector=vector,
+        bandwidth=column([d.memory_bandwidth_bytes_per_s for d in devices]),
+        num_units=column([d.num_compute_units for d in devices]),
+        l2_bytes=column([d.l2_cache_bytes for d in devices]),
+        l2_bandwidth=column(
+            [
+                max(
+                    _L2_BYTES_PER_CYCLE * d.num_compute_units * d.boost_clock_hz,
+                    d.memory_bandwidth_bytes_per_s,
+                )
+                for d in devices
+            ]
+        ),
+        clock_share=sustained,
+        product_share=column([sustained_products(device) or LARGEST_SHARE_OF_PEAK for device in devices]),
+        attention_cost=column([attention_cost(device) for device in devices]),
+        is_gpu=column([device.kind is DeviceKind.GPU for device in devices]),
+        half_has_matrix_units=column([d.has_matrix_units for d in devices]),
+        full_has_matrix_units=column(
+            [
+                _uses_matrix_units(p.device, p.setup.precision) and not p.setup.precision.is_half
+                for p in points
+            ]
+        ),
+        is_compiled=column([point.setup.compile for point in points]),
+        has_direct_groups=column(
+            [
+                p.setup.layout is Layout.NHWC and p.device.has_matrix_units and p.era < _direct_era_ends()
+                for p in points
+            ]
+        ),
+        is_pure_half=column([p.setup.precision in _PURE_HALF for p in points]),
+        is_autocast=column([p.setup.precision.is_autocast for p in points]),
+        is_inference=column([p.setup.phase is not Phase.TRAIN for p in points]),
+        features=np.asarray([_point_row(point, rate) for point, rate in zip(points, rates, strict=True)]),
+    )
+
+
+def point_features(arrays: PointArrays) -> Floats:
+    """Features that every kernel of a point shares, (p, number of ``POINT_FEATURES``)."""
+    return arrays.features
+
+
+def _point_row(point: Point, rates: tuple[float, float, float]) -> list[float]:
+    device, setup = point.device, point.setup
+    half, full, _ = rates
+    peak = half if setup.precision.is_half else full
+    units = device.num_compute_units
+    return [
+        np.log2(peak / device.memory_bandwidth_bytes_per_s),
+        np.log2(units),
+        np.log2(device.l2_cache_bytes),
+        np.log2(peak / units / 1e9),
+        np.log2(device.memory_bandwidth_bytes_per_s / units / 1e9),
+        device.boost_clock_hz / 1e9,
+        float(_uses_matrix_units(device, setup.precision)),
+        float(setup.layout is Layout.NHWC),
+        float(setup.precision.is_autocast),
+        float(setup.precision in _PURE_HALF),
+        float(setup.precision is Precision.TF32),
+        float(setup.phase is not Phase.TRAIN),
+        float(setup.compile),
+        float(point.uses_layer_norm),
+        float(setup.fused_attention),
+        point.era,
+    ]
+
+
+def _uses_matrix_units(device: Device, precision: Precision) -> bool:
+    if precision.is_half:
+        return device.has_matrix_units
+    return precision is Precision.TF32 and NumberFormat.TF32 in device.peak_flops_per_s
+
+
+def static_features(ops: DistinctOps) -> Floats:
+    """Features of the kernels alone, (n, number of ``STATIC_FEATURES``)."""
+    area, stride, groups, width, serial, in_place, permuted, element_bytes = ops.attributes.T
+    classes = np.eye(len(OpClass))[ops.op_class]
+    parts = np.eye(len(StepPart))[ops.step_part]
+    columns = [
+        in_place,
+        permuted,
+        stride > 1,
+        area == 1,
+        area == 9,
+        np.log2(np.maximum(area, 1)),
+        np.log2(np.maximum(groups, 1)),
+        np.log2(1 + width),
+        np.log2(np.maximum(serial, 1)),
+        element_bytes == 2,
+        element_bytes == 8,
+        *_group_widths(ops),
+    ]
+    return np.column_stack([classes, parts, *columns]).astype(np.float64)
+
+
+def group_inputs(ops: DistinctOps) -> Floats:
+    """Input channels per group of convolutions, (n,)."""
+    sizes = np.maximum(ops.gemm[..., 0], ops.gemm[..., 1])
+    is_weight = ops.step_part == StepPart.WEIGHT_GRADIENT
+    found: Floats = np.where(is_weight, sizes[:, 2], sizes[:, 3]) / np.maximum(ops.attributes[:, 0], 1)
+    return found
+
+
+def _group_widths(ops: DistinctOps) -> list[Floats]:
+    """Log2 of a grouped convolution's channels per group, in and out, and whether the library has a kernel for them."""
+    groups = ops.attributes[:, 2]
+    sizes = np.maximum(ops.gemm[..., 0], ops.gemm[..., 1])
+    is_weight = ops.step_part == StepPart.WEIGHT_GRADIENT
+    is_grouped = groups > 1
+    inputs = group_inputs(ops)
+    outputs = np.where(is_weight, sizes[:, 1], sizes[:, 2])
+    has_kernel = np.isin(np.rint(inputs), GROUP_KERNEL_WIDTHS) & is_grouped
+    return [
+        np.where(is_grouped, np.log2(np.maximum(inputs, 1.0)), 0.0),
+        np.where(is_grouped, np.log2(np.maximum(outputs, 1.0)), 0.0),
+        has_kernel,
+    ]
+
+
+def counts(ops: DistinctOps, arrays: PointArrays) -> Floats:
+    """Launches of each distinct kernel at each point, (p, n), or (1, n) where nothing is compiled."""
+    if not arrays.is_compiled.any():
+        return ops.count[None]
+    found: Floats = np.where(arrays.is_compiled > 0, ops.joined_count, ops.count)
+    return found
+
+
+def flops_of(ops: DistinctOps, arrays: PointArrays) -> Floats:
+    """Work of one kernel at each point, (p, n) [FLOP]."""
+    return _either(ops.flops, ops.joined_flops, arrays)
+
+
+def moved_of(ops: DistinctOps, arrays: PointArrays) -> Floats:
+    """Traffic of one kernel at each point, (p, n) [bytes]."""
+    return _either(ops.moved_bytes, ops.joined_bytes, arrays)
+
+
+def _either(eager: Floats, joined: Floats, arrays: PointArrays) -> Floats:
+    if not arrays.is_compiled.any():
+        return at_batches(eager, arrays)
+    return np.where(arrays.is_compiled > 0, at_batches(joined, arrays), at_batches(eager, arrays))
+
+
+def peaks_of(ops: DistinctOps, arrays: PointArrays) -> Floats:
+    """Sustained peak of each kernel's arithmetic at each point, (p, n) [FLOP/s]."""
+    is_matrix = np.isin(ops.op_class, MATRIX_CLASSES) & (ops.op_class != OpClass.DEPTHWISE_CONV)
+    is_half = ops.attributes[:, 7] == 2
+    peaks: Floats = np.where(
+        is_matrix, np.where(is_half, arrays.peak_half, arrays.peak_full), arrays.peak_vector
+    )
+    return peaks
+
+
+def roofline_terms_s(ops: DistinctOps, arrays: PointArrays) -> tuple[Floats, Floats]:
+    """Time of the work at the sustained peak and of the traffic at full bandwidth, each (p, n) [s]."""
+    return flops_of(ops, arrays) / peaks_of(ops, arrays), moved_of(ops, arrays) / arrays.bandwidth
+
+
+def least_times_s(ops: DistinctOps, points: Sequence[Point]) -> Floats:
+    """Time that the products and the attention of a step need at the dense peak of their formats, (p,) [s].
+
+    No step is shorter, whatever the kernels. Convolutions are left out: Winograd's need fewer operations.
+    """
+    arrays = point_arrays(points)
+    chosen = np.flatnonzero(np.isin(ops.op_class, LAW_CLASSES))
+    products = ops.take(chosen)
+    work_s = flops_of(products, arrays) / peaks_of(products, arrays)  # at the clock that is sustained
+    found: Floats = (counts(products, arrays) * work_s * arrays.clock_share).sum(axis=1)
+    return found
+
+
+def resident_share(moved: Floats, arrays: PointArrays) -> Floats:
+    """Share of a kernel's traffic that stays in L2: a half where it is 0.6 of the cache, (p, n)."""
+    ratio = _RESIDENT_SHARE_OF_L2 * arrays.l2_bytes / np.maximum(moved, 1.0)
+    squares = ratio ** (2.0 / np.log(2.0))
+    share: Floats = squares / (1.0 + squares)  # sigmoid(2 log2(ratio))
+    return share
+
+
+@cache
+def _direct_era_ends() -> float:
+    return software_era(_DIRECT_ERA_ENDS)
+
+
+def format_classes(ops: DistinctOps, arrays: PointArrays) -> npt.NDArray[np.int64]:
+    """Index of (format, class) of each kernel at each point in the tables of offsets, (p, n): format * classes + class.
+
+    Formats are those of ``op_law.NUM_FORMATS``: two-byte operands, TF32, anything else.
+    """
+    element_bytes = ops.attributes[:, 7]
+    is_matrix = np.isin(ops.op_class, MATRIX_CLASSES)
+    is_tf32 = is_matrix & (element_bytes == 4) & (arrays.full_has_matrix_units > 0)
+    kind = np.where(element_bytes == 2, 0, np.where(is_tf32, 1, 2))
+    found: npt.NDArray[np.int64] = kind * len(OpClass) + ops.op_class
+    return found
+
+
+def at_batches(affine: Floats, arrays: PointArrays) -> Floats:
+    """Sizes that are affine in the batch at the batch of each point, never below zero, (p, n)."""
+    values: Floats = np.maximum(affine[..., 0] + affine[..., 1] * arrays.batch_size, 0.0)
+    return values
+
+
+def _log2(values: Floats) -> Floats:
+    """log2 by way of the natural logarithm in single precision, which NumPy computes several at a time."""
+    logs: Floats = np.log(np.maximum(values, _ONE).astype(np.float32)) * np.float32(1 / np.log(2))
+    return logs
+
+
+def _tile_size(log2_size: Floats) -> Floats:
+    """Edge of the output tile of a product: 128, or the power of two from 16 that covers a smaller side."""
+    # Single precision must not lift log2(2^n) over n.
+    edges: Floats = np.exp2(np.clip(np.ceil(log2_size - 1e-4), 4.0, 7.0))
+    return edges
+
+
+def dynamic_features(
+    ops: DistinctOps, arrays: PointArrays, compute_s: Floats, memory_s: Floats
+) -> npt.NDArray[np.float32]:
+    """Features that depend on kernel and point, (p, n, number of ``DYNAMIC_FEATURES``)."""
+    flops, moved = flops_of(ops, arrays), moved_of(ops, arrays)
+    groups, m, n, k = (at_batches(ops.gemm[:, i], arrays) for i in range(4))
+    is_matrix = k > 0
+    groups, m, n, k = (np.where(is_matrix, np.maximum(size, 1), 1.0) for size in (groups, m, n, k))
+    log_m, log_n = _log2(m), _log2(n)
+    tile_m, tile_n = _tile_size(log_m), _tile_size(log_n)
+    tiles = groups * np.ceil(m / tile_m) * np.ceil(n / tile_n)
+    waves = tiles / arrays.num_units
+    fill = np.where(waves < _MANY_WAVES, waves / np.ceil(waves), 1.0)
+    log_flops, log_moved, log_tiles = _log2(1 + flops), _log2(1 + moved), _log2(tiles)
+    log_compute, log_memory = _log2(compute_s + 1e-10), _log2(memory_s + 1e-10)
+
+    def divides(axis: int, size: Floats, by: int) -> Floats:
+        # The axis that holds the batch is never the contiguous one of an operand, so its alignment decides nothing.
+        grows = ops.gemm[:, axis, 1] > 0
+        return np.where(is_matrix & ~grows, np.rint(size) % by == 0, 1.0)
+
+    columns = [
+        log_flops,
+        log_moved,
+        log_flops - log_moved,
+        log_m,
+        log_n,
+        _log2(k),
+        _log2(groups),
+        divides(1, m, 8),
+        divides(2, n, 8),
+        divides(3, k, 8),
+        divides(2, n, 64),
+        divides(3, k, 64),
+        log_moved - _log2(arrays.l2_bytes),
+        log_tiles,
+        log_tiles - _log2(arrays.num_units),
+        np.where(is_matrix, fill, 1.0),
+        np.where(is_matrix, groups * m * n / (tiles * tile_m * tile_n), 1.0),
+        np.where(is_matrix, _log2(tile_m * tile_n / _TILE**2), 0.0),
+        log_compute - log_memory,
+        _log2(1 + at_batches(ops.elements, arrays)) - _log2(arrays.num_units),
+        _log2(np.maximum(compute_s, memory_s) * 1e6 + 1e-3),
+        resident_share(moved, arrays),
+    ]
+    features = np.empty((*flops.shape, len(columns)), dtype=np.float32)
+    for index, column in enumerate(columns):
+        features[..., index] = column
+    return features

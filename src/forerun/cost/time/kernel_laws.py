@@ -1,0 +1,461 @@
+"""Laws of kernels: closed forms of the time of classes of operations, and bounds that no kernel leaves.
+
+A law is one registered function of some classes. Its docstring has the equation, what it was read off, and the source.
+
+=========  =================================================================================
+``WORK``   time of a kernel's arithmetic, in place of what the network says
+``LEAST``  time that a kernel takes at least
+``MOST``   time that a kernel takes at most
+=========  =================================================================================
+
+Another package adds a law with an entry point of the group ``forerun.laws`` that names a ``KernelLaw``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.base.plugins import plugin, plugin_names
+from forerun.cost.time.features import (
+    GROUP_KERNEL_WIDTHS,
+    LARGEST_SHARE_OF_PEAK,
+    PointArrays,
+    at_batches,
+    flops_of,
+    group_inputs,
+    moved_of,
+    resident_share,
+    roofline_terms_s,
+)
+from forerun.cost.time.large_kernels import (
+    CONVOLUTIONS,
+    LARGE_STREAM_BYTES,
+    LARGE_UPDATE_BYTES,
+    LEAST_CONVOLVED_SHARE,
+    STREAM_LATENCY_S,
+    holds_under_autocast,
+    least_stream_share,
+)
+from forerun.cost.time.law import CAP_LATENCY_S, LAW_CLASSES, KernelTerms
+from forerun.cost.time.rows import DistinctOps
+from forerun.graph.graph import OpClass, StepPart
+
+__all__ = [
+    "FITTED_PRODUCT_LAW",
+    "TILES",
+    "Gives",
+    "KernelLaw",
+    "Kernels",
+    "ProductLaw",
+    "kernel_law",
+    "kernel_laws",
+    "kernel_terms",
+    "longest_times_s",
+    "terms_in_step",
+]
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+_GROUP = "forerun.laws"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernels:
+    """The n distinct kernels of a step at p points, as laws see them.
+
+    Attributes:
+        ops: The kernels.
+        points: The points.
+        flops: Work of one kernel, (p, n) [FLOP].
+        moved: Traffic of one kernel, (p, n) [bytes].
+        work_s: Time of the work at the sustained peak, (p, n) [s].
+        traffic_s: Time of the traffic at full bandwidth, (p, n) [s].
+    """
+
+    ops: DistinctOps
+    points: PointArrays
+    flops: Floats
+    moved: Floats
+    work_s: Floats
+    traffic_s: Floats
+
+    @classmethod
+    def at(cls, ops: DistinctOps, points: PointArrays) -> Kernels:
+        """The kernels of a step at some points."""
+        work_s, traffic_s = roofline_terms_s(ops, points)
+        flops, moved = flops_of(ops, points), moved_of(ops, points)
+        return cls(ops=ops, points=points, flops=flops, moved=moved, work_s=work_s, traffic_s=traffic_s)
+
+
+_Times = Callable[[Kernels, Ints], Floats]
+
+
+class Gives(StrEnum):
+    """Meaning of the time of a law."""
+
+    WORK = "work"
+    LEAST = "least"
+    MOST = "most"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelLaw:
+    """A law of some classes of kernels.
+
+    Attributes:
+        name: Its name.
+        gives: Meaning of its time.
+        op_classes: Classes of kernels it is asked about.
+        time_s: Function of the kernels of a step and the rows of these classes (r,) that gives times (p, r) [s]; where
+            the law does not hold nan of work, 0 of a least and infinity of a longest time.
+    """
+
+    name: str
+    gives: Gives
+    op_classes: tuple[OpClass, ...]
+    time_s: _Times
+
+
+_LAWS: dict[str, KernelLaw] = {}
+
+
+def kernel_law(gives: Gives, *op_classes: OpClass) -> Callable[[_Times], _Times]:
+    """Registers a law under the name of its function; names are never registered twice."""
+
+    def register(time_s: _Times) -> _Times:
+        name = time_s.__name__
+        assert name not in _LAWS, f"the law {name} is registered already"
+        _LAWS[name] = KernelLaw(name=name, gives=gives, op_classes=op_classes, time_s=time_s)
+        return time_s
+
+    return register
+
+
+@cache
+def kernel_laws() -> tuple[KernelLaw, ...]:
+    """All laws: those of this module, then those of other packages."""
+    return (*_LAWS.values(), *(plugin(_GROUP, name) for name in plugin_names(_GROUP)))
+
+
+@cache
+def _laws_that(gives: Gives) -> tuple[tuple[KernelLaw, npt.NDArray[np.bool_]], ...]:
+    """Laws of a kind, each with a table of the classes it is asked about, (number of classes,)."""
+    chosen = [law for law in kernel_laws() if law.gives is gives]
+    return tuple((law, np.isin(np.arange(len(OpClass)), law.op_classes)) for law in chosen)
+
+
+def _times_s(gives: Gives, kernels: Kernels) -> list[tuple[Ints, Floats]]:
+    """Rows and times of each law of a kind that holds for a kernel of the step."""
+    found = []
+    for law, is_asked in _laws_that(gives):
+        rows = np.flatnonzero(is_asked[kernels.ops.op_class])
+        if rows.size:
+            found.append((rows, law.time_s(kernels, rows)))
+    return found
+
+
+def kernel_terms(kernels: Kernels) -> KernelTerms:
+    """Physical terms of each kernel at each point, arrays (p, n) [s]; see ``cost.time.law``."""
+    ops, points = kernels.ops, kernels.points
+    resident = resident_share(kernels.moved, points)
+    memory_s = kernels.traffic_s * (1.0 - resident) + kernels.moved * resident / points.l2_bandwidth
+    is_winograd = _is_winograd(ops, points)
+    over_peak = np.where(np.isin(ops.op_class, LAW_CLASSES), 1.0, _OVER_BOOST) * np.where(
+        is_winograd, _WINOGRAD, 1.0
+    )
+    least_s = kernels.work_s * points.clock_share / (LARGEST_SHARE_OF_PEAK * over_peak)
+    for rows, time_s in _times_s(Gives.LEAST, kernels):
+        least_s[:, rows] = np.maximum(least_s[:, rows], time_s)
+    gain = _winograd_gain(ops)
+    compute_s = np.where(is_winograd & (points.is_gpu > 0), kernels.work_s / gain, kernels.work_s)
+    is_law = np.zeros(compute_s.shape, dtype=np.float32)
+    for rows, time_s in _times_s(Gives.WORK, kernels):
+        holds = ~np.isnan(time_s)
+        compute_s[:, rows] = np.where(holds, time_s, compute_s[:, rows])
+        is_law[:, rows] = np.maximum(is_law[:, rows], holds)
+    return KernelTerms(compute=compute_s, least_compute=least_s, memory=memory_s, is_law=is_law)
+
+
+def terms_in_step(kernels: Kernels) -> KernelTerms:
+    """Terms of kernels of a step, whose attention is PyTorch's; offsets of devices are those of ``llm/attention``."""
+    terms = kernel_terms(kernels)
+    slowness = np.where(kernels.ops.op_class == OpClass.ATTENTION, kernels.points.attention_cost, 1.0)
+    return replace(terms, compute=terms.compute * slowness)
+
+
+def longest_times_s(kernels: Kernels) -> Floats:
+    """Time that each kernel takes at most, (p, n) [s]; infinite without a law."""
+    found = np.full(kernels.work_s.shape, np.inf)
+    for rows, time_s in _times_s(Gives.MOST, kernels):
+        found[:, rows] = np.minimum(found[:, rows], time_s)
+    return found
+
+
+# Winograd needs fewer operations than a direct convolution: it changes the work that all laws start from.
+
+_OVER_BOOST = 1.08
+"""Consumer boards run above the boost clock of their datasheets: DeepBench's GTX 1080 Ti reaches 1.07 of its peak."""
+_WINOGRAD = 2.5
+"""F(4 x 4, 3 x 3) needs 36 products for 144; DeepBench's V100 reaches 2.35 times its direct peak in fp32."""
+_WINOGRAD_GAIN, _WINOGRAD_CHANNELS = 2.6, 80.0
+"""Its gain over the direct peak is 2.6 c / (c + 80), at least 1, with c the harmonic mean of the channels: DeepBench
+in fp32 has 1.1 at 64 channels, 1.3 at 64 and 128, 2.0 at 128 and 256, 2.3 at 256 and 512 (P100; V100 1.3 and 2.3)."""
+
+
+def _is_winograd(ops: DistinctOps, arrays: PointArrays) -> npt.NDArray[np.bool_]:
+    """True for 3 x 3 convolutions of stride 1 that no matrix unit computes, (p, n)."""
+    area, stride, element_bytes = ops.attributes[:, 0], ops.attributes[:, 1], ops.attributes[:, 7]
+    is_vector = np.where(element_bytes == 2, arrays.half_has_matrix_units, arrays.full_has_matrix_units) == 0
+    found: npt.NDArray[np.bool_] = (
+        (ops.op_class == OpClass.CONV) & (area == 9) & (stride == 1) & is_vector & (element_bytes <= 4)
+    )
+    return found
+
+
+def _winograd_gain(ops: DistinctOps) -> Floats:
+    """Direct over Winograd time of convolutions with enough tiles, (n,)."""
+    sizes = np.maximum(ops.gemm[..., 0], ops.gemm[..., 1])
+    is_weight = ops.step_part == StepPart.WEIGHT_GRADIENT
+    area = np.maximum(ops.attributes[:, 0], 1)
+    one = np.maximum(np.where(is_weight, sizes[:, 1], sizes[:, 2]), 1.0)
+    other = np.maximum(np.where(is_weight, sizes[:, 2], sizes[:, 3]) / area, 1.0)
+    channels = 2.0 / (1.0 / one + 1.0 / other)
+    gain: Floats = np.maximum(1.0, _WINOGRAD_GAIN * channels / (channels + _WINOGRAD_CHANNELS))
+    return gain
+
+
+TILES = ((256, 128), (128, 128), (128, 64), (64, 64), (64, 32), (32, 32))
+"""Tiles, the larger edge first; those of two edges are tried both ways."""
+
+_MOST_PARTS = 16
+_HALF_SPEED_QUERIES = 420.0
+_ATTENTION_TILE = 128.0
+
+
+_VECTOR_SHARE = 0.3
+"""Share of the vector peak that a product reaches as a streaming kernel."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProductLaw:
+    """Fitted constants, for (matrix units, vector units) each.
+
+    Attributes:
+        tile_efficiency: Share of the sustained peak that each of ``TILES`` reaches, (2, 6).
+        start_columns: Columns of k that the start and end of a tile are worth, (2,).
+    """
+
+    tile_efficiency: Any
+    start_columns: Any
+
+
+FITTED_PRODUCT_LAW = ProductLaw(
+    tile_efficiency=np.array([[0.86, 0.85, 0.80, 0.70, 0.50, 0.30], [0.94, 0.93, 0.87, 0.60, 0.34, 0.14]]),
+    start_columns=np.array([100.0, 13.0]),
+)
+
+
+@kernel_law(Gives.WORK, OpClass.LINEAR, OpClass.BMM)
+def products(kernels: Kernels, rows: Ints) -> Floats:
+    """Time of matrix products by tiles and waves, in closed form [s].
+
+    A product (m, k) x (k, n), g of them, in tiles of tm x tn, k in s parts, on U multiprocessors that sustain a peak of
+    p each:
+
+        t = min over tiles and s of  ceil(g ceil(m / tm) ceil(n / tn) s / U)  2 tm tn (k / s + k0) / (p e_tile)
+                                     + [s > 1] 4 (s + 1) g m n / B
+
+    with nine tiles (large ones are efficient, small ones fit), s = 1 or the power of two that fills the device. The
+    second line is what the partial sums move. e_tile and k0, the columns of k that a tile's start and end are worth,
+    are fitted on products timed alone. Products of a few columns fill no tile: libraries run them as streaming kernels
+    on the vector units.
+
+    Evidence: public kernels of docs/methods/op-time.md; products of 4 to 8 columns of CaiT's talking heads.
+    Source: NVIDIA 2023, "Matrix Multiplication Background User's Guide" (tiles and waves).
+    """
+    points = kernels.points
+    is_half = kernels.ops.attributes[rows, 7] == 2
+    has_matrix_units = np.where(is_half, points.half_has_matrix_units, points.full_has_matrix_units) > 0
+    peak = np.where(is_half, points.peak_half, points.peak_full)
+    unit = np.where(has_matrix_units, 0, 1)
+    times = product_times_s(np, _sizes(kernels, rows), unit, peak, points.num_units, points.bandwidth)
+    found: Floats = np.minimum(times, kernels.work_s[:, rows] * peak / (_VECTOR_SHARE * points.peak_vector))
+    return found
+
+
+def _sizes(kernels: Kernels, rows: Ints) -> tuple[Floats, Floats, Floats, Floats]:
+    """(g, m, n, k) of products at the batch sizes of the points, at least one each, (p, r)."""
+    sizes = kernels.ops.gemm[rows]
+    groups, m, n, k = (np.maximum(at_batches(sizes[:, axis], kernels.points), 1.0) for axis in range(4))
+    return groups, m, n, k
+
+
+def product_times_s(
+    xp: Any,
+    sizes: tuple[Any, Any, Any, Any],
+    unit: Any,
+    peak: Any,
+    num_units: Any,
+    bandwidth: Any,
+    law: ProductLaw = FITTED_PRODUCT_LAW,
+) -> Any:
+    """Time of the arithmetic of products [s]; arrays broadcast against each other.
+
+    Args:
+        xp: ``numpy`` or ``torch``.
+        sizes: (g, m, n, k), at least one each.
+        unit: 0 for matrix units, 1 for vector units, whole numbers.
+        peak: Sustained peak of the device [FLOP/s].
+        num_units: Multiprocessors.
+        bandwidth: Memory bandwidth [bytes/s].
+        law: Constants.
+    """
+    groups, m, n, k = sizes
+    start = law.start_columns[unit]
+    best = None
+    for index, edges in enumerate(TILES):
+        per_tile = num_units * 2.0 * edges[0] * edges[1] / (peak * law.tile_efficiency[:, index][unit])
+        for tile_m, tile_n in dict.fromkeys((edges, edges[::-1])):
+            tiles = groups * xp.ceil(m / tile_m) * xp.ceil(n / tile_n)
+            whole = xp.ceil(tiles / num_units) * per_tile * (k + start)
+            parts = 2.0 ** xp.floor(xp.log2(xp.clip(num_units / tiles, 1.0, _MOST_PARTS)))
+            moved = (parts > 1.0) * 4.0 * (parts + 1.0) * groups * m * n / bandwidth
+            split = xp.ceil(tiles * parts / num_units) * per_tile * (k / parts + start) + moved
+            found = xp.minimum(whole, split)
+            best = found if best is None else xp.minimum(best, found)
+    return best
+
+
+@kernel_law(Gives.WORK, OpClass.ATTENTION)
+def attention(kernels: Kernels, rows: Ints) -> Floats:
+    """Time of the work of fused attention [s].
+
+    Of s queries and heads of d: t = F / (P s / (s + 420) min(d / 128, 1)^0.6 fill), before the factor of its library;
+    fill is the share of the multiprocessors that blocks of 128 queries keep busy in their waves.
+
+    Evidence: ``llm/attention``, docs/methods/op-time.md.
+    Source: Dao 2023, arXiv 2307.08691 (blocks of queries).
+    """
+    groups, queries, _, head_size = _sizes(kernels, rows)
+    blocks, num_units = groups * np.ceil(queries / _ATTENTION_TILE), kernels.points.num_units
+    fill = blocks / (np.ceil(blocks / num_units) * num_units)
+    by_length = queries / (queries + _HALF_SPEED_QUERIES)
+    share = by_length * np.minimum(head_size / 128.0, 1.0) ** 0.6 * fill
+    found: Floats = kernels.work_s[:, rows] / share
+    return found
+
+
+_LEAST_KERNEL_GROUPS = 32
+"""Fewest groups for which it has them."""
+_DIRECT_SHARE, _DIRECT_WIDTH = 0.107, 48.0
+"""Before PyTorch 2.0, other grouped convolutions in NHWC reach 0.107 sqrt(width / 48) of the vector peak: the grouped
+networks of ``timm_train`` lie within a third of it, widths of 16 (1.4 of 35.6 TFLOP/s) to 128 (5.2)."""
+
+
+@kernel_law(Gives.WORK, OpClass.GROUPED_CONV)
+def direct_groups(kernels: Kernels, rows: Ints) -> Floats:
+    """Time of grouped convolutions in NHWC that no kernel of matrix units was written for [s].
+
+    Before PyTorch 2.0, in two-byte operands: t = F / (0.107 sqrt(width / 48) P_vector), width the channels of a group.
+
+    Evidence: the grouped networks of ``timm_train``, widths of 16 to 128, lie within a third of it.
+    """
+    own, points = kernels.ops.take(rows), kernels.points
+    inputs = group_inputs(own)
+    has_kernel = np.isin(np.rint(inputs), GROUP_KERNEL_WIDTHS) & (
+        own.attributes[:, 2] >= _LEAST_KERNEL_GROUPS
+    )
+    holds = (own.attributes[:, 7] == 2) & ~has_kernel & (points.has_direct_groups > 0)
+    share = _DIRECT_SHARE * np.sqrt(np.maximum(inputs, 1.0) / _DIRECT_WIDTH)
+    return np.where(holds, kernels.flops[:, rows] / (share * points.peak_vector), np.nan)
+
+
+@kernel_law(Gives.LEAST, OpClass.LINEAR, OpClass.BMM)
+def sustained_products(kernels: Kernels, rows: Ints) -> Floats:
+    """Least time of products of two-byte operands, at the share of the peak that large ones sustain [s].
+
+    t = F / (share P). Evidence: ``large_kernels.sustained_products``; 0.97 of the peak where nobody measured.
+    """
+    points = kernels.points
+    sustained_s = kernels.work_s[:, rows] * points.clock_share / points.product_share
+    return np.where(kernels.ops.attributes[rows, 7] == 2, sustained_s, 0.0)
+
+
+_SERIAL_POOL_S = 0.3e-6
+"""Read, sum and write of one place of one channel by a thread that goes through them one by one: bilinear upsampling
+takes 0.25 to 0.38 us for each sample and channel on RTX 3090, 4090, 5090 and PRO 6000 (EfficientFormerV2 in
+``timm_infer``, three sizes)."""
+
+
+@kernel_law(Gives.LEAST, OpClass.AVG_POOL)
+def interpolation(kernels: Kernels, rows: Ints) -> Floats:
+    """Least time of an upsampling whose threads go through samples and channels one by one [s].
+
+    t = 0.3 us * samples * channels, with the channels as ``law_size``; pooling has none. Compilers write other kernels.
+
+    Evidence: EfficientFormerV2 in ``timm_infer``, eager, on four GPUs: 80 to 92 % too fast without it.
+    Source: PyTorch, ``native/cuda/UpSampleBilinear2d.cu``.
+    """
+    sizes, points = kernels.ops.law_size[rows], kernels.points
+    channels = np.where(sizes > 1, sizes, 0.0)
+    samples = np.where(kernels.ops.elements[rows, 1] > 0, points.batch_size, 1.0)  # positions have none
+    is_eager = (points.is_gpu > 0) & (points.is_compiled == 0)
+    return np.where(is_eager, channels * samples * _SERIAL_POOL_S, 0.0)
+
+
+@kernel_law(Gives.MOST, *OpClass)
+def multiple_of_roofline(kernels: Kernels, rows: Ints) -> Floats:
+    """Longest time of any kernel: a multiple of its roofline time and 25 us [s].
+
+    The network knows no bound where it extrapolates: a convolution of half a microsecond's work, smaller than any
+    in its fit, came out at 1.5 ms. The multiple is 8 on 4-byte operands, 30 on 2-byte ones and 100
+    in grouped convolutions.
+
+    Evidence: in the fit, kernels on 4-byte operands stay below 6 times (compute plus memory time), those on 2-byte
+    operands below 30, except grouped convolutions, which cuDNN runs far slower still.
+    """
+    is_grouped = kernels.ops.op_class[rows] == OpClass.GROUPED_CONV
+    of_half = np.where(is_grouped, 100.0, 30.0)
+    multiple = np.where(kernels.ops.attributes[rows, 7] != 2, 8.0, of_half)
+    return np.asarray(multiple * (kernels.work_s + kernels.traffic_s)[:, rows] + CAP_LATENCY_S)
+
+
+@kernel_law(Gives.MOST, *OpClass)
+def large_streams(kernels: Kernels, rows: Ints) -> Floats:
+    """Longest time of large streaming kernels, t = roofline / least share of the bandwidth + 5 us [s].
+
+    They are those of a training in half precision throughout, those under autocast that ``holds_under_autocast`` names
+    where next to no work is in convolutions, and in any precision updates of many weights.
+
+    Evidence: ``large_kernels.least_stream_share``.
+    """
+    ops, points = kernels.ops, kernels.points
+    op_class, part, width = ops.op_class[rows], ops.step_part[rows], ops.attributes[rows, 3]
+    share = np.asarray([least_stream_share(*row) for row in zip(op_class, part, width, strict=True)])
+    holds = holds_under_autocast(op_class) & (_convolved_share(kernels) < LEAST_CONVOLVED_SHARE)
+    moved = kernels.moved[:, rows]
+    is_update = (op_class == OpClass.OPTIMIZER) & (moved >= LARGE_UPDATE_BYTES)
+    is_training = (points.is_inference == 0) & (
+        (points.is_pure_half > 0) | ((points.is_autocast > 0) & holds)
+    )
+    chosen = (share > 0) & (is_update | (is_training & (moved >= LARGE_STREAM_BYTES)))
+    roofline_s = (kernels.work_s + kernels.traffic_s)[:, rows]
+    return np.where(chosen, roofline_s / np.where(share > 0, share, 1.0) + STREAM_LATENCY_S, np.inf)
+
+
+def _convolved_share(kernels: Kernels) -> Floats:
+    """Share of convolutions in the work of the step at each point, (p, 1)."""
+    work = kernels.flops * kernels.ops.count
+    total = np.maximum(work.sum(axis=1, keepdims=True), 1e-12)
+    is_convolution = np.isin(kernels.ops.op_class, CONVOLUTIONS)
+    share: Floats = work[:, is_convolution].sum(axis=1, keepdims=True) / total
+    return share

@@ -1,0 +1,111 @@
+"""Bounds of kernels that fill a device: what large products sustain, and how slow large streams can be.
+
+The shipped fit has seen few trainings in half precision throughout and no update of a billion weights. There it puts
+streams at a tenth of the bandwidth and products above what anybody sustains. The bounds below are measured ones.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.graph.graph import OpClass, StepPart
+from forerun.question.devices.device import Device
+from forerun.question.setup import FLASH_3_GAIN
+
+__all__ = [
+    "CONVOLUTIONS",
+    "LARGE_STREAM_BYTES",
+    "LARGE_UPDATE_BYTES",
+    "LEAST_CONVOLVED_SHARE",
+    "STREAM_LATENCY_S",
+    "attention_cost",
+    "holds_under_autocast",
+    "least_stream_share",
+    "sustained_products",
+]
+
+LARGE_STREAM_BYTES = 8e6
+"""Traffic of the smallest stream that the bounds hold for [bytes]."""
+
+LARGE_UPDATE_BYTES = 250e6
+"""Traffic of the smallest update that the bound holds for in any precision [bytes]."""
+
+STREAM_LATENCY_S = 5e-6
+"""Time that a stream may take on top [s]."""
+
+CONVOLUTIONS = (OpClass.CONV, OpClass.DEPTHWISE_CONV, OpClass.GROUPED_CONV)
+
+LEAST_CONVOLVED_SHARE = 3e-4
+"""Share of convolutions in the work from which on streams under autocast have no bound. All steps that the fit has
+seen under autocast have more, if only in their first layer (0.05 % in SwinV2 of ``timm_train``). It books there what a
+library does around convolutions, such as conversions of the memory order, on the streams beside them: bounded, steps
+of ResNet-50 (``gpu_benchmarks``) come out 8 % too fast."""
+
+_SUSTAINED_PRODUCTS = {("ampere", True): 0.83, ("hopper", True): 0.68, ("blackwell", True): 0.58}
+"""Largest share of the two-byte peak by (architecture, stacked memory): the median rate of products of 4,096 and more
+in ``llm/gemm`` (A100 284, H100 784, B300 1,649 TFLOP/s) over 1.10, 1.18 and 1.26, the best rate there over the best of
+``llm/matmul_peaks`` (271, 795 and 1,769), for its products ran in bursts."""
+
+_ATTENTION_COST = {"hopper": FLASH_3_GAIN}
+"""PyTorch's fused attention is FlashAttention-2; ``llm/attention``, on which the law of attention rests, has
+FlashAttention-3 on Hopper."""
+
+_ELEMENT_WISE = (
+    OpClass.COPY,
+    OpClass.ACTIVATION,
+    OpClass.MUL,
+    OpClass.ADD,
+    OpClass.ELEMENTWISE,
+    OpClass.DROPOUT,
+    OpClass.CAST,
+)
+_LEAST_SHARE = {
+    **dict.fromkeys(_ELEMENT_WISE, 0.75),
+    OpClass.OPTIMIZER: 0.7,
+    OpClass.REDUCE: 0.5,
+    OpClass.LAYER_NORM: 0.36,
+    OpClass.SOFTMAX: 0.4,
+}
+"""Least share of the bandwidth. Element-wise kernels of ``neusight_ops`` above 0.1 ms reach 0.82 to 0.84 on seven
+devices; PyTorch's layer norm 0.51 forward (A100) and 0.36 backward (H100), its softmax of 50,000 columns and more 0.40
+(``llm/liger_kernels``: layer_norm, cross_entropy); softmax of short rows 0.66 (``neusight_ops``)."""
+
+_FORWARD_NORM = 0.51
+_SHORT_SOFTMAX = 0.66
+_SHORT_ROW = 4096
+
+
+def holds_under_autocast(op_class: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """True for streams with a bound under autocast, those that move single elements or sum them, (n,).
+
+    Norms and softmaxes are left to the fit, which has seen those of many transformers under autocast.
+    """
+    found: npt.NDArray[np.bool_] = np.isin(op_class, (*_ELEMENT_WISE, OpClass.REDUCE))
+    return found
+
+
+def sustained_products(device: Device) -> float | None:
+    """Largest share of the peak that products of two-byte operands sustain; None where nobody measured."""
+    return _SUSTAINED_PRODUCTS.get((device.architecture, device.memory_type.startswith("HBM")))
+
+
+def attention_cost(device: Device) -> float:
+    """Time of PyTorch's fused attention over that of the library which was measured on the device's architecture."""
+    return _ATTENTION_COST.get(device.architecture, 1.0)
+
+
+def least_stream_share(op_class: int, step_part: int, width: float) -> float:
+    """Least share of the bandwidth that a large kernel reaches; 0 for classes without a bound.
+
+    Args:
+        op_class: ``OpClass``.
+        step_part: ``StepPart``.
+        width: Columns of the rows that a norm or softmax works on.
+    """
+    kind = OpClass(int(op_class))
+    if kind is OpClass.SOFTMAX and width <= _SHORT_ROW:
+        return _SHORT_SOFTMAX
+    if kind is OpClass.LAYER_NORM and step_part == StepPart.FORWARD:
+        return _FORWARD_NORM
+    return _LEAST_SHARE.get(kind, 0.0)

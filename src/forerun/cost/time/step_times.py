@@ -1,0 +1,417 @@
+"""Time of a training step from the fitted op-level model, on NumPy alone.
+
+The equations are those of ``evidence.fitting.op_time_fit``; this module evaluates them for many (device, configuration)
+points of one model at once. The members of an ensemble are averaged in log space.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.cost.time.features import (
+    Point,
+    counts,
+    dynamic_features,
+    format_classes,
+    point_arrays,
+    static_features,
+)
+from forerun.cost.time.kernel_laws import Kernels, longest_times_s, terms_in_step
+from forerun.cost.time.law import (
+    LAW_CLASSES,
+    MAX_LATENCY_S,
+    NUM_LATENTS,
+    NUM_PAIRS,
+    SMOOTH_STEP,
+    KernelTerms,
+    busy_times,
+)
+from forerun.cost.time.rows import DistinctOps
+from forerun.cost.time.weights import NUM_CIRCUMSTANCES, CostModel, NetworkWeights, circumstance_flags
+from forerun.graph.graph import OpClass, StepPart
+
+__all__ = ["StepTimes", "log_sizes", "step_times"]
+
+Floats = npt.NDArray[np.float64]
+Floats32 = npt.NDArray[np.float32]
+
+_SMALL_LAUNCH_S = 60e-6
+_GROWTH_TO_STOP = 1.3
+_LARGEST_LOOKED_AT = 2**16
+_POINTS_PER_CHUNK = 16
+"""Number of points in a chunk: few enough that the chunk's activations stay in the cache."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """Times of p points of one model.
+
+    Attributes:
+        step_s: Predicted step time, geometric mean over the ensemble, (p,) [s].
+        device_s: Sum of the kernels' times, (p,) [s].
+        host_s: Time the host needs to launch the kernels, (p,) [s].
+        loop_s: Time that the loop adds to the slower of the two, such as input copies, (p,) [s].
+        memory_bound_s: Part of the kernels' time in kernels bound by memory traffic, (p,) [s].
+        spread: Standard deviation of the log step over the ensemble, (p,).
+        kernel_s: Time of all launches of each distinct kernel, (p, n) [s]; None without ``with_kernels``.
+        launch_s: Time the host needs for all launches of each distinct kernel, (p, n) [s]; None without
+            ``with_kernels``.
+        compute_share: d log(kernel time) / d log(compute time) of each kernel, (p, n); None without ``with_kernels``.
+        memory_share: d log(kernel time) / d log(traffic time) of each kernel, (p, n); None without ``with_kernels``.
+    """
+
+    step_s: Floats
+    device_s: Floats
+    host_s: Floats
+    loop_s: Floats
+    memory_bound_s: Floats
+    spread: Floats
+    kernel_s: Floats | None = None
+    launch_s: Floats | None = None
+    compute_share: Floats | None = None
+    memory_share: Floats | None = None
+
+
+def step_times(
+    ops: DistinctOps,
+    points: Sequence[Point],
+    weights: CostModel,
+    offsets: Floats,
+    *,
+    with_kernels: bool = False,
+) -> StepTimes:
+    """Predicted times of one model at many points.
+
+    A batch never takes longer than a larger one, because it could be padded to that. The network knows no such law:
+    kernels far smaller than any in its fit may be predicted slower than larger ones. Where launches take less than
+    60 us on average, larger batches (powers of two) are evaluated as well, and the point takes the times of the
+    quickest one.
+
+    Args:
+        ops: Distinct kernels of the model's step.
+        points: The p devices and configurations.
+        weights: The fitted model.
+        offsets: Log offsets of each member's compute, memory, host and loop time at each point, (members, p, 4) or
+            (members, 1, 4); see ``CostModel.offsets_of_point``.
+        with_kernels: True returns the time of each kernel as well.
+    """
+    offsets = np.broadcast_to(offsets, (len(weights.networks), len(points), NUM_LATENTS))
+    found = _times_at(ops, points, weights, offsets, with_kernels)
+    num_launches = max(1.0, float(ops.count.sum()))
+    rows = np.flatnonzero(found.device_s < _SMALL_LAUNCH_S * num_launches)
+    sizes = np.asarray([points[int(row)].setup.batch_size_per_device for row in rows], dtype=np.int64)
+    last_s = found.step_s[rows]
+    while rows.size:
+        sizes = 2 ** (np.floor(np.log2(sizes)).astype(np.int64) + 1)
+        larger = [_with_batch(points[int(row)], int(size)) for row, size in zip(rows, sizes, strict=True)]
+        tried = _times_at(ops, larger, weights, offsets[:, rows], with_kernels)
+        found = _with_rows(found, rows, tried, tried.step_s < found.step_s[rows])
+        # A graph that holds for one batch only does not grow at all.
+        goes_on = (tried.step_s < _GROWTH_TO_STOP * found.step_s[rows]) & (tried.step_s != last_s)
+        goes_on &= sizes < _LARGEST_LOOKED_AT
+        rows, sizes, last_s = rows[goes_on], sizes[goes_on], tried.step_s[goes_on]
+    return found
+
+
+def _with_batch(point: Point, batch_size: int) -> Point:
+    return replace(point, setup=replace(point.setup, batch_size_per_device=batch_size))
+
+
+def _with_rows(times: StepTimes, rows: npt.NDArray[np.int64], other: StepTimes, chosen: Any) -> StepTimes:
+    """Times in which some rows are replaced by rows of other times."""
+    if not chosen.any():
+        return times
+    values = {}
+    for field in fields(StepTimes):
+        value = getattr(times, field.name)
+        if value is not None:
+            value = value.copy()
+            value[rows[chosen]] = getattr(other, field.name)[chosen]
+        values[field.name] = value
+    return StepTimes(**values)
+
+
+def _times_at(
+    ops: DistinctOps,
+    points: Sequence[Point],
+    weights: CostModel,
+    offsets: Floats,
+    with_kernels: bool,
+) -> StepTimes:
+    """Times at the points as the network predicts them."""
+    static = static_features(ops).astype(np.float32)
+    parts = []
+    for begin in range(0, len(points), _POINTS_PER_CHUNK):
+        chunk = slice(begin, begin + _POINTS_PER_CHUNK)
+        parts.append(_chunk_times(ops, static, points[chunk], weights, offsets[:, chunk], with_kernels))
+
+    names = [field.name for field in fields(StepTimes) if getattr(parts[0], field.name) is not None]
+    return StepTimes(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+
+
+def _chunk_times(
+    ops: DistinctOps,
+    static: Floats32,
+    points: Sequence[Point],
+    weights: CostModel,
+    offsets: Floats,
+    with_kernels: bool,
+) -> StepTimes:
+    arrays = point_arrays(points)
+    known = Kernels.at(ops, arrays)
+    is_law = np.isin(ops.op_class, LAW_CLASSES)
+    # A law of tiles needs no bound, nor does a network that has seen the smallest kernels of its device.
+    terms = terms_in_step(known)
+    is_free = (terms.is_law > 0) | weights.is_refined
+    most_s = np.where(is_free, np.inf, np.maximum(longest_times_s(known), terms.least_compute))
+    by_network = np.flatnonzero(~is_law)
+    dynamic = dynamic_features(
+        ops.take(by_network), arrays, known.work_s[:, by_network], known.traffic_s[:, by_network]
+    )
+    kernels = _Kernels(
+        by_network=by_network,
+        static=static[by_network],
+        shared=arrays.features.astype(np.float32),
+        dynamic=dynamic,
+        terms=terms,
+        most_s=most_s,
+        counts=counts(ops, arrays) * _class_factors(ops, points, weights),
+        launches=counts(ops, arrays),
+        pair=ops.op_class * len(StepPart) + ops.step_part,
+        format_class=format_classes(ops, arrays),
+        is_compiled=arrays.is_compiled[:, 0],
+        is_bounded=not weights.is_refined,
+    )
+    law = weights.size_law
+    size_factors = np.ones(len(points)) if law is None else np.exp(law.log_factors(log_sizes(ops, points)))
+    of_devices = _known_offsets(points, weights)
+    members = [
+        _member_times(network, kernels, offset, of_devices[index])
+        for index, (network, offset) in enumerate(zip(weights.networks, offsets, strict=True))
+    ]
+    nearness, own = weights.nearness_to_runs(ops, [point.setup for point in points])
+    overall = np.exp(weights.overall_offset + _circumstances(points, weights) + nearness * own) * size_factors
+    members = [
+        replace(
+            member,
+            device_s=member.device_s * overall,
+            host_s=member.host_s * overall,
+            loop_s=member.loop_s * overall,
+            kernel_s=member.kernel_s * overall[:, None],
+            launch_s=member.launch_s * overall[:, None],
+        )
+        for member in members
+    ]
+    logs = np.log([smooth_maximum(member.device_s, member.host_s) + member.loop_s for member in members])
+
+    def mean(values: list[Floats]) -> Floats:
+        return np.asarray(sum(values) / len(values))
+
+    kernel_s = [member.kernel_s for member in members]
+    shares = {
+        "kernel_s": mean(kernel_s),
+        "launch_s": mean([member.launch_s for member in members]),
+        "compute_share": mean([member.compute_share for member in members]),
+        "memory_share": mean([member.memory_share for member in members]),
+    }
+    return StepTimes(
+        step_s=np.exp(logs.mean(axis=0)),
+        device_s=mean([member.device_s for member in members]),
+        host_s=mean([member.host_s for member in members]),
+        loop_s=mean([member.loop_s for member in members]),
+        memory_bound_s=mean([_memory_bound_s(member) for member in members]),
+        spread=logs.std(axis=0),
+        **(shares if with_kernels else {}),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """Times of one member of the ensemble; names as in ``StepTimes``."""
+
+    device_s: Floats
+    host_s: Floats
+    loop_s: Floats
+    kernel_s: Floats
+    launch_s: Floats
+    compute_share: Floats
+    memory_share: Floats
+
+
+def log_sizes(ops: DistinctOps, points: Sequence[Point]) -> Floats:
+    """Logarithms of the work [FLOP] and the traffic [bytes] of a step at each of p points, (p, 2)."""
+    batches = np.asarray([point.setup.batch_size_per_device for point in points], dtype=np.float64)
+    sums = [ops.count @ sizes for sizes in (ops.flops, ops.moved_bytes)]  # (constant, per sample) of each
+    logs: Floats = np.log(
+        np.maximum(1.0, np.stack([fixed + batches * slope for fixed, slope in sums], axis=1))
+    )
+    return logs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kernels:
+    """Figures of the n kernels at p points that all members share.
+
+    Attributes:
+        by_network: Rows whose time a network gives; the others have a closed law, (b,).
+        static: Their static features, (b, features).
+        shared: Features of the points, (p, features).
+        dynamic: Features of those rows at the points, (p, b, features).
+        terms: What physics says, (p, n).
+        most_s: What a kernel takes at most, (p, n) [s].
+        counts: Launches times the factor of the class on a calibrated device, (p or 1, n).
+        launches: Launches, (p or 1, n).
+        pair: Class and part of the step, (n,).
+        format_class: Place in the tables of offsets, (p, n).
+        is_compiled: Whether a compiler joined operations, (p,).
+        is_bounded: Whether no kernel beats the datasheet.
+    """
+
+    by_network: npt.NDArray[np.int64]
+    static: Floats32
+    shared: Floats32
+    dynamic: Floats32
+    terms: KernelTerms
+    most_s: Floats
+    counts: Floats
+    launches: Floats
+    pair: npt.NDArray[np.int64]
+    format_class: npt.NDArray[np.int64]
+    is_compiled: Floats
+    is_bounded: bool
+
+
+def _known_offsets(points: Sequence[Point], weights: CostModel) -> Floats:
+    """Offsets of each point's device and architecture by (format, class), (members, p, formats * classes)."""
+    known: dict[str, Floats] = {}
+    for point in points:
+        device = point.device
+        if device.name not in known:
+            known[device.name] = weights.offsets_of_kernels(device)
+    return np.stack([known[point.device.name] for point in points], axis=1)
+
+
+def _class_factors(ops: DistinctOps, points: Sequence[Point], weights: CostModel) -> Floats | float:
+    """Factor of each kernel's time on a calibrated device, (p or 1, n)."""
+    if not weights.class_offsets:
+        return 1.0
+    offsets = np.asarray(weights.class_offsets)[None, ops.op_class]
+    if weights.circumstance_offsets:
+        is_half = np.asarray([[circumstance_flags(point.setup)[0]] for point in points])
+        offsets = (
+            offsets + is_half * np.asarray(weights.circumstance_offsets[NUM_CIRCUMSTANCES:])[ops.op_class]
+        )
+    factors: Floats = np.exp(offsets)
+    return factors
+
+
+def _circumstances(points: Sequence[Point], weights: CostModel) -> Floats | float:
+    """Log offset of a calibrated device's steps by half precision, layout and compiler, (p,)."""
+    if not weights.circumstance_offsets:
+        return 0.0
+    flags = np.asarray([circumstance_flags(point.setup) for point in points], dtype=np.float64)
+    found: Floats = flags @ np.asarray(weights.circumstance_offsets[:NUM_CIRCUMSTANCES])
+    return found
+
+
+def _memory_bound_s(member: _Member) -> Floats:
+    is_bound = member.memory_share > member.compute_share
+    total: Floats = (member.kernel_s * is_bound).sum(axis=1)
+    return total
+
+
+def _member_times(network: NetworkWeights, kernels: _Kernels, offset: Floats, known: Floats) -> _Member:
+    """Times by one member; ``offset`` of the systems, (p, 4), and ``known`` of the devices, (p, formats * classes)."""
+    u = _network_outputs(network, kernels)
+    known_f = np.take_along_axis(known, np.broadcast_to(kernels.format_class, u.shape[:2]), axis=1)
+    law_index = (kernels.format_class // len(OpClass)) * NUM_PAIRS + kernels.pair
+    compute, memory = busy_times(
+        np,
+        kernels.terms,
+        (u[..., 0], u[..., 1]),
+        network.law_factor[law_index],
+        known_f + offset[:, :1],
+        known_f + offset[:, 1:2],
+        kernels.is_bounded,
+    )
+    largest = np.maximum(compute, memory) + 1e-15
+    compute_power, memory_power = _fourth(compute / largest), _fourth(memory / largest)
+    total_power = compute_power + memory_power
+    busy = np.minimum(largest * np.sqrt(np.sqrt(total_power)), kernels.most_s)
+    latency = MAX_LATENCY_S * _sigmoid(network.latency[kernels.pair] + np.clip(u[..., 2], -1.5, 1.5))
+    kernel = busy + latency
+    part = busy / kernel / (total_power + 1e-30)
+    kernel_s = kernel * kernels.counts
+    launches = kernels.launches * np.exp(network.host[kernels.pair].astype(np.float64))
+    slowness = np.exp(kernels.is_compiled * network.host_compiled + offset[:, 2])
+    launch_s = launches * slowness[:, None]
+    host_s = np.exp(network.host_constant) + launch_s.sum(axis=1)
+    return _Member(
+        device_s=kernel_s.sum(axis=1),
+        host_s=host_s,
+        loop_s=np.exp(network.loop + offset[:, 3]),
+        kernel_s=kernel_s,
+        launch_s=launch_s,
+        compute_share=compute_power * part,
+        memory_share=memory_power * part,
+    )
+
+
+def smooth_maximum(device_s: Floats, host_s: Floats) -> Floats:
+    """(T^6 + H^6)^(1/6): the host and the device work at the same time, the slower one decides [s]."""
+    top = np.maximum(device_s, host_s)
+    powers = (device_s / top) ** SMOOTH_STEP + (host_s / top) ** SMOOTH_STEP
+    scaled: Floats = top * powers ** (1 / SMOOTH_STEP)
+    return scaled
+
+
+def _hard_swish(values: Floats32) -> Floats32:
+    """Hard swish, x min(max(x + 3, 0), 6) / 6, in the array's own memory as far as it can."""
+    gate = values + 3.0
+    np.clip(gate, 0.0, 6.0, out=gate)
+    gate *= values
+    gate *= 1.0 / 6.0
+    return gate
+
+
+def _sigmoid(values: Floats32) -> Floats32:
+    shares: Floats32 = np.reciprocal(1.0 + np.exp(-values))
+    return shares
+
+
+def _fourth(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    square: npt.NDArray[Any] = values * values
+    fourth: npt.NDArray[Any] = square * square
+    return fourth
+
+
+def _normal(features: Floats32, network: NetworkWeights, part: slice) -> Floats32:
+    normal: Floats32 = np.clip((features - network.mean[part]) / network.scale[part], -4.0, 4.0)
+    return normal
+
+
+def _product(values: Floats32, weight: Floats32) -> Floats32:
+    """Values times the transposed weight, (p, n, a) x (b, a) -> (p, n, b), as one flat matrix product."""
+    flat = values.reshape(-1, values.shape[-1]) @ np.ascontiguousarray(weight.T)
+    return flat.reshape(*values.shape[:-1], weight.shape[0])
+
+
+def _network_outputs(network: NetworkWeights, kernels: _Kernels) -> Floats32:
+    """(u_0, u_1, u_2) of each kernel at each point, zero for those with a closed law, (p, n, 3)."""
+    num_static, num_shared = kernels.static.shape[1], kernels.shared.shape[1]
+    of_static, of_point = slice(0, num_static), slice(num_static, num_static + num_shared)
+    of_dynamic = slice(num_static + num_shared, None)
+    first = network.first_weight
+    hidden = _product(_normal(kernels.dynamic, network, of_dynamic), first[:, of_dynamic])
+    hidden += _normal(kernels.static, network, of_static) @ first[:, of_static].T + network.first_bias
+    hidden += (_normal(kernels.shared, network, of_point) @ first[:, of_point].T)[:, None]
+    hidden = _product(_hard_swish(hidden), network.second_weight)
+    hidden += network.second_bias
+    found = np.zeros((len(kernels.shared), len(kernels.pair), 3), dtype=np.float32)
+    found[:, kernels.by_network] = _product(_hard_swish(hidden), network.last_weight) + network.last_bias
+    return found

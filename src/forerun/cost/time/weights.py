@@ -1,0 +1,490 @@
+"""The fitted op-level model on disk: a safetensors file with its provenance."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.base.errors import CostModelError
+from forerun.cost.time.features import (
+    DYNAMIC_FEATURES,
+    NEWEST_ERA,
+    POINT_FEATURES,
+    STATIC_FEATURES,
+    Point,
+    software_era,
+)
+from forerun.cost.time.large_kernels import CONVOLUTIONS
+from forerun.cost.time.law import NUM_FORMATS, NUM_LATENTS
+from forerun.cost.time.rows import DistinctOps
+from forerun.graph.graph import OpClass
+from forerun.question.devices.device import Device
+from forerun.question.devices.power_share import same_die
+from forerun.question.setup import Layout, Phase, Precision, TrainingSetup
+
+__all__ = [
+    "DEFAULT_STACK",
+    "NUM_CIRCUMSTANCES",
+    "WEIGHTS_FORMAT_VERSION",
+    "CostModel",
+    "MeasuredRun",
+    "NetworkWeights",
+    "SizeLaw",
+    "circumstance_flags",
+    "is_cost_model",
+    "load_weights",
+    "network_key",
+    "run_circumstances",
+    "run_kind",
+    "save_weights",
+    "shipped_weights_path",
+    "system_distance",
+    "system_key",
+]
+
+Floats32 = npt.NDArray[np.float32]
+Floats64 = npt.NDArray[np.float64]
+
+WEIGHTS_FORMAT_VERSION = 2
+
+FARTHEST_SYSTEM = 4.0
+"""Distance on a calibrated device beyond which a system's offsets say nothing."""
+
+FARTHEST_MACHINE = 0.2
+"""The same for another machine with the device: less than that of two releases of PyTorch."""
+
+DEFAULT_STACK = "pytorch"
+
+NUM_CIRCUMSTANCES = 3
+"""Half precision, NHWC and compiled, of which steps of a calibrated device have offsets of their own."""
+
+_NUM_KEY_PARTS = 7
+_LEAST_OFFSET = 0.02
+"""Offsets below it are those of what was not measured."""
+FEATURES = (*STATIC_FEATURES, *POINT_FEATURES, *DYNAMIC_FEATURES)
+_ENTRY = "forerun"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkWeights:
+    """One member of the ensemble; names and shapes as in ``op_time_fit.OpNetwork``."""
+
+    mean: Floats32
+    scale: Floats32
+    first_weight: Floats32
+    first_bias: Floats32
+    second_weight: Floats32
+    second_bias: Floats32
+    last_weight: Floats32
+    last_bias: Floats32
+    latency: Floats32
+    law_factor: Floats32
+    host: Floats32
+    host_constant: Floats32
+    host_compiled: Floats32
+    loop: Floats32
+    latents: Floats32
+    device_offsets: Floats32
+    architecture_offsets: Floats32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeLaw:
+    """The way a calibrated device departs from the networks with the size of a step.
+
+    The log time of a step changes by the sum of exponent x (log size - centre) over its two sizes: work [FLOP] and
+    traffic [bytes]. Beyond the sizes that were measured the law stays at its last value.
+
+    Attributes:
+        exponents: Of the work and of the traffic.
+        centres: Mean log sizes of the measured steps.
+        lows, highs: Least and largest log sizes of the measured steps.
+    """
+
+    exponents: tuple[float, float]
+    centres: tuple[float, float]
+    lows: tuple[float, float]
+    highs: tuple[float, float]
+
+    def log_factors(self, log_sizes: Floats64) -> Floats64:
+        """Change of the log time of p steps with these log sizes, (p, 2) -> (p,)."""
+        held = np.clip(log_sizes, self.lows, self.highs)
+        found: Floats64 = (held - np.asarray(self.centres)) @ np.asarray(self.exponents)
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredRun:
+    """A run that a calibrated device was measured with, and its departure from what everything else explains.
+
+    Attributes:
+        network: Figures of its kernels (``network_key``).
+        circumstances: Number format, layout, phase and compiler.
+        batch_size: Samples of its step.
+        log_factor: Log time of the run beyond the corrected model.
+    """
+
+    network: tuple[float, ...]
+    circumstances: str
+    batch_size: int
+    log_factor: float
+
+
+_DOUBLINGS_TO_FORGET = 2.0
+"""A run's own departure falls to 1/e over so many doublings of the batch."""
+
+
+def network_key(ops: DistinctOps) -> tuple[float, ...]:
+    """Work and traffic of a step, constant and per sample each: equal for equal networks, formats and phases."""
+    sums = np.concatenate([ops.count @ ops.flops, ops.count @ ops.moved_bytes])
+    return tuple(float(f"{value:.6g}") for value in sums)
+
+
+def run_kind(ops: DistinctOps, setup: TrainingSetup) -> str:
+    """Kind of a run, such as "half training of convolutions": number format, phase and the larger part of the work."""
+    number_format = (
+        "half" if setup.precision.is_half else "tf32" if setup.precision is Precision.TF32 else "full"
+    )
+    phase = "training" if setup.phase is Phase.TRAIN else "inference"
+    work = ops.count * ops.flops.sum(axis=1)
+    of_convolutions = work[np.isin(ops.op_class, CONVOLUTIONS)].sum()
+    return f"{number_format} {phase} of {'convolutions' if 2 * of_convolutions > work.sum() else 'products'}"
+
+
+def run_circumstances(setup: TrainingSetup) -> str:
+    """Number format, layout, phase and compiler of a run."""
+    compiler = "compiled" if setup.compile else "eager"
+    return "|".join((setup.precision, setup.layout, setup.phase, compiler))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostModel:
+    """The model of step times: a fitted ensemble, the correction of one device, and the facts about both.
+
+    ``forerun.fit`` and ``forerun.calibrate`` make one for a device. Every verb takes its file as ``calibration``, and
+    ``predict`` the object as ``cost_model``.
+
+    Attributes:
+        networks: Members of the ensemble.
+        systems: Keys of the measuring systems, in the order of the networks' ``latents`` (see ``system_key``).
+        provenance: Tables, rows, date and settings of the fit, error quantiles per tier; see docs/methods.
+        class_offsets: Log offset of the time of each ``OpClass`` on a calibrated device; empty for none.
+        circumstance_offsets: Log offsets of its steps in half precision, in NHWC and compiled, then those of each
+            ``OpClass`` in half precision; empty for none.
+        size_law: Dependence of a calibrated device's departure on the size of the step; None for none.
+        overall_offset: Log offset of everything a step takes on a calibrated device.
+        runs: The runs it was measured with.
+        devices: Names of the devices of the networks' ``device_offsets``.
+        architectures: Names of those of ``architecture_offsets``.
+    """
+
+    kind: ClassVar[str] = "op"
+    """Its name among the models that ``forerun fit`` makes."""
+
+    networks: tuple[NetworkWeights, ...]
+    systems: tuple[str, ...]
+    provenance: Mapping[str, Any]
+    class_offsets: tuple[float, ...] = ()
+    circumstance_offsets: tuple[float, ...] = ()
+    size_law: SizeLaw | None = None
+    overall_offset: float = 0.0
+    runs: tuple[MeasuredRun, ...] = ()
+    devices: tuple[str, ...] = ()
+    architectures: tuple[str, ...] = ()
+
+    def save(self, path: str | Path) -> None:
+        """Writes the file that ``forerun predict --calibration`` takes.
+
+        Raises:
+            CostModelError: The file cannot be written.
+        """
+        try:
+            save_weights(self, Path(path))
+        except OSError as error:
+            raise CostModelError(
+                f"the cost model {path} cannot be written: {error.strerror or error}; choose another file"
+            ) from error
+
+    @classmethod
+    def load(cls, path: str | Path) -> CostModel:
+        """The cost model of a file.
+
+        Raises:
+            CostModelError: The file is missing, damaged, or made for other features than this version computes.
+        """
+        return load_weights(Path(path))
+
+    @property
+    def calibrated_device(self) -> str | None:
+        """Title of the one device these weights were calibrated on; None for weights of all devices."""
+        found = self.provenance.get("calibrated_device")
+        return None if found is None else str(found)
+
+    @property
+    def calibrated_stack(self) -> str | None:
+        """The framework of the calibration, ``pytorch`` or ``keras``; None for weights of all devices."""
+        if self.calibrated_device is None:
+            return None
+        return str(self.provenance.get("framework", DEFAULT_STACK)).partition(" ")[0]
+
+    @property
+    def step_cost_s(self) -> float:
+        """Time of a step of the calibrated training loop on top of its operations [s]."""
+        return float(self.provenance.get("step_cost_s", 0.0))
+
+    @property
+    def is_refined(self) -> bool:
+        """True if the networks were refined on layers of one device, down to the smallest kernels."""
+        return self.provenance.get("method") == "refined"
+
+    def offsets_of_point(self, point: Point) -> Floats64:
+        """Log offsets of the measuring system on a point's device that is most like the point, (members, 4).
+
+        Phase, number format, compiler, layout and version of the software decide what is alike
+        (``system_distance``). Those of another machine hold for equal settings and the same release alone: beyond that
+        they made sources that were left out worse (docs/decisions/0015). Those of a calibration are the machine's.
+        """
+        wanted = _asked_system(point)
+        distances = {
+            index: system_distance(wanted, known)
+            for index, known in enumerate(_parsed_systems(self.systems))
+            if known is not None and known.device == wanted.device
+        }
+        index = min(distances, key=lambda i: distances[i], default=-1)
+        farthest = FARTHEST_MACHINE if self.calibrated_device is None else FARTHEST_SYSTEM
+        if index < 0 or distances[index] > farthest:
+            return np.zeros((len(self.networks), NUM_LATENTS))
+        return self._latents(index)
+
+    def offsets_of_kernels(self, device: Device) -> Floats64:
+        """Log offsets of a device and its architecture by (format, class); zero where nobody measured, (members, c).
+
+        Boards of one die, clock and power compute alike: what was not measured on a board, whose offset stays near zero
+        in the fit, is taken from the one of them that is farthest from zero.
+        """
+        total: Floats64 = np.zeros((len(self.networks), NUM_FORMATS * len(OpClass)))
+        own = self._table("device_offsets", self.devices, device.name)
+        total = total if own is None else own
+        alike = [self._table("device_offsets", self.devices, name) for name in same_die(device)]
+        for found in (table for table in alike if table is not None):
+            sizes, others = np.abs(total.mean(axis=0)), np.abs(found.mean(axis=0))
+            total = np.where((sizes < _LEAST_OFFSET) & (others > sizes), found, total)
+        shared = self._table("architecture_offsets", self.architectures, device.architecture)
+        return total if shared is None else total + shared
+
+    def _table(self, table: str, names: Sequence[str], name: str) -> Floats64 | None:
+        if name not in names:
+            return None
+        row = names.index(name)
+        return np.stack([getattr(network, table)[row] for network in self.networks]).astype(np.float64)
+
+    def nearness_to_runs(
+        self, ops: DistinctOps, setups: Sequence[TrainingSetup]
+    ) -> tuple[Floats64, Floats64]:
+        """Nearness of steps of one network to the measured run most alike, 0 to 1, and its log factor, (p,) each."""
+        if not self.runs:
+            return np.zeros(len(setups)), np.zeros(len(setups))
+        network = network_key(ops)
+        asked = [run_circumstances(setup) for setup in setups]
+        sizes = np.asarray([setup.batch_size_per_device for setup in setups], dtype=np.float64)
+        same = np.asarray(
+            [[run.network == network and run.circumstances == own for run in self.runs] for own in asked]
+        )
+        doublings = np.abs(np.log2(sizes[:, None] / np.asarray([run.batch_size for run in self.runs])))
+        nearness = np.where(same, np.exp(-doublings / _DOUBLINGS_TO_FORGET), 0.0)
+        factors = np.asarray([run.log_factor for run in self.runs])
+        return nearness.max(axis=1), factors[nearness.argmax(axis=1)]
+
+    def _latents(self, index: int) -> Floats64:
+        return np.stack([network.latents[index] for network in self.networks]).astype(np.float64)
+
+
+def circumstance_flags(setup: TrainingSetup) -> tuple[bool, bool, bool]:
+    """Flags of a step: half precision, NHWC, compiled."""
+    return setup.precision.is_half, setup.layout is Layout.NHWC, setup.compile
+
+
+@dataclass(frozen=True, slots=True)
+class _System:
+    """A measuring system, as far as its offsets may hold for another on the same device."""
+
+    device: str
+    precision: Precision
+    layout: str
+    compiler: str
+    era: float
+    phase: str
+
+
+def system_distance(wanted: _System, known: _System) -> float:
+    """Distance of two systems of a device: the sum of what each difference counts.
+
+    Phase counts 3, half precision or not 2, compiler 2, layout 1, autocast or not 1, and 6 times the difference of the
+    software's era.
+    """
+    return (
+        3.0 * (wanted.phase != known.phase)
+        + 2.0 * (wanted.precision.is_half != known.precision.is_half)
+        + 2.0 * (wanted.compiler != known.compiler)
+        + 1.0 * (wanted.layout != known.layout)
+        + 1.0 * (wanted.precision.is_autocast != known.precision.is_autocast)
+        + 6.0 * abs(wanted.era - known.era)
+    )
+
+
+def _asked_system(point: Point) -> _System:
+    setup = point.setup
+    return _System(
+        point.device.name,
+        setup.precision,
+        str(setup.layout),
+        "compiled" if setup.compile else "eager",
+        point.era,
+        str(setup.phase),
+    )
+
+
+@cache
+def _parsed_systems(keys: tuple[str, ...]) -> tuple[_System | None, ...]:
+    """The systems of keys; None for a key that is none of ``system_key``."""
+    found: list[_System | None] = []
+    for key in keys:
+        parts = key.split("|")
+        if len(parts) != _NUM_KEY_PARTS:
+            found.append(None)
+            continue
+        _, device, precision, layout, compiler, version, phase = parts
+        era = software_era(version) if version else NEWEST_ERA
+        found.append(_System(device, Precision(precision), layout, compiler, era, phase))
+    return tuple(found)
+
+
+def system_key(
+    source: str, device: str, precision: str, layout: str, compiler: str, version: str, phase: str
+) -> str:
+    """Key of a measuring system: who measured, on what, how."""
+    return "|".join((source, device, precision, layout, compiler, version, phase))
+
+
+def shipped_weights_path() -> Path:
+    """The weights that come with the package."""
+    return Path(__file__).parent / "fitted" / "op_time.safetensors"
+
+
+def save_weights(weights: CostModel, path: Path) -> None:
+    """Writes the ensemble; tensors are named ``network index.field``."""
+    from safetensors.numpy import save_file
+
+    tensors = {
+        f"{index}.{name}": np.ascontiguousarray(np.atleast_1d(getattr(network, name)))
+        for index, network in enumerate(weights.networks)
+        for name in NetworkWeights.__slots__
+    }
+    header = {
+        "format_version": WEIGHTS_FORMAT_VERSION,
+        "features": FEATURES,
+        "systems": weights.systems,
+        "provenance": dict(weights.provenance),
+        "class_offsets": weights.class_offsets,
+        "circumstance_offsets": weights.circumstance_offsets,
+        "size_law": None if weights.size_law is None else asdict(weights.size_law),
+        "overall_offset": weights.overall_offset,
+        "runs": [asdict(run) for run in weights.runs],
+        "devices": weights.devices,
+        "architectures": weights.architectures,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, path, metadata={_ENTRY: json.dumps(header)})
+
+
+def is_cost_model(path: Path) -> bool:
+    """True if the header of a file is that of a cost model; any other file, or none, is not one."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return _ENTRY in (file.metadata() or {})
+    except (SafetensorError, OSError, ValueError):
+        return False
+
+
+def load_weights(path: Path) -> CostModel:
+    """Reads a fitted model; a file that has not changed is read once.
+
+    Raises:
+        CostModelError: The file is missing, damaged, or made for other features than this version computes.
+    """
+    if not path.is_file():
+        raise CostModelError(
+            f"the fitted cost model is missing: expected {path.name} in {path.parent}; reinstall forerun, or make "
+            "one with: forerun fit RECORDS --out FILE"
+        )
+    status = path.stat()
+    return _load(path, status.st_mtime_ns, status.st_size)
+
+
+@cache
+def _load(path: Path, _changed_ns: int, _size: int) -> CostModel:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            header = json.loads(file.metadata()[_ENTRY])
+            names = file.keys()
+            tensors = {name: file.get_tensor(name) for name in names}
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise CostModelError(
+            f"the fitted cost model {path.name} is damaged ({error}); reinstall forerun or fit it again"
+        ) from error
+    _check_header(header, path)
+    law = header.get("size_law")
+    return CostModel(
+        networks=_networks(tensors, path),
+        systems=tuple(header["systems"]),
+        provenance=header["provenance"],
+        class_offsets=tuple(header.get("class_offsets", ())),
+        circumstance_offsets=tuple(header.get("circumstance_offsets", ())),
+        size_law=None if law is None else SizeLaw(**{name: tuple(values) for name, values in law.items()}),
+        overall_offset=float(header.get("overall_offset", 0.0)),
+        runs=tuple(
+            MeasuredRun(**{**run, "network": tuple(run["network"])}) for run in header.get("runs", ())
+        ),
+        devices=tuple(header.get("devices", ())),
+        architectures=tuple(header.get("architectures", ())),
+    )
+
+
+def _networks(tensors: Mapping[str, Any], path: Path) -> tuple[NetworkWeights, ...]:
+    count = 1 + max((int(name.partition(".")[0]) for name in tensors if name[:1].isdigit()), default=-1)
+    expected = {f"{index}.{name}" for index in range(max(count, 1)) for name in NetworkWeights.__slots__}
+    if missing := sorted(expected - set(tensors)):
+        raise CostModelError(
+            f"the fitted cost model {path.name} is damaged: {len(missing)} tensors are missing, first "
+            f"{missing[0]}; reinstall forerun or fit it again"
+        )
+    return tuple(
+        NetworkWeights(**{name: tensors[f"{index}.{name}"] for name in NetworkWeights.__slots__})
+        for index in range(count)
+    )
+
+
+def _check_header(header: Mapping[str, Any], path: Path) -> None:
+    if missing := sorted({"features", "systems", "provenance"} - set(header)):
+        raise CostModelError(
+            f"the fitted cost model {path.name} is damaged: its header lacks {', '.join(missing)}; "
+            "reinstall forerun or fit it again"
+        )
+    found = (header.get("format_version"), tuple(header.get("features", ())))
+    if found != (WEIGHTS_FORMAT_VERSION, FEATURES):
+        raise CostModelError(
+            f"the fitted cost model {path.name} was made for another version of forerun: expected format "
+            f"{WEIGHTS_FORMAT_VERSION} with {len(FEATURES)} features, got format {found[0]} with {len(found[1])}; "
+            "reinstall forerun, or make a calibration again with: forerun calibrate"
+        )

@@ -1,0 +1,292 @@
+"""``forerun calibrate`` as a function: measures for some minutes, fits, writes the calibration of a device."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from forerun.base.answers import Answer, fields_of
+from forerun.base.errors import InvalidSetupError, RecordError
+from forerun.base.extras import require
+from forerun.cost.communication.measured_layouts import MeasuredLayouts, is_layouts_file
+from forerun.cost.time.correction import calibration_path
+from forerun.cost.time.weights import load_weights, shipped_weights_path
+from forerun.evidence.calibration_session import LOOP_MODEL, loop_cost_s, measure_for_calibration
+from forerun.evidence.fitting.device_calibration import CalibrationResult
+from forerun.evidence.layout_steps import has_layouts, read_layout_steps
+from forerun.evidence.measurement.frameworks import framework_of
+from forerun.evidence.measurement.progress import Event
+from forerun.evidence.measurement.telemetry import device_load, load_warning
+from forerun.evidence.records.measurement import Measurement, Outcome
+from forerun.evidence.records.record_store import RecordStore
+from forerun.question.devices import find_device
+from forerun.question.devices.device import Device
+from forerun.question.devices.local import check_device, gpu_index, lock_device
+from forerun.question.devices.this_device import device_at
+from forerun.question.setup import Precision, choice
+
+__all__ = ["Calibration", "LeftOutModel", "calibrate", "fit_device"]
+
+_FIT_SHARE = 0.25
+"""Share of the minutes that goes to tracing and fitting."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOutModel:
+    """A measured model, and its prediction by calibrations that had not seen its family [s]."""
+
+    model: str
+    batch_size: int
+    measured_s: float
+    relative_noise: float
+    before_s: float
+    after_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration(Answer):
+    """A finished calibration.
+
+    Attributes:
+        device: Title of the device.
+        framework: Framework of the models that the calibration serves, ``pytorch`` or ``keras``.
+        file: File of the calibration.
+        records: Store of the measurements.
+        method: ``refined`` (from layers and models), ``offset`` (from a few steps) or ``layouts`` (from steps of
+            several devices).
+        num_layers, num_models: Numbers of measurements behind the calibration.
+        models: The whole models, left out in turn.
+        duration_s: Time of measuring and fitting [s].
+        step_cost_s: Time of a step of the training loop beside its operations, for Keras' ``fit`` [s].
+        notes: Measurements that could not be used, with the reason, and the load of the device.
+    """
+
+    device: str
+    framework: str
+    file: str
+    records: str
+    method: str
+    num_layers: int
+    num_models: int
+    models: tuple[LeftOutModel, ...]
+    duration_s: float
+    step_cost_s: float = 0.0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def mape_before(self) -> float | None:
+        """Mean absolute error of the left-out models by the shipped weights, as a fraction; None without models."""
+        return _mape([(model.measured_s, model.before_s) for model in self.models])
+
+    @property
+    def mape_after(self) -> float | None:
+        """Mean absolute error of the left-out models by calibrations that had not seen the model's family."""
+        return _mape([(model.measured_s, model.after_s) for model in self.models])
+
+    def json_fields(self) -> dict[str, Any]:
+        """The fields, and the mean errors of all models."""
+        return {**fields_of(self), "mape_before": self.mape_before, "mape_after": self.mape_after}
+
+
+def _mape(pairs: Sequence[tuple[float, float]]) -> float | None:
+    return float(np.mean([abs(said / was - 1) for was, said in pairs])) if pairs else None
+
+
+def calibrate(
+    device: str = "cpu",
+    *,
+    minutes: float = 3.0,
+    precision: str = "fp32",
+    framework: str = "pytorch",
+    records: str | Path | None = None,
+    from_records: str | Path | None = None,
+    out: str | Path | None = None,
+    wait_s: float = 0.0,
+    on_event: Callable[[Event], None] | None = None,
+    report: Callable[[str], None] = lambda _: None,
+) -> Calibration:
+    """Measures a device of this machine, or takes records of another one, and fits the cost model to it.
+
+    Args:
+        device: ``cpu`` or ``cuda:N``; with ``from_records``, the name of the device they were measured on.
+        minutes: Time for measuring and fitting [min], 0.5 or more.
+        precision: Precision of the measured steps.
+        framework: ``pytorch``, or ``keras`` on TensorFlow; a calibration serves the models of one framework.
+        records: Store that keeps the measurements; the default store if None.
+        from_records: A store or file of measurements to fit instead of measuring; a table with a column ``parallel`` or
+            ``strategy`` holds steps of several devices.
+        out: File of the calibration; if None, where ``predict --on here`` finds it.
+        wait_s: Longest wait for another process that measures on the device [s].
+        on_event: Receives an event for every measured job.
+        report: Receives lines about the progress.
+
+    Raises:
+        UsageError: An argument has an impossible value.
+        MeasurementError: Nothing could be measured, or another process measures on the device.
+        RecordError: No measurement of the device can be used.
+    """
+    if not 0.5 <= minutes < math.inf:
+        raise InvalidSetupError(f"a calibration needs half a minute or more, got {minutes} minutes")
+    if not 0.0 <= wait_s < math.inf:
+        raise InvalidSetupError(f"expected a wait of zero or more, got {wait_s} s")
+    require("a calibration", "torch")
+    _check_framework(framework)
+    choice(Precision, precision, "precision")
+    if out is not None:
+        _check_file(Path(out))
+    if from_records is not None and has_layouts(Path(from_records)):
+        return _of_layouts(device, Path(from_records), None if out is None else Path(out))
+    began_s, load_note = time.monotonic(), ""
+    if from_records is not None:
+        found = find_device(device)
+        measured, name = _recorded(from_records, found, framework), str(from_records)
+    else:
+        device = check_device(device)
+        found = device_at(gpu_index(device))
+        with lock_device(device, wait_s=wait_s, on_wait=report):
+            if load_note := load_warning(device, device_load(device)):
+                report(f"warning: {load_note}")
+            began_s = time.monotonic()
+            deadline_s = began_s + 60.0 * minutes * (1 - _FIT_SHARE)
+            measured, name = measure_for_calibration(
+                device, found, precision, framework, records, deadline_s, on_event
+            )
+    report(f"fitting {len(measured)} measurements")
+    result, notes = fit_device(measured, found, report)
+    path = Path(out) if out is not None else calibration_path(found, framework)
+    result.weights.save(path)
+    return Calibration(
+        device=found.title,
+        framework=framework,
+        file=str(path),
+        records=name,
+        method=result.method,
+        num_layers=result.num_layers,
+        num_models=result.num_models,
+        models=_left_out(result),
+        duration_s=time.monotonic() - began_s,
+        step_cost_s=result.weights.step_cost_s,
+        notes=(*notes, *([load_note] if load_note else [])),
+    )
+
+
+def _of_layouts(device: str, steps: Path, out: Path | None) -> Calibration:
+    """Measured steps of layouts as a calibration; each step is predicted from the others as well."""
+    began_s, found = time.monotonic(), find_device(device)
+    if out is None or not is_layouts_file(out.name):
+        raise InvalidSetupError(
+            f"{steps.name} holds steps of several devices; expected a file for them that ends in .json, got "
+            f"{out or 'none'}; give --out my-cluster.json"
+        )
+    rows = read_layout_steps(steps, found)
+    measured = MeasuredLayouts(
+        device=found.name,
+        shapes=tuple(row.shape for row in rows),
+        logs=tuple(float(np.log(row.measured_s / row.predicted_s)) for row in rows),
+    )
+    out.write_text(measured.to_json(), encoding="utf-8")
+    models = []
+    for index, row in enumerate(rows):
+        others = measured.without(index)
+        log_factor = others.correction(row.shape)[0] if others is not None else 0.0
+        models.append(
+            LeftOutModel(
+                model=f"{row.run.model.model}, {row.run.layout.text}",
+                batch_size=row.run.setup.batch_size_per_device,
+                measured_s=row.measured_s,
+                relative_noise=0.0,
+                before_s=row.predicted_s,
+                after_s=row.predicted_s * math.exp(log_factor),
+            )
+        )
+    return Calibration(
+        device=found.title,
+        framework="pytorch",
+        file=str(out),
+        records=str(steps),
+        method="layouts",
+        num_layers=0,
+        num_models=len(rows),
+        models=tuple(models),
+        duration_s=time.monotonic() - began_s,
+    )
+
+
+def _check_file(path: Path) -> None:
+    """Refuses a file that cannot be written, before minutes of measuring."""
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    if path.is_dir() or not folder.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+        raise RecordError(f"expected a file for the calibration that can be written, got '{path}'")
+
+
+def _check_framework(framework: str) -> None:
+    if (other := framework_of(framework)) is not None:
+        other.check_installed(f"a calibration with {framework.capitalize()}")
+
+
+def _recorded(source: str | Path, device: Device, framework: str) -> list[Measurement]:
+    from forerun.evidence.records.files import import_measurements
+    from forerun.evidence.records.record_store import is_store
+
+    def of_device(measurements: Iterable[Measurement]) -> list[Measurement]:
+        wanted = {device.name, device.title}
+        own = (m for m in measurements if m.circumstances.framework == framework)
+        return [m for m in own if wanted & {m.circumstances.device, m.circumstances.device_title}]
+
+    if is_store(source):
+        with RecordStore.open(source, create=False) as store:
+            found = of_device(store.measurements(outcome=Outcome.DONE))
+    else:
+        found = of_device(import_measurements(source))
+    if not found:
+        raise RecordError(
+            f"{source}: expected measurements of {framework} on {device.title} ({device.name}), found none; "
+            "name the device and the framework they were measured on"
+        )
+    return found
+
+
+def fit_device(
+    measured: Sequence[Measurement], device: Device, report: Callable[[str], None] = lambda _: None
+) -> tuple[CalibrationResult, list[str]]:
+    """The cost model of a device from what was measured on it, and what of that could not be used.
+
+    Raises:
+        RecordError: No finished step or layer is among the measurements.
+    """
+    import torch
+
+    from forerun.evidence.fitting.device_calibration import calibrate as fit
+    from forerun.evidence.fitting.measured_layers import device_samples
+
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the products are small: threads would wait for each other
+    try:
+        loop_s = loop_cost_s(measured)
+        rest = [m for m in measured if m.subject != LOOP_MODEL]
+        samples, reasons = device_samples(rest, device, loop_s=loop_s)
+        return fit(samples, device, load_weights(shipped_weights_path()), report, loop_s=loop_s), reasons
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+def _left_out(result: CalibrationResult) -> tuple[LeftOutModel, ...]:
+    rows = zip(result.samples, result.log_before, result.log_after, strict=True)
+    return tuple(
+        LeftOutModel(
+            model=sample.measurement.subject,
+            batch_size=sample.point.setup.batch_size_per_device,
+            measured_s=sample.step_time_s,
+            relative_noise=sample.relative_noise,
+            before_s=float(sample.step_time_s * np.exp(-before)),
+            after_s=float(sample.step_time_s * np.exp(-after)),
+        )
+        for sample, before, after in rows
+    )

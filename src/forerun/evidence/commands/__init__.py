@@ -1,0 +1,1 @@
+"""Commands of the evidence: measure, records, calibrate, fit, evaluate."""

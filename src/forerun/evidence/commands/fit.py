@@ -1,0 +1,142 @@
+"""``forerun fit``."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from forerun.base.errors import InvalidSetupError, UsageError, near_matches
+from forerun.base.plugins import plugin_names
+from forerun.surface.cli.verbs import verb
+
+if TYPE_CHECKING:
+    from forerun.evidence.fit import FitResult
+
+__all__ = ["fit"]
+
+_MODELS = (*plugin_names("forerun.regressors"), "op")
+
+
+@verb("Fit a model to measured steps or layers.", page="forerun.evidence.pages.evaluation_page:fit_page")
+def fit(
+    records: Annotated[
+        list[str],
+        typer.Argument(metavar="RECORDS...", help="Stores (files or URLs) or tables of measurements."),
+    ],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="File for the fitted model.")],
+    model: Annotated[
+        str,
+        typer.Option(metavar="NAME", help=f"Kind of model to fit: {', '.join(_MODELS)}."),
+    ] = "op",
+    on: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DEVICE", help="Device that RECORDS were measured on, if not the one they name."
+        ),
+    ] = None,
+    hidden: Annotated[
+        str | None, typer.Option(metavar="SIZES", help="Units of the hidden layers, such as 64,64.")
+    ] = None,
+    loss: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Loss on the logarithm of the time: mse or mae.")
+    ] = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option(metavar="NUMBERS", help="Seeds, such as 0,1,2; one network is fitted per seed."),
+    ] = None,
+    max_epochs: Annotated[
+        int | None,
+        typer.Option("--max-epochs", "--epochs", help="Largest number of passes of a network over the rows."),
+    ] = None,
+    plots: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Existing folder for plots of the fit and of RECORDS."),
+    ] = None,
+) -> FitResult:
+    """Fit a model to measured steps or layers."""
+    if model not in _MODELS:
+        raise UsageError(
+            f"unknown model '{model}'{near_matches(model, _MODELS)}; expected one of {', '.join(_MODELS)}"
+        )
+    if not out.parent.is_dir():
+        raise UsageError(f"the folder of '{out}' does not exist; create it or choose another with --out")
+    if plots is not None and not plots.is_dir():
+        raise UsageError(f"the folder '{plots}' does not exist; create it or choose another with --plots")
+    result = _fit(records, model, on, _choices(hidden, loss, seeds, max_epochs))
+    result.model.save(out)
+    if plots is not None:
+        _write_plots(result, records, on, plots)
+    typer.echo(f"model written to {out}", err=True)
+    return result
+
+
+def _choices(
+    hidden: str | None, loss: str | None, seeds: str | None, epochs: int | None
+) -> dict[str, object]:
+    given = {
+        "hidden_sizes": None if hidden is None else _whole_numbers(hidden, "--hidden"),
+        "loss": loss,
+        "seeds": None if seeds is None else _whole_numbers(seeds, "--seeds"),
+        "max_epochs": epochs,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _whole_numbers(text: str, option: str) -> tuple[int, ...]:
+    if re.fullmatch(r"\d+(?:\s*,\s*\d+)*", text.strip()) is None:
+        raise InvalidSetupError(f"expected whole numbers such as 64,64 with {option}, got '{text}'")
+    return tuple(int(number) for number in re.findall(r"\d+", text))
+
+
+def _fit(records: list[str], model: str, device: str | None, choices: dict[str, object]) -> FitResult:
+    from forerun.evidence.fit import fit_regressor
+
+    return fit_regressor(records, model, device=device, **choices)  # type: ignore[arg-type]
+
+
+def _write_plots(result: FitResult, records: list[str], device: str | None, folder: Path) -> None:
+    from forerun.evidence.pages.measured_plots import (
+        accuracy_against_time,
+        accuracy_curves,
+        batch_size_against_throughput,
+        residuals_against_time,
+    )
+    from forerun.evidence.records.reading import (
+        accuracy_over_time,
+        curves,
+        read_all,
+        read_measured_steps,
+        throughputs,
+    )
+    from forerun.question.devices import find_device
+    from forerun.surface.report.figure import STEP_TIMES, TimeAxis
+    from forerun.surface.report.plots import predicted_versus_actual
+
+    title = f"{result.model.kind} on held-out configurations"
+    # The table's own target, on the axes that its reader draws it on.
+    axis = TimeAxis("time per epoch", "s", 1.0, is_log=False) if result.target == "epoch" else STEP_TIMES
+    rows: dict[str, Any] = {"predicted_s": result.predicted_s, "actual_s": result.actual_s}
+    rows |= {"groups": result.groups, "times": axis}
+    predicted_versus_actual(folder / "predicted-versus-actual.png", title=title, **rows)
+    residuals_against_time(folder / "residuals.png", title=f"Residuals, {title}", **rows)
+    if result.model.kind == "layers":
+        return
+    place = None if device is None else find_device(device)
+    found = throughputs(read_measured_steps(records, place))
+    batch_size_against_throughput(
+        folder / "throughput.png",
+        title="Measured throughput",
+        batch_sizes=found.batch_sizes,
+        throughput_samples_per_s=found.throughput_samples_per_s,
+        groups=found.models,
+    )
+    accuracy, loss = curves(read_all(records, place))
+    if accuracy or loss:
+        accuracy_curves(
+            folder / "accuracy.png", title="Accuracy and loss per epoch", accuracy=accuracy, loss=loss
+        )
+    if runs := accuracy_over_time(read_all(records, place)):
+        accuracy_against_time(folder / "accuracy-against-time.png", title="Accuracy against time", runs=runs)

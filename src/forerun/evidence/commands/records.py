@@ -1,0 +1,223 @@
+"""``forerun records list | show KEY | check | import FILE | export FILE``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from forerun.base.errors import UsageError
+from forerun.surface.cli.options import RecordsOption
+from forerun.surface.cli.verbs import Verbs, verb
+
+if TYPE_CHECKING:
+    from forerun.evidence.records.measurement import Measurement
+
+__all__ = ["records"]
+
+_PAGES = "forerun.evidence.pages.records_page"
+
+DeviceOption = Annotated[
+    str | None, typer.Option("--device", help="Only records of this device, such as rtx-3090.")
+]
+FamilyOption = Annotated[
+    str | None, typer.Option("--family", help="Only records of this model family, such as cnn.")
+]
+
+_COUNTED = ("device", "kind", "family", "occasion", "outcome")
+
+
+@dataclass(frozen=True)
+class _Listed:
+    """Records of a store, or their numbers by group."""
+
+    store: str
+    groups: Sequence[tuple[tuple[str, ...], int]] | None = None
+    records: Sequence[Measurement] = ()
+    num_records: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """The list as plain data."""
+        from forerun.evidence.records.measurement import measurement_document
+
+        if self.groups is None:
+            documents = [measurement_document(record) for record in self.records]
+            return {"store": self.store, "num_records": self.num_records, "records": documents}
+        named = [
+            {**dict(zip(_COUNTED, of, strict=True)), "num_records": number} for of, number in self.groups
+        ]
+        return {"store": self.store, "groups": named}
+
+
+def _list_page(found: _Listed) -> Any:
+    from forerun.evidence.pages.records_page import counts_table, records_table
+
+    if found.groups is not None:
+        return counts_table(found.store, _COUNTED, found.groups)
+    return records_table(found.records)
+
+
+def _tell_of_more(found: _Listed) -> None:
+    if found.groups is None and found.num_records > len(found.records):
+        shown = f"the first {len(found.records)} of {found.num_records}"
+        typer.echo(f"{shown}; --limit shows more, export writes all", err=True)
+
+
+@verb(page=_list_page, after=_tell_of_more)
+def list_records(
+    store: RecordsOption = None,
+    device: DeviceOption = None,
+    family: FamilyOption = None,
+    limit: Annotated[int, typer.Option(min=1, help="Largest number of records to list.")] = 100,
+) -> _Listed:
+    """Count the measurements of each kind; with --device or --family, list them."""
+    from forerun.evidence.records.record_store import RecordStore
+
+    with RecordStore.open(store, create=False) as opened:
+        if device is None and family is None:
+            return _Listed(opened.name, groups=[*opened.counts(*_COUNTED)])
+        found = tuple(islice(opened.measurements(device=device, family=family), limit))
+        return _Listed(opened.name, None, found, opened.count(device=device, family=family))
+
+
+def _document(found: Measurement) -> Mapping[str, Any]:
+    from forerun.evidence.records.measurement import measurement_document
+
+    return measurement_document(found)
+
+
+@verb(page=f"{_PAGES}:record_page", as_dict=_document)
+def show_record(
+    key: Annotated[str, typer.Argument(metavar="KEY", help="Key of a record, or the beginning of it.")],
+    store: RecordsOption = None,
+) -> Measurement:
+    """Show one record whole: repetitions, results and circumstances."""
+    from forerun.evidence.records.record_store import RecordStore
+
+    with RecordStore.open(store, create=False) as opened:
+        return opened.find(key)
+
+
+def _check_page(found: Mapping[str, Any]) -> str:
+    whole = f"{found['store']}: {found['num_records']} records, all as they were written"
+    return "\n".join(found["damage"]) or whole
+
+
+def _fail_if_damaged(found: Mapping[str, Any]) -> None:
+    if found["damage"]:
+        raise typer.Exit(1)
+
+
+@verb(page=_check_page, as_dict=dict, after=_fail_if_damaged)
+def check_records(store: RecordsOption = None) -> dict[str, Any]:
+    """Read every record of the store and tell which are damaged; exit status 1 if any is."""
+    from forerun.evidence.records.record_store import RecordStore
+
+    with RecordStore.open(store, create=False) as opened:
+        damage = opened.check()
+        return {"store": opened.name, "num_records": opened.count(), "damage": list(damage)}
+
+
+@verb(
+    page=lambda found: (
+        f"{found['num_written']} measurements written to {found['store']}, "
+        f"{found['num_read'] - found['num_written']} were there already"
+    ),
+    as_dict=dict,
+)
+def import_file(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A .csv or .parquet file of measurements.")],
+    store: RecordsOption = None,
+    cnn_grid: Annotated[
+        bool, typer.Option("--cnn-grid", help="Read a CSV with the columns of the CNN grid; needs --on.")
+    ] = False,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            "--on",
+            "--device",
+            metavar="DEVICE",
+            help="With --cnn-grid: device that FILE was measured on, as in predict --on.",
+        ),
+    ] = None,
+) -> dict[str, Any]:
+    """Add the measurements of a file to the store; measurements that it has already stay as they are."""
+    from forerun.evidence.records.record_store import RecordStore
+
+    if cnn_grid != (device is not None):
+        raise UsageError(
+            "--cnn-grid and --on belong together: a CSV of the CNN grid does not name its device, other files do"
+        )
+    with RecordStore.open(store) as opened:
+        counted = _Counted(_measurements_of(file, device))
+        num_written = opened.add_many(counted)
+        return {"store": opened.name, "num_written": num_written, "num_read": counted.number}
+
+
+def _measurements_of(file: Path, device: str | None) -> Iterable[Measurement]:
+    from forerun.evidence.records.files import import_measurements
+    from forerun.question.devices import find_device
+
+    if device is None:
+        return import_measurements(file)
+    from forerun.evidence.records.reading import record_format
+
+    read = record_format("cnn-grid").read
+    assert read is not None
+    return read(file, find_device(device))
+
+
+class _Counted:
+    """Passes measurements on and counts them."""
+
+    def __init__(self, measurements: Iterable[Measurement]) -> None:
+        self._measurements = measurements
+        self.number = 0
+
+    def __iter__(self) -> Iterator[Measurement]:
+        for measurement in self._measurements:
+            self.number += 1
+            yield measurement
+
+
+@verb(
+    page=lambda found: f"{found['num_written']} measurements from {found['store']} to {found['file']}",
+    as_dict=dict,
+)
+def export_file(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A .csv or .parquet file to write.")],
+    store: RecordsOption = None,
+    device: DeviceOption = None,
+    family: FamilyOption = None,
+    cnn_grid: Annotated[
+        bool,
+        typer.Option(
+            "--cnn-grid", help="Write a CSV with the columns of the CNN grid, one row per trained CNN."
+        ),
+    ] = False,
+) -> dict[str, Any]:
+    """Write the measurements of the store to a file."""
+    from forerun.evidence.records.files import export_measurements
+    from forerun.evidence.records.reading import record_format
+    from forerun.evidence.records.record_store import RecordStore
+
+    write = record_format("cnn-grid").write if cnn_grid else export_measurements
+    with RecordStore.open(store, create=False) as opened:
+        num_written = write(opened.measurements(device=device, family=family), file)
+        return {"store": opened.name, "file": str(file), "num_written": num_written}
+
+
+records = Verbs(
+    "List, show, check, import and export the measurements in the record store.",
+    {
+        "list": list_records,
+        "show": show_record,
+        "check": check_records,
+        "import": import_file,
+        "export": export_file,
+    },
+)

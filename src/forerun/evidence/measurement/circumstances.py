@@ -1,0 +1,139 @@
+"""Circumstances of a job (place, time, software), without loading a framework."""
+
+from __future__ import annotations
+
+import platform
+import re
+from dataclasses import replace
+from datetime import UTC, datetime
+from importlib import metadata
+
+from forerun.base.errors import InvalidSetupError, MeasurementError, UnknownDeviceError
+from forerun.evidence.measurement.jobs import Protocol
+from forerun.evidence.records.measurement import Circumstances
+from forerun.question.devices.here import Host, HostGpu, describe_host, visible_gpus
+from forerun.question.devices.local import gpu_index
+from forerun.question.devices.this_device import gpu_device
+
+__all__ = ["at_job_start", "describe_circumstances", "num_threads_of", "software_version"]
+
+_DISTRIBUTIONS = {"pytorch": ("torch",), "keras": ("keras", "tensorflow", "tensorflow-cpu")}
+
+
+def describe_circumstances(
+    device_index: str = "cpu",
+    *,
+    protocol: Protocol | None = None,
+    occasion: str = "",
+    framework: str = "pytorch",
+    host_name: str | None = None,
+) -> Circumstances:
+    """Circumstances of all jobs of a session; ``at_job_start`` adds those of one job.
+
+    Args:
+        device_index: ``cpu``, ``cuda`` or ``cuda:N`` among the visible GPUs.
+        protocol: Settings of the measurement, for the number of threads.
+        occasion: Label of the session.
+        framework: Name of the framework, ``pytorch`` or ``keras``.
+        host_name: Name of the machine in the records; None for its own name.
+    """
+    index = gpu_index(device_index)
+    host = describe_host()
+    shared = Circumstances(
+        device="cpu",
+        device_title=host.cpu.model,
+        device_index=device_index,
+        host=platform.node() if host_name is None else host_name,
+        num_cores=max(1, int(host.num_usable_cores)),
+        num_threads=num_threads_of(protocol or Protocol(), host),
+        memory_bytes=float(host.memory_usable_bytes),
+        operating_system=host.operating_system,
+        python_version=host.python_version,
+        framework=framework,
+        framework_version=software_version(framework),
+        forerun_version=_installed_version("forerun") or "",
+        occasion=occasion,
+    )
+    if index is None:
+        return shared
+    gpu = _gpu(index, host)
+    return replace(
+        shared,
+        device=_gpu_name(gpu),
+        device_title=gpu.name,
+        memory_bytes=float(gpu.memory_bytes),
+        accelerator_software=_accelerator_software(gpu),
+    )
+
+
+def at_job_start(circumstances: Circumstances) -> Circumstances:
+    """The circumstances of a job that begins now: the time in UTC and the load of the machine."""
+    return replace(
+        circumstances,
+        started_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        load_before=_load_per_core(),
+    )
+
+
+def num_threads_of(protocol: Protocol, host: Host | None = None) -> int:
+    """Number of threads for the framework: that of the protocol, else one per core the job may use."""
+    if protocol.num_threads is not None:
+        return protocol.num_threads
+    return max(1, int((host or describe_host()).num_usable_cores))
+
+
+def software_version(framework: str) -> str:
+    """Versions of a framework and of its backend, from the packages' own metadata.
+
+    Raises:
+        MeasurementError: The framework is not installed.
+    """
+    if framework not in _DISTRIBUTIONS:
+        raise InvalidSetupError(f"expected framework {' or '.join(_DISTRIBUTIONS)}, got '{framework}'")
+    main, *others = _DISTRIBUTIONS[framework]
+    version = _installed_version(main)
+    if version is None:
+        raise MeasurementError(
+            f"expected {main} to be installed, found none; install it with: pip install {main}"
+        )
+    found = {name: other for name in others if (other := _installed_version(name))}
+    return ", ".join([version, *(f"{name} {other}" for name, other in found.items())])
+
+
+def _installed_version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _load_per_core() -> float | None:
+    import psutil
+
+    try:
+        return psutil.getloadavg()[0] / (psutil.cpu_count() or 1)
+    except OSError:
+        return None
+
+
+def _gpu(index: int, host: Host) -> HostGpu:
+    gpus = visible_gpus(host.gpus)
+    if index >= len(gpus):
+        raise MeasurementError(
+            f"expected an NVIDIA GPU as cuda:{index}, but this process sees {len(gpus)}; "
+            "choose another device, or check the driver and CUDA_VISIBLE_DEVICES"
+        )
+    return gpus[index]
+
+
+def _gpu_name(gpu: HostGpu) -> str:
+    """Catalogue name of a GPU; one without an entry is measured under its own name."""
+    try:
+        return gpu_device(gpu).name
+    except UnknownDeviceError:
+        return re.sub(r"[^a-z0-9]+", "-", gpu.name.lower()).strip("-")
+
+
+def _accelerator_software(gpu: HostGpu) -> str:
+    known = {"driver": gpu.driver_version, "CUDA": gpu.cuda_version}
+    return ", ".join(f"{name} {version}" for name, version in known.items() if version)

@@ -1,0 +1,167 @@
+"""Jobs: small frozen descriptions of runs that travel to a child process, or to another host, as JSON.
+
+A job does not depend on its timing (``protocol``) or its runner (``runners``). Its parameters are plain scalars, so
+that one dictionary is its JSON form, its identity, and the ``parameters`` of its measurement.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field, fields
+
+from forerun.base.errors import InvalidSetupError
+from forerun.evidence.records.measurement import JobKind, Scalar
+
+__all__ = ["MeasurementJob", "Protocol", "RunResult", "job_key"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasurementJob:
+    """One job to run.
+
+    Attributes:
+        kind: Kind of the job, which selects the runner.
+        subject: Model as ``predict`` names it, or name of a layer or kernel.
+        family: Group that must not be split between fit and test.
+        parameters: All settings for the runner: batch_size, precision, layout, compile, optimizer, phase,
+            image_size, num_epochs, sizes of the layer ... Scalars only.
+    """
+
+    kind: JobKind
+    subject: str
+    family: str
+    parameters: dict[str, Scalar] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """One line of JSON with sorted keys."""
+        return json.dumps(
+            {
+                "kind": str(self.kind),
+                "subject": self.subject,
+                "family": self.family,
+                "parameters": self.parameters,
+            },
+            sort_keys=True,
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> MeasurementJob:
+        """The job from the output of ``to_json``."""
+        values = json.loads(text)
+        return cls(
+            kind=JobKind(values["kind"]),
+            subject=values["subject"],
+            family=values["family"],
+            parameters=values["parameters"],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """Result of a runner on the device.
+
+    Attributes:
+        warm_up_s: Repetitions before the step time was stationary [s].
+        repetitions_s: Timed repetitions, in order [s].
+        results: Figures beside time; see ``Measurement.results``.
+        is_stationary: True if the warm-up ended because the times were stationary, not because it ran out.
+    """
+
+    repetitions_s: tuple[float, ...]
+    warm_up_s: tuple[float, ...] = ()
+    results: dict[str, Scalar] = field(default_factory=dict)
+    is_stationary: bool = True
+
+
+def job_key(job: MeasurementJob, *, device: str, framework_version: str, occasion: str) -> str:
+    """Identity of a job on a device with a framework on an occasion: 32 hexadecimal digits.
+
+    All repetitions on one occasion share the key; the protocol's settings are not part of it.
+    """
+    text = "\n".join([job.to_json(), device, framework_version, occasion])
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+_LEAST_REPETITIONS = 3  # a median of fewer repetitions says nothing about its spread
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Protocol:
+    """Settings of a measurement; the defaults suit steps between 1 ms and a few seconds.
+
+    Attributes:
+        min_warm_up: Number of repetitions that always come before the timed ones.
+        max_warm_up: Number of repetitions after which the warm-up ends even if the times are not stationary.
+        window: Number of repetitions in each of the two windows of the stationarity test; at least 3.
+        tolerance: Relative difference of the windows' medians that always passes.
+        num_repetitions: Number of timed repetitions; at least 3.
+        max_seconds: Longest time of the warm-up, and of the timed repetitions; ``min_warm_up`` and three timed
+            repetitions are always made [s].
+        timeout_s: Longest time of a child, after which it is killed [s].
+        anchor_every: Number of jobs between two measurements of the anchor; 0 for no anchors.
+        anchor_tolerance: Relative change of the anchor beyond which the jobs between are marked unstable.
+        max_relative_interval: Half width of the interval of the median, relative to the median, beyond which
+            a run is marked unstable.
+        num_threads: Number of threads of the framework; None for one per usable core.
+        memory_limit_bytes: Memory a job may take on the host beyond that of the loaded framework; None for no
+            limit [bytes].
+        telemetry_every_s: Time between two readings of the sensors [s].
+    """
+
+    min_warm_up: int = 3
+    max_warm_up: int = 60
+    window: int = 5
+    tolerance: float = 0.02
+    num_repetitions: int = 20
+    max_seconds: float = 30.0
+    timeout_s: float = 900.0
+    anchor_every: int = 10
+    anchor_tolerance: float = 0.05
+    max_relative_interval: float = 0.10
+    num_threads: int | None = None
+    memory_limit_bytes: int | None = None
+    telemetry_every_s: float = 0.5
+
+    def __post_init__(self) -> None:
+        least: dict[str, float] = {
+            "min_warm_up": 0,
+            "max_warm_up": self.min_warm_up,
+            "window": _LEAST_REPETITIONS,
+            "tolerance": 0,
+            "num_repetitions": _LEAST_REPETITIONS,
+            "max_seconds": 0,
+            "anchor_every": 0,
+            "anchor_tolerance": 0,
+            "max_relative_interval": 0,
+            "num_threads": 1,
+            "memory_limit_bytes": 1,
+        }
+        for name, bound in least.items():
+            value = getattr(self, name)
+            # Written so that "not a number" is refused too.
+            if value is not None and not value >= bound:
+                raise InvalidSetupError(
+                    f"expected {name} of at least {bound:g}, got {value}; give a larger one"
+                )
+        for name in ("timeout_s", "telemetry_every_s"):
+            if not getattr(self, name) > 0:
+                raise InvalidSetupError(
+                    f"expected {name} above zero, got {getattr(self, name)}; give a positive one"
+                )
+
+    def to_json(self) -> str:
+        """One line of JSON with every setting, keys sorted."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Protocol:
+        """The protocol from the output of ``to_json``; absent settings take their defaults."""
+        values = json.loads(text)
+        known = {field.name for field in fields(cls)}
+        if unknown := sorted(set(values) - known):
+            raise InvalidSetupError(
+                f"expected settings of a protocol, got unknown {', '.join(unknown)}; "
+                f"known are {', '.join(sorted(known))}"
+            )
+        return cls(**values)

@@ -1,0 +1,350 @@
+"""Layers to measure: sizes that fill the space evenly.
+
+``justus``: the ranges of the public layer tables (Justus et al. 2018, arXiv 1811.11880, section 4): batch 1 to 64,
+images of 1 to 512 pixels with in_size * channels below 10,000, kernel 1 to 7, stride 1 to 4, dense layers of 1 to 4096
+features. ``wide``: to batch 256, without the limit on images. ``networks``: sizes of layers inside image networks, for
+calibration: features in multiples of 8, odd kernels padded to keep the size, stride 1 more often than 2.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, zip_longest
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.base.errors import InvalidSetupError, near_matches
+from forerun.evidence.measurement.jobs import MeasurementJob
+from forerun.evidence.measurement.layer_figures import LAYER_KINDS, LayerFigures, layer_figures
+from forerun.evidence.records.measurement import JobKind, Scalar
+from forerun.question.setup import Precision
+
+__all__ = [
+    "IMAGE_LAYERS",
+    "LAYERS_WITHOUT_WEIGHTS",
+    "RANGES",
+    "Axis",
+    "LayerDesign",
+    "axes_of",
+    "design_layers",
+    "layer_job",
+    "unit_points",
+]
+
+RANGES = ("justus", "wide", "networks")
+"""Names of the ranges."""
+
+IMAGE_LAYERS = (
+    *("conv2d", "grouped_conv2d", "depthwise_conv2d"),
+    *("batch_norm", "group_norm", "max_pool", "avg_pool"),
+)
+"""Kinds that read images."""
+
+_WINDOWS = ("conv2d", "grouped_conv2d", "depthwise_conv2d", "max_pool", "avg_pool")
+_WITH_BIAS = ("conv2d", "grouped_conv2d", "depthwise_conv2d", "dense", "attention", "lstm")
+_WITH_ACTIVATION = ("conv2d", "grouped_conv2d", "depthwise_conv2d", "dense")
+_JUSTUS_WIDEST = 10_000
+_KERNELS_IN_NETWORKS: dict[str, tuple[int, ...]] = {
+    "conv2d": (1, 1, 3, 3, 5, 7),
+    "grouped_conv2d": (3,),
+    "depthwise_conv2d": (3, 3, 5, 7),
+    "max_pool": (2, 3),
+    "avg_pool": (2, 3),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """One size or choice of a layer.
+
+    Attributes:
+        name: Name of the layer's parameter.
+        low, high: Smallest and largest whole number, both included; not used if there are values.
+        values: Choices, in place of a range of numbers.
+        is_log: True if equal ratios are equally likely, not equal differences.
+        multiple: Number of which all values are multiples.
+    """
+
+    name: str
+    low: int = 1
+    high: int = 1
+    values: tuple[Scalar, ...] = ()
+    is_log: bool = True
+    multiple: int = 1
+
+    def at(self, u: float) -> Scalar:
+        """The value at a place of the unit interval, u in [0, 1)."""
+        if self.values:
+            return self.values[int(u * len(self.values))]
+        if not self.is_log:
+            return self.low + int(u * (self.high - self.low + 1))
+        # Half a step beyond both ends, so that the ends are as likely as the numbers between.
+        low, high = np.log(self.low - 0.5 if self.low > 1 else 0.5 * 2**0.5), np.log(self.high + 0.5)
+        drawn = float(np.exp(low + u * (high - low)))
+        return int(np.clip(self.multiple * round(drawn / self.multiple), self.low, self.high))
+
+
+def axes_of(kind: str, ranges: str, *, modes: Sequence[str], optimizers: Sequence[str]) -> list[Axis]:
+    """The axes of a kind of layer.
+
+    Args:
+        kind: Kind of layer, one of ``figures.LAYER_KINDS``.
+        ranges: Name of the ranges, one of ``RANGES``.
+        modes: Modes to measure: forward, train_step or both.
+        optimizers: Optimizers of training steps.
+    """
+    sizes = _sizes_in_networks(kind) if ranges == "networks" else _sizes(kind, ranges)
+    axes = [*sizes, *_widths(kind, ranges)]
+    if kind in _WITH_BIAS:
+        axes += [Axis(name="use_bias", values=(False, True))]
+    if kind in _WITH_ACTIVATION:
+        activations = ("none", "relu") if ranges == "networks" else ("none", "relu", "tanh", "sigmoid")
+        axes += [Axis(name="activation", values=activations)]
+    axes += [Axis(name="mode", values=tuple(modes))]
+    return [*axes, Axis(name="optimizer", values=tuple(optimizers))]
+
+
+def _sizes(kind: str, ranges: str) -> list[Axis]:
+    """Axes of batch, image and window."""
+    axes = [Axis(name="batch_size", high=256 if ranges == "wide" else 64)]
+    if kind in IMAGE_LAYERS:
+        axes += [Axis(name="in_size", high=512)]
+    if kind in _WINDOWS:
+        axes += [Axis(name="kernel", high=7, is_log=False), Axis(name="stride", high=4, is_log=False)]
+        axes += [Axis(name="padding", values=("same", "valid"))]
+    return axes
+
+
+def _sizes_in_networks(kind: str) -> list[Axis]:
+    axes = [Axis(name="batch_size", high=64)]
+    if kind in IMAGE_LAYERS:
+        axes += [Axis(name="in_size", low=4, high=128)]
+    if kind in _WINDOWS:
+        axes += [Axis(name="kernel", values=_KERNELS_IN_NETWORKS[kind])]
+        # Convolutions of networks keep the size of the image; of their pools many, as VGG's, have no padding.
+        paddings = ("same", "valid") if kind.endswith("pool") else ("same",)
+        axes += [Axis(name="stride", values=(1, 1, 2)), Axis(name="padding", values=paddings)]
+    return axes
+
+
+def _widths(kind: str, ranges: str) -> list[Axis]:
+    """Axes of features; if a number must be a multiple, the axes are that multiple and the features in each part."""
+    widest = {"justus": _JUSTUS_WIDEST, "wide": 2048, "networks": 1024}[ranges]
+    step = 8 if ranges == "networks" else 1
+    inputs = Axis(name="in_features", low=step, high=widest, multiple=step)
+    outputs = Axis(name="out_features", low=step, high=widest, multiple=step)
+    tokens = Axis(name="sequence_length", high=1024)
+    if kind == "conv2d":
+        return [inputs, outputs]
+    if kind in ("grouped_conv2d", "group_norm"):
+        least = 4 if ranges == "networks" else 1
+        groups = Axis(name="groups", low=2, high=64)
+        each = [
+            Axis(name=f"{side}_per_group", low=least, high=64, multiple=least)
+            for side in ("inputs", "outputs")
+        ]
+        return [groups, *(each if kind == "grouped_conv2d" else each[:1])]
+    if kind == "dense":
+        widest = {"justus": 4096, "wide": 8192, "networks": 4096}[ranges]
+        return [replace(inputs, high=widest), replace(outputs, high=widest)]
+    if kind == "attention":
+        return [tokens, Axis(name="num_heads", high=16), Axis(name="width_per_head", low=8, high=128)]
+    if kind == "lstm":
+        return [replace(tokens, high=128), replace(inputs, high=1024), replace(outputs, high=1024)]
+    if kind == "layer_norm":
+        return [tokens, replace(inputs, high=4096)]
+    return [inputs]
+
+
+_JUSTUS_IMAGE_LIMIT = 10_000
+_TRAIN_WORK = 3  # a training step does the forward work, and twice that in the backward pass
+_TRAIN_COPIES = 2  # activations and their gradients
+_WEIGHT_COPIES = 4  # weights, gradients, two moments
+_FIRST_EXPONENT = 8
+_LAST_EXPONENT = 15
+
+LAYERS_WITHOUT_WEIGHTS = ("max_pool", "avg_pool", "null")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerDesign:
+    """Kinds and number of layers to measure, and their limits.
+
+    Attributes:
+        kinds: Kinds of layers.
+        num_layers: Number of layers of all kinds together, equally many of each.
+        ranges: Ranges of sizes: ``justus``, ``wide`` or ``networks`` (``axes.RANGES``).
+        modes: Modes to measure: ``forward``, ``train_step`` or both, which then take turns.
+        optimizers: Optimizers of training steps, all equally likely.
+        precision, layout: Precision and memory order of all layers.
+        max_flops: Most work of one step [FLOP]; with the defaults of work and memory hardly any step takes more than
+            100 ms on one core of a present processor.
+        max_bytes: Most memory of one step [bytes].
+        seed: Seed of the scrambling; another seed gives another design of the same kind.
+        with_null: True measures the null layer, in each mode, as well.
+        copies: Number of equal layers in one step, each with its own weights and input; the limits hold for their sum.
+        framework: Name of the framework: ``pytorch``, or ``keras`` on TensorFlow, which pads an even kernel
+            with ``same`` differently: such layers are skipped.
+    """
+
+    kinds: Sequence[str] = tuple(kind for kind in LAYER_KINDS if kind != "null")
+    num_layers: int = 1100
+    ranges: str = "wide"
+    modes: Sequence[str] = ("forward", "train_step")
+    optimizers: Sequence[str] = ("none", "sgd-plain", "momentum", "adam", "rmsprop", "adagrad", "adadelta")
+    precision: str = "fp32"
+    layout: str = "nchw"
+    max_flops: float = 4e9
+    max_bytes: float = 2e8
+    seed: int = 0
+    with_null: bool = True
+    copies: int = 1
+    framework: str = "pytorch"
+
+    def __post_init__(self) -> None:
+        for kind in self.kinds:
+            if kind not in LAYER_KINDS:
+                raise InvalidSetupError(
+                    f"unknown layer '{kind}'{near_matches(kind, LAYER_KINDS)}; expected one of {', '.join(LAYER_KINDS)}"
+                )
+        if self.ranges not in RANGES:
+            raise InvalidSetupError(f"expected ranges {', '.join(RANGES)}, got '{self.ranges}'")
+        if self.framework not in ("pytorch", "keras") or (self.framework == "keras" and self.copies != 1):
+            raise InvalidSetupError(
+                f"expected framework pytorch, or keras with one copy of each layer, got {self.framework!r} with "
+                f"{self.copies}"
+            )
+        if self.num_layers < 1 or not self.kinds or not self.modes:
+            raise InvalidSetupError(
+                f"expected at least one layer, kind and mode, got {self.num_layers} of {list(self.kinds)}, "
+                f"{list(self.modes)}"
+            )
+
+
+def unit_points(num_axes: int, seed: int) -> Iterator[npt.NDArray[np.float64]]:
+    """The first 2^15 points of a scrambled Sobol sequence, each (axes,) in [0, 1)."""
+    from scipy.stats import qmc
+
+    sequence = qmc.Sobol(num_axes, scramble=True, rng=seed)
+    # Blocks after which the number of points is a power of two: only then are they evenly spread.
+    for exponent in (_FIRST_EXPONENT, *range(_FIRST_EXPONENT, _LAST_EXPONENT)):
+        yield from np.asarray(sequence.random_base2(exponent))
+
+
+def design_layers(design: LayerDesign) -> list[MeasurementJob]:
+    """The jobs of a design; kinds take turns, and each kind covers its whole range early.
+
+    Raises:
+        InvalidSetupError: The limits leave hardly any layer of a kind.
+    """
+    counts = np.full(len(design.kinds), design.num_layers // len(design.kinds))
+    counts[: design.num_layers % len(design.kinds)] += 1
+    columns = [_jobs_of(kind, int(n), design) for kind, n in zip(design.kinds, counts, strict=True)]
+    mixed = [job for job in chain.from_iterable(zip_longest(*columns)) if job is not None]
+    return [*_null_jobs(design), *mixed] if design.with_null else mixed
+
+
+def _null_jobs(design: LayerDesign) -> Iterator[MeasurementJob]:
+    for mode in design.modes:
+        asked: dict[str, Scalar] = {"batch_size": 1, "in_features": 1, "mode": mode, "optimizer": "none"}
+        yield layer_job("null", asked, precision=design.precision, layout=design.layout)
+
+
+def _jobs_of(kind: str, num_layers: int, design: LayerDesign) -> list[MeasurementJob]:
+    axes = axes_of(kind, design.ranges, modes=design.modes, optimizers=design.optimizers)
+    seed = zlib.crc32(f"{kind} {design.seed}".encode())
+    jobs: dict[str, MeasurementJob] = {}
+    for point in unit_points(len(axes), seed):
+        if (job := _job_at(kind, axes, point, design)) is not None:
+            jobs.setdefault(job.to_json(), job)
+        if len(jobs) == num_layers:
+            return list(jobs.values())
+    raise InvalidSetupError(
+        f"expected {num_layers} different layers {kind} within {design.max_flops:.2g} FLOP and "
+        f"{design.max_bytes:.2g} bytes, found {len(jobs)}; allow more of both, or ask for fewer"
+    )
+
+
+def _job_at(
+    kind: str, axes: Sequence[Axis], point: npt.NDArray[np.float64], design: LayerDesign
+) -> MeasurementJob | None:
+    asked = _resolved({axis.name: axis.at(float(u)) for axis, u in zip(axes, point, strict=True)})
+    if asked["mode"] == "forward" or kind in LAYERS_WITHOUT_WEIGHTS:
+        asked["optimizer"] = "none"
+    if design.copies > 1:
+        asked["copies"] = design.copies
+    if (
+        design.framework == "keras"
+        and asked.get("padding") == "same"
+        and not int(asked.get("kernel") or 1) % 2
+    ):
+        return None
+    try:
+        figures = layer_figures(kind, asked)
+    except InvalidSetupError:
+        return None  # the window is larger than the image
+    if not _is_within(kind, figures, asked, design):
+        return None
+    return layer_job(kind, asked, precision=design.precision, layout=design.layout)
+
+
+def _resolved(asked: dict[str, Scalar]) -> dict[str, Scalar]:
+    """Parameters with each multiple written out as a number of features."""
+    parts = {
+        name: asked.pop(name, None) for name in ("inputs_per_group", "outputs_per_group", "width_per_head")
+    }
+    if parts["inputs_per_group"] is not None:
+        asked["in_features"] = int(asked["groups"] or 1) * int(parts["inputs_per_group"])
+    if parts["outputs_per_group"] is not None:
+        asked["out_features"] = int(asked["groups"] or 1) * int(parts["outputs_per_group"])
+    if parts["width_per_head"] is not None:
+        asked["in_features"] = int(asked["num_heads"] or 1) * int(parts["width_per_head"])
+    return asked
+
+
+def _is_within(kind: str, figures: LayerFigures, asked: dict[str, Scalar], design: LayerDesign) -> bool:
+    trains = asked["mode"] == "train_step"
+    num_elements = (figures.num_inputs + figures.num_outputs) * (_TRAIN_COPIES if trains else 1)
+    num_bytes = _element_bytes(design.precision) * (
+        num_elements + figures.num_parameters * (_WEIGHT_COPIES if trains else 1)
+    )
+    flops = figures.flops * (_TRAIN_WORK if trains else 1)
+    if design.copies * flops > design.max_flops or design.copies * num_bytes > design.max_bytes:
+        return False
+    if design.ranges != "justus" or kind not in IMAGE_LAYERS:
+        return True
+    widest = max(figures.input_shape[1], figures.output_shape[1])
+    return figures.input_shape[2] * widest < _JUSTUS_IMAGE_LIMIT
+
+
+def _element_bytes(precision: str) -> int:
+    """Bytes of a stored number; autocast stores as fp32 does."""
+    return 2 if precision in (Precision.BF16, Precision.FP16) else 4
+
+
+def layer_job(kind: str, asked: Mapping[str, Scalar], *, precision: str, layout: str) -> MeasurementJob:
+    """The job that measures a layer, with its work and traffic written beside its sizes.
+
+    Args:
+        kind: Kind of layer, one of ``figures.LAYER_KINDS``.
+        asked: Sizes of the layer, ``mode`` and ``optimizer``.
+        precision: Precision, as in ``predict``.
+        layout: Memory order, as in ``predict``.
+
+    Raises:
+        InvalidSetupError: Sizes are missing or contradict each other.
+    """
+    figures, element_bytes = layer_figures(kind, asked), _element_bytes(precision)
+    parameters: dict[str, Scalar] = {
+        **asked,
+        "precision": precision,
+        "layout": layout,
+        "flops": figures.flops,
+        "input_bytes": element_bytes * figures.num_inputs,
+        "output_bytes": element_bytes * figures.num_outputs,
+        "weight_bytes": element_bytes * figures.num_parameters,
+    }
+    return MeasurementJob(kind=JobKind.LAYER, subject=kind, family=kind, parameters=parameters)

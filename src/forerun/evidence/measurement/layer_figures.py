@@ -1,0 +1,226 @@
+"""Work, traffic and shapes of single layers in closed form, without a framework.
+
+Parameters have the names of the public layer tables (Justus et al. 2018): ``batch_size``, ``in_size`` [pixels,
+square], ``in_features`` and ``out_features`` (channels of images), ``kernel``, ``stride``, ``padding``, ``use_bias``;
+beside them ``groups``, ``sequence_length`` and ``num_heads``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
+
+from forerun.base.errors import InvalidSetupError, near_matches
+from forerun.evidence.records.measured_run import flag_of, text_of, whole_of
+from forerun.evidence.records.measurement import Scalar
+
+__all__ = ["LAYER_KINDS", "LayerFigures", "layer_figures", "output_size"]
+
+Parameters = Mapping[str, Scalar]
+
+_NORM_FLOPS = 8  # per element: mean, variance, difference, product with the scale, sum with the shift
+_SOFTMAX_FLOPS = 5  # per element: maximum, difference, exponential, sum, quotient
+_LSTM_GATE_FLOPS = 9  # per element of the state, beside the products
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerFigures:
+    """Figures of one layer, known before it is run.
+
+    Attributes:
+        input_shape, output_shape: Shapes of input and output, batch axis first.
+        num_parameters: Number of parameters.
+        flops: Work of the forward pass, a multiply-add is two; without the activation [FLOP].
+    """
+
+    input_shape: tuple[int, ...]
+    output_shape: tuple[int, ...]
+    num_parameters: int
+    flops: float
+
+    @property
+    def num_inputs(self) -> int:
+        """Number of elements of the input."""
+        return prod(self.input_shape)
+
+    @property
+    def num_outputs(self) -> int:
+        """Number of elements of the output."""
+        return prod(self.output_shape)
+
+
+def output_size(in_size: int, kernel: int, stride: int, padding: str) -> int:
+    """Height and width after a window has moved over an image; zero or less if it does not fit.
+
+    ``same`` pads kernel // 2 on both sides, as PyTorch networks do, ``valid`` nothing.
+    """
+    pads = 2 * (kernel // 2) if padding == "same" else 0
+    return (in_size + pads - kernel) // stride + 1
+
+
+def layer_figures(kind: str, parameters: Parameters) -> LayerFigures:
+    """Figures of a layer.
+
+    Raises:
+        InvalidSetupError: There is no such kind, a size is missing, or sizes contradict each other.
+    """
+    if kind not in _RULES:
+        raise InvalidSetupError(
+            f"unknown layer '{kind}'{near_matches(kind, _RULES)}; expected one of {', '.join(_RULES)}"
+        )
+    figures = _RULES[kind](parameters)
+    if min(*figures.input_shape, *figures.output_shape) < 1:
+        raise InvalidSetupError(
+            f"a layer {kind} of these sizes has no output: {dict(parameters)}; give a larger in_size, a smaller "
+            "kernel, or padding 'same'"
+        )
+    return figures
+
+
+def _image(parameters: Parameters) -> tuple[int, int, int]:
+    batch, channels, size = (whole_of(parameters, n) for n in ("batch_size", "in_features", "in_size"))
+    return batch, channels, size
+
+
+def _window(parameters: Parameters, in_size: int) -> tuple[int, int]:
+    """Kernel and output size; a kernel larger than the padded image gives size 0."""
+    kernel, stride = whole_of(parameters, "kernel"), whole_of(parameters, "stride", 1)
+    return kernel, output_size(in_size, kernel, stride, text_of(parameters, "padding", "same"))
+
+
+def _grouped(parameters: Parameters) -> LayerFigures:
+    batch, channels, size = _image(parameters)
+    filters, groups = whole_of(parameters, "out_features"), whole_of(parameters, "groups", 1)
+    if channels % groups or filters % groups:
+        raise InvalidSetupError(
+            f"expected in_features and out_features that {groups} groups divide, got {channels} and {filters}"
+        )
+    kernel, out_size = _window(parameters, size)
+    weights_per_filter = channels // groups * kernel**2
+    output = (batch, filters, out_size, out_size)
+    return LayerFigures(
+        input_shape=(batch, channels, size, size),
+        output_shape=output,
+        num_parameters=filters * (weights_per_filter + flag_of(parameters, "use_bias")),
+        flops=2.0 * batch * filters * max(0, out_size) ** 2 * weights_per_filter,
+    )
+
+
+def _depthwise(parameters: Parameters) -> LayerFigures:
+    channels = whole_of(parameters, "in_features")
+    return _grouped({**parameters, "groups": channels, "out_features": channels})
+
+
+def _dense(parameters: Parameters) -> LayerFigures:
+    batch, inputs, outputs = (whole_of(parameters, n) for n in ("batch_size", "in_features", "out_features"))
+    return LayerFigures(
+        input_shape=(batch, inputs),
+        output_shape=(batch, outputs),
+        num_parameters=outputs * (inputs + flag_of(parameters, "use_bias")),
+        flops=2.0 * batch * inputs * outputs,
+    )
+
+
+def _batch_norm(parameters: Parameters) -> LayerFigures:
+    return _image_norm(parameters, num_groups=_image(parameters)[1])
+
+
+def _group_norm(parameters: Parameters) -> LayerFigures:
+    return _image_norm(parameters, num_groups=whole_of(parameters, "groups", 1))
+
+
+def _image_norm(parameters: Parameters, num_groups: int) -> LayerFigures:
+    batch, channels, size = _image(parameters)
+    if channels % num_groups:
+        raise InvalidSetupError(f"expected in_features that {num_groups} groups divide, got {channels}")
+    if batch * channels // num_groups * size**2 < 2:
+        raise InvalidSetupError(
+            "expected more than one value to normalise over, got one pixel of one sample; give a larger batch_size "
+            "or in_size"
+        )
+    shape = (batch, channels, size, size)
+    return LayerFigures(
+        input_shape=shape,
+        output_shape=shape,
+        num_parameters=2 * channels,
+        flops=float(_NORM_FLOPS * prod(shape)),
+    )
+
+
+def _pool(parameters: Parameters) -> LayerFigures:
+    batch, channels, size = _image(parameters)
+    kernel, out_size = _window(parameters, size)
+    output = (batch, channels, out_size, out_size)
+    return LayerFigures(
+        input_shape=(batch, channels, size, size),
+        output_shape=output,
+        num_parameters=0,
+        flops=float(kernel**2 * batch * channels * max(0, out_size) ** 2),
+    )
+
+
+def _sequence(parameters: Parameters) -> tuple[int, int, int]:
+    batch, tokens, width = (whole_of(parameters, n) for n in ("batch_size", "sequence_length", "in_features"))
+    return batch, tokens, width
+
+
+def _layer_norm(parameters: Parameters) -> LayerFigures:
+    shape = _sequence(parameters)
+    return LayerFigures(
+        input_shape=shape,
+        output_shape=shape,
+        num_parameters=2 * shape[-1],
+        flops=float(_NORM_FLOPS * prod(shape)),
+    )
+
+
+def _attention(parameters: Parameters) -> LayerFigures:
+    """Products with the input and output weights, two products of tokens with tokens, softmax."""
+    batch, tokens, width = _sequence(parameters)
+    heads = whole_of(parameters, "num_heads")
+    if width % heads:
+        raise InvalidSetupError(f"expected in_features that {heads} heads divide, got {width}")
+    products = 8.0 * batch * tokens * width**2 + 4.0 * batch * tokens**2 * width
+    return LayerFigures(
+        input_shape=(batch, tokens, width),
+        output_shape=(batch, tokens, width),
+        num_parameters=4 * width * (width + flag_of(parameters, "use_bias")),
+        flops=products + _SOFTMAX_FLOPS * batch * heads * tokens**2,
+    )
+
+
+def _lstm(parameters: Parameters) -> LayerFigures:
+    batch, tokens, width = _sequence(parameters)
+    hidden = whole_of(parameters, "out_features")
+    biases = 2 * flag_of(parameters, "use_bias")
+    return LayerFigures(
+        input_shape=(batch, tokens, width),
+        output_shape=(batch, tokens, hidden),
+        num_parameters=4 * hidden * (width + hidden + biases),
+        flops=batch * tokens * (8.0 * hidden * (width + hidden) + _LSTM_GATE_FLOPS * hidden),
+    )
+
+
+def _null(parameters: Parameters) -> LayerFigures:
+    shape = (whole_of(parameters, "batch_size", 1), whole_of(parameters, "in_features", 1))
+    return LayerFigures(input_shape=shape, output_shape=shape, num_parameters=0, flops=0.0)
+
+
+_RULES: dict[str, Callable[[Parameters], LayerFigures]] = {
+    "conv2d": _grouped,
+    "grouped_conv2d": _grouped,
+    "depthwise_conv2d": _depthwise,
+    "dense": _dense,
+    "batch_norm": _batch_norm,
+    "group_norm": _group_norm,
+    "layer_norm": _layer_norm,
+    "max_pool": _pool,
+    "avg_pool": _pool,
+    "attention": _attention,
+    "lstm": _lstm,
+    "null": _null,
+}
+
+LAYER_KINDS = tuple(_RULES)
+"""Every kind of layer; ``null`` passes its input on and shows the cost of a call."""

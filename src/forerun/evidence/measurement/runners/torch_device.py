@@ -1,0 +1,178 @@
+"""The device a runner works on, as PyTorch sees it: synchronisation, numeric flags and peak memory."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forerun.base.errors import InvalidSetupError, MeasurementError
+from forerun.evidence.records.measurement import Scalar
+from forerun.question.devices.local import gpu_index
+from forerun.question.setup import Precision
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "PeakMemory",
+    "ResidentPeak",
+    "check_measured_precision",
+    "limit_device_memory",
+    "open_device",
+    "set_numeric_flags",
+    "synchroniser",
+]
+
+_PROCESS = Path("/proc/self")
+
+
+def open_device(device_index: str) -> torch.device:
+    """The device, made the current one.
+
+    Raises:
+        MeasurementError: The GPU does not exist, or this PyTorch cannot use it.
+    """
+    import torch
+
+    index = gpu_index(device_index)
+    if index is None:
+        return torch.device("cpu")
+    if not torch.cuda.is_available() or index >= torch.cuda.device_count():
+        raise MeasurementError(
+            f"expected PyTorch to see a GPU as cuda:{index}, but it sees {torch.cuda.device_count()}; "
+            "choose another device, or install a PyTorch built for the driver"
+        )
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+def synchroniser(device: torch.device) -> Callable[[], None]:
+    """A function that returns when the device has finished; a processor always has."""
+    if device.type != "cuda":
+        return _nothing
+    import torch
+
+    return lambda: torch.cuda.synchronize(device)
+
+
+def _nothing() -> None:
+    """Does nothing: there is nothing to wait for."""
+
+
+def check_measured_precision(precision: Precision) -> None:
+    """Raises ``InvalidSetupError`` for fp8: PyTorch alone has no linear layer that trains in it."""
+    if precision is Precision.FP8:
+        known = ", ".join(known for known in Precision if known is not Precision.FP8)
+        raise InvalidSetupError(f"fp8 is predicted but not measured: expected one of {known}, got fp8")
+
+
+def set_numeric_flags(precision: Precision, *, cudnn_benchmark: bool = False) -> None:
+    """Allows TF32 products for ``tf32`` and forbids them otherwise, as the cost model assumes.
+
+    PyTorch's own default is a mixture: TF32 convolutions beside fp32 matrix products.
+
+    Raises:
+        InvalidSetupError: The precision is predicted only.
+    """
+    import torch
+
+    check_measured_precision(precision)
+    is_tf32 = precision is Precision.TF32
+    torch.backends.cuda.matmul.allow_tf32 = is_tf32
+    torch.backends.cudnn.allow_tf32 = is_tf32
+    torch.backends.cudnn.benchmark = cudnn_benchmark
+
+
+def limit_device_memory(device: torch.device, limit_bytes: int) -> None:
+    """Makes a GPU's allocator refuse requests beyond a limit, as a smaller card would.
+
+    A processor's memory is limited from outside, by the protocol of the session.
+    """
+    if device.type != "cuda":
+        return
+    import torch
+
+    total_bytes = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total_bytes), device)
+
+
+class PeakMemory:
+    """Peak memory since this object was made.
+
+    A GPU's allocator counts the memory of a job. A processor has no such count: there the resident memory of the
+    process is taken, which also holds freed blocks, code and thread stacks, and so has another name.
+
+    Args:
+        device: Device whose memory is watched.
+        held_bytes: Size of weights and buffers on the device already, which count as well [bytes].
+    """
+
+    def __init__(self, device: torch.device, held_bytes: int = 0) -> None:
+        self._device = device
+        self._held_bytes = held_bytes
+        if device.type == "cuda":
+            import torch
+
+            torch.cuda.reset_peak_memory_stats(device)
+        else:
+            self._resident = ResidentPeak()
+
+    def figures(self) -> dict[str, Scalar]:
+        """``peak_memory_bytes`` and ``peak_reserved_bytes`` of a GPU, ``peak_rss_delta_bytes`` of a processor."""
+        if self._device.type == "cuda":
+            import torch
+
+            return {
+                "peak_memory_bytes": torch.cuda.max_memory_allocated(self._device),
+                "peak_reserved_bytes": torch.cuda.max_memory_reserved(self._device),
+            }
+        return {"peak_rss_delta_bytes": self._resident.grown_bytes() + self._held_bytes}
+
+
+class ResidentPeak:
+    """Largest growth of this process's resident memory since this object was made."""
+
+    def __init__(self) -> None:
+        _forget_peak()
+        self._begin_bytes = _resident_bytes()
+
+    def grown_bytes(self) -> int:
+        """Peak less the memory in the beginning [bytes]."""
+        return max(0, _peak_resident_bytes() - self._begin_bytes)
+
+
+def _forget_peak() -> None:
+    """Resets the kernel's record of the process's largest resident memory; some systems do not allow this."""
+    try:
+        (_PROCESS / "clear_refs").write_text("5")
+    except OSError:
+        return  # the figure then includes the memory of loading the model
+
+
+def _resident_bytes() -> int:
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)
+
+
+def _peak_resident_bytes() -> int:
+    try:
+        status = (_PROCESS / "status").read_text(encoding="utf-8")
+    except OSError:
+        status = ""
+    for line in status.splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return _peak_from_usage()
+
+
+def _peak_from_usage() -> int:
+    """Peak of the whole process, for systems without ``/proc``."""
+    if sys.platform == "win32":
+        return _resident_bytes()
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

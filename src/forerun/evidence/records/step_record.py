@@ -1,0 +1,257 @@
+"""One measured training or inference step and its circumstances."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import MISSING, dataclass, fields
+from statistics import median
+from typing import Any
+
+from forerun.base.errors import InvalidSetupError, RecordError
+from forerun.evidence.records.measured_run import (
+    input_options_of,
+    is_pytorch_2,
+    measured_request,
+    measured_setup,
+    software_of,
+)
+from forerun.evidence.records.measurement import JobKind, Measurement, Outcome
+from forerun.question.devices import find_device
+from forerun.question.devices.cluster import cluster_of
+from forerun.question.devices.device import Device
+from forerun.question.run import Run
+from forerun.question.setup import Layout, OptimizerImplementation, Phase, Precision, TrainingSetup
+
+__all__ = ["SCHEMA_VERSION", "StepRecord", "as_step_record", "repetition_s", "step_records", "step_time_of"]
+
+SCHEMA_VERSION = 1
+"""Version of the fields below; a stored table of another version is refused."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """One whole measured step.
+
+    Attributes:
+        source: Table or file the row came from.
+        row_id: Identity of the row within its source.
+        model: Model as forerun names it, such as ``timm:resnet50``.
+        family: Group of related networks that must not be split between fit and test.
+        device: Device name the catalogue resolves, such as ``rtx-3090``.
+        batch_size_per_device: Number of samples in one step of one device.
+        step_time_s: Time of one step [s].
+        precision: Numeric recipe.
+        phase: Training step, forward pass, or inference.
+        layout: Memory order of images.
+        compile: True if the step ran under torch.compile or its like.
+        optimizer: Name as in ``TrainingSetup``; ``none`` if no update ran.
+        optimizer_implementation: Kernel granularity of the update.
+        includes_optimizer: True if the measured time contains the update.
+        fused_attention: True if attention ran as one kernel.
+        autocast_backward: True if the autocast region also spanned the backward pass.
+        image_size: Height and width of square images [pixels].
+        input_shape: Shape of one sample without the batch axis, if a sample is not a square image.
+        sequence_length: Number of tokens in one sample.
+        framework: Name of the framework, such as pytorch, tensorflow, keras or mxnet.
+        framework_version: Version as the source gives it, such as ``1.12``; empty if it is not known.
+        num_devices: Number of devices that took part.
+        step_time_std_s: Standard deviation between steps or replicas [s].
+        num_parameters: Number of parameters of the model as the source counts them.
+        peak_memory_bytes: Largest memory use seen [bytes].
+        next_larger_batch_failed: Next larger batch size that was tried and failed.
+        note: Remark for readers of the row.
+    """
+
+    source: str
+    row_id: str
+    model: str
+    family: str
+    device: str
+    batch_size_per_device: int
+    step_time_s: float
+    precision: Precision
+    phase: Phase
+    layout: Layout = Layout.NCHW
+    compile: bool = False
+    optimizer: str = "none"
+    optimizer_implementation: OptimizerImplementation = OptimizerImplementation.FOREACH
+    includes_optimizer: bool = False
+    fused_attention: bool = True
+    autocast_backward: bool = False
+    image_size: int | None = None
+    input_shape: tuple[int, ...] | None = None
+    sequence_length: int | None = None
+    framework: str = "pytorch"
+    framework_version: str = ""
+    num_devices: int = 1
+    step_time_std_s: float | None = None
+    num_parameters: int | None = None
+    peak_memory_bytes: float | None = None
+    next_larger_batch_failed: int | None = None
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("source", "row_id", "model", "family", "device", "optimizer", "framework"):
+            if not getattr(self, name):
+                raise RecordError(f"{self._place}: column '{name}' must not be empty; fill it in")
+        if not (math.isfinite(self.step_time_s) and self.step_time_s > 0):
+            raise RecordError(
+                f"{self._place}, column 'step_time_s': expected seconds above zero, got {self.step_time_s}; "
+                "drop the row or correct the time"
+            )
+        for name in ("batch_size_per_device", "num_devices"):
+            if getattr(self, name) < 1:
+                raise RecordError(
+                    f"{self._place}, column '{name}': expected at least 1, got {getattr(self, name)}"
+                )
+        self._check_optional_numbers()
+
+    def _check_optional_numbers(self) -> None:
+        lowest = {
+            "image_size": 1,
+            "sequence_length": 1,
+            "num_parameters": 0,
+            "step_time_std_s": 0,
+            "peak_memory_bytes": 0,
+        }
+        for name, least in lowest.items():
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value >= least):
+                raise RecordError(
+                    f"{self._place}, column '{name}': expected at least {least}, got {value}; "
+                    "correct it or leave it empty"
+                )
+        failed = self.next_larger_batch_failed
+        if failed is not None and failed <= self.batch_size_per_device:
+            raise RecordError(
+                f"{self._place}, column 'next_larger_batch_failed': expected more than the batch size "
+                f"that ran ({self.batch_size_per_device}), got {failed}"
+            )
+
+    @property
+    def _place(self) -> str:
+        return f"{self.source or 'record'}, row {self.row_id or '?'}"
+
+    @property
+    def throughput_samples_per_s(self) -> float:
+        """Throughput of all devices together [samples/s]."""
+        return self.batch_size_per_device * self.num_devices / self.step_time_s
+
+    @property
+    def run(self) -> Run:
+        """The run whose step was measured: the question that a prediction of it answers.
+
+        Raises:
+            UnknownDeviceError: The catalogue does not know the device.
+        """
+        return self.run_on(find_device(self.device))
+
+    def run_on(self, device: Device) -> Run:
+        """The same with the figures of a device instead of the catalogue's."""
+        return Run(
+            model=measured_request(
+                self.model,
+                image_size=self.image_size,
+                input_shape=self.input_shape,
+                sequence_length=self.sequence_length,
+            ),
+            setup=self.training_setup(),
+            cluster=cluster_of(device, 1, self.num_devices),
+            software=software_of(self.framework, self.framework_version),
+        )
+
+    def training_setup(self) -> TrainingSetup:
+        """The setup with which a prediction is compared with this record.
+
+        Gradients are freed between steps by default since PyTorch 2.0; an unknown version counts as newer.
+        """
+        return TrainingSetup(
+            batch_size_per_device=self.batch_size_per_device,
+            precision=self.precision,
+            layout=self.layout,
+            compile=self.compile,
+            optimizer=self.optimizer if self.includes_optimizer else "none",
+            optimizer_implementation=self.optimizer_implementation,
+            phase=self.phase,
+            fused_attention=self.fused_attention,
+            zero_grad_to_none=self.framework != "pytorch" or is_pytorch_2(self.framework_version),
+            autocast_backward=self.autocast_backward,
+        )
+
+
+_OF_SETUP = tuple({f.name for f in fields(TrainingSetup)} & {f.name for f in fields(StepRecord)})
+_INPUTS = ("image_size", "input_shape", "sequence_length")
+_OPTIONAL = tuple(f.name for f in fields(StepRecord) if f.default is not MISSING)
+_STEP_TIME = "step_time_s"
+
+
+def as_step_record(measurement: Measurement) -> StepRecord | None:
+    """The flat record of a measured step; None for anchors and all but finished steps of whole models.
+
+    The step time is the median repetition, or, for a measured training, the step time among its results.
+
+    Raises:
+        RecordError: A parameter of the step is not valid, such as an unknown precision.
+    """
+    step_time_s = step_time_of(measurement)
+    if step_time_s is None:
+        return None
+    try:
+        return _flat(measurement, step_time_s)
+    except (TypeError, ValueError, RecordError, InvalidSetupError) as error:
+        raise RecordError(
+            f"record {measurement.key} of {measurement.subject}: its parameters are not those of a step: {error}; "
+            "correct or drop it"
+        ) from error
+
+
+def _flat(measurement: Measurement, step_time_s: float) -> StepRecord:
+    asked, found, around = measurement.parameters, measurement.results, measurement.circumstances
+    setup = measured_setup(asked, around.framework, around.framework_version)
+    optimizer = str(asked.get("optimizer") or "none")
+    values: dict[str, Any] = {
+        "includes_optimizer": setup.optimizer != "none",
+        "framework": around.framework,
+        "framework_version": around.framework_version,
+    }
+    for name in _OPTIONAL:
+        value = asked.get(name, found.get(name))
+        if value is not None:
+            values[name] = value
+    values |= {name: getattr(setup, name) for name in _OF_SETUP}
+    values |= input_options_of({name: values.get(name) for name in _INPUTS})
+    return StepRecord(
+        source=str(asked.get("source") or around.occasion or "measured"),
+        row_id=str(asked.get("row_id") or measurement.key),
+        model=measurement.subject,
+        family=measurement.family,
+        device=around.device,
+        step_time_s=step_time_s,
+        **{**values, "optimizer": optimizer},
+    )
+
+
+def step_time_of(measurement: Measurement) -> float | None:
+    """Time of a finished step of a whole model [s]; None of anchors and of anything else."""
+    is_step = measurement.outcome is Outcome.DONE and "batch_size" in measurement.parameters
+    if not is_step or measurement.is_anchor:
+        return None
+    if measurement.kind is JobKind.TRAINING:
+        value = measurement.results.get(_STEP_TIME)
+        return float(value) if isinstance(value, (int, float)) else None
+    if measurement.kind is not JobKind.STEP or not measurement.repetitions_s:
+        return None
+    return repetition_s(measurement)
+
+
+def repetition_s(measurement: Measurement) -> float:
+    """Median repetition [s]."""
+    if measurement.summary is not None:
+        return measurement.summary.median_s
+    return median(measurement.repetitions_s)
+
+
+def step_records(measurements: Iterable[Measurement]) -> Iterator[StepRecord]:
+    """Flat records of the measurements that are steps of whole models."""
+    return (record for record in map(as_step_record, measurements) if record is not None)

@@ -1,0 +1,267 @@
+"""Forecasters tested on finished runs, each as if its origin had never been seen: ``forerun forecast backtest``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from forerun.base.answers import Answer
+from forerun.base.errors import RecordError
+from forerun.jobs.forecast import is_logged, rate_column, schedule_from
+from forerun.jobs.forecasting.backtest import (
+    CutResult,
+    MixedGroup,
+    ResultGroup,
+    StoredRun,
+    cut_results,
+    mean_errors,
+    mean_of_origins,
+    summarise,
+)
+from forerun.jobs.forecasting.backtest_table import LEVELS, BacktestTable, save_table
+from forerun.jobs.forecasting.curve import Curve, Floats, clean, error_scale
+from forerun.jobs.forecasting.curve_files import find_curve_files, read_curve
+from forerun.jobs.forecasting.futures import stored_quantiles
+from forerun.jobs.forecasting.mixture import Tier
+from forerun.jobs.forecasting.schedule import LearningRateSchedule
+
+__all__ = [
+    "Backtest",
+    "HeldOutForecast",
+    "MeanOfRuns",
+    "backtest",
+    "leave_origins_out",
+    "summary_of",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOutForecast:
+    """The final value of a run as forecast by a table that has not seen its origin.
+
+    Attributes:
+        result: The run at a cut, its annealing law with the drop that the table knows.
+        tier: What was known.
+        forecast: Final error forecast.
+        low_90, high_90, low_80, high_80: Its intervals.
+        table: What it rests on.
+        quantiles: Of the scaled residual, (horizons, levels).
+    """
+
+    result: CutResult
+    tier: Tier
+    forecast: float
+    low_90: float
+    high_90: float
+    low_80: float
+    high_80: float
+    table: BacktestTable
+    quantiles: Floats
+
+    @property
+    def actual(self) -> float:
+        """The true value."""
+        return float(self.result.actual[-1])
+
+    @property
+    def is_covered(self) -> bool:
+        """True if it lies in the 90 % interval."""
+        return self.low_90 <= self.actual <= self.high_90
+
+
+def leave_origins_out(results: Sequence[CutResult]) -> list[HeldOutForecast]:
+    """Every result in every tier it has the data for, its origin left out of errors, drops and quantiles."""
+    errors = mean_errors(results)
+    found = []
+    for origin in dict.fromkeys(r.run.origin for r in results):
+        table = summarise(errors, {}, without_origin=origin)
+        for group in errors.groups:
+            if group.origin == origin:
+                found += _held_out(group, table)
+    return found
+
+
+def _held_out(group: ResultGroup, table: BacktestTable) -> list[HeldOutForecast]:
+    tier, cut, share = group.tier, group.cut, table.drop_shares[group.kind]
+    mix = group.mixed(table.errors(tier, cut), table.num_origins(tier, cut), share)
+    quantiles = stored_quantiles(tier, table, cut)
+    ends = [_ends(mix, quantiles, level) for level in (0.05, 0.95, 0.1, 0.9)]
+    return [
+        HeldOutForecast(
+            result=result.with_drop(share),
+            tier=tier,
+            forecast=float(mix.errors[index, -1]),
+            low_90=low_90,
+            high_90=high_90,
+            low_80=low_80,
+            high_80=high_80,
+            table=table,
+            quantiles=quantiles,
+        )
+        for index, (result, low_90, high_90, low_80, high_80) in enumerate(
+            zip(group.results, *(end.tolist() for end in ends), strict=True)
+        )
+    ]
+
+
+def _ends(mix: MixedGroup, quantiles: Floats, level: float) -> Floats:
+    """Ends of an interval of the final values, on the side of the forecast that the level says, (runs,)."""
+    moved = float(np.interp(level, LEVELS, quantiles[-1]))
+    moved = min(moved, 0.0) if level < 0.5 else max(moved, 0.0)
+    return np.maximum(0.0, mix.errors[:, -1] + mix.scale[:, -1] * moved)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backtest(Answer):
+    """Forecasters tested on finished runs.
+
+    Attributes:
+        num_runs, num_jobs, num_origins: Tested.
+        cuts: Shares of the run.
+        errors: Mean absolute error of the final value, on the error scale, of each forecaster at each cut.
+        mixture_errors: The same of the mixture, by tier.
+        coverage_90, width_90: Coverage and width of its 90 % interval, by tier and cut, origins left out in turn.
+    """
+
+    num_runs: int
+    num_jobs: int
+    num_origins: int
+    cuts: tuple[float, ...]
+    errors: Mapping[str, Mapping[float, float]]
+    mixture_errors: Mapping[str, Mapping[float, float]]
+    coverage_90: Mapping[str, Mapping[float, float]]
+    width_90: Mapping[str, Mapping[float, float]]
+
+    def rounded_coverage(self) -> dict[str, dict[str, float]]:
+        """Coverage as it is stored with the figures."""
+        return {
+            tier: {f"{cut:g}": round(value, 3) for cut, value in row.items()}
+            for tier, row in self.coverage_90.items()
+        }
+
+
+MeanOfRuns = Callable[[Iterable[tuple[StoredRun, float]]], float]
+"""From a figure of each run to that of all."""
+
+
+def summary_of(
+    results: Sequence[CutResult],
+    held: Sequence[HeldOutForecast] | None = None,
+    mean: MeanOfRuns = mean_of_origins,
+) -> Backtest:
+    """Summary of single cuts.
+
+    Args:
+        results: The cuts.
+        held: The same with origins left out in turn; made if None.
+        mean: How runs are weighed; runs of a job alike, jobs of an origin, and origins, if not given.
+    """
+    cuts = tuple(dict.fromkeys(sorted(r.cut for r in results)))
+    names = list(dict.fromkeys(name for r in results for name in r.paths))
+    if held is None:
+        held = leave_origins_out(results) if len({r.run.origin for r in results}) > 1 else []
+    tested = held
+
+    def by_name(name: str) -> dict[float, float]:
+        able = {cut: [r for r in results if r.cut == cut and name in r.paths] for cut in cuts}
+        return {cut: mean((r.run, r.miss_of(name)) for r in found) for cut, found in able.items() if found}
+
+    def by_tier(value: Callable[[HeldOutForecast], float]) -> dict[str, dict[float, float]]:
+        found = {}
+        for tier in dict.fromkeys(h.tier for h in tested):
+            of_tier = {cut: [h for h in tested if h.tier is tier and h.result.cut == cut] for cut in cuts}
+            found[str(tier)] = {
+                cut: mean((h.result.run, value(h)) for h in of_cut)
+                for cut, of_cut in of_tier.items()
+                if of_cut
+            }
+        return {str(tier): found[str(tier)] for tier in Tier if str(tier) in found}
+
+    return Backtest(
+        num_runs=len({id(r.run) for r in results}),
+        num_jobs=len({r.run.job for r in results}),
+        num_origins=len({r.run.origin for r in results}),
+        cuts=cuts,
+        errors={name: by_name(name) for name in names},
+        mixture_errors=by_tier(lambda h: abs(h.forecast - h.actual)),
+        coverage_90=by_tier(lambda h: h.is_covered),
+        width_90=by_tier(lambda h: h.high_90 - h.low_90),
+    )
+
+
+def backtest(
+    folder: str | Path,
+    *,
+    metric: str | None = None,
+    schedule: Any = None,
+    save: str | Path | None = None,
+) -> Backtest:
+    """Tests all forecasters on the finished runs of a folder; files of one sub-folder are runs of one job.
+
+    Args:
+        folder: Folder of the runs.
+        metric: Name of the metric.
+        schedule: The schedule of all runs, if known; "logged" or "logged:COLUMN" takes the rates in the file of each.
+        save: File for the figures, to be used by ``forecast(..., backtest_file=...)``.
+
+    Raises:
+        RecordError: There are fewer than two runs that are long enough.
+    """
+    logged = is_logged(schedule)
+    planned = None if logged else schedule_from(schedule, None)
+    runs = _stored_runs(Path(folder), metric, planned, rate_column(schedule), logged)
+    if len(runs) < 2:
+        raise RecordError(f"a back-test needs two or more runs of nine points, got {len(runs)} in '{folder}'")
+    results = cut_results(runs)
+    found = summary_of(results)
+    if save is not None:
+        source = f"{len(runs)} runs of {Path(folder).name}"
+        provenance = {"source": source, "coverage_90": found.rounded_coverage()}
+        save_table(summarise(mean_errors(results), provenance), Path(save))
+    return found
+
+
+def _stored_runs(
+    folder: Path,
+    metric: str | None,
+    schedule: LearningRateSchedule | None,
+    rate: str | None,
+    is_rate_logged: bool,
+) -> list[StoredRun]:
+    found = []
+    for path in find_curve_files(folder):
+        cleaned = clean(read_curve(path, metric, rate=rate))
+        if cleaned is None or len(cleaned.curve) < 9:
+            continue
+        curve = cleaned.curve
+        scale = error_scale(curve.values, curve.is_rising, curve.kind)
+        found.append(
+            StoredRun(
+                table=folder.name,
+                job=path.parent.relative_to(folder).as_posix(),
+                name=path.name,
+                epochs=curve.epochs,
+                errors=np.maximum(scale.errors(curve.values), 1e-9),
+                rates=_logged_rates(curve) if is_rate_logged else _planned_rates(curve, schedule),
+                kind=curve.kind,
+                metric=curve.metric,
+            )
+        )
+    return found
+
+
+def _planned_rates(curve: Curve, schedule: LearningRateSchedule | None) -> Floats | None:
+    known = schedule is not None and not schedule.follows_metric
+    return schedule.rates(curve.epochs) if schedule is not None and known else None
+
+
+def _logged_rates(curve: Curve) -> Floats | None:
+    """Rates in the file of a finished run, relative to their peak; None where it has none."""
+    rates = curve.learning_rates
+    if rates is None or not np.all(np.isfinite(rates)) or float(np.max(rates)) <= 0:
+        return None
+    return np.asarray(np.maximum(rates, 0.0) / float(np.max(rates)), dtype=float)

@@ -1,0 +1,381 @@
+"""``forerun forecast``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from forerun.base.errors import ForecastError, RecordError
+from forerun.question.settings import Setting, TypedDict, checked
+from forerun.surface.cli.options import PlotOption
+from forerun.surface.cli.output import page_width, print_page, quiet_libraries
+from forerun.surface.cli.verbs import Verbs, verb
+
+if TYPE_CHECKING:
+    from forerun.jobs.backtest import Backtest
+    from forerun.jobs.fit_curve import CurveFit
+    from forerun.jobs.forecast_tables import BatchForecast, NetworkForecast
+    from forerun.jobs.forecasting.forecast_answer import RunForecast
+    from forerun.jobs.trade_off import TradeOff
+
+__all__ = ["forecast"]
+
+_PAGES = "forerun.jobs.pages"
+_WIDTH = 110
+
+_RANGE_OF_TARGETS = "accuracy>=0.92, val_acc>=92%, loss<=1.5, or accuracy=0.92"
+_SCHEDULES = (
+    "constant, step:30,60,80x0.1, cosine:epochs=90,min=0.01, linear:epochs=90, poly:epochs=38,power=2, "
+    "exponential:0.95, onecycle:epochs=30,peak=0.3, trapezoid:epochs=90,decay_from=60, each with warmup=5 if need be; "
+    "reduce-on-plateau, logged (the rates in the file), or unknown"
+)
+
+
+class ForecastOptions(TypedDict, total=False):
+    """Settings of a forecast on the command line."""
+
+    target: Annotated[
+        str | None,
+        Setting(help=f"What is to be reached: {_RANGE_OF_TARGETS}.", group="target", metavar="METRIC>=VALUE"),
+    ]
+    metric: Annotated[
+        str | None,
+        Setting(
+            help="Metric, where no target names it.",
+            group="target",
+            default="a validation accuracy, a validation loss, or the first",
+            metavar="NAME",
+        ),
+    ]
+    schedule: Annotated[
+        str | None,
+        Setting(help=f"Learning rate from first to last epoch: {_SCHEDULES}.", group="job", metavar="WORDS"),
+    ]
+    epochs: Annotated[
+        float | None,
+        Setting(
+            help="Length of the run, in steps where the file knows steps only.",
+            group="job",
+            default="that of the schedule or of the finished runs, else twice what was seen",
+        ),
+    ]
+    history: Annotated[
+        Path | None,
+        Setting(
+            help="Finished runs of the same job: the same network and data with another batch size, seed or rate.",
+            group="job",
+            metavar="DIR",
+        ),
+    ]
+    model: Annotated[
+        str | None,
+        Setting(
+            help="What is trained, as in predict; with --on its epochs are timed by prediction.",
+            group="model",
+            metavar="MODEL",
+        ),
+    ]
+    batch_size: Annotated[
+        int | None,
+        Setting(help="With --model: samples of one step.", group="run"),
+    ]
+    precision: Annotated[
+        str | None, Setting(help="With --model: numeric recipe, as in predict.", group="run", metavar="NAME")
+    ]
+    optimizer: Annotated[
+        str | None, Setting(help="With --model: optimizer, as in predict.", group="run", metavar="NAME")
+    ]
+    dataset: Annotated[
+        str | None,
+        Setting(help="With --model: a known dataset, such as cifar10.", group="job", metavar="NAME"),
+    ]
+    dataset_size: Annotated[
+        int | None,
+        Setting(help="With --model: training samples of an epoch.", group="job"),
+    ]
+    price_usd_per_hour: Annotated[
+        float | None,
+        Setting(
+            help="Price of one device [US dollars per hour].", group="price", metavar="1.89/h", flag="price"
+        ),
+    ]
+    backtest_file: Annotated[
+        Path | None,
+        Setting(
+            help="Weights and intervals from figures of your own, which forecast backtest --save wrote.",
+            group="software",
+            default="the shipped figures",
+            metavar="FILE",
+            flag="backtest",
+        ),
+    ]
+
+
+class CutOptions(ForecastOptions, total=False):
+    """Settings of one forecast."""
+
+    cut: Annotated[
+        float | None,
+        Setting(
+            help="Take a finished run as it was after this share, and put what came beside the forecast.",
+            group="main",
+            metavar="SHARE",
+        ),
+    ]
+
+
+class WatchOptions(ForecastOptions, total=False):
+    """Settings of forecasts that are made again and again."""
+
+    every_s: Annotated[
+        float | None,
+        Setting(help="Time between looks [s].", group="main", default="10", above=0),
+    ]
+    patience_s: Annotated[
+        float | None,
+        Setting(
+            help="End after so long without a new row [s].",
+            group="main",
+            default="3600",
+            above=0,
+        ),
+    ]
+
+
+RunArgument = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN", help="Curve so far: a CSV, TensorBoard events, trainer_state.json, or a nanoGPT log."
+    ),
+]
+OnDevices = Annotated[
+    list[str] | None, typer.Option(metavar="DEVICE", help="Where it might be trained; may be repeated.")
+]
+TargetOption = Annotated[
+    str | None,
+    typer.Option(metavar="METRIC>=VALUE", help=f"What is to be reached: {_RANGE_OF_TARGETS}."),
+]
+MetricOption = Annotated[str | None, typer.Option(metavar="NAME", help="Metric, where no target names it.")]
+
+
+@verb(
+    "Forecast one run.",
+    options=CutOptions,
+    page=f"{_PAGES}.forecast_page:forecast_page",
+    plot=f"{_PAGES}.forecast_plots:forecast_plot",
+    width=_WIDTH,
+)
+def run(run: RunArgument, settings: dict[str, Any], on: OnDevices = None) -> RunForecast:
+    """Forecast when a training run reaches an accuracy, from its curve so far."""
+    import forerun
+
+    return forerun.forecast(run, devices=on or [], **checked(settings, CutOptions))
+
+
+@verb("Forecast a run again whenever it has grown.", options=WatchOptions)
+def watch(
+    run: RunArgument, settings: dict[str, Any], debug: bool, on: OnDevices = None, plot: PlotOption = None
+) -> None:
+    """Forecast a run again whenever its file has grown, until the target, the end, or silence."""
+    from forerun.jobs.pages.forecast_page import forecast_page
+    from forerun.jobs.pages.forecast_plots import forecast_plot
+    from forerun.surface.report.figure import check_plot_path
+
+    if plot is not None:
+        check_plot_path(plot)
+    question = {"devices": on or [], **checked(settings, WatchOptions)}
+    every_s, patience_s = question.pop("every_s", 10.0), question.pop("patience_s", 3600.0)
+    for answer in _watched(run, question, every_s, patience_s, debug=debug):
+        if plot is not None:
+            forecast_plot(plot, answer)
+        print_page(forecast_page(answer), page_width(_WIDTH))
+
+
+def _watched(
+    run: Path, question: dict[str, Any], every_s: float, patience_s: float, *, debug: bool
+) -> Iterator[RunForecast]:
+    """A forecast whenever the file has grown, until the run is at its end, its target, or silent."""
+    import forerun
+
+    last_size, silent_s = -1, 0.0
+    while silent_s < patience_s:
+        size = run.stat().st_size if run.is_file() else -1
+        if size == last_size or size < 0:
+            time.sleep(every_s)
+            silent_s += every_s
+            continue
+        last_size, silent_s = size, 0.0
+        try:
+            with quiet_libraries(debug=debug):
+                answer = forerun.forecast(run, **question)
+        except (ForecastError, RecordError) as error:
+            typer.echo(f"not yet: {error}", err=True)
+            continue
+        yield answer
+        found = answer.curve_forecast
+        if found.reached_epoch is not None or not len(found.epochs):
+            return
+    typer.echo(f"no new row in {run} for {patience_s:g} s", err=True)
+
+
+@verb(
+    "Try the forecasters on finished runs.",
+    page=f"{_PAGES}.forecast_page:backtest_page",
+    plot=f"{_PAGES}.forecast_plots:backtest_plot",
+    width=_WIDTH,
+)
+def backtest(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Finished runs; a sub-folder is a job of its own.")
+    ],
+    target: TargetOption = None,
+    metric: MetricOption = None,
+    schedule: Annotated[
+        str | None,
+        typer.Option(metavar="WORDS", help=f"Learning rate from first to last epoch: {_SCHEDULES}."),
+    ] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Keep errors and quantiles for forecast run --backtest."),
+    ] = None,
+) -> Backtest:
+    """Cut every finished run below a folder, forecast what is known, and count the errors of each forecaster."""
+    import forerun
+
+    found = forerun.backtest(folder, metric=metric or _metric_of(target), schedule=schedule, save=save)
+    if save is not None:
+        typer.echo(f"figures written to {save}", err=True)
+    return found
+
+
+def _plot_trade_off(path: Path, found: tuple[TradeOff, str | None]) -> None:
+    from forerun.jobs.pages.forecast_plots import trade_off_plot
+
+    trade_off_plot(path, found[0], found[1] or "value at the end")
+
+
+def _trade_off_page(found: tuple[TradeOff, str | None]) -> Any:
+    from forerun.jobs.pages.forecast_page import trade_off_page
+
+    return trade_off_page(found[0])
+
+
+@verb(
+    "Compare configurations by accuracy and time.",
+    page=_trade_off_page,
+    plot=_plot_trade_off,
+    as_dict=lambda found: found[0].as_dict(),
+    width=_WIDTH,
+)
+def trade_off(
+    table: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE.csv",
+            help="Configurations: columns name, run, model, device, and options of each.",
+        ),
+    ],
+    target: TargetOption = None,
+    metric: MetricOption = None,
+) -> tuple[TradeOff, str | None]:
+    """Forecast the accuracy of several configurations against the time that each takes."""
+    import forerun
+
+    metric = metric or _metric_of(target)
+    return forerun.trade_off(table, target=target, metric=metric), metric
+
+
+@verb(
+    "Forecast the steps at other batch sizes.", page=f"{_PAGES}.convergence_page:batches_page", width=_WIDTH
+)
+def batches(
+    table: Annotated[
+        Path, typer.Argument(metavar="FILE.csv", help="Columns batch_size, and steps or epochs to a target.")
+    ],
+    batch_size: Annotated[int | None, typer.Option(help="Batch size to answer.")] = None,
+    dataset_size: Annotated[int | None, typer.Option(help="Training samples of an epoch.")] = None,
+) -> BatchForecast:
+    """Forecast the steps to a target at other batch sizes, from those that were measured."""
+    from forerun.jobs.forecast_tables import forecast_batches
+
+    sizes = () if batch_size is None else (batch_size,)
+    return forecast_batches(table, batch_sizes=sizes, dataset_size=dataset_size)
+
+
+@verb(
+    "Forecast a network that was never trained.",
+    page=f"{_PAGES}.convergence_page:networks_page",
+    plot=f"{_PAGES}.forecast_plots:networks_plot",
+    width=_WIDTH,
+)
+def networks(
+    table: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE.csv",
+            help="Networks that were trained: columns network or depth, features, and epochs, b0, b1, b2.",
+        ),
+    ],
+    metric: Annotated[str | None, typer.Option(metavar="NAME", help="Column that is wanted.")] = None,
+    leave_out: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NETWORK",
+            help="Predict this network from the others, and put what it has beside that. "
+            "[default: each in turn, unless one has an empty value]",
+            show_default=False,
+        ),
+    ] = None,
+) -> NetworkForecast:
+    """Forecast what a network that was never trained needs, from others."""
+    from forerun.jobs.forecast_tables import forecast_networks
+
+    return forecast_networks(table, value=metric, leave_out=leave_out)
+
+
+@verb(
+    "Fit a law to the losses of a run.",
+    page=f"{_PAGES}.convergence_page:curve_fit_page",
+    plot=f"{_PAGES}.forecast_plots:curve_fit_plot",
+    width=_WIDTH,
+)
+def law(
+    run: RunArgument,
+    name: Annotated[
+        str, typer.Option("--law", metavar="NAME", help="Law: optimus, which is 1 / (b0 k + b1) + b2.")
+    ] = "optimus",
+    target: TargetOption = None,
+    metric: MetricOption = None,
+) -> CurveFit:
+    """Fit a law to the losses of a run and print its coefficients."""
+    from forerun.jobs.fit_curve import fit_curve
+
+    return fit_curve(run, name, metric=metric, target=target)
+
+
+def _metric_of(target: str | None) -> str | None:
+    if target is None:
+        return None
+    from forerun.jobs.forecasting.curve import parse_target
+
+    return parse_target(target).metric
+
+
+forecast = Verbs(
+    "Forecast when a run reaches an accuracy, and what other batch sizes and networks need.",
+    {
+        "run": run,
+        "watch": watch,
+        "backtest": backtest,
+        "trade-off": trade_off,
+        "batches": batches,
+        "networks": networks,
+        "law": law,
+    },
+    short_help="Forecast when a run reaches an accuracy.",
+    chosen=lambda words: "run",
+)

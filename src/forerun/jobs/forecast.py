@@ -1,0 +1,225 @@
+"""``forerun forecast`` as a function: of one run, with the clock and price of each device it might go on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from forerun.base.errors import InvalidSetupError
+from forerun.jobs.forecasting.backtest_table import BacktestTable, load_table, shipped_table
+from forerun.jobs.forecasting.curve import Curve, Target, clean, parse_target
+from forerun.jobs.forecasting.curve_files import find_curve_files, read_curve
+from forerun.jobs.forecasting.forecast import CurveForecast, forecast_curve
+from forerun.jobs.forecasting.forecast_answer import (
+    Clock,
+    RunForecast,
+    RunOutcome,
+    outcome_of,
+    stop_advice,
+    time_to_target,
+)
+from forerun.jobs.forecasting.mixture import Tier
+from forerun.jobs.forecasting.schedule import LOGGED, LearningRateSchedule, logged_schedule, schedule_of
+from forerun.prediction.estimate import Interval
+
+__all__ = ["RunForecast", "forecast", "is_logged", "predicted_clock", "rate_column", "schedule_from"]
+
+_UNKNOWN = "unknown"
+
+
+def forecast(
+    run: str | Path | Curve | Sequence[float],
+    *,
+    target: str | Target | None = None,
+    metric: str | None = None,
+    schedule: Any = None,
+    epochs: float | None = None,
+    history: str | Path | Sequence[str | Path | Curve] = (),
+    model: Any = None,
+    devices: Sequence[str] = (),
+    price_usd_per_hour: float | None = None,
+    backtest_file: str | Path | None = None,
+    cut: float | None = None,
+    **setup: Any,
+) -> RunForecast:
+    """Where a run ends, when it reaches a target, and what that takes.
+
+    Args:
+        run: A CSV, TensorBoard events, a curve, or its values, one an epoch.
+        target: Such as ``accuracy>=0.92``.
+        metric: Name of the metric; that of the target, or a guess from the file.
+        schedule: Words, a PyTorch scheduler, a Keras schedule or a function; "logged" takes the rates in the file, and
+            "logged:COLUMN" those of that column; "unknown" accepts a wider interval where the rate is known to change.
+        epochs: Length of the run; that of the schedule, or of its finished siblings, if None.
+        history: Folder or files of finished runs of the same job.
+        model: What is trained, as in ``predict``; with ``devices`` its epochs are timed by prediction.
+        devices: Where it might be trained.
+        price_usd_per_hour: Price of a device.
+        backtest_file: Figures of back-tests instead of the shipped ones, made by ``backtest``.
+        cut: Share of a finished run, above 0 and below 1, after which to forecast it; the answer then has what came.
+        setup: Further arguments of ``predict``, such as ``batch_size`` and ``dataset``.
+
+    Raises:
+        RecordError: A file cannot be read.
+        InvalidSetupError: An unknown metric, schedule word or target.
+        ForecastError: The curve is too short, diverged, does not move, or has a changing rate that is not given.
+    """
+    wanted = parse_target(target) if isinstance(target, str) else target
+    whole = _curve(run, wanted, metric, rate_column(schedule))
+    curve = whole if cut is None else _first_share(whole, cut)
+    epochs = float(whole.epochs[-1]) if cut is not None and epochs is None else epochs
+    planned = _logged(curve, epochs) if is_logged(schedule) else schedule_from(schedule, epochs)
+    table = shipped_table() if backtest_file is None else load_table(Path(backtest_file))
+    found = forecast_curve(
+        curve,
+        table,
+        target=wanted,
+        end_epoch=epochs,
+        schedule=planned,
+        is_schedule_unknown=schedule == _UNKNOWN,
+        siblings=_siblings(history, run, curve, wanted),
+    )
+    clocks = list(_clocks(found.curve, model, devices, price_usd_per_hour, setup))
+    epoch_time_s = clocks[0].epoch_time_s.value if clocks else None
+    return RunForecast(
+        run=curve.name,
+        curve_forecast=found,
+        times=tuple(time_to_target(found, clock) for clock in clocks),
+        steps_per_epoch=found.curve.steps_per_epoch(),
+        advice=stop_advice(found, epoch_time_s),
+        coverage=_coverage(table, found.tier, found.progress),
+        notes=found.notes,
+        outcome=None if cut is None else _outcome(whole, found),
+    )
+
+
+def is_logged(schedule: Any) -> bool:
+    """True if a schedule is the word for the rates in the file of the run."""
+    return isinstance(schedule, str) and schedule.strip().partition(":")[0].strip().lower() == LOGGED
+
+
+def rate_column(schedule: Any) -> str | None:
+    """The column that "logged:COLUMN" names; None for the usual ones."""
+    return schedule.partition(":")[2].strip() or None if is_logged(schedule) else None
+
+
+def _logged(curve: Curve, epochs: float | None) -> LearningRateSchedule:
+    end = epochs if epochs is not None else curve.planned_end
+    if curve.learning_rates is None or end is None:
+        raise InvalidSetupError(
+            f"{curve.name}: --schedule {LOGGED} needs a column of learning rates and the length of the run, got "
+            + (
+                "no such column; name it with logged:COLUMN"
+                if end is not None
+                else "no length; give --epochs"
+            )
+        )
+    return logged_schedule(curve.epochs, curve.learning_rates, max(end, float(curve.epochs[-1])))
+
+
+def _first_share(curve: Curve, cut: float) -> Curve:
+    """The curve as it was after a share of its length."""
+    if not 0 < cut < 1:
+        raise InvalidSetupError(f"a cut is a share of the run between 0 and 1, such as 0.3, got {cut:g}")
+    return curve.first(
+        max(1, int(np.searchsorted(curve.epochs, cut * curve.epochs[-1] * (1 + 1e-9), "right")))
+    )
+
+
+def _outcome(whole: Curve, found: CurveForecast) -> RunOutcome:
+    cleaned = clean(whole)
+    assert cleaned is not None  # its beginning was forecast
+    return outcome_of(cleaned.curve, found)
+
+
+def _curve(run: Any, target: Target | None, metric: str | None, rate: str | None = None) -> Curve:
+    if isinstance(run, Curve):
+        return run
+    name = metric or (target.metric if target else None)
+    rising = target.is_rising if target else None
+    if isinstance(run, (str, Path)):
+        return read_curve(run, name, rising, rate)
+    values = np.asarray(run, dtype=float)
+    if values.ndim != 1 or not len(values):
+        raise InvalidSetupError(
+            f"a run must be a file, a curve or a list of values, got shape {values.shape}"
+        )
+    is_rising = rising if rising is not None else bool(values[-1] > values[0])
+    return Curve(
+        name="run",
+        metric=name or "value",
+        epochs=np.arange(1.0, len(values) + 1),
+        values=values,
+        is_rising=is_rising,
+    )
+
+
+def schedule_from(schedule: Any, epochs: float | None) -> LearningRateSchedule | None:
+    """A schedule from words or an object; None for none and for "unknown"."""
+    if schedule is None or (isinstance(schedule, str) and schedule.strip() == _UNKNOWN):
+        return None
+    if not isinstance(schedule, (str, LearningRateSchedule)) and epochs is None:
+        raise InvalidSetupError(
+            "a schedule that is an object needs epochs as well, to know how far to follow it"
+        )
+    return schedule_of(schedule, epochs or 1.0)
+
+
+def _siblings(history: Any, run: Any, curve: Curve, target: Target | None) -> list[Curve]:
+    """Finished runs; the run itself is not its own history, wherever its file lies."""
+    is_place = isinstance(history, (str, Path))
+    given: list[Any] = list(find_curve_files(history)) if is_place else list(history)
+    own = Path(run).resolve() if isinstance(run, (str, Path)) else None
+    given = [g for g in given if isinstance(g, Curve) or Path(g).resolve() != own]
+    metric = target.metric if target else curve.metric
+    return [s if isinstance(s, Curve) else read_curve(s, metric, curve.is_rising) for s in given]
+
+
+def _clocks(
+    curve: Curve, model: Any, devices: Sequence[str], price: float | None, setup: Mapping[str, Any]
+) -> Iterator[Clock]:
+    if (model is None) != (not devices):
+        raise InvalidSetupError("times on a device need both the model and the device; give --model and --on")
+    for device in devices:
+        yield predicted_clock(model, device, price, setup)
+    logged_s = curve.epoch_time_s()
+    if logged_s is not None and logged_s > 0:
+        yield Clock(
+            device="as logged",
+            source="logged",
+            epoch_time_s=Interval(logged_s, logged_s, logged_s),
+            price_usd_per_hour=price,
+        )
+
+
+def predicted_clock(model: Any, device: str, price: float | None, setup: Mapping[str, Any]) -> Clock:
+    """The clock of a device by ``predict``; the dataset must be named."""
+    from forerun.search.predict import predict
+
+    estimate = predict(model, device=device, price_usd_per_hour=price, **setup)
+    if estimate.epoch_time_s is None:
+        raise InvalidSetupError(
+            f"the time of an epoch of {estimate.model} needs its dataset; give --dataset NAME or --dataset-size N"
+        )
+    per_hour = price
+    if per_hour is None and estimate.cost_usd is not None:
+        per_hour = estimate.cost_usd.value / estimate.epoch_time_s.value * 3600
+    return Clock(
+        device=estimate.device,
+        source="predicted",
+        epoch_time_s=estimate.epoch_time_s,
+        price_usd_per_hour=per_hour,
+    )
+
+
+def _coverage(table: BacktestTable, tier: Tier, progress: float) -> float | None:
+    """Empirical coverage that was stored with the table, at the nearest share of the run."""
+    stored = table.provenance.get("coverage_90")
+    of_tier = stored.get(str(tier)) if isinstance(stored, Mapping) else None
+    if not isinstance(of_tier, Mapping) or not of_tier:
+        return None
+    nearest = min(of_tier, key=lambda cut: abs(float(cut) - progress))
+    return float(of_tier[nearest])

@@ -1,0 +1,453 @@
+"""Forecasts from tables of finished runs: ``forecast batches``, and ``networks`` for networks never trained."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from forerun.base.answers import Answer
+from forerun.base.errors import InvalidSetupError, RecordError, near_matches
+from forerun.jobs.forecasting.batch_scaling import BatchScaling, fit_batch_scaling
+from forerun.jobs.forecasting.curve import Floats
+from forerun.jobs.forecasting.network_regression import NetworkPrediction, NetworkRuns, predict_network
+
+__all__ = [
+    "BatchForecast",
+    "BatchPoint",
+    "CurvePoint",
+    "NetworkForecast",
+    "NetworkValue",
+    "forecast_batches",
+    "forecast_networks",
+    "number_in",
+    "read_rows",
+]
+
+_DOUBLINGS = 3
+_BATCH = "batch_size"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchPoint:
+    """Steps and epochs that training needs at one batch size.
+
+    Attributes:
+        batch_size: Samples of a step.
+        steps: Steps to the target by the law.
+        epochs: Epochs of them, None without the size of the dataset.
+        measured_steps: Mean of what was measured, None where nothing was.
+    """
+
+    batch_size: int
+    steps: float
+    epochs: float | None
+    measured_steps: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchForecast(Answer):
+    """Steps to a target at other batch sizes.
+
+    Attributes:
+        law: The law, fitted.
+        batch_sizes: Those measured, those asked for, and some doublings of the largest, ascending.
+        measured: Mean steps at each, None where it was not measured.
+        dataset_size: Samples of an epoch, or None.
+    """
+
+    law: BatchScaling
+    batch_sizes: tuple[int, ...]
+    measured: tuple[float | None, ...]
+    dataset_size: int | None
+
+    @property
+    def points(self) -> tuple[BatchPoint, ...]:
+        """Forecasts by batch size."""
+        counts = map(float, self.law.steps(self.batch_sizes))
+        return tuple(
+            BatchPoint(
+                batch_size=size,
+                steps=count,
+                epochs=None if self.dataset_size is None else count * size / self.dataset_size,
+                measured_steps=seen,
+            )
+            for size, count, seen in zip(self.batch_sizes, counts, self.measured, strict=True)
+        )
+
+    def json_fields(self) -> dict[str, Any]:
+        """The law, and a row per batch size; an endless critical batch size is None."""
+        names = ("least_steps", "least_samples", "critical_batch_size", "worst_error")
+        return {**{name: getattr(self.law, name) for name in names}, "points": self.points}
+
+
+def forecast_batches(
+    table: str | Path, *, batch_sizes: Sequence[int] = (), dataset_size: int | None = None
+) -> BatchForecast:
+    """Steps to a target against the batch size, from runs at two or more batch sizes.
+
+    Args:
+        table: A CSV with the columns batch_size and steps, or epochs with ``dataset_size`` given.
+        batch_sizes: Further batch sizes to answer.
+        dataset_size: Samples of an epoch.
+
+    Raises:
+        RecordError: The table cannot be read, or lacks a column.
+        InvalidSetupError: Fewer than two batch sizes, or numbers that are not above zero.
+    """
+    path = Path(table)
+    rows = read_rows(path, (_BATCH,))
+    sizes = [number_in(row, _BATCH, path) for row in rows]
+    if "steps" in rows[0]:
+        steps = [number_in(row, "steps", path) for row in rows]
+    elif "epochs" in rows[0] and dataset_size is not None:
+        steps = [
+            number_in(row, "epochs", path) * dataset_size / max(size, 1e-12)
+            for row, size in zip(rows, sizes, strict=True)
+        ]
+    else:
+        raise RecordError(
+            f"{path}: expected a column 'steps', or 'epochs' and --dataset-size, got {', '.join(rows[0])}"
+        )
+    law = fit_batch_scaling(sizes, steps)
+    whole = {round(size) for size in sizes}
+    wanted = sorted(
+        whole | {int(b) for b in batch_sizes} | {max(whole) << n for n in range(1, _DOUBLINGS + 1)}
+    )
+    seen = {size: [s for s, b in zip(steps, sizes, strict=True) if round(b) == size] for size in whole}
+    return BatchForecast(
+        law=law,
+        batch_sizes=tuple(wanted),
+        measured=tuple(sum(seen[b]) / len(seen[b]) if b in seen else None for b in wanted),
+        dataset_size=dataset_size,
+    )
+
+
+def read_rows(path: Path, needed: Sequence[str]) -> list[dict[str, str]]:
+    """Rows of a CSV, cells without spaces around them.
+
+    Raises:
+        RecordError: The file cannot be read, has no row, or lacks a needed column.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            rows = [
+                {k.strip(): (v or "").strip() for k, v in row.items() if k} for row in csv.DictReader(file)
+            ]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise RecordError(f"{path}: expected a CSV, and it cannot be read: {error}") from error
+    if not rows:
+        raise RecordError(f"{path}: expected a header and a row or more below it, got none; add them")
+    missing = [name for name in needed if name not in rows[0]]
+    if missing:
+        raise RecordError(f"{path}: expected a column '{missing[0]}' and a row or more; add them")
+    return rows
+
+
+def number_in(row: Mapping[str, str], name: str, path: Path) -> float:
+    """A cell as a number."""
+    try:
+        return float(row[name])
+    except ValueError:
+        raise RecordError(f"{path}: expected a number in column '{name}', got '{row[name]}'") from None
+
+
+_NETWORK = "network"
+_DEVICES = ("device", "gpu")
+_COEFFICIENTS = ("b0", "b1", "b2")
+_EPOCHS = "epochs"
+_DEFAULT_EPOCHS = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkValue:
+    """One predicted column of one network.
+
+    Attributes:
+        name: The column.
+        predicted: By the other networks.
+        actual: Mean over the runs of the network, None for one that was never trained.
+        lowest, highest: Smallest and largest of those runs.
+        neighbours: Networks next below and above in the only feature, with their means; empty with several features.
+    """
+
+    name: str
+    predicted: NetworkPrediction
+    actual: float | None
+    lowest: float | None
+    highest: float | None
+    neighbours: tuple[tuple[str, float], ...]
+
+    @property
+    def error(self) -> float | None:
+        """|predicted - actual| / actual; None without an actual value above zero."""
+        if not self.actual:
+            return None
+        return abs(self.predicted.value - self.actual) / self.actual
+
+    @property
+    def note(self) -> str | None:
+        """Why no smooth law of the only feature can meet the actual value; None where one could."""
+        if self.actual is None or len(self.neighbours) < 2:
+            return None
+        (below, first), (above, second) = self.neighbours
+        if min(first, second) <= self.actual <= max(first, second):
+            return None
+        return (
+            f"{self.name}: the actual {self.actual:.4g} lies outside of its neighbours {below} ({first:.4g}) and "
+            f"{above} ({second:.4g}), so no law that rises or falls throughout meets it; add a feature that tells "
+            "the networks apart, such as a column parameters"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurvePoint:
+    """A point of the curve of a network.
+
+    Attributes:
+        k: Epoch, or what the coefficients count.
+        predicted: Loss by the predicted coefficients.
+        actual: Mean loss of the network's own coefficients over its runs, None for one that was never trained.
+    """
+
+    k: int
+    predicted: float
+    actual: float | None
+
+    @property
+    def error(self) -> float | None:
+        """|predicted - actual| / actual."""
+        return None if not self.actual else abs(self.predicted - self.actual) / self.actual
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkForecast(Answer):
+    """Values of networks that were never trained, or were left out.
+
+    Attributes:
+        value_name: The column that was asked for, or the first.
+        features: The columns they are predicted from.
+        left_out: Whether the networks have values of their own, which took no part.
+        networks: Values by network.
+        curves: Points of each network whose three coefficients are predicted.
+        actual_curves: Losses of each run of such a network by label, at the points of its curve.
+    """
+
+    value_name: str
+    features: tuple[str, ...]
+    left_out: bool
+    networks: Mapping[str, tuple[NetworkValue, ...]]
+    curves: Mapping[str, tuple[CurvePoint, ...]]
+    actual_curves: Mapping[str, Mapping[str, Floats]]
+
+    def value_of(self, network: str, name: str) -> NetworkValue:
+        """One column of one network."""
+        return next(value for value in self.networks[network] if value.name == name)
+
+    def json_fields(self) -> dict[str, Any]:
+        """A row per network, with what each form of the regression says."""
+        return {
+            "value": self.value_name,
+            "features": self.features,
+            "networks": [self._row(name, values) for name, values in self.networks.items()],
+        }
+
+    def _row(self, name: str, values: Sequence[NetworkValue]) -> dict[str, Any]:
+        first = self.value_of(name, self.value_name)
+        row: dict[str, Any] = {"network": name, **_value_fields(first)}
+        if others := [value for value in values if value.name != self.value_name]:
+            row["others"] = [{"name": value.name, **_value_fields(value)} for value in others]
+        if name in self.curves:
+            row["curve"] = [
+                {"k": p.k, "predicted": p.predicted, "actual": p.actual, "error": p.error}
+                for p in self.curves[name]
+            ]
+        return row
+
+
+def _value_fields(value: NetworkValue) -> dict[str, Any]:
+    found = value.predicted
+    fields: dict[str, Any] = {"value": found.value, "low": found.low, "high": found.high}
+    fields["forms"] = [{"name": c.name, "value": c.value, "weight": c.weight} for c in found.candidates]
+    if value.actual is not None:
+        fields |= {"actual": value.actual, "error": value.error, "note": value.note}
+    return fields
+
+
+def forecast_networks(
+    table: str | Path, *, value: str | None = None, leave_out: str | None = None
+) -> NetworkForecast:
+    """Networks whose values are empty, or left out, from those whose values are known.
+
+    Rows of one network are repetitions, on whatever device: a column ``device`` or ``gpu`` is read over, because the
+    steps that training needs do not depend on it. The table of the earlier study, ``depth, gpu, b0, b1, b2, epochs``,
+    is taken as it is: a network is its depth.
+
+    Args:
+        table: A CSV with a column network or depth, values (``epochs``, Optimus' ``b0``, ``b1``, ``b2``, or ``value``),
+            and features of the network such as depth and parameters.
+        value: Column to predict alone; all of ``epochs``, ``b0``, ``b1`` and ``b2`` that are there if None.
+        leave_out: Network to predict from the others although its values are known; if None, the networks with an empty
+            value are predicted, and where there are none each network in turn.
+
+    Raises:
+        RecordError: The table cannot be read, or lacks a column.
+        InvalidSetupError: Fewer than three networks with a value, an unknown network, or impossible numbers.
+    """
+    path = Path(table)
+    rows = _named(read_rows(path, ()), path)
+    columns = list(rows[0])
+    values = _values(columns, value, path)
+    others = {_NETWORK, *_DEVICES, *values, _EPOCHS, *_COEFFICIENTS}
+    features = tuple(name for name in columns if name not in others)
+    if not features:
+        raise RecordError(
+            f"{path}: expected a feature of the networks, such as a column 'depth' or 'parameters', got "
+            f"{', '.join(columns)}"
+        )
+    groups = _grouped(rows)
+    asked, is_left_out = _asked(groups, values, leave_out, path)
+    networks: dict[str, tuple[NetworkValue, ...]] = {}
+    for name in asked:
+        known = {other: group for other, group in groups.items() if other != name}
+        networks[name] = tuple(_predicted(column, name, groups, known, features, path) for column in values)
+    curves, actual = _curves(networks, groups, path) if set(_COEFFICIENTS) <= set(values) else ({}, {})
+    return NetworkForecast(
+        value_name=values[0],
+        features=features,
+        left_out=is_left_out,
+        networks=networks,
+        curves=curves,
+        actual_curves=actual,
+    )
+
+
+def _named(rows: list[dict[str, str]], path: Path) -> list[dict[str, str]]:
+    """Rows with a name each; a table without names has its depths."""
+    if _NETWORK in rows[0]:
+        return rows
+    if "depth" not in rows[0]:
+        raise RecordError(
+            f"{path}: expected a column 'network' or 'depth', got {', '.join(rows[0])}; add one"
+        )
+    return [{_NETWORK: f"depth {number_in(row, 'depth', path):g}", **row} for row in rows]
+
+
+def _values(columns: Sequence[str], value: str | None, path: Path) -> tuple[str, ...]:
+    if value is not None:
+        found: tuple[str, ...] = tuple(name for name in (value,) if name in columns)
+    else:
+        found = tuple(name for name in (_EPOCHS, *_COEFFICIENTS) if name in columns)
+    if not found:
+        wanted = value or _EPOCHS
+        raise RecordError(
+            f"{path}: expected a column '{wanted}' to predict{near_matches(wanted, columns)}, "
+            f"got {', '.join(columns)}; name it with --metric"
+        )
+    return found
+
+
+def _asked(
+    groups: Mapping[str, list[dict[str, str]]], values: Sequence[str], leave_out: str | None, path: Path
+) -> tuple[list[str], bool]:
+    """Networks to predict, and whether they have values of their own."""
+    if leave_out is not None:
+        matching = [name for name in groups if leave_out.lower() in (name.lower(), name.lower().split()[-1])]
+        if not matching:
+            raise InvalidSetupError(
+                f"{path}: no network '{leave_out}' to leave out{near_matches(leave_out, groups)}; the table has "
+                f"{', '.join(groups)}"
+            )
+        return matching[:1], True
+    empty = [name for name, group in groups.items() if any(not row[v] for row in group for v in values)]
+    return (empty, False) if empty else (list(groups), True)
+
+
+def _predicted(
+    column: str,
+    name: str,
+    groups: Mapping[str, list[dict[str, str]]],
+    known: Mapping[str, list[dict[str, str]]],
+    features: Sequence[str],
+    path: Path,
+) -> NetworkValue:
+    runs = [
+        NetworkRuns(
+            name=other,
+            features={f: number_in(group[0], f, path) for f in features},
+            values=tuple(number_in(row, column, path) for row in group if row[column]),
+        )
+        for other, group in known.items()
+        if any(row[column] for row in group)
+    ]
+    own = {f: number_in(groups[name][0], f, path) for f in features}
+    measured = [number_in(row, column, path) for row in groups[name] if row[column]]
+    return NetworkValue(
+        name=column,
+        predicted=predict_network(runs, own),
+        actual=float(np.mean(measured)) if measured else None,
+        lowest=min(measured) if measured else None,
+        highest=max(measured) if measured else None,
+        neighbours=_neighbours(runs, own, features[0]) if len(features) == 1 else (),
+    )
+
+
+def _neighbours(
+    runs: Sequence[NetworkRuns], own: Mapping[str, float], feature: str
+) -> tuple[tuple[str, float], ...]:
+    """The networks next below and above in a feature, with their means."""
+    ordered = sorted(runs, key=lambda run: run.features[feature])
+    below = [run for run in ordered if run.features[feature] < own[feature]][-1:]
+    above = [run for run in ordered if run.features[feature] > own[feature]][:1]
+    return tuple((run.name, run.mean) for run in (*below, *above))
+
+
+def _curves(
+    networks: Mapping[str, Sequence[NetworkValue]], groups: Mapping[str, list[dict[str, str]]], path: Path
+) -> tuple[dict[str, tuple[CurvePoint, ...]], dict[str, dict[str, Floats]]]:
+    """The curve of each network by its predicted coefficients, and of each of its runs by their own."""
+    curves: dict[str, tuple[CurvePoint, ...]] = {}
+    actual: dict[str, dict[str, Floats]] = {}
+    for name, values in networks.items():
+        found = {value.name: value for value in values}
+        k = np.arange(1, _length(found) + 1)
+        predicted = _losses(k, [found[c].predicted.value for c in _COEFFICIENTS])
+        rows = [row for row in groups[name] if all(row[c] for c in _COEFFICIENTS)]
+        actual[name] = {
+            _label(row, number): _losses(k, [number_in(row, c, path) for c in _COEFFICIENTS])
+            for number, row in enumerate(rows, start=1)
+        }
+        means = np.mean(list(actual[name].values()), axis=0) if rows else None
+        curves[name] = tuple(
+            CurvePoint(k=int(place), predicted=float(loss), actual=None if means is None else float(means[i]))
+            for i, (place, loss) in enumerate(zip(k, predicted, strict=True))
+        )
+    return curves, actual
+
+
+def _length(found: Mapping[str, NetworkValue]) -> int:
+    """Epochs of a curve: those that the runs took, else those predicted, else sixty."""
+    if _EPOCHS not in found:
+        return _DEFAULT_EPOCHS
+    epochs = found[_EPOCHS]
+    return max(2, round(epochs.highest or epochs.predicted.value))
+
+
+def _losses(k: Any, coefficients: Sequence[float]) -> Floats:
+    b0, b1, b2 = coefficients
+    return np.asarray(1.0 / np.maximum(b0 * k + b1, 1e-12) + b2, dtype=float)
+
+
+def _label(row: Mapping[str, str], number: int) -> str:
+    return next((row[name] for name in _DEVICES if row.get(name)), f"run {number}")
+
+
+def _grouped(rows: Iterable[dict[str, str]]) -> dict[str, list[dict[str, str]]]:
+    groups: dict[str, list[dict[str, str]]] = {}
+    for row in rows:
+        groups.setdefault(row[_NETWORK], []).append(row)
+    return groups

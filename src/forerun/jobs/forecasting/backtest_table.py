@@ -1,0 +1,224 @@
+"""Results of back-tests: errors, drops and quantiles per tier and share of the run, as a small JSON file.
+
+The file that comes with the package was made from the public curve tables by the back-test of the studies;
+``forerun forecast backtest DIR --save FILE`` makes one from a user's own finished runs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from forerun.base.errors import CostModelError
+from forerun.jobs.forecasting.curve import Floats, MetricKind
+from forerun.jobs.forecasting.mixture import Tier
+
+__all__ = [
+    "CUTS",
+    "FEWEST_RUNS",
+    "HORIZONS",
+    "LEVELS",
+    "BacktestTable",
+    "CutSummary",
+    "load_table",
+    "save_table",
+    "shipped_table",
+    "shipped_table_path",
+    "weighted_quantiles",
+]
+
+CUTS = (0.1, 0.2, 0.3, 0.5, 0.7, 0.85)
+"""Shares of a run at which forecasters are tested and stored figures are kept."""
+
+HORIZONS = (0.25, 0.5, 1.0)
+"""Shares of the rest of a run at which forecasts are compared with what came."""
+
+LEVELS = (0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975)
+"""Levels of the stored quantiles."""
+
+FEWEST_RUNS = 20
+"""With fewer runs behind them, intervals are called uncalibrated."""
+
+_SCHEMA = 2
+
+_DRAWS_OF_AN_ORIGIN = 5
+"""Independent draws that the runs of one origin stand for: with origins left out in turn, 90 % intervals of as many
+covered 90 %; with every run a draw, 86 %."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutSummary:
+    """Back-tests of one tier at one share of the run.
+
+    Attributes:
+        num_runs, num_jobs, num_origins: Behind the figures.
+        errors: Mean absolute error of the final value of each forecaster.
+        quantiles: Of (actual - forecast) / scale, (horizons, levels).
+    """
+
+    num_runs: int
+    num_jobs: int
+    num_origins: int
+    errors: Mapping[str, float]
+    quantiles: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BacktestTable:
+    """All summaries.
+
+    Attributes:
+        summaries: By tier and cut; a tier may be absent.
+        drop_shares: Share of what remains that a falling rate removes, by kind of metric.
+        provenance: Tables, rows and date behind it.
+    """
+
+    summaries: Mapping[tuple[Tier, float], CutSummary]
+    drop_shares: Mapping[MetricKind, float]
+    provenance: Mapping[str, object]
+
+    def has(self, tier: Tier) -> bool:
+        """True if there are back-tests of the tier."""
+        return any(found is tier for found, _ in self.summaries)
+
+    def errors(self, tier: Tier, progress: float) -> Mapping[str, float]:
+        """Errors at the nearest share of the run."""
+        cuts = self._cuts(tier)
+        return {} if not cuts else self._nearest(tier, progress).errors
+
+    def num_origins(self, tier: Tier, progress: float) -> int:
+        """Origins behind them."""
+        return 0 if not self._cuts(tier) else self._nearest(tier, progress).num_origins
+
+    def num_runs(self, tier: Tier, progress: float) -> int:
+        """Runs behind the interval at the nearest share of the run."""
+        return 0 if not self._cuts(tier) else self._nearest(tier, progress).num_runs
+
+    def quantiles(self, tier: Tier, progress: float) -> Floats:
+        """Quantiles of the scaled residual, interpolated between shares of the run, (horizons, levels)."""
+        cuts = self._cuts(tier)
+        stacked = np.stack([self.summaries[tier, cut].quantiles for cut in cuts])
+        where = float(np.interp(progress, cuts, np.arange(len(cuts))))
+        low, high = int(np.floor(where)), int(np.ceil(where))
+        share = where - low
+        return np.asarray((1 - share) * stacked[low] + share * stacked[high], dtype=float)
+
+    def _cuts(self, tier: Tier) -> list[float]:
+        return sorted(cut for found, cut in self.summaries if found is tier)
+
+    def _nearest(self, tier: Tier, progress: float) -> CutSummary:
+        return self.summaries[tier, min(self._cuts(tier), key=lambda cut: abs(cut - progress))]
+
+
+def weighted_quantiles(scores: Floats, places: Sequence[tuple[str, str]], levels: Sequence[float]) -> Floats:
+    """Quantiles with one more, unknown draw on either side, (horizons, levels).
+
+    Runs of a job weigh alike, jobs of an origin, and origins. The unknown draw is what makes the quantiles conformal:
+    below 0.5 the level is taken of n + 1 draws with one at minus infinity, above it with one at plus infinity. The next
+    run comes from an origin that is not among them, and runs of one origin are not as many draws: n is
+    ``_DRAWS_OF_AN_ORIGIN`` times the number of origins. Where so few cannot reach a level, the outermost score is
+    given.
+
+    Args:
+        scores: (runs, horizons).
+        places: Origin and job of each run, (runs,).
+        levels: Ascending.
+    """
+    runs_of, jobs_of = Counter(places), Counter(origin for origin, _ in set(places))
+    mass = np.asarray([1.0 / (runs_of[place] * jobs_of[place[0]]) for place in places])
+    num_draws = min(len(places), _DRAWS_OF_AN_ORIGIN * len(jobs_of))
+    mass = mass * num_draws / mass.sum()
+    found = np.empty((scores.shape[1], len(levels)))
+    for horizon in range(scores.shape[1]):
+        order = np.argsort(scores[:, horizon], kind="stable")
+        ranked, below = scores[order, horizon], np.cumsum(mass[order])
+        centre = below - 0.5 * mass[order]
+        for column, level in enumerate(levels):
+            wanted = level * num_draws
+            if level < 0.5:
+                wanted = level * (num_draws + 1) - 1
+            elif level > 0.5:
+                wanted = level * (num_draws + 1)
+            found[horizon, column] = np.interp(wanted, centre, ranked)
+    return np.maximum.accumulate(found, axis=1)
+
+
+def shipped_table_path() -> Path:
+    """The table that comes with the package."""
+    return Path(__file__).parent / "tables" / "backtest.json"
+
+
+def shipped_table() -> BacktestTable:
+    """The table that comes with the package, read."""
+    return load_table(shipped_table_path())
+
+
+def save_table(table: BacktestTable, path: Path) -> None:
+    """Writes a table as JSON."""
+    document = {
+        "schema": _SCHEMA,
+        "provenance": dict(table.provenance),
+        "horizons": HORIZONS,
+        "levels": LEVELS,
+        "drop_shares": {str(kind): share for kind, share in table.drop_shares.items()},
+        "summaries": [
+            {
+                "tier": str(tier),
+                "cut": cut,
+                "num_runs": found.num_runs,
+                "num_jobs": found.num_jobs,
+                "num_origins": found.num_origins,
+                "errors": {name: round(value, 5) for name, value in found.errors.items()},
+                "quantiles": np.round(found.quantiles, 4).tolist(),
+            }
+            for (tier, cut), found in table.summaries.items()
+        ],
+    }
+    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def load_table(path: Path) -> BacktestTable:
+    """Reads a table.
+
+    Raises:
+        CostModelError: The file is missing, damaged or of another version.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if document["schema"] != _SCHEMA or tuple(document["levels"]) != LEVELS:
+            raise CostModelError(
+                f"{path}: expected back-test figures of schema {_SCHEMA}, got {document['schema']}; make them anew "
+                "with 'forerun forecast backtest DIR --save FILE'"
+            )
+        return _table_from(document)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CostModelError(
+            f"{path}: expected back-test figures as JSON, got {type(error).__name__}: {error}; make them anew with "
+            "'forerun forecast backtest DIR --save FILE'"
+        ) from error
+
+
+def _table_from(document: Mapping[str, Any]) -> BacktestTable:
+    summaries = {
+        (Tier(row["tier"]), float(row["cut"])): CutSummary(
+            num_runs=int(row["num_runs"]),
+            num_jobs=int(row["num_jobs"]),
+            num_origins=int(row["num_origins"]),
+            errors={str(name): float(value) for name, value in row["errors"].items()},
+            quantiles=np.asarray(row["quantiles"], dtype=float),
+        )
+        for row in document["summaries"]
+    }
+    if any(cut not in CUTS for _, cut in summaries):
+        raise ValueError("a share of the run that is not one of the known cuts")
+    return BacktestTable(
+        summaries=summaries,
+        drop_shares={MetricKind(kind): float(share) for kind, share in document["drop_shares"].items()},
+        provenance=document["provenance"],
+    )

@@ -1,0 +1,369 @@
+"""Learning curves from files: CSV of several origins, TensorBoard event files, and logs of trainers (``log_files``).
+
+A CSV has a header. Its columns, in any order, further columns being further metrics:
+
+    epoch | step | both              where; the names global_step, iteration and batch mean step
+    METRIC                           the value, empty where it was not measured
+    learning_rate | lr | lr-...      optional
+    elapsed_s | time_s | wall_time   optional, seconds; a wall clock is counted from its first row
+
+Keras' ``CSVLogger``, Lightning's ``CSVLogger`` and YOLO's ``results.csv`` (its rate is ``lr/pg0``) are such files, with
+epochs from 0 and gaps: an epoch counted from 0 is taken as done, so 0 becomes 1; rows without the metric are passed
+over. Several rows of one epoch are one point, their mean, if there are four epochs or more (Optimus' step logs: epoch,
+step, loss, acc); before that each row is a point at its fraction of the epoch. Steps are never taken for epochs. What
+was passed over or averaged is said in ``Curve.notes``.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.base.errors import InvalidSetupError, RecordError, near_matches
+from forerun.jobs.forecasting.curve import Curve, Floats, Target, is_rising_metric
+from forerun.jobs.forecasting.log_files import (
+    TRAINER_STATE,
+    LogColumns,
+    is_text_log,
+    read_events,
+    read_text_log,
+    read_trainer_state,
+)
+
+__all__ = ["curve_of_columns", "find_curve_files", "read_columns", "read_curve"]
+
+_STEP_NAMES = ("step", "global_step", "iteration", "iter", "batch")
+_RATE_NAMES = ("learning_rate", "lr", "learning rate", "lr/pg0")
+_TIME_NAMES = ("elapsed_s", "time_s", "seconds", "time", "elapsed", "wall_time")
+_EVENTS = "events.out.tfevents"
+_ALIASES = {"acc": "accuracy", "accuracy": "acc"}
+_FEWEST_EPOCHS = 4
+_FILES_OF_FOLDERS = (TRAINER_STATE, "results.csv", "metrics.csv")
+_METRIC_FORMS = ("{}", "val_{}", "val/{}", "validation_{}", "eval_{}", "metrics/{}", "metrics/{}(b)")
+_OF_VALIDATION = ("val", "eval", "metrics/")
+
+
+def read_curve(
+    path: str | Path,
+    metric: str | None = None,
+    is_rising: bool | None = None,
+    rate: str | None = None,
+    *,
+    by_step: bool = False,
+) -> Curve:
+    """The curve of a metric.
+
+    Args:
+        path: A CSV, an event file, a ``trainer_state.json``, a log of the nanoGPT family, or a folder with one of them.
+        metric: Its name; None takes a validation accuracy if there is one, else a validation loss, else the first.
+        is_rising: Whether larger is better; by its name if None.
+        rate: Column of the learning rate; one of the usual names if None.
+        by_step: Whether each row is a point at its step, where the file has steps, and none are averaged.
+
+    Raises:
+        RecordError: The file cannot be read, is empty, or holds text where a number should be.
+        InvalidSetupError: There is no such metric.
+    """
+    file = Path(path)
+    if file.is_dir():
+        file = next((file / name for name in _FILES_OF_FOLDERS if (file / name).is_file()), file)
+    if file.suffix == ".json":
+        log = read_trainer_state(file)
+    elif file.suffix in (".log", ".txt") and not _is_events(file):
+        log = read_text_log(file)
+    else:
+        log = LogColumns(columns=read_events(file) if _is_events(file) else read_columns(file))
+    curve = curve_of_columns(log.columns, file.name, metric, is_rising, rate, by_step=by_step)
+    planned = log.planned_end if log.planned_unit == curve.unit else None
+    return replace(curve, planned_end=planned)
+
+
+def read_target_curve(path: str | Path, target: Target, rate: str | None = None) -> Curve:
+    """The curve of a target's metric, with the target's sense of better."""
+    return read_curve(path, target.metric, target.is_rising, rate)
+
+
+def find_curve_files(folder: str | Path) -> list[Path]:
+    """CSV files, event files and logs of trainers in a folder, by name.
+
+    Raises:
+        RecordError: The folder does not exist or holds none.
+    """
+    place = Path(folder)
+    if not place.is_dir():
+        raise RecordError(f"expected a folder of finished runs, got '{place}', which is none")
+    found = sorted(p for p in place.rglob("*") if _is_curve_file(p))
+    if not found:
+        raise RecordError(
+            f"'{place}' holds no CSV, no TensorBoard event file and no {TRAINER_STATE}; put the logs of runs there"
+        )
+    return found
+
+
+def _is_curve_file(file: Path) -> bool:
+    is_named = file.suffix == ".csv" or file.name == TRAINER_STATE or file.name.startswith(_EVENTS)
+    return is_named or is_text_log(file)
+
+
+def _is_events(file: Path) -> bool:
+    if file.is_dir():
+        return True
+    return file.name.startswith(_EVENTS)
+
+
+def read_columns(file: Path) -> dict[str, Floats]:
+    """Columns of a CSV as numbers, an empty cell as NaN.
+
+    Raises:
+        RecordError: The file is missing, empty, has one column, or text in a number.
+    """
+    try:
+        with file.open(newline="", encoding="utf-8-sig") as opened:
+            rows = [row for row in csv.reader(opened) if any(cell.strip() for cell in row)]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise RecordError(f"{file}: expected a CSV of a run, and it cannot be read: {error}") from error
+    if len(rows) < 2:
+        raise RecordError(
+            f"{file}: expected a header and rows such as 'epoch,accuracy', got {len(rows)} row{'s'[len(rows) == 1 :]}"
+        )
+    names = [name.strip() for name in rows[0]]
+    if len(names) < 2:
+        raise RecordError(
+            f"{file}: expected at least two columns, epoch or step and a metric, got only '{names[0]}'"
+        )
+    cells = [row + [""] * (len(names) - len(row)) for row in rows[1:]]
+    return {
+        name: np.asarray([_cell(row[i], name, number, file) for number, row in enumerate(cells, start=2)])
+        for i, name in enumerate(names)
+        if name
+    }
+
+
+def _cell(text: str, name: str, row: int, file: Path) -> float:
+    try:
+        return float(text) if text.strip() else float("nan")
+    except ValueError:
+        raise RecordError(
+            f"{file}: expected a number in column '{name}', row {row}, got '{text.strip()}'"
+        ) from None
+
+
+def _named(columns: Mapping[str, Floats], names: Sequence[str]) -> str | None:
+    lowered = {name.lower(): name for name in columns}
+    found = next((lowered[name] for name in names if name in lowered), None)
+    if found is None and "lr" in names:
+        found = next((name for key, name in lowered.items() if key.startswith("lr-")), None)
+    return found
+
+
+def curve_of_columns(
+    columns: Mapping[str, Floats],
+    name: str,
+    metric: str | None,
+    is_rising: bool | None,
+    rate: str | None = None,
+    *,
+    by_step: bool = False,
+) -> Curve:
+    """The curve in some columns of equal length; ``rate`` names that of the learning rate."""
+    epoch, step = _named(columns, ("epoch", "epochs")), _named(columns, _STEP_NAMES)
+    if epoch is None and step is None:
+        raise RecordError(f"{name}: expected a column 'epoch' or 'step', got {', '.join(columns)}")
+    elapsed = _named(columns, _TIME_NAMES)
+    wanted, rate = rate, _named(columns, _RATE_NAMES if rate is None else (rate.lower(),))
+    if rate is None and wanted is not None:
+        raise InvalidSetupError(
+            f"{name}: no column '{wanted}' with the learning rate{near_matches(wanted, columns)}; the file has "
+            f"{', '.join(columns)}"
+        )
+    places = [c for c in (epoch, step, rate, elapsed) if c is not None]
+    chosen = _metric_column(columns, name, metric, places)
+    # An empty cell is a row of another metric; NaN that was written is not told from it, and is kept by the ends.
+    keep = _measured(columns[chosen])
+    if not np.isfinite(columns[chosen]).any():
+        raise RecordError(
+            f"{name}: every value of '{chosen}' is NaN or empty; the run has no number to go by"
+        )
+    cut = {c: columns[c][keep] for c in (*places, chosen)}
+    rows = _Rows(
+        epochs=cut[epoch] if epoch else None,
+        steps=cut[step] if step else None,
+        rates=_filled(columns[rate])[keep] if rate else None,
+        elapsed_s=_since_start(_filled(columns[elapsed]))[keep] if elapsed else None,
+        values=cut[chosen],
+    )
+    rising = is_rising_metric(chosen) if is_rising is None else is_rising
+    curve = rows.as_curve(name, chosen, rising, by_step=by_step)
+    return replace(curve, notes=_row_notes(chosen, keep, len(cut[chosen]), len(curve)))
+
+
+def _row_notes(metric: str, keep: npt.NDArray[np.bool_], num_rows: int, num_points: int) -> tuple[str, ...]:
+    """Notes on the rows: those without the metric, and those that were averaged."""
+    num_passed = int((~keep).sum())
+    passed = f"{num_passed} rows without a value of {metric} were passed over"
+    averaged = f"{num_rows} rows became {num_points} points: the rows of an epoch are one point, their mean"
+    return (*([passed] if num_passed else []), *([averaged] if num_rows > num_points else []))
+
+
+def _measured(values: Floats) -> npt.NDArray[np.bool_]:
+    """Rows up to the last two behind the last number: a log that ends in NaN is a run that ended in NaN."""
+    finite = np.isfinite(values)
+    if finite.mean() > 0.5:  # a dense column: what is missing was written as NaN
+        return np.ones(len(values), dtype=bool)
+    return finite
+
+
+def _metric_column(columns: Mapping[str, Floats], name: str, metric: str | None, places: list[str]) -> str:
+    others = [c for c in columns if c not in places]
+    if not others:
+        raise RecordError(f"{name}: expected a metric beside {', '.join(places)}, got none")
+    if metric is None:
+        return _default_metric(others)
+    lowered = {c.lower(): c for c in others}
+    wanted = metric.lower()
+    tried = [wanted, _ALIASES.get(wanted, wanted)]
+    tried = [form.format(word) for word in tried for form in _METRIC_FORMS]
+    found = next((lowered[word] for word in tried if word in lowered), None)
+    if found is None:
+        raise InvalidSetupError(
+            f"{name}: no metric '{metric}'{near_matches(wanted, lowered)}; the file has {', '.join(others)}"
+        )
+    return found
+
+
+def _default_metric(names: list[str]) -> str:
+    """A validation metric before others, one that rises before losses; of YOLO's the mean over overlaps."""
+
+    def rank(name: str) -> tuple[bool, bool, bool]:
+        lowered = name.lower()
+        return (not lowered.startswith(_OF_VALIDATION), not is_rising_metric(name), "map50-95" not in lowered)
+
+    return min(names, key=rank)
+
+
+def _filled(values: Floats) -> Floats:
+    """Gaps filled with the value before, or else the one after: loggers write rates in rows of their own."""
+    finite = np.flatnonzero(np.isfinite(values))
+    if not len(finite):
+        return values
+    index = np.searchsorted(finite, np.arange(len(values)), side="right") - 1
+    return values[finite[np.maximum(index, 0)]]
+
+
+def _since_start(times_s: Floats) -> Floats:
+    """A wall clock, recognised by its size, as time since its first row."""
+    return times_s - times_s[0] if len(times_s) and times_s[0] > 1e8 else times_s
+
+
+class _Rows:
+    """Rows that hold the metric."""
+
+    def __init__(
+        self,
+        *,
+        epochs: Floats | None,
+        steps: Floats | None,
+        rates: Floats | None,
+        elapsed_s: Floats | None,
+        values: Floats,
+    ) -> None:
+        self.epochs, self.steps, self.rates = epochs, steps, rates
+        self.elapsed_s, self.values = elapsed_s, values
+
+    def as_curve(self, name: str, metric: str, is_rising: bool, *, by_step: bool = False) -> Curve:
+        if self.epochs is not None:
+            self._fill_epochs()
+            self._join_restarting_steps(name)
+        if self.steps is not None and (self.epochs is None or by_step):
+            where, unit, groups = self._from_one(self.steps), "step", None
+        else:
+            unit = "epoch"
+            where, groups = self._epoch_positions()
+        columns = {"epochs": where, "values": self.values, "steps": self.steps}
+        columns |= {"learning_rates": self.rates, "elapsed_s": self.elapsed_s}
+        if groups is not None:
+            columns = {k: None if c is None else _per_group(c, groups, k) for k, c in columns.items()}
+        checked: dict[str, Floats | None] = {
+            k: c if c is None or k == "values" or np.all(np.isfinite(c)) else None for k, c in columns.items()
+        }
+        first, values = checked.pop("epochs"), checked.pop("values")
+        if first is None or values is None:
+            raise RecordError(f"{name}: expected a number in every row of '{unit}', got an empty one")
+        return Curve(
+            name=name,
+            metric=metric,
+            is_rising=is_rising,
+            unit=unit,
+            epochs=first,
+            values=values,
+            steps=checked["steps"],
+            learning_rates=checked["learning_rates"],
+            elapsed_s=checked["elapsed_s"],
+        )
+
+    @staticmethod
+    def _from_one(places: Floats) -> Floats:
+        """Places counted from 1; a row at 0 is the first thing done."""
+        spacing = places[1] - places[0] if len(places) > 1 else 1.0
+        return places + spacing if places[0] == 0 and spacing > 0 else places
+
+    def _fill_epochs(self) -> None:
+        assert self.epochs is not None
+        self.epochs = _filled(self.epochs)
+
+    def _join_restarting_steps(self, name: str) -> None:
+        """Steps that begin anew in each epoch become steps since the start of training."""
+        if self.steps is None or self.epochs is None or not np.all(np.isfinite(self.steps)):
+            self.steps = None
+            return
+        falls, rises = np.diff(self.steps) < 0, np.diff(self.epochs) > 0
+        if not falls.any():
+            return
+        if np.any(falls & ~rises):
+            row = int(np.argmax(falls & ~rises)) + 2
+            raise RecordError(
+                f"{name}: steps must rise from row to row within an epoch, got {self.steps[row - 1]:g} after "
+                f"{self.steps[row - 2]:g} in row {row}; keep the rows of one run, in order"
+            )
+        per_epoch = float(self.steps.max()) + (1 if self.steps.min() == 0 else 0)
+        offset = 0 if self.epochs[0] == 0 else self.epochs[0]
+        self.steps = self.steps + (self.epochs - offset) * per_epoch
+
+    def _epoch_positions(self) -> tuple[Floats, Floats | None]:
+        """Epochs done at each row, and the group of each row where rows of an epoch become one point."""
+        assert self.epochs is not None
+        epochs = self.epochs
+        distinct = np.unique(epochs)
+        if len(distinct) == len(epochs) or np.any(np.diff(epochs) < 0):
+            return self._from_one(epochs), None
+        if len(distinct) >= _FEWEST_EPOCHS:
+            return self._from_one_of(epochs, distinct), epochs
+        if self.steps is None:
+            place = np.concatenate(
+                [np.arange(1.0, n + 1) / n for n in np.unique(epochs, return_counts=True)[1]]
+            )
+            return epochs - (0 if epochs[0] == 0 else 1) + place, None
+        # Few epochs: each row at its fraction of them, a whole epoch being the most steps that one has.
+        first = np.asarray([self.steps[epochs == e].max() for e in distinct])
+        per_epoch = float(np.diff(first).mean()) if len(first) > 1 else float(first[0])
+        return self._from_one(self.steps) / max(per_epoch, 1.0), None
+
+    @staticmethod
+    def _from_one_of(epochs: Floats, distinct: Floats) -> Floats:
+        return epochs + 1 if distinct[0] == 0 else epochs
+
+
+def _per_group(column: Floats, groups: Floats, name: str) -> Floats:
+    """One value per epoch: the mean of a metric, the last of everything else."""
+    found = []
+    for group in np.unique(groups):
+        rows = column[groups == group]
+        finite = rows[np.isfinite(rows)]
+        mean = float(finite.mean()) if len(finite) else float("nan")
+        found.append(mean if name == "values" else float(rows[-1]))
+    return np.asarray(found)

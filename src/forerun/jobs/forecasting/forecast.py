@@ -1,0 +1,410 @@
+"""From a curve so far to an answer: the value at the end, when a target is reached, and how sure that is.
+
+The mixture gives the most likely path m(e), back-tests give the quantiles Q_q of (actual - forecast) / scale at some
+shares of the rest of the run. A future of rank q is the path m(e) + scale(e) Q_q(share of the rest). A target is
+reached by the best single evaluation, so the path less the relative spread of single evaluations must cross it. Over
+all ranks this gives the probability of having reached it by each epoch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from forerun.base.errors import ForecastError, InvalidSetupError
+from forerun.jobs.forecasting.backtest import MOST_SIBLINGS
+from forerun.jobs.forecasting.backtest_table import FEWEST_RUNS, BacktestTable
+from forerun.jobs.forecasting.curve import (
+    FINAL_SHARE,
+    CleanCurve,
+    Curve,
+    ErrorScale,
+    Floats,
+    Target,
+    clean,
+    error_scale,
+    is_share_metric,
+)
+from forerun.jobs.forecasting.forecaster import Prefix
+from forerun.jobs.forecasting.futures import (
+    RANKS,
+    TargetTimes,
+    between_rows,
+    futures_of,
+    stored_quantiles,
+    target_times,
+)
+from forerun.jobs.forecasting.laws import USUAL_DROP_SHARES
+from forerun.jobs.forecasting.mixture import Mixture, Tier, mixture, tier_of
+from forerun.jobs.forecasting.schedule import LearningRateSchedule
+
+__all__ = ["FEWEST_POINTS", "Band", "CurveForecast", "forecast_curve"]
+
+FEWEST_POINTS = 4
+_MOST_POINTS = 4000
+_RATE_CHANGE = 0.02
+_STILL = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Band:
+    """A value with its 80 and 90 % intervals."""
+
+    value: float
+    low_80: float
+    high_80: float
+    low_90: float
+    high_90: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurveForecast:
+    """Forecast of a curve, in units of its metric and its epochs.
+
+    Attributes:
+        curve: The cleaned curve.
+        epochs: Points to come, (m,); empty if the run is at its end.
+        values: Forecast at each, (m,).
+        low_90, low_80, high_80, high_90: Ends of the intervals, (m,) each.
+        final: The value at the end, a mean over the last 5 % of the run.
+        end_epoch: End of the run.
+        progress: Share of it that is done.
+        tier: What the forecast rests on beside the curve.
+        weights: Weight of each forecaster.
+        finals: Value at the end by each of them.
+        num_runs: Runs behind the interval.
+        target: What is to be reached, or None.
+        reached_epoch: First epoch at which it was reached already, or None.
+        probability: That it will have been reached at each point to come, (m,).
+        epochs_to_target: Epoch by which it is reached with probability 0.1, 0.5 and 0.9; infinite if not by the end.
+        likely_epoch: The epoch to the target whose expected relative error is least; infinite if not by the end.
+        notes: What a reader must know.
+    """
+
+    curve: Curve
+    epochs: Floats
+    values: Floats
+    low_90: Floats
+    low_80: Floats
+    high_80: Floats
+    high_90: Floats
+    final: Band
+    end_epoch: float
+    progress: float
+    tier: Tier
+    weights: dict[str, float]
+    finals: dict[str, float]
+    num_runs: int
+    target: Target | None
+    reached_epoch: float | None
+    probability: Floats
+    epochs_to_target: tuple[float, float, float]
+    likely_epoch: float
+    notes: tuple[str, ...]
+
+    @property
+    def is_calibrated(self) -> bool:
+        """True if enough runs stand behind the interval."""
+        return self.num_runs >= FEWEST_RUNS
+
+    @property
+    def probability_at_end(self) -> float:
+        """Probability of having reached the target at the end of the run."""
+        if self.reached_epoch is not None:
+            return 1.0
+        return float(self.probability[-1]) if len(self.probability) else 0.0
+
+
+def forecast_curve(
+    curve: Curve,
+    table: BacktestTable,
+    *,
+    target: Target | None = None,
+    end_epoch: float | None = None,
+    schedule: LearningRateSchedule | None = None,
+    is_schedule_unknown: bool = False,
+    siblings: Sequence[Curve] = (),
+) -> CurveForecast:
+    """Forecasts a curve.
+
+    Args:
+        curve: The run so far.
+        table: Errors and quantiles of back-tests.
+        target: A value to reach.
+        end_epoch: Length of the run; that of the schedule, else that the log names, else of the longest sibling, else
+            twice what was seen.
+        schedule: The learning rate from first to last epoch; one that follows the metric is not known.
+        is_schedule_unknown: Whether the reader knows that the rate will change and accepts the wider interval.
+        siblings: Finished runs of the same job.
+
+    Raises:
+        ForecastError: Fewer than four points, a run that diverged or does not move, or a changing rate whose
+            schedule is not given.
+        InvalidSetupError: The end lies behind the curve.
+    """
+    cleaned = _usable(curve)
+    seen = cleaned.curve
+    scale = _scale(seen, target)
+    reached = _reached(seen, target)
+    finished = [c.curve for c in (clean(s) for s in siblings) if c is not None]
+    end, end_note = _end(seen, end_epoch, schedule, finished)
+    follows_metric = schedule is not None and schedule.follows_metric
+    if reached is None:
+        _refuse(seen, scale, schedule, is_schedule_unknown or follows_metric or bool(finished))
+    # A rate that waits for the metric to stall is not known beforehand: the schedule says only that it may fall.
+    planned = None if follows_metric else schedule
+    epochs = np.concatenate([seen.epochs, _points_to_come(seen.epochs, end)])
+    prefix = _prefix(seen, scale, epochs, planned, finished, table)
+    tier = tier_of(prefix)
+    progress = prefix.progress
+    mix = mixture(prefix, tier, table.errors(tier, progress), table.num_origins(tier, progress))
+    notes = [*curve.notes, *cleaned.notes, *([end_note] if end_note else [])]
+    notes += [*_notes(tier, table, prefix, follows_metric), *(schedule.notes if schedule else ())]
+    return _answer(seen, scale, prefix, tier, mix, table, target, reached, notes)
+
+
+def _usable(curve: Curve) -> CleanCurve:
+    cleaned = clean(curve)
+    if cleaned is None:
+        raise ForecastError(f"{curve.name}: every value is NaN; the run has nothing to forecast from")
+    if cleaned.has_diverged:
+        raise ForecastError(
+            f"{curve.name}: the run has diverged: {curve.metric} ends at {curve.values[-1]:g} after a best of "
+            f"{_best(cleaned.curve):g}; lower the learning rate or go back to a checkpoint"
+        )
+    if len(cleaned.curve) < FEWEST_POINTS:
+        raise ForecastError(
+            f"{curve.name}: a forecast needs at least {FEWEST_POINTS} points of {curve.metric}, got "
+            f"{len(cleaned.curve)}; let the run go on, or evaluate more often"
+        )
+    return cleaned
+
+
+def _scale(curve: Curve, target: Target | None) -> ErrorScale:
+    """The scale of the curve; refuses a target that no run can reach on it."""
+    if target is None or target.is_rising != curve.is_rising or not curve.is_rising:
+        if target is not None and not target.is_rising and not curve.is_rising and target.value < 0:
+            raise InvalidSetupError(
+                f"the target '{target}' cannot be reached: {curve.metric} is never below 0; give a value above it"
+            )
+        return error_scale(curve.values, curve.is_rising, curve.kind)
+    if not is_share_metric(curve.metric):  # a score without a known top: the scale must hold the target
+        return error_scale(np.append(curve.values, target.value), True)
+    scale = error_scale(curve.values, True)
+    if target.value > scale.span:
+        raise InvalidSetupError(
+            f"the target '{target}' cannot be reached: {curve.metric} is at most {scale.span:g} in this run"
+            + (
+                f"; for {target.value:g} per cent write {target.value / 100:g}"
+                if 1 < target.value <= 100
+                else ""
+            )
+        )
+    if scale.span > 1 and 0 < target.value <= 1:
+        raise InvalidSetupError(
+            f"the target '{target}' is a share, and {curve.metric} of this run is in per cent; write "
+            f"{100 * target.value:g}"
+        )
+    return scale
+
+
+def _best(curve: Curve) -> float:
+    return float(np.max(curve.values) if curve.is_rising else np.min(curve.values))
+
+
+def _reached(curve: Curve, target: Target | None) -> float | None:
+    if target is None:
+        return None
+    if target.is_rising != curve.is_rising:
+        raise InvalidSetupError(
+            f"the target '{target}' and the curve of {curve.metric} disagree about whether larger is better"
+        )
+    hits = np.asarray([target.is_reached_by(float(value)) for value in curve.values])
+    return float(curve.epochs[np.argmax(hits)]) if hits.any() else None
+
+
+def _refuse(
+    curve: Curve, scale: ErrorScale, schedule: LearningRateSchedule | None, accepts_unknown: bool
+) -> None:
+    errors = scale.errors(curve.values)
+    if float(np.ptp(errors)) <= _STILL * max(1.0, float(np.max(np.abs(errors)))):
+        raise ForecastError(
+            f"{curve.name}: {curve.metric} does not move: all {len(curve)} values are {curve.values[0]:g}; check "
+            "that the run learns before asking where it ends"
+        )
+    if _is_not_learning(errors):
+        raise ForecastError(
+            f"{curve.name}: {curve.metric} has not improved since its first point ({curve.values[0]:g} at first, "
+            f"{curve.values[-1]:g} now); there is no trend to forecast"
+        )
+    rates = curve.learning_rates
+    moves = rates is not None and float(np.ptp(rates)) > _RATE_CHANGE * float(np.max(rates))
+    if moves and schedule is None and not accepts_unknown:
+        raise ForecastError(
+            f"{curve.name}: the learning rate changes in the course of the run and what it will do is not known; "
+            "give --schedule, such as cosine:epochs=90 or step:30,60,80x0.1, or --schedule unknown to accept an "
+            f"interval without it (best so far: {_best(curve):g})"
+        )
+
+
+def _is_not_learning(errors: Floats) -> bool:
+    """True if the better half of the run is no better than its first point."""
+    return float(np.median(np.sort(errors[1:])[: max(1, len(errors) // 2)])) >= float(errors[0])
+
+
+def _end(
+    curve: Curve, end_epoch: float | None, schedule: LearningRateSchedule | None, siblings: Sequence[Curve]
+) -> tuple[float, str]:
+    last = float(curve.epochs[-1])
+    planned = None if curve.planned_end is None else max(curve.planned_end, last)
+    given = (end_epoch, schedule.num_epochs if schedule else None, planned)
+    fixed = next((end for end in given if end is not None), None)
+    if fixed is not None:
+        if not math.isfinite(fixed) or fixed < last * (1 - 1e-9):
+            raise InvalidSetupError(
+                f"{curve.name}: the run is to end at {curve.unit} {fixed:g} and the curve goes to {last:g}; give its "
+                "whole length with --epochs"
+            )
+        return max(fixed, last), ""
+    if siblings:
+        return max(last, max(float(s.epochs[-1]) for s in siblings)), ""
+    return 2 * last, (
+        f"the length of the run was not given: taken as {2 * last:g} {curve.unit}s, twice what was seen (--epochs)"
+    )
+
+
+def _points_to_come(seen: Floats, end: float) -> Floats:
+    # A log of single steps would otherwise ask for millions of points.
+    spacing = max(float(np.median(np.diff(seen))), (end - float(seen[-1])) / _MOST_POINTS)
+    num = math.floor((end - float(seen[-1])) / spacing + 1e-6)
+    points = float(seen[-1]) + spacing * np.arange(1, num + 1)
+    if end - float(points[-1] if num else seen[-1]) > 1e-6 * spacing:
+        points = np.append(points, end)
+    return np.asarray(points, dtype=float)
+
+
+def _prefix(
+    curve: Curve,
+    scale: ErrorScale,
+    epochs: Floats,
+    schedule: LearningRateSchedule | None,
+    siblings: Sequence[Curve],
+    table: BacktestTable,
+) -> Prefix:
+    share = epochs / epochs[-1]
+    found = [
+        np.interp(share, s.epochs / s.epochs[-1], _sibling_errors(s, curve, scale))
+        for s in siblings[:MOST_SIBLINGS]
+    ]
+    return Prefix(
+        epochs=epochs,
+        errors=np.maximum(scale.errors(curve.values), 1e-9),
+        rates=None if schedule is None else schedule.rates(epochs),
+        siblings=np.asarray(found) if found else None,
+        drop_share=table.drop_shares.get(curve.kind, USUAL_DROP_SHARES[curve.kind]),
+    )
+
+
+def _sibling_errors(sibling: Curve, curve: Curve, scale: ErrorScale) -> Floats:
+    if sibling.is_rising != curve.is_rising:
+        raise InvalidSetupError(
+            f"{sibling.name}: its metric falls where that of {curve.name} rises, or the reverse"
+        )
+    return scale.errors(sibling.values)
+
+
+def _notes(tier: Tier, table: BacktestTable, prefix: Prefix, follows_metric: bool) -> list[str]:
+    notes = []
+    num_runs = table.num_runs(tier, prefix.progress)
+    if num_runs < FEWEST_RUNS:
+        notes.append(
+            f"uncalibrated: {num_runs} back-tests stand behind the interval of this tier, {FEWEST_RUNS} are needed"
+        )
+    if follows_metric:
+        notes.append(
+            "a rate that is reduced when the metric stalls is not known beforehand: the interval is that of runs whose "
+            "schedule was not known"
+        )
+    elif tier is Tier.CURVE:
+        notes.append(
+            "the schedule of the learning rate is not known (--schedule): the interval is that of runs whose schedule "
+            "was not known either"
+        )
+    if prefix.num_seen < len(prefix.epochs) and prefix.progress < 0.1:
+        notes.append("less than a tenth of the run is done: errors are those of a tenth, or larger")
+    return notes
+
+
+def _answer(
+    curve: Curve,
+    scale: ErrorScale,
+    prefix: Prefix,
+    tier: Tier,
+    mix: Mixture,
+    table: BacktestTable,
+    target: Target | None,
+    reached: float | None,
+    notes: list[str],
+) -> CurveForecast:
+    seen = prefix.num_seen
+    to_come = prefix.epochs[seen:]
+    futures = futures_of(mix, prefix, stored_quantiles(tier, table, prefix.progress))
+    order = slice(None, None, -1) if curve.is_rising else slice(None)
+    ranked = scale.values(futures)[order]  # ascending in the metric
+
+    levels = (0.05, 0.1, 0.9, 0.95)
+    rows = between_rows(ranked, np.interp(levels, RANKS, np.arange(len(RANKS))))
+    ends = dict(zip(levels, rows, strict=True))
+    values = scale.values(mix.errors[seen:])
+    width = max(1, round(FINAL_SHARE * len(prefix.epochs)))
+    never = float("inf")
+    times = TargetTimes(probability=np.zeros(len(to_come)), epochs=(never,) * 3, likely_epoch=never)
+    if target is not None and reached is None:
+        now = (float(curve.epochs[-1]), float(scale.errors(_best(curve))))
+        lucky = futures * (1 - prefix.noise)
+        times = target_times(lucky, to_come, float(scale.errors(target.value)), now)
+    elif reached is not None:
+        times = TargetTimes(probability=np.ones(len(to_come)), epochs=(reached,) * 3, likely_epoch=reached)
+    return CurveForecast(
+        curve=curve,
+        epochs=to_come,
+        values=values,
+        low_90=np.minimum(ends[0.05], values),
+        low_80=np.minimum(ends[0.1], values),
+        high_80=np.maximum(ends[0.9], values),
+        high_90=np.maximum(ends[0.95], values),
+        final=_final(values, ends, width, curve),
+        end_epoch=float(prefix.epochs[-1]),
+        progress=prefix.progress,
+        tier=tier,
+        weights=dict(mix.weights),
+        finals={
+            name: float(np.mean(scale.values(path)[seen:][-width:]))
+            if len(to_come)
+            else float(curve.values[-1])
+            for name, path in mix.members.items()
+        },
+        num_runs=table.num_runs(tier, prefix.progress),
+        target=target,
+        reached_epoch=reached,
+        probability=times.probability,
+        epochs_to_target=times.epochs,
+        likely_epoch=times.likely_epoch,
+        notes=tuple(notes),
+    )
+
+
+def _final(values: Floats, ends: dict[float, Floats], width: int, curve: Curve) -> Band:
+    if not len(values):
+        value = float(np.mean(curve.values[-width:]))
+        return Band(value=value, low_80=value, high_80=value, low_90=value, high_90=value)
+    value = float(np.mean(values[-width:]))
+
+    def end(level: float) -> float:
+        found = float(np.mean(ends[level][-width:]))
+        return min(found, value) if level < 0.5 else max(found, value)
+
+    return Band(value=value, low_80=end(0.1), high_80=end(0.9), low_90=end(0.05), high_90=end(0.95))

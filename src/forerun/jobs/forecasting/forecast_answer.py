@@ -1,0 +1,360 @@
+"""A forecast of a curve, with the clock and the price of each device it might go on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from forerun.base.answers import Answer
+from forerun.jobs.forecasting.curve import FINAL_SHARE, Curve, Floats
+from forerun.jobs.forecasting.forecast import CurveForecast
+from forerun.prediction.estimate import Interval
+
+__all__ = [
+    "HOPELESS",
+    "Advice",
+    "Clock",
+    "RunForecast",
+    "RunOutcome",
+    "TimeToTarget",
+    "outcome_of",
+    "ranked",
+    "stop_advice",
+    "time_to_target",
+]
+
+HOPELESS = 0.05
+"""Probability of reaching the target below which a run is advised to stop."""
+
+_WORTH_SHARE = 0.01
+"""A rest of the run that removes less than this share of the present error, at its likely best, buys nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """Advice on a run.
+
+    Attributes:
+        should_stop: Whether to stop it.
+        reason: Why, a sentence.
+        gain_next: What the metric gains in the next hour, or the next tenth of the run without times.
+        gain_unit: "hour" or "tenth of the run".
+        gain_rest: What it gains until the end.
+    """
+
+    should_stop: bool
+    reason: str
+    gain_next: float
+    gain_unit: str
+    gain_rest: float
+
+
+def stop_advice(forecast: CurveForecast, epoch_time_s: float | None) -> Advice:
+    """Advice for a run.
+
+    Args:
+        forecast: Of the run.
+        epoch_time_s: Time of an epoch [s], or None.
+    """
+    curve = forecast.curve
+    sign = 1.0 if curve.is_rising else -1.0
+    best = float(np.max(sign * curve.values))
+    step = 0.1 * forecast.end_epoch if not epoch_time_s else 3600.0 / epoch_time_s
+    gain_next = max(0.0, _forecast_at(forecast, float(curve.epochs[-1]) + step, sign) - best)
+    gain_rest = max(0.0, sign * forecast.final.value - best)
+    should_stop, reason = _verdict(forecast, best, gain_rest, sign)
+    return Advice(
+        should_stop=should_stop,
+        reason=reason,
+        gain_next=gain_next,
+        gain_unit="hour" if epoch_time_s else "tenth of the run",
+        gain_rest=gain_rest,
+    )
+
+
+def _forecast_at(forecast: CurveForecast, epoch: float, sign: float) -> float:
+    if not len(forecast.epochs):
+        return sign * float(forecast.curve.values[-1])
+    last = forecast.curve
+    places = np.concatenate([[last.epochs[-1]], forecast.epochs])
+    values = np.concatenate([[float(np.max(sign * last.values))], sign * forecast.values])
+    return float(np.interp(epoch, places, values))
+
+
+def _verdict(forecast: CurveForecast, best: float, gain_rest: float, sign: float) -> tuple[bool, str]:
+    if forecast.reached_epoch is not None:
+        return True, f"the target was reached at {forecast.curve.unit} {forecast.reached_epoch:g}"
+    if forecast.target is not None and forecast.probability_at_end <= HOPELESS:
+        return True, (
+            f"the target is reached by the end with a probability of at most {HOPELESS:.0%}: likely end "
+            f"{forecast.final.value:.4g}"
+        )
+    likely_best = sign * (forecast.final.high_90 if sign > 0 else forecast.final.low_90)
+    level = (1.0 - best) if sign > 0 and best <= 1 else abs(best)
+    if forecast.target is None and likely_best - best < _WORTH_SHARE * level:
+        return True, "even the favourable end of the interval is hardly better than the best so far"
+    return False, f"the rest of the run is expected to gain {gain_rest:.3g}"
+
+
+_RANK_90 = 1.2816 / 1.6449
+"""Distance of the 90 % rank from the middle over that of the 95 % rank, where a 90 % interval ends; normal."""
+
+_RANKS = ("p10", "p50", "p90")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clock:
+    """Time and price of an epoch on a device.
+
+    Attributes:
+        device: Name of the device, or of the log.
+        source: "predicted" or "logged".
+        epoch_time_s: Time of an epoch [s].
+        price_usd_per_hour: Price of the whole system, or None.
+    """
+
+    device: str
+    source: str
+    epoch_time_s: Interval
+    price_usd_per_hour: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeToTarget(Answer):
+    """Time and money until a target, at probabilities 0.1, 0.5 and 0.9; infinite if not by the end.
+
+    Attributes:
+        clock: The clock it goes by.
+        total_s: From the start of training [s].
+        left_s: From now [s].
+        cost_usd: Price of the whole, or None.
+        end_s: Time of the whole run [s].
+    """
+
+    clock: Clock
+    total_s: tuple[float, float, float]
+    left_s: tuple[float, float, float]
+    cost_usd: tuple[float, float, float] | None
+    end_s: Interval
+
+    def json_fields(self) -> dict[str, Any]:
+        """The clock and the times; None where the target is not reached with that probability."""
+        return {
+            "device": self.clock.device,
+            "source": self.clock.source,
+            "epoch_time_s": self.clock.epoch_time_s,
+            "time_to_target_s": ranked(self.total_s),
+            "time_left_s": ranked(self.left_s),
+            "cost_to_target_usd": None if self.cost_usd is None else ranked(self.cost_usd),
+            "time_to_end_s": self.end_s,
+        }
+
+
+def time_to_target(forecast: CurveForecast, clock: Clock) -> TimeToTarget:
+    """Time to target on a clock.
+
+    Epochs and time of an epoch are independent: away from the middle their logarithmic distances add in squares.
+
+        t_q = e_50 t exp(+-sqrt(log(e_q / e_50)^2 + (0.78 log(t_end / t))^2))
+
+    Where the target is not reached with a probability of one half, the likely time of an epoch is taken throughout.
+    """
+    now = float(forecast.curve.epochs[-1])
+    epochs = forecast.epochs_to_target
+    total = _times(epochs, clock.epoch_time_s)
+    left = _times(tuple(max(0.0, e - now) for e in epochs), clock.epoch_time_s)
+    price = clock.price_usd_per_hour
+    return TimeToTarget(
+        clock=clock,
+        total_s=total,
+        left_s=left,
+        cost_usd=None if price is None else (*(t / 3600 * price for t in total),),  # type: ignore[arg-type]
+        end_s=clock.epoch_time_s.scaled(forecast.end_epoch),
+    )
+
+
+def _times(epochs: tuple[float, ...], epoch_s: Interval) -> tuple[float, float, float]:
+    p10, p50, p90 = epochs
+    if not math.isfinite(p50) or p50 <= 0:
+        return p10 * epoch_s.value, p50 * epoch_s.value, p90 * epoch_s.value
+    below = math.hypot(_log(p50, max(p10, 1e-9 * p50)), _RANK_90 * _log(epoch_s.value, epoch_s.low))
+    middle = p50 * epoch_s.value
+    if not math.isfinite(p90):
+        return middle * math.exp(-below), middle, math.inf
+    above = math.hypot(_log(p90, p50), _RANK_90 * _log(epoch_s.high, epoch_s.value))
+    return middle * math.exp(-below), middle, middle * math.exp(above)
+
+
+def _log(larger: float, smaller: float) -> float:
+    return math.log(larger / smaller) if smaller > 0 else 0.0
+
+
+def ranked(values: Sequence[float]) -> dict[str, float]:
+    """Values at probabilities 0.1, 0.5 and 0.9 by the names of these ranks."""
+    return dict(zip(_RANKS, values, strict=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOutcome(Answer):
+    """Outcome of a run that was forecast from its beginning.
+
+    Attributes:
+        epochs, values: The points that came, (m,) each.
+        final_value: Mean over the last 5 % of the run.
+        is_inside_90: Whether it lies in the 90 % interval.
+        reached_epoch: First epoch at which the target was reached, or None.
+    """
+
+    epochs: Floats
+    values: Floats
+    final_value: float
+    is_inside_90: bool
+    reached_epoch: float | None
+
+    def json_fields(self) -> dict[str, Any]:
+        """The fields; the points that came as rows."""
+        names = ("final_value", "is_inside_90", "reached_epoch")
+        return {
+            **{name: getattr(self, name) for name in names},
+            "points": _rows(epoch=self.epochs, value=self.values),
+        }
+
+
+def outcome_of(whole: Curve, forecast: CurveForecast) -> RunOutcome:
+    """Outcome of a run, beside a forecast from its first points.
+
+    Args:
+        whole: The finished run, all numbers.
+        forecast: From its beginning.
+    """
+    width = max(1, round(FINAL_SHARE * len(whole)))
+    final = float(whole.values[-width:].mean())
+    target = forecast.target
+    hits = (
+        []
+        if target is None
+        else [e for e, v in zip(whole.epochs, whole.values, strict=True) if target.is_reached_by(v)]
+    )
+    later = whole.epochs > forecast.curve.epochs[-1]
+    return RunOutcome(
+        epochs=whole.epochs[later],
+        values=whole.values[later],
+        final_value=final,
+        is_inside_90=forecast.final.low_90 <= final <= forecast.final.high_90,
+        reached_epoch=float(hits[0]) if hits else None,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunForecast(Answer):
+    """Answer of ``forerun.forecast``.
+
+    Attributes:
+        run: Name of the file.
+        curve_forecast: The forecast.
+        times: Time and money to the target, one entry per clock.
+        steps_per_epoch: Steps of an epoch, or None.
+        advice: Whether to go on.
+        coverage: Empirical coverage of 90 % intervals of this tier, jobs left out in turn, or None.
+        notes: What a reader must know.
+        outcome: What came, if the run was forecast from its beginning only.
+    """
+
+    run: str
+    curve_forecast: CurveForecast
+    times: tuple[TimeToTarget, ...]
+    steps_per_epoch: float | None
+    advice: Advice
+    coverage: float | None
+    notes: tuple[str, ...]
+    outcome: RunOutcome | None = None
+
+    @property
+    def probability_of_target(self) -> float | None:
+        """Probability of reaching the target by the end of the run."""
+        return None if self.curve_forecast.target is None else self.curve_forecast.probability_at_end
+
+    @property
+    def final_value(self) -> Interval:
+        """The value at the end with its 90 % interval."""
+        final = self.curve_forecast.final
+        return Interval(final.value, final.low_90, final.high_90)
+
+    def json_fields(self) -> dict[str, Any]:
+        """The forecast; None for what is not reached, not asked for or not known."""
+        found = self.curve_forecast
+        final = found.final
+        has_target = found.target is not None
+        return {
+            "run": self.run,
+            "metric": found.curve.metric,
+            "unit": found.curve.unit,
+            "num_points": len(found.curve),
+            "last_epoch": found.curve.epochs[-1],
+            "end_epoch": found.end_epoch,
+            "progress": found.progress,
+            "final_value": {
+                "value": final.value,
+                "low": final.low_90,
+                "high": final.high_90,
+                "low_80": final.low_80,
+                "high_80": final.high_80,
+            },
+            **self._target_fields(),
+            "advice": {
+                "stop": self.advice.should_stop,
+                "reason": self.advice.reason,
+                "gain_next": self.advice.gain_next,
+                "gain_unit": self.advice.gain_unit,
+                "gain_rest": self.advice.gain_rest,
+            },
+            "tier": found.tier,
+            "forecasters": [
+                {"name": name, "weight": weight, "final_value": found.finals[name]}
+                for name, weight in found.weights.items()
+            ],
+            "calibration": {
+                "is_calibrated": found.is_calibrated,
+                "num_runs": found.num_runs,
+                "coverage_90": self.coverage,
+            },
+            "points": _rows(
+                epoch=found.epochs,
+                value=found.values,
+                low_90=found.low_90,
+                low_80=found.low_80,
+                high_80=found.high_80,
+                high_90=found.high_90,
+                probability_of_target=found.probability if has_target else [None] * len(found.epochs),
+            ),
+            "outcome": self.outcome,
+            "notes": self.notes,
+        }
+
+    def _target_fields(self) -> dict[str, Any]:
+        found = self.curve_forecast
+        if found.target is None:
+            nothing = dict.fromkeys(("target", "probability_of_target", "epochs_to_target"))
+            return {**nothing, "on": self.times}
+        steps = self.steps_per_epoch
+        first = self.times[0].json_fields() if self.times else {}
+        return {
+            "target": {"metric": found.target.metric, "value": found.target.value},
+            "reached_epoch": found.reached_epoch,
+            "probability_of_target": found.probability_at_end,
+            "epochs_to_target": {"likely": found.likely_epoch, **ranked(found.epochs_to_target)},
+            "steps_to_target": None
+            if steps is None
+            else ranked([epoch * steps for epoch in found.epochs_to_target]),
+            "time_to_target_s": first.get("time_to_target_s"),
+            "cost_to_target_usd": first.get("cost_to_target_usd"),
+            "on": self.times,
+        }
+
+
+def _rows(**columns: Iterable[Any]) -> list[dict[str, Any]]:
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]

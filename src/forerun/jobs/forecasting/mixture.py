@@ -1,0 +1,198 @@
+"""Which forecasters are asked, and how much each counts.
+
+Four tiers, by what is known beside the curve: finished runs of the same job, the schedule, both, or neither. In each
+tier a few members are asked; the answer is their weighted mean. Weights come from a prior and the errors e of stored
+back-tests at the same share of the run, the more origins n of logs stand behind them the sharper:
+
+    weight = prior e^-p, normalised,     p = 8 n / (n + 4)
+
+So the better of two members decides where many origins agree on it, and both count where there are few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.jobs.forecasting import laws
+from forerun.jobs.forecasting.curve import Floats
+from forerun.jobs.forecasting.forecaster import Prefix, can_answer, path_of
+
+__all__ = [
+    "PRIORS",
+    "Mixture",
+    "Tier",
+    "combined",
+    "member_weights",
+    "mixture",
+    "scale_of",
+    "sibling_trust",
+    "spread_of",
+    "tier_of",
+    "trusted",
+]
+
+# Importing them registers them.
+REGISTERED = (laws,)
+
+
+class Tier(StrEnum):
+    """Evidence of a forecast beside the curve."""
+
+    BOTH = "history and schedule"
+    HISTORY = "history"
+    SCHEDULE = "schedule"
+    CURVE = "curve alone"
+
+
+_SIBLINGS = {"siblings": 3.0, "scaled siblings": 3.0}
+_LATE = {"power law": 2.0, "last value": 1.0}
+
+PRIORS: dict[Tier, dict[str, float]] = {
+    Tier.BOTH: {**_SIBLINGS, "annealing": 3.0, **_LATE},
+    Tier.HISTORY: {**_SIBLINGS, **_LATE},
+    Tier.SCHEDULE: {"annealing": 6.0, **_LATE},
+    Tier.CURVE: {"power law": 4.0, "last value": 1.0},
+}
+"""Members of each tier and their weight before any back-test; without back-tests, these weights."""
+
+_POWER = 8.0
+_HALF_POWER_ORIGINS = 4.0
+_LEAST_SCALE = 0.02
+_LEVEL_SHARE = 0.03
+_FALL_SHARE = 0.5
+_SPREAD_SHARE = 0.5
+_UNLIKE = 0.8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mixture:
+    """The weighted mean of some forecasters.
+
+    Attributes:
+        errors: Errors at all points, (n,).
+        scale: How uncertain each is believed to be before calibration, (n,).
+        weights: Weight of each member.
+        members: Errors of each member, (n,) each.
+    """
+
+    errors: Floats
+    scale: Floats
+    weights: Mapping[str, float]
+    members: Mapping[str, Floats]
+
+
+def tier_of(prefix: Prefix) -> Tier:
+    """The most informed tier that the prefix has the data for."""
+    if prefix.siblings is not None and len(prefix.siblings):
+        return Tier.HISTORY if prefix.rates is None else Tier.BOTH
+    return Tier.SCHEDULE if prefix.rates is not None else Tier.CURVE
+
+
+def member_weights(
+    names: Sequence[str], tier: Tier, errors: Mapping[str, float], num_origins: int
+) -> dict[str, float]:
+    """Weights of the members that can answer; they add up to 1.
+
+    Args:
+        names: Members.
+        tier: Their tier.
+        errors: Stored mean back-test error of each member at this progress; may lack some.
+        num_origins: Origins of logs behind the errors.
+    """
+    weights = np.asarray([PRIORS[tier][name] for name in names])
+    if all(name in errors for name in names):
+        power = _POWER * num_origins / (num_origins + _HALF_POWER_ORIGINS)
+        # A member without any error would take all the weight.
+        found = np.asarray([max(errors[name], 1e-4) for name in names])
+        weights = weights * (found / found.min()) ** -power
+    return dict(zip(names, (weights / weights.sum()).tolist(), strict=True))
+
+
+def mixture(prefix: Prefix, tier: Tier, errors: Mapping[str, float], num_origins: int) -> Mixture:
+    """The forecast of a tier.
+
+    Args:
+        prefix: The run so far.
+        tier: Which members are asked.
+        errors: Stored back-test errors, see ``member_weights``.
+        num_origins: Origins behind them.
+    """
+    names = [name for name in PRIORS[tier] if can_answer(name, prefix)]
+    paths = {name: path_of(name, prefix) for name in names}
+    return combined(prefix, tier, paths, member_weights(names, tier, errors, num_origins))
+
+
+def combined(
+    prefix: Prefix, tier: Tier, paths: Mapping[str, Floats], weights: Mapping[str, float]
+) -> Mixture:
+    """The weighted mean of some forecasts, (n,) each, with its scale."""
+    paths = {name: paths[name] for name in weights}
+    stacked = np.stack(list(paths.values()))
+    shares = trusted(weights, sibling_trust(prefix))
+    weights = dict(zip(weights, shares.tolist(), strict=True))
+    mean = shares @ stacked
+    scale = scale_of(prefix.level, prefix.noise, spread_of(prefix, tier), stacked, mean)
+    return Mixture(errors=mean, scale=scale, weights=weights, members=paths)
+
+
+def sibling_trust(prefix: Prefix) -> float:
+    """Weight that forecasts by finished runs keep, 0 to 1, by how far this run has been from their mean.
+
+    With d the root mean squared distance in the second half of what was seen: 1 / (1 + (d / 0.8 level)^2). Runs that
+    share a folder need not be alike.
+    """
+    if prefix.siblings is None or not len(prefix.siblings):
+        return 1.0
+    late = slice(prefix.num_seen // 2, prefix.num_seen)
+    distance = prefix.errors[late] - prefix.siblings.mean(axis=0)[late]
+    unlike = float(np.mean(distance**2)) / max(_UNLIKE * prefix.level, 1e-9) ** 2
+    return 1.0 / (1.0 + unlike)
+
+
+def trusted(weights: Mapping[str, float], trust: npt.ArrayLike) -> Floats:
+    """Weights with those of forecasts by finished runs lessened, (members, ...) for trusts of any shape."""
+    lessened, alike = np.asarray(trust, dtype=float), np.ones(np.shape(trust))
+    shares = np.stack([value * (lessened if name in _SIBLINGS else alike) for name, value in weights.items()])
+    return np.asarray(shares / shares.sum(axis=0), dtype=float)
+
+
+def scale_of(
+    level: npt.ArrayLike, noise: npt.ArrayLike, spread: npt.ArrayLike, members: Floats, mean: Floats
+) -> Floats:
+    """Uncertainty of a mixture before calibration, of the shape of ``mean``.
+
+    It grows with how far the forecast falls, how far its members disagree, how noisy evaluations are, how unlike
+    finished runs of the job are, and the level:
+
+        scale = 0.02 + 0.03 level + 0.5 (level - mean) + deviation of the members + noise * mean + 0.5 spread
+
+    Args:
+        level: As in ``Prefix``.
+        noise: As in ``Prefix``.
+        spread: How unlike runs of the same job are, see ``spread_of``.
+        members: Errors of each member, (members, ...).
+        mean: Errors of their mixture, (...).
+    """
+    deviation = np.sqrt(np.mean((members - mean) ** 2, axis=0))
+    level = np.asarray(level, dtype=float)
+    scale = _LEAST_SCALE + _LEVEL_SHARE * level + _FALL_SHARE * np.maximum(level - mean, 0.0) + deviation
+    return np.asarray(scale + np.asarray(noise) * mean + _SPREAD_SHARE * np.asarray(spread), dtype=float)
+
+
+def spread_of(prefix: Prefix, tier: Tier) -> Floats:
+    """Distance between the runs of the job at each point, (n,); 0 where the tier has no finished ones.
+
+    The standard deviation of m finished runs, joined by the distance d of this run from their mean in the second half
+    of what was seen: sqrt((m deviation^2 + d^2) / (m + 1)). One finished run alone has no deviation, and may be unlike.
+    """
+    if tier not in (Tier.BOTH, Tier.HISTORY) or prefix.siblings is None:
+        return np.zeros(len(prefix.epochs))
+    late = slice(prefix.num_seen // 2, prefix.num_seen)
+    distance = prefix.errors[late] - prefix.siblings.mean(axis=0)[late]
+    squares = len(prefix.siblings) * prefix.siblings.var(axis=0) + float(np.mean(distance**2))
+    return np.asarray(np.sqrt(squares / (len(prefix.siblings) + 1)), dtype=float)

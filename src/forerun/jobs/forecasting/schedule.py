@@ -1,0 +1,329 @@
+"""Learning-rate schedules as relative rates per epoch: from words, from logged rates, or from a framework's own object.
+
+    constant
+    step:30,60,80x0.1                milestones in epochs and the factor at each
+    cosine:epochs=90[,min=0.01]      half a cosine from 1 to min
+    linear:epochs=90[,min=0]         a straight line
+    poly:epochs=38,power=2[,min=0]   (1 - t / T)^power
+    exponential:0.95                 the factor of each epoch
+    onecycle:epochs=30[,peak=0.3]    up to the peak at this share, then down by a cosine
+    trapezoid:epochs=90,decay_from=60[,decay_to=90,min=0]   level, then a straight line to min; also called wsd
+    reduce-on-plateau                follows the metric: not known beforehand
+    logged[:COLUMN]                  the rates in the file; those to come continue their shape
+    ... ,warmup=5                    a straight line from zero over so many epochs, in front of any of them
+
+The rate of epoch e is that in its middle, e - 0.5; the schedule's clock runs from the start of training, warm-up
+included. Sources: Goyal et al. 2017 (warm-up, steps), Loshchilov and Hutter 2017 (cosine), Smith and Topin 2018.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.base.errors import InvalidSetupError, near_matches
+from forerun.jobs.forecasting.curve import Floats
+
+__all__ = [
+    "LOGGED",
+    "SCHEDULE_WORDS",
+    "LearningRateSchedule",
+    "logged_schedule",
+    "parse_schedule",
+    "schedule_of",
+]
+
+SCHEDULE_WORDS = (
+    *("constant", "step", "cosine", "linear", "poly", "exponential", "onecycle", "trapezoid"),
+    "reduce-on-plateau",
+)
+LOGGED = "logged"
+"""The word for the rates in the file of the run."""
+
+_OTHER_WORDS = {
+    "polynomial": "poly",
+    "one-cycle": "onecycle",
+    "wsd": "trapezoid",
+    "reduceonplateau": "reduce-on-plateau",
+    "reducelronplateau": "reduce-on-plateau",
+    "reduce_on_plateau": "reduce-on-plateau",
+}
+_LIKE = 0.02  # of the peak: logged rates that far from a shape are of that shape
+_LOWEST = (0.0, 0.01, 0.1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearningRateSchedule:
+    """Relative learning rate as a function of the epoch.
+
+    Attributes:
+        text: How it was given.
+        rate: Relative rate at a time in epochs, from arrays to arrays.
+        num_epochs: Length of the run if the schedule fixes it.
+        follows_metric: Whether the rate falls when the metric stalls, so that nobody knows it beforehand.
+        notes: What a reader must know, sentences.
+    """
+
+    text: str
+    rate: Callable[[Floats], Floats]
+    num_epochs: float | None = None
+    follows_metric: bool = False
+    notes: tuple[str, ...] = ()
+
+    def rates(self, epochs: npt.ArrayLike) -> Floats:
+        """Rates in the middle of the stretches that end at ``epochs``, (n,)."""
+        ends = np.asarray(epochs, dtype=float)
+        begins = np.concatenate([[0.0], ends[:-1]])
+        return np.maximum(self.rate((begins + ends) / 2), 0.0)
+
+
+def parse_schedule(text: str) -> LearningRateSchedule:
+    """A schedule from words.
+
+    >>> [float(r) for r in parse_schedule("step:2x0.1").rates([1, 2, 3])]
+    [1.0, 1.0, 0.1]
+
+    Raises:
+        InvalidSetupError: An unknown word, or impossible numbers.
+    """
+    word, _, rest = text.strip().partition(":")
+    word = _OTHER_WORDS.get(word.strip().lower(), word.strip().lower())
+    if word not in SCHEDULE_WORDS:
+        raise InvalidSetupError(
+            f"unknown schedule '{text}'{near_matches(word, SCHEDULE_WORDS)}; expected {', '.join(SCHEDULE_WORDS)}, "
+            "such as cosine:epochs=90 or step:30,60,80x0.1"
+        )
+    plain, options = _parts(text, rest)
+    warm_up = options.pop("warmup", 0.0)
+    if warm_up < 0:
+        raise InvalidSetupError(
+            f"warmup of a schedule must be zero or more epochs, got {warm_up:g} in '{text}'"
+        )
+    rate, num_epochs = _shape(word, plain, options, text, warm_up)
+    if options:
+        raise InvalidSetupError(f"the schedule '{word}' has no option {', '.join(options)}, got '{text}'")
+    follows = word == "reduce-on-plateau"
+    return LearningRateSchedule(
+        text=text.strip(), rate=_warmed(rate, warm_up), num_epochs=num_epochs, follows_metric=follows
+    )
+
+
+def _parts(text: str, rest: str) -> tuple[list[str], dict[str, float]]:
+    plain, options = [], {}
+    for part in filter(None, (p.strip() for p in rest.split(","))):
+        key, equals, value = part.partition("=")
+        if not equals:
+            plain.append(part)
+            continue
+        options[key.strip().lower()] = _number(value, text)
+    return plain, options
+
+
+def _number(text: str, whole: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise InvalidSetupError(f"a schedule needs numbers, got '{text}' in '{whole}'")
+    return value
+
+
+def _length(options: dict[str, float], text: str) -> float:
+    length = options.pop("epochs", math.nan)
+    if not length > 0:
+        raise InvalidSetupError(f"this schedule needs its length, such as cosine:epochs=90, got '{text}'")
+    return length
+
+
+def _share_left(length: float, begin: float) -> Callable[[Floats], Floats]:
+    return lambda t: np.clip(1 - (t - begin) / max(length - begin, 1e-9), 0.0, 1.0)
+
+
+def _shape(
+    word: str, plain: list[str], options: dict[str, float], text: str, warm_up: float
+) -> tuple[Callable[[Floats], Floats], float | None]:
+    if word in ("constant", "reduce-on-plateau"):
+        return np.ones_like, options.pop("epochs", None)
+    if word == "step":
+        return _steps(plain, text), options.pop("epochs", None)
+    if word == "exponential":
+        factor = _number(plain[0] if plain else "", text)
+        if not 0 < factor <= 1:
+            raise InvalidSetupError(f"the factor of an exponential schedule must be in (0, 1], got '{text}'")
+        return lambda t: factor ** (t - 0.5), options.pop("epochs", None)
+    length, low = _length(options, text), options.pop("min", 0.0)
+    if word == "onecycle":
+        return _one_cycle(length, options.pop("peak", 0.3)), length
+    if word == "trapezoid":
+        return _trapezoid(length, options, low, text), length
+    left = _share_left(length, warm_up)
+    if word == "cosine":
+        return _between(low, _cosine(left)), length
+    power = options.pop("power", 1.0) if word == "poly" else 1.0
+    return _between(low, lambda t: left(t) ** power), length
+
+
+def _steps(plain: list[str], text: str) -> Callable[[Floats], Floats]:
+    words = list(plain)
+    factor = 0.1
+    if words and "x" in words[-1]:
+        words[-1], _, last = words[-1].partition("x")
+        factor = _number(last, text)
+    milestones = np.asarray([_number(word, text) for word in words])
+    if not len(milestones) or np.any(np.diff(milestones) <= 0) or not 0 < factor < 1:
+        raise InvalidSetupError(
+            f"a step schedule needs rising milestones and a factor between 0 and 1, such as step:30,60,80x0.1, "
+            f"got '{text}'"
+        )
+    return lambda t: factor ** np.searchsorted(milestones, t, side="right").astype(float)
+
+
+def _trapezoid(length: float, options: dict[str, float], low: float, text: str) -> Callable[[Floats], Floats]:
+    begin, end = options.pop("decay_from", math.nan), options.pop("decay_to", length)
+    if not 0 <= begin < end:
+        raise InvalidSetupError(
+            f"a trapezoid needs decay_from, where its rate begins to fall, before decay_to, got '{text}'"
+        )
+    return lambda t: low + (1 - low) * np.clip((end - t) / (end - begin), 0.0, 1.0)
+
+
+def _one_cycle(length: float, peak: float) -> Callable[[Floats], Floats]:
+    if not 0 < peak < 1:
+        raise InvalidSetupError(
+            f"the peak of a one-cycle schedule must be a share between 0 and 1, got {peak:g}"
+        )
+
+    def rate(t: Floats) -> Floats:
+        share = np.clip(t / length, 0, 1)
+        up = share / peak
+        down = 0.5 * (1 + np.cos(np.pi * (share - peak) / (1 - peak)))
+        return np.where(share < peak, up, down)
+
+    return rate
+
+
+def _warmed(rate: Callable[[Floats], Floats], warm_up: float) -> Callable[[Floats], Floats]:
+    if not warm_up:
+        return rate
+    return lambda t: np.where(t < warm_up, np.clip(t / warm_up, 0, 1) * rate(np.maximum(t, warm_up)), rate(t))
+
+
+def logged_schedule(epochs: Floats, rates: Floats, end: float) -> LearningRateSchedule:
+    """The schedule of a run from the rates that it logged; those to come continue the shape of those behind its peak.
+
+    Shapes: constant, a straight line or a cosine that ends with the run, at 0, 1 or 10 % of the peak, or a power of the
+    epoch. Rates that follow none of them within 2 % of the peak stay where they are.
+
+    Args:
+        epochs: Points of the log, (n,).
+        rates: Learning rate at each, (n,).
+        end: Epoch at which the run ends.
+
+    Raises:
+        InvalidSetupError: A rate that is no number, or none above zero.
+    """
+    peak = float(np.max(rates)) if len(rates) and np.all(np.isfinite(rates)) else 0.0
+    if peak <= 0:
+        raise InvalidSetupError("a logged learning rate needs numbers above zero; give the schedule in words")
+    relative = np.maximum(rates / peak, 0.0)
+    begin = int(np.flatnonzero(relative >= 1 - 1e-9)[0])
+    shape, words = _shape_of(epochs[begin:], relative[begin:], end)
+    last = float(epochs[-1])
+
+    def rate(t: Floats) -> Floats:
+        return np.where(t <= last, np.interp(t, epochs, relative), shape(t))
+
+    return LearningRateSchedule(text=LOGGED, rate=rate, num_epochs=end, notes=(f"logged rates: {words}",))
+
+
+def _shape_of(epochs: Floats, relative: Floats, end: float) -> tuple[Callable[[Floats], Floats], str]:
+    """The shape that the rates behind their peak follow best, and its name."""
+    begin = float(epochs[0])
+    left = _share_left(end, begin)
+    shapes: dict[str, Callable[[Floats], Floats]] = {"constant so far, and taken as such": np.ones_like}
+    for low in _LOWEST:
+        shapes[f"a straight line to {low:.0%} of the peak"] = _between(low, left)
+        shapes[f"a cosine to {low:.0%} of the peak"] = _between(low, _cosine(left))
+    if len(epochs) > 1 and relative[-1] > 0:
+        factor = float(relative[-1]) ** (1 / max(float(epochs[-1]) - begin, 1e-9))
+        shapes[f"{factor:.4g} times the rate each epoch"] = lambda t: factor ** (t - begin)
+    misses = {name: float(np.max(np.abs(shape(epochs) - relative))) for name, shape in shapes.items()}
+    best = min(misses, key=lambda name: misses[name])
+    if misses[best] > _LIKE:
+        held = float(relative[-1])
+        return lambda t: np.full(
+            np.shape(t), held
+        ), "they follow no known shape; the last one is taken to stay"
+    return shapes[best], best
+
+
+def _cosine(left: Callable[[Floats], Floats]) -> Callable[[Floats], Floats]:
+    return lambda t: 0.5 * (1 - np.cos(np.pi * left(t)))
+
+
+def _between(low: float, share: Callable[[Floats], Floats]) -> Callable[[Floats], Floats]:
+    return lambda t: low + (1 - low) * share(t)
+
+
+def schedule_of(scheduler: Any, num_epochs: float, steps_per_epoch: float = 1.0) -> LearningRateSchedule:
+    """The schedule of an object: words, a PyTorch scheduler, a Keras schedule or a function of the epoch.
+
+    A PyTorch scheduler (anything with ``get_last_lr`` and ``step``) is copied and stepped; the original is left
+    alone. Of the epochs it has behind it only their number is known: they get its present rate. A Keras schedule, and
+    any other function, is called with the step.
+
+    Args:
+        scheduler: The object.
+        num_epochs: Epochs of the run.
+        steps_per_epoch: Calls of the scheduler in an epoch: 1 if it is stepped once an epoch.
+
+    Raises:
+        InvalidSetupError: The object is none of these.
+    """
+    if isinstance(scheduler, LearningRateSchedule):
+        return scheduler
+    if isinstance(scheduler, str):
+        return parse_schedule(scheduler)
+    num_calls = max(1, math.ceil(num_epochs * steps_per_epoch))
+    if hasattr(scheduler, "get_last_lr") and hasattr(scheduler, "step"):
+        found = _stepped(scheduler, num_calls)
+    elif callable(scheduler):
+        found = np.asarray([float(scheduler(index)) for index in range(num_calls)])
+    else:
+        raise InvalidSetupError(
+            "a schedule must be words such as 'cosine:epochs=90', a PyTorch scheduler, a Keras schedule or a function, "
+            f"got {type(scheduler).__name__}"
+        )
+    top = float(found.max()) or 1.0
+
+    def rate(t: Floats) -> Floats:
+        index = np.clip(np.floor(t * steps_per_epoch), 0, num_calls - 1).astype(int)
+        return np.asarray(found[index] / top, dtype=float)
+
+    return LearningRateSchedule(text=type(scheduler).__name__, rate=rate, num_epochs=float(num_epochs))
+
+
+def _stepped(scheduler: Any, num_calls: int) -> Floats:
+    optimizer = getattr(scheduler, "optimizer", None)
+    groups = getattr(optimizer, "param_groups", [])
+    # The twin shares the weights and the optimizer's state: only the rates are its own.
+    shared = {id(p): p for group in groups for p in group["params"]}
+    shared |= {id(state): state for state in [getattr(optimizer, "state", None)] if state is not None}
+    twin = copy.deepcopy(scheduler, shared)
+    already = int(getattr(twin, "last_epoch", 0) or 0)
+    rates = [float(twin.get_last_lr()[0])]
+    for _ in range(num_calls - already - 1):
+        if optimizer is not None:
+            twin.optimizer._opt_called = (
+                True  # the twin's optimizer never runs; PyTorch would warn of the order
+            )
+        twin.step()
+        rates.append(float(twin.get_last_lr()[0]))
+    return np.asarray([rates[0]] * already + rates)[:num_calls]

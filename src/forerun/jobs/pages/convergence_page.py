@@ -1,0 +1,131 @@
+"""The pages of ``forerun forecast batches``, ``networks`` and ``law``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from forerun.surface.report.wording import format_percent
+
+if TYPE_CHECKING:
+    from forerun.jobs.fit_curve import CurveFit
+    from forerun.jobs.forecast_tables import BatchForecast, CurvePoint, NetworkForecast, NetworkValue
+
+from forerun.surface.report.tables import table
+
+__all__ = ["batches_page", "curve_fit_page", "networks_page"]
+
+_MOST_POINTS = 12
+
+
+def batches_page(answer: BatchForecast) -> RenderableType:
+    """Steps against the batch size."""
+    critical = answer.law.critical_batch_size
+    words = (
+        f"steps = {answer.law.least_steps:,.0f} (1 + {critical:,.0f} / batch): at a batch of {critical:,.0f} "
+        "twice the least steps are needed"
+        if math.isfinite(critical)
+        else "steps fall as 1 / batch: no batch size measured is large enough to show an end of that"
+    )
+    table = _grid("batch size", "steps", "epochs", "measured steps")
+    for row in answer.points:
+        table.add_row(
+            f"{row.batch_size:,}",
+            f"{row.steps:,.0f}",
+            "-" if row.epochs is None else f"{row.epochs:,.1f}",
+            "-" if row.measured_steps is None else f"{row.measured_steps:,.0f}",
+        )
+    error = f"worst error at the points it was fitted to: {format_percent(answer.law.worst_error)}"
+    return Group(Text(words), Text(""), table, Text(""), Text(error))
+
+
+def networks_page(answer: NetworkForecast) -> RenderableType:
+    """Networks never trained, or left out: values beside what their own runs say, and the curve of one alone."""
+    has_actual = answer.left_out
+    table = _grid(
+        "network",
+        "value",
+        "predicted",
+        "range",
+        *(("actual", "runs", "error") if has_actual else ()),
+        "mostly by",
+    )
+    notes = []
+    for name, values in answer.networks.items():
+        for value in values:
+            found = value.predicted
+            heaviest = max(found.candidates, key=lambda form: form.weight)
+            table.add_row(
+                Text(name),
+                value.name,
+                f"{found.value:.4g}",
+                f"{found.low:.4g} to {found.high:.4g}",
+                *(_actual_cells(value) if has_actual else ()),
+                f"{heaviest.name} ({format_percent(heaviest.weight)})",
+            )
+            notes += [f"{name}, {value.note}"] if value.note else []
+    parts: list[RenderableType] = [table]
+    for name, points in answer.curves.items():
+        if len(answer.curves) == 1:
+            parts += [Text(""), Text(f"Loss of {name}, 1 / (b0 k + b1) + b2:"), _curve_table(points)]
+    parts += [Text(""), Text("from " + ", ".join(answer.features) + "; the device takes no part")]
+    return Group(*parts, *(Text(f"- {note}") for note in notes))
+
+
+def _actual_cells(value: NetworkValue) -> tuple[str, str, str]:
+    if value.actual is None or value.lowest is None or value.highest is None:
+        return "-", "-", "-"
+    error = "-" if value.error is None else format_percent(value.error)
+    return f"{value.actual:.4g}", f"{value.lowest:.4g} to {value.highest:.4g}", error
+
+
+def _curve_table(points: Sequence[CurvePoint]) -> Table:
+    """A dozen points of a curve; the error is |predicted - actual| / actual."""
+    table = _grid("k", "predicted", "actual", "error")
+    apart = max(1, -(-len(points) // _MOST_POINTS))
+    for point in [p for p in points if p.k == 1 or p.k % apart == 0 or p is points[-1]]:
+        table.add_row(
+            str(point.k),
+            f"{point.predicted:.4f}",
+            "-" if point.actual is None else f"{point.actual:.4f}",
+            "-" if point.error is None else format_percent(point.error),
+        )
+    errors = [point.error for point in points if point.error is not None]
+    if errors:
+        table.add_row("mean of all", "", "", format_percent(sum(errors) / len(errors)))
+    return table
+
+
+def curve_fit_page(answer: CurveFit) -> RenderableType:
+    """Coefficients of a law with their errors."""
+    fit, curve = answer.fit, answer.curve
+    table = _grid("coefficient", "value", "error", "unit")
+    units = (f"1 / ({curve.metric} x {curve.unit})", f"1 / {curve.metric}", curve.metric)
+    for name, deviation, unit in zip(("b0", "b1", "b2"), fit.deviations, units, strict=True):
+        error = f"± {deviation:.2g}" if math.isfinite(deviation) else "not determined"
+        table.add_row(name, f"{getattr(fit, name):.5g}", error, unit)
+    lines = [
+        f"Residual: {fit.rmse:.4g} (root mean square)"
+        + ("" if answer.r2 is None else f", R2 {answer.r2:.4f}"),
+    ]
+    if answer.steps_per_epoch is not None:
+        lines.append(
+            f"An epoch is {answer.steps_per_epoch:g} steps: b0 per epoch {fit.b0 * answer.steps_per_epoch:.5g}"
+        )
+    if answer.target is not None and answer.reached_at is not None:
+        reached = f"at {curve.unit} {answer.reached_at:,.0f}" if math.isfinite(answer.reached_at) else "never"
+        lines.append(f"{answer.target}: {reached}")
+    title = (
+        f"{answer.run}: {curve.metric}(k) = 1 / (b0 k + b1) + b2, k in {curve.unit}s, {len(curve):,} points"
+    )
+    notes = [f"- {note}" for note in curve.notes]
+    return Group(Text(title), Text(""), table, Text(""), *(Text(line) for line in [*lines, *notes]))
+
+
+def _grid(*headings: str) -> Table:
+    return table(headings, left=headings[:1], fold=headings)

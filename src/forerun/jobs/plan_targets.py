@@ -1,0 +1,377 @@
+"""``--target`` of ``forerun plan``: from curves, finished runs and batch sizes to the epochs of every candidate.
+
+    epochs(B) = epochs(b) samples(B) / samples(b),     samples(B) = S_min B + S_min B_c
+
+with b the batch size of the run and S_min, B_c those of ``forecasting.batch_scaling``.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.stats import t as student_t
+
+from forerun.base.errors import ForecastError, InvalidSetupError, RecordError
+from forerun.jobs.forecast import forecast
+from forerun.jobs.forecast_tables import forecast_batches
+from forerun.jobs.forecasting.batch_scaling import BatchScaling
+from forerun.jobs.forecasting.curve import Curve, Target, parse_target
+from forerun.jobs.forecasting.curve_files import find_curve_files, read_curve
+from forerun.prediction.estimate import Interval
+from forerun.search.engine import TargetEpochs
+
+__all__ = [
+    "EpochsToTarget",
+    "LearningRun",
+    "TargetQuestion",
+    "epochs_of_finished_runs",
+    "epochs_of_law",
+    "epochs_of_ranks",
+    "epochs_to_target",
+    "read_curves",
+]
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+_TO_90 = 1.6449 / 1.2816
+"""Distance of the 95 % rank from the middle, where a 90 % interval ends, over that of the 90 % rank; normal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearningRun:
+    """Epochs that a model needs to a target, and their batch size.
+
+    Attributes:
+        epochs: Epochs to the target, with their 90 % interval.
+        batch_size: Batch size of the run behind them; None where it is not known or does not matter.
+    """
+
+    epochs: Interval
+    batch_size: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochsToTarget:
+    """Epochs of every candidate; the ``EpochsOf`` of a plan.
+
+    Attributes:
+        runs: Epochs to the target by model.
+        law: Samples to the target against the batch size; None leaves the epochs unchanged. With a law every run
+            has its batch size.
+    """
+
+    runs: Mapping[str, LearningRun]
+    law: BatchScaling | None = None
+
+    def __call__(self, model: str, global_batch: Ints) -> Floats:
+        """Value, low and high, (3, n)."""
+        run = self.runs[model]
+        ends = np.asarray([run.epochs.value, run.epochs.low, run.epochs.high])
+        growth = np.ones(len(global_batch))
+        if self.law is not None:
+            assert run.batch_size is not None
+            growth = self.law.samples(global_batch) / self.law.samples([run.batch_size])
+        return np.asarray(ends[:, None] * growth)
+
+
+def epochs_of_ranks(ranks: tuple[float, float, float], end: float) -> Interval:
+    """Epochs to a target, from those at probabilities 0.1, 0.5 and 0.9.
+
+    The 90 % interval reaches further than these ranks: in logarithms 1.28 times as far from the middle. Training ends
+    at its end, reached or not: no interval goes beyond, and a rank that is never reached is the end.
+
+    Args:
+        ranks: Epochs at the three probabilities; infinite if not by the end.
+        end: Epoch at which training ends.
+
+    >>> epochs_of_ranks((18.0, 20.0, float("inf")), 30.0).high
+    30.0
+    """
+    early, middle, late = ranks
+    low = middle * (early / middle) ** _TO_90 if early > 0 else 0.0
+    high = middle * (late / middle) ** _TO_90 if math.isfinite(late) else end
+    return Interval(middle, min(low, middle), max(middle, min(high, end)))
+
+
+def epochs_of_finished_runs(epochs: Sequence[float]) -> Interval:
+    """Epochs of a future run, from those at which finished runs of the same job reached the target.
+
+    The geometric mean m, and with n runs whose logarithms scatter by s the interval of one more,
+
+        m exp(+-t s sqrt(1 + 1 / n)),
+
+    t being Student's 95 % quantile with n - 1 degrees of freedom. One run has no scatter and no interval.
+
+    Raises:
+        ForecastError: No run reached the target.
+    """
+    reached = [epoch for epoch in epochs if math.isfinite(epoch) and epoch > 0]
+    if not reached:
+        raise ForecastError("no finished run reached the target; give a lower target, or longer runs")
+    logs = np.log(reached)
+    mean, count = float(np.mean(logs)), len(reached)
+    width = 0.0
+    if count > 1:
+        quantile = float(student_t.ppf(0.95, count - 1))
+        width = quantile * float(np.std(logs, ddof=1)) * math.sqrt(1 + 1 / count)
+    return Interval(math.exp(mean), math.exp(mean - width), math.exp(mean + width))
+
+
+def epochs_of_law(law: BatchScaling, batch_size: float, dataset_size: int) -> LearningRun:
+    """Epochs at one batch size by the law alone; the interval is its worst error at the points behind it.
+
+    >>> law = BatchScaling(least_steps=1000.0, least_samples=64_000.0, worst_error=0.1)
+    >>> epochs_of_law(law, 64, 64_000).epochs
+    Interval(value=2.0, low=1.8, high=2.2)
+    """
+    epochs = float(law.epochs([batch_size], dataset_size)[0])
+    ends = (epochs * (1 - law.worst_error), epochs * (1 + law.worst_error))
+    return LearningRun(epochs=Interval(epochs, *ends), batch_size=batch_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetQuestion:
+    """A user's question about the epochs to a target.
+
+    Attributes:
+        target: Target, such as ``accuracy>=0.92``.
+        curve: Curve of a run so far, as in ``forecast``, or one for each model.
+        curve_batch_size: Batch size of the run in ``curve``, if its file does not say it.
+        schedule: Learning-rate schedule of that run.
+        history: Folder of finished runs of the same job.
+        batches: Table of steps or epochs to the target at several batch sizes.
+        critical_batch_size: Batch size that needs twice the least number of epochs.
+    """
+
+    target: str | None = None
+    curve: str | Path | Curve | Mapping[str, str | Path | Curve] | None = None
+    curve_batch_size: int | None = None
+    schedule: Any = None
+    history: str | Path | None = None
+    batches: str | Path | None = None
+    critical_batch_size: float | None = None
+
+
+def epochs_to_target(
+    given: Mapping[str, Any], models: Sequence[str], num_samples: int, num_epochs: float | None
+) -> TargetEpochs:
+    """Epochs to the target by model and batch size.
+
+    Args:
+        given: The target and the evidence, by the names of ``TargetQuestion``.
+        models: The models of the plan.
+        num_samples: Samples of an epoch.
+        num_epochs: Length of the runs; None for that of the schedule or of the history.
+
+    Raises:
+        InvalidSetupError: There is no evidence about the learning of a model, evidence without a target, or the target
+            is not likely to be reached by the end of the run.
+        ForecastError: The curve allows no forecast, or no finished run reached the target.
+        RecordError: A file cannot be read.
+    """
+    question = TargetQuestion(**given)
+    if question.target is None:
+        raise InvalidSetupError(
+            f"{', '.join(name.replace('_', ' ') for name in given)}: expected a target as well; give --target "
+            "'accuracy>=0.92', or leave it out"
+        )
+    target = parse_target(question.target)
+    if isinstance(question.curve, str | Path):
+        question = replace(question, curve=read_curves(Path(question.curve)))
+    law = _law(question, num_samples)
+    found: dict[str, LearningRun] = {}
+    notes: list[str] = []
+    for model, curve in _curves(question, models).items():
+        run, said = _run(question, target, curve, law, num_samples, num_epochs)
+        found[model] = run
+        notes += [note if len(models) == 1 else f"{model}: {note}" for note in said]
+    notes.append(_batch_note(law))
+    return TargetEpochs(
+        target=str(target), epochs=EpochsToTarget(runs=found, law=law), notes=tuple(dict.fromkeys(notes))
+    )
+
+
+def _law(question: TargetQuestion, num_samples: int) -> BatchScaling | None:
+    critical = question.critical_batch_size
+    if question.batches is not None and critical is not None:
+        raise InvalidSetupError(
+            "both --batches and --critical-batch-size say how epochs grow with the batch size; give one of them"
+        )
+    if question.batches is not None:
+        return forecast_batches(question.batches, dataset_size=num_samples).law
+    if critical is None:
+        return None
+    if not 0 < critical < math.inf:
+        raise InvalidSetupError(f"a critical batch size must be above zero, got {critical:g}")
+    return BatchScaling(least_steps=1.0, least_samples=critical, worst_error=0.0)
+
+
+def _curves(question: TargetQuestion, models: Sequence[str]) -> Mapping[str, Any]:
+    """The curve of each model, None where a history or a table takes its place."""
+    if isinstance(question.curve, Mapping):
+        missing = [model for model in models if model not in question.curve]
+        if missing:
+            raise InvalidSetupError(
+                f"no curve of {', '.join(missing)} is given; add a row for each model to the table of --curve"
+            )
+        return {model: question.curve[model] for model in models}
+    known = (question.curve, question.history, question.batches)
+    if all(what is None for what in known):
+        raise InvalidSetupError(
+            f"the target '{question.target}' needs to know how the model learns: give --curve RUN.csv (a run so far), "
+            "--history DIR (finished runs of the same job) or --batches FILE.csv (epochs at several batch sizes); or "
+            "--epochs E instead of a target"
+        )
+    if len(models) > 1:
+        raise InvalidSetupError(
+            f"one run says how one model learns, and the plan has {len(models)}: give --curve a table with the columns "
+            "model,run, or plan one model at a time"
+        )
+    return {models[0]: question.curve}
+
+
+def _run(
+    question: TargetQuestion,
+    target: Target,
+    curve: Any,
+    law: BatchScaling | None,
+    num_samples: int,
+    num_epochs: float | None,
+) -> tuple[LearningRun, list[str]]:
+    """Epochs that one model needs, and notes on them."""
+    if curve is None and question.history is None:
+        return _by_law(law, num_samples)
+    if curve is None:
+        return _by_history(question, target, law, num_samples)
+    found = forecast(
+        curve,
+        target=target,
+        schedule=question.schedule,
+        epochs=num_epochs,
+        history=question.history if question.history is not None else (),
+    ).curve_forecast
+    batch_size = _batch_size(question, found.curve, law, num_samples)
+    per_unit = _epochs_of_unit(found.curve, batch_size, num_samples)
+    if not math.isfinite(found.epochs_to_target[1]):
+        raise InvalidSetupError(
+            f"{found.curve.name} reaches {target} by {found.curve.unit} {found.end_epoch:g} with a probability of "
+            f"{100 * found.probability_at_end:.0f} % only; give a lower target, or a longer run with --epochs"
+        )
+    epochs = epochs_of_ranks(found.epochs_to_target, found.end_epoch).scaled(per_unit)
+    notes = [*found.notes, f"epochs to {target}: forecast from {found.curve.name}"]
+    if not math.isfinite(found.epochs_to_target[2]):
+        notes.append(
+            f"{target} is reached with a probability of {100 * found.probability_at_end:.0f} % only: upper ends of "
+            f"time, cost and energy are those of the whole run, {found.end_epoch * per_unit:g} epochs"
+        )
+    return LearningRun(epochs=epochs, batch_size=batch_size), notes
+
+
+def _by_law(law: BatchScaling | None, num_samples: int) -> tuple[LearningRun, list[str]]:
+    assert law is not None
+    notes = ["epochs to the target: those of the table of batch sizes"]
+    if law.worst_error < 1e-6:
+        notes.append("two batch sizes determine their law: the epochs have no interval")
+    critical = law.critical_batch_size
+    return epochs_of_law(law, max(critical, 1.0) if math.isfinite(critical) else 1.0, num_samples), notes
+
+
+def _by_history(
+    question: TargetQuestion, target: Target, law: BatchScaling | None, num_samples: int
+) -> tuple[LearningRun, list[str]]:
+    assert question.history is not None
+    files = find_curve_files(question.history)
+    runs = [read_curve(path, target.metric, target.is_rising) for path in files]
+    sizes = [_batch_size(question, run, law, num_samples) for run in runs]
+    reached = [
+        _reached(run, target) * _epochs_of_unit(run, size, num_samples)
+        for run, size in zip(runs, sizes, strict=True)
+    ]
+    if law is None:
+        batch_size = None
+    else:
+        # All at the batch size of the first: the law takes their differences out.
+        batch_size = sizes[0]
+        shares = law.samples([size for size in sizes if size is not None])
+        reached = [epoch * shares[0] / share for epoch, share in zip(reached, shares, strict=True)]
+    epochs = epochs_of_finished_runs(reached)
+    count = sum(math.isfinite(epoch) for epoch in reached)
+    notes = [f"epochs to {target}: {count} of {len(runs)} finished runs reached it"]
+    if count == 1:
+        notes.append("one run has no scatter: the epochs have no interval")
+    return LearningRun(epochs=epochs, batch_size=batch_size), notes
+
+
+def _reached(run: Curve, target: Target) -> float:
+    hits = [e for e, v in zip(run.epochs, run.values, strict=True) if target.is_reached_by(float(v))]
+    return float(hits[0]) if hits else math.inf
+
+
+def _batch_size(
+    question: TargetQuestion, run: Curve, law: BatchScaling | None, num_samples: int
+) -> float | None:
+    """Batch size of a run, as given or by the steps of its epochs; None where nothing depends on it."""
+    if law is None and run.unit == "epoch":
+        return None
+    if question.curve_batch_size is not None:
+        if question.curve_batch_size < 1:
+            raise InvalidSetupError(
+                f"the batch size of a curve must be at least 1, got {question.curve_batch_size}"
+            )
+        return float(question.curve_batch_size)
+    steps = run.steps_per_epoch() if run.unit == "epoch" else None
+    if steps:
+        return max(1.0, num_samples / steps)
+    raise InvalidSetupError(f"{run.name} does not say the batch size of its steps: give --curve-batch-size B")
+
+
+def _epochs_of_unit(run: Curve, batch_size: float | None, num_samples: int) -> float:
+    """Epochs per unit of a curve, which counts epochs or steps."""
+    if run.unit == "epoch":
+        return 1.0
+    assert batch_size is not None
+    return batch_size / num_samples
+
+
+def _batch_note(law: BatchScaling | None) -> str:
+    if law is None:
+        return (
+            "every batch size is given the epochs of the run: how they grow with the batch is not known; give "
+            "--batches FILE.csv or --critical-batch-size B"
+        )
+    return (
+        f"epochs grow with the batch size as 1 + B / {law.critical_batch_size:.3g}; where one recipe is stretched over "
+        "many batches that is a lower bound"
+    )
+
+
+def read_curves(path: Path) -> Path | dict[str, str | Path | Curve]:
+    """A curve, or one for each model where the file is a table with the columns ``model`` and ``run``.
+
+    Runs are looked for beside the table.
+
+    Raises:
+        RecordError: A row lacks its model or its run.
+    """
+    if path.is_dir() or path.suffix.lower() != ".csv":
+        return path
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file)
+            if not {"model", "run"} <= set(reader.fieldnames or ()):
+                return path
+            rows = list(reader)
+    except (OSError, UnicodeDecodeError, csv.Error):
+        return path  # the reader of curves reports its errors
+    for number, row in enumerate(rows, start=2):
+        if not row["model"] or not row["run"]:
+            raise RecordError(f"{path}, line {number}: expected a model and its run, got {row}")
+    return {row["model"].strip(): path.parent / row["run"].strip() for row in rows}

@@ -1,0 +1,387 @@
+"""``schedule``: the devices of each job now, the time when each is done, and a comparison of policies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.base.answers import Answer, fields_of
+from forerun.base.errors import UsageError
+from forerun.jobs.schedule_jobs import KnownJob, Links, Say, known_jobs
+from forerun.jobs.scheduling.cluster import SharedCluster, parse_cluster
+from forerun.jobs.scheduling.job import DataParallelTraining, ScheduledJob
+from forerun.jobs.scheduling.jobs_file import JobEntry, check_entries, read_jobs
+from forerun.jobs.scheduling.outcome import ScheduleMetrics, SimulatedSchedule, Stretch
+from forerun.jobs.scheduling.plan import FIRST_PORT, NodeDevices, device_numbers, torchrun_lines
+from forerun.jobs.scheduling.policy import Policy, find_policy
+from forerun.jobs.scheduling.running_job import Standing
+from forerun.jobs.scheduling.simulation import Progress, SimulationOptions, simulate
+from forerun.jobs.scheduling.speed import SpeedModel
+from forerun.jobs.scheduling.trace import read_trace, rigid_policy, simulate_rigid
+from forerun.prediction.estimate import Interval
+
+__all__ = [
+    "FinishTime",
+    "JobPlan",
+    "PolicyOutcome",
+    "Schedule",
+    "draws_of",
+    "entries_of",
+    "finish_times",
+    "has_intervals",
+    "schedule",
+    "schedule_notes",
+    "schedule_trace",
+    "simulation_progress",
+]
+
+NUM_DRAWS = 20
+"""Schedules simulated with other speeds and works for the intervals of the ends."""
+
+MOST_JOBS_WITH_INTERVALS = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobPlan:
+    """Devices of one job now.
+
+    Attributes:
+        job: Its name.
+        device: Kind of its devices; empty while it waits.
+        num_devices: Number of devices.
+        nodes: The devices on each node.
+        batch_size: Global batch to train with.
+        reason: Reason for this allocation.
+        commands: The torchrun line of each node.
+    """
+
+    job: str
+    device: str
+    num_devices: int
+    nodes: tuple[NodeDevices, ...]
+    batch_size: int | None
+    reason: str
+    commands: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishTime:
+    """Time at which one job is done.
+
+    Attributes:
+        job: Its name.
+        arrival_s, start_s: Times at which it comes and starts [s].
+        finish_s: Time at which it is done [s]; 90 % interval over errors of speed and work.
+        deadline_s: Its deadline [s], infinite without one.
+        deadline_share: Share of the draws that meet it; NaN without one.
+    """
+
+    job: str
+    arrival_s: float
+    start_s: float
+    finish_s: Interval
+    deadline_s: float
+    deadline_share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyOutcome:
+    """One policy's answer.
+
+    Attributes:
+        policy, title: Its name and what it does.
+        metrics: Figures of its schedule.
+        now: Devices of each job now.
+        finish_times: Time at which each job is done.
+        stretches: Devices of each job over time, for the picture.
+    """
+
+    policy: str
+    title: str
+    metrics: ScheduleMetrics
+    now: tuple[JobPlan, ...]
+    finish_times: tuple[FinishTime, ...]
+    stretches: tuple[Stretch, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule(Answer):
+    """The answer of ``schedule``.
+
+    Attributes:
+        cluster: The cluster as text.
+        devices_by_node: Devices of each node.
+        outcomes: By policy, in the order asked for.
+        notes: Sources of the answer.
+    """
+
+    cluster: str
+    devices_by_node: tuple[int, ...]
+    outcomes: tuple[PolicyOutcome, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of all nodes."""
+        return sum(self.devices_by_node)
+
+    def json_fields(self) -> dict[str, Any]:
+        """The cluster, and of each policy its figures, what each job gets now, and when each is done."""
+        return {
+            "cluster": self.cluster,
+            "num_devices": self.num_devices,
+            "policies": [
+                {
+                    "policy": outcome.policy,
+                    "title": outcome.title,
+                    "metrics": outcome.metrics,
+                    "allocation": [
+                        {**fields_of(plan), "device": plan.device or None} for plan in outcome.now
+                    ],
+                    "jobs": outcome.finish_times,
+                }
+                for outcome in self.outcomes
+            ],
+            "notes": self.notes,
+        }
+
+
+def schedule(
+    jobs: str | Path | Sequence[Mapping[str, Any]],
+    *,
+    cluster: str | SharedCluster,
+    policies: Sequence[str] = ("foresight", "srtf", "fifo"),
+    round_s: float = 60.0,
+    seed: int = 0,
+    intra: str | None = None,
+    inter: str | None = None,
+    say: Say | None = None,
+) -> Schedule:
+    """Devices of each job now, the time when it is done, and a comparison of policies.
+
+    Args:
+        jobs: A CSV or YAML file, or mappings with the same names; see docs/files.md.
+        cluster: Nodes x devices a node x kind, such as ``"2x4xt4"``; groups joined by '+'.
+        policies: Names of policies, the preferred one first.
+        round_s: Time between two decisions [s].
+        seed: Of the draws behind the intervals.
+        intra: Link inside a node for jobs whose speed is predicted, where the form of the board does not say it.
+        inter: Link between nodes for these jobs, such as ``"ethernet-25g"``.
+        say: Told what is being done, a few words at a time.
+
+    Raises:
+        UsageError: The question must be changed.
+        FailureError: A model cannot be predicted, or a policy cannot serve a job.
+    """
+    found = parse_cluster(cluster) if isinstance(cluster, str) else cluster
+    chosen = _policies(policies)
+    known = known_jobs(entries_of(jobs), found, Links(intra=intra, inter=inter), say)
+    options = SimulationOptions(round_s=round_s, seed=seed)
+    return Schedule(
+        cluster=str(found),
+        devices_by_node=_devices_by_node(found),
+        outcomes=tuple(_outcome(known, found, policy, options, say) for policy in chosen),
+        notes=tuple(schedule_notes(known, with_intervals=has_intervals(known))),
+    )
+
+
+def schedule_trace(
+    trace: str | Path, *, cluster: str | SharedCluster, policies: Sequence[str] = ("fifo", "srtf", "las")
+) -> Schedule:
+    """Comparison of policies on a trace of jobs with known devices and durations.
+
+    Args:
+        trace: A Philly-like CSV or Parquet file; see docs/files.md.
+        cluster: As in ``schedule``; only the number of its devices counts.
+        policies: Among fifo, srtf and las.
+
+    Raises:
+        UsageError: A policy needs more than a trace says, or a job is larger than the cluster.
+        RecordError: The trace has holes.
+    """
+    found = parse_cluster(cluster) if isinstance(cluster, str) else cluster
+    chosen = [(rigid_policy(policy.name), policy) for policy in _policies(policies)]
+    jobs = read_trace(trace)
+    outcomes = []
+    for kind, policy in chosen:
+        outcome = simulate_rigid(jobs, found.num_devices, kind)
+        outcomes.append(
+            PolicyOutcome(
+                policy=policy.name,
+                title=policy.title,
+                metrics=outcome.metrics,
+                now=(),
+                finish_times=(),
+                stretches=(),
+            )
+        )
+    notes = ["devices are counted, not placed; a job runs for its recorded time on the devices it asked for"]
+    return Schedule(
+        cluster=str(found),
+        devices_by_node=_devices_by_node(found),
+        outcomes=tuple(outcomes),
+        notes=tuple(notes),
+    )
+
+
+def _devices_by_node(cluster: SharedCluster) -> tuple[int, ...]:
+    return tuple(size for group in cluster.groups for size in group.node_sizes)
+
+
+def _policies(names: Sequence[str]) -> list[Policy]:
+    if not names:
+        raise UsageError("expected at least one policy, got none")
+    found = [find_policy(name) for name in names]
+    twice = next((policy.name for i, policy in enumerate(found) if policy.name in names[:i]), None)
+    if twice is not None:
+        raise UsageError(f"policy '{twice}' was asked for twice; name it once")
+    return found
+
+
+def has_intervals(known: Sequence[KnownJob]) -> bool:
+    """True if there are few enough jobs for the schedules behind the intervals."""
+    return len(known) <= MOST_JOBS_WITH_INTERVALS
+
+
+def entries_of(jobs: str | Path | Sequence[Mapping[str, Any]]) -> list[JobEntry]:
+    """Jobs of a file or of mappings, checked."""
+    return read_jobs(jobs) if isinstance(jobs, (str, Path)) else check_entries(jobs)
+
+
+def _outcome(
+    known: Sequence[KnownJob],
+    cluster: SharedCluster,
+    policy: Policy,
+    options: SimulationOptions,
+    say: Say | None,
+) -> PolicyOutcome:
+    jobs = [item.job for item in known]
+    main = simulate(jobs, cluster, policy, options, say=simulation_progress(policy.name, say))
+    draws = draws_of(known, cluster, policy, options)
+    return PolicyOutcome(
+        policy=policy.name,
+        title=policy.title,
+        metrics=main.metrics,
+        now=_plans(main, known),
+        finish_times=finish_times(main, draws),
+        stretches=main.stretches,
+    )
+
+
+def simulation_progress(policy: str, say: Say | None) -> Progress | None:
+    """Words for the progress of one simulation."""
+    return None if say is None else lambda done, total: say(f"{policy}: {done:,} of {total:,} jobs done")
+
+
+def draws_of(
+    known: Sequence[KnownJob],
+    cluster: SharedCluster,
+    policy: Policy,
+    options: SimulationOptions,
+    standing: Mapping[str, Standing] | None = None,
+) -> npt.NDArray[np.float64] | None:
+    """Ends of the jobs with speeds and works drawn around what is believed, (draws, jobs); None for too many jobs."""
+    if not has_intervals(known):
+        return None
+    # Each policy draws anew from the seed, so that all are compared on the same speeds and works.
+    chance = np.random.default_rng(options.seed)
+    ends = []
+    for _ in range(NUM_DRAWS):
+        actual = {item.job.name: _drawn(item, *np.exp(chance.standard_normal(2))) for item in known}
+        jobs = [item.job for item in known]
+        outcome = simulate(jobs, cluster, policy, options, actual, standing)
+        ends.append([found.end_s for found in outcome.outcomes])
+    return np.asarray(ends)
+
+
+def _drawn(item: KnownJob, speed: float, work: float) -> ScheduledJob:
+    """The job as it may turn out: factors are those of a unit spread."""
+    training = item.job.training
+    assert isinstance(training, DataParallelTraining)
+    factor = speed**item.speed_spread
+    speeds: dict[str, SpeedModel] = {
+        kind: _ScaledSpeed(model=model, factor=factor) for kind, model in training.speeds.items()
+    }
+    return replace(
+        item.job,
+        training=replace(training, speeds=speeds),
+        work_samples=item.job.work_samples * work**item.work_spread,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ScaledSpeed:
+    """A speed model times a factor."""
+
+    model: SpeedModel
+    factor: float
+
+    def __call__(self, num_devices: int, num_nodes: int, batch_size: float) -> float:
+        return self.factor * self.model(num_devices, num_nodes, batch_size)
+
+
+def _plans(main: SimulatedSchedule, known: Sequence[KnownJob]) -> tuple[JobPlan, ...]:
+    scripts = {item.job.name: item.script for item in known}
+    numbers = device_numbers({d.job: d.placement for d in main.first_decisions})
+    plans = []
+    for port, decision in enumerate(main.first_decisions, start=FIRST_PORT):
+        parts = numbers[decision.job]
+        given = decision.allocation
+        lines = torchrun_lines(parts, scripts[decision.job], port) if parts else []
+        plans.append(
+            JobPlan(
+                job=decision.job,
+                device="" if given is None else given.device,
+                num_devices=0 if given is None else given.num_workers,
+                nodes=parts,
+                batch_size=None
+                if decision.batch_size is None or given is None
+                else round(decision.batch_size),
+                reason=decision.reason,
+                commands=tuple(lines),
+            )
+        )
+    return tuple(plans)
+
+
+def finish_times(main: SimulatedSchedule, draws: npt.NDArray[np.float64] | None) -> tuple[FinishTime, ...]:
+    """Ends of the jobs with their intervals."""
+    found = []
+    for i, outcome in enumerate(main.outcomes):
+        ends = np.asarray([outcome.end_s]) if draws is None else np.append(draws[:, i], outcome.end_s)
+        low, high = np.quantile(ends, [0.05, 0.95])
+        has_deadline = outcome.deadline_s < inf
+        found.append(
+            FinishTime(
+                job=outcome.job,
+                arrival_s=outcome.arrival_s,
+                start_s=outcome.start_s,
+                finish_s=Interval(
+                    value=outcome.end_s,
+                    low=min(float(low), outcome.end_s),
+                    high=max(float(high), outcome.end_s),
+                ),
+                deadline_s=outcome.deadline_s,
+                deadline_share=float((ends <= outcome.deadline_s).mean()) if has_deadline else float("nan"),
+            )
+        )
+    return tuple(found)
+
+
+def schedule_notes(known: Sequence[KnownJob], *, with_intervals: bool) -> list[str]:
+    """Where speeds are from, and how intervals are made."""
+    sources: dict[str, list[str]] = {}
+    for item in known:
+        sources.setdefault(item.source, []).append(item.job.name)
+    notes = [f"speed {source}: {', '.join(names)}" for source, names in sources.items()]
+    if with_intervals:
+        notes.append(f"intervals: {NUM_DRAWS} schedules with speeds and works drawn within their own errors")
+    else:
+        notes.append(f"no intervals for more than {MOST_JOBS_WITH_INTERVALS} jobs")
+    return notes

@@ -1,0 +1,392 @@
+"""Jobs of a file as jobs of the scheduler: their speeds predicted, fitted or measured, their work counted."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf, log
+from pathlib import Path
+from typing import Any
+
+from forerun.base.errors import ForerunError, InvalidSetupError
+from forerun.jobs.scheduling.cluster import NodeGroup, SharedCluster
+from forerun.jobs.scheduling.job import DataParallelTraining, ScheduledJob, check_jobs
+from forerun.jobs.scheduling.jobs_file import JobEntry
+from forerun.jobs.scheduling.running_job import CurveForecast
+from forerun.jobs.scheduling.speed import (
+    BatchEfficiency,
+    MeasuredSpeed,
+    SpeedModel,
+    StepPoint,
+    fit_data_parallel,
+)
+from forerun.question.job import find_dataset
+from forerun.search.predict import predict
+from forerun.search.scale import scale
+from forerun.search.sweep import sweep
+
+__all__ = [
+    "KnownJob",
+    "Links",
+    "Say",
+    "known_jobs",
+    "predicted_sizes",
+    "predicted_speeds",
+]
+
+MEASURED_SPREAD = 0.05
+"""Standard deviation of the logarithm of a speed between measured points; repeats of the public tables are closer."""
+
+FITTED_SPREAD = 0.10
+"""The same for a speed fitted to a table: the form's own error on the steps of the Pollux artifact is 8 to 10 %."""
+
+TARGET_SPREAD = 0.3
+"""The same for epochs to a target: a third is what forecasts in mid-run are off by on the curves of that artifact."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownJob:
+    """A job and how well it is known.
+
+    Attributes:
+        job: The job.
+        speed_spread, work_spread: Standard deviation of the logarithm of its speed and work.
+        script: Command line of its training script.
+        source: Where its speed is from.
+    """
+
+    job: ScheduledJob
+    speed_spread: float
+    work_spread: float
+    script: str
+    source: str
+
+
+Say = Callable[[str], None]
+"""Told what is being done, a few words at a time."""
+
+
+def known_jobs(
+    entries: Sequence[JobEntry], cluster: SharedCluster, links: Links, say: Say | None = None
+) -> list[KnownJob]:
+    """The jobs of a file. Each table of steps is fitted once, each model predicted once for like jobs.
+
+    Args:
+        entries: The jobs.
+        cluster: What they share.
+        links: Links that the boards do not tell.
+        say: Told which job's speed is looked for.
+
+    Raises:
+        UsageError: A model, device, dataset or number is unknown or impossible; the message names the job.
+        FailureError: A model cannot be predicted; likewise.
+    """
+    known: dict[Hashable, tuple[dict[str, SpeedModel], float, str]] = {}
+    found = []
+    for number, entry in enumerate(entries, start=1):
+        try:
+            key = _speed_key(entry)
+            if key not in known:
+                if say is not None:
+                    say(f"speed of {entry.name}, job {number:,} of {len(entries):,}")
+                known[key] = _speeds(entry, cluster, links)
+            found.append(_known(entry, cluster, known[key]))
+        except ForerunError as error:
+            if f"'{entry.name}'" not in str(error):
+                error.args = (f"job '{entry.name}': {error}",)
+            raise
+    return found
+
+
+def _speed_key(entry: JobEntry) -> Hashable:
+    """Equal for jobs with the same speed."""
+    if entry.points is not None:
+        return entry.name
+    if entry.table is not None:
+        return entry.table
+    asked = (entry.batch_size, entry.num_devices, entry.max_devices)
+    return (entry.model, entry.precision, entry.image_size, entry.optimizer, *asked)
+
+
+def _known(
+    entry: JobEntry, cluster: SharedCluster, found: tuple[dict[str, SpeedModel], float, str]
+) -> KnownJob:
+    speeds, spread, source = found
+    base, most = float(entry.batch_size), float(entry.batch_size_max or entry.batch_size)
+    efficiency = None
+    if entry.noise_scale is not None:
+        efficiency = BatchEfficiency(noise_scale=entry.noise_scale, base_batch_size=base)
+    work, epoch_samples = _work(entry)
+    job = ScheduledJob(
+        name=entry.name,
+        training=DataParallelTraining(
+            speeds=speeds, batch_size=base, batch_range=(base, most), efficiency=efficiency
+        ),
+        work_samples=work,
+        num_workers=entry.num_devices,
+        is_elastic=entry.elastic,
+        # A job that asks for more than there is has its own message.
+        max_workers=entry.max_devices or max(entry.num_devices, *(g.num_devices for g in cluster.groups)),
+        arrival_s=entry.arrival,
+        deadline_s=inf if entry.deadline is None else entry.deadline,
+        weight=entry.weight,
+        restart_s=entry.restart,
+        is_preemptible=entry.preemptible,
+        min_run_s=entry.min_run,
+    )
+    _check_size(job, cluster)
+    if entry.curve is not None:
+        job = replace(job, work_samples=_work_to_target(entry, epoch_samples))
+    return KnownJob(
+        job=job,
+        speed_spread=spread,
+        work_spread=0.0 if entry.curve is None else TARGET_SPREAD,
+        script=entry.script,
+        source=source,
+    )
+
+
+def _check_size(job: ScheduledJob, cluster: SharedCluster) -> None:
+    """Refuses what could run nowhere, or with nothing that its owner allows."""
+    training = job.training
+    assert isinstance(training, DataParallelTraining)
+    groups = [group for group in cluster.groups if group.device in training.speeds]
+    check_jobs((job,), {group.device: group.num_devices for group in groups})
+    most = max(group.num_devices for group in groups)
+    is_one_size = not (job.is_elastic and job.is_preemptible)
+    sizes = [job.num_workers] if is_one_size else range(1, min(job.max_workers, most) + 1)
+    for group in groups:
+        speed = training.speeds[group.device]
+        for n in sizes:
+            if n <= group.num_devices and speed(n, -(-n // group.devices_per_node), training.batch_size) > 0:
+                return
+    raise InvalidSetupError(
+        f"job '{job.name}': a batch of {training.batch_size:g} runs on none of the numbers of devices that it may "
+        "have; enlarge the batch, which needs a sample for each device, or ask for fewer devices"
+    )
+
+
+def _work(entry: JobEntry) -> tuple[float, float]:
+    """Samples of the whole job, and of an epoch (0 if it is not counted in epochs)."""
+    if entry.samples is not None:
+        return entry.samples, 0.0
+    if entry.steps is not None:
+        return entry.steps * entry.batch_size, 0.0
+    assert entry.epochs is not None
+    epoch = entry.dataset_size or find_dataset(str(entry.dataset)).num_training_samples
+    return entry.epochs * epoch, float(epoch)
+
+
+def _work_to_target(entry: JobEntry, epoch_samples: float) -> float:
+    """Samples that are left until the target by the losses so far."""
+    assert entry.curve is not None
+    assert entry.target is not None
+    assert entry.epochs is not None
+    losses = _column(entry.curve, "loss")
+    forecast = CurveForecast.from_curve(losses, entry.target, entry.epochs, epoch_samples)
+    return forecast(len(losses) * epoch_samples)
+
+
+def _speeds(
+    entry: JobEntry, cluster: SharedCluster, links: Links
+) -> tuple[dict[str, SpeedModel], float, str]:
+    """Speed by kind of device, its spread, and where it is from."""
+    if entry.points is not None:
+        return _measured(entry, cluster), MEASURED_SPREAD, "measured points"
+    if entry.table is not None:
+        return _fitted(entry, entry.table, cluster), FITTED_SPREAD, f"fitted to {entry.table.name}"
+    return *predicted_speeds(entry, cluster, links), "predicted"
+
+
+def _measured(entry: JobEntry, cluster: SharedCluster) -> dict[str, SpeedModel]:
+    assert entry.points is not None
+    known = {kind: MeasuredSpeed(points) for kind, points in entry.points.items()}
+    unknown = [kind for kind in known if kind and kind not in cluster.kinds]
+    if unknown and not set(known) & {"", *cluster.kinds}:
+        raise InvalidSetupError(
+            f"job '{entry.name}': points are for {', '.join(unknown)}, the cluster has {', '.join(cluster.kinds)}"
+        )
+    return {
+        kind: known[kind if kind in known else ""] for kind in cluster.kinds if kind in known or "" in known
+    }
+
+
+def _fitted(entry: JobEntry, path: Path, cluster: SharedCluster) -> dict[str, SpeedModel]:
+    """The seven-parameter form, fitted to the steps of each kind of device."""
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        rows = [{str(k).strip(): (v or "").strip() for k, v in row.items()} for row in csv.DictReader(file)]
+    points: dict[str, list[StepPoint]] = {}
+    for number, row in enumerate(rows, start=1):
+        try:
+            kind, point = _step_point(row, cluster)
+        except (KeyError, ValueError) as error:
+            raise InvalidSetupError(
+                f"{path.name}, row {number}: expected numbers above zero in num_devices, batch_size and step_time_s, "
+                f"got {row} ({error})"
+            ) from error
+        points.setdefault(kind, []).append(point)
+    found: dict[str, SpeedModel] = {}
+    for kind in cluster.kinds:
+        own = points.get(kind) or points.get("")
+        if own:
+            found[kind] = fit_data_parallel(own, max(p.batch_size_per_device for p in own))
+    if not found:
+        raise InvalidSetupError(f"{path.name}: expected steps on {', '.join(cluster.kinds)}, got none")
+    return found
+
+
+def _step_point(row: Mapping[str, str], cluster: SharedCluster) -> tuple[str, StepPoint]:
+    num_devices, batch, step_s = int(row["num_devices"]), float(row["batch_size"]), float(row["step_time_s"])
+    if not (num_devices > 0 and 0 < batch < inf and 0 < step_s < inf):
+        raise ValueError("a number is not above zero")
+    kind = row.get("device", "").lower()
+    per_node = cluster.group(kind if kind in cluster.kinds else cluster.kinds[0]).devices_per_node
+    num_nodes = int(row.get("num_nodes") or -(-num_devices // per_node))
+    point = StepPoint(
+        num_devices=num_devices,
+        num_nodes=num_nodes,
+        batch_size_per_device=batch / num_devices,
+        step_time_s=step_s,
+    )
+    return kind, point
+
+
+def _column(path: Path, name: str) -> list[float]:
+    """A column of numbers of a CSV file."""
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        rows = list(csv.DictReader(file))
+    try:
+        values = [float(row[name]) for row in rows]
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidSetupError(
+            f"{path.name}: expected a column '{name}' of numbers, one row an epoch; got {error}"
+        ) from error
+    if not values or min(values) <= 0:
+        raise InvalidSetupError(f"{path.name}: expected losses above zero, got {values[:3]}")
+    return values
+
+
+_FROM_90_PERCENT = 1.645
+_MOST_NODES = 16
+"""Nodes up to which steps are predicted; the form of the speed goes on from there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Links:
+    """Links that the boards do not tell, as in ``scale``.
+
+    Attributes:
+        intra: Between devices of a node; None: what the form of the board says.
+        inter: Between nodes.
+    """
+
+    intra: str | None = None
+    inter: str | None = None
+
+
+def predicted_speeds(
+    entry: JobEntry, cluster: SharedCluster, links: Links
+) -> tuple[dict[str, SpeedModel], float]:
+    """Speed of a model on each kind of device, fitted to predicted steps, and the spread of its logarithm.
+
+    Raises:
+        UsageError: The model, a device or a link is not known.
+        FailureError: The model cannot be predicted.
+    """
+    found: dict[str, SpeedModel] = {}
+    spreads = []
+    for group in cluster.groups:
+        most = _most_samples(entry, group.device)
+        if most < 1:
+            continue
+        batches = _batches(entry, most)
+        shared, spread = _shared_steps(entry, group, links, batches)
+        found[group.device] = fit_data_parallel([*_alone(entry, group.device, batches), *shared], most)
+        spreads.append(spread)
+    if not found:
+        raise InvalidSetupError(
+            f"job '{entry.name}': not even one sample of {entry.model} fits on {', '.join(cluster.kinds)}"
+        )
+    return found, max(spreads)
+
+
+_OF_SEVERAL = ("strategy", "algorithm", "bucket_mb", "sync_batch_norm", "variation")
+
+
+def _options(entry: JobEntry) -> dict[str, Any]:
+    """Settings of the job's run on one device."""
+    return {name: value for name, value in entry.run_options().items() if name not in _OF_SEVERAL}
+
+
+def _most_samples(entry: JobEntry, device: str) -> float:
+    """Most samples that fit on one device; infinite where that is not known."""
+    assert entry.model is not None
+    share = max(1, entry.batch_size // entry.num_devices)
+    one = predict(entry.model, device=device, batch_size=share, **_options(entry))
+    return float(one.max_batch_size.value) if one.max_batch_size is not None else inf
+
+
+def _batches(entry: JobEntry, most: float) -> list[int]:
+    """Batches of one device to ask about: the whole one or what fits, down to an eighth."""
+    return sorted({max(1, int(min(entry.batch_size, most) / part)) for part in (1, 2, 4, 8)})
+
+
+def _alone(entry: JobEntry, device: str, batches: list[int]) -> list[StepPoint]:
+    assert entry.model is not None
+    times = sweep(
+        entry.model,
+        devices=[device],
+        batch_sizes=batches,
+        precisions=[entry.precision],
+        **{name: value for name, value in _options(entry).items() if name != "precision"},
+    )
+    return [
+        StepPoint(num_devices=1, num_nodes=1, batch_size_per_device=float(batch), step_time_s=float(step_s))
+        for batch, step_s in zip(batches, times.step_time_s[0, 0], strict=True)
+    ]
+
+
+def predicted_sizes(group: NodeGroup, max_devices: int) -> list[int]:
+    """Numbers of devices to ask about: doubling within a node, a full node, doubling numbers of full nodes.
+
+    >>> predicted_sizes(NodeGroup(device="t4", num_nodes=5, devices_per_node=6), 100)
+    [2, 4, 6, 12, 24]
+    """
+    per_node = group.devices_per_node
+    within = [1 << k for k in range(1, per_node.bit_length()) if 1 << k <= per_node]
+    across = [1 << k for k in range(1, _MOST_NODES.bit_length()) if 1 << k <= group.num_nodes]
+    sizes = {*within, per_node, *(per_node * nodes for nodes in across)} - {1}
+    return sorted(size for size in sizes if size <= max_devices)
+
+
+def _shared_steps(
+    entry: JobEntry, group: NodeGroup, links: Links, batches: list[int]
+) -> tuple[list[StepPoint], float]:
+    """Steps on several devices at the smallest and the largest batch of a device, and their widest spread."""
+    assert entry.model is not None
+    numbers = [1, *predicted_sizes(group, entry.max_devices or group.num_devices)]
+    points, spreads = [], []
+    for batch in sorted({batches[0], batches[-1]}):
+        curve = scale(
+            entry.model,
+            device=f"{group.num_nodes}x{group.devices_per_node}x{group.device}",
+            num_devices=numbers,
+            batch_size=batch,
+            intra=links.intra if max(numbers) > 1 else None,
+            inter=links.inter if group.num_nodes > 1 else None,
+            **(entry.run_options() if max(numbers) > 1 else _options(entry)),
+        )
+        for point in curve.points:
+            step = point.step_time_s
+            spreads.append(log(max(step.high / step.value, 1.0)) / _FROM_90_PERCENT)
+            if point.num_devices > 1:
+                points.append(
+                    StepPoint(
+                        num_devices=point.num_devices,
+                        num_nodes=point.num_nodes,
+                        batch_size_per_device=float(batch),
+                        step_time_s=step.value,
+                    )
+                )
+    return points, max(spreads)

@@ -1,0 +1,363 @@
+"""``schedule live``: the devices that each job of a running cluster should have, and the commands that give them."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf, isfinite
+from pathlib import Path
+from typing import Any
+
+from forerun.base.errors import FailureError, InvalidSetupError, RecordError, UnknownDeviceError, UsageError
+from forerun.jobs.schedule import draws_of, entries_of, finish_times, schedule_notes, simulation_progress
+from forerun.jobs.schedule_jobs import KnownJob, Links, Say, known_jobs
+from forerun.jobs.scheduling.cluster import NodeGroup, SharedCluster
+from forerun.jobs.scheduling.job import Allocation, DataParallelTraining
+from forerun.jobs.scheduling.jobs_file import JobEntry, check_entries
+from forerun.jobs.scheduling.live import (
+    Action,
+    LiveCluster,
+    LiveJob,
+    LiveNode,
+    action_of,
+    commands_for,
+    largest_first,
+    read_live_cluster,
+    system_of,
+)
+from forerun.jobs.scheduling.outcome import Decision
+from forerun.jobs.scheduling.placement import NodeShare, Placement
+from forerun.jobs.scheduling.policy import find_policy
+from forerun.jobs.scheduling.running_job import Standing
+from forerun.jobs.scheduling.simulation import SimulationOptions, simulate
+from forerun.prediction.estimate import Interval
+from forerun.question.devices.finder import find_device
+
+__all__ = ["JobAdvice", "LiveSchedule", "apply_commands", "schedule_live"]
+
+LIMIT_SPREAD = 0.5
+"""Standard deviation of the logarithm of a job's time where only its limit is known: owners ask for much more."""
+
+
+_PATIENCE_S = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobAdvice:
+    """One job: its share now and the share it should have.
+
+    Attributes:
+        job: Name by which its system knows it.
+        title: Name that its owner gave it.
+        has: Devices by node now; empty while it waits.
+        action: Change to make.
+        finish_s: Time from now until it is done, if that change is made [s]; 90 % interval.
+        reason: Reason for the change.
+    """
+
+    job: str
+    title: str
+    has: tuple[tuple[str, int], ...]
+    action: Action
+    finish_s: Interval
+    reason: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Its part of the JSON object."""
+        return {
+            "job": self.job,
+            "title": self.title,
+            "has": [{"node": node, "num_devices": number} for node, number in self.has],
+            "action": str(self.action.kind),
+            "device": self.action.device or None,
+            "gets": [{"node": node, "num_devices": number} for node, number in self.action.nodes],
+            "finish_s": {"value": self.finish_s.value, "low": self.finish_s.low, "high": self.finish_s.high},
+            "reason": self.reason,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveSchedule:
+    """Advice for a cluster.
+
+    Attributes:
+        system: Name of its system, such as ``slurm``.
+        cluster: Its devices as text.
+        policy: Name of the policy.
+        jobs: Advice for each job, those with devices first.
+        commands: Lines for a shell that bring it about; none was run.
+        notes: What the advice rests on, and what was left out.
+    """
+
+    system: str
+    cluster: str
+    policy: str
+    jobs: tuple[JobAdvice, ...]
+    commands: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON object of ``forerun schedule live ... --json``."""
+        return {
+            "system": self.system,
+            "cluster": self.cluster,
+            "policy": self.policy,
+            "jobs": [job.as_dict() for job in self.jobs],
+            "commands": list(self.commands),
+            "notes": list(self.notes),
+        }
+
+
+def schedule_live(
+    source: str,
+    jobs: str | Path | Sequence[Mapping[str, Any]] | None = None,
+    *,
+    policy: str = "foresight",
+    round_s: float = 60.0,
+    seed: int = 0,
+    intra: str | None = None,
+    inter: str | None = None,
+    say: Say | None = None,
+) -> LiveSchedule:
+    """The devices that each job of a running cluster should have, its end then, and the commands for that.
+
+    Nothing is run. The speed of a job is that of the columns its owner wrote into the comment (Slurm), the annotations
+    (Kubernetes) or the metadata (Ray) of the job; without any it keeps its devices and number, and its time is its
+    system's limit. A job that runs has done what that speed makes in the time it ran, or what its curve says.
+
+    Args:
+        source: A system such as ``slurm``, ``ray:URL`` or ``kubernetes``, or a file; see ``read_live_cluster``.
+        jobs: Further jobs that are not submitted yet, as in ``schedule``.
+        policy: Who decides.
+        round_s: Time between two decisions [s].
+        seed: Of the draws behind the intervals.
+        intra: Link inside a node for jobs whose speed is predicted, as in ``schedule``.
+        inter: Link between nodes for these jobs.
+        say: Told what is being done, a few words at a time.
+
+    Raises:
+        UsageError: The question must be changed, or a job's fields are impossible.
+        FailureError: The cluster cannot be read.
+        RecordError: A document is cut off, or a job says neither how fast it is nor how long it may run.
+    """
+    chosen = find_policy(policy)
+    live = read_live_cluster(source)
+    new = [] if jobs is None else entries_of(jobs)
+    system = system_of(live.system)
+    if new and system.no_new_jobs:
+        raise UsageError(f"{system.no_new_jobs}; leave out JOBS")
+    if not live.nodes:
+        raise RecordError(
+            f"{live.system}: expected nodes with GPUs that take jobs, got none; {'; '.join(live.notes)}"
+        )
+    found = _Devices(live)
+    known, notes = _known(live, new, found, Links(intra=intra, inter=inter))
+    if not known:
+        return _nothing(live, found, chosen.name)
+    standing = {
+        job.name: _standing(job, item, found)
+        for job, item in zip(live.jobs, known, strict=False)
+        if job.is_running
+    }
+    options = SimulationOptions(round_s=round_s, seed=seed)
+    words = simulation_progress(chosen.name, say)
+    main = simulate([k.job for k in known], found.cluster, chosen, options, standing=standing, say=words)
+    draws = draws_of(known, found.cluster, chosen, options, standing)
+    ends = {finish.job: finish.finish_s for finish in finish_times(main, draws)}
+    scripts = {entry.name: entry.script for entry in new}
+    by_name = {job.name: job for job in (*live.jobs, *(_unknown(entry) for entry in new))}
+    advice = tuple(
+        _advice(d, by_name[d.job], found, ends[d.job], scripts.get(d.job, "")) for d in main.first_decisions
+    )
+    return LiveSchedule(
+        system=live.system,
+        cluster=str(found),
+        policy=chosen.name,
+        jobs=tuple(sorted(advice, key=lambda a: a.action.num_devices == 0)),
+        commands=tuple(commands_for(system, [item.action for item in advice])),
+        notes=(*live.notes, *notes, *schedule_notes(known, with_intervals=draws is not None)),
+    )
+
+
+def _nothing(live: LiveCluster, found: _Devices, policy: str) -> LiveSchedule:
+    notes = (*live.notes, "no job that runs or waits has or asks for devices")
+    return LiveSchedule(
+        system=live.system, cluster=str(found), policy=policy, jobs=(), commands=(), notes=notes
+    )
+
+
+class _Devices:
+    """Nodes of a live cluster as groups of the simulator, and back."""
+
+    def __init__(self, live: LiveCluster) -> None:
+        nodes = largest_first(live.nodes)
+        self.catalogue_name = {node.device: _catalogue_name(node.device) for node in nodes}
+        self.live_name = {ours: theirs for theirs, ours in self.catalogue_name.items()}
+        by_kind: dict[str, list[LiveNode]] = {}
+        for node in nodes:
+            by_kind.setdefault(self.catalogue_name[node.device], []).append(node)
+        self.nodes = [node for group in by_kind.values() for node in group]
+        self.number = {(node.name, self.catalogue_name[node.device]): i for i, node in enumerate(self.nodes)}
+        self.cluster = SharedCluster(
+            groups=tuple(
+                NodeGroup(
+                    device=kind,
+                    num_nodes=len(group),
+                    devices_per_node=group[0].num_devices,
+                    devices_by_node=tuple(node.num_devices for node in group),
+                )
+                for kind, group in by_kind.items()
+            )
+        )
+
+    def __str__(self) -> str:
+        parts = []
+        for group in self.cluster.groups:
+            sizes = group.node_sizes
+            parts += [f"{sizes.count(size)}x{size}x{group.device}" for size in dict.fromkeys(sizes)]
+        return "+".join(parts)
+
+    def placement(self, job: LiveJob) -> tuple[str, Placement]:
+        """Kind and nodes of what a job has."""
+        kinds = {kind for name, _ in job.nodes for node, kind in self.number if node == name}
+        asked = self.catalogue_name.get(job.device, "")
+        kind = asked if asked in kinds else next((k for k in self.cluster.kinds if k in kinds), "")
+        if any((name, kind) not in self.number for name, _ in job.nodes):
+            raise RecordError(
+                f"job {job.name} has {job.num_devices} devices of several kinds, or on nodes that are not listed "
+                f"({', '.join(name for name, _ in job.nodes)}); that cannot be weighed"
+            )
+        shares = sorted((self.number[name, kind], number) for name, number in job.nodes)
+        return kind, tuple(NodeShare(node, number) for node, number in shares)
+
+
+def _catalogue_name(name: str) -> str:
+    """A device as the catalogue calls it; as its system calls it where the catalogue has none of that name."""
+    for candidate in (name, name.replace("-", " "), name.replace("_", "-")):
+        try:
+            return find_device(candidate).name
+        except UnknownDeviceError:
+            continue
+    return name.lower()
+
+
+def _known(
+    live: LiveCluster, new: Sequence[JobEntry], found: _Devices, links: Links
+) -> tuple[list[KnownJob], list[str]]:
+    entries = [_entry(job, live.system) for job in live.jobs]
+    known = known_jobs([*entries, *new], found.cluster, links)
+    by_limit = [job.name for job in live.jobs if not _has_speed(job)]
+    for i, job in enumerate(live.jobs):
+        known[i] = _as_it_runs(known[i], job, found)
+    notes = (
+        [f"by its time limit, for it says nothing of its speed: {', '.join(by_limit)}"] if by_limit else []
+    )
+    return known, notes
+
+
+def _entry(job: LiveJob, system: str) -> JobEntry:
+    try:
+        return check_entries([_row(job)], system)[0]
+    except InvalidSetupError as error:
+        why = str(error).removeprefix(f"{system}, job 1 ('{job.name}'): ")
+        raise InvalidSetupError(f"{system}, job {job.name}: {why}") from error
+
+
+def _has_speed(job: LiveJob) -> bool:
+    return bool({"model", "points", "table"} & set(job.fields))
+
+
+def _row(job: LiveJob) -> dict[str, Any]:
+    """A job as a row of a file of jobs."""
+    fixed: dict[str, Any] = {
+        "name": job.name,
+        "num_devices": job.num_devices,
+        "elastic": "false",
+        "preemptible": job.can_restart,
+    }
+    if _has_speed(job):
+        return fixed | dict(job.fields)
+    if not isfinite(job.limit_s):
+        raise RecordError(
+            f"job {job.name} ('{job.title}') says neither how fast it is nor how long it may run; write its columns "
+            "into its comment, such as: forerun points=1:100 batch_size=32 steps=9000, or give it a time limit"
+        )
+    # One sample a second on what it asks for, as many as seconds.
+    fixed |= {"points": {job.num_devices: 1.0}, "batch_size": 1, "samples": max(60.0, job.limit_s)}
+    return fixed | dict(job.fields)
+
+
+def _as_it_runs(item: KnownJob, job: LiveJob, found: _Devices) -> KnownJob:
+    """The job on the kind of devices that it asks for, uncertain if only its limit is known."""
+    training = item.job.training
+    assert isinstance(training, DataParallelTraining)
+    only = found.catalogue_name.get(job.device)
+    if only is not None and only in training.speeds:
+        training = replace(training, speeds={only: training.speeds[only]})
+    elif job.device:
+        raise InvalidSetupError(
+            f"job {job.name} asks for {job.device}, its speed is known on {', '.join(training.speeds)}; add a speed"
+        )
+    spread = item.work_spread if _has_speed(job) else LIMIT_SPREAD
+    return replace(item, job=replace(item.job, training=training), work_spread=spread)
+
+
+def _standing(job: LiveJob, item: KnownJob, found: _Devices) -> Standing:
+    """The share of a running job, and the work it has done by its speed since it started."""
+    kind, placement = found.placement(job)
+    training = item.job.training
+    assert isinstance(training, DataParallelTraining)
+    number = sum(share.num_workers for share in placement)
+    if kind not in training.speeds:
+        raise InvalidSetupError(
+            f"job {job.name} runs on {kind}, its speed is known on {', '.join(training.speeds)}"
+        )
+    rate = training.speeds[kind](number, len(placement), training.batch_size)
+    # A curve says what is left after it, so that none of it is done.
+    done = 0.0 if "curve" in job.fields else rate * max(0.0, job.ran_s - item.job.restart_s * _has_speed(job))
+    return Standing(
+        allocation=Allocation(kind, number), placement=placement, done_samples=done, ran_s=job.ran_s
+    )
+
+
+def _unknown(entry: JobEntry) -> LiveJob:
+    return LiveJob(name=entry.name, title=entry.name, is_running=False, num_devices=entry.num_devices)
+
+
+def _advice(decision: Decision, job: LiveJob, found: _Devices, finish_s: Interval, script: str) -> JobAdvice:
+    given = decision.allocation
+    nodes = [(found.nodes[share.node].name, share.num_workers) for share in decision.placement]
+    device = "" if given is None else found.live_name[given.device]
+    action = action_of(job, device, nodes, script)
+    return JobAdvice(
+        job=job.name,
+        title=job.title,
+        has=job.nodes,
+        action=action,
+        finish_s=finish_s if isfinite(finish_s.value) else Interval(value=inf, low=inf, high=inf),
+        reason=decision.reason,
+    )
+
+
+def apply_commands(advice: LiveSchedule) -> list[str]:
+    """Runs the commands one after another and returns what they said.
+
+    Raises:
+        FailureError: One failed; those after it were not run.
+    """
+    said = []
+    for number, line in enumerate(advice.commands, start=1):
+        command = ["/bin/sh", "-c", line]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_PATIENCE_S)
+        except subprocess.TimeoutExpired as error:
+            raise FailureError(
+                f"'{line}' was not done within {_PATIENCE_S:.0f} s; look how the cluster is"
+            ) from error
+        if done.returncode:
+            why = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            left = len(advice.commands) - number
+            raise FailureError(f"'{line}' failed: {why}; {left} command(s) after it were not run")
+        said += [text for text in (done.stdout.strip(), done.stderr.strip()) if text]
+    return said

@@ -1,0 +1,216 @@
+"""A training job as a scheduler knows it: its speed on each kind of device, the work that is left, and its arrival."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf, isfinite
+from typing import Protocol
+
+from forerun.base.errors import InvalidSetupError
+from forerun.jobs.scheduling.speed import Efficiency, ServerSpeed, SpeedModel
+
+__all__ = [
+    "Allocation",
+    "DataParallelTraining",
+    "ScheduledJob",
+    "ServerTraining",
+    "TaskDemand",
+    "Training",
+    "WorkForecast",
+    "check_jobs",
+    "training_demand",
+]
+
+
+class WorkForecast(Protocol):
+    """Work that is left of a job, where it is forecast."""
+
+    def __call__(self, done_samples: float) -> float:
+        """Samples that are still to be processed after ``done_samples``."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskDemand:
+    """Resources that one worker or server needs.
+
+    Attributes:
+        devices: Devices.
+        cpu_cores: Processor cores.
+        memory_bytes: Main memory [bytes].
+    """
+
+    devices: int = 1
+    cpu_cores: float = 0.0
+    memory_bytes: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DataParallelTraining:
+    """Training by all-reduce on devices of one kind at a time.
+
+    Attributes:
+        speeds: Speed model by kind of device; the job cannot run on a kind that is absent.
+        batch_size: Global batch asked for.
+        batch_range: Smallest and largest global batch that a policy may choose; None: only the one asked for.
+        efficiency: What a sample of another batch is worth; None: the same.
+        worker: Resources that each device needs beside itself.
+    """
+
+    speeds: Mapping[str, SpeedModel]
+    batch_size: float
+    batch_range: tuple[float, float] | None = None
+    efficiency: Efficiency | None = None
+    worker: TaskDemand = TaskDemand()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ServerTraining:
+    """Training with workers and parameter servers.
+
+    Attributes:
+        speed: Steps per second against workers and servers.
+        batch_size: Global batch.
+        worker, server: Resources of one worker and of one server.
+    """
+
+    speed: ServerSpeed
+    batch_size: float
+    worker: TaskDemand
+    server: TaskDemand
+
+
+Training = DataParallelTraining | ServerTraining
+
+
+def training_demand(training: Training, num_workers: int, num_servers: int) -> tuple[float, float, float]:
+    """Devices, processor cores and main memory [bytes] of workers and servers together."""
+    worker = training.worker
+    devices, cores, memory = (
+        num_workers * worker.devices,
+        num_workers * worker.cpu_cores,
+        num_workers * worker.memory_bytes,
+    )
+    if isinstance(training, ServerTraining):
+        server = training.server
+        devices += num_servers * server.devices
+        cores += num_servers * server.cpu_cores
+        memory += num_servers * server.memory_bytes
+    return devices, cores, memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ScheduledJob:
+    """One job.
+
+    Attributes:
+        name: Name that no other job has.
+        training: How fast it is with what.
+        work_samples: Samples to process, as many as batches of the size asked for need.
+        forecast: Forecast of the work left, where ``work_samples`` is only a guess; None: the stated work counts.
+        num_workers, num_servers: Devices that its owner asks for, or workers and servers.
+        is_elastic: Whether another number of devices may be given than asked for.
+        max_workers: Most devices or workers it may get.
+        arrival_s: Time of its arrival [s].
+        deadline_s: Time by which it must be done [s]; infinite without a deadline.
+        weight: Weight of its waiting time among the jobs.
+        restart_s: Time from a change of its devices to its next step [s].
+        is_preemptible: Whether its devices may be changed or taken once it runs. A job that may not be preempted
+            starts with no fewer devices than its owner asks for.
+        min_run_s: Time for which it keeps its devices after a start or change [s].
+    """
+
+    name: str
+    training: Training
+    work_samples: float
+    forecast: WorkForecast | None = None
+    num_workers: int = 1
+    num_servers: int = 0
+    is_elastic: bool = True
+    max_workers: int = 1 << 30
+    arrival_s: float = 0.0
+    deadline_s: float = inf
+    weight: float = 1.0
+    restart_s: float = 0.0
+    is_preemptible: bool = True
+    min_run_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (isfinite(self.arrival_s) and self.arrival_s >= 0):
+            raise InvalidSetupError(
+                f"job '{self.name}': arrival must be zero or later, got {self.arrival_s} s"
+            )
+        if not (isfinite(self.work_samples) and self.work_samples > 0):
+            raise InvalidSetupError(
+                f"job '{self.name}': expected work of more than zero samples, got {self.work_samples}"
+            )
+        if self.num_workers < 1 or self.num_servers < 0 or self.max_workers < self.num_workers:
+            raise InvalidSetupError(
+                f"job '{self.name}': expected at least one device and no more than its limit of {self.max_workers}, "
+                f"got {self.num_workers} (and {self.num_servers} servers)"
+            )
+        if not (
+            isfinite(self.weight) and self.weight > 0 and isfinite(self.restart_s) and self.restart_s >= 0
+        ):
+            raise InvalidSetupError(
+                f"job '{self.name}': a weight must be above zero and a restart take zero seconds or more, got "
+                f"{self.weight} and {self.restart_s}"
+            )
+        if not (isfinite(self.min_run_s) and self.min_run_s >= 0):
+            raise InvalidSetupError(
+                f"job '{self.name}': a minimum run time must be zero seconds or more, got {self.min_run_s} s"
+            )
+        if not self.deadline_s > self.arrival_s:
+            raise InvalidSetupError(
+                f"job '{self.name}': the deadline must be after the arrival at {self.arrival_s} s, got "
+                f"{self.deadline_s} s"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """Devices of a job.
+
+    Attributes:
+        device: Kind of the devices.
+        num_workers: Devices, or workers.
+        num_servers: Parameter servers.
+    """
+
+    device: str
+    num_workers: int
+    num_servers: int = 0
+
+
+def check_jobs(jobs: tuple[ScheduledJob, ...], kinds: Mapping[str, int]) -> None:
+    """Refuses a set of jobs that cannot be scheduled.
+
+    Args:
+        jobs: The jobs.
+        kinds: Devices of the cluster by kind.
+
+    Raises:
+        InvalidSetupError: There are no jobs, two have one name, or one is larger than the cluster.
+    """
+    if not jobs:
+        raise InvalidSetupError("expected at least one job, got none")
+    seen: set[str] = set()
+    for job in jobs:
+        if job.name in seen:
+            raise InvalidSetupError(f"two jobs are called '{job.name}'; give each a name of its own")
+        seen.add(job.name)
+        usable = kinds
+        if isinstance(job.training, DataParallelTraining):
+            usable = {kind: number for kind, number in kinds.items() if kind in job.training.speeds}
+            if not usable:
+                raise InvalidSetupError(
+                    f"job '{job.name}': its speed is known on {', '.join(job.training.speeds)}, the cluster has "
+                    f"{', '.join(kinds)}; add a speed or change the cluster"
+                )
+        most = max(usable.values())
+        if job.num_workers > most:
+            raise InvalidSetupError(
+                f"job '{job.name}' asks for {job.num_workers} devices of one kind, the cluster has {most}; ask for "
+                "fewer or enlarge the cluster"
+            )

@@ -1,0 +1,275 @@
+"""Jobs as people write them down: a CSV or YAML file, checked before anything is computed."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    create_model,
+    model_validator,
+)
+
+from forerun.base.errors import InvalidSetupError, UsageError, near_matches
+from forerun.base.units import parse_duration_s
+from forerun.question.options import RunOptions
+from forerun.question.settings import declared, setting_fields
+
+__all__ = ["JobEntry", "check_entries", "read_jobs"]
+
+
+def _seconds(value: Any) -> Any:
+    """A duration as a number or as text; what is neither is left to the field's own check."""
+    return parse_duration_s(value) if isinstance(value, str) else value
+
+
+def _points(value: Any) -> Any:
+    """Speeds as '1:100 2:190', for each kind of device as 't4 1:100 2:190; v100 1:300', or as a mapping."""
+    if isinstance(value, Mapping):
+        if all(isinstance(inner, Mapping) for inner in value.values()):
+            return value
+        return {"": value}
+    if not isinstance(value, str):
+        return value
+    found: dict[str, dict[str, str]] = {}
+    for group in value.split(";"):
+        words = group.split()
+        kind = words.pop(0) if words and ":" not in words[0] else ""
+        pairs = [word.partition(":") for word in words]
+        if not pairs or any(not mark for _, mark, _ in pairs):
+            raise ValueError("expected speeds by number of devices such as '1:100 2:190'")
+        found[kind.lower()] = {number: speed for number, _, speed in pairs}
+    return found
+
+
+Seconds = Annotated[float, BeforeValidator(_seconds), Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+_OWN = ("batch_size", "dataset", "dataset_size", "epochs", "validation_size", "validate", "startup_s",
+        "checkpoint_s", "num_devices", "num_nodes", "intra", "inter", "phase", "price_usd_per_hour",
+        "precision", "optimizer", "image_size", "accumulation")  # fmt: skip
+"""Settings of a run that mean something else of a job in a schedule, or nothing, or have a default here."""
+
+if TYPE_CHECKING:
+    _RunSettings = BaseModel
+else:  # made from the declarations
+    _RunSettings = create_model("_RunSettings", **setting_fields(RunOptions, without=_OWN))
+
+
+class JobEntry(_RunSettings):
+    """One job of a file.
+
+    Attributes:
+        name: Unlike every other's.
+        model: A model as ``forerun predict`` takes it; its speed is predicted.
+        points: Measured samples per second by number of devices, by kind of device ('' for every kind).
+        table: CSV of measured steps with num_devices, batch_size (global), step_time_s and, if known, device and
+            num_nodes; a speed is fitted to it.
+        batch_size: Samples of a step on all devices.
+        batch_size_max: Largest batch a policy may choose; needs ``noise_scale``.
+        noise_scale: Gradient noise scale in samples.
+        epochs, dataset, dataset_size, steps, samples: The work; epochs need a dataset or its size.
+        target, curve: Loss at which the job is done, and the CSV of its losses so far (column loss, one row an epoch);
+            ``epochs`` is then the most it may take.
+        num_devices: Devices asked for.
+        max_devices: Most that it may get.
+        elastic: Whether it may get another number than asked for.
+        preemptible: Whether what it has may be changed or taken once it runs.
+        min_run: Time for which it keeps what it has [s].
+        arrival, deadline: When it comes and must be done, from now [s]; text may carry a unit.
+        weight: What its waiting counts.
+        restart: Time of a restart [s].
+        precision, image_size, optimizer: For ``model``, as in ``forerun predict``; any other setting of a run that its
+            steps depend on may stand beside them.
+        script: The command line of the training script, for the plan.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: Annotated[str, Field(min_length=1)]
+    model: str | None = None
+    points: Annotated[dict[str, dict[int, Positive]] | None, BeforeValidator(_points)] = None
+    table: Path | None = None
+    batch_size: Annotated[int, Field(ge=1)]
+    batch_size_max: Annotated[int, Field(ge=1)] | None = None
+    noise_scale: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    epochs: Positive | None = None
+    dataset: str | None = None
+    dataset_size: Annotated[int, Field(ge=1)] | None = None
+    steps: Positive | None = None
+    samples: Positive | None = None
+    target: Positive | None = None
+    curve: Path | None = None
+    num_devices: Annotated[int, Field(ge=1)] = 1
+    max_devices: Annotated[int, Field(ge=1)] | None = None
+    elastic: bool = True
+    preemptible: bool = True
+    min_run: Seconds = 0.0
+    arrival: Seconds = 0.0
+    deadline: Seconds | None = None
+    weight: Positive = 1.0
+    restart: Seconds = 60.0
+    precision: str = "fp32"
+    image_size: Annotated[int, Field(ge=1)] | None = None
+    optimizer: str = "sgd"
+    script: str = "train.py"
+
+    def run_options(self) -> RunOptions:
+        """The settings of the run that were given, for ``model``."""
+        names = {*declared(RunOptions)} - {*_OWN}
+        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        own = {"precision": self.precision, "optimizer": self.optimizer, "image_size": self.image_size}
+        return cast(RunOptions, {**own, **given})
+
+    @model_validator(mode="after")
+    def _is_complete(self) -> JobEntry:
+        if sum(given is not None for given in (self.model, self.points, self.table)) != 1:
+            raise ValueError("expected one of model, points and table for its speed")
+        if sum(given is not None for given in (self.epochs, self.steps, self.samples)) != 1:
+            raise ValueError("expected one of epochs, steps and samples for its work")
+        if self.epochs is not None and (self.dataset is None) == (self.dataset_size is None):
+            raise ValueError("epochs need a dataset or its dataset_size, one of the two")
+        if (self.target is None) != (self.curve is None) or (self.target is not None and self.epochs is None):
+            raise ValueError("a target needs the curve so far and epochs, the most it may take")
+        if self.batch_size_max is not None:
+            if self.noise_scale is None:
+                raise ValueError(
+                    "batch_size_max needs noise_scale: without it the worth of a larger batch is unknown"
+                )
+            if self.batch_size_max < self.batch_size:
+                raise ValueError(
+                    f"batch_size_max {self.batch_size_max} must not be below batch_size {self.batch_size}"
+                )
+        if self.max_devices is not None and self.max_devices < self.num_devices:
+            raise ValueError(
+                f"max_devices {self.max_devices} must not be below num_devices {self.num_devices}"
+            )
+        if not self.elastic and self.max_devices not in (None, self.num_devices):
+            raise ValueError(
+                f"elastic: false means {self.num_devices} devices and no others, but max_devices is {self.max_devices}"
+            )
+        if not self.preemptible and self.min_run:
+            raise ValueError("min_run says nothing of a job with preemptible: false, which runs to its end")
+        if self.deadline is not None and self.deadline <= self.arrival:
+            raise ValueError(
+                f"the deadline at {self.deadline:g} s must be after the arrival at {self.arrival:g} s"
+            )
+        return self
+
+
+def read_jobs(path: str | Path) -> list[JobEntry]:
+    """The jobs of a CSV file (a row each; empty cells are not given) or a YAML file (a list of mappings).
+
+    Paths in the file are relative to it.
+
+    Raises:
+        UsageError: There is no such file, or it is neither CSV nor YAML.
+        InvalidSetupError: There are no jobs, a value is impossible, or two jobs have one name.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise UsageError(f"expected a file of jobs at '{path}', but there is none")
+    readers = {".csv": _csv_rows, ".yaml": _yaml_rows, ".yml": _yaml_rows}
+    if path.suffix.lower() not in readers:
+        raise UsageError(f"a file of jobs ends in .csv, .yaml or .yml, got '{path.name}'; convert it")
+    try:
+        rows = readers[path.suffix.lower()](path)
+    except UnicodeDecodeError as error:
+        raise InvalidSetupError(f"{path.name} is no text in UTF-8: {error}; save it as such") from error
+    return _checked(rows, path.parent, path.name)
+
+
+def check_entries(rows: Sequence[Mapping[str, Any]], source: str = "jobs") -> list[JobEntry]:
+    """Jobs given as mappings with the same names; paths in them are relative to the current folder.
+
+    Args:
+        rows: The mappings.
+        source: Where they are from, for messages.
+
+    Raises:
+        InvalidSetupError: As for ``read_jobs``.
+    """
+    return _checked([dict(row) for row in rows], Path(), source)
+
+
+def _checked(rows: Sequence[dict[str, Any]], folder: Path, source: str) -> list[JobEntry]:
+    if not rows:
+        raise InvalidSetupError(f"{source}: expected at least one job, got none")
+    entries = [_entry(row, folder, source, number) for number, row in enumerate(rows, start=1)]
+    counts = Counter(entry.name for entry in entries)
+    twice = next((name for name, count in counts.items() if count > 1), None)
+    if twice is not None:
+        raise InvalidSetupError(f"{source}: two jobs are called '{twice}'; give each a name of its own")
+    return entries
+
+
+def _csv_rows(path: Path) -> list[dict[str, Any]]:
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        reader = csv.DictReader(file, skipinitialspace=True)
+        rows = []
+        for number, row in enumerate(reader, start=1):
+            if None in row:
+                raise InvalidSetupError(
+                    f"{path.name}, job {number}: more cells than columns; quote cells that contain commas"
+                )
+            rows.append({str(k).strip(): v.strip() for k, v in row.items() if v is not None and v.strip()})
+    return [row for row in rows if row]
+
+
+def _yaml_rows(path: Path) -> list[dict[str, Any]]:
+    import yaml
+
+    try:
+        read = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise InvalidSetupError(f"{path.name} is no YAML: {error}") from error
+    rows = read.get("jobs") if isinstance(read, dict) else read
+    if rows is None:
+        return []
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise InvalidSetupError(
+            f"{path.name}: expected a list of jobs, each a mapping, or such a list under 'jobs'"
+        )
+    return rows
+
+
+def _entry(row: dict[str, Any], folder: Path, source: str, number: int) -> JobEntry:
+    """One row, checked."""
+    where = f"{source}, job {number}" + (f" ('{row['name']}')" if "name" in row else "")
+    try:
+        entry = JobEntry.model_validate(row)
+    except ValidationError as error:
+        raise InvalidSetupError(f"{where}: {_first(error)}") from error
+    files = {what: _beside(folder, getattr(entry, what), where) for what in ("table", "curve")}
+    return entry.model_copy(update={what: file for what, file in files.items() if file is not None})
+
+
+def _beside(folder: Path, file: Path | None, where: str) -> Path | None:
+    if file is None:
+        return None
+    found = folder / file
+    if not found.is_file():
+        raise InvalidSetupError(f"{where}: expected a file at '{found}', but there is none")
+    return found
+
+
+def _first(error: ValidationError) -> str:
+    """The first of pydantic's complaints as one line."""
+    first = error.errors()[0]
+    field = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        return f"unknown column '{field}'{near_matches(field, JobEntry.model_fields)}; remove or rename it"
+    if first["type"] == "missing":
+        return f"expected a value for '{field}', got none"
+    message = first["msg"].removeprefix("Value error, ")
+    message = message[:1].lower() + message[1:]
+    return f"'{field}': {message}, got {first['input']!r}" if field else message

@@ -1,0 +1,342 @@
+"""Nodes of each job: Optimus' theorem (fewest servers, even spread), the fewest nodes for all-reduce, first fit."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from forerun.jobs.scheduling.cluster import SharedCluster
+from forerun.jobs.scheduling.job import (
+    Allocation,
+    DataParallelTraining,
+    ScheduledJob,
+    ServerTraining,
+    training_demand,
+)
+from forerun.jobs.scheduling.policy import JobView
+
+__all__ = [
+    "NodeShare",
+    "Placement",
+    "Placer",
+    "consolidate",
+    "first_fit",
+    "free_nodes",
+    "pack",
+    "placed_remaining_s",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeShare:
+    """Share of a job on one node.
+
+    Attributes:
+        node: Number of the node in the cluster.
+        num_workers, num_servers: Workers (devices) and servers there.
+    """
+
+    node: int
+    num_workers: int
+    num_servers: int = 0
+
+
+Placement = tuple[NodeShare, ...]
+"""Devices of a job on each node."""
+
+Placer = Callable[
+    [SharedCluster, Mapping[str, ScheduledJob], Mapping[str, Allocation], Mapping[str, Placement]],
+    dict[str, Placement],
+]
+"""Cluster, jobs and allocations by name, and placements to keep; returns a placement for each job that has room."""
+
+
+def pack(
+    cluster: SharedCluster,
+    jobs: Mapping[str, ScheduledJob],
+    given: Mapping[str, Allocation],
+    kept: Mapping[str, Placement],
+) -> dict[str, Placement]:
+    """Fewest nodes.
+
+    Data-parallel jobs fill nodes from the fullest that has room, large jobs first; jobs with servers are spread evenly
+    over the fewest, emptiest nodes, small jobs first.
+
+    With synchronous training and equal nodes, the time to exchange parameters is shortest on the fewest nodes that
+    hold the job, with as many servers and as many workers on each: every task then has the most partners on its own
+    node, where nothing crosses the network. A job with servers for whose even spread there is no room is spread as
+    it fits, and may end smaller.
+
+    Source: Peng et al. 2018, "Optimus", EuroSys, theorem 1 and section 4.2.
+    """
+    state = _Nodes(cluster, jobs)
+    placed = {name: state.keep(jobs[name], kept[name]) for name in given if name in kept}
+    new = [name for name in given if name not in placed]
+    plain = [name for name in new if not isinstance(jobs[name].training, ServerTraining)]
+    # Small jobs still fit into the gaps that large ones leave, not the other way round.
+    for name in sorted(plain, key=lambda n: -given[n].num_workers):
+        found = state.fewest_nodes(jobs[name], given[name])
+        if found:
+            placed[name] = found
+    with_servers = [name for name in new if isinstance(jobs[name].training, ServerTraining)]
+    for name in sorted(with_servers, key=lambda n: given[n].num_workers + given[n].num_servers):
+        found = state.even_spread(jobs[name], given[name])
+        if found:
+            placed[name] = found
+    return placed
+
+
+def first_fit(
+    cluster: SharedCluster,
+    jobs: Mapping[str, ScheduledJob],
+    given: Mapping[str, Allocation],
+    kept: Mapping[str, Placement],
+) -> dict[str, Placement]:
+    """Each task on the first node with room, jobs in the order given: what the theorem is compared with."""
+    state = _Nodes(cluster, jobs)
+    placed = {name: state.keep(jobs[name], kept[name]) for name in given if name in kept}
+    for name in given:
+        if name not in placed:
+            found = state.first_room(jobs[name], given[name])
+            if found:
+                placed[name] = found
+    return placed
+
+
+def free_nodes(
+    cluster: SharedCluster, jobs: Mapping[str, ScheduledJob], placed: Mapping[str, Placement]
+) -> _Nodes:
+    """Free room of every node beside jobs that are placed."""
+    state = _Nodes(cluster, jobs)
+    for name, placement in placed.items():
+        state.keep(jobs[name], placement)
+    return state
+
+
+class _Nodes:
+    """Free devices, cores and memory of every node."""
+
+    def __init__(self, cluster: SharedCluster, jobs: Mapping[str, ScheduledJob]) -> None:
+        self.cluster = cluster
+        groups = [group for group in cluster.groups for _ in range(group.num_nodes)]
+        self.devices = [size for group in cluster.groups for size in group.node_sizes]
+        self.cores = [group.cpu_cores_per_node for group in groups]
+        self.memory = [group.memory_bytes_per_node for group in groups]
+        # Nodes by free devices, for each kind: what is out of date is dropped when it is met.
+        self._by_devices: dict[str, list[list[int]]] = {}
+        self._by_cores: dict[str, list[tuple[float, int]]] = {}
+        for group in cluster.groups:
+            first = cluster.first_node(group.device)
+            nodes = range(first, first + group.num_nodes)
+            heaps: list[list[int]] = [[] for _ in range(group.devices_per_node + 1)]
+            for node in nodes:
+                heaps[self.devices[node]].append(node)
+            self._by_devices[group.device] = heaps
+            self._by_cores[group.device] = [(-group.cpu_cores_per_node, node) for node in nodes]
+
+    def keep(self, job: ScheduledJob, placement: Placement) -> Placement:
+        """Takes the room of a job that stays where it is."""
+        for share in placement:
+            self._take(job, share)
+        return placement
+
+    def give_back(self, job: ScheduledJob, placement: Placement) -> None:
+        """Frees the room of a job again."""
+        for share in placement:
+            self._take(job, share, sign=-1)
+
+    def fewest_nodes(self, job: ScheduledJob, given: Allocation) -> Placement:
+        """Devices on as few nodes as possible, leaving the least odd room behind; empty if there is no room."""
+        left = given.num_workers
+        found: list[NodeShare] = []
+        while left:
+            node = self._tightest(given.device, left)
+            if node is None:
+                for share in found:
+                    self._take(job, share, sign=-1)
+                return ()
+            share = NodeShare(node, min(left, self.devices[node]))
+            self._take(job, share)
+            found.append(share)
+            left -= share.num_workers
+        return tuple(found)
+
+    def _tightest(self, kind: str, wanted: int) -> int | None:
+        """The node with the fewest free devices that are enough; else the one with most."""
+        heaps = self._by_devices[kind]
+        enough = range(min(wanted, len(heaps) - 1), len(heaps))
+        # Where no node holds all, the one with most free devices is filled, and the rest goes elsewhere.
+        for count in (*enough, *range(enough.start - 1, 0, -1)):
+            heap = heaps[count]
+            while heap and self.devices[heap[0]] != count:
+                heapq.heappop(heap)
+            if heap:
+                return int(heap[0])
+        return None
+
+    def even_spread(self, job: ScheduledJob, given: Allocation) -> Placement:
+        """The smallest k so that the k nodes with most free cores hold an even split; else whatever fits."""
+        heap = self._by_cores[given.device]
+        candidates: list[int] = []
+        found: Placement = ()
+        while not found and (node := self._emptiest(heap, candidates)) is not None:
+            candidates.append(node)
+            found = self._split(job, given, candidates)
+        for share in found:
+            self._take(job, share)
+        for node in candidates:
+            heapq.heappush(heap, (-self.cores[node], node))
+        return found or self._alternating(job, given, candidates)
+
+    def _emptiest(self, heap: list[tuple[float, int]], taken: list[int]) -> int | None:
+        while heap:
+            cores, node = heapq.heappop(heap)
+            if -cores == self.cores[node] and node not in taken:
+                return node
+        return None
+
+    def _split(self, job: ScheduledJob, given: Allocation, nodes: list[int]) -> Placement:
+        """An even split over these nodes, empty if one of them has no room for its part."""
+        k = len(nodes)
+        if k > max(given.num_workers, given.num_servers):
+            return ()
+        shares = []
+        for i, node in enumerate(nodes):
+            workers = given.num_workers // k + (i < given.num_workers % k)
+            # Servers left over go where workers are fewer.
+            servers = given.num_servers // k + (k - 1 - i < given.num_servers % k)
+            share = NodeShare(node, workers, servers)
+            if not self._has_room(job, share):
+                return ()
+            shares.append(share)
+        return tuple(shares)
+
+    def _alternating(self, job: ScheduledJob, given: Allocation, nodes: list[int]) -> Placement:
+        """Servers and workers in turn wherever there is room; empty unless one of each is placed."""
+        counts: dict[int, list[int]] = {}
+        left = [given.num_workers, given.num_servers]
+        kind = 1
+        while any(left):
+            kind = 1 - kind if left[1 - kind] else kind
+            if not left[kind]:
+                break
+            one = (1, 0) if kind == 0 else (0, 1)
+            node = next((n for n in nodes if self._has_room(job, NodeShare(n, *one))), None)
+            if node is None:
+                break
+            self._take(job, NodeShare(node, *one))
+            counts.setdefault(node, [0, 0])[kind] += 1
+            left[kind] -= 1
+        found = tuple(NodeShare(node, w, p) for node, (w, p) in sorted(counts.items()))
+        is_whole = sum(s.num_workers for s in found) and sum(s.num_servers for s in found)
+        if is_whole:
+            return found
+        for share in found:
+            self._take(job, share, sign=-1)
+        return ()
+
+    def first_room(self, job: ScheduledJob, given: Allocation) -> Placement:
+        """Each task on the first node with room; empty if one has none."""
+        group = self.cluster.group(given.device)
+        first = self.cluster.first_node(given.device)
+        counts: dict[int, list[int]] = {}
+        for one, number in (((1, 0), given.num_workers), ((0, 1), given.num_servers)):
+            node, end = first, first + group.num_nodes
+            for _ in range(number):
+                while node < end and not self._has_room(job, NodeShare(node, *one)):
+                    node += 1
+                if node == end:
+                    for taken, (w, p) in counts.items():
+                        self._take(job, NodeShare(taken, w, p), sign=-1)
+                    return ()
+                self._take(job, NodeShare(node, *one))
+                counts.setdefault(node, [0, 0])[one[1]] += 1
+        return tuple(NodeShare(node, w, p) for node, (w, p) in sorted(counts.items()))
+
+    def _has_room(self, job: ScheduledJob, share: NodeShare) -> bool:
+        devices, cores, memory = training_demand(job.training, share.num_workers, share.num_servers)
+        node = share.node
+        return devices <= self.devices[node] and cores <= self.cores[node] and memory <= self.memory[node]
+
+    def _take(self, job: ScheduledJob, share: NodeShare, sign: int = 1) -> None:
+        devices, cores, memory = training_demand(job.training, share.num_workers, share.num_servers)
+        node = share.node
+        self.devices[node] -= sign * int(devices)
+        self.cores[node] -= sign * cores
+        self.memory[node] -= sign * memory
+        kind = self._kind(node)
+        heapq.heappush(self._by_devices[kind][self.devices[node]], node)
+        if cores:
+            heapq.heappush(self._by_cores[kind], (-self.cores[node], node))
+
+    def _kind(self, node: int) -> str:
+        groups = self.cluster.groups
+        if len(groups) == 1:
+            return groups[0].device
+        for group in groups:
+            if node < group.num_nodes:
+                return group.device
+            node -= group.num_nodes
+        raise AssertionError("a node beyond the cluster")
+
+
+def placed_remaining_s(view: JobView, given: Allocation, num_nodes: int, cluster: SharedCluster) -> float:
+    """Time to the end on so many nodes [s]; a policy reckons with the fewest that hold the job."""
+    training = view.job.training
+    left_s = view.remaining_s(given)
+    if not isinstance(training, DataParallelTraining):
+        return left_s
+    speed, n = training.speeds[given.device], given.num_workers
+    batch = view.curves[given.device].batch_sizes[n]
+    here = speed(n, num_nodes, batch)
+    packed = speed(n, _fewest(n, given.device, cluster), batch)
+    return left_s * packed / here if here > 0 else left_s
+
+
+def consolidate(
+    views: Sequence[JobView],
+    cluster: SharedCluster,
+    jobs: Mapping[str, ScheduledJob],
+    given: dict[str, Allocation],
+    placed: dict[str, Placement],
+) -> None:
+    """Moves jobs that lie on more nodes than they need, in place, where they are then done sooner.
+
+    Each is offered fewer nodes of its kind and, if it starts now, as many devices of another kind. A running job pays
+    its restart twice, as for any change of its own.
+
+    Args:
+        views: Jobs as a policy sees them.
+        cluster: What there is.
+        jobs: Jobs by name.
+        given: What each has, changed in place.
+        placed: Where each is, changed in place.
+    """
+    for view in views:
+        name = view.job.name
+        now, where = given.get(name), placed.get(name, ())
+        if now is None or not isinstance(view.job.training, DataParallelTraining) or view.is_held:
+            continue
+        if len(where) <= _fewest(now.num_workers, now.device, cluster):
+            continue
+        state = free_nodes(cluster, jobs, {other: place for other, place in placed.items() if other != name})
+        is_started = view.current is not None and view.current == now
+        best_s = placed_remaining_s(view, now, len(where), cluster)
+        price_s = 2 * view.job.restart_s if is_started else 0.0
+        for kind in view.curves:
+            option = Allocation(kind, now.num_workers)
+            if (view.current is not None and kind != now.device) or view.rate(option) <= 0:
+                continue
+            found = state.fewest_nodes(view.job, option)
+            if not found:
+                continue
+            state.give_back(view.job, found)
+            left_s = placed_remaining_s(view, option, len(found), cluster) + price_s
+            if left_s < best_s:
+                best_s = left_s
+                given[name], placed[name] = option, found
+
+
+def _fewest(num_devices: int, kind: str, cluster: SharedCluster) -> int:
+    return -(-num_devices // cluster.group(kind).devices_per_node)

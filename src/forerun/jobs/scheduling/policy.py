@@ -1,0 +1,258 @@
+"""The interface of every policy, what it is told and what it answers, and the table of all policies by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from math import inf
+from typing import Protocol, TypeVar
+
+from forerun.base.errors import UsageError, near_matches
+from forerun.base.plugins import plugin, plugin_names
+from forerun.jobs.scheduling.cluster import SharedCluster
+from forerun.jobs.scheduling.job import Allocation, ScheduledJob, ServerTraining, Training, training_demand
+from forerun.jobs.scheduling.speed import RateCurve
+
+__all__ = [
+    "GROUP",
+    "POLICIES",
+    "FreeResources",
+    "JobView",
+    "Policy",
+    "find_policy",
+    "hold",
+    "policy_names",
+    "register",
+]
+
+
+@dataclass(slots=True, kw_only=True)
+class JobView:
+    """A job as a policy sees it at one moment; speeds and remaining work are forecasts.
+
+    Attributes:
+        job: The job.
+        order: Number in the order of arrival.
+        remaining_samples: Work left.
+        progress: Share of the work that is done, 0 to 1.
+        attained_device_s: Devices times time it has had [s].
+        curves: Rate against devices, by kind of device; empty with parameter servers.
+        current: What it has now; None while it waits.
+        server_factor: Factor on the forecast speed at w workers and p servers.
+        is_held: Whether it keeps what it has now, whatever a policy would like.
+    """
+
+    job: ScheduledJob
+    order: int
+    remaining_samples: float
+    progress: float = 0.0
+    attained_device_s: float = 0.0
+    curves: Mapping[str, RateCurve] = field(default_factory=dict)
+    current: Allocation | None = None
+    server_factor: Callable[[int, int], float] | None = None
+    is_held: bool = False
+    _least_rate: float | None = field(default=None, repr=False)
+    _asked_s: float | None = field(default=None, repr=False)
+
+    @property
+    def least_rate(self) -> float:
+        """Rate with the least it runs with, on the kind of devices where that is highest; 0 if it runs nowhere."""
+        # Policies ask for it at every comparison of a decision.
+        if self._least_rate is None:
+            kinds = list(self.curves) or [self.current.device if self.current else ""]
+            least = [self.smallest(kind) for kind in kinds]
+            self._least_rate = max((self.rate(one) for one in least if one is not None), default=0.0)
+        return self._least_rate
+
+    @property
+    def least_remaining_s(self) -> float:
+        """Time to the end with the least it runs with, on the kind where that is fastest [s]; infinite if nowhere."""
+        return self.remaining_samples / self.least_rate if self.least_rate > 0 else inf
+
+    def rate(self, given: Allocation) -> float:
+        """Useful samples per second with this allocation, packed; zero on a kind of device where it cannot run."""
+        training = self.job.training
+        if isinstance(training, ServerTraining):
+            if not (given.num_workers and given.num_servers):
+                return 0.0
+            speed = training.batch_size * training.speed(given.num_workers, given.num_servers)
+            factor = self.server_factor
+            return speed if factor is None else speed * factor(given.num_workers, given.num_servers)
+        # Exchanges ask each job of a pair about the other's kind, which need not be one of its own.
+        curve = self.curves.get(given.device)
+        return curve.rates[given.num_workers] if curve and given.num_workers < len(curve.rates) else 0.0
+
+    def remaining_s(self, given: Allocation) -> float:
+        """Time to the end with this allocation [s]; infinite if it does not run."""
+        rate = self.rate(given)
+        return self.remaining_samples / rate if rate > 0 else inf
+
+    def move_s(self, device: str) -> float:
+        """Price of running on this kind of device: the restart of a job that runs on another [s]."""
+        return self.job.restart_s if self.current is not None and self.current.device != device else 0.0
+
+    def asked(self, device: str) -> Allocation:
+        """Devices that the owner of the job asks for."""
+        return Allocation(device, self.job.num_workers, self.job.num_servers)
+
+    def asked_remaining_s(self, cluster: SharedCluster) -> float:
+        """Time to the end with what its owner asks for, on the kind of devices where that is shortest [s]."""
+        if self._asked_s is None:
+            self._asked_s = min(self.remaining_s(self.asked(kind)) for kind in self.kinds(cluster))
+        return self._asked_s
+
+    def smallest(self, device: str) -> Allocation | None:
+        """The least it can run with on this kind; None where it cannot run."""
+        if not (self.job.is_elastic and self.job.is_preemptible):
+            return self.asked(device) if self.rate(self.asked(device)) > 0 else None
+        if isinstance(self.job.training, ServerTraining):
+            return Allocation(device, 1, 1)
+        fewest = self.curves[device].fewest
+        return Allocation(device, fewest) if 0 < fewest <= self.job.max_workers else None
+
+    def kinds(self, cluster: SharedCluster) -> list[str]:
+        """Kinds of devices it can run on, the present one first, then the fastest."""
+        if isinstance(self.job.training, ServerTraining):
+            return list(cluster.kinds)
+        present = self.current.device if self.current is not None else None
+        known = [kind for kind in cluster.kinds if kind in self.curves]
+        if len(known) == 1:
+            return known
+        return sorted(known, key=lambda kind: (kind != present, -max(self.curves[kind].rates[:2])))
+
+
+class FreeResources:
+    """Free devices of a cluster while a policy shares it out."""
+
+    def __init__(self, cluster: SharedCluster) -> None:
+        self.left = list(cluster.capacity)
+        self._index = {kind: i for i, kind in enumerate(cluster.kinds)}
+        self._demands: dict[tuple[Training, int, int], tuple[float, float, float]] = {}
+
+    def has_room(self, job: ScheduledJob) -> bool:
+        """True if there is a device left at all, or the job needs none; quick, and true wherever something fits."""
+        return any(number >= 1 for number in self.left[:-2]) or not job.training.worker.devices
+
+    def num_devices(self, device: str) -> float:
+        """Devices of a kind that are left."""
+        return self.left[self._index[device]]
+
+    def demand(self, job: ScheduledJob, given: Allocation) -> tuple[float, float, float]:
+        """Devices, cores and memory that an allocation occupies."""
+        # The same few sizes of a job are weighed thousands of times in a decision.
+        key = (job.training, given.num_workers, given.num_servers)
+        found = self._demands.get(key)
+        if found is None:
+            found = self._demands[key] = training_demand(*key)
+        return found
+
+    def fits(self, job: ScheduledJob, given: Allocation) -> bool:
+        """True if an allocation fits into what is left."""
+        devices, cores, memory = self.demand(job, given)
+        left = self.left
+        return devices <= left[self._index[given.device]] and cores <= left[-2] and memory <= left[-1]
+
+    def take(self, job: ScheduledJob, given: Allocation, sign: int = 1) -> None:
+        """Takes an allocation out of what is left, or gives it back with sign -1."""
+        devices, cores, memory = self.demand(job, given)
+        self.left[self._index[given.device]] -= sign * devices
+        self.left[-2] -= sign * cores
+        self.left[-1] -= sign * memory
+
+
+def hold(jobs: Sequence[JobView], free: FreeResources) -> dict[str, Allocation]:
+    """Shares that no policy may touch, taken out of what is free."""
+    given: dict[str, Allocation] = {}
+    for view in jobs:
+        if view.is_held and view.current is not None:
+            free.take(view.job, view.current)
+            given[view.job.name] = view.current
+    return given
+
+
+class Policy(Protocol):
+    """Decides who gets what.
+
+    Attributes:
+        name: Name on the command line.
+        title: What it does, in a few words.
+        adapts_batch: Whether it may choose the batch within a job's range.
+        is_stable: Whether its answer stays the same until a job comes, ends or enters another phase, so that it
+            need not be asked in each round.
+    """
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+
+    @property
+    def title(self) -> str: ...  # noqa: D102
+
+    @property
+    def adapts_batch(self) -> bool: ...  # noqa: D102
+
+    @property
+    def is_stable(self) -> bool: ...  # noqa: D102
+
+    def allocate(
+        self, jobs: Sequence[JobView], cluster: SharedCluster, now_s: float
+    ) -> dict[str, Allocation]:
+        """Allocation of each job from now on; a job that is absent waits.
+
+        Args:
+            jobs: Jobs that have come and are not done, in the order of arrival; those held keep what they have.
+            cluster: What there is.
+            now_s: Time [s].
+        """
+        ...
+
+    def reason(self, view: JobView, given: Allocation | None) -> str:
+        """Why a job was given this, in a few words."""
+        ...
+
+
+_Made = TypeVar("_Made", bound=Policy)
+POLICIES: dict[str, Callable[[], Policy]] = {}
+"""Makers of policies by name; a module of policies registers its own on import."""
+
+GROUP = "forerun.policies"
+"""Entry points that name what makes a policy: a class, or a function without arguments."""
+
+_MODULES = ("plain_policies", "marginal_gain", "sia")
+
+
+def register(make: Callable[[], _Made]) -> Callable[[], _Made]:
+    """Adds a policy to those that are found by name; a name can be given once."""
+    name = make().name
+    if name in POLICIES:
+        raise ValueError(f"two policies are called '{name}'")
+    POLICIES[name] = make
+    return make
+
+
+def policy_names() -> list[str]:
+    """Names of all policies, our own first, then those of other packages."""
+    _register_own()
+    return list(dict.fromkeys([*POLICIES, *plugin_names(GROUP)]))
+
+
+def find_policy(name: str) -> Policy:
+    """A new policy by name: one of our own, or an entry point of ``forerun.policies``.
+
+    Raises:
+        UsageError: The name is not known.
+    """
+    _register_own()
+    asked = name.strip().lower()
+    make = POLICIES.get(asked) or plugin(GROUP, asked)
+    if make is None:
+        known = policy_names()
+        raise UsageError(f"unknown policy '{name}'{near_matches(name, known)}; known: {', '.join(known)}")
+    found: Policy = make()
+    return found
+
+
+def _register_own() -> None:
+    # They import this module, so that it can import them only once it is there.
+    for module in _MODULES:
+        import_module(f"forerun.jobs.scheduling.{module}")

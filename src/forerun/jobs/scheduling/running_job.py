@@ -1,0 +1,357 @@
+"""A job inside the simulator: what it really does, what a policy is told about it, and how far that is off."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.base.errors import InvalidSetupError
+from forerun.jobs.forecasting.laws import OptimusFit, fit_optimus
+from forerun.jobs.scheduling.cluster import SharedCluster
+from forerun.jobs.scheduling.job import Allocation, DataParallelTraining, ScheduledJob, ServerTraining
+from forerun.jobs.scheduling.placement import Placement
+from forerun.jobs.scheduling.policy import JobView
+from forerun.jobs.scheduling.speed import RateCurve, rate_curve
+
+__all__ = [
+    "FEWEST_POINTS",
+    "NO_ERROR",
+    "NUM_PHASES",
+    "CurveForecast",
+    "ForecastError",
+    "JobErrors",
+    "RunningJob",
+    "Standing",
+    "fit_of_epochs",
+]
+
+_SERVER_TABLE = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForecastError:
+    """Spread of lognormal factors on what a policy is told.
+
+    Attributes:
+        speed: Standard deviation of the logarithm of the speed's factor. Half of its variance is one draw per job,
+            the other half a draw for each number of devices, so that both the level and the gains are wrong.
+        work: The same for the remaining work, one draw per job that stays to its end.
+    """
+
+    speed: float = 0.0
+    work: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.speed < np.inf and 0 <= self.work < np.inf):
+            raise InvalidSetupError(
+                f"the spread of a forecast error must be zero or more, got "
+                f"{self.speed} for speed and {self.work} for work"
+            )
+
+    def draw(self, seed: int, number: int) -> JobErrors:
+        """Factors of one job; the same for the same seed and number, whatever the spread."""
+        chance = np.random.default_rng([seed, number])
+        work, level = chance.standard_normal(2)
+        return JobErrors(
+            work_factor=float(np.exp(self.work * work)),
+            speed_level=float(self.speed * level / np.sqrt(2)),
+            speed_spread=float(self.speed / np.sqrt(2)),
+            seed=(seed, number),
+        )
+
+
+NO_ERROR = ForecastError()
+"""Policies are told the truth."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobErrors:
+    """The drawn factors of one job.
+
+    Attributes:
+        work_factor: On the remaining work.
+        speed_level: Logarithm of the factor on all speeds.
+        speed_spread: Standard deviation of the further factor of each number of devices, in logarithm.
+        seed: Of the further factors.
+    """
+
+    work_factor: float
+    speed_level: float
+    speed_spread: float
+    seed: tuple[int, int]
+
+    @property
+    def has_speed_error(self) -> bool:
+        """True if any speed is changed."""
+        return self.speed_spread > 0
+
+    def speed_factors(self, kind: int, max_devices: int) -> npt.NDArray[np.float64]:
+        """Factor by number of devices of the kind with this number, (max_devices + 1,)."""
+        chance = np.random.default_rng([*self.seed, 1 + kind])
+        return np.exp(self.speed_level + self.speed_spread * chance.standard_normal(max_devices + 1))
+
+    def server_table(self) -> npt.NDArray[np.float64]:
+        """Factor by workers and servers, both modulo the size of the table."""
+        chance = np.random.default_rng([*self.seed, 0])
+        shape = (_SERVER_TABLE, _SERVER_TABLE)
+        return np.exp(self.speed_level + self.speed_spread * chance.standard_normal(shape))
+
+
+FEWEST_POINTS = 4
+"""Epochs below which a curve says nothing, and the stated epochs stand."""
+
+
+def fit_of_epochs(losses: Sequence[float]) -> OptimusFit:
+    """Optimus' curve through the losses of epochs 1, 2 ...
+
+    Raises:
+        InvalidSetupError: There are fewer than two losses, or one is not above zero.
+    """
+    values = np.asarray(losses, dtype=float)
+    if values.size < 2 or not np.all(np.isfinite(values) & (values > 0)):
+        raise InvalidSetupError("expected at least two losses above zero to fit a curve, got fewer or others")
+    return fit_optimus(np.arange(1.0, values.size + 1), values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurveForecast:
+    """Remaining work of a job that runs until a target, as a callable of the work done.
+
+    Below ``FEWEST_POINTS`` epochs the stated epochs count; from then on the fitted curve, at least a tenth of an
+    epoch and at most the stated epochs.
+
+    Attributes:
+        samples_per_epoch: Work of an epoch.
+        epochs_by_epoch: Forecast of all epochs after 0, 1, 2 ... of them.
+    """
+
+    samples_per_epoch: float
+    epochs_by_epoch: tuple[float, ...]
+
+    @classmethod
+    def from_curve(
+        cls, losses: Sequence[float], target: float, stated_epochs: float, samples_per_epoch: float
+    ) -> CurveForecast:
+        """The forecasts that each stage of a curve of losses gives rise to.
+
+        Args:
+            losses: After epochs 1, 2 ..., lower is better, above zero.
+            target: Loss at which the job is done.
+            stated_epochs: Epochs its owner thinks it needs at most.
+            samples_per_epoch: Work of an epoch.
+        """
+        forecasts = [float(stated_epochs)] * min(FEWEST_POINTS, len(losses) + 1)
+        for k in range(FEWEST_POINTS, len(losses) + 1):
+            so_far = np.minimum.accumulate(np.asarray(losses[:k], dtype=float)).tolist()
+            reached = so_far[-1] <= target
+            wanted = k if reached else fit_of_epochs(so_far).steps_to(target)
+            forecasts.append(float(min(max(wanted, k + 0.1), max(stated_epochs, k + 0.1))))
+        return cls(samples_per_epoch=samples_per_epoch, epochs_by_epoch=tuple(forecasts))
+
+    def __call__(self, done_samples: float) -> float:
+        """Samples left."""
+        done = done_samples / self.samples_per_epoch
+        known = self.epochs_by_epoch[min(int(done + 1e-9), len(self.epochs_by_epoch) - 1)]
+        return max(0.1, known - done) * self.samples_per_epoch
+
+
+NUM_PHASES = 20
+"""Pieces of a job in which the worth of a batch is taken as constant."""
+
+
+MOST_DEVICES_OF_A_JOB = 4096
+"""Devices up to which more are considered for a job that asks for fewer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """The share and progress of a job when a simulation begins.
+
+    Attributes:
+        allocation, placement: Its devices.
+        done_samples: Work done.
+        ran_s: Time since it got these devices [s].
+    """
+
+    allocation: Allocation
+    placement: Placement
+    done_samples: float = 0.0
+    ran_s: float = 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class RunningJob:
+    """State of one job.
+
+    Attributes:
+        job: What the scheduler believes.
+        actual: What is true; the same where the forecasts are right.
+        order: Number in the order of arrival.
+        errors: Factors on what the policy is told.
+        done_samples: Work done.
+        saved_samples: Work that a failure would not lose.
+        pause_s: Time until its next step: restart, repair [s].
+        rate: Useful samples per second, now.
+    """
+
+    job: ScheduledJob
+    actual: ScheduledJob
+    order: int
+    errors: JobErrors
+    done_samples: float = 0.0
+    saved_samples: float = 0.0
+    pause_s: float = 0.0
+    rate: float = 0.0
+    attained_device_s: float = 0.0
+    num_restarts: int = 0
+    start_s: float = inf
+    end_s: float = inf
+    current: Allocation | None = None
+    placement: Placement = ()
+    since_s: float = 0.0
+    _waiting: JobView | None = None
+    _curves: dict[tuple[bool, float], dict[str, RateCurve]] = field(default_factory=dict)
+
+    def stand(self, standing: Standing) -> None:
+        """Takes up what the job has already."""
+        self.current, self.placement = standing.allocation, standing.placement
+        self.since_s, self.start_s = -standing.ran_s, 0.0
+        self.done_samples = self.saved_samples = min(standing.done_samples, 0.999 * self.actual.work_samples)
+        self.attained_device_s = standing.ran_s * standing.allocation.num_workers
+
+    @property
+    def left_samples(self) -> float:
+        """Work really left."""
+        return self.actual.work_samples - self.done_samples
+
+    @property
+    def phase(self) -> float:
+        """Share of the work done, rounded down to a phase."""
+        return int(NUM_PHASES * self.done_samples / self.actual.work_samples + 1e-9) / NUM_PHASES
+
+    @property
+    def held_until_s(self) -> float:
+        """Time until which it keeps what it has, whatever a policy would like [s]."""
+        if self.current is None:
+            return -inf
+        return self.since_s + self.job.min_run_s if self.job.is_preemptible else inf
+
+    def is_held(self, now_s: float) -> bool:
+        """True while it keeps its share."""
+        return now_s < self.held_until_s
+
+    def view(self, cluster: SharedCluster, adapts_batch: bool, now_s: float) -> JobView:
+        """The view that a policy gets; the same object as long as the job waits."""
+        if self.current is not None:
+            self._waiting = None
+            return self._view(cluster, adapts_batch, now_s)
+        if self._waiting is None:
+            self._waiting = self._view(cluster, adapts_batch, now_s)
+        return self._waiting
+
+    def _view(self, cluster: SharedCluster, adapts_batch: bool, now_s: float) -> JobView:
+        left, progress = self._forecast()
+        is_parallel = isinstance(self.job.training, DataParallelTraining)
+        return JobView(
+            job=self.job,
+            order=self.order,
+            remaining_samples=left * self.errors.work_factor,
+            progress=progress,
+            attained_device_s=self.attained_device_s,
+            curves=self.curves(cluster, adapts_batch, progress) if is_parallel else {},
+            current=self.current,
+            server_factor=None if is_parallel else self._server_factor(),
+            is_held=self.is_held(now_s),
+        )
+
+    def _forecast(self) -> tuple[float, float]:
+        """Forecast of the work left, and the share that is done by it."""
+        if self.job.forecast is not None:
+            left = self.job.forecast(self.done_samples)
+        else:
+            left = self.job.work_samples - self.done_samples
+        # A job that outlives its forecast is told to be nearly done, never done.
+        left = max(left, 0.01 * self.job.work_samples)
+        return left, self.done_samples / (self.done_samples + left)
+
+    def curves(self, cluster: SharedCluster, adapts_batch: bool, progress: float) -> dict[str, RateCurve]:
+        """Forecast rates by kind of device."""
+        # Curves are kept by phase, or each round would make them anew for every job.
+        phase = int(NUM_PHASES * progress) / NUM_PHASES
+        found = self._curves.get((adapts_batch, phase))
+        if found is None:
+            found = self._curves[adapts_batch, phase] = {
+                group.device: self._curve(cluster, i, adapts_batch, phase)
+                for i, group in enumerate(cluster.groups)
+                if group.device in self._parallel.speeds
+            }
+        return found
+
+    @property
+    def _parallel(self) -> DataParallelTraining:
+        training = self.job.training
+        assert isinstance(training, DataParallelTraining)
+        return training
+
+    def _curve(self, cluster: SharedCluster, kind: int, adapts_batch: bool, phase: float) -> RateCurve:
+        group, training = cluster.groups[kind], self._parallel
+        most = self.job.max_workers if self.job.is_elastic else self.job.num_workers
+        most = min(group.num_devices, most, max(self.job.num_workers, MOST_DEVICES_OF_A_JOB))
+        fixed = (training.batch_size, training.batch_size)
+        curve = rate_curve(
+            training.speeds[group.device],
+            training.efficiency,
+            training.batch_range or fixed if adapts_batch else fixed,
+            group.devices_per_node,
+            most,
+            phase,
+        )
+        if not self.errors.has_speed_error:
+            return curve
+        return curve.scaled(self.errors.speed_factors(kind, most).tolist())
+
+    def _server_factor(self) -> _TableFactor | None:
+        return _TableFactor(self.errors.server_table().tolist()) if self.errors.has_speed_error else None
+
+    def set_rate(self, cluster: SharedCluster, adapts_batch: bool) -> None:
+        """Takes up the true rate of what it has now."""
+        self.rate = 0.0 if self.current is None else self._actual_rate(cluster, adapts_batch, self.current)
+
+    def _actual_rate(self, cluster: SharedCluster, adapts_batch: bool, given: Allocation) -> float:
+        training = self.actual.training
+        if isinstance(training, ServerTraining):
+            return training.batch_size * training.speed(given.num_workers, given.num_servers)
+        believed = self.curves(cluster, adapts_batch, self._forecast()[1])[given.device]
+        batch = believed.batch_sizes[given.num_workers]
+        speed = training.speeds[given.device](given.num_workers, len(self.placement), batch)
+        return speed if training.efficiency is None else speed * training.efficiency(batch, self.phase)
+
+    @property
+    def has_phases(self) -> bool:
+        """True if the view of it changes with its progress other than by the work done."""
+        both = (self.job.training, self.actual.training)
+        is_changing = any(isinstance(t, DataParallelTraining) and t.efficiency is not None for t in both)
+        return is_changing or self.job.forecast is not None
+
+    def next_phase_samples(self) -> float:
+        """Work until the next phase or the end."""
+        if not self.has_phases:
+            return self.left_samples
+        phase_samples = self.actual.work_samples / NUM_PHASES
+        into_phase = self.done_samples - self.phase * self.actual.work_samples
+        return min(self.left_samples, phase_samples - into_phase)
+
+
+@dataclass(frozen=True, slots=True)
+class _TableFactor:
+    """Factor on a speed by workers and servers."""
+
+    table: list[list[float]]
+
+    def __call__(self, num_workers: int, num_servers: int) -> float:
+        size = len(self.table)
+        return self.table[num_workers % size][num_servers % size]

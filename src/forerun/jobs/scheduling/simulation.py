@@ -1,0 +1,418 @@
+"""The simulator: rounds of a fixed length, and inside them discrete events."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, inf, isfinite, nan
+
+import numpy as np
+
+from forerun.base.errors import FailureError, InvalidSetupError
+from forerun.jobs.scheduling.cluster import SharedCluster
+from forerun.jobs.scheduling.job import Allocation, DataParallelTraining, ScheduledJob, check_jobs
+from forerun.jobs.scheduling.outcome import (
+    Decision,
+    Event,
+    EventKind,
+    JobOutcome,
+    SimulatedSchedule,
+    Stretch,
+    schedule_metrics,
+)
+from forerun.jobs.scheduling.placement import Placement, Placer, consolidate, pack
+from forerun.jobs.scheduling.policy import JobView, Policy
+from forerun.jobs.scheduling.running_job import NO_ERROR, ForecastError, RunningJob, Standing
+from forerun.jobs.scheduling.steady import decide
+
+__all__ = ["Progress", "SimulationOptions", "simulate"]
+
+_MOST_ROUNDS = 5_000_000
+_ROUNDS_BETWEEN_WORDS = 200
+
+Progress = Callable[[int, int], None]
+"""Told how many jobs are done, of how many."""
+
+
+_SHORTEST_ROUND_S = 0.1
+"""Shortest time between two decisions; shorter rounds would be millions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulationOptions:
+    """Settings of a simulation.
+
+    Attributes:
+        round_s: Time between two decisions [s].
+        seed: Of the forecast errors and failures; the same seed gives the same schedule.
+        error: Errors of what policies are told.
+        checkpoint_interval_s: Time between checkpoints [s]; infinite: none are written.
+        checkpoint_s: Time of writing one, in which no step is made [s].
+        node_mtbf_s: Mean time between failures of a node [s]; infinite: none fail. A failure loses the work of its
+            jobs since their last checkpoint or restart.
+        repair_s: Time until a failed node is back, for which its jobs wait before they restart [s].
+        placer: How nodes are chosen.
+    """
+
+    round_s: float = 60.0
+    seed: int = 0
+    error: ForecastError = NO_ERROR
+    checkpoint_interval_s: float = inf
+    checkpoint_s: float = 0.0
+    node_mtbf_s: float = inf
+    repair_s: float = 0.0
+    placer: Placer = pack
+
+    def __post_init__(self) -> None:
+        positive = (self.round_s, self.checkpoint_interval_s, self.node_mtbf_s)
+        if not (min(positive) > 0 and isfinite(self.round_s)):
+            raise InvalidSetupError(
+                "a round, the interval of checkpoints and the time between failures must be above zero seconds, got "
+                f"{positive}"
+            )
+        if self.round_s < _SHORTEST_ROUND_S:
+            raise InvalidSetupError(
+                f"a round must last at least {_SHORTEST_ROUND_S:g} s, got {self.round_s:g}"
+            )
+        if self.seed < 0:
+            raise InvalidSetupError(f"the seed must be a whole number from 0, got {self.seed}")
+        if not (0 <= self.checkpoint_s < self.checkpoint_interval_s and 0 <= self.repair_s < inf):
+            raise InvalidSetupError(
+                "writing a checkpoint must take less than the time between two, and a repair zero seconds or more, got "
+                f"{self.checkpoint_s}, {self.checkpoint_interval_s} and {self.repair_s}"
+            )
+
+
+def simulate(
+    jobs: Sequence[ScheduledJob],
+    cluster: SharedCluster,
+    policy: Policy,
+    options: SimulationOptions | None = None,
+    actual: Mapping[str, ScheduledJob] | None = None,
+    standing: Mapping[str, Standing] | None = None,
+    say: Progress | None = None,
+) -> SimulatedSchedule:
+    """Simulated schedule of jobs on a cluster under a policy.
+
+    At the start of each round the policy says who gets what; a job whose allocation or nodes change pays its restart
+    time before its next step. Jobs end within a round; their devices are given away at the next. Rounds in which
+    nothing can change are passed over.
+
+    Args:
+        jobs: The jobs as the scheduler knows them.
+        cluster: What they share.
+        policy: Who decides.
+        options: Rounds, errors, checkpoints, failures.
+        actual: True speeds and work by name, where they differ from what the scheduler believes.
+        standing: What jobs have at the beginning, by name.
+        say: Told now and then how many jobs are done, of how many.
+
+    Raises:
+        InvalidSetupError: There are no jobs, two have one name, or one does not fit the cluster.
+        FailureError: A job gets nothing although the cluster is empty.
+    """
+    check_jobs(tuple(jobs), {group.device: group.num_devices for group in cluster.groups})
+    state = _Simulation(jobs, cluster, policy, options or SimulationOptions(), actual or {}, standing or {})
+    return state.run(say)
+
+
+class _Simulation:
+    """State of one run."""
+
+    def __init__(
+        self,
+        jobs: Sequence[ScheduledJob],
+        cluster: SharedCluster,
+        policy: Policy,
+        options: SimulationOptions,
+        actual: Mapping[str, ScheduledJob],
+        standing: Mapping[str, Standing],
+    ) -> None:
+        self.cluster, self.policy, self.options = cluster, policy, options
+        ordered = sorted(jobs, key=lambda job: job.arrival_s)
+        self.all = [
+            RunningJob(
+                job=job,
+                actual=actual.get(job.name, job),
+                order=i,
+                # Drawn by the number of the job, so that every policy meets the same errors.
+                errors=options.error.draw(options.seed, i),
+            )
+            for i, job in enumerate(ordered)
+        ]
+        self.by_name = {state.job.name: state for state in self.all}
+        for name, found in standing.items():
+            self.by_name[name].stand(found)
+        self.jobs = {job.name: job for job in ordered}
+        # The next to arrive is at the end, where it is taken off at no cost.
+        self.coming = list(reversed(self.all))
+        self.active: list[RunningJob] = []
+        self.events: list[Event] = []
+        self.stretches: list[Stretch] = []
+        self.decision_s: list[float] = []
+        self.first_decisions: tuple[Decision, ...] = ()
+        # (time, active jobs from then on), for finish-time fairness.
+        self.crowd: list[tuple[float, int]] = []
+        self._chance = np.random.default_rng([options.seed, len(ordered)])
+        # Checkpoints take their share of all the time instead of being events: right on average, and far fewer events.
+        self._useful_share = 1.0
+        if isfinite(options.checkpoint_interval_s):
+            self._useful_share -= options.checkpoint_s / options.checkpoint_interval_s
+        self._next_failure = self._draw_failures()
+
+    def run(self, say: Progress | None) -> SimulatedSchedule:
+        """Rounds until all jobs are done."""
+        now_s, is_changed = 0.0, True
+        for number in range(_MOST_ROUNDS):
+            if say is not None and number % _ROUNDS_BETWEEN_WORDS == 0:
+                say(len(self.all) - len(self.coming) - len(self.active), len(self.all))
+            is_changed |= self._admit(now_s)
+            if not self.active:
+                if not self.coming:
+                    return self._result()
+                now_s = self._round_from(self.coming[-1].job.arrival_s)
+                continue
+            # A stable policy would answer the same until something changes, so that most rounds are passed over.
+            if is_changed or not self.policy.is_stable:
+                self._decide(now_s)
+            end_s = self._next_round_s(now_s)
+            self._fail_nodes(now_s, end_s)
+            is_changed = self._advance(now_s, end_s)
+            # A job that is held no longer may be moved at the next decision.
+            is_changed |= any(now_s < state.held_until_s <= end_s for state in self.active)
+            now_s = end_s
+        raise FailureError(
+            f"{len(self.active)} jobs were not done after {_MOST_ROUNDS:,} rounds; use longer rounds"
+        )
+
+    def _round_from(self, time_s: float) -> float:
+        """Start of the first round at or after a time."""
+        return ceil(time_s / self.options.round_s - 1e-9) * self.options.round_s
+
+    def _admit(self, now_s: float) -> bool:
+        came = False
+        # More than ``_round_from`` takes off, or a job a moment after a round would never be let in.
+        until_s = now_s + 2e-9 * self.options.round_s
+        while self.coming and self.coming[-1].job.arrival_s <= until_s:
+            state = self.coming.pop()
+            self.active.append(state)
+            self.events.append(Event(state.job.arrival_s, state.job.name, EventKind.ARRIVE))
+            came = True
+        if came:
+            self.crowd.append((now_s, len(self.active)))
+        return came
+
+    def _next_round_s(self, now_s: float) -> float:
+        """End of this round, or of the last one in which nothing changes."""
+        next_s = now_s + self.options.round_s
+        # Other policies are asked in each round, and failures are drawn round by round.
+        if not self.policy.is_stable or isfinite(self.options.node_mtbf_s):
+            return next_s
+        times = [self.coming[-1].job.arrival_s] if self.coming else []
+        for state in self.active:
+            if state.is_held(now_s) and isfinite(state.held_until_s):
+                times.append(state.held_until_s)
+            if state.rate > 0:
+                rate = state.rate * self._useful_share
+                times.append(now_s + state.pause_s + state.next_phase_samples() / rate)
+        return max(next_s, self._round_from(min(times))) if times else next_s
+
+    def _decide(self, now_s: float) -> None:
+        adapts = self.policy.adapts_batch
+        views = [state.view(self.cluster, adapts, now_s) for state in self.active]
+        begin = time.perf_counter()
+        given = decide(self.policy, views, self.cluster, now_s, self.options.round_s)
+        # A job whose share stays also keeps its nodes: elsewhere it would pay a restart for nothing.
+        kept = {
+            name: self.by_name[name].placement
+            for name, allocation in given.items()
+            if self.by_name[name].current == allocation
+        }
+        placed = self.options.placer(self.cluster, self.jobs, given, kept)
+        consolidate(views, self.cluster, self.jobs, given, placed)
+        self.decision_s.append(time.perf_counter() - begin)
+        for state in self.active:
+            self._apply(state, given.get(state.job.name), placed.get(state.job.name, ()), now_s)
+        # Only the first decision is explained: it is the one to carry out now.
+        if not self.first_decisions:
+            pairs = zip(views, self.active, strict=True)
+            self.first_decisions = tuple(self._explain(view, state) for view, state in pairs)
+        if not placed and all(state.current is None for state in self.active):
+            raise FailureError(
+                f"policy {self.policy.name} gave nothing to any of {len(self.active)} jobs, the first of them "
+                f"'{self.active[0].job.name}'; none may fit on a node: check cores and memory of workers and servers"
+            )
+
+    def _explain(self, view: JobView, state: RunningJob) -> Decision:
+        given = state.current
+        batch = None
+        if given is not None and given.device in view.curves:
+            batch = view.curves[given.device].batch_sizes[given.num_workers]
+        reason = self.policy.reason(view, given)
+        return Decision(
+            job=state.job.name, allocation=given, placement=state.placement, batch_size=batch, reason=reason
+        )
+
+    def _apply(self, state: RunningJob, given: Allocation | None, placement: Placement, now_s: float) -> None:
+        if given is not None and placement:
+            # Nodes may have had room for less than the policy gave.
+            workers, servers = sum(s.num_workers for s in placement), sum(s.num_servers for s in placement)
+            given = Allocation(given.device, workers, servers)
+        else:
+            given, placement = None, ()
+        if (given, placement) != (state.current, state.placement):
+            self._close_stretch(state, now_s)
+            self._log_change(state, given, now_s)
+            if given is not None:
+                state.pause_s = state.actual.restart_s
+                state.saved_samples = state.done_samples
+                state.num_restarts += isfinite(state.start_s)
+                state.start_s = min(state.start_s, now_s)
+            state.current, state.placement, state.since_s = given, placement, now_s
+        state.set_rate(self.cluster, self.policy.adapts_batch)
+
+    def _log_change(self, state: RunningJob, given: Allocation | None, now_s: float) -> None:
+        kind = EventKind.STOP if given is None else EventKind.CHANGE if state.current else EventKind.START
+        self.events.append(Event(now_s, state.job.name, kind, given))
+
+    def _close_stretch(self, state: RunningJob, end_s: float) -> None:
+        if state.current is not None:
+            stretch = Stretch(state.job.name, state.since_s, end_s, state.current, state.placement)
+            self.stretches.append(stretch)
+
+    def _advance(self, now_s: float, end_s: float) -> bool:
+        """Lets all jobs run to the end of the round; whether a job ended or entered another phase."""
+        is_changed = False
+        for state in self.active:
+            if state.current is None:
+                continue
+            phase = state.phase
+            self._run(state, now_s, end_s)
+            is_changed |= state.has_phases and state.phase != phase
+        ended = [state for state in self.active if isfinite(state.end_s)]
+        for state in sorted(ended, key=lambda s: (s.end_s, s.order)):
+            self._close_stretch(state, state.end_s)
+            self.events.append(Event(state.end_s, state.job.name, EventKind.END))
+        if ended:
+            self.active = [state for state in self.active if not isfinite(state.end_s)]
+            self.crowd.append((end_s, len(self.active)))
+        return is_changed or bool(ended)
+
+    def _run(self, state: RunningJob, now_s: float, end_s: float) -> None:
+        """One job until the end of the round or its own; its rate changes where a phase ends."""
+        time_s = now_s
+        while time_s < end_s:
+            pause_s = min(state.pause_s, end_s - time_s)
+            state.pause_s -= pause_s
+            time_s += pause_s
+            rate = state.rate * self._useful_share
+            if rate <= 0 or time_s >= end_s:
+                break
+            # The rate holds for one phase: the worth of a batch changes with the progress of the job.
+            until_s = min(end_s, time_s + state.next_phase_samples() / rate)
+            done = state.done_samples + rate * (until_s - time_s)
+            time_s = until_s
+            total = state.actual.work_samples
+            if done >= total * (1 - 1e-9):
+                state.done_samples, state.end_s = total, time_s
+                break
+            state.done_samples = done
+            state.set_rate(self.cluster, self.policy.adapts_batch)
+        spent_s = min(end_s, state.end_s) - now_s
+        assert state.current is not None
+        state.attained_device_s += spent_s * state.current.num_workers
+        self._save(state)
+
+    def _save(self, state: RunningJob) -> None:
+        """Work up to the last checkpoint is safe; checkpoints are this often on average."""
+        interval = self.options.checkpoint_interval_s
+        if isfinite(interval):
+            unsaved = state.rate * interval / 2
+            state.saved_samples = max(state.saved_samples, state.done_samples - unsaved)
+
+    def _draw_failures(self) -> list[float]:
+        if not isfinite(self.options.node_mtbf_s):
+            return []
+        times_s = self._chance.exponential(self.options.node_mtbf_s, self.cluster.num_nodes)
+        return [float(time_s) for time_s in times_s]
+
+    def _fail_nodes(self, now_s: float, end_s: float) -> None:
+        """Jobs on nodes that fail in this round lose what was not saved, and wait for the repair."""
+        for node, time_s in enumerate(self._next_failure):
+            if time_s >= end_s:
+                continue
+            for state in self.active:
+                if any(share.node == node for share in state.placement):
+                    state.done_samples = state.saved_samples
+                    state.pause_s = self.options.repair_s + state.actual.restart_s
+                    state.num_restarts += 1
+                    self.events.append(
+                        Event(max(now_s, time_s), state.job.name, EventKind.FAIL, state.current)
+                    )
+            # A node that is being repaired cannot fail.
+            repaired_s = end_s + self.options.repair_s
+            self._next_failure[node] = repaired_s + self._chance.exponential(self.options.node_mtbf_s)
+
+    def _result(self) -> SimulatedSchedule:
+        outcomes = tuple(
+            JobOutcome(
+                job=state.job.name,
+                arrival_s=state.job.arrival_s,
+                start_s=state.start_s,
+                end_s=state.end_s,
+                done_samples=state.done_samples,
+                device_s=state.attained_device_s,
+                num_restarts=state.num_restarts,
+                fair_share_s=self._fair_share_s(state),
+                deadline_s=state.job.deadline_s,
+            )
+            for state in self.all
+        )
+        metrics = schedule_metrics(
+            arrival_s=[o.arrival_s for o in outcomes],
+            end_s=[o.end_s for o in outcomes],
+            device_s=[o.device_s for o in outcomes],
+            num_restarts=[o.num_restarts for o in outcomes],
+            fair_share_s=[o.fair_share_s for o in outcomes],
+            deadline_s=[o.deadline_s for o in outcomes],
+            num_devices=self.cluster.num_devices,
+            decision_s=self.decision_s,
+        )
+        return SimulatedSchedule(
+            policy=self.policy.name,
+            outcomes=outcomes,
+            events=tuple(sorted(self.events, key=lambda e: e.time_s)),
+            stretches=tuple(self.stretches),
+            first_decisions=self.first_decisions,
+            metrics=metrics,
+        )
+
+    def _fair_share_s(self, state: RunningJob) -> float:
+        """Completion with its own 1/n of the cluster, n the jobs that were there on average during its life [s]."""
+        training = state.actual.training
+        if not isinstance(training, DataParallelTraining):
+            return nan
+        share = max(1.0, self._average_crowd(state.job.arrival_s, state.end_s))
+        believed = state.curves(self.cluster, self.policy.adapts_batch, 0.0)
+        rates = []
+        for group in self.cluster.groups:
+            if group.device in believed:
+                curve = believed[group.device]
+                n = max(curve.best_within(max(1, int(group.num_devices / share))), curve.fewest)
+                batch, nodes = curve.batch_sizes[n], ceil(n / group.devices_per_node)
+                # The middle of the job stands for the whole of it.
+                worth = 1.0 if training.efficiency is None else training.efficiency(batch, 0.5)
+                rates.append(training.speeds[group.device](n, nodes, batch) * worth)
+        best = max(rates)
+        return state.actual.work_samples / best if best > 0 else nan
+
+    def _average_crowd(self, start_s: float, end_s: float) -> float:
+        """Mean number of active jobs between two times."""
+        times = np.asarray([time_s for time_s, _ in self.crowd])
+        counts = np.asarray([count for _, count in self.crowd], dtype=float)
+        first = max(0, int(np.searchsorted(times, start_s, side="right")) - 1)
+        last = max(first + 1, int(np.searchsorted(times, end_s, side="left")))
+        # Changes at one moment leave stretches of no length, which must not make all weights zero.
+        edges = np.asarray([start_s, *times[first + 1 : last], max(end_s, start_s + 1e-9)])
+        return float(np.average(counts[first:last], weights=np.maximum(np.diff(edges), 1e-12)))

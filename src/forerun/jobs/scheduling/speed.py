@@ -1,0 +1,398 @@
+"""Speed of a job against what it is given: protocols, forms, a fitted form, and the worth of more devices.
+
+A speed model is any callable of these signatures, so that a model of communication plugs in as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from math import ceil, exp, inf, log
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.base.errors import InvalidSetupError
+
+__all__ = [
+    "BatchEfficiency",
+    "DataParallelSpeed",
+    "Efficiency",
+    "MeasuredSpeed",
+    "RateCurve",
+    "ServerSpeed",
+    "SpeedModel",
+    "StepPoint",
+    "fit_data_parallel",
+    "rate_curve",
+    "upper_hull",
+]
+
+
+class SpeedModel(Protocol):
+    """Data-parallel training on devices of one kind."""
+
+    def __call__(self, num_devices: int, num_nodes: int, batch_size: float) -> float:
+        """Samples per second of all devices together; zero where the batch cannot be run.
+
+        Args:
+            num_devices: Devices, n >= 1.
+            num_nodes: Nodes they are on.
+            batch_size: Samples of one step on all devices.
+        """
+        ...
+
+    def __hash__(self) -> int:
+        """Curves are kept by their speed model."""
+        ...
+
+
+class ServerSpeed(Protocol):
+    """Training with parameter servers."""
+
+    def __call__(self, num_workers: int, num_servers: int) -> float:
+        """Steps per second with w workers and p servers, both >= 1."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataParallelSpeed:
+    """The seven-parameter form of Pollux, with gradient accumulation.
+
+    With m samples a device and accumulation step,
+
+        t_grad = gradient_s + gradient_per_sample_s * m
+        t_sync = 0 for one device; sync_s + sync_per_device_s * (n - 2), local or between nodes
+        t_step = (s - 1) * t_grad + (t_grad ** g + t_sync ** g) ** (1 / g)
+
+    for s accumulation steps and overlap exponent g: 1 is no overlap of computing and communicating, 10 nearly full.
+
+    Attributes:
+        gradient_s: Constant part of forward and backward [s].
+        gradient_per_sample_s: Their part per sample of a device [s].
+        local_sync_s: All-reduce of two devices of one node [s].
+        local_sync_per_device_s: More of it for each further device of the node [s].
+        node_sync_s: All-reduce of two devices of different nodes [s].
+        node_sync_per_device_s: More of it for each further device [s].
+        overlap: Exponent g, 1 to 10.
+        max_batch_per_device: Most samples that fit on a device; more are accumulated.
+
+    Source: Qiao et al. 2021, "Pollux", OSDI, section 3.2.
+    """
+
+    gradient_s: float
+    gradient_per_sample_s: float
+    local_sync_s: float = 0.0
+    local_sync_per_device_s: float = 0.0
+    node_sync_s: float = 0.0
+    node_sync_per_device_s: float = 0.0
+    overlap: float = 1.0
+    max_batch_per_device: float = inf
+
+    def sync_time_s(self, num_devices: int, num_nodes: int) -> float:
+        """Time of one all-reduce by itself [s]."""
+        if num_devices == 1:
+            return 0.0
+        if num_nodes == 1:
+            return self.local_sync_s + self.local_sync_per_device_s * (num_devices - 2)
+        return self.node_sync_s + self.node_sync_per_device_s * (num_devices - 2)
+
+    def step_time_s(self, num_devices: int, num_nodes: int, batch_size: float) -> float:
+        """Time of one step of the whole batch [s]."""
+        per_device = batch_size / num_devices
+        num_passes = max(1, ceil(per_device / self.max_batch_per_device - 1e-9))
+        gradient = self.gradient_s + self.gradient_per_sample_s * per_device / num_passes
+        sync = self.sync_time_s(num_devices, num_nodes)
+        g = self.overlap
+        return (num_passes - 1) * gradient + float((gradient**g + sync**g) ** (1 / g))
+
+    def __call__(self, num_devices: int, num_nodes: int, batch_size: float) -> float:
+        """Samples per second; zero for less than one sample a device."""
+        if batch_size < num_devices:
+            return 0.0
+        return batch_size / self.step_time_s(num_devices, num_nodes, batch_size)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MeasuredSpeed:
+    """Speed from measured points: a line in log-log coordinates between them.
+
+    Beyond the last point the last two points' slope goes on, at most 1 and at least 0; before the first point the
+    speed is proportional to the devices. The batch a device gets is that of the measurements: a larger batch on as
+    many devices is not known to be faster.
+
+    Attributes:
+        samples_per_s: Measured speed by number of devices [1/s].
+    """
+
+    samples_per_s: Mapping[int, float]
+
+    def __post_init__(self) -> None:
+        if not self.samples_per_s:
+            raise InvalidSetupError("expected at least one measured speed, got none")
+        for count, speed in self.samples_per_s.items():
+            if count < 1 or not 0 < speed < inf:
+                raise InvalidSetupError(
+                    f"a measured speed needs at least one device and samples per second above zero, got {speed} on "
+                    f"{count} devices"
+                )
+
+    def __call__(self, num_devices: int, num_nodes: int, batch_size: float) -> float:
+        """Samples per second."""
+        points = sorted(self.samples_per_s.items())
+        if num_devices <= points[0][0]:
+            return points[0][1] * num_devices / points[0][0]
+        for (low, slow), (high, fast) in pairwise(points):
+            if num_devices <= high:
+                share = log(num_devices / low) / log(high / low)
+                return slow * exp(share * log(fast / slow))
+        last, speed = points[-1]
+        if len(points) == 1:
+            return speed
+        before, slower = points[-2]
+        slope = min(1.0, max(0.0, log(speed / slower) / log(last / before)))
+        return float(speed * (num_devices / last) ** slope)
+
+
+Floats = npt.NDArray[np.float64]
+
+_SMALLEST_S = 1e-8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPoint:
+    """One measured data-parallel step.
+
+    Attributes:
+        num_devices, num_nodes: Where it ran.
+        batch_size_per_device: Samples of a device.
+        step_time_s: The whole step [s].
+        sync_time_s: The part of it in which gradients were waited for [s]; None if it was not told apart.
+    """
+
+    num_devices: int
+    num_nodes: int
+    batch_size_per_device: float
+    step_time_s: float
+    sync_time_s: float | None = None
+
+
+def fit_data_parallel(points: Sequence[StepPoint], max_batch_per_device: float = np.inf) -> DataParallelSpeed:
+    """The seven parameters that make the root mean square of log(predicted / measured) smallest.
+
+    The step and, where it was told apart, the step without waiting count equally. As in Pollux, an exponent far from
+    1 and a synchronisation that grows fast with the devices cost a little, and what no point shows is pinned: without
+    points on several nodes they cost 1.1 times what one node does.
+
+    Args:
+        points: Measured steps, at least one.
+        max_batch_per_device: Most samples that fit on a device.
+
+    Raises:
+        InvalidSetupError: There is no point.
+
+    Source: Qiao et al. 2021, "Pollux", OSDI, section 4.1.
+    """
+    if not points:
+        raise InvalidSetupError("expected at least one measured step, got none")
+    from scipy.optimize import minimize  # slow to import, and most jobs say their speed
+
+    table = _Table(points)
+    # The loss is not convex in the overlap: one start without overlap, one with some.
+    best = min(
+        (
+            minimize(
+                table.loss,
+                table.start(overlap),
+                method="L-BFGS-B",
+                bounds=[(np.log(_SMALLEST_S), 6.0)] * 6 + [(1.0, 10.0)],
+            )
+            for overlap in (1.0, 2.5)
+        ),
+        key=lambda found: float(found.fun),
+    )
+    values = np.exp(best.x[:6])
+    # Without a point on several nodes the fit says nothing of these two.
+    if not table.is_apart.any():
+        values[4:6] = 1.1 * values[2:4]
+    return DataParallelSpeed(
+        gradient_s=float(values[0]),
+        gradient_per_sample_s=float(values[1]),
+        local_sync_s=float(values[2]),
+        local_sync_per_device_s=float(values[3]),
+        node_sync_s=float(values[4]),
+        node_sync_per_device_s=float(values[5]),
+        overlap=float(best.x[6]),
+        max_batch_per_device=max_batch_per_device,
+    )
+
+
+class _Table:
+    """Measured steps as arrays, and the loss of seven parameters on them."""
+
+    def __init__(self, points: Sequence[StepPoint]) -> None:
+        self.num_devices = np.asarray([p.num_devices for p in points], dtype=float)
+        self.batch = np.asarray([p.batch_size_per_device for p in points], dtype=float)
+        self.step_s = np.asarray([p.step_time_s for p in points])
+        waited = np.asarray([np.nan if p.sync_time_s is None else p.sync_time_s for p in points])
+        self.gradient_s = np.maximum(self.step_s - waited, 0.05 * self.step_s)
+        self.is_shared = self.num_devices > 1
+        self.is_apart = np.asarray([p.num_nodes > 1 for p in points])
+
+    def start(self, overlap: float) -> Floats:
+        fastest = float(self.step_s.min())
+        per_sample = 0.5 * float((self.step_s / self.batch).min())
+        sync = 0.3 * fastest
+        guess = [0.5 * fastest, per_sample, sync, 0.02 * sync, sync, 0.02 * sync]
+        return np.asarray([*np.log(np.maximum(guess, 10 * _SMALLEST_S)), overlap])
+
+    def loss(self, x: Floats) -> float:
+        a, b, local, local_more, apart, apart_more = np.exp(x[:6])
+        g = x[6]
+        gradient = a + b * self.batch
+        others = self.num_devices - 2
+        sync = np.where(self.is_apart, apart + apart_more * others, local + local_more * others)
+        step = np.where(self.is_shared, (gradient**g + np.abs(sync) ** g) ** (1 / g), gradient)
+        error = float(np.mean(np.log(step / self.step_s) ** 2))
+        known = ~np.isnan(self.gradient_s)
+        if known.any():
+            error += float(np.mean(np.log(gradient[known] / self.gradient_s[known]) ** 2))
+        growth = (local_more / local) ** 2 + (apart_more / apart) ** 2
+        return float(error + 1e-3 * (g - 1) ** 2 + 1e-2 * growth)
+
+
+NUM_BATCHES_TRIED = 25
+
+
+class Efficiency(Protocol):
+    """Worth of a sample in a larger batch."""
+
+    def __call__(self, batch_size: float, progress: float) -> float:
+        """Progress of a sample, relative to one in a batch of the size asked for.
+
+        Args:
+            batch_size: Samples of one step on all devices.
+            progress: Share of the job that is done, 0 to 1.
+        """
+        ...
+
+    def __hash__(self) -> int:
+        """Curves are kept by their efficiency."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchEfficiency:
+    """Statistical efficiency from the gradient noise scale: eff(M) = (phi + M0) / (phi + M).
+
+    Attributes:
+        noise_scale: phi, the batch beyond which more samples stop to help.
+        base_batch_size: M0, where the efficiency is 1.
+
+    Source: McCandlish et al. 2018, arXiv 1812.06162; the form is that of Pollux, OSDI 2021, section 3.1.
+    """
+
+    noise_scale: float
+    base_batch_size: float
+
+    def __post_init__(self) -> None:
+        if self.noise_scale < 0 or self.base_batch_size <= 0:
+            raise InvalidSetupError(
+                "a noise scale must be zero or more and the base batch above zero, got "
+                f"{self.noise_scale} and {self.base_batch_size}"
+            )
+
+    def __call__(self, batch_size: float, progress: float) -> float:
+        """Progress of a sample, the same all along the job."""
+        return (self.noise_scale + self.base_batch_size) / (self.noise_scale + batch_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RateCurve:
+    """Useful samples per second against the number of devices of one kind, packed on as few nodes as they need.
+
+    Attributes:
+        rates: By number of devices, from 0; zero where the job cannot run [1/s].
+        batch_sizes: Global batch that gives this rate, by number of devices.
+        hull: Numbers of devices at the corners of the least concave curve above the rates, from 0 to the best.
+    """
+
+    rates: tuple[float, ...]
+    batch_sizes: tuple[float, ...]
+    hull: tuple[int, ...]
+
+    @property
+    def best(self) -> int:
+        """Fewest devices with the highest rate; 0 if the job cannot run here."""
+        return self.hull[-1]
+
+    @property
+    def fewest(self) -> int:
+        """Fewest devices the job runs on at all; 0 if it cannot run here."""
+        return next((n for n, rate in enumerate(self.rates) if rate > 0), 0)
+
+    def best_within(self, num_devices: int) -> int:
+        """Fewest devices with the highest rate among at most so many."""
+        end = min(num_devices, len(self.rates) - 1)
+        return max(range(end + 1), key=lambda n: (self.rates[n], -n))
+
+    def scaled(self, factors: Sequence[float]) -> RateCurve:
+        """The same curve with each rate multiplied, by number of devices."""
+        rates = tuple(rate * factor for rate, factor in zip(self.rates, factors, strict=False))
+        return RateCurve(rates=rates, batch_sizes=self.batch_sizes, hull=upper_hull(rates))
+
+
+def upper_hull(rates: Sequence[float]) -> tuple[int, ...]:
+    """Corners of the least concave function above the rates, up to the first maximum.
+
+    >>> upper_hull([0.0, 1.0, 1.8, 1.2, 3.0, 3.0])
+    (0, 1, 4)
+    """
+    end = max(range(len(rates)), key=lambda n: (rates[n], -n))
+    corners = [0]
+    for n in range(1, end + 1):
+        while len(corners) > 1 and _is_below(rates, corners[-2], corners[-1], n):
+            corners.pop()
+        corners.append(n)
+    return tuple(corners)
+
+
+def _is_below(rates: Sequence[float], a: int, b: int, c: int) -> bool:
+    """True if the point at b lies on or below the line from a to c."""
+    return (rates[b] - rates[a]) * (c - a) <= (rates[c] - rates[a]) * (b - a)
+
+
+@lru_cache(maxsize=20_000)
+def rate_curve(
+    speed: SpeedModel,
+    efficiency: Efficiency | None,
+    batch_range: tuple[float, float],
+    devices_per_node: int,
+    max_devices: int,
+    progress: float,
+) -> RateCurve:
+    """The curve of one job on one kind of device.
+
+    Args:
+        speed: Its speed there.
+        efficiency: What a sample of a larger batch is worth; None: always the same.
+        batch_range: Smallest and largest global batch to choose from.
+        devices_per_node: Devices of a node.
+        max_devices: Length of the curve.
+        progress: Share of the job that is done; the efficiency may depend on it.
+    """
+    low, high = batch_range
+    steps = NUM_BATCHES_TRIED - 1
+    tried = [low] if low == high else [low * (high / low) ** (i / steps) for i in range(steps + 1)]
+    worth = [1.0 if efficiency is None else efficiency(batch, progress) for batch in tried]
+    rates, batches = [0.0], [low]
+    for n in range(1, max_devices + 1):
+        nodes = -(-n // devices_per_node)
+        found = [speed(n, nodes, batch) * use for batch, use in zip(tried, worth, strict=True)]
+        chosen = max(range(len(tried)), key=found.__getitem__)
+        rates.append(found[chosen])
+        batches.append(tried[chosen])
+    return RateCurve(rates=tuple(rates), batch_sizes=tuple(batches), hull=upper_hull(rates))

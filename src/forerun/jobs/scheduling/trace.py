@@ -1,0 +1,491 @@
+"""Traces of clusters, one row per job, under FIFO, SRTF and LAS: jobs of a known size and time.
+
+The rounds of the simulator are left out: decisions are made at every event, so that a hundred thousand jobs take
+seconds. Devices are counted, not placed, and a job that is stopped loses nothing.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from math import inf, isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from forerun.base.errors import InvalidSetupError, RecordError, UsageError
+from forerun.base.frames import read_table
+from forerun.jobs.scheduling.outcome import ScheduleMetrics, schedule_metrics
+from forerun.jobs.scheduling.plain_policies import LAS_THRESHOLDS_DEVICE_S
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = [
+    "Key",
+    "OrderedLoad",
+    "RigidJob",
+    "RigidOutcome",
+    "RigidPolicy",
+    "read_trace",
+    "rigid_policy",
+    "simulate_rigid",
+]
+
+_NAMES = {
+    "job": ("job", "job_id", "jobid", "job_name", "name"),
+    "submitted": (
+        "submit_time",
+        "submitted_time",
+        "submit_s",
+        "submit_or_start_time",
+        "arrival_time",
+        "timestamp",
+        "time",
+        "start_time",
+    ),
+    "num_devices": ("num_gpus", "n_gpus", "num_gpu", "gpus", "gpu_num", "plan_gpu", "num_devices"),
+    "duration": ("duration_s", "duration", "run_time", "runtime"),
+    "end": ("end_time", "finished_time", "endtime"),
+    "start": ("start_time", "started_time", "starttime"),
+    "instances": ("inst_num",),
+}
+"""Names under which the columns are known.
+
+Ours, and those of Philly (``jobid, submitted_time, start_time, end_time, num_gpus``), Helios (``job_id, submit_time,
+start_time, end_time, duration, gpu_num``), Alibaba's GPU trace of 2020 (``job_name, inst_num, plan_gpu, start_time,
+end_time``; plan_gpu in hundredths of a GPU of each instance), Tiresias' simulator (``job_id, num_gpu, submit_time,
+duration``), and the tables of the Pollux artifact.
+"""
+
+_OPTIONAL = ("job", "duration", "end", "start", "instances")
+
+
+def read_trace(path: str | Path) -> list[RigidJob]:
+    """Jobs of a CSV or Parquet trace, in the order of submission, the first at 0 s.
+
+    Columns: the job's name (optional: rows are numbered), its submission (a date, or seconds), its devices and its
+    duration in seconds, or its start and end. Hundredths of GPUs (``plan_gpu``) are rounded up to whole ones; jobs of
+    such a trace that have no GPU, and jobs of any that never ended (no end, or a duration of zero), are an error that
+    says how many there are.
+
+    Raises:
+        RecordError: The file cannot be read, a column is missing, a cell is empty or no number, or a name occurs twice.
+    """
+    frame = read_table(Path(path))
+    table = Path(path).name
+    columns = {what: _column(frame, names, table, what) for what, names in _NAMES.items()}
+    submitted = _seconds(frame, columns["submitted"], table)
+    devices = _devices(frame, columns, table)
+    durations = _durations(frame, columns, table)
+    _refuse(devices < 1, frame, columns["num_devices"], table, "at least one device")
+    _refuse(devices % 1 != 0, frame, columns["num_devices"], table, "a whole number of devices")
+    ends = columns["duration"] or columns["end"]
+    _refuse(durations <= 0, frame, ends, table, "a duration above zero seconds")
+    names = _job_names(frame, columns["job"], table)
+    rows = zip(
+        names, (submitted - submitted.min()).tolist(), devices.tolist(), durations.tolist(), strict=True
+    )
+    jobs = [RigidJob(name, time_s, int(number), duration_s) for name, time_s, number, duration_s in rows]
+    return sorted(jobs, key=lambda job: job.arrival_s)
+
+
+def _column(frame: pd.DataFrame, names: tuple[str, ...], table: str, what: str) -> str:
+    """Name of the column in this table; empty for a name that is not needed."""
+    known = {str(column).strip().lower(): str(column) for column in frame.columns}
+    found = next((known[name] for name in names if name in known), None)
+    if found is None and what not in _OPTIONAL:
+        raise RecordError(
+            f"{table}: expected a column for {what.replace('_', ' ')}, one of {', '.join(names)}; got "
+            f"{', '.join(map(str, frame.columns))}; rename it"
+        )
+    return found or ""
+
+
+def _devices(frame: pd.DataFrame, columns: dict[str, str], table: str) -> pd.Series[float]:
+    """Devices of each job; Alibaba's are hundredths of a GPU of each instance."""
+    found = _numbers(frame, columns["num_devices"], table)
+    if columns["num_devices"].strip().lower() != "plan_gpu":
+        return found
+    instances = _numbers(frame, columns["instances"], table) if columns["instances"] else 1.0
+    whole: pd.Series[float] = -(-(found * instances) // 100)
+    return whole
+
+
+def _durations(frame: pd.DataFrame, columns: dict[str, str], table: str) -> pd.Series[float]:
+    """Durations [s], as they are written or from start to end."""
+    if columns["duration"]:
+        return _numbers(frame, columns["duration"], table)
+    start, end = columns["start"] or columns["submitted"], columns["end"]
+    if not end:
+        raise RecordError(
+            f"{table}: expected a column for the duration, one of {', '.join(_NAMES['duration'])}, or for the end, one "
+            f"of {', '.join(_NAMES['end'])}; got {', '.join(map(str, frame.columns))}; rename it"
+        )
+    import pandas as pd
+
+    for column in (start, end):
+        empty = frame[column].astype(str).str.strip().isin(["", "nan", "NaT", "None"])
+        _refuse(empty, frame, column, table, "a date or seconds")
+    # Both from the same moment on, so that dates and seconds do alike.
+    both = pd.DataFrame({"time": pd.concat([frame[start], frame[end]], ignore_index=True)})
+    times = _seconds(both, "time", table).to_numpy()
+    return pd.Series(times[len(frame) :] - times[: len(frame)])
+
+
+def _numbers(frame: pd.DataFrame, column: str, table: str) -> pd.Series[float]:
+    import pandas as pd
+
+    values = pd.to_numeric(frame[column], errors="coerce").astype(float)
+    _refuse(values.isna(), frame, column, table, "a number")
+    return values
+
+
+def _seconds(frame: pd.DataFrame, column: str, table: str) -> pd.Series[float]:
+    """Submission in seconds, from numbers or from dates."""
+    import pandas as pd
+
+    cells = frame[column]
+    if not pd.api.types.is_datetime64_any_dtype(cells):
+        numbers = pd.to_numeric(cells, errors="coerce")
+        if numbers.notna().any():
+            return _numbers(frame, column, table)
+    dates = pd.to_datetime(cells, errors="coerce", utc=True, format="ISO8601")
+    _refuse(dates.isna(), frame, column, table, "a date or seconds")
+    return (dates - dates.min()).dt.total_seconds()
+
+
+def _job_names(frame: pd.DataFrame, column: str, table: str) -> list[str]:
+    if not column:
+        return [f"job-{number}" for number in range(1, len(frame) + 1)]
+    cells = frame[column]
+    _refuse(cells.isna() | (cells.astype(str).str.strip() == ""), frame, column, table, "a name")
+    names = cells.astype(str)
+    _refuse(names.duplicated(), frame, column, table, "a name that no other job has")
+    return names.tolist()
+
+
+def _refuse(bad: pd.Series[bool], frame: pd.DataFrame, column: str, table: str, wanted: str) -> None:
+    """Raises for the first row that is marked."""
+    if bad.any():
+        row = int(bad.to_numpy().argmax())
+        cell = frame[column].iloc[row]
+        came = "an empty cell" if str(cell).strip() in ("", "nan", "NaT", "None") else f"'{cell}'"
+        raise RecordError(
+            f"{table}, column '{column}', row {row + 1}: expected {wanted}, got {came} ({int(bad.sum())} such row(s)); "
+            "complete or drop them"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RigidJob:
+    """A job of a trace.
+
+    Attributes:
+        name: Unlike every other's.
+        arrival_s: When it came [s].
+        num_devices: Devices it runs on.
+        duration_s: Time it runs on them [s].
+    """
+
+    name: str
+    arrival_s: float
+    num_devices: int
+    duration_s: float
+
+
+_LEAST_S = 1e-6
+
+
+class RigidPolicy(StrEnum):
+    """Order in which jobs are served."""
+
+    FIFO = "fifo"
+    SRTF = "srtf"
+    LAS = "las"
+
+
+def rigid_policy(name: str) -> RigidPolicy:
+    """A policy by name.
+
+    Raises:
+        UsageError: The policy needs more than a trace says.
+    """
+    if name not in list(RigidPolicy):
+        raise UsageError(
+            f"policy '{name}' gives other numbers of devices than were asked for, and a trace does not say how fast a "
+            f"job is with them; of a trace choose among {', '.join(RigidPolicy)}"
+        )
+    return RigidPolicy(name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RigidOutcome:
+    """Results of a trace.
+
+    Attributes:
+        policy: Order of service.
+        end_s: End of each job, in the order given [s].
+        metrics: The figures; finish-time fairness is not known for jobs of one size.
+    """
+
+    policy: str
+    end_s: tuple[float, ...]
+    metrics: ScheduleMetrics
+
+
+def simulate_rigid(
+    jobs: Sequence[RigidJob],
+    num_devices: int,
+    policy: RigidPolicy,
+    thresholds_device_s: Sequence[float] = LAS_THRESHOLDS_DEVICE_S,
+) -> RigidOutcome:
+    """The trace under one policy.
+
+    FIFO serves strictly in the order of arrival. SRTF and LAS go through the jobs in their order and start each that
+    fits, stopping jobs that come later in it; LAS moves a job to the next queue when its device-seconds pass a
+    threshold. Cost: a few list operations per event, whatever the queue.
+
+    Raises:
+        InvalidSetupError: There are no jobs, a number is not above zero, or a job is larger than the cluster.
+    """
+    _check(jobs, num_devices)
+    ends, starts = _Queue(jobs, num_devices, policy, tuple(thresholds_device_s)).run()
+    arrival = np.asarray([job.arrival_s for job in jobs])
+    work = np.asarray([job.num_devices * job.duration_s for job in jobs])
+    unknown = np.full(len(jobs), np.nan)
+    return RigidOutcome(
+        policy=str(policy),
+        end_s=tuple(ends),
+        metrics=schedule_metrics(
+            arrival_s=arrival,
+            end_s=ends,
+            device_s=work,
+            num_restarts=[number - 1 for number in starts],
+            fair_share_s=unknown,
+            deadline_s=np.full(len(jobs), np.inf),
+            num_devices=num_devices,
+            decision_s=(),
+        ),
+    )
+
+
+def _check(jobs: Sequence[RigidJob], num_devices: int) -> None:
+    if not jobs:
+        raise InvalidSetupError("expected at least one job in the trace, got none")
+    if num_devices < 1:
+        raise InvalidSetupError(f"expected a cluster of at least one device, got {num_devices}")
+    for job in jobs:
+        if not (
+            isfinite(job.arrival_s)
+            and job.arrival_s >= 0
+            and 0 < job.duration_s < inf
+            and job.num_devices > 0
+        ):
+            raise InvalidSetupError(
+                f"job '{job.name}' of the trace: expected an arrival of zero or later, devices and a duration above "
+                f"zero, got {job.arrival_s} s, {job.num_devices} and {job.duration_s} s"
+            )
+        if job.num_devices > num_devices:
+            raise InvalidSetupError(
+                f"job '{job.name}' of the trace asks for {job.num_devices} devices, the cluster has {num_devices}; "
+                "enlarge the cluster or drop the job"
+            )
+
+
+class _Queue:
+    """State of one run. A key orders jobs, the smallest first; it ends in the job's number, so that none are equal.
+
+    The key of a waiting job does not change. That of a running one does under SRTF, all by the same amount in the same
+    time, so that running jobs are kept in the order of key + now, and under LAS at a threshold, which is an event.
+    """
+
+    def __init__(
+        self, jobs: Sequence[RigidJob], num_devices: int, policy: RigidPolicy, thresholds: tuple[float, ...]
+    ) -> None:
+        self.jobs, self.free, self.policy, self.thresholds = jobs, num_devices, policy, thresholds
+        self.order = sorted(range(len(jobs)), key=lambda i: jobs[i].arrival_s)
+        self.left_s = [job.duration_s for job in jobs]
+        self.since_s = [0.0] * len(jobs)
+        self.version = [0] * len(jobs)
+        self.num_starts = [0] * len(jobs)
+        self.end_s = [inf] * len(jobs)
+        # Waiting jobs by size: only the first of each size can be next.
+        self.waiting: dict[int, list[Key]] = {}
+        self.running = OrderedLoad()
+        self.running_key: dict[int, Key] = {}
+        self.events: list[tuple[float, int, int]] = []
+
+    def run(self) -> tuple[list[float], list[int]]:
+        """All events in order; ends and numbers of starts."""
+        coming, number = self.order, 0
+        while number < len(coming) or self.running:
+            arrival_s = self.jobs[coming[number]].arrival_s if number < len(coming) else inf
+            event_s = self.events[0][0] if self.events else inf
+            now_s = min(arrival_s, event_s)
+            while number < len(coming) and self.jobs[coming[number]].arrival_s <= now_s:
+                self._wait(coming[number])
+                number += 1
+            while self.events and self.events[0][0] <= now_s:
+                _, i, version = heapq.heappop(self.events)
+                if version == self.version[i]:
+                    self._happen(i, now_s)
+            self._serve(now_s)
+        return self.end_s, self.num_starts
+
+    def _had_device_s(self, i: int) -> float:
+        job = self.jobs[i]
+        return (job.duration_s - self.left_s[i]) * job.num_devices
+
+    def _queue(self, i: int) -> int:
+        had = self._had_device_s(i) + _LEAST_S * self.jobs[i].num_devices
+        return sum(had >= end for end in self.thresholds)
+
+    def _key(self, i: int) -> Key:
+        """Place of a job that does not run."""
+        arrival_s = self.jobs[i].arrival_s
+        if self.policy is RigidPolicy.SRTF:
+            return (self.left_s[i], arrival_s, i)
+        if self.policy is RigidPolicy.LAS:
+            return (float(self._queue(i)), arrival_s, i)
+        return (arrival_s, 0.0, i)
+
+    def _wait(self, i: int) -> None:
+        heapq.heappush(self.waiting.setdefault(self.jobs[i].num_devices, []), self._key(i))
+
+    def _start(self, i: int, now_s: float) -> None:
+        self.free -= self.jobs[i].num_devices
+        self.num_starts[i] += 1
+        self._run_on(i, now_s)
+
+    def _run_on(self, i: int, now_s: float) -> None:
+        """Enters a running job in its place, with its next event: its end, or a threshold before."""
+        self.since_s[i] = now_s
+        key = self._key(i)
+        if self.policy is RigidPolicy.SRTF:
+            key = (key[0] + now_s, key[1], i)
+        self.running.add(key, self.jobs[i].num_devices)
+        self.running_key[i] = key
+        next_s = self.left_s[i]
+        if self.policy is RigidPolicy.LAS and (queue := self._queue(i)) < len(self.thresholds):
+            next_s = min(next_s, (self.thresholds[queue] - self._had_device_s(i)) / self.jobs[i].num_devices)
+        self.version[i] += 1
+        heapq.heappush(self.events, (now_s + next_s, i, self.version[i]))
+
+    def _leave(self, i: int, now_s: float) -> None:
+        """Takes a running job out, its work up to now done."""
+        key = self.running_key.pop(i)
+        self.running.remove(key)
+        self.left_s[i] = max(0.0, self.left_s[i] - (now_s - self.since_s[i]))
+        self.version[i] += 1
+
+    def _happen(self, i: int, now_s: float) -> None:
+        self._leave(i, now_s)
+        # Above the rounding of a time of years, so that an event always moves the clock.
+        if self.left_s[i] <= _LEAST_S:
+            self.end_s[i] = now_s
+            self.free += self.jobs[i].num_devices
+        else:
+            self._run_on(i, now_s)
+
+    def _serve(self, now_s: float) -> None:
+        """Starts waiting jobs as long as the policy lets one start."""
+        while (size := self._next_size(now_s)) is not None:
+            key = heapq.heappop(self.waiting[size])
+            while self.free < size:
+                self._stop(self.running.last()[2], now_s)
+            self._start(key[2], now_s)
+
+    def _next_size(self, now_s: float) -> int | None:
+        """Size of the waiting job to start next: the first in order that fits once later ones are stopped."""
+        heads = sorted((heap[0], size) for size, heap in self.waiting.items() if heap)
+        if self.policy is RigidPolicy.FIFO:
+            return heads[0][1] if heads and heads[0][1] <= self.free else None
+        shift = now_s if self.policy is RigidPolicy.SRTF else 0.0
+        for key, size in heads:
+            if self._room((key[0] + shift, key[1], key[2]), size):
+                return size
+        return None
+
+    def _room(self, key: Key, size: int) -> bool:
+        """True if enough devices are free or held by jobs later in the order."""
+        return self.free >= size or self.free + self.running.above(key) >= size
+
+    def _stop(self, i: int, now_s: float) -> None:
+        self._leave(i, now_s)
+        self.free += self.jobs[i].num_devices
+        self._wait(i)
+
+
+Key = tuple[float, float, int]
+
+_LONGEST_BLOCK = 128
+
+
+class OrderedLoad:
+    """Keys in order, in blocks of at most a hundred or so, each with the sum of its weights.
+
+    Adding, removing and asking for the weight above a key cost about the square root of the number of keys.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: list[list[Key]] = []
+        self._highest: list[Key] = []
+        self._loads: list[int] = []
+        self._weights: dict[Key, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+    def __reversed__(self) -> Iterator[Key]:
+        for block in reversed(self._blocks):
+            yield from reversed(block)
+
+    def last(self) -> Key:
+        """The highest key."""
+        return self._blocks[-1][-1]
+
+    def add(self, key: Key, weight: int) -> None:
+        """Enters a key, which must be new."""
+        self._weights[key] = weight
+        if not self._blocks:
+            self._blocks, self._highest, self._loads = [[key]], [key], [weight]
+            return
+        i = min(bisect_left(self._highest, key), len(self._blocks) - 1)
+        block = self._blocks[i]
+        insort(block, key)
+        self._highest[i] = block[-1]
+        self._loads[i] += weight
+        if len(block) > _LONGEST_BLOCK:
+            self._split(i)
+
+    def _split(self, i: int) -> None:
+        block = self._blocks[i]
+        half = len(block) // 2
+        parts = [block[:half], block[half:]]
+        self._blocks[i : i + 1] = parts
+        self._highest[i : i + 1] = [part[-1] for part in parts]
+        self._loads[i : i + 1] = [sum(self._weights[key] for key in part) for part in parts]
+
+    def remove(self, key: Key) -> None:
+        """Takes a key out, which must be there."""
+        i = bisect_left(self._highest, key)
+        block = self._blocks[i]
+        del block[bisect_left(block, key)]
+        self._loads[i] -= self._weights.pop(key)
+        if block:
+            self._highest[i] = block[-1]
+        else:
+            del self._blocks[i], self._highest[i], self._loads[i]
+
+    def above(self, key: Key) -> int:
+        """Sum of the weights of all higher keys."""
+        i = bisect_right(self._highest, key)
+        if i == len(self._blocks):
+            return 0
+        block = self._blocks[i]
+        return sum(self._loads[i + 1 :]) + sum(self._weights[k] for k in block[bisect_right(block, key) :])

@@ -1,1 +1,0 @@
-"""Single layers: their sizes, their figures, and the design of their measurement."""

@@ -1,1 +1,0 @@
-"""Jobs on the nodes of a Ray cluster."""

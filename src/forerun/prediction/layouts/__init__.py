@@ -1,1 +1,0 @@
-"""Steps and memory of a model that a layout divides among devices."""

@@ -1,0 +1,464 @@
+"""Memory of each device of a run: of one alone, of replicas, and of each stage of a layout at its own peak.
+
+Replicas hold what one device alone holds, and buckets of gradients beside it; ZeRO divides the state. A stage of a
+layout holds its part of weights, gradients and optimizer state, and what the micro-steps in flight keep. The last of
+them is replayed unit by unit through forward and backward pass: its own peak lies where kept activations, the
+temporaries of a unit and the gathered weights and gradients of FSDP are largest together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from forerun.base.kept import Kept
+from forerun.cost.communication.data_parallel import ShardedMemory, sharded_memory
+from forerun.cost.memory.constants import MemoryConstants, memory_constants, visible_memory
+from forerun.cost.memory.peak import (
+    COMPILED_FRACTION,
+    MaxBatchSize,
+    MemoryEstimate,
+    estimate_memory,
+    fits,
+    max_batch_size,
+)
+from forerun.cost.memory.units import UnitMemory
+from forerun.graph.graph import AllocationKind, Graph, MemoryEvent
+from forerun.prediction.division import Axes, uses_layout, wide_factor
+from forerun.prediction.estimate import Interval, MemoryShare
+from forerun.prediction.schedules import in_flight
+from forerun.prediction.step import PreparedModel
+from forerun.prediction.units import DividedModel
+from forerun.question.devices.device import Device
+from forerun.question.parallel import PipelineSchedule
+from forerun.question.run import Run
+from forerun.question.saving import MasterWeights
+from forerun.question.setup import OptimizerImplementation, TrainingSetup, parse_release
+from forerun.question.sharing import Sharing, Strategy
+
+__all__ = [
+    "HeldMemory",
+    "RunMemory",
+    "StageMemory",
+    "grown_memory_bytes",
+    "held_memory",
+    "held_state",
+    "layout_memory",
+    "memory_constants_of",
+    "optimizer_state_bytes",
+    "run_memory",
+    "stage_peak",
+    "weights_bytes",
+]
+
+_COMMUNICATOR_BYTES = 2 * 24 * 4 * 1024**2
+"""Buffers of one communicator of NCCL: 24 channels of 4 MiB (``NCCL_BUFFSIZE``) to each of two neighbours."""
+_COPY_RATIO = 2.0
+"""Bytes of a gradient in fp32 over those in half precision."""
+_UNCERTAINTY = 0.05
+"""Half-width of the 90 % interval of the bytes of tensors of an eager step, as a fraction."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageMemory:
+    """Memory of each device of one stage.
+
+    Attributes:
+        stage: Number of the stage, from 0.
+        num_blocks: Blocks it has.
+        parts: Contents at the peak, which add up to ``peak_bytes.value``.
+        peak_bytes: Memory that the process needs [bytes].
+        allocated_bytes: Bytes of tensors at the peak, as PyTorch's ``max_memory_allocated`` counts them [bytes].
+    """
+
+    stage: int
+    num_blocks: int
+    parts: tuple[MemoryShare, ...]
+    peak_bytes: Interval
+    allocated_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Held:
+    """State of the model on one device of a stage [bytes]."""
+
+    weights: float
+    gradients: float
+    updated: float
+    """Gradients that this device updates with, in the precision of the master weights."""
+    state: float
+    gathered: float
+    """Weights of input and head that FSDP keeps gathered."""
+    buffers: float
+    """Buffers, which every device of a stage has whole."""
+
+
+def layout_memory(model: DividedModel, run: Run, constants: MemoryConstants) -> tuple[StageMemory, ...]:
+    """Memory of every stage.
+
+    Args:
+        model: The step traced in ``compute_setup``.
+        run: The run.
+        constants: Overhead and factors of device and software.
+    """
+    memory = model.memory(Axes.of(run).shards, run.setup.batch_size_per_device)
+    every = model.memory(replace(Axes.of(run).shards, expert=1), run.setup.batch_size_per_device)
+    if run.layout.keep_gathered and run.layout.tensor > 1 and run.setup.saving.recompute == "none":
+        gathered = model.gathered_bytes(Axes.of(run).shards, run.setup.batch_size_per_device)
+        memory = replace(memory, kept=memory.kept + gathered, backward_net=memory.backward_net - gathered)
+    units = model.stages(run.layout)
+    return tuple(stage_peak(run, memory, every, own, index, constants) for index, own in enumerate(units))
+
+
+def stage_peak(
+    run: Run, memory: UnitMemory, every: UnitMemory, units: range, stage: int, constants: MemoryConstants
+) -> StageMemory:
+    """Memory of one stage at its peak.
+
+    Args:
+        run: The run.
+        memory: Memory of the units.
+        every: The same with all experts, of which each replica holds a part.
+        units: Units of the stage.
+        stage: Its number.
+        constants: Overhead and factors of device and software.
+    """
+    own = list(units)
+    held = _held(run, memory, every, own, stage)
+    micro_steps = run.sharing.num_accumulation_steps
+    waiting = in_flight(run.layout, stage, micro_steps) - 1
+    # Groups of blocks wait in the interleaved schedule, but a head's backward pass follows its forward pass at once.
+    last = len(memory.weights) - 1
+    is_interleaved = run.layout.schedule is PipelineSchedule.INTERLEAVED
+    holding = [unit for unit in own if not (is_interleaved and unit == last)]
+    kept_before = waiting * float(memory.kept[holding].sum())
+    peaks = [
+        _passes(run, memory, every, own, kept_before, grows=micro_steps == 1 and not _keeps_gradients(run))
+    ]
+    peaks.append((0.0, _update_ratio(run, memory) * held.updated, held.gradients))
+    activations, temporaries, gradients = max(peaks, key=sum)
+    static = held.weights + held.buffers + held.state + held.gathered + memory.inputs
+    allocated = static + activations + temporaries + gradients
+    fragmentation = allocated * (constants.live_factor - 1)
+    buffers = _COMMUNICATOR_BYTES * _num_communicators(run)
+    parts = (
+        MemoryShare("weights", held.weights + held.buffers),
+        MemoryShare("gathered weights of input and head", held.gathered),
+        MemoryShare("gradients", gradients),
+        MemoryShare("optimizer state", held.state),
+        MemoryShare("activations", activations),
+        MemoryShare("temporaries", temporaries),
+        MemoryShare("input", memory.inputs),
+        MemoryShare("fragmentation", fragmentation),
+        MemoryShare("buffers of collectives", buffers),
+        MemoryShare("context", constants.overhead_bytes),
+    )
+    peak = allocated + fragmentation + buffers + constants.overhead_bytes
+    margin = (COMPILED_FRACTION if run.setup.compile else _UNCERTAINTY) * allocated
+    return StageMemory(
+        stage=stage,
+        num_blocks=sum(unit not in (0, last) for unit in own),
+        parts=tuple(part for part in parts if part.size_bytes > 0),
+        peak_bytes=Interval(peak, peak - margin, peak + margin),
+        allocated_bytes=allocated,
+    )
+
+
+def _update_ratio(run: Run, memory: UnitMemory) -> float:
+    """Temporaries of the update over the gradients that it reads.
+
+    A fused update has none, beside master weights but a copy of the gradients in their format.
+    """
+    if run.setup.optimizer_implementation is not OptimizerImplementation.FUSED:
+        return memory.optimizer_ratio
+    has_copies = run.setup.saving.master_weights is MasterWeights.FP32 and wide_factor(run) == 1.0
+    return min(memory.optimizer_ratio, _COPY_RATIO if has_copies else 0.0)
+
+
+def _num_communicators(run: Run) -> int:
+    axes = Axes.of(run)
+    sizes = (axes.tensor, axes.context, axes.replicated, axes.pipeline)
+    return sum(size > 1 for size in sizes) + (run.sharing.strategy is Strategy.HSDP)
+
+
+def _keeps_gradients(run: Run) -> bool:
+    """True if gradients live in buffers that are there all the time: those of mixed precision outside of FSDP."""
+    return run.sharing.strategy.stage < 3 and wide_factor(run) > 1
+
+
+def _held(run: Run, memory: UnitMemory, every: UnitMemory, own: list[int], stage: int) -> _Held:
+    sharing, wide, number = run.sharing, wide_factor(run), Axes.of(run).shard
+    is_last = run.layout.pipeline > 1 and stage == run.layout.pipeline - 1
+    tied = memory.tied if is_last else 0.0
+    weights, gradients = float(memory.weights[own].sum()) + tied, float(memory.gradients[own].sum()) + tied
+    all_weights, all_gradients = (
+        float(every.weights[own].sum()) + tied,
+        float(every.gradients[own].sum()) + tied,
+    )
+    updated = wide * (all_gradients / number if sharing.strategy.stage else gradients)
+    state = updated * memory.state_ratio
+    buffers = float(memory.buffers[own].sum())
+    if sharing.strategy.stage == 3:
+        last = len(memory.weights) - 1
+        ends = [unit for unit in own if unit in (0, last)]
+        gathered = float(memory.weights[ends].sum()) * (1.0 if sharing.gather_half else wide)
+        return _Held(
+            weights=all_weights * wide / number,
+            gradients=updated,
+            updated=updated,
+            state=state,
+            gathered=gathered,
+            buffers=buffers,
+        )
+    return _Held(
+        weights=weights + (updated if wide > 1 else 0.0),  # in fp32 beside those that compute
+        gradients=updated if sharing.strategy.stage == 2 else gradients * wide,
+        updated=updated,
+        state=state,
+        gathered=0.0,
+        buffers=buffers,
+    )
+
+
+def _passes(
+    run: Run, memory: UnitMemory, every: UnitMemory, own: list[int], kept_before: float, *, grows: bool
+) -> tuple[float, float, float]:
+    """Kept activations, temporaries and gradients at the peak of the last micro-step in flight [bytes].
+
+    Args:
+        run: The run.
+        memory: Memory of the units.
+        every: The same with all experts.
+        own: Units of the stage.
+        kept_before: What the other micro-steps in flight keep.
+        grows: Whether gradients are made in this backward pass, not summed into those that are there.
+    """
+    sharing, wide = run.sharing, wide_factor(run)
+    is_sharded = sharing.strategy.stage == 3
+    number = Axes.of(run).shard
+    last = len(memory.weights) - 1
+    is_block = np.asarray([unit not in (0, last) for unit in own])
+    gathered = (
+        memory.weights[own] * is_block * (1.0 if sharing.gather_half else wide)
+        if is_sharded
+        else np.zeros(len(own))
+    )
+    ahead = 2 if sharing.prefetch else 1
+    whole = (every.gradients[own] / number if sharing.strategy.stage >= 2 else memory.gradients[own]) * wide
+    if run.layout.pipeline > 1 and last in own and 0 not in own:
+        # A head that shares its weight with the embedding needs a second copy of it on the last stage.
+        whole[-1] += memory.tied * wide / (number if sharing.strategy.stage >= 2 else 1)
+    made = (
+        memory.gradients[own] * (1.0 + (wide if wide > 1 and not sharing.reduce_half else 0.0))
+        if is_sharded
+        else memory.largest_gradient[own] * (wide > 1)
+    )
+    total = float(whole.sum())
+    best = (0.0, 0.0, 0.0 if grows else total)
+    kept, gradients = kept_before, 0.0 if grows else total
+    stays = 0.0
+    for place, unit in enumerate(own):
+        open_bytes = (
+            float(gathered[place : place + ahead].sum())
+            if sharing.reshard
+            else float(gathered[: place + ahead].sum())
+        )
+        candidate = (kept, float(memory.forward_peak[unit]) + open_bytes, gradients)
+        best = max(best, candidate, key=sum)
+        kept += float(memory.kept[unit])
+    stays = 0.0 if sharing.reshard else float(gathered.sum())
+    for place in range(len(own) - 1, -1, -1):
+        unit = own[place]
+        begin = max(0, place - ahead + 1)
+        open_bytes = float(gathered[begin : place + 1].sum()) if sharing.reshard else stays
+        candidate = (kept, float(memory.backward_peak[unit]) + open_bytes + float(made[place]), gradients)
+        best = max(best, candidate, key=sum)
+        kept += float(memory.backward_net[unit])
+        gradients += float(whole[place]) if grows else 0.0
+    return best
+
+
+def weights_bytes(graph: Graph) -> float:
+    """All weights of a model [bytes]."""
+    stream = graph.memory
+    is_weight = (stream.kind == AllocationKind.WEIGHT) & (stream.event == MemoryEvent.ALLOCATE)
+    return float(stream.size_bytes[is_weight, 0].sum())
+
+
+def optimizer_state_bytes(graph: Graph) -> float:
+    """State of the optimizer, without the batch [bytes]."""
+    stream = graph.memory
+    is_state = (stream.kind == AllocationKind.OPTIMIZER_STATE) & (stream.event == MemoryEvent.ALLOCATE)
+    return float(stream.size_bytes[is_state, 0].sum())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldMemory:
+    """Contents of the memory of one device alone at its peak.
+
+    Attributes:
+        weight_bytes: All weights [bytes].
+        gradient_bytes: All gradients [bytes].
+        held_gradient_bytes: What of the gradients is there at that moment, often little: activations fill it before
+            [bytes].
+        state_bytes: State of the optimizer [bytes].
+    """
+
+    weight_bytes: float
+    gradient_bytes: float
+    held_gradient_bytes: float
+    state_bytes: float
+
+
+def held_state(one: HeldMemory, settings: Sharing, num_devices: int) -> ShardedMemory:
+    """Weights, gradients and optimizer state that each of n devices holds when its memory peaks."""
+    return sharded_memory(
+        one.weight_bytes, one.held_gradient_bytes, one.state_bytes, num_devices, settings.strategy.stage
+    )
+
+
+def grown_memory_bytes(one: HeldMemory, settings: Sharing, num_devices: int) -> float:
+    """Memory that each of n devices needs beyond that of one alone; below zero where sharding saves [bytes].
+
+    Replicas hold the buckets beside the gradients; sharding divides gradients, optimizer state and weights by its
+    stage.
+    """
+    if num_devices == 1 or settings.strategy is Strategy.MIRRORED:
+        return 0.0
+    stage = settings.strategy.stage
+    held = held_state(one, settings, num_devices)
+    whole = one.weight_bytes + one.held_gradient_bytes + one.state_bytes
+    buckets = one.gradient_bytes if stage == 0 else min(2 * settings.bucket_bytes, one.gradient_bytes)
+    return held.total_bytes - whole + buckets
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunMemory:
+    """Memory of each device of a run, and what follows from it.
+
+    Attributes:
+        peak: Device memory that a process needs, of the stage that needs most [bytes].
+        parts: Contents at the peak, which add up to it.
+        verdict: "yes", "no" or "close".
+        max_batch: Largest batch of one device that fits; None where it was not found.
+        max_batch_reason: Why not.
+        device_bytes: Memory of the device that a process can use [bytes].
+        stages: Memory of each stage of a layout by units.
+    """
+
+    peak: Interval
+    parts: tuple[MemoryShare, ...]
+    verdict: str
+    max_batch: Interval | None
+    max_batch_reason: str
+    device_bytes: float
+    stages: tuple[StageMemory, ...] = ()
+
+
+def memory_constants_of(device: Device, run: Run) -> MemoryConstants:
+    """Overhead and factors of a device with the software of a run."""
+    return memory_constants(
+        device,
+        torch_version=parse_release(run.software.torch_version),
+        overhead_bytes=run.software.memory_overhead_bytes,
+    )
+
+
+def held_memory(graph: Graph, gradient_bytes: float, found: MemoryEstimate) -> HeldMemory:
+    """Parts of the peak of one device that are weights, gradients and optimizer state."""
+    return HeldMemory(
+        weight_bytes=weights_bytes(graph),
+        gradient_bytes=gradient_bytes,
+        held_gradient_bytes=sum(part.size_bytes for part in found.parts if part.name == "gradients"),
+        state_bytes=optimizer_state_bytes(graph),
+    )
+
+
+def run_memory(model: PreparedModel, run: Run, gradient_bytes: float) -> RunMemory:
+    """Memory of each device of a run: the one place that asks the laws of one device, of replicas and of units.
+
+    Args:
+        model: The traced step.
+        run: The run.
+        gradient_bytes: All gradients, which replicas hold once more in their buckets [bytes].
+    """
+    constants = memory_constants_of(run.cluster.device, run)
+    visible = visible_memory(run.cluster.device)
+    if uses_layout(run):
+        return _layout_memory(model, run, constants, visible.value_bytes)
+    found = estimate_memory(model.graph, run.setup, constants)
+    largest = _largest_batch(model.graph, run.setup, visible.value_bytes, constants)
+    batch = None
+    if largest.value is not None and largest.low is not None and largest.high is not None:
+        batch = Interval(float(largest.value), float(largest.low), float(largest.high))
+    parts = tuple(MemoryShare(part.name, float(part.size_bytes)) for part in found.parts)
+    peak = Interval(found.peak_bytes, found.low_bytes, found.high_bytes)
+    verdict = str(fits(found, visible.value_bytes))
+    if run.cluster.num_devices > 1:
+        held = held_memory(model.graph, gradient_bytes, found)
+        grown = grown_memory_bytes(held, run.sharing, run.cluster.num_devices)
+        parts = _parts_of_several(parts, held, run, grown)
+        peak = peak.shifted(grown)
+        verdict = _verdict(peak, visible.value_bytes)
+    return RunMemory(
+        peak=peak,
+        parts=parts,
+        verdict=verdict,
+        max_batch=batch,
+        max_batch_reason=largest.reason,
+        device_bytes=visible.value_bytes,
+    )
+
+
+def _layout_memory(
+    model: PreparedModel, run: Run, constants: MemoryConstants, visible_bytes: float
+) -> RunMemory:
+    """Memory of the stage that needs most."""
+    stages = layout_memory(DividedModel(model=model), run, constants)
+    worst = max(stages, key=lambda stage: stage.peak_bytes.value)
+    return RunMemory(
+        peak=worst.peak_bytes,
+        parts=worst.parts,
+        verdict=_verdict(worst.peak_bytes, visible_bytes),
+        max_batch=None,
+        max_batch_reason="not searched for a layout; forerun plan --strategy auto compares micro-batches",
+        device_bytes=visible_bytes,
+        stages=stages,
+    )
+
+
+def _verdict(peak: Interval, available_bytes: float) -> str:
+    if peak.low > available_bytes:
+        return "no"
+    return "yes" if peak.high <= available_bytes else "close"
+
+
+def _parts_of_several(
+    alone: tuple[MemoryShare, ...], one: HeldMemory, run: Run, grown: float
+) -> tuple[MemoryShare, ...]:
+    """Contents of the memory of one device among several; the parts add up to its peak."""
+    held = held_state(one, run.sharing, run.cluster.num_devices)
+    saved = {
+        "weights": one.weight_bytes - held.weights_bytes,
+        "gradients": one.held_gradient_bytes - held.gradients_bytes,
+        "optimizer state": one.state_bytes - held.optimizer_bytes,
+    }
+    parts = [MemoryShare(part.name, part.size_bytes - saved.get(part.name, 0.0)) for part in alone]
+    buffers = grown + sum(saved.get(part.name, 0.0) for part in alone)
+    return (*parts, MemoryShare("gradient buckets", buffers)) if buffers > 0 else tuple(parts)
+
+
+_largest_kept: Kept[MaxBatchSize] = Kept(256)
+
+
+def _largest_batch(
+    graph: Graph, setup: TrainingSetup, visible_bytes: float, constants: MemoryConstants
+) -> MaxBatchSize:
+    """``max_batch_size``, remembered: it does not depend on the batch size that is asked about."""
+    general = replace(setup, batch_size_per_device=1)
+    return _largest_kept.get(
+        (graph,),
+        (general, visible_bytes, constants),
+        lambda: max_batch_size(graph, setup, visible_bytes, constants),
+    )

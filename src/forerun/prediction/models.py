@@ -1,0 +1,267 @@
+"""Models and cost models that a run is predicted with: traced models, their names, the cost model of a device."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from forerun import __version__
+from forerun.base.errors import InvalidSetupError
+from forerun.base.kept import KeptBytes
+from forerun.base.temporary import cache_folder
+from forerun.cost.communication.constants import LayoutTable, load_layout_table
+from forerun.cost.communication.measured_layouts import is_layouts_file, load_measured_layouts
+from forerun.cost.time.correction import calibration_path, find_calibration, load_calibration
+from forerun.cost.time.weights import DEFAULT_STACK, CostModel, load_weights, shipped_weights_path
+from forerun.graph.captured import capture_path
+from forerun.prediction.division import compute_setup
+from forerun.prediction.step import PreparedModel, prepare
+from forerun.prediction.units import DividedModel
+from forerun.question.model import ModelRequest, architectures
+from forerun.question.run import HERE, Run
+from forerun.question.setup import TrainingSetup
+from forerun.tracing.shipped import shipped_models
+from forerun.tracing.source import named_source
+from forerun.tracing.trace import trace
+
+__all__ = [
+    "TracedModels",
+    "cost_model_of",
+    "is_fixed",
+    "kept_model_names",
+    "layout_table_of",
+    "model_names",
+    "other_calibration_note",
+    "trace_model",
+]
+
+_MODELS_BYTES = 256 * 2**20
+"""Size of all traced models that are kept in memory [bytes]."""
+_GENERAL_BATCH_SIZE = 32
+
+
+def is_fixed(model: str) -> bool:
+    """True if a name determines the model; a file may change between two questions."""
+    if ".py:" in model or capture_path(model) is not None:
+        return False
+    source = named_source(model)
+    return source is None or (source.is_trusted and not source.reads_file)
+
+
+_models: KeptBytes[PreparedModel] = KeptBytes(_MODELS_BYTES)
+
+
+def _named_model(request: ModelRequest, setup: TrainingSetup, few_blocks: bool) -> PreparedModel:
+    """A traced model with its distinct kernels, kept in memory; for names that determine their model."""
+    found = _models.find((request, setup, False)) or _models.find((request, setup, few_blocks))
+    if found is None:
+        found = prepare(trace(request, setup, few_blocks=few_blocks))
+        key = (request, setup, few_blocks)
+        # Kept beside the graph: its distinct kernels, and features of steps; together about as large again.
+        _models.keep(key, found, 2 * found.graph.size_bytes)
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedModels:
+    """Traced models of the runs of one question; each model is traced once.
+
+    Attributes:
+        use_cache: Whether to read and write the cache of traced graphs.
+    """
+
+    use_cache: bool = True
+    _own: dict[tuple[ModelRequest, TrainingSetup, bool], PreparedModel] = field(default_factory=dict)
+
+    def of(self, run: Run, setup: TrainingSetup | None = None) -> PreparedModel:
+        """The traced step of a run, or of its model in another setup, for any batch size if the model allows.
+
+        Raises:
+            InvalidSetupError: The model runs at another batch size only.
+            UsageError, FailureError: It cannot be built or traced.
+        """
+        wanted = compute_setup(run) if setup is None else setup
+        # A graph that holds for any batch size is kept under one of them.
+        general = self._traced(run, replace(wanted, batch_size_per_device=_GENERAL_BATCH_SIZE))
+        if general.graph.only_batch_size in (None, wanted.batch_size_per_device):
+            return general
+        exact = self._traced(run, wanted)
+        if exact.graph.only_batch_size not in (None, wanted.batch_size_per_device):
+            raise InvalidSetupError(
+                f"{exact.graph.model} runs at batch size {exact.graph.only_batch_size} only, got "
+                f"{wanted.batch_size_per_device}; ask for that batch size, or export the model with a free batch axis"
+            )
+        return exact
+
+    def divided(self, run: Run) -> DividedModel:
+        """The model of a run as a row of units, of which three of many equal blocks are traced.
+
+        Raises:
+            InvalidSetupError: Its sizes hold for one batch size only.
+            UsageError, FailureError: It cannot be built or traced.
+        """
+        setup = replace(compute_setup(run), batch_size_per_device=_GENERAL_BATCH_SIZE)
+        return DividedModel.of(self._traced(run, setup, few_blocks=True))
+
+    def validation_of(self, run: Run) -> PreparedModel | None:
+        """The traced inference pass of a run's validation, None without one."""
+        setup = run.validation_setup
+        return None if setup is None else self.of(run, setup)
+
+    def runs(self, run: Run, batch_sizes: Sequence[int]) -> Iterator[tuple[PreparedModel, slice]]:
+        """The traced model and the batch sizes it holds for: all of them, or one if it depends on them."""
+        setups = [replace(compute_setup(run), batch_size_per_device=size) for size in batch_sizes]
+        first = self.of(run, setups[0])
+        if first.graph.only_batch_size is None:
+            yield first, slice(None)
+            return
+        for index, setup in enumerate(setups):
+            yield self.of(run, setup), slice(index, index + 1)
+
+    def _traced(self, run: Run, setup: TrainingSetup, few_blocks: bool = False) -> PreparedModel:
+        if run.module is None and self.use_cache and is_fixed(run.model.model):
+            return _named_model(run.model, setup, few_blocks)
+        key = (run.model, setup, few_blocks)
+        if key not in self._own:
+            self._own[key] = prepare(
+                trace(run.model, setup, run.module, use_cache=self.use_cache, few_blocks=few_blocks)
+            )
+        return self._own[key]
+
+
+def trace_model(request: ModelRequest, setup: TrainingSetup) -> str:
+    """Traces a model into the cache of graphs, and returns its name.
+
+    Raises:
+        UsageError, FailureError: It cannot be built or traced.
+    """
+    return trace(request, setup).model
+
+
+def kept_model_names() -> dict[str, Any] | None:
+    """The kept answer of ``model_names``, None if it was never asked with these libraries; loads nothing."""
+    try:
+        found: dict[str, Any] = json.loads(_names_file().read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found
+
+
+def _names_file() -> Path:
+    key = json.dumps([__version__, *(_version(name) for name in ("torchvision", "timm"))])
+    return cache_folder() / f"model-names-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def model_names() -> dict[str, Any]:
+    """Names of models by their library, with the keys of the families; kept in the cache folder."""
+    found = _names()
+    with contextlib.suppress(OSError):  # a cache that cannot be written costs some seconds the next time
+        path = _names_file()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(f".{os.getpid()}")
+        partial.write_text(json.dumps(found), encoding="utf-8")
+        partial.replace(path)
+    return found
+
+
+def _names() -> dict[str, Any]:
+    catalogued = list(architectures())
+    if find_spec("torch") is None:  # what the package answers without it
+        known = shipped_models()
+        built = [
+            name
+            for name in known
+            if not name.startswith(("torchvision:", "timm:")) and name not in catalogued
+        ]
+        return {
+            "families": [{"name": name, "input_shape": [], "keys": []} for name in built],
+            "language": [name for name in known if name in catalogued],
+            "torchvision": [name for name in known if name.startswith("torchvision:")],
+            "timm": [name for name in known if name.startswith("timm:")],
+        }
+    from forerun.tracing.models.families import FAMILIES
+    from forerun.tracing.models.timm_models import timm_names
+    from forerun.tracing.models.torchvision_models import torchvision_names
+
+    families = [
+        {
+            "name": family.name,
+            "input_shape": list(family.input_shape),
+            "keys": [
+                {
+                    "name": key,
+                    "default": rule.default,
+                    "low": rule.low,
+                    "high": rule.high,
+                    "step": rule.step,
+                    "meaning": rule.meaning,
+                }
+                for key, rule in family.keys.items()
+            ],
+        }
+        for family in FAMILIES.values()
+    ]
+    return {
+        "families": families,
+        "language": catalogued,
+        "torchvision": [f"torchvision:{name}" for name in torchvision_names()],
+        "timm": [f"timm:{name}" for name in timm_names()],
+    }
+
+
+def cost_model_of(run: Run) -> CostModel:
+    """The calibration that the run names, or that of this machine for ``here``, or else the shipped weights.
+
+    A calibration is taken for models of the framework it was made with only.
+
+    Raises:
+        UsageError: The named file is none of this device and framework.
+        CostModelError: A file is damaged, or was made for other features than this version computes.
+    """
+    named = run.software.calibration
+    if is_layouts_file(named):
+        return load_weights(shipped_weights_path())
+    if named is not None and named != HERE:
+        return load_calibration(Path(named), run.cluster.device, run.stack)
+    own = find_calibration(run.cluster.device, run.stack) if named == HERE else None
+    return own or load_weights(shipped_weights_path())
+
+
+def layout_table_of(run: Run) -> LayoutTable:
+    """The constants of several devices, with the measured layouts that the run names as its calibration.
+
+    Raises:
+        CostModelError: The file is damaged, or of another device.
+    """
+    named, table = run.software.calibration, load_layout_table()
+    if named is None or not is_layouts_file(named):
+        return table
+    return replace(table, measured=load_measured_layouts(Path(named), run.cluster.device.name))
+
+
+def other_calibration_note(run: Run, weights: CostModel) -> tuple[str, ...]:
+    """A note where this machine was calibrated, but with another framework."""
+    stack, other = run.stack, "keras" if run.stack == DEFAULT_STACK else DEFAULT_STACK
+    if run.software.calibration != HERE or weights.calibrated_device is not None:
+        return ()
+    if not calibration_path(run.cluster.device, other).exists():
+        return ()
+    return (
+        f"this machine has a calibration of {other}, which says little of {stack}: it was not used; make one with: "
+        f"forerun calibrate --framework {stack}",
+    )

@@ -1,0 +1,392 @@
+"""The step of replicas: devices that have the whole model each, and average or scatter its gradients.
+
+One micro-step of one device is taken apart into passes and gradient buckets; DDP reduces the buckets beside the
+backward pass, ZeRO scatters gradients and gathers weights, and a mirrored strategy dispatches all from one host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.base.kept import Kept
+from forerun.cost.communication.collectives import all_gather_time_s, reduce_scatter_time_s
+from forerun.cost.communication.constants import ScalingConstants, ScalingTable, load_scaling_table
+from forerun.cost.communication.data_parallel import (
+    Bucket,
+    DataParallelStep,
+    Gradient,
+    Pass,
+    data_parallel_step,
+    gradient_buckets,
+    straggler_factor,
+)
+from forerun.cost.communication.mirrored import HostAndDevice, device_part_s, mirrored_step_s
+from forerun.cost.communication.tuner import AllReduce, all_reduce_of
+from forerun.cost.time.weights import CostModel
+from forerun.graph.graph import AllocationKind, Graph, MemoryEvent, OpClass, StepPart
+from forerun.prediction.division import Axes, DividedStep
+from forerun.prediction.estimate import BreakdownPart, Interval
+from forerun.prediction.memory import weights_bytes
+from forerun.prediction.step import PreparedModel, StepPrediction, predict_steps, widened
+from forerun.question.devices.cluster import Cluster
+from forerun.question.devices.link import LinkKind
+from forerun.question.run import Run
+from forerun.question.sharing import Sharing, Strategy
+
+__all__ = [
+    "OneStep",
+    "batch_norms",
+    "gradients_of",
+    "link_class",
+    "one_steps",
+    "pass_of",
+    "replica_step",
+    "scaled_step",
+]
+
+Floats = npt.NDArray[np.float64]
+
+_ONE_STEPS: Kept[list[OneStep]] = Kept(512)
+_SHARED_PARTS = (
+    ("exposed_s", "gradient synchronisation"),
+    ("contention_s", "slowed by communication"),
+    ("straggler_s", "waiting for other devices"),
+    ("overhead_s", "work of several devices"),
+)
+_UPDATE_PART = "optimizer"
+
+
+def _row_times_s(model: PreparedModel, step: StepPrediction) -> Floats:
+    """Time of every row of the graph, scaled so that all add up to the step without its loop, (rows,) [s]."""
+    per_launch = step.kernel_s / model.ops.count
+    rows: Floats = per_launch[model.ops.group_of_row] * model.graph.ops.count
+    total = float(rows.sum())
+    return rows * ((step.step_s.value - step.loop_s - step.transfer_s) / total) if total > 0 else rows
+
+
+def pass_of(model: PreparedModel, step: StepPrediction) -> Pass:
+    """Forward, backward and optimizer of a predicted step.
+
+    Waiting for the host is spread over all operations in proportion to their time. The cost of the training loop of the
+    software stack counts to the forward pass, in which no gradients are sent.
+    """
+    times, part = _row_times_s(model, step), model.graph.ops.step_part
+    backward = _runs_in_backward(model.graph)
+    return Pass(
+        forward_s=float(times[(part == StepPart.FORWARD) & ~backward].sum()) + step.loop_s,
+        backward_s=float(times[backward].sum()),
+        optimizer_s=float(times[part == StepPart.OPTIMIZER].sum()) + step.transfer_s,
+    )
+
+
+def _runs_in_backward(graph: Graph) -> npt.NDArray[np.bool_]:
+    """True for the operations of the backward pass, those of the forward pass that it repeats among them, (rows,)."""
+    found: npt.NDArray[np.bool_] = np.isin(
+        graph.ops.step_part, (StepPart.BACKWARD, StepPart.WEIGHT_GRADIENT)
+    ) | (graph.ops.recomputed > 0)
+    return found
+
+
+def gradients_of(model: PreparedModel, step: StepPrediction) -> tuple[Gradient, ...]:
+    """Gradients in the order in which the backward pass allocates them, and how much of the pass is over by then.
+
+    What is written in the backward pass and does not grow with the batch are gradients and the casts of them.
+    Gradient i is ready when the written share of all such bytes reaches its own share of all gradients.
+    """
+    sizes = _gradient_sizes_bytes(model.graph)
+    ops = model.graph.ops
+    rows = np.flatnonzero(_runs_in_backward(model.graph))
+    times = _row_times_s(model, step)[rows]
+    # Weights written out again for a repeated forward pass are no gradients.
+    written = ops.write_bytes[rows, 0] * ops.count[rows] * (1.0 - ops.recomputed[rows])
+    if not len(sizes) or written.sum() <= 0 or times.sum() <= 0:
+        return tuple(Gradient(size_bytes=float(size), ready_share=1.0) for size in sizes)
+    clock = np.cumsum(times) / times.sum()
+    share_written = np.cumsum(written) / written.sum()
+    share_wanted = np.cumsum(sizes) / sizes.sum()
+    at = np.minimum(np.searchsorted(share_written, share_wanted - 1e-9), len(clock) - 1)
+    ready = np.maximum.accumulate(clock[at])
+    ready[-1] = 1.0  # the backward pass ends with a gradient
+    return tuple(
+        Gradient(size_bytes=float(size), ready_share=float(r)) for size, r in zip(sizes, ready, strict=True)
+    )
+
+
+def _gradient_sizes_bytes(graph: Graph) -> Floats:
+    """Sizes of the gradients in the order of the backward pass, (gradients,) [bytes].
+
+    The stream has two equal steps, and only one of them marks its gradients where they are kept in between.
+    """
+    stream = graph.memory
+    begins = np.flatnonzero(stream.event == MemoryEvent.BACKWARD_BEGINS).tolist()
+    is_gradient = (stream.kind == AllocationKind.GRADIENT) & (stream.event == MemoryEvent.ALLOCATE)
+    ends = [*begins[1:], len(stream)]
+    for begin, end in zip(begins, ends, strict=True):
+        sizes: Floats = stream.size_bytes[begin:end][is_gradient[begin:end], 0]
+        if len(sizes):
+            return sizes
+    return np.empty(0)
+
+
+def batch_norms(graph: Graph) -> tuple[int, float]:
+    """Number of batch norms of the forward pass and mean bytes of their statistics (mean, variance and count)."""
+    ops = graph.ops
+    rows = np.flatnonzero((ops.op_class == OpClass.BATCH_NORM) & (ops.step_part == StepPart.FORWARD))
+    number = int(ops.count[rows].sum())
+    if not number:
+        return 0, 0.0
+    # A batch norm writes the saved mean and deviation beside its output: what does not grow with the batch.
+    return number, float((ops.write_bytes[rows, 0] * ops.count[rows]).sum()) / number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneStep:
+    """One micro-step of one device at one batch size, taken apart.
+
+    Attributes:
+        alone: The prediction of it.
+        parts: Forward, backward, optimizer.
+        gradient_bytes: All gradients [bytes].
+        weight_bytes: All weights [bytes].
+        buckets: Gradients in the order they are sent.
+        num_batch_norms: Batch norms of the forward pass.
+        batch_norm_bytes: Statistics of one [bytes].
+    """
+
+    alone: StepPrediction
+    parts: Pass
+    gradient_bytes: float
+    weight_bytes: float
+    buckets: tuple[Bucket, ...]
+    num_batch_norms: int
+    batch_norm_bytes: float
+
+    @property
+    def step_s(self) -> Interval:
+        """Its time with its interval [s]."""
+        return self.alone.step_s
+
+    @property
+    def host_s(self) -> float:
+        """Time of the host for one device: launches, and what a step adds to them, such as copies of its input [s]."""
+        return self.alone.host_s + self.alone.overhead_s - self.alone.loop_s - self.alone.transfer_s
+
+
+def link_class(cluster: Cluster) -> str:
+    """Limit of a cluster: "network" over several nodes, else the kind of link inside, such as "nvlink" or "host"."""
+    if cluster.num_nodes > 1:
+        return "network"
+    if cluster.intra_link is None:
+        return "pcie"
+    return str(cluster.intra_link.kind)
+
+
+def scaled_step(
+    one: OneStep, cluster: Cluster, settings: Sharing, table: ScalingTable, batch_size_per_device: int
+) -> tuple[Interval, DataParallelStep]:
+    """The step of all devices of a cluster, with its interval and its parts.
+
+    The interval joins that of the step of one device with the scatter of scaling itself, as independent errors.
+
+    Args:
+        one: The step of one device, one micro-step.
+        cluster: Where it runs.
+        settings: How the work is shared.
+        table: What training makes of links.
+        batch_size_per_device: Samples of one device.
+
+    Raises:
+        UnknownDeviceError: A link that is needed is not known.
+    """
+    if cluster.num_devices == 1:
+        parts = data_parallel_step(
+            one.parts, (), lambda size: 0.0, 1, num_accumulation_steps=settings.num_accumulation_steps
+        )
+        return one.step_s.scaled(parts.step_s / one.parts.total_s), parts
+    kind = link_class(cluster)
+    constants = _constants(table, settings, kind)
+    about = all_reduce_of(cluster, settings.algorithm)
+    if settings.strategy is Strategy.MIRRORED:
+        parts = _mirrored(one, about, batch_size_per_device)
+    elif settings.strategy.stage:
+        parts = _sharded(one, about, constants, settings)
+    else:
+        parts = _replicated(one, about, constants, settings)
+    peak_s = settings.num_accumulation_steps * one.alone.least_s
+    # The scatter of scaling is that of communication: it does not reach below what a device computes.
+    low_s = parts.step_s * one.step_s.value / one.step_s.high
+    least_s = max(min(low_s, parts.compute_s), peak_s)
+    return widened(parts.step_s, one.step_s, table.spread_of(kind), least_s), parts
+
+
+def _constants(table: ScalingTable, settings: Sharing, kind: str) -> ScalingConstants:
+    stack = "tensorflow" if settings.strategy is Strategy.MIRRORED else "pytorch"
+    # Processes on a processor hide nothing: the cores that send are those that compute. Their link is a measured one.
+    found = ScalingConstants(slowdown=1.0) if kind == LinkKind.HOST else table.of(stack, kind)
+    drag = settings.coefficient_of_variation
+    if drag is None:
+        return found
+    return ScalingConstants(
+        share=found.share, slowdown=found.slowdown, drag=drag, overhead_s=found.overhead_s
+    )
+
+
+def _replicated(
+    one: OneStep, about: AllReduce, constants: ScalingConstants, settings: Sharing
+) -> DataParallelStep:
+    return data_parallel_step(
+        one.parts,
+        one.buckets,
+        lambda size: about.time_s(size / constants.share),
+        about.num_devices,
+        num_accumulation_steps=settings.num_accumulation_steps,
+        slowdown=constants.slowdown_on(about),
+        coefficient_of_variation=constants.drag,
+        overhead_s=constants.overhead_s,
+        num_batch_norms=one.num_batch_norms if settings.sync_batch_norm else 0,
+        batch_norm_bytes=one.batch_norm_bytes,
+    )
+
+
+def _sharded(
+    one: OneStep, about: AllReduce, constants: ScalingConstants, settings: Sharing
+) -> DataParallelStep:
+    """ZeRO: gradients are scattered in the backward pass, weights gathered after the update (1, 2) or before use (3).
+
+    Gathering in forward and backward overlaps with computing the layer before; the first gather and the last scatter
+    do not.
+    """
+    devices, stage = about.num_devices, settings.strategy.stage
+    rate = about.slowest_bytes_per_s * constants.share
+    hop_s = about.inter_latency_s if about.num_nodes > 1 else about.intra_latency_s
+    scatter_s = reduce_scatter_time_s(one.gradient_bytes, devices, hop_s, rate)
+    gather_s = all_gather_time_s(one.weight_bytes, devices, hop_s, rate)
+    num_units = max(1, len(one.buckets))
+    accumulation = settings.num_accumulation_steps
+    if stage < 3:
+        exposed_s = max(scatter_s / num_units, scatter_s - one.parts.backward_s) + gather_s
+        busy_s = scatter_s + gather_s
+    else:
+        forward_s = max(gather_s / num_units, gather_s - one.parts.forward_s)
+        backward_s = max((gather_s + scatter_s) / num_units, gather_s + scatter_s - one.parts.backward_s)
+        exposed_s = accumulation * (forward_s + backward_s)
+        busy_s = accumulation * (2 * gather_s + scatter_s)
+    compute_s = accumulation * (one.parts.forward_s + one.parts.backward_s) + one.parts.optimizer_s / devices
+    return DataParallelStep(
+        compute_s=compute_s,
+        exposed_s=exposed_s,
+        contention_s=constants.slowdown_on(about) * max(0.0, busy_s - exposed_s),
+        straggler_s=(straggler_factor(devices, constants.drag) - 1) * compute_s,
+        overhead_s=constants.overhead_s,
+        communication_s=busy_s,
+    )
+
+
+def _mirrored(one: OneStep, about: AllReduce, batch_size_per_device: int) -> DataParallelStep:
+    loop_s = one.alone.loop_s  # it runs once, whatever the number of replicas
+    alone_s = max(one.parts.total_s - loop_s, 1e-12)
+    device_s = device_part_s(alone_s, one.host_s)
+    reduce_s = about.time_s(one.gradient_bytes)
+    split = HostAndDevice(
+        host_s=one.host_s, device_fixed_s=0.0, device_per_sample_s=device_s / batch_size_per_device
+    )
+    step_s = mirrored_step_s(split, batch_size_per_device, about.num_devices, reduce_s)
+    exposed_s = min(reduce_s, max(0.0, step_s - alone_s))
+    return DataParallelStep(
+        compute_s=device_s,
+        exposed_s=exposed_s,
+        contention_s=0.0,
+        straggler_s=0.0,
+        overhead_s=max(0.0, step_s - device_s - exposed_s) + loop_s,
+        communication_s=reduce_s,
+    )
+
+
+def one_steps(
+    model: PreparedModel, run: Run, batch_sizes: Sequence[int], weights: CostModel
+) -> list[OneStep]:
+    """Micro-steps of one device at several batch sizes, taken apart; remembered, for they are often asked again.
+
+    Args:
+        model: The traced step.
+        run: Setup, device, software and buckets; its batch size is not looked at.
+        batch_sizes: Samples of a micro-step.
+        weights: The cost model.
+    """
+    general = replace(run.setup, batch_size_per_device=1)
+    bucket_bytes, version = run.sharing.bucket_bytes, run.software.torch_version
+    return _ONE_STEPS.get(
+        (model, run.cluster.device, weights),
+        (general, tuple(batch_sizes), version, bucket_bytes),
+        lambda: _taken_apart(model, run, batch_sizes, weights),
+    )
+
+
+def _taken_apart(
+    model: PreparedModel, run: Run, batch_sizes: Sequence[int], weights: CostModel
+) -> list[OneStep]:
+    setups = [replace(run.setup, batch_size_per_device=size) for size in batch_sizes]
+    steps = predict_steps(model, run.cluster.device, setups, weights, run.software.torch_version)
+    number, statistics = batch_norms(model.graph)
+    found = []
+    for step in steps:
+        gradients = gradients_of(model, step)
+        found.append(
+            OneStep(
+                alone=step,
+                parts=pass_of(model, step),
+                gradient_bytes=sum(gradient.size_bytes for gradient in gradients),
+                weight_bytes=weights_bytes(model.graph),
+                buckets=gradient_buckets(gradients, run.sharing.bucket_bytes),
+                num_batch_norms=number,
+                batch_norm_bytes=statistics,
+            )
+        )
+    return found
+
+
+def replica_step(model: PreparedModel, run: Run, one: OneStep) -> DividedStep:
+    """The step of devices that have the whole model each, or of several micro-steps on one device.
+
+    Args:
+        model: The traced step.
+        run: The run.
+        one: One micro-step of one device at its batch size.
+
+    Raises:
+        UnknownDeviceError: A link that is needed is not known.
+    """
+    table, batch_size = load_scaling_table(), run.setup.batch_size_per_device
+    step_s, found = scaled_step(one, run.cluster, run.sharing, table, batch_size)
+    parts = _computation(run, one.alone.breakdown, found.compute_s)
+    shared = [BreakdownPart(name, getattr(found, key)) for key, name in _SHARED_PARTS]
+    shared = [part for part in shared if part.time_s > 0]
+    if shared:
+        parts = sorted([*parts, *shared], key=lambda part: -part.time_s)
+    return DividedStep(
+        step_s=step_s,
+        model=model,
+        alone=one.alone,
+        parts=tuple(parts),
+        compute_s=found.compute_s,
+        exposed_s=found.exposed_s,
+        communication_s=found.communication_s,
+        gradient_bytes=one.gradient_bytes,
+    )
+
+
+def _computation(run: Run, alone: Sequence[BreakdownPart], compute_s: float) -> list[BreakdownPart]:
+    """Parts of what each device computes: all micro-steps, then one update, divided where ZeRO divides it."""
+    alone_s = sum(part.time_s for part in alone)
+    if run.sharing.strategy is Strategy.MIRRORED:  # the host's work is counted apart
+        return [BreakdownPart(part.name, part.time_s * compute_s / alone_s) for part in alone]
+    # One device divides nothing; a plan asks about it with the layout of its larger candidates too.
+    number = Axes.of(run).shard if run.cluster.num_devices > 1 else 1
+    update_s = sum(part.time_s for part in alone if part.name == _UPDATE_PART)
+    scale = max(0.0, compute_s - update_s / number) / max(alone_s - update_s, 1e-30)
+    factors = {_UPDATE_PART: 1.0 / number}
+    return [BreakdownPart(part.name, part.time_s * factors.get(part.name, scale)) for part in alone]

@@ -1,0 +1,159 @@
+"""Effects on a step beside its device: that of the software stack it runs in, and the wait for its host's memory.
+
+    step = factor * step in PyTorch + cost of the training loop + wait for weights and states on the host
+
+The figures of Keras come from the study of Keras on TensorFlow in the public tables; the spread is the 90 % quantile of
+|log(measured / modelled)| with networks or GPUs held out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.cost.time.step_times import StepTimes
+from forerun.cost.time.weights import DEFAULT_STACK, CostModel
+from forerun.graph.graph import Graph, HostTraffic
+from forerun.question.devices.cluster import host_link
+from forerun.question.devices.device import Device, DeviceKind
+
+__all__ = [
+    "HOST_UPDATE_BYTES_PER_S",
+    "KERAS_ON_TENSORFLOW",
+    "StackEffect",
+    "calibrated_effect",
+    "host_wait_s",
+    "stack_note",
+]
+
+Floats = npt.NDArray[np.float64]
+
+
+def is_keras_graph(graph: Graph) -> bool:
+    """True if a graph was traced from a Keras model."""
+    return any(name == "keras" for name, _ in graph.versions)
+
+
+def stack_name(graph: Graph) -> str:
+    """The framework a graph is of, ``keras`` or ``pytorch``, as calibrations name it."""
+    return "keras" if is_keras_graph(graph) else DEFAULT_STACK
+
+
+def stack_of(graph: Graph, device: Device, weights: CostModel) -> StackEffect | None:
+    """The stack whose effect is not in the cost model yet; None for PyTorch, and where nothing is known of it.
+
+    A calibration with Keras holds the times of its operations; only the cost of its loop is added.
+    """
+    if not is_keras_graph(graph):
+        return None
+    if weights.calibrated_stack == "keras":
+        return calibrated_effect(weights)
+    return KERAS_ON_TENSORFLOW if device.kind is DeviceKind.GPU else None
+
+
+def with_factors(times: StepTimes, effects: Sequence[StackEffect | None]) -> StepTimes:
+    """Times of p points with those of device and host multiplied by the factor of each point's stack."""
+    factor = np.asarray([1.0 if effect is None else effect.factor for effect in effects])
+    return replace(
+        times,
+        step_s=factor * times.step_s,
+        device_s=factor * times.device_s,
+        host_s=factor * times.host_s,
+        memory_bound_s=factor * times.memory_bound_s,
+        kernel_s=None if times.kernel_s is None else factor[:, None] * times.kernel_s,
+        launch_s=None if times.launch_s is None else factor[:, None] * times.launch_s,
+    )
+
+
+HOST_UPDATE_BYTES_PER_S = 109e9
+"""Rate at which a host of two processors reads and writes weights, gradients and states [bytes/s].
+
+Adam over 10 billion parameters takes 2.57 s, 28 bytes each. Source: Ren et al. 2021, ZeRO-Offload, table 4 (CPU-Adam).
+"""
+
+
+def host_wait_s(traffic: HostTraffic | None, device: Device, step_s: float) -> float:
+    """Wait beside the step of the device [s].
+
+    Weights come and gradients go while the device computes; the links to and from the host work at the same time. What
+    takes longer than the step is waited for. The update follows, and then the weights that the device keeps come back:
+
+    t = max(0, max(weights, gradients) / link - step) + update / host + updated weights / link.
+
+    Args:
+        traffic: Transfers of one step, None without offload.
+        device: The device, whose bus fixes the link to the host.
+        step_s: Step of the device, given that everything is there [s].
+    """
+    if traffic is None:
+        return 0.0
+    rate = host_link(device).usable_bytes_per_s
+    coming = traffic.forward_bytes + traffic.backward_bytes
+    hidden_s = max(coming, traffic.gradient_bytes) / rate
+    update_s = traffic.update_bytes / HOST_UPDATE_BYTES_PER_S
+    return max(0.0, hidden_s - step_s) + update_s + traffic.updated_bytes / rate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackEffect:
+    """Effect of a software stack on step times.
+
+    Attributes:
+        name: Name of the stack, such as ``keras``.
+        factor: Device time with the stack over device time with PyTorch.
+        step_cost_s: Fixed cost of a step of the stack's training loop [s].
+        log_spread: Half-width of the 90 % interval of the effect, in the logarithm.
+        devices: Catalogue names of the devices on which the effect was measured.
+        source: Tables, rows and day of the fit.
+    """
+
+    name: str
+    factor: float
+    step_cost_s: float
+    log_spread: float
+    devices: tuple[str, ...]
+    source: str
+
+
+KERAS_ON_TENSORFLOW = StackEffect(
+    name="Keras on TensorFlow",
+    factor=1.0,
+    step_cost_s=0.32e-3,
+    log_spread=0.306,
+    devices=("p100-pcie-16gb", "v100-sxm2-16gb", "a100-sxm4-40gb"),
+    source="step cost: iit_e2e, 40 steps of two networks on a P100, TensorFlow 2; factor: dle_training, 6 steps of "
+    "ResNet-50 on V100 and A100, TensorFlow 1.15; fitted 2026-11-22",
+)
+
+
+def calibrated_effect(weights: CostModel) -> StackEffect:
+    """Effect of the stack of a calibration: the weights hold its operations, but not its training loop."""
+    known = weights.provenance
+    return StackEffect(
+        name="Keras on TensorFlow",
+        factor=1.0,
+        step_cost_s=weights.step_cost_s,
+        log_spread=0.0,
+        devices=tuple(known["measured_devices"]),
+        source=f"calibrated with {known['framework']} on {known['date']}, {known['num_layers']} layers and "
+        f"{known['num_models']} models",
+    )
+
+
+def stack_note(effect: StackEffect, device: str) -> str:
+    """Remark for the reader on a stack's effect on a device."""
+    if effect.source.startswith("calibrated"):
+        return (
+            f"software stack: {effect.source}; a step of fit costs {1e3 * effect.step_cost_s:.1f} ms beside its "
+            "operations"
+        )
+    text = (
+        f"software stack: for {effect.name} the time of the device is {effect.factor:.2f} of PyTorch's and a step "
+        f"costs {1e3 * effect.step_cost_s:.1f} ms more ({effect.source})"
+    )
+    if device in effect.devices:
+        return text
+    return f"{text}; no step of {effect.name} was measured on {device}: the effect is that of other GPUs"

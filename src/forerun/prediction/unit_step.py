@@ -1,0 +1,476 @@
+"""The step of a layout: its stages with their communication, the pipeline over them, and the update.
+
+    step = pipeline(forward_s + backward_s + exposed communication of each stage) + gradients that nothing hides +
+    update
+
+Per micro-step tensor parallelism sums tokens twice per pair of products (Megatron-LM; with sequence parallelism
+it gathers and scatters them), of which the sum in the backward pass hides behind the gradients of weights; context
+parallelism passes keys and values around a ring behind attention, or exchanges heads for tokens; expert parallelism
+sends tokens to their experts and back in both passes, as many to each; FSDP gathers
+weights and scatters gradients block by block. Gradients of replicas are reduced behind the last backward pass.
+Ranks count tensor, context, data, pipeline, so that devices which talk most are neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from math import ceil, exp
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.cost.communication.constants import LayoutConstants, LayoutTable
+from forerun.cost.communication.groups import Collective, Group, group_of
+from forerun.cost.communication.measured_layouts import MeasuredLayouts, StepShape
+from forerun.cost.memory.units import UnitMemory
+from forerun.cost.time.step_times import smooth_maximum
+from forerun.cost.time.weights import CostModel
+from forerun.graph.shards import Shards
+from forerun.prediction.division import Axes, DividedStep, StageTime, compute_setup, wide_factor
+from forerun.prediction.estimate import BreakdownPart, Interval
+from forerun.prediction.schedules import (
+    Overlap,
+    check_layout,
+    fully_sharded_backward,
+    fully_sharded_forward,
+    pipeline_s,
+    reduced_backward,
+)
+from forerun.prediction.step import HOST_PART, StepPrediction, widened
+from forerun.prediction.units import DividedModel, UnitTimes
+from forerun.question.parallel import ContextKind, DeviceLayout
+from forerun.question.run import Run
+from forerun.question.sharing import FsdpVersion
+
+__all__ = [
+    "layout_step",
+]
+
+Floats = npt.NDArray[np.float64]
+
+_COPY_SHARE = 0.82
+"""Share of the bandwidth that copies reach: element-wise kernels of ``neusight_ops`` above 0.1 ms, seven devices."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Groups:
+    tensor: Group
+    context: Group
+    expert: Group
+    data: Group
+    shard: Group
+    replicas: Group
+    pipeline: Group
+
+
+def layout_step(model: DividedModel, run: Run, weights: CostModel, table: LayoutTable) -> DividedStep:
+    """The step of a run with a layout.
+
+    Args:
+        model: The step traced in ``compute_setup``.
+        run: The run.
+        weights: The cost model.
+        table: Constants of collectives.
+
+    Raises:
+        UsageError: The model cannot be divided so, or a link is not known.
+    """
+    blocks = model.blocks
+    layout, micro_steps = run.layout, run.sharing.num_accumulation_steps
+    check_layout(layout, model.traced, len(blocks.names), model.model.graph.model, micro_steps)
+    shards, setup = Axes.of(run).shards, compute_setup(run)
+    (times,) = model.times(shards, run.cluster.device, [setup], weights, run.software.torch_version)
+    memory = model.memory(shards, setup.batch_size_per_device)
+    # What is divided among all replicas is a part of all experts, however these are divided.
+    every = model.memory(replace(shards, expert=1), setup.batch_size_per_device)
+    whole_bytes = float(model.memory(Shards(), setup.batch_size_per_device).gradients.sum())
+    groups = _groups(run, table.constants)
+    units = model.stages(layout)
+    stages = [_stage(run, times, memory, groups, own, table.constants) for own in units]
+    through_s = pipeline_s(
+        [stage.total_s for stage in stages],
+        [stage.weight_gradient_s for stage in stages],
+        micro_steps,
+        layout.schedule,
+        layout.virtual_stages,
+    )
+    synchronised = [_synchronised(run, times, memory, groups, own) for own in units]
+    held = every if run.sharing.strategy.stage else memory
+    updates = [
+        _update_s(run, times, float(held.gradients[list(own)].sum()) / max(whole_bytes, 1.0)) for own in units
+    ]
+    slowest = max(range(len(stages)), key=lambda k: stages[k].total_s)
+    last = max(range(len(stages)), key=lambda k: synchronised[k].exposed_s + updates[k])
+    hidden_s = synchronised[last].busy_s - synchronised[last].exposed_s
+    slowed_s = table.constants.slowdown * max(0.0, hidden_s)
+    step_s = through_s + synchronised[last].exposed_s + updates[last] + slowed_s + times.overhead_s
+    stage = stages[slowest]
+    bubble_s = through_s - micro_steps * stage.total_s
+    parts = _parts(
+        times.alone, stage, micro_steps, bubble_s, synchronised[last].exposed_s, updates[last], slowed_s
+    )
+    least_s = micro_steps * times.alone.least_s / layout.pipeline
+    compute_s = micro_steps * stage.compute_s + updates[last]
+    found = DividedStep(
+        step_s=widened(step_s, times.alone.step_s, table.log_spread, least_s),
+        model=times.model,
+        alone=times.alone,
+        stages=tuple(stages),
+        parts=parts,
+        compute_s=compute_s,
+        busy_share=compute_s / step_s,
+        exposed_s=sum(part.time_s for part in parts if part.name in _COMMUNICATION),
+        communication_s=micro_steps * stage.communication_s + synchronised[last].busy_s,
+        bubble_s=bubble_s,
+        shape=StepShape(
+            hidden_size=blocks.hidden_size,
+            block_s=stage.total_s / max(1, len(units[slowest])),
+            exposed_share=sum(part.time_s for part in parts if part.name in _COMMUNICATION) / step_s,
+            waiting_share=sum(part.time_s for part in parts if part.name == HOST_PART) / step_s,
+        ),
+    )
+    return found if table.measured is None else _as_measured(found, table.measured)
+
+
+def _as_measured(step: DividedStep, measured: MeasuredLayouts) -> DividedStep:
+    """The step with all its times as measured steps of the cluster say, and the interval that they leave."""
+    assert step.shape is not None
+    log_factor, left = measured.correction(step.shape)
+    factor = exp(log_factor)
+    value = step.step_s.value
+    return replace(
+        step,
+        compute_s=step.compute_s * factor,
+        exposed_s=step.exposed_s * factor,
+        communication_s=step.communication_s * factor,
+        bubble_s=step.bubble_s * factor,
+        step_s=Interval(
+            value * factor,
+            value * factor * (step.step_s.low / value) ** left,
+            value * factor * (step.step_s.high / value) ** left,
+        ),
+        stages=tuple(
+            StageTime(**{field.name: getattr(stage, field.name) * factor for field in fields(stage)})
+            for stage in step.stages
+        ),
+        parts=tuple(BreakdownPart(part.name, part.time_s * factor) for part in step.parts),
+    )
+
+
+_COMMUNICATION = (
+    "tensor parallelism",
+    "context parallelism",
+    "expert parallelism",
+    "gathering of weights",
+    "handover of stages",
+    "gradient synchronisation",
+)
+
+
+def _groups(run: Run, constants: LayoutConstants) -> _Groups:
+    axes = Axes.of(run)
+
+    def group(number: int, distance: int) -> Group:
+        return group_of(run.cluster, number, distance, constants)
+
+    return _Groups(
+        tensor=group(axes.tensor, 1),
+        context=group(axes.context, axes.tensor),
+        expert=group(axes.expert, axes.tensor),
+        data=group(axes.replicated, axes.tensor),
+        shard=group(axes.shard, axes.tensor),
+        replicas=group(axes.replicated // axes.shard, axes.tensor * axes.shard),
+        pipeline=group(axes.pipeline, axes.tensor * axes.replicated),
+    )
+
+
+def _stage(
+    run: Run,
+    times: UnitTimes,
+    memory: UnitMemory,
+    groups: _Groups,
+    units: range,
+    constants: LayoutConstants,
+) -> StageTime:
+    own = list(units)
+    forward, backward = times.forward_s[own], times.backward_s[own] + times.weight_gradient_s[own]
+    tensor = _tensor(run, times, groups.tensor, own)
+    context = _context(run, times, groups.context, own)
+    expert = _expert(run, times, groups.expert, own)
+    forward = forward + tensor[0] + context[0] + expert[0]
+    backward = backward + tensor[1] + context[1] + expert[1]
+    copies = _copies(run, memory, groups, own)
+    forward, backward = forward + copies[0], backward + copies[1]
+    gather = _gathering(run, memory, groups, own, forward, backward)
+    handover_s = 0.0
+    if run.layout.pipeline > 1:
+        crossings = 2 * run.layout.virtual_stages
+        handover_s = crossings * (groups.pipeline.send_s(_handed_bytes(times, run)) + constants.stage_s)
+    hidden_s = gather.busy_s - gather.exposed_s + float(tensor[2].sum() + context[2].sum())
+    exposed = [float(part[0].sum() + part[1].sum()) for part in (tensor, context, expert)]
+    compute_s = float((times.forward_s + times.backward_s + times.weight_gradient_s)[own].sum())
+    copied_s = float(copies.sum())
+    slowed_s = constants.slowdown * max(0.0, hidden_s)
+    device_s = compute_s + copied_s + sum(exposed) + gather.exposed_s + slowed_s + handover_s
+    launched = _num_collectives(run, times, own)
+    waiting_s = 0.0
+    if launched:
+        host_s = float(times.launch_s[own].sum()) + launched * constants.launch_s
+        waiting_s = float(smooth_maximum(np.asarray(device_s), np.asarray(host_s))) - device_s
+    return StageTime(
+        compute_s=compute_s,
+        weight_gradient_s=float(times.weight_gradient_s[own].sum()),
+        tensor_s=exposed[0],
+        context_s=exposed[1],
+        expert_s=exposed[2],
+        gather_s=gather.exposed_s,
+        copied_s=copied_s,
+        slowed_s=slowed_s,
+        waiting_s=waiting_s,
+        handover_s=handover_s,
+        communication_s=sum(exposed) + gather.exposed_s + hidden_s + handover_s,
+    )
+
+
+def _num_collectives(run: Run, times: UnitTimes, own: Sequence[int]) -> float:
+    """Collectives of tensor, context and expert parallelism in one micro-step of a stage."""
+    layout = run.layout
+    pairs, again = float(times.num_pairs[own].sum()), float(times.num_recomputed_pairs[own].sum())
+    blocks = float((times.attention_s[0, own] > 0).sum())
+    # Keys and values go around a ring of g devices in g - 1 sends, in the forward and again in the backward pass;
+    # Ulysses exchanges queries, keys, values and the result in each pass.
+    of_context = 2 * 4.0 if layout.context_kind is ContextKind.ULYSSES else 2 * (layout.context - 1.0)
+    # Tokens go to their experts and come back in each pass, and in each forward pass that is repeated.
+    routes = float(((times.routed_bytes[own] > 0) * (2 * 2.0 + 2.0 * times.num_recomputed_routes[own])).sum())
+    each = _collectives_of_pair(layout) * pairs + (2.0 if layout.sequence_parallel else 1.0) * again
+    return (
+        (layout.tensor > 1) * each + (layout.context > 1) * of_context * blocks + (layout.expert > 1) * routes
+    )
+
+
+def _collectives_of_pair(layout: DeviceLayout) -> float:
+    """Collectives of tensor parallelism around a pair of products in both passes.
+
+    Without sequence parallelism one sum in each pass. With it tokens are gathered before the pair and scattered behind
+    it in each pass; the gradients of weights need the tokens of the forward pass again, unless they were kept.
+    """
+    if not layout.sequence_parallel:
+        return 2.0
+    return 4.0 if layout.keep_gathered else 5.0
+
+
+def _handed_bytes(times: UnitTimes, run: Run) -> float:
+    # With sequence parallelism a device hands over its own tokens; without, each its part of them, which are gathered.
+    return times.message_bytes / run.layout.tensor
+
+
+def _tensor(run: Run, times: UnitTimes, group: Group, own: Sequence[int]) -> tuple[Floats, Floats, Floats]:
+    """Exposed communication of tensor parallelism forward and backward, and what is hidden, (units,) each [s].
+
+    In pieces (``overlap_tensor``) a collective of g devices goes on beside its product, one of g pieces ahead: what
+    is exposed is c / g, and what of (g - 1) c / g the product is too short for.
+    """
+    sequence_parallel = run.layout.sequence_parallel
+    zero = np.zeros(len(own))
+    if group.num_devices == 1:
+        return zero, zero, zero
+    message = times.message_bytes
+    sum_s = group.time_s(Collective.ALL_REDUCE, message)
+    gather_s = group.time_s(Collective.ALL_GATHER, message)
+    scatter_s = group.time_s(Collective.REDUCE_SCATTER, message)
+    # The embedding sums its tokens once, the head its gradients.
+    pairs = times.num_pairs[list(own)].copy()
+    last = len(times.num_pairs) - 1
+    for place, unit in enumerate(own):
+        if unit in (0, last):
+            pairs[place] = 1.0
+    forward_s = (gather_s + scatter_s) if sequence_parallel else sum_s
+    hideable = times.weight_gradient_s[list(own)] / np.maximum(pairs, 1.0)
+    again_s = 0.0 if run.layout.keep_gathered else gather_s
+    behind_s = (scatter_s + again_s) if sequence_parallel else sum_s
+    hidden = np.minimum(behind_s, hideable)
+    # With sequence parallelism the gradients of a pair's result are gathered before anything can be computed.
+    backward = pairs * ((gather_s if sequence_parallel else 0.0) + behind_s - hidden)
+    again = times.num_recomputed_pairs[list(own)] * forward_s
+    forward = pairs * forward_s
+    if not run.sharing.overlap_tensor:
+        return forward, backward + again, pairs * hidden
+    # Products of the forward pass take as long as the gradients of their weights, and half of the backward pass.
+    beside = times.weight_gradient_s[list(own)]
+    shown = [_in_pieces(whole, beside, group.num_devices) for whole in (forward, backward + again)]
+    return shown[0], shown[1], pairs * hidden + forward + backward + again - shown[0] - shown[1]
+
+
+def _in_pieces(whole_s: Floats, beside_s: Floats, number: int) -> Floats:
+    """Exposed part of collectives in pieces beside their products, (units,) [s]."""
+    later = whole_s * (number - 1) / number
+    found: Floats = whole_s / number + np.maximum(0.0, later - beside_s * (number - 1) / number)
+    return found
+
+
+def _context(run: Run, times: UnitTimes, group: Group, own: Sequence[int]) -> tuple[Floats, Floats, Floats]:
+    """Exposed communication of context parallelism forward and backward, and what is hidden, (units,) each [s]."""
+    zero = np.zeros(len(own))
+    number = group.num_devices
+    attention = times.attention_s[:, list(own)]
+    has = attention[0] > 0
+    if number == 1 or not has.any():
+        return zero, zero, zero
+    tokens = times.message_bytes / run.layout.tensor
+    if run.layout.context_kind == "ulysses":
+        each_s = 4 * group.time_s(Collective.ALL_TO_ALL, tokens)  # queries, keys, values, and the result back
+        return has * each_s, has * each_s, zero
+    forward_s = (number - 1) * group.send_s(2 * tokens)  # keys and values
+    backward_s = (number - 1) * group.send_s(4 * tokens)  # and their gradients
+    covered = attention * (number - 1) / number
+    exposed = [
+        has * np.maximum(0.0, one_s - cover)
+        for one_s, cover in zip((forward_s, backward_s), covered, strict=True)
+    ]
+    return exposed[0], exposed[1], has * (forward_s + backward_s) - exposed[0] - exposed[1]
+
+
+def _expert(run: Run, times: UnitTimes, group: Group, own: Sequence[int]) -> tuple[Floats, Floats]:
+    """Exposed communication of expert parallelism forward and backward, (units,) each [s].
+
+    Tokens go to the devices of their experts and come back: two exchanges of all with all in each pass.
+    """
+    if group.num_devices == 1:
+        return np.zeros(len(own)), np.zeros(len(own))
+    routed = times.routed_bytes[list(own)] / run.layout.tensor
+    both_s = np.asarray([2 * group.time_s(Collective.ALL_TO_ALL, float(bytes_)) for bytes_ in routed])
+    return both_s, both_s * (1.0 + times.num_recomputed_routes[list(own)])
+
+
+def _gathering(
+    run: Run, memory: UnitMemory, groups: _Groups, own: Sequence[int], forward: Floats, backward: Floats
+) -> Overlap:
+    """Exposed and whole communication of FSDP in one micro-step."""
+    sharing = run.sharing
+    if sharing.strategy.stage < 3 or groups.data.num_devices == 1:
+        return Overlap(0.0, 0.0)
+    wide = wide_factor(run)
+    last = len(memory.weights) - 1
+    blocks = [unit for unit in own if unit not in (0, last)]
+    ends = [unit for unit in own if unit in (0, last)]
+    place = {unit: index for index, unit in enumerate(own)}
+
+    def gather_s(bytes_: float) -> float:
+        return groups.shard.time_s(Collective.ALL_GATHER, bytes_ * (1.0 if sharing.gather_half else wide))
+
+    def scatter_s(bytes_: float) -> float:
+        whole = bytes_ * (1.0 if sharing.reduce_half else wide)
+        part = whole / groups.shard.num_devices
+        return groups.shard.time_s(Collective.REDUCE_SCATTER, whole) + groups.replicas.time_s(
+            Collective.ALL_REDUCE, part
+        )
+
+    gathers = [gather_s(memory.weights[unit]) for unit in blocks]
+    scatters = [scatter_s(memory.gradients[unit]) for unit in blocks]
+    ahead = fully_sharded_forward(
+        [forward[place[unit]] for unit in blocks], gathers, prefetch=sharing.prefetch
+    )
+    behind = fully_sharded_backward(
+        [backward[place[unit]] for unit in reversed(blocks)],
+        gathers[::-1] if sharing.reshard else [0.0] * len(blocks),
+        scatters[::-1],
+        prefetch=sharing.prefetch,
+    )
+    # Input and head are one group of weights: gathered first, kept, and scattered last.
+    root_s = gather_s(memory.weights[ends].sum()) + scatter_s(memory.gradients[ends].sum()) if ends else 0.0
+    return Overlap(ahead.exposed_s + behind.exposed_s + root_s, ahead.busy_s + behind.busy_s + root_s)
+
+
+def _copies(run: Run, memory: UnitMemory, groups: _Groups, own: Sequence[int]) -> Floats:
+    """Copies of FSDP in the forward and the backward pass of one micro-step, (2, units) [s].
+
+    With w bytes of weights and g of their gradients in half precision, and r of those that are reduced: FSDP2 copies
+    gathered weights out of their buffer (2 w in each pass) and gradients into one (g + r); FSDP1, whose weights are
+    views, joins the gradients of a block (2 g), converts them (g + r, if that changes them) and divides them (2 r).
+    """
+    sharing = run.sharing
+    if (
+        sharing.strategy.stage < 3
+        or groups.shard.num_devices == 1
+        or sharing.fsdp_version is FsdpVersion.ZERO_COPY
+    ):
+        return np.zeros((2, len(own)))
+    wide = wide_factor(run)
+    weights, gradients = memory.weights[list(own)], memory.gradients[list(own)]
+    reduced = gradients * (1.0 if sharing.reduce_half else wide)
+    gathered = weights * (1.0 if sharing.gather_half else wide)
+    if sharing.fsdp_version is FsdpVersion.FSDP1:
+        converted = np.where(reduced == gradients, 0.0, gradients + reduced)
+        moved = np.stack([np.zeros(len(own)), 2 * gradients + converted + 2 * reduced])
+    else:
+        again = 1.0 if sharing.reshard else 0.0
+        moved = np.stack([2 * gathered, again * 2 * gathered + gradients + reduced])
+    found: Floats = moved / (_COPY_SHARE * run.cluster.device.memory_bandwidth_bytes_per_s)
+    return found
+
+
+def _synchronised(run: Run, times: UnitTimes, memory: UnitMemory, groups: _Groups, units: range) -> Overlap:
+    """Reduction of the gradients of replicas behind the last backward pass, and gathering of updated weights (ZeRO)."""
+    stage, group = run.sharing.strategy.stage, groups.data
+    if stage == 3 or group.num_devices == 1:
+        return Overlap(0.0, 0.0)
+    wide = 1.0 if run.sharing.reduce_half else wide_factor(run)
+    kind = Collective.REDUCE_SCATTER if stage else Collective.ALL_REDUCE
+    own = list(units)[::-1]
+
+    def in_buckets_s(kind: Collective, bytes_: float) -> float:
+        buckets = max(1, ceil(bytes_ / run.sharing.bucket_bytes))
+        return buckets * group.time_s(kind, bytes_ / buckets)
+
+    backward = times.backward_s + times.weight_gradient_s
+    found = reduced_backward(
+        [float(backward[unit]) for unit in own],
+        [in_buckets_s(kind, float(memory.gradients[unit]) * wide) for unit in own],
+    )
+    if stage:
+        gathers_s = [in_buckets_s(Collective.ALL_GATHER, float(memory.weights[unit])) for unit in own]
+        shown_s = sum(gathers_s)
+        if run.sharing.overlap_update:
+            # The next forward pass starts as soon as its first unit has its weights.
+            forward = [float(times.forward_s[unit]) for unit in own]
+            shown_s = reduced_backward(forward, gathers_s).exposed_s
+        return Overlap(found.exposed_s + shown_s, found.busy_s + sum(gathers_s))
+    return found
+
+
+def _update_s(run: Run, times: UnitTimes, share: float) -> float:
+    """Update of the weights of a stage, a share of the model's, that one device holds the state of [s]."""
+    return times.optimizer_s * share / Axes.of(run).shard * wide_factor(run)
+
+
+def _parts(
+    alone: StepPrediction,
+    stage: StageTime,
+    micro_steps: int,
+    bubble_s: float,
+    synchronised_s: float,
+    update_s: float,
+    slowed_s: float,
+) -> tuple[BreakdownPart, ...]:
+    """Parts of the step, the longest first; computation by what the operations do."""
+    shares = {part.name: part.time_s for part in alone.breakdown if part.name != "optimizer"}
+    # What every step costs once is not repeated in its micro-steps.
+    shares[HOST_PART] = max(0.0, shares.get(HOST_PART, 0.0) - alone.overhead_s)
+    scale = micro_steps * stage.compute_s / max(sum(shares.values()), 1e-30)
+    waiting_s = shares.pop(HOST_PART) * scale + micro_steps * stage.waiting_s + alone.overhead_s
+    found = [BreakdownPart(name, time_s * scale) for name, time_s in shares.items()]
+    found += [
+        BreakdownPart("optimizer", update_s),
+        BreakdownPart(HOST_PART, waiting_s),
+        BreakdownPart("tensor parallelism", micro_steps * stage.tensor_s),
+        BreakdownPart("context parallelism", micro_steps * stage.context_s),
+        BreakdownPart("expert parallelism", micro_steps * stage.expert_s),
+        BreakdownPart("gathering of weights", micro_steps * stage.gather_s),
+        BreakdownPart("copies of FSDP", micro_steps * stage.copied_s),
+        BreakdownPart("handover of stages", micro_steps * stage.handover_s),
+        BreakdownPart("slowed by communication", micro_steps * stage.slowed_s + slowed_s),
+        BreakdownPart("pipeline bubble", bubble_s),
+        BreakdownPart("gradient synchronisation", synchronised_s),
+    ]
+    return tuple(sorted((part for part in found if part.time_s > 0), key=lambda part: -part.time_s))

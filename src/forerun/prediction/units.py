@@ -1,0 +1,307 @@
+"""Times of the units of a step on one device of a layout, from the cost model's times of its true operations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.base.kept import Kept
+from forerun.cost.memory.units import UnitMemory, unit_memory
+from forerun.cost.time.step_times import smooth_maximum
+from forerun.cost.time.weights import CostModel
+from forerun.graph.blocks import Blocks, Division, Phase, blocks_of
+from forerun.graph.graph import Graph, OpClass, OpTable, StepPart, at_batch
+from forerun.graph.shards import Shards, sharded_ops
+from forerun.prediction.schedules import stage_units
+from forerun.prediction.step import PreparedModel, StepPrediction, predict_steps, prepare
+from forerun.question.devices.device import Device
+from forerun.question.parallel import DeviceLayout, StageSplit
+from forerun.question.setup import TrainingSetup
+
+__all__ = [
+    "DividedModel",
+    "UnitTimes",
+    "unit_times",
+    "with_host",
+]
+
+Floats = npt.NDArray[np.float64]
+
+_SHARDED: Kept[PreparedModel] = Kept(64)
+_TIMES: Kept[UnitTimes] = Kept(4096)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitTimes:
+    """One micro-step of one device by unit, without communication.
+
+    Attributes:
+        model: The operations of the device, all units.
+        alone: Prediction of the micro-step of all units, as if one device had them.
+        forward_s: Forward passes, (units,) [s].
+        backward_s: Backward passes without the gradients of weights, with what is recomputed, (units,) [s].
+        weight_gradient_s: Products that make gradients of weights, (units,) [s].
+        attention_s: Attention of the forward and of the backward passes, (2, units) [s].
+        launch_s: Time the host needs to launch both passes, (units,) [s].
+        optimizer_s: Update of all weights [s].
+        host_s: Time of the host that no unit causes: launches of the update, and once a step [s].
+        overhead_s: Time of a step beside its operations [s].
+        message_bytes: Tokens that tensor parallelism exchanges after a pair of products [bytes].
+        num_pairs: Pairs of divided products in the forward pass, (units,).
+        num_recomputed_pairs: Pairs whose forward pass is repeated in the backward pass, (units,).
+        routed_bytes: Tokens that go to experts and come back in a forward pass, (units,) [bytes].
+        num_recomputed_routes: Share of them that the backward pass sends again, (units,).
+    """
+
+    model: PreparedModel
+    alone: StepPrediction
+    forward_s: Floats
+    backward_s: Floats
+    weight_gradient_s: Floats
+    attention_s: Floats
+    launch_s: Floats
+    optimizer_s: float
+    host_s: float
+    overhead_s: float
+    message_bytes: float
+    num_pairs: Floats
+    num_recomputed_pairs: Floats
+    routed_bytes: Floats
+    num_recomputed_routes: Floats
+
+
+def unit_times(
+    model: PreparedModel,
+    blocks: Blocks,
+    shards: Shards,
+    device: Device,
+    setups: Sequence[TrainingSetup],
+    weights: CostModel,
+    torch_version: str | None = None,
+) -> list[UnitTimes]:
+    """Times of micro-steps of several setups; remembered.
+
+    Args:
+        model: The traced step.
+        blocks: Its units.
+        shards: Devices that share a sequence.
+        device: The device.
+        setups: Batch size of a micro-step and precision.
+        weights: The cost model.
+        torch_version: PyTorch version.
+    """
+    parts = (model, device, weights)
+    found = [_TIMES.find(parts, (shards, setup, torch_version)) for setup in setups]
+    missing = [index for index, times in enumerate(found) if times is None]
+    if missing:
+        sharded = _SHARDED.get((model,), (shards,), lambda: _sharded(model, blocks, shards))
+        steps = predict_steps(sharded, device, [setups[index] for index in missing], weights, torch_version)
+        for index, step in zip(missing, steps, strict=True):
+            times = _by_unit(sharded, blocks, step, setups[index].batch_size_per_device)
+            _TIMES.keep(parts, (shards, setups[index], torch_version), times)
+            found[index] = times
+    return [times for times in found if times is not None]
+
+
+def _sharded(model: PreparedModel, blocks: Blocks, shards: Shards) -> PreparedModel:
+    ops = sharded_ops(model.graph, blocks, shards)
+    return model if ops is model.graph.ops else prepare(replace(model.graph, ops=ops))
+
+
+def _by_unit(model: PreparedModel, blocks: Blocks, step: StepPrediction, batch_size: int) -> UnitTimes:
+    graph = model.graph
+    ops, units = graph.ops, blocks.num_units
+    row_s, launch_s = (
+        (found / model.ops.count)[model.ops.group_of_row] * ops.count
+        for found in (step.kernel_s, step.launch_s)
+    )
+    # Members of the ensemble are averaged by the logarithms of their steps.
+    scale = (step.step_s.value - step.overhead_s) / _slower(float(row_s.sum()), step.host_s)
+    row_s, launch_s, host_s = row_s * scale, launch_s * scale, step.host_s * scale
+    is_gradient = ops.step_part == StepPart.WEIGHT_GRADIENT
+    is_attention = np.isin(ops.op_class, (OpClass.ATTENTION, OpClass.BMM, OpClass.SOFTMAX))
+    is_attention &= ~blocks.expert_product
+
+    def sums(chosen: npt.NDArray[np.bool_], values: Floats = row_s) -> Floats:
+        chosen = chosen & (blocks.unit >= 0)
+        return np.bincount(blocks.unit[chosen], weights=values[chosen], minlength=units).astype(float)
+
+    forward, backward = blocks.phase == Phase.FORWARD, blocks.phase == Phase.BACKWARD
+    closes = blocks.division == Division.ROWS
+    ones = np.ones(len(ops))
+    pairs = sums(closes & forward, ones)
+    in_backward = sums(closes & backward & ~is_gradient, ones)
+    # The last product of the experts has their tokens as its result, once for each expert that a token goes to.
+    routed = np.where(blocks.expert_product & closes, _result_bytes(ops, batch_size), 0.0)
+    sent = sums(forward, routed)
+    again = sums(backward & ~is_gradient, np.where(routed > 0, ones, 0.0))
+    routes = sums(forward, np.where(routed > 0, ones, 0.0))
+    return UnitTimes(
+        model=model,
+        alone=step,
+        forward_s=sums(forward),
+        backward_s=sums(backward & ~is_gradient),
+        weight_gradient_s=sums(backward & is_gradient),
+        attention_s=np.stack([sums(is_attention & forward), sums(is_attention & backward)]),
+        launch_s=sums(blocks.unit >= 0, launch_s),
+        optimizer_s=float(row_s[blocks.unit < 0].sum()),
+        host_s=host_s - float(launch_s[blocks.unit >= 0].sum()),
+        overhead_s=step.overhead_s,
+        message_bytes=_message_bytes(graph, closes & forward, batch_size),
+        num_pairs=pairs,
+        num_recomputed_pairs=np.maximum(0.0, in_backward - pairs),
+        routed_bytes=sent,
+        num_recomputed_routes=np.maximum(0.0, again - routes) / np.maximum(routes, 1.0),
+    )
+
+
+def with_host(times: UnitTimes) -> UnitTimes:
+    """Times of units that wait for the host's launches, as the step of all units does.
+
+    Host and device work at the same time: t = (T^6 + H^6)^(1/6) of the sums, spread over all operations.
+    """
+    device_s = float((times.forward_s + times.backward_s + times.weight_gradient_s).sum()) + times.optimizer_s
+    factor = _slower(device_s, float(times.launch_s.sum()) + times.host_s) / device_s
+    return replace(
+        times,
+        forward_s=times.forward_s * factor,
+        backward_s=times.backward_s * factor,
+        weight_gradient_s=times.weight_gradient_s * factor,
+        attention_s=times.attention_s * factor,
+        optimizer_s=times.optimizer_s * factor,
+    )
+
+
+def _slower(device_s: float, host_s: float) -> float:
+    return float(smooth_maximum(np.asarray(device_s), np.asarray(host_s)))
+
+
+def _result_bytes(ops: OpTable, batch_size: int) -> Floats:
+    """Results of products, (n,) [bytes]."""
+    groups, m, n, _ = (at_batch(ops.gemm[:, axis], batch_size) for axis in range(4))
+    found: Floats = groups * m * n * ops.element_bytes
+    return found
+
+
+def _message_bytes(graph: Graph, closes: npt.NDArray[np.bool_], batch_size: int) -> float:
+    """Result of the product that closes a pair: tokens times width [bytes]."""
+    rows = np.flatnonzero(closes)
+    if not len(rows):
+        return 0.0
+    sizes = at_batch(graph.ops.gemm[rows[0]], batch_size)
+    return float(sizes[1] * sizes[2] * graph.ops.element_bytes[rows[0]])
+
+
+_Units = TypeVar("_Units", UnitTimes, UnitMemory)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DividedModel:
+    """Units of a model.
+
+    Attributes:
+        model: The traced step.
+        num_blocks: Blocks of the model, if it has more equal ones than were traced: the middle block stands for the
+            others. None for those traced.
+    """
+
+    model: PreparedModel
+    num_blocks: int | None = None
+
+    @classmethod
+    def of(cls, model: PreparedModel) -> DividedModel:
+        """Units of a traced model; those of blocks that were left out of its trace repeat the middle one."""
+        graph = model.graph
+        last = f"{graph.blocks[-1]}." if graph.blocks else ""
+        is_whole = any(name.startswith(last) for name in graph.parameter_names)
+        return cls(model=model, num_blocks=None if is_whole or not last else len(graph.blocks))
+
+    @property
+    def traced(self) -> Blocks:
+        """Units of the traced step."""
+        return blocks_of(self.model.graph)
+
+    @property
+    def blocks(self) -> Blocks:
+        """Units of the model; only their names and what can be divided hold for repeated blocks."""
+        found = self.traced
+        if self._added == 0:
+            return found
+        middle = len(found.names) // 2
+        names = found.names[:middle] + (found.names[middle],) * (self._added + 1) + found.names[middle + 1 :]
+        return replace(found, names=names)
+
+    @property
+    def can_be_divided(self) -> bool:
+        """True if tensor parallelism can divide every block."""
+        return self.traced.can_be_divided
+
+    @property
+    def _added(self) -> int:
+        return 0 if self.num_blocks is None else self.num_blocks - len(self.traced.names)
+
+    def stages(self, layout: DeviceLayout) -> list[range]:
+        """Units of each stage of a pipeline."""
+        memory = self.memory(Shards(), 1)
+        head = max(float(memory.weights[-1]), memory.tied)
+        is_balanced = layout.stage_split is StageSplit.BALANCED
+        return stage_units(
+            len(self.blocks.names),
+            layout.pipeline,
+            head / max(float(memory.weights[1:-1].mean()), 1.0) if is_balanced else None,
+            counts_ends=layout.stage_split is StageSplit.ENDS,
+        )
+
+    def times(
+        self,
+        shards: Shards,
+        device: Device,
+        setups: Sequence[TrainingSetup],
+        weights: CostModel,
+        torch_version: str | None = None,
+    ) -> list[UnitTimes]:
+        """Times of the units of micro-steps; see ``unit_times``."""
+        found = unit_times(self.model, self.traced, shards, device, setups, weights, torch_version)
+        if not self._added:
+            return [with_host(times) for times in found]
+        growth = float(self.memory(Shards(), 1).gradients.sum()) / max(
+            1.0, unit_memory(self.model.graph, self.traced, Shards(), 1).gradients.sum()
+        )
+        return [
+            with_host(replace(self._repeated(times), optimizer_s=times.optimizer_s * growth))
+            for times in found
+        ]
+
+    def memory(self, shards: Shards, batch_size: int) -> UnitMemory:
+        """Memory of the units; see ``unit_memory``."""
+        found = unit_memory(self.model.graph, self.traced, shards, batch_size)
+        return self._repeated(found) if self._added else found
+
+    def gathered_bytes(self, shards: Shards, batch_size: int) -> npt.NDArray[np.float64]:
+        """Tokens that sequence parallelism gathers for products, less a device's own, (units,) [bytes]."""
+        graph, blocks = self.model.graph, self.traced
+        closes = (blocks.division == Division.ROWS) & (blocks.phase == Phase.FORWARD)
+        sizes = at_batch(graph.ops.gemm, batch_size)
+        tokens = sizes[:, 1] * sizes[:, 2] * graph.ops.element_bytes
+        found = np.bincount(blocks.unit[closes], weights=tokens[closes], minlength=blocks.num_units)
+        own: npt.NDArray[np.float64] = found.astype(float) * (1 - 1 / shards.tensor) / shards.context
+        return np.repeat(own, self._counts()) if self._added else own
+
+    def _counts(self) -> npt.NDArray[np.int64]:
+        """Units of the model that each traced one stands for."""
+        counts = np.ones(self.traced.num_units, dtype=np.int64)
+        counts[1 + len(self.traced.names) // 2] += self._added
+        return counts
+
+    def _repeated(self, units: _Units) -> _Units:
+        counts = self._counts()
+        arrays: dict[str, Any] = {
+            field.name: np.repeat(value, counts, axis=-1)
+            for field in fields(units)
+            if isinstance(value := getattr(units, field.name), np.ndarray)
+        }
+        return replace(units, **arrays)

@@ -1,0 +1,190 @@
+"""The devices shipped with the package, and a search for them by the words of a name."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+
+from forerun.base.errors import CatalogError
+from forerun.question.devices.device import Device
+from forerun.question.devices.device_file import device_of
+
+__all__ = [
+    "index_by_key",
+    "load_catalog",
+    "matching_devices",
+    "name_key",
+    "name_tokens",
+    "normalise_name",
+]
+
+
+# Words that drivers and people add or leave out at will; none of them tells two devices apart.
+_FILLER_WORDS = frozenset({"nvidia", "geforce", "tesla", "gpu", "amd", "instinct", "1x"})
+_WATTAGE = re.compile(r"\(\s*\d+\s*w\s*\)")
+_WORD = re.compile(r"[a-z0-9]+")
+
+
+def name_tokens(name: str) -> tuple[str, ...]:
+    """The words of a name that matter, in lower case.
+
+    Vendor words and a power limit in parentheses are left out:
+
+    >>> name_tokens("NVIDIA A100-SXM4-40GB (400W)")
+    ('a100', 'sxm4', '40gb')
+    """
+    words = _WORD.findall(_WATTAGE.sub(" ", name.lower()))
+    return tuple(word for word in words if word not in _FILLER_WORDS)
+
+
+def normalise_name(name: str) -> str:
+    """Words of a name that matter, joined by hyphens; normalising twice changes nothing.
+
+    >>> normalise_name("NVIDIA GeForce RTX 3090")
+    'rtx-3090'
+    """
+    return "-".join(name_tokens(name))
+
+
+def name_key(name: str) -> str:
+    """Key that all spellings of one name share: the words that matter, without separators.
+
+    >>> name_key("RTX3090") == name_key("NVIDIA GeForce RTX 3090")
+    True
+    """
+    return "".join(name_tokens(name))
+
+
+_CATALOG_FOLDER = Path(__file__).parent / "catalog"
+_NAME = re.compile(r'^name = "(.*)"$', re.MULTILINE)
+_TITLE = re.compile(r'^title = "(.*)"$', re.MULTILINE)
+_ALIASES = re.compile(r"^aliases = \[(.*?)\]$", re.MULTILINE | re.DOTALL)
+_QUOTED = re.compile(r'"([^"]*)"')
+
+# Words that a name may lack and still mean the one device that has it: series, size of the memory, and form of the
+# board. Any other word, such as "super" or "laptop", makes another device.
+_MAY_LACK = re.compile(
+    r"rtx|gtx|rx|radeon|quadro|tpu|apple|xeon|core|\d+gb|sxm\d*|pcie|hbm\d?e?|graphics|edition"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Entry:
+    """A device of the catalogue whose figures are not read yet.
+
+    Attributes:
+        text: Its part of the file.
+        name: Catalogue name.
+        spellings: All names of it.
+    """
+
+    text: str
+    name: str
+    spellings: tuple[str, ...]
+
+
+class _Catalogue(Mapping[str, Device]):
+    """Devices by catalogue name; the figures of one are read when it is asked for.
+
+    A question names one or two of some 170 devices, and reading them all takes longer than to answer it.
+    """
+
+    def __init__(self, entries: Iterable[_Entry]) -> None:
+        self.entries = {entry.name: entry for entry in entries}
+        self._devices: dict[str, Device] = {}
+
+    def __getitem__(self, name: str) -> Device:
+        if name not in self._devices:
+            entry = self.entries[name]
+            (table,) = tomllib.loads(entry.text)["device"]
+            self._devices[name] = device_of(table)
+        return self._devices[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+
+def load_catalog() -> Mapping[str, Device]:
+    """All devices shipped with the package by catalogue name, in the order of the files.
+
+    The mapping is shared; each device is read when it is first asked for.
+    """
+    return _catalogue()
+
+
+@cache
+def _catalogue() -> _Catalogue:
+    found = _Catalogue(entry for path in sorted(_CATALOG_FOLDER.glob("*.toml")) for entry in _entries(path))
+    if not found:
+        raise CatalogError("the hardware catalogue is missing from this installation; reinstall forerun")
+    return found
+
+
+def _entries(path: Path) -> Iterator[_Entry]:
+    """The devices of a file of the catalogue, found by the lines that name them."""
+    heading = "[[device]]"
+    for part in path.read_text(encoding="utf-8").split(f"\n{heading}\n")[1:]:
+        name, title = _NAME.search(part), _TITLE.search(part)
+        if name is None or title is None:
+            raise CatalogError(
+                f"{path}: expected 'name' and 'title' of every device, each on a line of its own"
+            )
+        aliases = _ALIASES.search(part)
+        others = _QUOTED.findall(aliases[1]) if aliases else ()
+        yield _Entry(text=f"{heading}\n{part}", name=name[1], spellings=(name[1], title[1], *others))
+
+
+def index_by_key(spellings: Mapping[str, Iterable[str]]) -> dict[str, str]:
+    """Catalogue names by the key of every spelling; two devices that share one are an error."""
+    index: dict[str, str] = {}
+    for name, words in spellings.items():
+        for spelling in words:
+            other = index.setdefault(name_key(spelling), name)
+            if other != name:
+                raise CatalogError(
+                    f"'{spelling}' names both {other} and {name}; remove it from one of the two"
+                )
+    return index
+
+
+@cache
+def _names_by_key() -> dict[str, str]:
+    return index_by_key({name: entry.spellings for name, entry in _catalogue().entries.items()})
+
+
+@lru_cache(maxsize=4096)
+def matching_devices(name: str) -> tuple[Device, ...]:
+    """The device with this name; without one, every device with a name that contains all its words.
+
+    One device alone must have no further word that tells it apart: an RTX 2080 Max-Q is not the RTX 2080 Super Max-Q.
+    """
+    catalogue = _catalogue()
+    exact = name if name in catalogue else _names_by_key().get(name_key(name))
+    if exact is not None:
+        return (catalogue[exact],)
+    words = frozenset(name_tokens(name))
+    found = {
+        known: lacking
+        for known, spellings in _words_of_names().items()
+        if words and (lacking := [spelling - words for spelling in spellings if words <= spelling])
+    }
+    lacked = [each for lacking in found.values() for each in lacking]
+    if len(found) == 1 and not any(all(map(_MAY_LACK.fullmatch, each)) for each in lacked):
+        return ()
+    return tuple(catalogue[known] for known in found)
+
+
+@cache
+def _words_of_names() -> Mapping[str, tuple[frozenset[str], ...]]:
+    """The words of every spelling of every device, but of titles, in the order of the catalogue."""
+    return {
+        name: tuple(frozenset(name_tokens(spelling)) for spelling in (name, *entry.spellings[2:]))
+        for name, entry in _catalogue().entries.items()
+    }

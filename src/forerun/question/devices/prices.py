@@ -1,0 +1,335 @@
+"""Prices of devices: dated prices of cloud instances, owned hardware, the files that say them, and the cheapest rental.
+
+A price is for a whole instance, since a cloud sells no half instance: one device of an eight-device instance
+costs the instance. Prices leave out tax, discounts, disks and network traffic.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from forerun.base.errors import CatalogError, ForerunError, InvalidSetupError
+from forerun.base.tables import checked_table, read_toml
+from forerun.question.devices.device import PriceKind
+from forerun.question.devices.finder import find_device
+
+__all__ = [
+    "OLD_PRICE_DAYS",
+    "InstancePrice",
+    "PriceKind",
+    "Rental",
+    "cheapest_rental",
+    "load_prices",
+    "owned_price_usd_per_hour",
+    "price_age_note",
+    "read_price_file",
+    "update_prices",
+    "updated_prices_path",
+]
+
+
+_HOURS_PER_YEAR = 365.25 * 24
+
+OLD_PRICE_DAYS = 90
+"""Age at which a price is reported as old [days].
+
+Prices of GPU instances moved by 40 % within half a year more than once, for example at AWS in June 2025."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstancePrice:
+    """Price of one instance for one way of paying.
+
+    Attributes:
+        provider: aws, google, azure, lambda, runpod, or the name in a user's file.
+        instance: The provider's name of the instance.
+        device: Catalogue name of the instance's devices.
+        num_devices: Number of devices of the instance.
+        most_devices: Largest number of devices the instance is sold with at the same price per device.
+        link: Link between the devices, such as ``NVSwitch``; ``none`` for one device.
+        region: Class of region, such as ``us-east``; ``any`` if the price is the same everywhere.
+        kind: Way of paying.
+        usd_per_hour: Price of the whole instance [USD/h].
+        date: Day on which the price was read.
+        source: Page from which the price was read.
+    """
+
+    provider: str
+    instance: str
+    device: str
+    num_devices: int
+    most_devices: int
+    link: str
+    region: str
+    kind: PriceKind
+    usd_per_hour: float
+    date: datetime.date
+    source: str
+
+    @property
+    def is_community(self) -> bool:
+        """True for a machine of a private person that a provider passes on, without its guarantees."""
+        return self.instance.lower().startswith("community")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rental:
+    """The instances that give a number of devices.
+
+    Attributes:
+        price: The instance and its price.
+        num_instances: Number of instances needed.
+        usd_per_hour: Price of all these instances [USD/h].
+    """
+
+    price: InstancePrice
+    num_instances: int
+    usd_per_hour: float
+
+
+def cheapest_rental(
+    prices: Iterable[InstancePrice],
+    device: str,
+    num_devices: int = 1,
+    *,
+    kinds: Sequence[PriceKind] = (PriceKind.ON_DEMAND, PriceKind.OWNED),
+    providers: Sequence[str] = (),
+) -> Rental | None:
+    """Fewest, then cheapest instances with at least ``num_devices`` of a device; None if nobody sells it.
+
+    Offers of a community market are taken only where no provider sells the device itself.
+
+    price = ceil(devices wanted / devices of the price) * price of the instance
+
+    The fewest instances come first, because devices of one instance share its fast links.
+    """
+    found = [
+        Rental(
+            price=price,
+            num_instances=math.ceil(num_devices / price.most_devices),
+            usd_per_hour=math.ceil(num_devices / price.num_devices) * price.usd_per_hour,
+        )
+        for price in prices
+        if price.device == device and price.kind in kinds and (not providers or price.provider in providers)
+    ]
+    return min(found, key=_rank, default=None)
+
+
+def _rank(rental: Rental) -> tuple[int, bool, float]:
+    return rental.num_instances, rental.price.is_community, rental.usd_per_hour
+
+
+def owned_price_usd_per_hour(
+    *,
+    purchase_usd: float,
+    years: float,
+    utilisation: float,
+    power_w: float,
+    usd_per_kwh: float,
+) -> float:
+    """Price of one hour of use of an owned device [USD/h].
+
+    price = purchase / (years * 8766 h * utilisation) + power * price of energy
+
+    Space, staff, cooling and the rest of the host count only if the user adds them to the purchase price.
+
+    Args:
+        purchase_usd: Purchase price [USD].
+        years: Years of use.
+        utilisation: Share of these years in which the device is in use, above 0 and up to 1.
+        power_w: Power of the device while it is in use [W].
+        usd_per_kwh: Price of energy [USD/kWh].
+
+    Raises:
+        InvalidSetupError: A figure is negative, not finite or out of its range.
+    """
+    for name, value in {
+        "purchase price": purchase_usd,
+        "power": power_w,
+        "price of energy": usd_per_kwh,
+    }.items():
+        if not 0 <= value < math.inf:
+            raise InvalidSetupError(f"{name} must be zero or more and finite, got {value}")
+    if not 0 < years < math.inf:
+        raise InvalidSetupError(f"years of use must be above zero and finite, got {years}")
+    if not 0 < utilisation <= 1:
+        raise InvalidSetupError(f"utilisation must be above 0 and at most 1, got {utilisation}")
+    return purchase_usd / (years * _HOURS_PER_YEAR * utilisation) + power_w / 1000 * usd_per_kwh
+
+
+def price_age_note(prices: Iterable[InstancePrice], today: datetime.date) -> str | None:
+    """A warning that names the prices older than ``OLD_PRICE_DAYS``; None if there are none."""
+    oldest: Mapping[str, datetime.date] = {
+        f"{price.provider} {price.instance}": price.date
+        for price in prices
+        if price.kind is not PriceKind.OWNED and (today - price.date).days > OLD_PRICE_DAYS
+    }
+    if not oldest:
+        return None
+    names = ", ".join(f"{name} ({date})" for name, date in sorted(oldest.items()))
+    return f"prices older than {OLD_PRICE_DAYS} days: {names}; check them, or give your own with --price or --prices"
+
+
+_PRICE_FOLDER = Path(__file__).parent / "catalog" / "prices"
+_FETCH_TIMEOUT_S = 30.0
+_MOST_BYTES = 5_000_000
+
+
+def read_price_file(path: Path) -> tuple[InstancePrice, ...]:
+    """All prices of a TOML file with tables ``[[price]]`` and ``[[owned]]``.
+
+    Raises:
+        CatalogError: The file cannot be read, or an entry lacks a figure, its date or its source.
+        UnknownDeviceError: A device is not in the catalogue.
+    """
+    document = read_toml(path, "price")
+    unknown = sorted(set(document) - {"price", "owned"})
+    if unknown:
+        raise CatalogError(f"{path}: unknown key '{unknown[0]}'; expected [[price]] and [[owned]] tables")
+    rented = [price for table in _tables(document, "price", path) for price in _rented(table, path)]
+    owned = [_owned(table, path) for table in _tables(document, "owned", path)]
+    if not rented and not owned:
+        raise CatalogError(f"{path}: expected at least one [[price]] or [[owned]] table, got none")
+    return (*rented, *owned)
+
+
+@cache
+def load_prices() -> tuple[InstancePrice, ...]:
+    """Prices of all providers: those shipped with the package, and newer ones that ``update_prices`` kept.
+
+    Raises:
+        CatalogError: A file is damaged or missing.
+    """
+    shipped = [price for path in sorted(_PRICE_FOLDER.glob("*.toml")) for price in read_price_file(path)]
+    kept = updated_prices_path()
+    newer = read_price_file(kept) if kept.exists() else ()
+    replaced = {_sold(price) for price in newer}
+    return (*newer, *(price for price in shipped if _sold(price) not in replaced))
+
+
+def _sold(price: InstancePrice) -> tuple[str, ...]:
+    return price.provider, price.instance, price.device, price.region, price.kind
+
+
+def updated_prices_path() -> Path:
+    """The file of prices that this user updated."""
+    from platformdirs import user_data_path
+
+    return user_data_path("forerun") / "prices.toml"
+
+
+def update_prices(source: str) -> tuple[InstancePrice, ...]:
+    """Takes newer prices from a file or an https address; they replace those of the same instances from now on.
+
+    Args:
+        source: A TOML file of tables ``[[price]]``, each with its date and its source.
+
+    Raises:
+        CatalogError: The file cannot be read or fetched, or an entry lacks a figure, its date or its source.
+        UnknownDeviceError: A device is not in the catalogue.
+    """
+    content = _fetched(source) if source.startswith("https://") else _read(Path(source).expanduser())
+    path = updated_prices_path()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(f".{os.getpid()}.toml")
+    try:
+        partial.write_bytes(content)
+        found = read_price_file(partial)
+        partial.replace(path)
+    except CatalogError as error:
+        raise CatalogError(str(error).replace(str(partial), source)) from error
+    finally:
+        partial.unlink(missing_ok=True)
+    load_prices.cache_clear()
+    return found
+
+
+def _fetched(address: str) -> bytes:
+    import urllib.request  # brings HTTP and TLS along, which no other question needs
+
+    try:
+        with urllib.request.urlopen(address, timeout=_FETCH_TIMEOUT_S) as response:
+            found: bytes = response.read(_MOST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise CatalogError(
+            f"the prices at {address} cannot be fetched: {error}; check the address"
+        ) from error
+    if len(found) > _MOST_BYTES:
+        raise CatalogError(f"expected prices of at most {_MOST_BYTES:,} bytes at {address}, got more")
+    return found
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise CatalogError(f"expected a file of prices at '{path}', or an https address: {error}") from error
+
+
+def _tables(document: Mapping[str, Any], key: str, path: Path) -> list[Mapping[str, Any]]:
+    tables = document.get(key, [])
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise CatalogError(f"{path}: '{key}' must be tables, written [[{key}]]")
+    return tables
+
+
+def _rented(table: Mapping[str, Any], path: Path) -> Iterable[InstancePrice]:
+    from forerun.question.devices.rows import PriceRow
+
+    where = f"{path}, instance '{table.get('instance', '?')}'"
+    row = checked_table(table, PriceRow, where)
+    prices = row.usd_per_hour.model_dump(exclude_none=True)
+    if not prices:
+        raise CatalogError(f"{where}: 'usd_per_hour' must be a table such as {{ on-demand = 1.2 }}, got none")
+    for kind, price in prices.items():
+        yield InstancePrice(
+            provider=row.provider.lower(),
+            instance=row.instance,
+            device=find_device(row.device).name,
+            num_devices=row.num_devices,
+            most_devices=row.most_devices or row.num_devices,
+            link=row.link,
+            region=row.region,
+            kind=PriceKind(kind),
+            usd_per_hour=price,
+            date=row.date,
+            source=row.source,
+        )
+
+
+def _owned(table: Mapping[str, Any], path: Path) -> InstancePrice:
+    from forerun.question.devices.rows import OwnedRow
+
+    where = f"{path}, owned device '{table.get('device', '?')}'"
+    row = checked_table(table, OwnedRow, where)
+    device, count = find_device(row.device), row.num_devices
+    try:
+        hourly_usd = owned_price_usd_per_hour(
+            purchase_usd=row.purchase_usd,
+            years=row.years,
+            utilisation=row.utilisation,
+            power_w=device.power_limit_w if row.power_w is None else row.power_w,
+            usd_per_kwh=row.usd_per_kwh,
+        )
+    except ForerunError as error:
+        raise CatalogError(f"{where}: {error}") from error
+    return InstancePrice(
+        provider="own",
+        instance=f"{count} x {device.name}",
+        device=device.name,
+        num_devices=count,
+        most_devices=count,
+        link="none",
+        region="any",
+        kind=PriceKind.OWNED,
+        usd_per_hour=count * hourly_usd,
+        date=datetime.date.today(),
+        source=f"{path.name}: purchase, years of use and energy",
+    )

@@ -1,0 +1,130 @@
+"""Tables of a user's TOML files of devices, links, prices and clusters, with a unit in every key.
+
+The shipped catalogue was checked against these models when it was packed (``tests/question/devices``), so that naming a
+device of it needs no schema library, which takes longer to import than the device to read.
+"""
+
+from __future__ import annotations
+
+import datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, create_model
+
+from forerun.question.devices.device import SOURCE_KEYS, DeviceKind, LinkKind, NumberFormat, PriceKind
+
+__all__ = ["ClusterRow", "DeviceRow", "LinkRow", "OwnedRow", "PriceRow"]
+
+Text = Annotated[str, Field(pattern=r"\S", description="a text that is not empty")]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True, description="a positive number")]
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True, description="a number, zero or more")]
+Count = Annotated[int, Field(ge=1, strict=True, description="a whole number above zero")]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _tables(name: str, keys: Any, needed: str = "", kind: Any = Positive) -> Any:
+    """A table in a table: a value for each of some keys, all of which but one may be left out."""
+    fields: dict[str, Any] = {str(key): (kind, ... if key == needed else None) for key in keys}
+    return create_model(name, __base__=_Table, **fields)
+
+
+if TYPE_CHECKING:
+    _Peaks = _Table
+    _Hourly = _Table
+    _Sources = _Table
+    _LinkSources = _Table
+else:  # made from the enumerations and the keys of figures
+    _Peaks = _tables("_Peaks", NumberFormat, needed="fp32")
+    _Hourly = _tables("_Hourly", [kind for kind in PriceKind if kind is not PriceKind.OWNED], kind=Amount)
+    _Sources = create_model(
+        "_Sources",
+        __base__=_tables("_FigureSources", (key for key in SOURCE_KEYS if key != "peak_tflops"), kind=Text),
+        peak_tflops=(
+            Text | dict[NumberFormat, Text] | None,
+            Field(default=None, description="a text, or a text for each rate"),
+        ),
+    )
+    _LinkSources = _tables("_LinkSources", ("bandwidth_gb_s", "usable_share", "latency_us"), kind=Text)
+
+
+def _choice(kind: Any) -> Any:
+    return Field(description=f"one of {', '.join(kind)}")
+
+
+class DeviceRow(_Table):
+    """A table ``[[device]]``; vendors' GB of memory and MB of cache are binary."""
+
+    name: str = Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$", description="lower-case words joined by hyphens")
+    title: Text
+    vendor: Text
+    kind: DeviceKind = _choice(DeviceKind)
+    architecture: Text
+    segment: Text
+    release: str = Field(
+        pattern=r"^(19|20)\d\d-(0[1-9]|1[0-2])$", description="a year and month like 2020-05"
+    )
+    num_compute_units: Count
+    boost_clock_mhz: Positive
+    l2_cache_mb: Positive
+    memory_gb: Positive
+    memory_bandwidth_gb_s: Positive
+    memory_type: Text
+    bus: Text
+    power_limit_w: Positive
+    aliases: list[Text] = Field(default=[], description="a list of names")
+    notes: Text = ""
+    peak_tflops: _Peaks = Field(description="a table with a dense rate for each number format, fp32 at least")
+    sources: _Sources = Field(description="a table that says where each figure is from")
+
+
+class LinkRow(_Table):
+    """A table ``[[link]]``."""
+
+    name: Text
+    title: Text
+    kind: LinkKind = _choice(LinkKind)
+    bandwidth_gb_s: Positive
+    usable_share: float = Field(gt=0, le=1, strict=True, description="a number above 0 and at most 1")
+    latency_us: Positive
+    aliases: list[Text] = Field(default=[], description="a list of names")
+    sources: _LinkSources = Field(description="a table that says where each figure is from")
+
+
+class PriceRow(_Table):
+    """A table ``[[price]]`` of an instance that is rented."""
+
+    provider: Text
+    instance: Text
+    device: Text
+    num_devices: Count
+    most_devices: Count | None = Field(default=None, description="a whole number above zero")
+    link: Text
+    region: Text
+    usd_per_hour: _Hourly = Field(description="a table such as { on-demand = 1.2 }")
+    date: datetime.date = Field(strict=True, description="the day the price was read, such as 2026-05-31")
+    source: Text
+
+
+class OwnedRow(_Table):
+    """A table ``[[owned]]`` of hardware that was bought."""
+
+    device: Text
+    num_devices: Count = 1
+    purchase_usd: Amount
+    years: Amount
+    usd_per_kwh: Amount
+    utilisation: Amount = 1.0
+    power_w: Amount | None = Field(default=None, description="a number, zero or more")
+
+
+class ClusterRow(_Table):
+    """A table ``[cluster]``."""
+
+    device: Text
+    num_nodes: int = Field(default=1, strict=True, description="a whole number")
+    num_devices_per_node: int = Field(default=1, strict=True, description="a whole number")
+    intra_link: Text | None = None
+    inter_link: Text | None = None

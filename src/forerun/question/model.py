@@ -1,0 +1,166 @@
+"""The model of a question, its inputs and its framework, and public architectures by name, each with its source."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from forerun.question.settings import TypedDict, setting
+from forerun.question.setup import Layout
+
+__all__ = [
+    "Architecture",
+    "ModelOptions",
+    "ModelRequest",
+    "architectures",
+    "find_architecture",
+    "is_keras",
+    "own_layout",
+    "own_settings",
+    "own_stack",
+]
+
+
+_READING_TOKENS = ("CausalLM", "LMHeadModel", "MaskedLM", "T5ForConditionalGeneration")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """One public architecture.
+
+    Attributes:
+        name: Name in the catalogue, such as ``llama-3.1-8b``.
+        hub: Repository on the Hugging Face hub, such as ``meta-llama/Llama-3.1-8B``.
+        model_class: Class of Transformers that builds it.
+        config: Values of its configuration that differ from the library's own, and the sizes.
+        num_parameters: Published number of parameters, as the class holds them.
+        source: Source of the figures.
+    """
+
+    name: str
+    hub: str
+    model_class: str
+    config: Mapping[str, Any]
+    num_parameters: int
+    source: str
+
+    @property
+    def is_language_model(self) -> bool:
+        """True if it reads tokens and is trained on them."""
+        return self.model_class.endswith(_READING_TOKENS)
+
+
+@cache
+def architectures() -> Mapping[str, Architecture]:
+    """The catalogue by name."""
+    text = resources.files("forerun.question").joinpath("architectures.toml").read_text(encoding="utf-8")
+    found = {}
+    for name, entry in tomllib.loads(text).items():
+        found[name] = Architecture(
+            name=name,
+            hub=entry["hub"],
+            model_class=entry["class"],
+            config=entry["config"] | dict.fromkeys(entry.get("without", ())),
+            num_parameters=entry["num_parameters"],
+            source=entry["source"],
+        )
+    return found
+
+
+@cache
+def _by_word() -> Mapping[str, Architecture]:
+    words: dict[str, Architecture] = {}
+    for item in architectures().values():
+        for word in (item.name, item.hub, item.hub.rpartition("/")[2]):
+            words.setdefault(word.lower(), item)
+    return words
+
+
+def find_architecture(word: str) -> Architecture | None:
+    """An architecture by its name, or by ``hf:`` and its name on the hub; None if it is not in the catalogue.
+
+    >>> find_architecture("hf:meta-llama/Llama-3.1-8B").name
+    'llama-3.1-8b'
+    """
+    return _by_word().get(word.strip().removeprefix("hf:").lower())
+
+
+_IMPORTS_KERAS = re.compile(r"^\s*(?:import|from)\s+(?:keras|tensorflow)\b", re.MULTILINE)
+_IMPORTS_TORCH = re.compile(r"^\s*(?:import|from)\s+(?:torch|torchvision|timm)\b", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRequest:
+    """A model and its inputs, each None for the model's own.
+
+    Attributes:
+        model: A model specification such as ``torchvision:resnet50``.
+        num_classes: Classes of the head.
+    """
+
+    model: str
+    input_shape: tuple[int, ...] | None = setting(
+        None,
+        help="Shape of one sample, without the batch.",
+        group="model",
+        metavar="3,224,224",
+        low=1,
+        http_high=4096,
+    )
+    sequence_length: int | None = setting(
+        None, help="Tokens of one sample.", group="model", low=1, high=100_000_000, http_high=131_072
+    )
+    image_size: int | None = setting(
+        None, help="Height and width of images [pixels].", group="model", low=1, high=100_000, http_high=1024
+    )
+    num_classes: int | None = None
+
+
+class ModelOptions(TypedDict, total=False):
+    """Settings of the model's inputs that every question may have."""
+
+    input_shape: Sequence[int] | None
+    sequence_length: int | None
+
+
+def is_keras(model: Any) -> bool:
+    """True if a model is a Keras model; nothing is imported to find out.
+
+    Keras models are ``keras:...``, a ``.keras`` file, a Python file that imports Keras and not PyTorch, or a Keras
+    object.
+    """
+    if not isinstance(model, str):
+        return any(base.__module__.partition(".")[0] in ("keras", "tf_keras") for base in type(model).__mro__)
+    if model.startswith("keras:") or model.endswith(".keras"):
+        return True
+    if ".py:" not in model:
+        return False
+    try:
+        source = Path(model.rpartition(":")[0]).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return False
+    return bool(_IMPORTS_KERAS.search(source)) and not _IMPORTS_TORCH.search(source)
+
+
+def own_layout(model: Any) -> Layout:
+    """Default layout of a model's framework: channels last in Keras."""
+    return Layout.NHWC if is_keras(model) else Layout.NCHW
+
+
+def own_settings(model: Any) -> dict[str, Any]:
+    """Settings that a model has by itself: a catalogued language model is trained in bf16 by AdamW, a sample a step."""
+    known = find_architecture(model) if isinstance(model, str) else None
+    if known is None or not known.is_language_model:
+        return {}
+    return {"precision": "bf16", "optimizer": "adamw", "batch_size": 1}
+
+
+def own_stack(model: Any) -> str:
+    """Framework of a model, ``keras`` or ``pytorch``."""
+    return "keras" if is_keras(model) else "pytorch"

@@ -1,0 +1,316 @@
+"""Ways to save memory: recomputation, adapters, quantized and frozen weights, fused losses, offload."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from typing import Any
+
+from forerun.base.errors import InvalidSetupError
+from forerun.question.settings import TypedDict, from_settings, setting
+
+__all__ = [
+    "LARGEST_DROPOUT",
+    "LORA_RANKS",
+    "Fp8Recipe",
+    "FusedKernel",
+    "Loss",
+    "MasterWeights",
+    "Offload",
+    "Quantization",
+    "Saving",
+    "SavingOptions",
+    "Unquantized",
+    "fused_kernels_of",
+    "listed_names",
+    "own_loss_of",
+    "recomputed_blocks",
+    "saving_from",
+]
+
+LORA_RANKS = (1, 65_536)
+LARGEST_DROPOUT = 0.9
+
+_EVERY = re.compile(r"every-([1-9][0-9]{0,4})")
+
+
+class Quantization(StrEnum):
+    """Format in which frozen weights of linear layers are held (bitsandbytes)."""
+
+    NF4 = "nf4"
+    NF4_DQ = "nf4-dq"
+    """The same with its scales in 8 bits (double quantization)."""
+    INT8 = "int8"
+
+
+class Unquantized(StrEnum):
+    """Format of the weights that stay as they are beside quantized ones: norms, embeddings, head."""
+
+    FP32 = "fp32"
+    """That of peft's ``prepare_model_for_kbit_training``; what flows between the layers is fp32 then."""
+    HALF = "half"
+
+
+class Loss(StrEnum):
+    """Cross entropy of a language model."""
+
+    PLAIN = "plain"
+    """All logits at once, as the model writes it."""
+    CHUNKED = "chunked"
+    """The head and the loss in pieces of the tokens, each piece computed again in the backward pass."""
+    LIGER = "liger"
+    """Head and loss in one function that computes the gradients in the forward pass (Liger-Kernel)."""
+    FUSED = "fused"
+    """All logits at once, with one kernel a pass for the loss, whose gradient overwrites them."""
+
+
+class FusedKernel(StrEnum):
+    """Part of a network that a library runs as one kernel a pass."""
+
+    NORM = "norm"
+    """RMSNorm."""
+    ROPE = "rope"
+    """Rotary embeddings of queries and keys, in place."""
+    MLP = "mlp"
+    """Activation and product of a gated MLP."""
+    LORA = "lora"
+    """A linear layer with its adapters, as one function."""
+
+
+_LIBRARIES: dict[str, tuple[FusedKernel, ...]] = {
+    "liger": (FusedKernel.NORM, FusedKernel.ROPE, FusedKernel.MLP),
+    "unsloth": tuple(FusedKernel),
+}
+
+
+class Fp8Recipe(StrEnum):
+    """Scales of the operands of products in fp8, and the kernels that write these operands."""
+
+    DYNAMIC = "dynamic"
+    """torchao: a scale a tensor, from its own largest value; weights are cast in every pass."""
+    DELAYED = "delayed"
+    """Transformer Engine: a scale a tensor, from earlier steps, so that one kernel casts; weights are held in fp8."""
+    CURRENT = "current"
+    """Transformer Engine: a scale a tensor, from its own largest value; weights are held in fp8."""
+    MX = "mx"
+    """Transformer Engine: a scale for each 32 values (MXFP8), in one kernel; weights are held in fp8."""
+
+
+class Offload(StrEnum):
+    """Contents that are held in the memory of the host."""
+
+    NONE = "none"
+    OPTIMIZER = "optimizer"
+    PARAMETERS = "parameters"
+    """Weights as well as the state of the optimizer."""
+
+
+class MasterWeights(StrEnum):
+    """Format of the weights that the optimizer updates."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+
+
+def listed_names(given: str | Sequence[str]) -> tuple[str, ...]:
+    """The names of a list, or of one text with commas."""
+    names = given.split(",") if isinstance(given, str) else given
+    return tuple(str(name).strip() for name in names if str(name).strip())
+
+
+def fused_kernels_of(words: str | Sequence[str]) -> tuple[FusedKernel, ...]:
+    """Parts of a network by their names, or by those of the libraries that fuse them.
+
+    >>> [str(part) for part in fused_kernels_of("liger")]
+    ['norm', 'rope', 'mlp']
+
+    Raises:
+        InvalidSetupError: A name is not known.
+    """
+    chosen: set[FusedKernel] = set()
+    for word in map(str.lower, listed_names(words)):
+        if word in _LIBRARIES:
+            chosen.update(_LIBRARIES[word])
+        elif word in set(FusedKernel):
+            chosen.add(FusedKernel(word))
+        elif word != "none":
+            raise InvalidSetupError(
+                f"unknown fused kernels '{word}'; expected {', '.join(_LIBRARIES)}, none, or parts: "
+                f"{', '.join(FusedKernel)}, such as norm,rope"
+            )
+    return tuple(part for part in FusedKernel if part in chosen)
+
+
+def own_loss_of(words: str | Sequence[str]) -> Loss:
+    """The loss that a library of fused kernels brings along.
+
+    >>> str(own_loss_of("liger")), str(own_loss_of("norm,rope"))
+    ('liger', 'plain')
+    """
+    return Loss.LIGER if any(word.lower() in _LIBRARIES for word in listed_names(words)) else Loss.PLAIN
+
+
+def recomputed_blocks(recompute: str) -> int:
+    """Distance of the blocks that are computed again: 1 for all of them, K for every K-th, 0 for none.
+
+    >>> [recomputed_blocks(word) for word in ("none", "full", "every-4", "selective")]
+    [0, 1, 4, 1]
+
+    Raises:
+        InvalidSetupError: The word is not known.
+    """
+    known = {"none": 0, "full": 1, "selective": 1}
+    if recompute in known:
+        return known[recompute]
+    match = _EVERY.fullmatch(recompute)
+    if match is None:
+        raise InvalidSetupError(
+            f"unknown recomputation '{recompute}'; expected none, selective, full or every-K, such as every-2"
+        )
+    return int(match[1])
+
+
+def _word(given: str) -> str:
+    return str(given).strip().lower().replace("_", "-")
+
+
+_saving = partial(setting, group="saving", only_changed=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saving:
+    """Ways to save memory in a step; every one changes the traced step."""
+
+    recompute: str = _saving(
+        "none",
+        help="Activations computed again in the backward pass: none, selective (all but products and attention), "
+        "full, or every-K (every K-th block).",
+        metavar="NAME",
+        read=_word,
+    )
+    lora_rank: int | None = _saving(
+        None,
+        name="lora",
+        help="Rank of LoRA adapters; the model's own weights are then frozen.",
+        words="the rank of LoRA",
+        metavar="RANK",
+        low=LORA_RANKS[0],
+        high=LORA_RANKS[1],
+    )
+    lora_targets: tuple[str, ...] = _saving(
+        (),
+        help="Linear layers that get adapters, by the last part of their names, separated by commas.",
+        default="all linear layers but the head",
+        metavar="q_proj,v_proj",
+        read=listed_names,
+    )
+    lora_dropout: float = _saving(
+        0.0,
+        help="Share of the adapters' inputs that every step leaves out, such as 0.05.",
+        words="the dropout of adapters",
+        default="0, as in peft",
+        metavar="SHARE",
+        low=0,
+        high=LARGEST_DROPOUT,
+    )
+    quantize: Quantization | None = _saving(
+        None,
+        help="Format of the frozen weights of linear layers beside adapters: nf4, nf4-dq (its scales in 8 bits, "
+        "as QLoRA has them) or int8.",
+        words="quantization",
+    )
+    unquantized: Unquantized | None = _saving(
+        None,
+        help="Format of the weights that --quantize leaves, such as norms and embeddings: fp32, as peft's "
+        "prepare_model_for_kbit_training makes them, or half.",
+        default="fp32 under autocast on each device alone, else half",
+    )
+    freeze: tuple[str, ...] = _saving(
+        (),
+        help="Modules whose weights are not trained, by name, separated by commas, such as model.embed_tokens.",
+        metavar="NAMES",
+        read=listed_names,
+    )
+    loss: Loss = _saving(
+        Loss.PLAIN,
+        help="Cross entropy of a language model: plain, chunked (in pieces of the tokens), liger (one function "
+        "with the head) or fused (one kernel a pass on all logits).",
+        default="plain; liger with --fused-kernels liger or unsloth",
+    )
+    fused_kernels: tuple[FusedKernel, ...] = _saving(
+        (),
+        help="Kernels of a library in place of the model's own: liger (as use_liger_kernel), unsloth, or parts: "
+        "norm, rope, mlp, lora, separated by commas.",
+        default="none",
+        metavar="liger",
+        read=fused_kernels_of,
+    )
+    offload: Offload = _saving(
+        Offload.NONE,
+        help="Contents held in the host's memory: none, optimizer (its state), or parameters (weights as well).",
+    )
+    master_weights: MasterWeights | None = _saving(
+        None,
+        help="Format of the weights that the optimizer updates: fp32 or bf16.",
+        default="the precision's own; fp32 for adapters",
+    )
+    fp8_recipe: Fp8Recipe | None = _saving(
+        None,
+        help="With precision fp8: scales and kernels: dynamic (torchao), or delayed, current or mx (Transformer "
+        "Engine, whose weights are held in fp8).",
+        words="fp8 recipe",
+        default="dynamic",
+    )
+
+    def __post_init__(self) -> None:
+        recomputed_blocks(self.recompute)
+        if self.lora_targets and self.lora_rank is None:
+            raise InvalidSetupError(
+                "--lora-targets has no meaning without --lora; give the rank, such as --lora 16"
+            )
+        low, high = LORA_RANKS
+        if self.lora_rank is not None and not low <= self.lora_rank <= high:
+            raise InvalidSetupError(f"the rank of LoRA must be {low} to {high:,}, got {self.lora_rank}")
+        if not 0 <= self.lora_dropout <= LARGEST_DROPOUT:
+            raise InvalidSetupError(
+                f"the dropout of adapters must be 0 to {LARGEST_DROPOUT}, got {self.lora_dropout}; give, for example, "
+                "--lora-dropout 0.05"
+            )
+        if self.lora_dropout and self.lora_rank is None:
+            raise InvalidSetupError(
+                "--lora-dropout has no meaning without --lora; give the rank, such as --lora 16"
+            )
+        if self.fused_kernels == (FusedKernel.LORA,) and self.lora_rank is None:
+            raise InvalidSetupError(
+                "--fused-kernels lora has no meaning without --lora; give the rank, such as --lora 16"
+            )
+        if self.unquantized is not None and self.quantize is None:
+            raise InvalidSetupError(
+                "--unquantized has no meaning without --quantize; give the format, such as --quantize nf4"
+            )
+
+
+class SavingOptions(TypedDict, total=False):
+    """Ways to save memory by name."""
+
+    recompute: str | None
+    lora: int | None
+    lora_targets: str | Sequence[str] | None
+    lora_dropout: float | None
+    quantize: str | None
+    unquantized: str | None
+    freeze: str | Sequence[str] | None
+    loss: str | None
+    fused_kernels: str | Sequence[str] | None
+    offload: str | None
+    master_weights: str | None
+    fp8_recipe: str | None
+
+
+def saving_from(given: Mapping[str, Any]) -> Saving:
+    """Ways to save memory from settings by name; a library of fused kernels brings its loss along."""
+    own = {"loss": own_loss_of(given["fused_kernels"])} if "fused_kernels" in given else {}
+    return Saving(**{**own, **from_settings(Saving, given)})

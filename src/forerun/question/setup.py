@@ -1,0 +1,344 @@
+"""The training setup: everything that a prediction depends on besides the model and the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from forerun.base.errors import InvalidSetupError
+from forerun.question.saving import FusedKernel, MasterWeights, Offload, Saving, Unquantized
+from forerun.question.settings import TypedDict, setting
+
+__all__ = [
+    "FLASH_3_GAIN",
+    "MAX_BATCH_SIZE",
+    "AttentionKernel",
+    "Layout",
+    "OptimizerImplementation",
+    "Phase",
+    "Precision",
+    "SetupOptions",
+    "Software",
+    "SoftwareOptions",
+    "TrainingSetup",
+    "choice",
+    "parse_release",
+]
+
+MAX_BATCH_SIZE = 10_000_000
+
+
+class Precision(StrEnum):
+    """Precision of the step.
+
+    ``AMP`` is autocast to fp16 over forward and backward with fp32 weights, ``AMP_BF16`` the same to bf16;
+    ``BF16`` and ``FP16`` hold weights and activations in that format; ``TF32`` is fp32 storage with TF32
+    matrix products; ``FP8`` is BF16 with the products of linear layers in fp8.
+    """
+
+    FP32 = "fp32"
+    TF32 = "tf32"
+    AMP = "amp"
+    AMP_BF16 = "amp-bf16"
+    BF16 = "bf16"
+    FP16 = "fp16"
+    FP8 = "fp8"
+
+    @property
+    def is_autocast(self) -> bool:
+        """True if weights stay fp32 and single operations are cast."""
+        return self in (Precision.AMP, Precision.AMP_BF16)
+
+    @property
+    def is_half(self) -> bool:
+        """True if matrix products read 2-byte operands."""
+        return self not in (Precision.FP32, Precision.TF32)
+
+
+class Layout(StrEnum):
+    """Memory order of image tensors."""
+
+    NCHW = "nchw"
+    NHWC = "nhwc"
+
+
+class Phase(StrEnum):
+    """Part of the step: a training step, its forward pass alone, or inference without gradients."""
+
+    TRAIN = "train"
+    FORWARD = "forward"
+    INFERENCE = "inference"
+
+
+class AttentionKernel(StrEnum):
+    """Library of fused attention: what a causal mask saves, and how fast it is on Hopper."""
+
+    PLAIN = "plain"
+    """As long with a causal mask as without: FlashAttention-1 and kernels of its time."""
+    FLASH_2 = "flash-2"
+    """Masked tiles are left out, so that causal attention takes half as long."""
+    FLASH_3 = "flash-3"
+    """The same with kernels for Hopper: FlashAttention-3, cuDNN's in Transformer Engine."""
+
+
+FLASH_3_GAIN = 1.7
+"""Time of FlashAttention-2 on Hopper over that of FlashAttention-3: 1.5 to 2.0 forward and 1.5 to 1.75 backward (Shah
+et al. 2024, arXiv 2407.08608)."""
+
+
+class OptimizerImplementation(StrEnum):
+    """Kernels of the optimizer's update: one per tensor, multi-tensor, or one fused kernel."""
+
+    FOR_LOOP = "for-loop"
+    FOREACH = "foreach"
+    FUSED = "fused"
+
+
+_CHOICES: dict[str, type[StrEnum]] = {
+    "precision": Precision,
+    "layout": Layout,
+    "optimizer_implementation": OptimizerImplementation,
+    "phase": Phase,
+    "attention_kernel": AttentionKernel,
+}
+
+
+_Choice = TypeVar("_Choice", bound=StrEnum)
+
+
+def choice(kind: type[_Choice], value: str, name: str) -> _Choice:
+    """A member of a choice by its word, whatever the case and the dashes.
+
+    Raises:
+        InvalidSetupError: There is no such member.
+    """
+    try:
+        return kind(str(value).lower().replace("_", "-"))
+    except ValueError:
+        raise InvalidSetupError(f"unknown {name} {str(value)!r}; expected one of {', '.join(kind)}") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingSetup:
+    """The training configuration of one device.
+
+    Choices may be given as words, such as ``precision="amp"``.
+
+    Attributes:
+        zero_grad_to_none: Whether gradients are freed between steps (PyTorch's default since 2.0).
+        autocast_backward: Whether the autocast region also spans the backward pass.
+        keeps_gradients: Whether gradients are summed over several micro-steps, and so live through all of them.
+        saving: Ways to save memory.
+    """
+
+    batch_size_per_device: int = setting(
+        32,
+        name="batch_size",
+        help="Batch size of one device; with accumulation, of one micro-step.",
+        group="run",
+        default="32; 1 for a catalogued language model",
+        low=1,
+        high=MAX_BATCH_SIZE,
+        http_high=65_536,
+    )
+    precision: Precision = setting(
+        Precision.FP32,
+        help="Precision: fp32, tf32, amp (autocast to fp16), amp-bf16, bf16, fp16 or fp8 (products of linear "
+        "layers, the rest bf16).",
+        group="run",
+        default="fp32; bf16 for a catalogued language model",
+    )
+    layout: Layout = setting(
+        Layout.NCHW,
+        help="Memory order of images: nchw (PyTorch's own) or nhwc (Keras' own).",
+        group="run",
+        default="the framework's own",
+    )
+    compile: bool = setting(False, help="Run the step under torch.compile.", group="run")
+    optimizer: str = setting(
+        "sgd",
+        help="Optimizer: sgd, adam, adamw, adamw-8bit, adafactor, lion, muon, nesterov, rmsprop ... or none.",
+        group="run",
+        default="sgd; adamw for a catalogued language model",
+        metavar="NAME",
+        read=str.lower,
+    )
+    optimizer_implementation: OptimizerImplementation = setting(
+        OptimizerImplementation.FOREACH,
+        help="Kernels of the optimizer's update: foreach, for-loop or fused.",
+        group="run",
+        needs="training",
+    )
+    phase: Phase = setting(
+        Phase.TRAIN,
+        help="Part of the step: train (the whole step), forward, or inference (without gradients).",
+        group="run",
+    )
+    fused_attention: bool = setting(
+        True,
+        help="Run attention (scaled_dot_product_attention) as one kernel.",
+        group="run",
+        default="yes",
+    )
+    attention_kernel: AttentionKernel = setting(
+        AttentionKernel.PLAIN,
+        help="Library of fused attention: plain (as long with a causal mask as without, as FlashAttention-1), "
+        "flash-2 (half as long) or flash-3 (and 1.7 times as fast, on Hopper only; cuDNN's as well).",
+        words="attention kernel",
+        group="run",
+        only_changed=True,
+    )
+    zero_grad_to_none: bool = True
+    autocast_backward: bool = False
+    keeps_gradients: bool = False
+    saving: Saving = field(default_factory=Saving)
+
+    def __post_init__(self) -> None:
+        for name, kind in _CHOICES.items():
+            object.__setattr__(self, name, choice(kind, getattr(self, name), name.replace("_", " ")))
+        if not 1 <= self.batch_size_per_device <= MAX_BATCH_SIZE:
+            raise InvalidSetupError(
+                f"batch size must be between 1 and {MAX_BATCH_SIZE:,}, got {self.batch_size_per_device}"
+            )
+        if not self.fused_attention and self.attention_kernel is not AttentionKernel.PLAIN:
+            raise InvalidSetupError(
+                f"--attention-kernel {self.attention_kernel} is fused attention, got attention in parts; leave "
+                "--no-fused-attention out"
+            )
+        self._check_saving()
+
+    @property
+    def widens_unquantized(self) -> bool:
+        """True if the weights beside quantized ones are fp32."""
+        if self.saving.quantize is None:
+            return False
+        chosen = self.saving.unquantized
+        return self.precision.is_autocast if chosen is None else chosen is Unquantized.FP32
+
+    def _check_saving(self) -> None:
+        saving, trains = self.saving, self.phase is Phase.TRAIN
+        if saving.quantize is not None and trains and saving.lora_rank is None:
+            raise InvalidSetupError(
+                f"weights in {saving.quantize} cannot be trained themselves; give adapters as well, such as --lora 16"
+            )
+        if saving.quantize is not None and not self.precision.is_half:
+            raise InvalidSetupError(
+                f"weights in {saving.quantize} are computed in half precision, got precision {self.precision}; "
+                "give --precision bf16, amp-bf16, fp16 or amp"
+            )
+        if saving.quantize is not None and self.precision is Precision.FP8:
+            raise InvalidSetupError(
+                f"weights in {saving.quantize} are not computed in fp8; give --precision bf16"
+            )
+        fuses_adapters = FusedKernel.LORA in saving.fused_kernels and saving.lora_rank is not None
+        if fuses_adapters and self.precision is Precision.FP8:
+            raise InvalidSetupError(
+                "fused layers with adapters are not computed in fp8; give --precision bf16, or --fused-kernels liger"
+            )
+        if saving.fp8_recipe is not None and self.precision is not Precision.FP8:
+            raise InvalidSetupError(
+                f"--fp8-recipe belongs to precision fp8, got {self.precision}; give --precision fp8, or leave it out"
+            )
+        if saving.unquantized is Unquantized.FP32 and not self.precision.is_autocast:
+            raise InvalidSetupError(
+                f"weights in fp32 beside those in {saving.quantize} need autocast, got precision {self.precision}; "
+                "give --precision amp-bf16, or leave --unquantized out"
+            )
+        holds_bf16 = self.precision in (Precision.BF16, Precision.FP8)
+        in_adapters = saving.lora_rank is not None and self.precision.is_half
+        if saving.master_weights is MasterWeights.BF16 and not (holds_bf16 or in_adapters):
+            raise InvalidSetupError(
+                f"precision {self.precision} has no bf16 weights to update; give --precision bf16, or leave "
+                "--master-weights out"
+            )
+        useless = [
+            flag
+            for flag, is_given in (
+                ("--recompute", saving.recompute != "none"),
+                ("--offload", saving.offload is not Offload.NONE),
+                ("--master-weights", saving.master_weights is not None),
+            )
+            if is_given and not trains
+        ]
+        if useless:
+            raise InvalidSetupError(
+                f"{', '.join(useless)} cannot be used here: phase {self.phase} updates no weights; leave it out, or "
+                "ask for --phase train"
+            )
+
+
+_NEWEST_RELEASE = (2, 99)
+
+
+def parse_release(torch_version: str | None) -> tuple[int, int] | None:
+    """Major and minor version of a PyTorch version, None for none.
+
+    >>> parse_release("2.4.1")
+    (2, 4)
+
+    Raises:
+        InvalidSetupError: The text is not a version of PyTorch.
+    """
+    if torch_version is None:
+        return None
+    parts = str(torch_version).strip().partition("+")[0].split(".")
+    try:
+        release = (int(parts[0]), int(parts[1]))
+    except (ValueError, IndexError):
+        raise InvalidSetupError(f"a PyTorch version looks like 2.4 or 2.4.1, got '{torch_version}'") from None
+    if not (1, 0) <= release <= _NEWEST_RELEASE or min(release) < 0:
+        raise InvalidSetupError(f"PyTorch has versions 1.0 to 2.x, got '{torch_version}'; give one of them")
+    return release
+
+
+_software = partial(setting, group="software")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Software:
+    """Software of a run; the calibration ``here`` is this machine's own, if there is one."""
+
+    torch_version: str | None = _software(
+        None, help="PyTorch version of the run.", default="the newest known", metavar="2.4"
+    )
+    calibration: str | None = _software(
+        None,
+        help="Calibration of the device: a file that 'forerun calibrate' or 'forerun fit' wrote.",
+        default="with --on here, that of this machine",
+        metavar="FILE",
+        is_local=True,
+        read=lambda path: str(Path(path)),
+    )
+    memory_overhead_bytes: float | None = _software(
+        None,
+        help="Memory of an idle process on the device [bytes].",
+        words="memory overhead [bytes]",
+        default="as measured on such devices",
+        low=0,
+        high=1e15,
+    )
+
+    def __post_init__(self) -> None:
+        parse_release(self.torch_version)
+
+
+class SetupOptions(TypedDict, total=False):
+    """Settings of a step that every question may have."""
+
+    compile: bool | None
+    optimizer: str | None
+    optimizer_implementation: str | None
+    phase: str | None
+    fused_attention: bool | None
+    attention_kernel: str | None
+
+
+class SoftwareOptions(TypedDict, total=False):
+    """Versions and calibration by name."""
+
+    torch_version: str | None
+    calibration: str | Path | None
+    memory_overhead_bytes: float | None

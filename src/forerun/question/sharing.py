@@ -1,0 +1,306 @@
+"""Ways in which several devices share the work of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from typing import Annotated, Any
+
+from forerun.base.errors import InvalidSetupError
+from forerun.question.parallel import AXES, DeviceLayout, parse_parallel
+from forerun.question.settings import (
+    Setting,
+    TypedDict,
+    flags,
+    from_settings,
+    names_needing,
+    refuse,
+    setting,
+)
+
+__all__ = [
+    "DEFAULT_BUCKET_BYTES",
+    "Algorithm",
+    "FsdpVersion",
+    "Sharing",
+    "SharingOptions",
+    "Strategy",
+    "layout_from",
+    "sharing_from",
+]
+
+DEFAULT_BUCKET_BYTES = 25 * 1024**2
+"""Default capacity of a gradient bucket of DDP (PyTorch, ``bucket_cap_mb=25``)."""
+
+
+class Algorithm(StrEnum):
+    """Algorithm of an all-reduce."""
+
+    AUTO = "auto"
+    RING = "ring"
+    TREE = "tree"
+    HIERARCHICAL = "hierarchical"
+
+
+class FsdpVersion(StrEnum):
+    """Implementation of fully sharded weights, by the copies it makes of them and of their gradients."""
+
+    FSDP1 = "fsdp1"
+    """PyTorch's FullyShardedDataParallel: gradients are joined, converted and divided before they are scattered."""
+    FSDP2 = "fsdp2"
+    """PyTorch's fully_shard: gathered weights are copied out of their buffer, gradients into one."""
+    ZERO_COPY = "zero-copy"
+    """Weights and gradients live in the buffers of the collectives (Megatron-FSDP)."""
+
+
+class Strategy(StrEnum):
+    """Strategy that shares the work among devices."""
+
+    DDP = "ddp"
+    """Replicas that average gradients while the backward pass goes on (PyTorch DistributedDataParallel, Horovod)."""
+    ZERO1 = "zero1"
+    ZERO2 = "zero2"
+    ZERO3 = "zero3"
+    FSDP = "fsdp"
+    """Weights, gradients and optimizer state divided (ZeRO-3), block by block."""
+    HSDP = "hsdp"
+    """FSDP inside groups of devices, usually nodes, that are replicas of each other."""
+    MIRRORED = "mirrored"
+    """TensorFlow's MirroredStrategy: one host process for all replicas of a node."""
+    AUTO = "auto"
+    """The layout that forerun predicts to be the fastest of those that fit."""
+
+    @property
+    def stage(self) -> int:
+        """ZeRO stage."""
+        return {"zero1": 1, "zero2": 2, "zero3": 3, "fsdp": 3, "hsdp": 3}.get(self.value, 0)
+
+
+_sharing = partial(setting, group="sharing", needs="several")
+_HALF_OR_FULL: dict[str, Any] = {
+    "metavar": "NAME",
+    "choices": ("half", "fp32"),
+    "only_changed": True,
+    "read": lambda word: word == "half",
+    "tell": lambda is_half: "half" if is_half else "fp32",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharing:
+    """Sharing of the work among devices.
+
+    Attributes:
+        layout: Division of the model, the samples and the tokens; None if only samples are divided. Its number of data
+            groups follows from the devices.
+    """
+
+    strategy: Strategy = _sharing(
+        Strategy.DDP,
+        help="Strategy that shares the work of devices: ddp, zero1, zero2, zero3, fsdp, hsdp, mirrored, or auto.",
+    )
+    algorithm: Algorithm = _sharing(
+        Algorithm.AUTO,
+        help="All-reduce algorithm: auto (the fastest), ring, tree or hierarchical.",
+    )
+    bucket_bytes: float = _sharing(
+        DEFAULT_BUCKET_BYTES,
+        name="bucket_mb",
+        unit=1024**2,
+        help="Capacity of a gradient bucket [MiB].",
+        words="capacity of a bucket [MiB]",
+        above=0,
+        high=100_000,
+    )
+    num_accumulation_steps: int = setting(
+        1,
+        name="accumulation",
+        help="Micro-steps of one step: their gradients are summed before the update.",
+        words="accumulation steps",
+        group="run",
+        low=1,
+        high=100_000,
+        http_high=10_000,
+        needs="training",
+    )
+    sync_batch_norm: bool = _sharing(
+        False, help="Synchronise the statistics of batch norms among the devices."
+    )
+    coefficient_of_variation: float | None = _sharing(
+        None,
+        name="variation",
+        help="Coefficient of variation of the step time between devices, such as 0.05.",
+        words="coefficient of variation",
+        default="as measured in training",
+        low=0,
+        high=10,
+    )
+    layout: DeviceLayout | None = None
+    shard_size: int | None = _sharing(
+        None,
+        help="With hsdp: devices that divide the weights among them.",
+        default="the devices of a node",
+        low=1,
+        high=100_000,
+        needs="fsdp",
+    )
+    reshard: bool = _sharing(
+        True,
+        help="With fsdp: give gathered weights back between forward and backward pass.",
+        default="yes",
+        needs="fsdp",
+        only_changed=True,
+    )
+    prefetch: bool = _sharing(
+        True,
+        help="With fsdp: gather the weights of the next block while a block computes.",
+        default="yes",
+        needs="fsdp",
+        only_changed=True,
+    )
+    gather_half: bool = _sharing(
+        True,
+        name="gather_precision",
+        help="With fsdp and a mixed precision: format in which weights are gathered, half or fp32.",
+        default="half",
+        needs="fsdp",
+        **_HALF_OR_FULL,
+    )
+    reduce_half: bool = _sharing(
+        False,
+        name="reduce_precision",
+        help="With a mixed precision: format in which gradients are reduced, half or fp32.",
+        default="fp32",
+        **_HALF_OR_FULL,
+    )
+    fsdp_version: FsdpVersion = _sharing(
+        FsdpVersion.FSDP2,
+        help="With fsdp: implementation, by the copies it makes: fsdp1 or fsdp2 (PyTorch), or zero-copy "
+        "(Megatron-FSDP).",
+        words="FSDP version",
+        needs="fsdp",
+        only_changed=True,
+    )
+    overlap_tensor: bool = _sharing(
+        False,
+        help="With tp: run its collectives in pieces beside the products that they belong to (tp_comm_overlap of "
+        "Megatron-LM, asynchronous tensor parallelism of PyTorch).",
+        default="no",
+        needs="tp",
+        only_changed=True,
+    )
+    overlap_update: bool = _sharing(
+        False,
+        help="With zero1 or zero2: gather updated weights behind the next forward pass (overlap-param-gather of "
+        "Megatron-LM).",
+        default="no",
+        only_changed=True,
+    )
+
+    def __post_init__(self) -> None:
+        if self.num_accumulation_steps < 1:
+            raise InvalidSetupError(
+                f"accumulation steps must be at least 1, got {self.num_accumulation_steps}; give a positive number"
+            )
+        if not self.bucket_bytes > 0:
+            raise InvalidSetupError(f"a bucket must hold more than zero bytes, got {self.bucket_bytes}")
+
+
+class SharingOptions(TypedDict, total=False):
+    """Settings of several devices by name."""
+
+    accumulation: int | None
+    strategy: str | None
+    algorithm: str | None
+    bucket_mb: float | None
+    sync_batch_norm: bool | None
+    variation: float | None
+    parallel: Annotated[
+        str | None,
+        Setting(
+            help="Devices of tensor (tp), context (cp), data (dp), pipeline (pp) and expert (ep) parallelism; dp may "
+            "be left out.",
+            group="sharing",
+            default="all devices take samples of their own",
+            metavar="tp=8,pp=4,dp=16",
+            needs="several",
+        ),
+    ]
+    sequence_parallel: bool | None
+    keep_gathered: bool | None
+    context_parallel: str | None
+    pipeline_schedule: str | None
+    virtual_stages: int | None
+    stage_split: str | None
+    shard_size: int | None
+    reshard: bool | None
+    prefetch: bool | None
+    gather_precision: str | None
+    reduce_precision: str | None
+    fsdp_version: str | None
+    overlap_tensor: bool | None
+    overlap_update: bool | None
+
+
+def sharing_from(given: Mapping[str, Any], num_devices: int) -> Sharing:
+    """Sharing of the work from settings by name.
+
+    Raises:
+        InvalidSetupError: A setting has no meaning beside the others, or the devices cannot be divided so.
+    """
+    found = Sharing(**from_settings(Sharing, given), layout=layout_from(given, num_devices))
+    _check_strategy(found, given)
+    _check_groups(found, num_devices)
+    return found
+
+
+def layout_from(given: Mapping[str, Any], num_devices: int) -> DeviceLayout | None:
+    """The layout of ``--parallel`` and the settings beside it."""
+    axes: dict[str, Any] = {}
+    if "parallel" in given:
+        axes |= parse_parallel(given["parallel"], num_devices)
+    for axis, name in AXES.items():
+        if axes.get(name, 1) > 1:
+            continue
+        useless = [
+            word for part in (DeviceLayout, Sharing) for word in names_needing(part, axis) if word in given
+        ]
+        refuse(given, useless, f"there is no {axis}", f"give --parallel {axis}=2")
+        if useless and axis == "tp":  # --no-sequence-parallel has no meaning either
+            raise InvalidSetupError(f"{flags(useless)} needs tensor parallelism; give --parallel tp=2")
+    return DeviceLayout(**axes, **from_settings(DeviceLayout, given)) if axes else None
+
+
+def _check_strategy(sharing: Sharing, given: Mapping[str, Any]) -> None:
+    """Refuses settings of one strategy beside another."""
+    strategy = sharing.strategy
+    useless = [name for name in names_needing(Sharing, "fsdp") if name in given]
+    if useless and strategy.stage < 3 and strategy is not Strategy.AUTO:
+        raise InvalidSetupError(
+            f"{flags(useless)} belongs to fsdp, got strategy {strategy}; give --strategy fsdp or hsdp"
+        )
+    if sharing.overlap_update and strategy.stage not in (1, 2) and strategy is not Strategy.AUTO:
+        raise InvalidSetupError(
+            f"--overlap-update belongs to zero1 and zero2, got strategy {strategy}; give --strategy zero1"
+        )
+    if sharing.shard_size is not None and strategy is not Strategy.HSDP:
+        raise InvalidSetupError("--shard-size belongs to hsdp; give --strategy hsdp")
+    if sharing.layout is not None and strategy is Strategy.MIRRORED:
+        raise InvalidSetupError("--parallel cannot be used with strategy mirrored; give ddp, zero1 or fsdp")
+    if sharing.layout is not None and sharing.layout.pipeline > 1 and strategy is Strategy.ZERO2:
+        raise InvalidSetupError(
+            "zero2 reduces gradients in every micro-step, which no pipeline does; give --strategy zero1"
+        )
+
+
+def _check_groups(sharing: Sharing, num_devices: int) -> None:
+    data = num_devices if sharing.layout is None else sharing.layout.data
+    shard_size = sharing.shard_size
+    if shard_size is not None and data % shard_size:
+        fitting = [k for k in range(1, data + 1) if data % k == 0]
+        raise InvalidSetupError(
+            f"groups of {shard_size} devices do not divide {data} data groups; give --shard-size "
+            f"{min(fitting, key=lambda k: abs(k - shard_size))}"
+        )

@@ -1,1 +1,0 @@
-"""Importers that turn measurements of other programs into records."""

@@ -1,1 +1,0 @@
-"""The record store: a database of measurements, and CSV and Parquet files of measurements."""

@@ -1,0 +1,53 @@
+"""Write curves and records, and ask for forecasts inside a training loop: PyTorch, Lightning, Trainer, Keras, Optuna.
+
+    from forerun.script.callbacks import CurveCallback
+
+    curve = CurveCallback("run.csv", target="val_accuracy>=0.92", schedule="cosine:epochs=90")
+    for epoch in range(1, 91):
+        ...
+        if curve.log(epoch, val_accuracy=accuracy, learning_rate=rate):
+            break  # reached, or out of reach
+
+A framework is imported when its callback is made, never before.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from forerun.script.callbacks.curve_callback import CurveCallback, CurveLog
+    from forerun.script.callbacks.for_keras import keras_callback
+    from forerun.script.callbacks.for_lightning import lightning_callback, lightning_timer
+    from forerun.script.callbacks.for_trainer import trainer_callback
+    from forerun.script.callbacks.loop_timer import LoopTimer
+    from forerun.script.callbacks.pruner import ForecastPruner
+
+__all__ = [
+    "CurveCallback",
+    "CurveLog",
+    "ForecastPruner",
+    "LoopTimer",
+    "keras_callback",
+    "lightning_callback",
+    "lightning_timer",
+    "trainer_callback",
+]
+
+_MODULES = {
+    "CurveCallback": "curve_callback",
+    "CurveLog": "curve_callback",
+    "ForecastPruner": "pruner",
+    "keras_callback": "for_keras",
+    "LoopTimer": "loop_timer",
+    "lightning_callback": "for_lightning",
+    "lightning_timer": "for_lightning",
+    "trainer_callback": "for_trainer",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -1,0 +1,194 @@
+"""``StepTimer``, which times any ``model.fit`` of Keras step by step and writes a record.
+
+    from forerun.keras import StepTimer
+
+    model.fit(data, epochs=3, callbacks=[StepTimer("runs.sqlite", dataset_size=50_000)])
+
+Importing this module imports Keras.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from forerun.base.errors import MissingExtraError
+from forerun.evidence import Record, RecordStore, Scalar, at_job_start, describe_circumstances, timed_training
+from forerun.question.setup import Layout, Precision
+
+try:
+    import keras
+except ModuleNotFoundError as error:
+    raise MissingExtraError("the callback StepTimer", "keras") from error
+
+__all__ = ["StepTimer"]
+
+_PRECISIONS = {
+    "mixed_float16": Precision.AMP,
+    "mixed_bfloat16": Precision.AMP_BF16,
+    "float16": Precision.FP16,
+    "bfloat16": Precision.BF16,
+}
+_LAYOUTS = {"channels_last": Layout.NHWC, "channels_first": Layout.NCHW}
+
+
+class StepTimer(keras.callbacks.Callback):  # type: ignore[misc]  # Keras is not typed
+    """Times the steps and epochs of ``fit`` and writes one measurement when training ends.
+
+    A step's time runs from the end of one batch to the end of the next, so it includes the wait for data. The first
+    step of ``fit``, which traces and compiles, and the first of each epoch, which follows validation, are kept apart.
+    Keras hands the logs of each batch to its callbacks as numbers, so a counted step has ended on the device;
+    with ``steps_per_execution`` above 1 the time of an execution is divided by its steps. The results
+    include the wait of an epoch for its first batch (``epoch_start_s``): on TensorFlow the iterator of the epoch before
+    ends there, which may wait for the tuner of tf.data.
+
+    Args:
+        records: Store that receives the record, as for ``forerun records``; None for the default store.
+        subject: Model as ``forerun.predict`` names it; None for ``keras:`` and the model's name.
+        family: Group that must not be split between fit and test; None for the subject.
+        dataset_size: Number of samples in an epoch; None for steps times batch size.
+        batch_size: Number of samples in a step; None takes the argument of ``fit``, or the size of the first batch.
+        optimizer: Name of the optimizer as for ``forerun.predict``; None for Keras' own name in small letters.
+        device: Device that trains, ``cpu`` or ``cuda:N``.
+        occasion: Label of the session.
+
+    Attributes:
+        measurement: The measurement that was written; None before the end of training.
+        step_times_s, epoch_times_s: Times of all steps and epochs so far [s].
+        epoch_starts_s: Time from the beginning of each epoch to its first batch [s].
+
+    Raises:
+        MissingExtraError: Keras is not installed (when the module is imported).
+        RecordError: The store cannot be used (at the end of training).
+    """
+
+    def __init__(
+        self,
+        records: str | Path | None = None,
+        *,
+        subject: str | None = None,
+        family: str | None = None,
+        dataset_size: int | None = None,
+        batch_size: int | None = None,
+        optimizer: str | None = None,
+        device: str = "cpu",
+        occasion: str = "",
+    ) -> None:
+        super().__init__()
+        self._records = records
+        self._subject, self._family = subject, family
+        self._dataset_size, self._batch_size = dataset_size, batch_size
+        self._optimizer = optimizer
+        self._device, self._occasion = device, occasion
+        self.measurement: Record | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self.step_times_s: list[float] = []
+        self.warm_up_s: list[float] = []
+        self.epoch_times_s: list[float] = []
+        self.epoch_starts_s: list[float] = []
+        self._logs: list[Mapping[str, Any]] = []
+        self._num_steps = 0
+        self._began_s = self._last_s = 0.0
+        self._last_step = -1
+
+    def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
+        """Called by ``fit``."""
+        self._forget()
+        around = describe_circumstances(self._device, occasion=self._occasion, framework="keras")
+        self._circumstances = at_job_start(around)
+
+    def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Called by ``fit``."""
+        self._began_s = self._last_s = time.perf_counter()
+        self._last_step = -1
+
+    def on_train_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Called by ``fit`` before a step."""
+        if self._last_step < 0:
+            self.epoch_starts_s.append(time.perf_counter() - self._began_s)
+
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Called by ``fit`` after a step, or after all steps of an execution, with the number of the last."""
+        now_s = time.perf_counter()
+        num_steps = batch - self._last_step
+        is_first = self._last_step < 0
+        times = self.warm_up_s if is_first else self.step_times_s
+        times.extend([(now_s - self._last_s) / num_steps] * num_steps)
+        self._last_s, self._last_step = now_s, batch
+        self._num_steps = batch + 1
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Called by ``fit`` after the epoch and its validation; the epoch's time ends with its last step."""
+        self.epoch_times_s.append(self._last_s - self._began_s)
+        self._logs.append(dict(logs or {}))
+
+    def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
+        """Called by ``fit`` at the end; writes the measurement."""
+        if not self.step_times_s:
+            return  # epochs of one step leave nothing to time
+        self.measurement = self._measured()
+        with RecordStore.open(self._records) as store:
+            store.add(self.measurement)
+
+    def _measured(self) -> Record:
+        return timed_training(
+            self.step_times_s,
+            self.warm_up_s,
+            subject=self._subject or f"keras:{self.model.name}",
+            family=self._family,
+            parameters=self._parameters(),
+            results=self._results(),
+            around=self._circumstances,
+        )
+
+    def _parameters(self) -> dict[str, Scalar]:
+        model = self.model
+        policy = getattr(model.dtype_policy, "name", "float32")
+        shape = tuple(model.input_shape[1:]) if isinstance(getattr(model, "input_shape", None), tuple) else ()
+        known = all(isinstance(n, int) for n in shape) and shape
+        return {
+            "batch_size": self._samples_of_a_step(),
+            "input_shape": "x".join(map(str, shape)) if known else None,
+            "precision": str(_PRECISIONS.get(policy, Precision.FP32)),
+            "layout": str(_LAYOUTS[keras.config.image_data_format()]),
+            "compile": bool(model.jit_compile),
+            "optimizer": self._optimizer or type(model.optimizer).__name__.lower(),
+            "phase": "train",
+            "num_epochs": len(self.epoch_times_s),
+            "dataset_size": self._dataset_size or self._num_steps * self._samples_of_a_step(),
+        }
+
+    def _samples_of_a_step(self) -> int:
+        if self._batch_size is not None:
+            return self._batch_size
+        if self._dataset_size is not None:
+            return math.ceil(self._dataset_size / self._num_steps)
+        return int((self.params or {}).get("batch_size") or 32)
+
+    def _results(self) -> dict[str, Scalar]:
+        step_s = median(self.step_times_s)
+        whole = self.epoch_times_s[1:] or [step_s * self._num_steps]  # the first epoch holds tracing
+        size = self._dataset_size or self._num_steps * self._samples_of_a_step()
+        results: dict[str, Scalar] = {
+            "step_time_s": step_s,
+            "steps_per_epoch": self._num_steps,
+            "epoch_time_s": median(whole),
+            "epoch_start_s": median(self.epoch_starts_s[1:] or self.epoch_starts_s),
+            "images_per_second": size / median(whole),
+            "num_parameters": int(self.model.count_params()),
+            "first_step_s": self.warm_up_s[0],
+            "dataset_size": size,
+        }
+        for number, (time_s, logs) in enumerate(zip(self.epoch_times_s, self._logs, strict=True), start=1):
+            results[f"epoch_time_{number}_s"] = time_s
+            for name in ("loss", "accuracy", "val_loss", "val_accuracy"):
+                value = logs.get(name)
+                if isinstance(value, (int, float)) and math.isfinite(value):
+                    results[f"{name}_{number}"] = float(value)
+        return results

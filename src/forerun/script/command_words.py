@@ -1,0 +1,285 @@
+"""The words of a training command: the Python program, the launcher before it, its arguments and its batch size.
+
+Arguments are ``--flag value``, ``--flag=value`` and ``key=value``.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forerun.base.errors import ScriptError, UsageError
+
+__all__ = [
+    "CommandArgument",
+    "PythonCommand",
+    "command_arguments",
+    "is_python",
+    "parse_command",
+    "with_arguments",
+    "with_batch_size",
+]
+
+_KEY = re.compile(r"[+~]*[A-Za-z_][\w./@-]*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandArgument:
+    """One argument of a command.
+
+    Attributes:
+        flag: Argument as it is written before its value: ``--lr``, ``--lr=`` or ``lr=``.
+        value: Its value as written; ``True`` for a flag without one.
+    """
+
+    flag: str
+    value: Any
+
+    @property
+    def name(self) -> str:
+        """Name of the argument as a Python name: ``batch_size`` for ``--batch-size=``."""
+        return self.flag.strip("-=").replace("-", "_")
+
+
+def command_arguments(command: Sequence[str]) -> tuple[CommandArgument, ...]:
+    """Arguments of a command, in order; a word after a flag is its value unless it looks like an argument itself.
+
+    >>> [(a.name, a.value) for a in command_arguments(["python", "train.py", "--lr", "0.1", "--batch-size=4", "m=8"])]
+    [('lr', '0.1'), ('batch_size', '4'), ('m', '8')]
+    """
+    found = []
+    words = list(command)
+    for index, word in enumerate(words):
+        head, is_joined, value = word.partition("=")
+        if word.startswith("-") and len(word) > 1 and not _is_number(word):
+            following = words[index + 1] if index + 1 < len(words) else "-"
+            if is_joined:
+                found.append(CommandArgument(flag=f"{head}=", value=value))
+            else:
+                is_alone = following.startswith("-") and not _is_number(following)
+                found.append(CommandArgument(flag=word, value=True if is_alone else following))
+        elif is_joined and index and _KEY.fullmatch(head):
+            found.append(CommandArgument(flag=f"{head}=", value=value))
+    return tuple(found)
+
+
+def with_arguments(command: Sequence[str], arguments: Mapping[str, Any]) -> tuple[str, ...]:
+    """The command with arguments set, each in the way in which the command has it, else as its flag is written.
+
+    A flag that ends in ``=`` is joined with its value; other flags are words before their values, and switches where
+    the value is true or false. What the command has is replaced, the rest comes at the end.
+
+    >>> with_arguments(["python", "train.py", "--lr", "0.1"], {"--lr": 0.2, "--amp": True, "--debug": False})
+    ('python', 'train.py', '--lr', '0.2', '--amp')
+    >>> with_arguments(["python", "train.py", "--batch_size=4", "model=gpt"], {"--batch_size": 8, "lr=": 0.1})
+    ('python', 'train.py', 'model=gpt', '--batch_size=8', 'lr=0.1')
+    """
+    words = list(command)
+    for flag, value in arguments.items():
+        bare = flag.removesuffix("=")
+        is_joined = flag.endswith("=") or any(word.startswith(f"{bare}=") for word in words)
+        is_switch = isinstance(value, bool) and not is_joined
+        words = _without(words, bare, takes_value=not is_switch)
+        text = f"{value:.6g}" if isinstance(value, float) else str(value)
+        if is_joined:
+            words.append(f"{bare}={text}")
+        elif value is True:
+            words.append(flag)
+        elif value is not False:
+            words += [flag, text]
+    return tuple(words)
+
+
+def _without(words: Sequence[str], flag: str, *, takes_value: bool) -> list[str]:
+    kept: list[str] = []
+    is_value = False
+    for word in words:
+        if is_value:
+            is_value = False
+        elif word == flag and flag.startswith("-"):
+            is_value = takes_value
+        elif not word.startswith(f"{flag}="):
+            kept.append(word)
+    return kept
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+_PYTHON = re.compile(r"python(\d(\.\d+)?)?(\.exe)?$")
+_LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "deepspeed")
+_FLAGS_WITHOUT_VALUE = re.compile(
+    r"--(standalone|multi[-_]gpu|use_fsdp|use_deepspeed|cpu|quiet|no[-_]python|module|use[-_]env|same_network)$|-[mq]$"
+)
+_NUM_PROCESSES = re.compile(r"--(nproc[-_]per[-_]node|num[-_]processes|num_gpus)$")
+_NUM_NODES = re.compile(r"--(nnodes|num[-_]machines|num_nodes)$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PythonCommand:
+    """A command that runs one Python process.
+
+    Attributes:
+        words: The words, the program first.
+        asked: The words as the user gave them.
+        world_size: Processes that a launcher would have started.
+        devices_per_node: Of them, those of one machine.
+    """
+
+    words: tuple[str, ...]
+    asked: tuple[str, ...]
+    world_size: int = 1
+    devices_per_node: int = 1
+
+
+def parse_command(command: Sequence[str]) -> PythonCommand:
+    """The Python process that a command runs; a launcher is taken off.
+
+    >>> parse_command(["torchrun", "--nproc_per_node=8", "setup.py", "--lr", "1"]).world_size
+    8
+
+    Raises:
+        UsageError: There is no command, or its program or script does not exist.
+        ScriptError: The program is not one of Python.
+    """
+    if not command:
+        raise UsageError("expected a command after --, such as: -- python train.py --epochs 3")
+    words = tuple(command)
+    rest, num_nodes, per_node = _without_launcher(words)
+    if rest[0].endswith(".py"):
+        rest = (sys.executable, *rest)
+    program = shutil.which(rest[0])
+    if program is None:
+        raise UsageError(f"expected a program to run, but there is no '{rest[0]}' on the path")
+    name = Path(rest[0]).name
+    if not _PYTHON.match(name) and not _is_python_script(Path(program)):
+        raise ScriptError(
+            f"expected a command that runs Python, such as python train.py, but '{rest[0]}' is not; name "
+            "the Python command that it runs"
+        )
+    if _PYTHON.match(name):
+        _check_script(rest)
+    else:
+        rest = (program, *rest[1:])
+    return PythonCommand(words=rest, asked=words, world_size=num_nodes * per_node, devices_per_node=per_node)
+
+
+def is_python(word: str) -> bool:
+    """True for the name of a Python interpreter.
+
+    >>> is_python("/usr/bin/python3.11"), is_python("yolo")
+    (True, False)
+    """
+    return _PYTHON.match(Path(word).name) is not None
+
+
+def _without_launcher(words: tuple[str, ...]) -> tuple[tuple[str, ...], int, int]:
+    """The command of one process, the number of machines, and the processes of each."""
+    rest = words
+    if _PYTHON.match(Path(rest[0]).name) and len(rest) > 2 and rest[1] == "-m" and rest[2] in _LAUNCHERS:
+        rest = (rest[2], *rest[3:])
+    name = Path(rest[0]).name
+    if name not in _LAUNCHERS:
+        return words, 1, 1
+    rest = rest[1:]
+    if name == "accelerate":
+        if rest[:1] != ("launch",):
+            raise UsageError("expected 'accelerate launch' before a script")
+        rest = rest[1:]
+    num_nodes, per_node, runs_module = 1, 1, False
+    while rest and rest[0].startswith("-"):
+        flag, equals, value = rest[0].partition("=")
+        rest = rest[1:]
+        runs_module |= flag in ("-m", "--module")
+        if not equals and not _FLAGS_WITHOUT_VALUE.match(flag) and rest:
+            value, rest = rest[0], rest[1:]
+        if _NUM_PROCESSES.match(flag):
+            per_node = _number(value)
+        elif _NUM_NODES.match(flag):
+            num_nodes = _number(value.partition(":")[2] or value)
+    if not rest:
+        raise UsageError(f"expected a script after {name}, such as: {name} train.py")
+    if name == "accelerate" and num_nodes > 1:
+        per_node = max(1, per_node // num_nodes)
+    return (sys.executable, *(("-m",) if runs_module else ()), *rest), num_nodes, per_node
+
+
+def _number(text: str) -> int:
+    if text in ("gpu", "auto"):
+        return 1
+    try:
+        return max(1, int(text))
+    except ValueError:
+        raise UsageError(f"expected a number of processes, got '{text}'") from None
+
+
+def _is_python_script(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            first = file.readline(300)
+            second = file.readline(300)
+    except OSError:
+        return False
+    return first.startswith(b"#!") and (b"python" in first or b"python" in second)
+
+
+def _check_script(words: tuple[str, ...]) -> None:
+    script = next((word for word in words[1:] if not word.startswith("-")), None)
+    if "-m" in words[1:] or "-c" in words[1:] or script is None:
+        if script is None and not {"-m", "-c"} & set(words):
+            raise UsageError("expected a script after python, such as: python train.py")
+        return
+    if not Path(script).is_file():
+        raise UsageError(f"expected a script, but there is no file '{script}'; give its path from here")
+
+
+def with_batch_size(
+    command: PythonCommand, batch_size: int, other: int, result: Mapping[str, Any]
+) -> PythonCommand | None:
+    """The command with another batch size in its arguments; None if no argument holds the batch size.
+
+    Args:
+        command: The command as it was captured.
+        batch_size: Samples of one micro-step in that capture.
+        other: The batch size wanted.
+        result: What the capture knows of the script's options.
+    """
+    words = list(command.words)
+    for index, word in enumerate(words):
+        flag, equals, value = word.partition("=")
+        if "batch" in flag.lower() and equals and value == str(batch_size):
+            words[index] = f"{flag}={other}"
+            return _changed(command, words)
+    options = [o for o in result["options"] if "batch" in o["name"].lower() and o["value"] == batch_size]
+    # An option for training goes before one for everything.
+    options.sort(
+        key=lambda o: ("train" not in o["name"].lower(), "eval" in o["name"].lower() or "test" in o["name"])
+    )
+    if options and not any(part in options[0]["name"].lower() for part in ("test", "eval", "val")):
+        flags = options[0]["flags"]
+        for index, word in enumerate(words[:-1]):
+            if word in flags and words[index + 1] == str(batch_size):
+                words[index + 1] = str(other)
+                return _changed(command, words)
+        return _changed(command, [*words, max(flags, key=len), str(other)])
+    for name, value in result["configurator"].items():
+        if "batch" in name.lower() and value == batch_size:
+            return _changed(command, [*words, f"--{name}={other}"])
+    return None
+
+
+def _changed(command: PythonCommand, words: list[str]) -> PythonCommand:
+    return PythonCommand(
+        words=tuple(words), asked=command.asked, world_size=command.world_size,
+        devices_per_node=command.devices_per_node,
+    )  # fmt: skip

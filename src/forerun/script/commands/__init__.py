@@ -1,0 +1,1 @@
+"""Commands on a script: capture, profile, tune, compare, apply."""

@@ -1,0 +1,129 @@
+"""``forerun tune``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from forerun.base.units import parse_amount
+from forerun.question.settings import checked, declared
+from forerun.script.tuning.options import ScenarioOptions, TuneOptions
+from forerun.surface.cli.options import ShowOutputOption
+from forerun.surface.cli.verbs import Verbs, verb
+
+if TYPE_CHECKING:
+    from forerun.script.tune import TuneResult
+    from forerun.script.tuning.scenarios.answer import ScenarioRuns
+
+__all__ = ["tune"]
+
+
+_READERS: Mapping[str, Callable[[str], Any]] = {
+    "trial_s": lambda text: parse_amount(text, "time"),
+    "timeout_s": lambda text: parse_amount(text, "time"),
+    "memory_limit_bytes": lambda text: parse_amount(text, "memory"),
+}
+
+
+def _say(line: str) -> None:
+    typer.echo(line, err=True)
+
+
+@verb(
+    "Tune a training script.",
+    options=TuneOptions,
+    without=("check", "with_priors", "with_memory_law"),
+    readers=_READERS,
+    page="forerun.script.pages.tune_page:tune_page",
+)
+def script(
+    settings: dict[str, Any],
+    command: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[SPACE.yaml] -- COMMAND",
+            help="Space of the settings to try, and the training command as you run it.",
+        ),
+    ],
+    no_check: Annotated[
+        bool,
+        typer.Option(
+            "--no-check", help="Skip the full run of the best configuration beside the unchanged script."
+        ),
+    ] = False,
+    no_priors: Annotated[
+        bool, typer.Option("--no-priors", help="Choose no first trials by the cost model.")
+    ] = False,
+    no_prediction: Annotated[
+        bool, typer.Option("--no-prediction", help="Reject no trial by its predicted memory.")
+    ] = False,
+    show_output: ShowOutputOption = False,
+) -> TuneResult:
+    """Find a faster or better configuration of a training script within a budget, without editing it."""
+    import forerun
+
+    words = list(command)
+    space = Path(words.pop(0)) if words[0].endswith((".yaml", ".yml")) else None
+    return forerun.tune(
+        words,
+        space=space,
+        say=_say,
+        echo=sys.stderr if show_output else None,
+        check=not no_check,
+        with_priors=not no_priors,
+        with_memory_law=not no_prediction,
+        **checked(settings, TuneOptions),
+    )
+
+
+class _Scenarios(TuneOptions, ScenarioOptions, total=False):
+    pass
+
+
+_OF_SCENARIOS = {"budget", "trial_s", "study", "seed", "device_index"}
+"""Settings of a search that a scenario takes as well."""
+
+
+@verb(
+    "Tune a built-in task.",
+    options=_Scenarios,
+    without=declared(TuneOptions).keys() - _OF_SCENARIOS,
+    readers={name: read for name, read in _READERS.items() if name in _OF_SCENARIOS},
+    page="forerun.script.pages.scenario_page:scenario_page",
+)
+def scenarios(
+    settings: dict[str, Any],
+    scenario: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", help="Scenario: baseline, resolution, hyperparameters, hardware or all."
+        ),
+    ] = "all",
+) -> ScenarioRuns:
+    """Find a faster or better configuration of a built-in task by each of several methods, and compare these."""
+    import forerun
+    from forerun.script.pages.scenario_page import write_scenario_plots
+
+    asked = checked(settings, _Scenarios)
+    if "study" in asked:
+        asked["folder"] = asked.pop("study")
+    found = forerun.tune_scenarios(scenario, **{"data": None, **asked}, say=_say)
+    write_scenario_plots(found)
+    return found
+
+
+def _chosen(words: Sequence[str]) -> str:
+    own = words[: words.index("--")] if "--" in words else words
+    return "scenarios" if any(word.partition("=")[0] == "--scenario" for word in own) else "script"
+
+
+tune = Verbs(
+    "Find a faster or better configuration of a training script, or of a built-in task.",
+    {"script": script, "scenarios": scenarios},
+    short_help="Find a better configuration of a training script.",
+    chosen=_chosen,
+)

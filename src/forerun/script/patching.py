@@ -1,0 +1,218 @@
+"""Patches of a running script: after which import, around which function, and what they tell.
+
+The hooks of a profile, a capture and a callback say here what they want to know; nothing is imported that the script
+does not import itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import math
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+__all__ = [
+    "after_import",
+    "around_backward",
+    "around_batches",
+    "around_making_loaders",
+    "around_making_optimizers",
+    "around_updates",
+    "follow_arguments",
+    "surround",
+    "trainer_patches",
+]
+
+Patch = Callable[[ModuleType], None]
+
+
+class _PatchingLoader(importlib.abc.Loader):
+    """The module's own loader, which applies a patch after loading."""
+
+    def __init__(self, loader: importlib.abc.Loader, patch: Patch) -> None:
+        self._loader = loader
+        self._patch = patch
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        # The module keeps its own loader: it may read source or data through it.
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        self._patch(module)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """First on the list of finders; asks the others and adds the patch to the module they find."""
+
+    def __init__(self, patches: dict[str, Patch]) -> None:
+        self._patches = patches
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname not in self._patches:
+            return None
+        patch = self._patches.pop(fullname)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _PatchingLoader(spec.loader, patch)
+        return spec
+
+
+def after_import(patches: dict[str, Patch]) -> None:
+    """Registers patches by the full name of a module; a loaded module is patched at once."""
+    waiting = dict(patches)
+    for name in [name for name in waiting if name in sys.modules]:
+        waiting.pop(name)(sys.modules[name])
+    sys.meta_path.insert(0, _Finder(waiting))
+
+
+Around = Callable[..., Any]
+"""A function that is called in place of another: with the other one first, then with what that one would get."""
+
+
+def surround(owner: Any, name: str) -> Callable[[Around], None]:
+    """Puts a function around one of a class or a module.
+
+    >>> class Loader:
+    ...     def batch(self): return 3
+    >>> @surround(Loader, "batch")
+    ... def doubled(batch, loader): return 2 * batch(loader)
+    >>> Loader().batch()
+    6
+    """
+    original = getattr(owner, name)
+
+    def put(around: Around) -> None:
+        @functools.wraps(original)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            return around(original, *args, **kwargs)
+
+        setattr(owner, name, called)
+
+    return put
+
+
+def around_making_loaders(module: Any) -> Callable[[Around], None]:
+    """Around ``DataLoader.__init__``, in ``torch.utils.data.dataloader``."""
+    return surround(module.DataLoader, "__init__")
+
+
+def around_batches(module: Any) -> Callable[[Around], None]:
+    """Around each request for a batch, in ``torch.utils.data.dataloader``.
+
+    Iterators share this method; loaders have many an ``__iter__`` of their own.
+    """
+    return surround(module._BaseDataLoaderIter, "__next__")
+
+
+def around_making_optimizers(module: Any) -> Callable[[Around], None]:
+    """Around ``Optimizer.__init__``, in ``torch.optim.optimizer``."""
+    return surround(module.Optimizer, "__init__")
+
+
+def around_updates(
+    module: Any, *, begins: Callable[..., Any] | None = None, ends: Callable[..., Any] | None = None
+) -> None:
+    """Calls hooks at the begin and the end of the steps of all optimizers, in ``torch.optim.optimizer``."""
+    if begins is not None:
+        module.register_optimizer_step_pre_hook(begins)
+    if ends is not None:
+        module.register_optimizer_step_post_hook(ends)
+
+
+def around_backward(module: Any) -> Callable[[Around], None]:
+    """Around each backward pass, in ``torch.autograd``; ``Tensor.backward`` looks the function up there."""
+    return surround(module, "backward")
+
+
+Options = list[dict[str, Any]]
+
+
+def follow_arguments(
+    module: Any, parsed: Callable[[Options], None], known: Callable[[Options], None] | None = None
+) -> None:
+    """Tells the options of ``argparse`` with their values; every way of parsing calls ``parse_known_args``.
+
+    Args:
+        module: ``argparse``.
+        parsed: Called with the options and their values.
+        known: Called with the options and their defaults before parsing, because a wrong argument ends the script
+            there.
+    """
+
+    @surround(module.ArgumentParser, "parse_known_args")
+    def parse(original: Any, parser: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> Any:
+        if known is not None:
+            known([_option(action, None) for action in _actions(parser)])
+        found = original(parser, *args, **kwargs)
+        parsed([_option(action, found[0]) for action in _actions(parser)])
+        return found
+
+
+def _actions(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    return [action for action in parser._actions if action.option_strings and action.dest != "help"]
+
+
+def _option(action: argparse.Action, values: argparse.Namespace | None) -> dict[str, Any]:
+    value = action.default if values is None else getattr(values, action.dest, None)
+    plain = value if isinstance(value, (int, float, str, bool, type(None))) else str(value)
+    return {"flags": list(action.option_strings), "name": action.dest, "value": plain}
+
+
+def trainer_patches(tell: Callable[..., None]) -> dict[str, Any]:
+    """Patch by name of the module that it is for.
+
+    Args:
+        tell: Called with ``num_steps``, ``num_epochs`` and ``steps_per_epoch``, each None if it is not known.
+    """
+    return {
+        "transformers.trainer_callback": functools.partial(_transformers, tell),
+        "lightning.pytorch.loops.fit_loop": functools.partial(_lightning, tell),
+        "pytorch_lightning.loops.fit_loop": functools.partial(_lightning, tell),
+    }
+
+
+def _transformers(tell: Callable[..., None], module: Any) -> None:
+    @surround(module.CallbackHandler, "on_train_begin")
+    def told(begin: Any, handler: Any, args: Any, state: Any, control: Any) -> Any:
+        num_steps, num_epochs = _positive(state.max_steps), _positive(state.num_train_epochs)
+        is_whole = args.max_steps <= 0 and num_steps is not None and num_epochs is not None
+        tell(
+            num_steps=num_steps,
+            num_epochs=num_epochs,
+            steps_per_epoch=math.ceil(num_steps / num_epochs) if is_whole else None,
+        )
+        return begin(handler, args, state, control)
+
+
+def _lightning(tell: Callable[..., None], module: Any) -> None:
+    is_told: list[bool] = []
+
+    @surround(module._FitLoop, "on_advance_start")
+    def told(begin: Any, loop: Any) -> None:
+        begin(loop)
+        if is_told:
+            return
+        is_told.append(True)
+        accumulated = getattr(loop.trainer, "accumulate_grad_batches", 1) or 1
+        per_epoch = math.ceil(loop.max_batches / accumulated) if math.isfinite(loop.max_batches) else None
+        num_epochs, num_steps = _positive(loop.max_epochs), _positive(loop.max_steps)
+        if per_epoch is not None and num_epochs is not None:
+            num_steps = min(num_steps or math.inf, per_epoch * num_epochs)
+        tell(num_steps=num_steps, num_epochs=num_epochs, steps_per_epoch=per_epoch)
+
+
+def _positive(value: Any) -> Any:
+    """A number above zero; None for the other ways to say that there is no limit."""
+    return value if isinstance(value, (int, float)) and value > 0 and math.isfinite(value) else None

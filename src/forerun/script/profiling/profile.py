@@ -1,0 +1,474 @@
+"""The answer of ``forerun profile``: parts of a step, use of the machine, advice, and the time of the job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+
+from forerun.base.answers import Answer, fields_of
+from forerun.base.errors import ScriptError
+from forerun.script.command_words import command_arguments
+from forerun.script.profiling.launch import Launch
+from forerun.script.profiling.recorded import Floats, ProcessRecord
+
+__all__ = [
+    "EPOCH_NAMES",
+    "STEP_NAMES",
+    "Advice",
+    "Profile",
+    "StepParts",
+    "parts_of_step",
+    "steady_steps",
+    "summarise_run",
+]
+
+EPOCH_NAMES = ("epochs", "num_epochs", "num_train_epochs", "max_epochs", "n_epochs", "niter")
+STEP_NAMES = (
+    "max_steps",
+    "max_train_steps",
+    "max_iters",
+    "num_train_steps",
+    "num_iterations",
+    "total_steps",
+)
+_BEGIN, _END, _WAIT, _SAMPLES, _LOADER, _STARTS, _TRACED, _BATCHES = range(8)
+_IMAGE_DIMS = 4
+_ALL_CORES = 0.85
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepParts:
+    """Four parts of the time of a mean step; they add up to the step.
+
+    Attributes:
+        input_wait_s: Wait for the loader while the device has nothing to run [s].
+        copy_s: Copies to the device not hidden behind kernels [s].
+        kernels_s: Computation: kernels of a GPU, operators of a processor [s].
+        host_s: The rest: Python, launches, logging, an idle device [s].
+    """
+
+    input_wait_s: float
+    copy_s: float
+    kernels_s: float
+    host_s: float
+
+    @property
+    def step_s(self) -> float:
+        """Sum of the parts [s]."""
+        return self.input_wait_s + self.copy_s + self.kernels_s + self.host_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """The bottleneck of a run, and one next change.
+
+    Attributes:
+        bottleneck: Part that limits the run: ``input``, ``copy``, ``kernels`` or ``host``, or the ``machine``.
+        reason: Evidence for the bottleneck, in a sentence.
+        change: Knobs of the next change with their values; empty if nothing is left to try without measuring.
+        words: Next change in a sentence.
+        speedup: Expected samples per second after the change over before; None if no model predicts it.
+        speedup_low: Low end of the speedup.
+        speedup_high: High end of the speedup.
+    """
+
+    bottleneck: str
+    reason: str
+    change: dict[str, Any]
+    words: str
+    speedup: float | None = None
+    speedup_low: float | None = None
+    speedup_high: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile(Answer):
+    """A profiled run.
+
+    Attributes:
+        command: Words of the command.
+        outcome: ``done``, ``stopped``, ``crashed``, ``interrupted`` or ``timeout``.
+        status: Exit status; None if forerun ended the command.
+        num_steps: Number of training steps seen.
+        num_steady_steps: Number of steps behind the figures, without the first one and traced ones.
+        step_time_s: Mean time of a steady step [s].
+        step_time_median_s: Median time of a steady step [s].
+        throughput_samples_per_s: Samples per second of the whole job in steady steps.
+        batch_size: Median number of samples in a step; None if the loader does not report it.
+        parts: Parts of a mean step.
+        batches_per_step: Number of batches in a step, more than one with accumulated gradients; None without a loader.
+        has_images: True if a batch has a tensor of four dimensions; None if no batch was seen.
+        busy_machine_fraction: Share of the steps in which the training thread was ready to run and had no core, with
+            cores of this run left; None where the system does not tell.
+        loader_wait_s: Wait for the loader in a step, hidden behind kernels or not [s].
+        has_window: True if a traced window separated kernels from host time.
+        top_operators: Largest operators of the window, name and share of the window.
+        wall_s: Time of the whole run [s].
+        phases_s: Time of the whole run by phase: ``start``, ``steps``, ``between``, ``profiling``, ``end`` [s].
+        device: Device of the parameters, such as ``cpu``.
+        device_busy_fraction: Utilisation of the device during steps.
+        cpu_utilisation: CPU time of all processes over time and usable cores.
+        cpu_s_per_step: CPU time of all processes per step [s].
+        num_usable_cores: Number of cores that the processes may use.
+        peak_memory_bytes: Largest memory of all processes [bytes].
+        device_peak_bytes: Largest memory allocated on the GPU; None without a GPU [bytes].
+        sensors: Figures of sensors: clocks, power, throttling.
+        loader: Settings of the training loader.
+        optimizer: Name and learning rate of the optimizer.
+        num_ranks: Number of processes that train.
+        num_steps_of_job: Number of steps of the whole job; None if it is not known.
+        epochs: Number of epochs of the job, from the script's arguments; None if not known.
+        steps_per_epoch: Number of steps per epoch of the training loader; None for a stream.
+        job_time_s: Time of the whole job from its start; None if not known [s].
+        time_left_s: Time of the job left at the end of this run; None if not known [s].
+        advice: Bottleneck and next change.
+        hooks: Changes made by hooks.
+        interrupted_by: Name of the signal that ended the run; empty without one.
+        num_killed: Number of processes that had to be killed at the end.
+        said: Last lines of the command's output, if it crashed.
+        notes: Figures that are not known, with the reason.
+    """
+
+    command: tuple[str, ...]
+    outcome: str
+    status: int | None
+    num_steps: int
+    num_steady_steps: int
+    step_time_s: float
+    step_time_median_s: float
+    throughput_samples_per_s: float | None
+    batch_size: float | None
+    parts: StepParts
+    batches_per_step: float | None
+    has_images: bool | None
+    busy_machine_fraction: float | None
+    loader_wait_s: float
+    has_window: bool
+    top_operators: tuple[tuple[str, float], ...]
+    wall_s: float
+    phases_s: dict[str, float]
+    device: str
+    device_busy_fraction: float | None
+    cpu_utilisation: float
+    cpu_s_per_step: float
+    num_usable_cores: float
+    peak_memory_bytes: int
+    device_peak_bytes: int | None
+    sensors: dict[str, float]
+    loader: dict[str, Any]
+    optimizer: dict[str, Any]
+    num_ranks: int
+    num_steps_of_job: float | None
+    epochs: float | None
+    steps_per_epoch: int | None
+    job_time_s: float | None
+    time_left_s: float | None
+    advice: Advice | None = None
+    hooks: tuple[dict[str, Any], ...] = ()
+    interrupted_by: str = ""
+    num_killed: int = 0
+    said: str = ""
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def samples_per_batch(self) -> float | None:
+        """Samples of a batch of the loader, or of a step without a loader; None if they are not known."""
+        return None if self.batch_size is None else self.batch_size / (self.batches_per_step or 1.0)
+
+    def json_fields(self) -> dict[str, Any]:
+        """The fields as JSON, with the sum of the parts of a step."""
+        return {**fields_of(self), "parts": {**fields_of(self.parts), "step_s": self.parts.step_s}}
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> Profile:
+        """The profile whose fields a JSON document holds, as ``as_dict`` writes them."""
+        known = {each.name: document[each.name] for each in fields(cls)}
+        parts = {name: value for name, value in known["parts"].items() if name != "step_s"}
+        advice = known["advice"]
+        lists = {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
+        return cls(
+            **{
+                **known,
+                **lists,
+                "parts": StepParts(**parts),
+                "advice": None if advice is None else Advice(**advice),
+            }
+        )
+
+
+def steady_steps(steps: Floats) -> Floats:
+    """Steps that represent later ones: not traced, and not the first, if there are others.
+
+    The starts of later epochs stay: waiting for workers to start is part of every epoch.
+
+    Args:
+        steps: Rows of steps, (n, 8), see ``ProcessRecord``.
+    """
+    later = np.arange(len(steps)) > 0
+    for keep in (later & (steps[:, _TRACED] == 0), later):
+        if keep.any():
+            return steps[keep]
+    return steps
+
+
+def parts_of_step(step_s: float, wait_s: float, window: Mapping[str, Any] | None) -> StepParts:
+    """The four parts of a step.
+
+    On a processor nothing runs while the script waits, so the wait is the mean of all steps, and the rest is divided as
+    in the window: kernels k = (T - W) k' / (T' - W'). On a GPU kernels and copies take as long traced as not; the rest
+    of T is idle, and is wait or host in the window's proportion.
+
+    Args:
+        step_s: T, mean time of a step [s].
+        wait_s: W, mean wait of a step [s].
+        window: Sums of ``hooks.window.timeline_sums`` with ``wall_s`` and ``num_steps``; None without a window.
+    """
+    wait_s = min(wait_s, step_s)
+    if window is None:
+        return StepParts(input_wait_s=wait_s, copy_s=0.0, kernels_s=step_s - wait_s, host_s=0.0)
+    if not window["on_device"]:
+        computing_s = max(window["wall_s"] - window["wait_s"], window["kernels_s"])
+        share = window["kernels_s"] / computing_s if computing_s > 0 else 1.0
+        kernels_s = (step_s - wait_s) * share
+        return StepParts(
+            input_wait_s=wait_s, copy_s=0.0, kernels_s=kernels_s, host_s=step_s - wait_s - kernels_s
+        )
+    per_step = 1.0 / window["num_steps"]
+    busy_s = min(step_s, window["kernels_s"] * per_step)
+    copy_s = min(step_s - busy_s, window["copy_s"] * per_step)
+    idle_s = step_s - busy_s - copy_s
+    traced_idle_s = window["wall_s"] - window["kernels_s"] - window["copy_s"]
+    waited = min(1.0, window["wait_s"] / traced_idle_s) if traced_idle_s > 0 else 0.0
+    exposed_s = min(idle_s * waited, wait_s)
+    return StepParts(input_wait_s=exposed_s, copy_s=copy_s, kernels_s=busy_s, host_s=idle_s - exposed_s)
+
+
+def summarise_run(
+    run: Launch, process: ProcessRecord, *, num_ranks: int, num_usable_cores: float, epochs: float | None
+) -> Profile:
+    """The figures of a run, without advice.
+
+    Args:
+        run: Run of the command.
+        process: Process whose steps represent the run.
+        num_ranks: Number of processes that train.
+        num_usable_cores: Number of cores that the processes may use.
+        epochs: Number of epochs of the job; None to take the script's own argument.
+
+    Raises:
+        ScriptError: The process made no training step.
+    """
+    if not len(process.steps):
+        raise ScriptError("expected a training step, got none")
+    steady = steady_steps(process.steps)
+    durations = steady[:, _END] - steady[:, _BEGIN]
+    step_s, wait_s = float(durations.mean()), float(steady[:, _WAIT].mean())
+    samples = float(steady[:, _SAMPLES].mean())
+    parts = parts_of_step(step_s, wait_s, process.window)
+    phases = _phases(run, process)
+    loader = _training_loader(process)
+    batches = float(steady[:, _BATCHES].mean())
+    epochs = epochs if epochs is not None else _epochs_of(run, process)
+    per_epoch = _steps_per_epoch(process, loader, batches)
+    num_steps = _steps_of_job(run, process, epochs, per_epoch)
+    job_s, left_s = _job_time(process, phases, step_s, num_steps, per_epoch)
+    cpu_s, cpu_share = _cpu(run, process, num_usable_cores)
+    device = process.optimizers[0]["device"] if process.optimizers else "cpu"
+    return Profile(
+        command=run.command,
+        outcome=run.outcome,
+        status=run.status,
+        num_steps=len(process.steps),
+        num_steady_steps=len(steady),
+        step_time_s=step_s,
+        step_time_median_s=float(np.median(durations)),
+        throughput_samples_per_s=num_ranks * samples / step_s if samples else None,
+        batch_size=float(np.median(steady[:, _SAMPLES])) if samples else None,
+        parts=parts,
+        batches_per_step=float(max(1, round(batches))) if batches else None,
+        has_images=any(len(shape) == _IMAGE_DIMS for shape in process.batch_shapes)
+        if process.batch_shapes
+        else None,
+        busy_machine_fraction=_busy_machine(process, parts, cpu_share, is_on_cpu=device.startswith("cpu")),
+        loader_wait_s=wait_s,
+        has_window=process.window is not None,
+        top_operators=_top(process),
+        wall_s=run.end_s - run.begin_s,
+        phases_s=phases,
+        device=device,
+        device_busy_fraction=parts.kernels_s / step_s if process.window is not None else None,
+        cpu_utilisation=cpu_share,
+        cpu_s_per_step=cpu_s,
+        num_usable_cores=num_usable_cores,
+        peak_memory_bytes=run.peak_memory_bytes,
+        device_peak_bytes=process.device_peak_bytes,
+        sensors=run.telemetry,
+        loader=loader,
+        optimizer=dict(process.optimizers[0]) if process.optimizers else {},
+        num_ranks=num_ranks,
+        num_steps_of_job=num_steps,
+        epochs=epochs,
+        steps_per_epoch=per_epoch,
+        job_time_s=job_s,
+        time_left_s=left_s,
+        hooks=process.hooks,
+        interrupted_by=run.interrupted_by,
+        num_killed=run.num_killed,
+        said=run.said if run.outcome == "crashed" else "",
+        notes=_notes(process, num_steps, epochs, num_ranks),
+    )
+
+
+def _phases(run: Launch, process: ProcessRecord) -> dict[str, float]:
+    """Time of the whole run by phase; each part is measured, so that their sum can be compared with the wall time."""
+    steps, rest, own = process.steps, process.rest, process.own
+    first_s = float(min(table[:, _BEGIN].min() for table in (steps, rest) if len(table)))
+    last_s = float(max(table[:, _END].max() for table in (steps, rest) if len(table)))
+    own_s = float((own[:, 1] - own[:, 0]).sum()) if len(own) else 0.0
+    return {
+        "start": first_s - run.begin_s,
+        "steps": float((steps[:, _END] - steps[:, _BEGIN]).sum()),
+        "between": float((rest[:, _END] - rest[:, _BEGIN]).sum()),
+        "profiling": own_s,
+        "end": max(0.0, run.end_s - last_s),
+    }
+
+
+def _training_loader(process: ProcessRecord) -> dict[str, Any]:
+    numbers = process.steps[:, _LOADER].astype(int)
+    known = numbers[numbers >= 0]
+    if not len(known):
+        return {}
+    number = int(np.bincount(known).argmax())
+    found = next((loader for loader in process.loaders if loader["loader"] == number), {})
+    return {name: value for name, value in found.items() if name not in ("kind", "loader")}
+
+
+def _steps_per_epoch(
+    process: ProcessRecord, loader: Mapping[str, Any], batches_per_step: float
+) -> int | None:
+    """Steps of an epoch: as the trainer says, as counted over a whole epoch, or the loader's batches by a step's."""
+    if (known := process.job.get("steps_per_epoch")) is not None:
+        return int(known)
+    starts = np.flatnonzero(process.steps[:, _STARTS])
+    if len(starts) > 1:
+        return int(np.median(np.diff(starts)))
+    num_batches = loader.get("num_batches")
+    if num_batches is None:
+        return None
+        # Trainers that fetch batches ahead leave a part of one to the first step.
+    return max(1, int(num_batches / max(1, round(batches_per_step))))
+
+
+def _steps_of_job(
+    run: Launch, process: ProcessRecord, epochs: float | None, per_epoch: int | None
+) -> float | None:
+    """Steps of the whole job: as the trainer says, by an argument for the most steps, or by the epochs."""
+    if (known := process.job.get("num_steps")) is not None:
+        return float(known)
+    most = _argument(run, process, STEP_NAMES)
+    if most is not None and most > 0:
+        return most
+    return None if epochs is None or per_epoch is None else epochs * per_epoch
+
+
+def _epochs_of(run: Launch, process: ProcessRecord) -> float | None:
+    if (known := process.job.get("num_epochs")) is not None:
+        return float(known)
+    return _argument(run, process, EPOCH_NAMES)
+
+
+def _argument(run: Launch, process: ProcessRecord, names: Sequence[str]) -> float | None:
+    """The first of these arguments that is a number: as the script's parser read it, or as the command has it."""
+    words = {argument.name: argument.value for argument in command_arguments(run.command)}
+    values = {**words, **{option["name"]: option["value"] for option in process.options}}
+    for name in names:
+        try:
+            return float(values[name])
+        except (KeyError, TypeError, ValueError):
+            continue
+    return None
+
+
+def _job_time(
+    process: ProcessRecord,
+    phases: Mapping[str, float],
+    step_s: float,
+    num_steps: float | None,
+    per_epoch: int | None,
+) -> tuple[float | None, float | None]:
+    """Time of the whole job, and the time left when this run ended."""
+    if num_steps is None:
+        return None, None
+    num_seen = len(process.steps)
+    # Without an epoch's length, what lies between steps comes as often as it was seen.
+    epochs_seen = num_seen / per_epoch if per_epoch else 1.0
+    between_s = phases["between"] / max(epochs_seen, 1.0)
+    epochs_of_job = num_steps / per_epoch if per_epoch else num_steps / num_seen
+    job_s = phases["start"] + num_steps * step_s + epochs_of_job * between_s
+    left = max(0.0, num_steps - num_seen) / num_steps
+    return job_s, left * (job_s - phases["start"])
+
+
+def _busy_machine(
+    process: ProcessRecord, parts: StepParts, cpu_share: float, *, is_on_cpu: bool
+) -> float | None:
+    """Share of the steps in which the training thread had no core, though its own processes left some.
+
+    The system counts the time in which a thread was ready and waited for a core. Where it does not, operators of a
+    processor that took longer than the thread ran are taken for such a wait. If the run's own processes keep nearly all
+    usable cores at work, the thread waits for them, and not for other work of the machine.
+    """
+    table = process.thread
+    if len(table) < 2 or table[-1, 0] <= table[0, 0]:
+        return None
+    took_s = float(table[-1, 0] - table[0, 0])
+    if table[0, 2] >= 0:
+        share = float(table[-1, 2] - table[0, 2]) / took_s
+    elif is_on_cpu and process.window is not None:
+        ran = float(table[-1, 1] - table[0, 1]) / took_s
+        share = max(0.0, parts.kernels_s / parts.step_s - ran)
+    else:
+        return None
+    return min(1.0, share) if cpu_share < _ALL_CORES else 0.0
+
+
+def _cpu(run: Launch, process: ProcessRecord, num_cores: float) -> tuple[float, float]:
+    """CPU time of a step and used share of the cores, between the first and the last step."""
+    times = np.asarray([sample.time_s for sample in run.samples])
+    used = np.asarray([sample.cpu_s for sample in run.samples])
+    begin_s, end_s = process.steps[0, _BEGIN], process.steps[-1, _END]
+    if len(times) < 2 or end_s <= begin_s:
+        return 0.0, 0.0
+    used_s = float(np.interp(end_s, times, used) - np.interp(begin_s, times, used))
+    return used_s / len(process.steps), used_s / ((end_s - begin_s) * num_cores)
+
+
+def _top(process: ProcessRecord) -> tuple[tuple[str, float], ...]:
+    if process.window is None or not process.window["wall_s"]:
+        return ()
+    return tuple((name, seconds / process.window["wall_s"]) for name, seconds in process.window["top"])
+
+
+def _notes(
+    process: ProcessRecord, num_steps: float | None, epochs: float | None, num_ranks: int
+) -> tuple[str, ...]:
+    notes = []
+    if process.window is None:
+        notes.append("no window was traced: the time of kernels includes that of the host")
+    if num_steps is None and epochs is None:
+        notes.append(
+            "the length of the job is not known (no argument --epochs or --max-steps was seen): give it with --epochs"
+        )
+    elif num_steps is None:
+        notes.append("the loader has no known length: the time of the job is not known")
+    if not process.loaders:
+        notes.append("the script uses no torch DataLoader: the wait for input is not measured")
+    if process.optimizers and process.optimizers[0]["name"] is None:
+        notes.append("the script steps no torch optimizer: each backward pass counts as a step")
+    if num_ranks > 1:
+        notes.append(f"{num_ranks} processes train; parts are those of rank {process.rank or 0}")
+    return tuple(notes)

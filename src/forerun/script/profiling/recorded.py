@@ -1,0 +1,163 @@
+"""Reads the records that the hooks wrote, and writes files of answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.base.errors import FailureError
+
+__all__ = ["ProcessRecord", "read_processes", "training_process", "was_stopped", "write_json", "write_text"]
+
+Floats = npt.NDArray[np.float64]
+
+_COLUMNS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessRecord:
+    """One watched process.
+
+    Attributes:
+        pid: Number of the process.
+        rank: Rank in a distributed job; None outside such a job.
+        begin_s: Time at which the hooks were installed, monotonic clock [s].
+        end_s: Time at which the process ended in the ordinary way; None if it did not [s].
+        steps: Training steps, (n, 8): begin, end, wait [s], samples, loader, starts an epoch, is traced, batches.
+        rest: Stretches without training, in the same columns.
+        thread: Clock, processor time of the training thread and its wait for a free core so far (-1 if that is not
+            known), (n, 3) [s].
+        own: Begin and end of the times that the hooks took, (n, 2) [s].
+        loaders: Data loaders in the order of their first use.
+        optimizers: Optimizers in the order of their first step.
+        options: Arguments that the script's parsers know: ``flags``, ``name``, ``value``.
+        hooks: Changes made by hooks: ``knob``, ``what``.
+        window: Sums of the traced window; None without a window.
+        device_peak_bytes: Peak memory of the process's own CUDA device; None without such a device [bytes].
+        job: ``num_steps``, ``num_epochs`` and ``steps_per_epoch`` of a framework's trainer; empty without one.
+        batch_shapes: Shapes of the tensors of the first batch.
+    """
+
+    pid: int
+    rank: int | None
+    begin_s: float
+    end_s: float | None
+    steps: Floats
+    rest: Floats
+    thread: Floats
+    own: Floats
+    loaders: tuple[dict[str, Any], ...]
+    optimizers: tuple[dict[str, Any], ...]
+    options: tuple[dict[str, Any], ...]
+    hooks: tuple[dict[str, Any], ...]
+    window: dict[str, Any] | None
+    device_peak_bytes: int | None
+    job: dict[str, Any] = field(default_factory=dict)
+    batch_shapes: tuple[tuple[int, ...], ...] = ()
+
+
+def read_processes(folder: Path) -> tuple[ProcessRecord, ...]:
+    """All watched processes of a run, in order of their start."""
+    found = (_read_process(path) for path in folder.glob("process-*.jsonl"))
+    return tuple(sorted((each for each in found if each is not None), key=lambda process: process.begin_s))
+
+
+def was_stopped(folder: Path) -> bool:
+    """True if the hooks of a process stopped it after the requested steps."""
+    return any(
+        record["kind"] == "stopped" for path in folder.glob("process-*.jsonl") for record in _records(path)
+    )
+
+
+def training_process(processes: tuple[ProcessRecord, ...]) -> ProcessRecord | None:
+    """The process whose steps represent the run: the lowest rank that trains, else the process with most steps."""
+    training = [process for process in processes if len(process.steps)]
+    return min(training, key=lambda process: (process.rank or 0, -len(process.steps)), default=None)
+
+
+def _read_process(path: Path) -> ProcessRecord | None:
+    """One process, without a last line that its death cut off; None if that was its first line."""
+    records: dict[str, list[dict[str, Any]]] = {}
+    for record in _records(path):
+        records.setdefault(record["kind"], []).append(record)
+    if "process" not in records:
+        return None
+    start = records["process"][0]
+    ends = [*records.get("end", []), *records.get("stopped", [])]
+    window = records.get("window", [None])[-1]
+    memory = records.get("device_memory", [])
+    return ProcessRecord(
+        pid=start["pid"],
+        rank=None if start["rank"] is None else int(start["rank"]),
+        begin_s=start["time_s"],
+        end_s=ends[-1]["time_s"] if ends else None,
+        steps=_table(records.get("steps", []), _COLUMNS),
+        rest=_table(records.get("rest", []), _COLUMNS),
+        thread=_table(records.get("thread", []), 3),
+        own=_table(records.get("own", []), 2),
+        loaders=tuple(records.get("loader", [])),
+        optimizers=tuple(records.get("optimizer", [])),
+        options=_options(records),
+        hooks=tuple({"knob": record["knob"], "what": record["what"]} for record in records.get("hook", [])),
+        window=window,
+        device_peak_bytes=memory[-1]["peak_bytes"] if memory else None,
+        job={name: value for name, value in records.get("job", [{}])[0].items() if name != "kind"},
+        batch_shapes=tuple(tuple(shape) for shape in records.get("batch", [{"shapes": []}])[0]["shapes"]),
+    )
+
+
+def _records(path: Path) -> Iterator[dict[str, Any]]:
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            yield json.loads(line)
+        except json.JSONDecodeError:
+            continue
+
+
+def _options(records: dict[str, list[dict[str, Any]]]) -> tuple[dict[str, Any], ...]:
+    """Options of all parsers of the process; values as parsed, or defaults if parsing failed."""
+    by_name: dict[str, dict[str, Any]] = {}
+    for record in (*records.get("options", []), *records.get("arguments", [])):
+        by_name.update({option["name"]: option for option in record["options"]})
+    return tuple(by_name.values())
+
+
+def _table(records: list[dict[str, Any]], num_columns: int) -> Floats:
+    rows = [row for record in records for row in record["rows"]]
+    return np.asarray(rows, dtype=float).reshape(-1, num_columns)
+
+
+def write_json(path: Path, answer: Mapping[str, Any]) -> None:
+    """Writes one JSON object.
+
+    Raises:
+        FailureError: The file cannot be written.
+    """
+    write_text(path, json.dumps(answer, indent=2, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a text file, and makes its folder; the file is whole or as it was, also on a full disk.
+
+    Raises:
+        FailureError: The file or its folder cannot be written.
+    """
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and not path.is_file():  # such as /dev/stdout
+            path.write_text(text, encoding="utf-8")
+            return
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise FailureError(f"expected to write '{path}', got: {error.strerror or error}") from error

@@ -1,0 +1,464 @@
+"""Tunes a training command within a budget, compares two configurations, runs with one."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import IO, Any, Unpack
+
+from forerun.base.answers import Answer
+from forerun.base.errors import ScriptError, UsageError
+from forerun.base.temporary import temporary_folder
+from forerun.question.devices import describe_host
+from forerun.question.devices.local import check_device, first_device, gpu_index
+from forerun.question.settings import checked
+from forerun.script.planned_steps import ScriptModel, steps_or_reason
+from forerun.script.profile import profile
+from forerun.script.profiling.launch import check_command
+from forerun.script.profiling.profile import Profile
+from forerun.script.profiling.recorded import read_processes, write_json
+from forerun.script.tuning.acceptance import accept_best, is_script, repeat_winner, screen
+from forerun.script.tuning.comparison import Verdict
+from forerun.script.tuning.configuration import ScriptConfiguration, configure, write_configuration
+from forerun.script.tuning.device_steps import DeviceSteps
+from forerun.script.tuning.objectives import Objective, by_steps, parse_budget, parse_objectives
+from forerun.script.tuning.options import TuneOptions, TuneSettings
+from forerun.script.tuning.sessions import StudyOrder, search_together
+from forerun.script.tuning.space import Metric, Space, counts_steps, default_space, fitting_space, read_space
+from forerun.script.tuning.study import TrialStore
+from forerun.script.tuning.trial import TrialOrder, say_nothing
+from forerun.script.tuning.tuner import Task, Tuner, base_values, check_arguments
+
+__all__ = ["TuneResult", "tune"]
+
+_PROFILE_STEPS = 40
+_PROFILE_SHARE = 0.1
+"""Most of a budget that goes to the profile, after its first step."""
+_MOST_OF_BUDGET = 0.5
+"""Most of a budget that goes to whole runs."""
+_IMAGE_SIZE_NAMES = ("image_size", "img_size", "imgsz", "input_size", "resolution", "crop_size")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneResult(Answer):
+    """Result of a study.
+
+    Attributes:
+        folder: Folder of the study.
+        objectives: Objectives of the study.
+        ended_by: The part of the budget that was used up.
+        best: Configuration of the best trial that keeps the accuracy; None if there is none.
+        best_values: Values of the best configuration by parameter.
+        best_objectives: Objectives of the best configuration.
+        command: Exact command of the best configuration.
+        trials: Every trial: ``number``, ``values``, ``outcome``, ``objectives``, ``source``.
+        front: Numbers of the trials that no other beats in all objectives.
+        num_rejected: Trials that the memory model rejected before they started.
+        num_out_of_memory: Trials that ran out of memory nevertheless.
+        verdict: The winner beside the script as it is, repeated in turns: ``better``, ``no difference``, ``worse`` or
+            ``not repeated``, with the ratio and its interval; None if no trial brought a value.
+        checked: Whole runs of the unchanged script and the best configuration: ``baseline``, ``best``, ``accuracy``.
+        profile: Profile of the unchanged script.
+        is_resumed: Whether the study had trials before.
+        notes: Unknown figures and the reasons.
+    """
+
+    folder: Path
+    objectives: tuple[str, ...]
+    ended_by: str
+    best: ScriptConfiguration | None
+    best_values: dict[str, Any]
+    best_objectives: tuple[float, ...]
+    command: str
+    trials: tuple[dict[str, Any], ...]
+    front: tuple[int, ...]
+    num_rejected: int
+    num_out_of_memory: int
+    verdict: Verdict | None
+    checked: dict[str, Any] | None
+    profile: Profile | None
+    is_resumed: bool
+    notes: tuple[str, ...]
+
+
+def tune(
+    command: Sequence[str],
+    *,
+    space: Space | Path | None = None,
+    say: Callable[[str], None] = say_nothing,
+    echo: IO[str] | None = None,
+    **options: Unpack[TuneOptions],
+) -> TuneResult:
+    """Searches for a better configuration of a training command, without editing it.
+
+    The command is profiled unchanged, then tried in configurations that its arguments and the hooks can realise, each
+    in separate processes. Trials that would not fit in memory are rejected before they start. For the objective
+    ``speed`` trials last some seconds; if the best trial may change the trained model, it and the unchanged script run
+    whole in the end, and if its metric is worse than allowed, the next best takes its place. The winner is then
+    repeated in turns with the unchanged script, and called better only if the interval of the ratio says so. All of
+    that is inside the budget.
+
+    Args:
+        command: Words of the command.
+        space: What may be changed, or its file; settings that change no result if None.
+        say: Receives a line about each trial.
+        echo: Where the script's output goes.
+        options: See ``forerun.script.tuning.options.TuneOptions``. More than one session needs
+            ``if __name__ == "__main__":`` in a script that calls this.
+
+    Raises:
+        UsageError: The command, the space, the model or an option has an impossible value.
+        FailureError: The model cannot be built or traced.
+        ScriptError: The script fails as it is.
+    """
+    began_s = time.monotonic()
+    settings = TuneSettings(**checked(options, TuneOptions))
+    words = check_command(command)
+    limits, objectives = parse_budget(settings.budget), parse_objectives(settings.objective)
+    limits.seconds(settings.price_usd_per_hour)
+    host = describe_host()
+    device = settings.device_index or first_device()
+    if settings.ray_address is None:  # the nodes of a cluster may have devices that this machine has not
+        device = check_device(device)
+    asked = read_space(space) if isinstance(space, Path) else space
+    is_own_space, asked = asked is None, asked or default_space(host.num_usable_cores, is_gpu=device != "cpu")
+    wanted = _metric(asked.metric, settings.metric, settings.target)
+    _check_objectives(objectives, wanted, settings)
+    trained = _script_model(settings)
+    if trained is not None:
+        trained.check(asked)
+    limit_bytes = settings.memory_limit_bytes
+    order = TrialOrder(
+        command=words,
+        metric=wanted,
+        is_short=not any(item.needs_whole_run for item in objectives),
+        short_s=settings.trial_s,
+        timeout_s=settings.timeout_s,
+        memory_limit_bytes=limit_bytes if device == "cpu" else None,
+        device_index=device,
+        stop_at_target=any(item.name == "time-to-target" for item in objectives) and len(objectives) == 1,
+    )
+    identity = {
+        "command": list(words),
+        "space": [asdict(parameter) for parameter in asked.parameters],
+        "objectives": [item.name for item in objectives],
+    }
+    store = TrialStore(
+        settings.study, objectives, identity, sampler=settings.sampler, seed=settings.seed, say=say
+    )
+    budget_s = limits.seconds(settings.price_usd_per_hour)
+    script = _look_at_script(words, asked, store, device, budget_s=budget_s, say=say, echo=echo)
+    if is_own_space:
+        asked = fitting_space(asked, script.profile)
+    if any(item.name == "speed" for item in objectives) and counts_steps(asked, script.profile, script.base):
+        objectives = by_steps(objectives)
+        say("speed is in steps a second: the samples of a step are not counted, and no setting changes them")
+    if settings.with_pruning and script.epochs is None:
+        say(
+            "no trial is pruned: the script has no argument --epochs that tells how many values it will print"
+        )
+    task = Task(
+        space=asked,
+        order=order,
+        objectives=objectives,
+        budget=limits,
+        price_usd_per_hour=settings.price_usd_per_hour,
+        memory_limit_bytes=limit_bytes or _machine_limit(device, host.memory_usable_bytes),
+        with_memory_law=settings.with_memory_law,
+        with_priors=settings.with_priors,
+        reserved_s=_whole_runs_s(script.profile, asked, settings, order, budget_s),
+        with_pruning=settings.with_pruning,
+        num_rounds=None if script.epochs is None else int(script.epochs),
+        num_sessions=settings.num_sessions,
+    )
+    shared = StudyOrder(
+        folder=settings.study,
+        identity=identity,
+        task=task,
+        base=script.base,
+        optimizer=script.optimizer,
+        sampler=settings.sampler,
+        seed=settings.seed,
+        ray_address=settings.ray_address,
+        spent_s=script.spent_s + time.monotonic() - began_s,
+    )
+    with shared.tuner(store, say) as tuner:
+        notes = _seed(tuner, script, trained, device, task.memory_limit_bytes)
+        where = settings.device_index or settings.ray_address
+        ended_by = search_together(tuner, shared, _devices(device, where, settings.num_sessions))
+        return _conclude(tuner, script.profile, ended_by, settings, notes, echo=echo)
+
+
+def _check_objectives(objectives: Sequence[Objective], wanted: Metric | None, settings: TuneSettings) -> None:
+    for item in objectives:
+        if item.name == "time-to-target" and (wanted is None or wanted.target is None):
+            raise UsageError("time-to-target needs a metric with a target: --metric val_acc --target 0.9")
+        if item.name == "cost" and settings.price_usd_per_hour is None:
+            raise UsageError("the objective cost needs the price of this machine: --price 1.89/h")
+        if item.needs_metric and wanted is None:
+            raise UsageError(
+                f"the objective {item.name} needs the name of a printed figure: --metric val_acc"
+            )
+    if settings.with_pruning and [item.name for item in objectives] != ["accuracy"]:
+        raise UsageError(
+            "a forecast ends trials of the objective accuracy alone: --prune --objective accuracy"
+        )
+
+
+def _script_model(settings: TuneSettings) -> ScriptModel | None:
+    sizes = (settings.image_size, settings.input_shape, settings.sequence_length)
+    if settings.model is None:
+        if any(size is not None for size in sizes):
+            raise UsageError("the input of a model was given without the model: --model torchvision:resnet18")
+        return None
+    if not settings.with_priors:
+        raise UsageError("a model is for the first trials of the cost model, which were not wanted")
+    return ScriptModel(
+        model=settings.model,
+        image_size=settings.image_size,
+        input_shape=settings.input_shape,
+        sequence_length=settings.sequence_length,
+    )
+
+
+def _seed(
+    tuner: Tuner, script: _Script, model: ScriptModel | None, device: str, memory_bytes: float | None
+) -> tuple[str, ...]:
+    """Queues the first trials; tells why they do not come from the model, if it was given."""
+    if model is None:
+        tuner.seed(script.profile)
+        return ()
+    steps = steps_or_reason(
+        model.sized(script.image_size),
+        device,
+        tuner.task.space,
+        tuner.base,
+        script.profile,
+        memory_bytes=memory_bytes,
+    )
+    if isinstance(steps, DeviceSteps):
+        tuner.seed(script.profile, steps)
+        return ()
+    note = f"the first trials come from the profile alone: {steps}"
+    tuner.say(note)
+    tuner.seed(script.profile)
+    return (note,)
+
+
+def _metric(of_space: Metric | None, name: str | None, target: float | None) -> Metric | None:
+    if name is None and of_space is None:
+        if target is not None:
+            raise UsageError("a target needs the name of its metric: --metric val_acc")
+        return None
+    known = of_space if name is None else Metric.named(name)
+    assert known is not None
+    return known if target is None else replace(known, target=target)
+
+
+def _machine_limit(device: str, memory_bytes: float) -> float | None:
+    if device == "cpu":
+        return memory_bytes
+    from forerun.question.devices.here import visible_gpus
+
+    gpus, index = visible_gpus(), gpu_index(device) or 0
+    return float(gpus[index].memory_bytes) if index < len(gpus) else None
+
+
+def _devices(first: str, asked: str | None, num_sessions: int) -> list[str]:
+    """A device for each session: all on the one asked for, or the machine's GPUs in turn; a node's first with Ray."""
+    if asked is not None or first == "cpu":
+        return [first] * num_sessions
+    from forerun.question.devices.here import visible_gpus
+
+    num_gpus = max(1, len(visible_gpus()))
+    return [f"cuda:{index % num_gpus}" for index in range(num_sessions)]
+
+
+def _whole_runs_s(
+    found: Profile, space: Space, settings: TuneSettings, order: TrialOrder, budget_s: float | None
+) -> float:
+    """Time of the budget kept for whole runs that guard the metric [s]; 0 if there are none, or they do not fit."""
+    is_checked = settings.check and order.is_short and any(each.changes_result for each in space.parameters)
+    if not is_checked or budget_s is None or found.job_time_s is None:
+        return 0.0
+    both_s = 2.0 * found.job_time_s
+    return both_s if both_s <= _MOST_OF_BUDGET * budget_s else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Script:
+    """A script: its profile, own values by parameter, optimizer and epochs, and the time spent before now [s]."""
+
+    profile: Profile
+    base: dict[str, Any]
+    optimizer: str | None
+    epochs: float | None
+    image_size: int | None
+    spent_s: float
+
+
+def _look_at_script(
+    words: tuple[str, ...],
+    space: Space,
+    store: TrialStore,
+    device: str,
+    *,
+    budget_s: float | None,
+    say: Callable[[str], None],
+    echo: IO[str] | None,
+) -> _Script:
+    """Profiles the script as it is; once, then it is read from the study."""
+    known = store.study.user_attrs.get("script")
+    is_known = known is not None and "profile" in known  # studies of earlier versions kept no profile
+    if not is_known:
+        say("profiling the script as it is")
+        known = _profiled(words, space, device, budget_s, echo)
+        store.study.set_user_attr("script", known)
+    found, options = Profile.of(known["profile"]), tuple(known["options"])
+    check_arguments(space, options)
+    base = base_values(space, found, options, words)
+    optimizer = found.optimizer.get("name")
+    configure(space, {}, base, optimizer)
+    repeated = store.study.user_attrs.get("repeats") or {}
+    return _Script(
+        profile=found,
+        base=base,
+        optimizer=optimizer,
+        epochs=found.epochs,
+        image_size=_image_size(options),
+        spent_s=found.wall_s + repeated.get("wall_s", 0.0) if is_known else 0.0,
+    )
+
+
+def _profiled(
+    words: tuple[str, ...], space: Space, device: str, budget_s: float | None, echo: IO[str] | None
+) -> dict[str, Any]:
+    """The profile of the script as it is and the arguments that it knows, as plain values."""
+    with temporary_folder() as folder:
+        try:
+            found = profile(
+                words,
+                num_steps=_PROFILE_STEPS,
+                stop_after_s=None if budget_s is None else _PROFILE_SHARE * budget_s,
+                timeout_s=budget_s,
+                folder=Path(folder),
+                device_index=device,
+                echo=echo,
+            )
+        except ScriptError:
+            # An argument that the script does not know is told as such, not by its own usage message.
+            check_arguments(space, _options(Path(folder)))
+            raise
+        options = _options(Path(folder))
+    if found.outcome == "interrupted":
+        raise KeyboardInterrupt
+    if found.outcome not in ("done", "stopped"):
+        raise ScriptError(
+            f"expected the script to run as it is, but it {found.outcome} after {found.num_steps} steps"
+            f" (exit status {found.status}); it said: {found.said or 'nothing'}"
+        )
+    return {"profile": found.as_dict(), "options": options}
+
+
+def _image_size(options: tuple[dict[str, Any], ...]) -> int | None:
+    """The script's argument for the size of its images, by its usual names; None without one."""
+    values = {option["name"]: option["value"] for option in options}
+    sizes = [values[name] for name in _IMAGE_SIZE_NAMES if isinstance(values.get(name), int)]
+    return next((size for size in sizes if size > 0), None)
+
+
+def _options(folder: Path) -> tuple[dict[str, Any], ...]:
+    return tuple(option for process in read_processes(folder) for option in process.options)
+
+
+def _conclude(
+    tuner: Tuner,
+    found: Profile,
+    ended_by: str,
+    settings: TuneSettings,
+    known_notes: tuple[str, ...],
+    *,
+    echo: IO[str] | None,
+) -> TuneResult:
+    front = tuner.store.front()
+    ranked = sorted(front, key=lambda t: -t.values[0] if tuner.task.objectives[0].is_rising else t.values[0])
+    if len(tuner.task.objectives) == 1:
+        complete = [t for t in tuner.store.trials() if t.state.name == "COMPLETE" and _is_feasible(t)]
+        sign = -1.0 if tuner.task.objectives[0].is_rising else 1.0
+        ranked = sorted(complete, key=lambda t: sign * t.values[0])
+    ranked = screen(tuner, ranked, echo)
+    chosen, whole_runs, notes = accept_best(
+        tuner, ranked, settings.max_accuracy_loss, check=settings.check, echo=echo
+    )
+    verdict = None if chosen is None else _verdict(tuner, chosen, echo)
+    best = None
+    if verdict is not None:
+        tuner.say(verdict.words)
+        if verdict.verdict in ("no difference", "worse"):
+            chosen = next((trial for trial in ranked if is_script(tuner, trial)), None)
+            best, notes = ScriptConfiguration(arguments={}, hooks={}), (*notes, "the script as it is stays")
+    outcomes = [t.user_attrs["record"]["result"]["outcome"] for t in tuner.store.trials()]
+    if chosen is not None:
+        values = chosen.user_attrs["record"]["values"]
+        best = configure(tuner.task.space, values, tuner.base, tuner.optimizer)
+    result = TuneResult(
+        folder=settings.study,
+        objectives=tuple(o.name for o in tuner.task.objectives),
+        ended_by=ended_by,
+        best=best,
+        best_values={} if chosen is None else chosen.user_attrs["record"]["values"],
+        best_objectives=() if chosen is None else tuple(chosen.values),
+        command="" if best is None else shlex.join(best.command(tuner.task.order.command)),
+        trials=tuple(_row(trial) for trial in tuner.store.trials()),
+        front=tuple(trial.number for trial in front),
+        num_rejected=outcomes.count("rejected"),
+        num_out_of_memory=outcomes.count("out of memory"),
+        verdict=verdict,
+        checked=whole_runs,
+        profile=found,
+        is_resumed=tuner.store.is_resumed,
+        notes=(*known_notes, *notes),
+    )
+    write_json(settings.study / "result.json", result.as_dict())
+    if best is not None:
+        about = {"objective": ", ".join(result.objectives), "value": list(result.best_objectives)}
+        write_configuration(settings.study / "best.yaml", best, tuner.task.order.command, about)
+    return result
+
+
+def _verdict(tuner: Tuner, chosen: Any, echo: IO[str] | None) -> Verdict:
+    """The verdict on the winner; that of an earlier session, if it is about the same trial."""
+    known = tuner.store.study.user_attrs.get("repeats")
+    if known is not None and known["number"] == chosen.number and known["num_pairs"]:
+        return Verdict(**known)
+    found = repeat_winner(tuner, chosen, echo)
+    if found.num_pairs:
+        tuner.store.study.set_user_attr("repeats", asdict(found))
+    return found
+
+
+def _is_feasible(trial: Any) -> bool:
+    return bool(trial.user_attrs["record"].get("is_feasible"))
+
+
+def _row(trial: Any) -> dict[str, Any]:
+    record = trial.user_attrs["record"]
+    result = record["result"]
+    is_told = trial.state.name == "COMPLETE" and record.get("is_feasible")
+    return {
+        "number": trial.number,
+        "values": record["values"],
+        "outcome": result["outcome"],
+        "reason": result["reason"],
+        "objectives": list(trial.values) if is_told else None,
+        "source": record["source"],
+        "rate_samples_per_s": result["rate_samples_per_s"],
+        "wall_s": result["wall_s"],
+        "peak_memory_bytes": result["peak_memory_bytes"],
+        "expected_memory_bytes": record.get("expected_memory_bytes"),
+        "curve": result["curve"],
+        "hooks": result["hooks"],
+    }

@@ -1,0 +1,409 @@
+"""Trials of a study in a journal file, which processes share and resume.
+
+The journal has one JSON record a line, and is whole after a full disk, a kill and the loss of power.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from filelock import FileLock
+from optuna.storages.journal import BaseJournalBackend
+
+from forerun.base.errors import FailureError, RecordError, UsageError
+from forerun.base.extras import needing
+from forerun.script.tuning.objectives import Objective
+from forerun.script.tuning.space import Parameter, Space
+
+__all__ = ["StudyJournal", "TrialStore", "finished_trials", "suggest"]
+
+_WORKER = "worker"
+_CONSTRAINT = "memory_or_target"
+
+
+class TrialStore:
+    """An Optuna study in a journal file.
+
+    Args:
+        folder: Folder of the study; made if it is missing.
+        objectives: Objectives of the study.
+        identity: Values that must be equal to resume the study: command, space, objectives.
+        sampler: Sampler of the study, ``tpe`` or ``random``.
+        seed: Seed of the sampler.
+        say: Called with a line about each record of the journal that was cut off.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        objectives: Sequence[Objective],
+        identity: Mapping[str, Any],
+        *,
+        sampler: str = "tpe",
+        seed: int | None = None,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        with needing("tuning"):
+            import optuna
+        from optuna.storages import JournalStorage
+
+        from forerun.script.tuning.study import StudyJournal
+
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self._optuna = optuna
+        self.objectives = tuple(objectives)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise FailureError(
+                f"expected a folder for the study at '{folder}', got: {error.strerror or error}; choose another --study"
+            ) from error
+        self.path = folder / "journal.log"
+        self.is_resumed = self.path.exists()
+        chosen: Any = (
+            optuna.samplers.RandomSampler(seed=seed)
+            if sampler == "random"
+            else optuna.samplers.TPESampler(
+                seed=seed,
+                multivariate=True,
+                constant_liar=True,
+                n_startup_trials=5,
+            )
+        )
+        self.study = optuna.create_study(
+            study_name="forerun",
+            storage=JournalStorage(StudyJournal(self.path, say)),
+            sampler=chosen,
+            directions=["maximize" if objective.is_rising else "minimize" for objective in objectives],
+            load_if_exists=True,
+        )
+        self._check_identity(identity, folder)
+
+    def _check_identity(self, identity: Mapping[str, Any], folder: Path) -> None:
+        plain = json.loads(json.dumps(identity, default=str))
+        known = self.study.user_attrs.get("identity")
+        if known is None:
+            self.study.set_user_attr("identity", plain)
+        elif known != plain:
+            different = sorted(k for k in {*known, *plain} if known.get(k) != plain.get(k))
+            raise UsageError(
+                f"the study in '{folder}' has another {' and '.join(different)}; "
+                "give another --study, or the same command"
+            )
+
+    def claim_lost_trials(self) -> int:
+        """Queues trials of workers that died on this machine again; returns their number."""
+        count = 0
+        for trial, is_alive in self._running_elsewhere():
+            if is_alive:
+                continue
+            told = trial.user_attrs.get("told")
+            try:
+                # A trial whose figures were written has finished: its session died before it could say so.
+                if told is not None:
+                    self.study.tell(trial.number, told)
+                    continue
+                self.study.tell(trial.number, state=self._optuna.trial.TrialState.FAIL)
+            except ValueError:  # another session of the study was faster
+                continue
+            # A trial may die between being taken from the queue and its first drawn value.
+            values = {**trial.system_attrs.get("fixed_params", {}), **trial.params}
+            source = trial.user_attrs.get("source", "sampler")
+            self.study.enqueue_trial(values, user_attrs={"source": source})
+            count += 1
+        return count
+
+    def num_running_elsewhere(self, *, before: int | None = None) -> int:
+        """Number of trials that other living sessions run on this machine; ``before`` counts only smaller numbers."""
+        return sum(
+            is_alive and (before is None or trial.number < before)
+            for trial, is_alive in self._running_elsewhere()
+        )
+
+    def _running_elsewhere(self) -> list[tuple[Any, bool]]:
+        """Running trials of other sessions on this machine, each with True if the session is alive."""
+        found = []
+        for trial in self.study.get_trials(deepcopy=False):
+            worker = trial.user_attrs.get(_WORKER)
+            is_here = worker is not None and worker["host"] == platform.node()
+            if trial.state.name == "RUNNING" and is_here and worker["pid"] != os.getpid():
+                found.append((trial, _is_alive(worker["pid"], worker["started"])))
+        return found
+
+    def enqueue(self, values: Mapping[str, Any], source: str) -> None:
+        """Puts a configuration first in the queue, unless the study has it already."""
+        known = [
+            t.params or t.system_attrs.get("fixed_params") for t in self.study.get_trials(deepcopy=False)
+        ]
+        if dict(values) not in known:
+            self.study.enqueue_trial(dict(values), user_attrs={"source": source})
+
+    def ask(self) -> Any:
+        """The next trial, marked as a trial of this process."""
+        trial = self.study.ask()
+        trial.set_user_attr(
+            _WORKER, {"host": platform.node(), "pid": os.getpid(), "started": _started(os.getpid())}
+        )
+        return trial
+
+    def tell(self, trial: Any, values: Sequence[float | None], record: Mapping[str, Any]) -> None:
+        """Ends a trial and reports its value to the sampler.
+
+        A trial without a value (too much memory, target not reached, crashed) is a violated constraint with the worst
+        finite value: the sampler learns from it, but would forget a failed trial.
+        """
+        plain = json.loads(json.dumps(record, default=str))
+        is_whole = all(value is not None for value in values)
+        trial.set_constraint(_CONSTRAINT, -1.0 if is_whole else float(record.get("violation") or 1.0))
+        told = [
+            objective.worst if value is None else value
+            for objective, value in zip(self.objectives, values, strict=True)
+        ]
+        trial.set_user_attr("record", plain)
+        trial.set_user_attr("ended", time.time())
+        trial.set_user_attr("told", told)
+        self.study.tell(trial, told)
+
+    def prune(self, trial: Any, record: Mapping[str, Any]) -> None:
+        """Ends a trial whose forecast cannot win."""
+        trial.set_user_attr("record", json.loads(json.dumps(record, default=str)))
+        self.study.tell(trial, state=self._optuna.trial.TrialState.PRUNED)
+
+    def drop(self, trial: Any) -> None:
+        """Gives an interrupted trial back to the queue."""
+        self.replace(trial, trial.params, trial.user_attrs.get("source", "sampler"))
+
+    def replace(self, trial: Any, values: Mapping[str, Any], source: str) -> None:
+        """Ends a trial that has not run, and queues another configuration in its place."""
+        self.fail(trial)
+        self.study.enqueue_trial(dict(values), user_attrs={"source": source})
+
+    def fail(self, trial: Any) -> None:
+        """Ends a trial that has not run; the sampler ignores it."""
+        self.study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
+
+    def trials(self) -> list[Any]:
+        """All finished trials, pruned ones included, in order."""
+        return finished_trials(self.study)
+
+    def front(self) -> list[Any]:
+        """Trials that no other trial beats in every objective; with one objective, the best trial."""
+        feasible = [
+            trial
+            for trial in self.trials()
+            if trial.state.name == "COMPLETE" and trial.user_attrs["record"].get("is_feasible")
+        ]
+        return [t for t in feasible if not any(self._beats(other, t) for other in feasible)]
+
+    def _beats(self, one: Any, other: Any) -> bool:
+        signs = [1.0 if objective.is_rising else -1.0 for objective in self.objectives]
+        gains = [s * (a - b) for s, a, b in zip(signs, one.values, other.values, strict=True)]
+        return all(gain >= 0 for gain in gains) and (any(gain > 0 for gain in gains))
+
+
+def finished_trials(study: Any) -> list[Any]:
+    """Finished and pruned trials of a study."""
+    trials = study.get_trials(deepcopy=False)
+    return [t for t in trials if t.state.name in ("COMPLETE", "PRUNED") and "record" in t.user_attrs]
+
+
+def suggest(trial: Any, space: Space) -> dict[str, Any]:
+    """Draws a value for each parameter that is not scaled with another."""
+    return {p.name: _drawn(trial, p) for p in space.parameters if p.scale_with is None}
+
+
+def _drawn(trial: Any, parameter: Parameter) -> Any:
+    if parameter.values:
+        return trial.suggest_categorical(parameter.name, list(parameter.values))
+    if parameter.is_whole:
+        return trial.suggest_int(
+            parameter.name, int(parameter.low), int(parameter.high), log=parameter.is_log
+        )
+    return trial.suggest_float(parameter.name, parameter.low, parameter.high, log=parameter.is_log)
+
+
+def _started(pid: int) -> float | None:
+    """Start time of a process, which distinguishes it from a later process with the same number."""
+    import psutil
+
+    try:
+        return float(psutil.Process(pid).create_time())
+    except psutil.Error:
+        return None
+
+
+def _is_alive(pid: int, started: float | None) -> bool:
+    return started is not None and _started(pid) == started
+
+
+_MOST_SHOWN = 60
+_BLOCK_BYTES = 65536
+_CHECKSUM = b"crc32"
+_SUMMED = re.compile(rb'(?P<text>.*),"%s":"(?P<sum>[0-9a-f]{8})"}\n' % _CHECKSUM)
+
+
+class StudyJournal(BaseJournalBackend):  # type: ignore[misc]  # Optuna is not followed
+    """Optuna's operations of a study in a file that several processes share.
+
+    A record is whole or absent, and has a checksum. A write that fails, as on a full disk, is taken back before its
+    error is raised. A last line that the death of a process or of the machine cut off is moved to the file ``.torn``
+    beside the journal when a study is opened or written next. The lock is the kernel's own: it is free as soon as its
+    holder is dead.
+
+    Args:
+        path: File of the journal; made if it is missing.
+        say: Called with a line about each torn record.
+
+    Raises:
+        RecordError: A line other than the last is no record; the message names the line.
+        FailureError: The file cannot be read or written.
+    """
+
+    def __init__(self, path: Path, say: Callable[[str], None] = lambda _: None) -> None:
+        self.path, self._say = path, say
+        self._lock = FileLock(path.with_suffix(".lock"), preserve_lock_file=True)
+        self._offsets = [0]
+        with self._opened("open") as file:
+            self._mend(file, is_whole_check=True)
+
+    def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
+        """Records from this number on."""
+        first = min(log_number_from, len(self._offsets) - 1)
+        with self._opened("read") as file:
+            file.seek(self._offsets[first])
+            lines = _lines(file.read())
+        for number, line in enumerate(lines, start=first):
+            record = _record(line)
+            if record is None:
+                raise _damaged(self.path, number + 1, line)
+            if number + 1 == len(self._offsets):
+                self._offsets.append(self._offsets[number] + len(line))
+            if number >= log_number_from:
+                yield record
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        """Adds records; after an error none of them is in the file."""
+        text = b"".join(map(_line, logs))
+        with self._opened("write") as file:
+            self._mend(file, is_whole_check=False)
+            end = file.seek(0, os.SEEK_END)
+            try:
+                written = 0
+                while written < len(text):  # a disk that fills up takes a part first
+                    written += file.write(text[written:])
+                os.fsync(file.fileno())
+            except OSError:
+                file.truncate(end)
+                raise
+
+    def _opened(self, what: str) -> _LockedFile:
+        return _LockedFile(self.path, self._lock, what)
+
+    def _mend(self, file: IO[bytes], *, is_whole_check: bool) -> None:
+        """Moves a torn last line out of the journal; the caller holds the lock."""
+        begin = 0 if is_whole_check else _begin_of_last_line(file)
+        file.seek(begin)
+        lines = _lines(file.read())
+        for number, line in enumerate(lines, start=1):
+            if _record(line) is None:
+                if number < len(lines):
+                    raise _damaged(self.path, number, line)
+                self._set_aside(file, begin, line)
+            begin += len(line)
+
+    def _set_aside(self, file: IO[bytes], begin: int, torn: bytes) -> None:
+        aside = self.path.with_suffix(".torn")
+        with aside.open("ab") as kept:
+            kept.write(torn + b"\n")
+        file.truncate(begin)
+        os.fsync(file.fileno())
+        self._say(
+            f"the last record of '{self.path}' was cut off ({len(torn)} bytes): it is left out, and kept in "
+            f"'{aside.name}'"
+        )
+
+
+class _LockedFile:
+    """The journal, opened for reading and writing while no other process changes it."""
+
+    def __init__(self, path: Path, lock: FileLock, what: str) -> None:
+        self._path, self._lock, self._what = path, lock, what
+
+    def __enter__(self) -> IO[bytes]:
+        try:
+            self._lock.acquire()
+            # Unbuffered: what a failed write left behind is in the file, and not in a buffer that is written later.
+            self._path.touch()
+            self._file = self._path.open("r+b", buffering=0)
+        except OSError as error:
+            self._lock.release()
+            raise _failed(self._what, self._path, error) from error
+        return self._file
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._file.close()
+        self._lock.release()
+        if isinstance(error, OSError):
+            raise _failed(self._what, self._path, error) from error
+
+
+def _begin_of_last_line(file: IO[bytes]) -> int:
+    """Place of a last line without an end; the end of the file if its last line has one."""
+    begin = end = file.seek(0, os.SEEK_END)
+    while begin:
+        begin = max(0, begin - _BLOCK_BYTES)
+        file.seek(begin)
+        cut = file.read(end - begin).rfind(b"\n")
+        if cut >= 0:
+            return begin + cut + 1
+    return 0
+
+
+def _lines(text: bytes) -> list[bytes]:
+    lines = [line + b"\n" for line in text.split(b"\n")]
+    lines[-1] = lines[-1][:-1]
+    return lines if lines[-1] else lines[:-1]
+
+
+def _line(record: Mapping[str, Any]) -> bytes:
+    """The line of a record, with a checksum of its text as the last value."""
+    text = json.dumps(record, separators=(",", ":")).encode()
+    return b'%s,"%s":"%08x"}\n' % (text[:-1], _CHECKSUM, zlib.crc32(text))
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    """The record of a line; None if the line is none, or not as it was written."""
+    if not line.endswith(b"\n"):
+        return None
+    if summed := _SUMMED.fullmatch(line):  # lines of earlier versions have no checksum
+        line = summed["text"] + b"}"
+        if zlib.crc32(line) != int(summed["sum"], 16):
+            return None
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _damaged(path: Path, number: int, line: bytes) -> RecordError:
+    shown = line[:_MOST_SHOWN].decode("utf-8", "replace").strip()
+    return RecordError(
+        f"{path}, line {number}: expected a JSON record of the study, got '{shown}'; remove the line if you know what "
+        "it was, restore the file from a copy, or begin another study with --study"
+    )
+
+
+def _failed(what: str, path: Path, error: OSError) -> FailureError:
+    return FailureError(
+        f"expected to {what} the journal of the study '{path}', got: {error.strerror or error}; everything that it "
+        "acknowledged is in it: give the disk room, and run the same command again"
+    )

@@ -1,0 +1,235 @@
+"""The choice among candidates: limits, the best one, the front, the binding limit, and the effect of uncertainty."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.search.candidates import HIGH, LOW, VALUE, CandidateTable
+from forerun.search.search import Limit
+
+__all__ = ["DEVICE_MEMORY", "GOALS", "Choice", "pareto_front"]
+
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.int64]
+
+GOALS = {"time": "job_time_s", "cost": "cost_usd", "energy": "energy_j", "co2": "co2_g"}
+"""Goals that can be minimised, with their quantities."""
+
+DEVICE_MEMORY = "memory of the device"
+"""The limit that is always there."""
+
+_TOLERANCE = 1e-9
+_FRONT = ("job_time_s", "cost_usd", "energy_j")
+_BETTER = 1 - 1e-6
+"""Share of a goal below which a candidate is better by more than rounding."""
+
+
+class Choice:
+    """Candidates under limits and a goal.
+
+    Attributes:
+        table: The candidates, n of them.
+        limits: The limits to keep, beside the memory of the device.
+        goal: What is minimised, a key of ``GOALS``.
+        names: The limits as they were written, ``DEVICE_MEMORY`` last.
+        excess: Share by which each candidate breaks each limit, (limits + 1, n); zero or below where it keeps it.
+        kept: True for candidates that keep all limits, (n,).
+        goals: The goal of each candidate, infinite where it is not known, (n,).
+        best: The candidate with the least goal among those that keep all limits, None if there is none. Of equals
+            the faster is taken, then the cheaper.
+    """
+
+    def __init__(self, table: CandidateTable, limits: Sequence[Limit], goal: str) -> None:
+        self.table, self.limits, self.goal = table, tuple(limits), goal
+        self.names = (*(limit.text for limit in limits), DEVICE_MEMORY)
+        self.excess = self.excess_at(VALUE)
+        self.kept = _keeps(self.excess)
+        self.goals = self._goals_at(VALUE)
+        self.best = self._best_of(self.kept)
+
+    def excess_at(self, end: int) -> Floats:
+        """The excess at ``VALUE``, or at ``HIGH``, the bad end of every interval, (limits + 1, n).
+
+        A quantity that is not known breaks every limit on it, with infinity.
+        """
+        rows = [self._excess(limit, end) for limit in self.limits]
+        rows.append(self.table.values["peak_memory_bytes"][end] / self.table.device_memory_bytes - 1)
+        return np.stack(rows)
+
+    def _excess(self, limit: Limit, end: int) -> Floats:
+        # The bad end of a quantity that should be large is its low end.
+        bad = end if limit.is_upper or end == VALUE else LOW
+        value = self.table.values[limit.quantity.field][bad]
+        ratio = value / limit.bound if limit.is_upper else limit.bound / np.maximum(value, 1e-300)
+        return np.where(np.isnan(value), np.inf, ratio - 1)
+
+    def _goals_at(self, end: int) -> Floats:
+        # Infinity loses every comparison, so an unknown goal needs no case of its own below.
+        values = self.table.values[GOALS[self.goal]][end]
+        return np.where(np.isnan(values), np.inf, values)
+
+    def _best_of(self, allowed: Bools) -> int | None:
+        rows = np.flatnonzero(allowed & np.isfinite(self.goals))
+        if not rows.size:
+            return None
+        ties = [
+            np.nan_to_num(self.table.values[name][VALUE, rows], nan=np.inf)
+            for name in ("cost_usd", "job_time_s")
+        ]
+        return int(rows[np.lexsort([*ties, self.goals[rows]])[0]])
+
+    def without(self, index: int) -> Floats:
+        """The excess of all limits but one, (limits, n)."""
+        return np.delete(self.excess, index, axis=0)
+
+    def nearest_first(self) -> Ints:
+        """All candidates, those whose worst excess is the smallest first."""
+        return np.argsort(self.excess.max(axis=0), kind="stable")
+
+    def best_first(self, num_points: int) -> Ints:
+        """The best candidates by the goal, or the nearest misses if nothing keeps the limits."""
+        allowed = np.flatnonzero(self.kept)
+        if not allowed.size:
+            return self.nearest_first()[:num_points]
+        return allowed[np.argsort(self.goals[allowed], kind="stable")][:num_points]
+
+    def front(self) -> Ints:
+        """Candidates on the front of time and cost, of time and energy where no price is known, fastest first.
+
+        Where accuracies are known they are a third side. If nothing keeps the limits, all that fit are compared.
+        """
+        values = self.table.values
+        second = _FRONT[1] if np.isfinite(values[_FRONT[1]][VALUE]).any() else _FRONT[2]
+        columns = [values[name][VALUE] for name in (_FRONT[0], second)]
+        accuracy = values["accuracy"][VALUE]
+        if np.isfinite(accuracy).any():
+            columns.append(-accuracy)
+        rows = np.flatnonzero(self.kept if self.kept.any() else self.excess[-1] <= 0)
+        front = rows[pareto_front(np.stack([column[rows] for column in columns], axis=1))]
+        return np.asarray(front[np.argsort(values[_FRONT[0]][VALUE, front], kind="stable")])
+
+    def best_of_each_option(self) -> list[int]:
+        """The best candidate of each device that has one, in the order of the devices."""
+        goals = np.where(self.kept, self.goals, np.inf)
+        return self._least_of_each(goals, range(len(self.table.options)))
+
+    def unpriced(self) -> list[int]:
+        """Where cost is asked about: the fastest of each device without a price that keeps all other limits."""
+        of_cost = [row for row, limit in enumerate(self.limits) if limit.quantity.name == "cost"]
+        if not of_cost and self.goal != "cost":
+            return []
+        allowed = _keeps(np.delete(self.excess, of_cost, axis=0))
+        job_s = np.where(allowed, self.table.values["job_time_s"][VALUE], np.inf)
+        options = [number for number, option in enumerate(self.table.options) if option.usd_per_hour is None]
+        return self._least_of_each(job_s, options)
+
+    def _least_of_each(self, values: Floats, options: Sequence[int]) -> list[int]:
+        """The candidate with the least value of each option that has a finite one."""
+        found = []
+        for number in options:
+            rows = np.flatnonzero(self.table.option == number)
+            least = int(rows[np.argmin(values[rows])])
+            if np.isfinite(values[least]):
+                found.append(least)
+        return found
+
+    def binding(self) -> str | None:
+        """The limit that costs most; without a choice, the worst one of the nearest miss.
+
+        A limit whose quantity is not known of a candidate, such as the cost of a device without a price, does not
+        bind it.
+        """
+        if self.best is None:
+            return self.names[int(np.argmax(self.excess[:, self.nearest_first()[0]]))]
+        best = float(self.goals[self.best])
+        losses = []
+        for index in range(len(self.names)):
+            # Without a limit, what it says nothing about is still no candidate: infinity stays.
+            others = _keeps(self.without(index)) & np.isfinite(self.excess[index])
+            row = self._best_of(others) if len(self.names) > 1 else None
+            losses.append(best if row is None else float(self.goals[row]))
+        least = int(np.argmin(losses))
+        return self.names[least] if losses[least] < best * _BETTER else None
+
+    def relaxations(self) -> list[tuple[int, int]]:
+        """Limits with the candidate that the smallest change of each alone admits, smallest change first.
+
+        Only limits whose change admits something better than the choice are named.
+        """
+        before = np.inf if self.best is None else self.goals[self.best]
+        found = []
+        for index in range(len(self.limits)):
+            own = self.excess[index]
+            # An unknown quantity has no bound that would admit it: its infinite excess is no relaxation.
+            better = _keeps(self.without(index)) & (self.goals < before * _BETTER) & np.isfinite(own)
+            rows = np.flatnonzero(better & (own > _TOLERANCE))
+            if rows.size:
+                # The least change; of equal ones the best goal.
+                found.append((index, int(rows[np.lexsort([self.goals[rows], own[rows]])[0]])))
+        return sorted(found, key=lambda pair: float(self.excess[pair]))
+
+    def broken_at_worst(self) -> tuple[str, ...]:
+        """Limits that the choice breaks at the bad end of its intervals."""
+        assert self.best is not None
+        worst = self.excess_at(HIGH)[:, self.best]
+        return tuple(name for name, excess in zip(self.names, worst, strict=True) if excess > _TOLERANCE)
+
+    def rivals(self) -> tuple[Ints, float]:
+        """Candidates better than the choice at the bad end of its goal, best first, and its share above the first.
+
+        The others are taken as predicted. A candidate that differs in batch size only is off by the same factor, so
+        it is no rival.
+        """
+        assert self.best is not None
+        table, chosen = self.table, self.best
+        worst = float(self._goals_at(HIGH)[chosen])
+        is_same = (table.option == table.option[chosen]) & (
+            table.configuration == table.configuration[chosen]
+        )
+        rows = np.flatnonzero(self.kept & (self.goals < worst) & ~is_same)
+        rows = rows[np.argsort(self.goals[rows], kind="stable")]
+        return rows, worst / float(self.goals[rows[0]]) - 1 if rows.size else 0.0
+
+
+def _keeps(excess: Floats) -> Bools:
+    return np.asarray((excess <= _TOLERANCE).all(axis=0))
+
+
+def pareto_front(costs: Floats) -> Bools:
+    """True if each point is on the front, that is not dominated by another, (n,).
+
+    A point dominates another if it is nowhere larger and somewhere smaller. Of equal points the first is kept.
+    Points with a value that is not finite are never on the front.
+
+    Args:
+        costs: One row per point, each column to be small, (n, k).
+    """
+    on_front = np.zeros(len(costs), dtype=bool)
+    usable = np.flatnonzero(np.isfinite(costs).all(axis=1))
+    if not usable.size:
+        return on_front
+    # In lexicographic order a later point never dominates an earlier one.
+    order = usable[np.lexsort(costs[usable].T[::-1])]
+    chosen = _front_of_two(costs[order]) if costs.shape[1] == 2 else _front_of_many(costs[order])
+    on_front[order[chosen]] = True
+    return on_front
+
+
+def _front_of_two(ordered: Floats) -> Bools:
+    second = ordered[:, 1]
+    best_before = np.concatenate([[np.inf], np.minimum.accumulate(second)[:-1]])
+    return np.asarray(second < best_before)
+
+
+def _front_of_many(ordered: Floats) -> Bools:
+    chosen = np.zeros(len(ordered), dtype=bool)
+    front = np.empty((0, ordered.shape[1]))
+    for index, point in enumerate(ordered):
+        if not (front <= point).all(axis=1).any():
+            chosen[index] = True
+            front = np.vstack([front, point])
+    return chosen

@@ -1,0 +1,398 @@
+"""Evaluates the candidates of a search: all at once on grids, and selected ones exactly as ``predict`` does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.cost.memory.constants import MemoryConstants, visible_memory
+from forerun.cost.memory.peak import MemoryEstimate, close_fraction, estimate_memory
+from forerun.cost.time.weights import CostModel
+from forerun.prediction.division import compute_setup, uses_layout
+from forerun.prediction.memory import (
+    HeldMemory,
+    grown_memory_bytes,
+    held_memory,
+    layout_memory,
+    memory_constants_of,
+    optimizer_state_bytes,
+    weights_bytes,
+)
+from forerun.prediction.models import TracedModels, cost_model_of
+from forerun.prediction.point_times import PointTimes, grid_live_bytes, grid_times, point_times
+from forerun.prediction.replica_step import one_steps
+from forerun.prediction.run_step import fed_times, shared_times
+from forerun.prediction.step import PreparedModel, provenance_of
+from forerun.prediction.units import DividedModel
+from forerun.question.input_pipeline import InputPipeline
+from forerun.question.run import HERE, Run
+from forerun.question.setup import TrainingSetup
+from forerun.search.candidates import CandidateTable, JobArrays, joined, quantities
+from forerun.search.devices import DeviceOption
+from forerun.search.search import SETTINGS, Search
+
+__all__ = ["CostModels", "Engine", "EpochsOf", "JobTerms", "TargetEpochs"]
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+EpochsOf = Callable[[str, Ints], Floats]
+"""Epochs that a model needs at global batch sizes: value, low and high, (3, n)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetEpochs:
+    """Epochs to a target, as an entry point of ``forerun.targets`` answers.
+
+    Attributes:
+        target: The target in words.
+        epochs: Epochs of every candidate.
+        notes: Remarks for the reader.
+    """
+
+    target: str
+    epochs: EpochsOf
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobTerms:
+    """Terms of the jobs of a plan beside their runs.
+
+    Attributes:
+        power_limit_w: Power limit set on every device, None for that of the board [W].
+        co2_g_per_kwh: Carbon intensity of the grid, None if not asked [g/kWh].
+        accuracies: Known accuracy by model.
+        epochs_of: Epochs by model and batch; None takes those of the job.
+    """
+
+    power_limit_w: float | None = None
+    co2_g_per_kwh: float | None = None
+    accuracies: Mapping[str, float] = field(default_factory=dict)
+    epochs_of: EpochsOf | None = None
+
+
+class CostModels:
+    """The cost model of each device of a search.
+
+    Args:
+        run: A run with the settings that all candidates share.
+        stacks: Frameworks of the models; no calibration serves models of both.
+        given: The cost model of all devices, if the user gave one.
+    """
+
+    def __init__(self, run: Run, stacks: frozenset[str], given: CostModel | None = None) -> None:
+        self._run = run
+        self._stacks = stacks
+        self._given = given
+        self._found: dict[tuple[str, str], CostModel] = {}
+
+    def of(self, option: DeviceOption) -> CostModel:
+        """The named calibration, that of this machine for ``here``, or the shipped one."""
+        if self._given is not None:
+            return self._given
+        key = (option.name, option.device.name)
+        if key not in self._found:
+            calibration = self._run.software.calibration
+            if calibration is None and option.name.lower() == HERE and len(self._stacks) == 1:
+                calibration = HERE
+            software = replace(self._run.software, calibration=calibration)
+            self._found[key] = cost_model_of(replace(self._run, cluster=option.cluster, software=software))
+        return self._found[key]
+
+
+class Engine:
+    """Evaluates the candidates of one search; keeps replays of the allocator for the exact ones.
+
+    A step is the sum of few distinct kernels, whose times are smooth in the batch size. So all candidates of one graph
+    are one grid of batch sizes and devices, worked out by arithmetic on arrays; only what is printed is worked out
+    one by one.
+
+    Args:
+        search: A run with the axes ``settings``, ``device`` (options with their prices) and ``batch_size``.
+        models: Traced models.
+        terms: What is known of the jobs.
+        cost_model: The cost model of all devices, if the user gave one.
+    """
+
+    def __init__(
+        self,
+        search: Search,
+        models: TracedModels,
+        terms: JobTerms | None = None,
+        cost_model: CostModel | None = None,
+    ) -> None:
+        self.search = search
+        self._models = models
+        self._terms = terms or JobTerms()
+        self._changes = tuple(search.axes[SETTINGS])
+        self._options: tuple[DeviceOption, ...] = tuple(search.axes["device"])
+        self._sizes = np.asarray(search.axes["batch_size"], dtype=np.int64)
+        # Changed once here and not for each candidate: reading settings costs more than a row of the grid.
+        self._runs_of = [search.run.with_(**change) for change in self._changes]
+        self._costs = CostModels(search.run, frozenset(run.stack for run in self._runs_of), cost_model)
+        self._replays: dict[tuple[int, int, MemoryConstants], MemoryEstimate] = {}
+        visible = [visible_memory(option.device).value_bytes for option in self._options]
+        self._visible_bytes = np.asarray(visible)
+        self._constants = [memory_constants_of(option.device, search.run) for option in self._options]
+
+    @property
+    def loader(self) -> InputPipeline | None:
+        """The input pipeline of each device, to count the workers that it needs."""
+        return self.search.run.loader
+
+    def all_candidates(self) -> CandidateTable:
+        """All combinations: times are interpolated between batch sizes, memory comes from live bytes."""
+        parts = []
+        for index in range(len(self._changes)):
+            for run, sizes in self._runs(index, 0, self._sizes):
+                for group in self._by_weights():
+                    options = [number for number in group if not self._is_alike(index, number)]
+                    for setup, alike in self._by_setup(run, options).items():
+                        parts.extend(self._grid(index, run, setup, sizes, alike))
+        return joined(parts)
+
+    def exactly(self, keys: Iterable[tuple[int, int, int]]) -> CandidateTable:
+        """The candidates of these keys (configuration, option, batch size), in this order, exact as in ``predict``."""
+        keys = list(keys)
+        parts, positions = [], []
+        # All batch sizes of one graph on one device are one call of the cost model.
+        for index, option in dict.fromkeys((key[0], key[1]) for key in keys):
+            rows = [row for row, key in enumerate(keys) if key[:2] == (index, option)]
+            positions.extend(rows)
+            parts.append(self._exact(index, option, np.asarray([keys[row][2] for row in rows])))
+        return joined(parts).ordered(np.argsort(positions))
+
+    def num_candidates(self) -> int:
+        """Combinations of the axes that are compared."""
+        pairs = ((i, k) for i in range(len(self._changes)) for k in range(len(self._options)))
+        return len(self._sizes) * sum(not self._is_alike(*pair) for pair in pairs)
+
+    def _is_alike(self, index: int, number: int) -> bool:
+        """True for another strategy than the first on one device, which shares its work with none."""
+        strategies = [self._changes[row].get("strategy") for row in (0, index)]
+        return strategies[0] != strategies[1] and self._options[number].num_devices == 1
+
+    def _run(self, index: int, number: int, batch_size: int) -> Run:
+        """The run of a candidate."""
+        run = self._runs_of[index]
+        setup = replace(run.setup, batch_size_per_device=batch_size)
+        return replace(run, setup=setup, cluster=self._options[number].cluster)
+
+    def _runs(self, index: int, number: int, sizes: Ints) -> Iterator[tuple[Run, Ints]]:
+        """Batch sizes that share a graph: all of them, or one at a time where the model depends on it."""
+        run = self._run(index, number, int(sizes[0]))
+        for _, part in self._models.runs(run, [int(size) for size in sizes]):
+            own = sizes[part]
+            yield self._run(index, number, int(own[0])), own
+
+    def _by_weights(self) -> list[list[int]]:
+        """Groups of options that share a cost model."""
+        groups: dict[int, list[int]] = {}  # cost models hold arrays: they are told apart by identity
+        for number, option in enumerate(self._options):
+            groups.setdefault(id(self._costs.of(option)), []).append(number)
+        return list(groups.values())
+
+    def _by_setup(self, run: Run, options: Iterable[int]) -> dict[TrainingSetup, list[int]]:
+        """Options by the setup in which a run is computed on them; tensor parallelism computes in another one."""
+        found: dict[TrainingSetup, list[int]] = {}
+        for number in options:
+            setup = compute_setup(replace(run, cluster=self._options[number].cluster))
+            found.setdefault(setup, []).append(number)
+        return found
+
+    def _grid(
+        self, index: int, run: Run, setup: TrainingSetup, sizes: Ints, options: list[int]
+    ) -> list[CandidateTable]:
+        model = self._models.of(run, setup)
+        devices = [self._options[number].device for number in options]
+        weights = self._costs.of(self._options[options[0]])
+        version = run.software.torch_version
+        times = grid_times(model, devices, sizes, setup, weights, version)
+        validation, inference = None, run.validation_setup
+        if inference is not None:
+            forward = self._models.of(run, inference)
+            validation = grid_times(forward, devices, sizes, inference, weights, version)
+        live = grid_live_bytes(model.graph, sizes)
+        parts = []
+        for row, number in enumerate(options):
+            own = times.row(row)
+            # One step of many: here its time is taken as proportional to its samples.
+            samples = self._last_samples(number, sizes)
+            steps = _Steps(
+                own=own,
+                last_s=own.ends() * (samples / sizes),
+                last_samples=samples,
+                validation=None if validation is None else validation.row(row),
+            )
+            memory = self._live_memory(number, live, close_fraction(model.graph))
+            parts.append(self._table(index, number, sizes, model, steps, memory, exact=False))
+        return parts
+
+    def _last_samples(self, number: int, sizes: Ints) -> Ints:
+        """Samples of the last step of an epoch on one device.
+
+        Of several devices or micro-steps the last step is a whole one, as in ``predict``.
+        """
+        run = self.search.run
+        is_alone = self._options[number].num_devices == 1 and run.sharing.num_accumulation_steps == 1
+        if run.job is None or not is_alone:
+            return sizes
+        rest = run.job.num_samples % sizes
+        return np.where(rest > 0, rest, sizes)
+
+    def _num_replicas(self, number: int) -> int:
+        """Groups of devices of an option that take samples of their own."""
+        run = replace(self.search.run, cluster=self._options[number].cluster)
+        return 1 if run.cluster.num_devices == 1 else run.num_replicas
+
+    def _exact(self, index: int, number: int, sizes: Ints) -> CandidateTable:
+        runs = self._runs(index, number, sizes)
+        return joined([self._exact_part(index, number, run, some) for run, some in runs])
+
+    def _exact_part(self, index: int, number: int, run: Run, sizes: Ints) -> CandidateTable:
+        setup = compute_setup(run)
+        model = self._models.of(run, setup)
+        own = self._points(model, number, setup, sizes)
+        last, samples = own.ends(), self._last_samples(number, sizes)
+        if model.graph.only_batch_size is not None:
+            samples = sizes
+        elif (samples != sizes).any():
+            last = self._points(model, number, setup, samples).ends()
+        validation, inference = None, run.validation_setup
+        if inference is not None:
+            validation = self._points(self._models.of(run, inference), number, inference, sizes)
+        memory = np.stack([self._replayed(index, number, model, run, int(size)) for size in sizes], axis=1)
+        times = _Steps(own=own, last_s=last, last_samples=samples, validation=validation)
+        return self._table(index, number, sizes, model, times, memory, exact=True)
+
+    def _points(self, model: PreparedModel, number: int, setup: TrainingSetup, sizes: Ints) -> PointTimes:
+        option = self._options[number]
+        setups = [replace(setup, batch_size_per_device=int(size)) for size in sizes]
+        devices = [option.device] * len(setups)
+        version = self.search.run.software.torch_version
+        return point_times(model, devices, setups, self._costs.of(option), version)
+
+    def _table(
+        self,
+        index: int,
+        number: int,
+        sizes: Ints,
+        model: PreparedModel,
+        times: _Steps,
+        memory_bytes: Floats,
+        *,
+        exact: bool,
+    ) -> CandidateTable:
+        terms, option = self._terms, self._options[number]
+        run = self._run(index, number, int(sizes[0]))
+        weights = self._costs.of(option)
+        own, alone, alone_bytes = times.own, times.own.ends(), memory_bytes
+        busy = shared_times(model, run, sizes, alone, weights, exact=exact)
+        # An exact candidate counts what several devices hold already; live bytes are those of one device alone.
+        if not exact and option.num_devices > 1:
+            memory_bytes = memory_bytes + self._grown(run, model, busy.gradient_bytes)
+        micro_steps, num_replicas = run.sharing.num_accumulation_steps, self._num_replicas(number)
+        arrays = JobArrays(
+            step_s=fed_times(run, busy.step_s, sizes * micro_steps),
+            last_s=fed_times(run, busy.step_s * (times.last_s / alone), times.last_samples * micro_steps),
+            validation_s=np.zeros_like(alone) if times.validation is None else times.validation.ends(),
+            num_epochs=self._epochs(run, sizes * num_replicas * micro_steps),
+        )
+        # A device that waits for the loader draws less; one that waits for others is counted as if it worked.
+        is_single = np.isnan(busy.activity)
+        activity = np.where(is_single, own.activity, busy.activity) * busy.step_s[0] / arrays.step_s[0]
+        values = quantities(
+            run.job,
+            arrays,
+            option,
+            sizes,
+            activity,
+            np.where(is_single, own.compute_fraction, busy.compute_fraction),
+            num_replicas=num_replicas,
+            num_micro_steps=micro_steps,
+            power_limit_w=terms.power_limit_w,
+            co2_g_per_kwh=terms.co2_g_per_kwh,
+        )
+        count = len(sizes)
+        return CandidateTable(
+            configurations=self._changes,
+            options=self._options,
+            configuration=np.full(count, index),
+            option=np.full(count, number),
+            batch_size=sizes,
+            values={
+                **values,
+                "peak_memory_bytes": memory_bytes,
+                "alone_memory_bytes": alone_bytes,
+                "accuracy": np.full((3, count), terms.accuracies.get(run.model.model, np.nan)),
+                "device_samples_per_s": np.tile(sizes / own.step_s, (3, 1)),
+            },
+            device_memory_bytes=np.full(count, self._visible_bytes[number]),
+            provenance=np.full(count, str(provenance_of(option.device, run.setup, weights, model.ops))),
+        )
+
+    def _grown(self, run: Run, model: PreparedModel, gradient_bytes: Floats) -> Floats:
+        """Memory of one device of several beyond that of one alone, with few gradients held at its peak [bytes]."""
+        weight_bytes, state_bytes = weights_bytes(model.graph), optimizer_state_bytes(model.graph)
+        number = run.cluster.num_devices
+
+        def grown(each: float) -> float:
+            held = HeldMemory(
+                weight_bytes=weight_bytes,
+                gradient_bytes=each,
+                held_gradient_bytes=0.0,
+                state_bytes=state_bytes,
+            )
+            return grown_memory_bytes(held, run.sharing, number)
+
+        return np.asarray([grown(float(each)) for each in gradient_bytes])
+
+    def _epochs(self, run: Run, global_batch: Ints) -> Floats:
+        if self._terms.epochs_of is not None:
+            return self._terms.epochs_of(run.model.model, global_batch)
+        known = None if run.job is None else run.job.num_epochs
+        return np.full((3, len(global_batch)), float(known or 1))
+
+    def _live_memory(self, number: int, live_bytes: Floats, fraction: float) -> Floats:
+        constants = self._constants[number]
+        # The allocator needs more than what lives at once, for it leaves gaps; how much more, only a replay tells. The
+        # grid takes the usual factor, and the band in which the verdict is "close" as its interval.
+        limit = live_bytes * constants.live_factor
+        ends = np.stack([limit, limit / (1 + fraction), limit / (1 - fraction)])
+        return np.asarray(ends + constants.overhead_bytes)
+
+    def _replayed(self, index: int, number: int, model: PreparedModel, run: Run, size: int) -> Floats:
+        """Value, low and high of the peak, (3,); devices that differ in their overhead only share a replay."""
+        constants = self._constants[number]
+        if uses_layout(run):
+            of_size = replace(run, setup=replace(run.setup, batch_size_per_device=size))
+            stages = layout_memory(DividedModel(model=model), of_size, constants)
+            peak = max((stage.peak_bytes for stage in stages), key=lambda peak: peak.value)
+            return np.asarray([peak.value, peak.low, peak.high])
+        # A replay is most of the time of an exact candidate. Overhead is added to it and does not change it.
+        key = (index, size, replace(constants, overhead_bytes=0.0, source=""))
+        if key not in self._replays:
+            setup = replace(run.setup, batch_size_per_device=size)
+            self._replays[key] = estimate_memory(model.graph, setup, replace(constants, overhead_bytes=0.0))
+        found = self._replays[key]
+        ends = np.asarray([found.peak_bytes, found.low_bytes, found.high_bytes]) + constants.overhead_bytes
+        if run.cluster.num_devices == 1:
+            return ends
+        (one,) = one_steps(model, run, [size], self._costs.of(self._options[number]))
+        held = held_memory(model.graph, one.gradient_bytes, found)
+        return ends + grown_memory_bytes(held, run.sharing, run.cluster.num_devices)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Steps:
+    """Micro-steps of one device, n of them: whole ones, the last of an epoch, (3, n), its samples, and validation."""
+
+    own: PointTimes
+    last_s: Floats
+    last_samples: Ints
+    validation: PointTimes | None

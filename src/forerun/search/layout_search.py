@@ -1,0 +1,310 @@
+"""The layouts that a model may have on a cluster, each predicted, and the choice among them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from forerun.base.answers import Answer
+from forerun.base.errors import InvalidSetupError, UsageError
+from forerun.cost.communication.constants import LayoutTable
+from forerun.cost.memory.constants import MemoryConstants, visible_memory
+from forerun.cost.time.weights import CostModel
+from forerun.prediction.estimate import Interval
+from forerun.prediction.memory import layout_memory, memory_constants_of
+from forerun.prediction.models import TracedModels, cost_model_of, layout_table_of
+from forerun.prediction.unit_step import layout_step
+from forerun.prediction.units import DividedModel
+from forerun.question.parallel import DeviceLayout
+from forerun.question.run import Run
+from forerun.question.sharing import Strategy
+from forerun.search.choice import pareto_front
+from forerun.search.search import SETTINGS, Search
+
+__all__ = [
+    "LayoutPoint",
+    "LayoutSpace",
+    "chosen_points",
+    "layout_changes",
+    "layout_point",
+    "reason_of",
+    "resolved",
+    "search_layouts",
+]
+
+_MOST_MICRO_BATCH = 64
+_LONG_TOKENS = 8192
+_VIRTUAL_STAGES = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutSpace:
+    """Properties of a model that limit its layouts.
+
+    Attributes:
+        num_blocks: Blocks.
+        num_heads: Heads of attention; None if it has none.
+        can_be_divided: Whether tensor parallelism divides its blocks.
+        num_tokens: Tokens of a sample; None for models without tokens.
+        global_batch: Samples of one step of all devices.
+        num_experts: Experts of a block; None without experts.
+    """
+
+    num_blocks: int
+    num_heads: int | None
+    can_be_divided: bool
+    num_tokens: int | None
+    global_batch: int
+    num_experts: int | None = None
+
+    @classmethod
+    def of(cls, model: DividedModel, global_batch: int) -> LayoutSpace:
+        """The space of a model."""
+        blocks = model.blocks
+        return cls(
+            num_blocks=len(blocks.names),
+            num_heads=blocks.num_heads,
+            can_be_divided=blocks.can_be_divided,
+            num_tokens=model.model.graph.tokens_per_sample,
+            global_batch=global_batch,
+            num_experts=blocks.num_experts,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutPoint(Answer):
+    """One layout with what it is predicted to take.
+
+    Attributes:
+        run: The run, whole.
+        parallel: Devices along each axis, as ``--parallel`` takes them.
+        strategy: Strategy of the data groups.
+        batch_size: Samples of a micro-step of a data group.
+        accumulation: Micro-steps of a step.
+        recompute: Activations computed again.
+        schedule: Order of the micro-steps on the stages, with the groups of blocks of each.
+        step_time_s: Step of all devices.
+        throughput_samples_per_s: Samples of all devices per second.
+        peak_memory_bytes: Memory of the devices that need most.
+        worst_stage: Their stage.
+        fits: "yes", "no" or "close".
+        bubble_share: Share of the step in which the slowest stage waits.
+        exposed_share: Share of the step in which communication is waited for.
+        reason: Where the step's time goes besides computation.
+    """
+
+    run: Run
+    parallel: str
+    strategy: str
+    batch_size: int
+    accumulation: int
+    recompute: str
+    schedule: str
+    step_time_s: Interval
+    throughput_samples_per_s: Interval
+    peak_memory_bytes: Interval
+    worst_stage: int
+    fits: str
+    bubble_share: float
+    exposed_share: float
+    reason: str
+
+
+def layout_changes(run: Run, space: LayoutSpace) -> Iterator[dict[str, Any]]:
+    """The changes of a run to every layout and micro-batch, all of one global batch.
+
+    Tensor and expert parallelism stay inside a node, FSDP takes no pipeline, context parallelism is tried for long
+    samples only.
+    """
+    total, node = run.cluster.num_devices, run.cluster.num_devices_per_node
+    heads = space.num_heads
+    # A tensor group sums activations in every block, which only links inside a node are fast enough for.
+    tensors = [
+        t for t in _powers(node) if t == 1 or (space.can_be_divided and heads is not None and heads % t == 0)
+    ]
+    contexts = [1]
+    if heads is not None and space.num_tokens is not None and space.num_tokens >= _LONG_TOKENS:
+        contexts = _powers(min(total, space.num_tokens // 2048))
+    for tensor, context in product(tensors, contexts):
+        for pipeline in range(1, space.num_blocks + 1):
+            data, rest = divmod(total, tensor * context * pipeline)
+            if rest or space.global_batch % data:
+                continue
+            axes = DeviceLayout(tensor=tensor, context=context, pipeline=pipeline, data=data)
+            for expert in _experts(axes, node, space.num_experts):
+                yield from _with_micro_batches(node, replace(axes, expert=expert), space)
+
+
+def _experts(axes: DeviceLayout, node: int, num_experts: int | None) -> list[int]:
+    """Numbers of devices that may divide the experts, all of one node."""
+    if num_experts is None:
+        return [1]
+    most = min(node // axes.tensor, axes.data * axes.context, num_experts)
+    return [e for e in _powers(most) if num_experts % e == 0 and axes.data * axes.context % e == 0]
+
+
+def _powers(most: int) -> list[int]:
+    return [1 << k for k in range(most.bit_length()) if 1 << k <= most]
+
+
+def _with_micro_batches(node: int, axes: DeviceLayout, space: LayoutSpace) -> Iterator[dict[str, Any]]:
+    own = space.global_batch // axes.data
+    for micro in (b for b in _powers(min(own, _MOST_MICRO_BATCH)) if own % b == 0):
+        steps = own // micro
+        for way in _ways(node, axes, steps, space.num_blocks):
+            yield {"parallel": axes.text, "batch_size": micro, "accumulation": steps, **way}
+
+
+def _ways(node: int, axes: DeviceLayout, steps: int, num_blocks: int) -> Iterator[dict[str, Any]]:
+    """Strategies of the data groups, and schedules of the pipeline."""
+    several = axes.data * axes.context > 1
+    usual = {"strategy": "zero1" if several else "ddp"}
+    yield usual
+    if axes.pipeline == 1:
+        if several:
+            yield {"strategy": "ddp"}
+            yield {"strategy": "fsdp"}
+        # Shards inside a node need several nodes, and more than one device of a node beside its tensor group.
+        if axes.data * axes.context * axes.tensor > node > axes.tensor:
+            yield {"strategy": "hsdp"}
+    elif steps % axes.pipeline == 0 and num_blocks % (axes.pipeline * _VIRTUAL_STAGES) == 0:
+        yield {**usual, "pipeline_schedule": "interleaved", "virtual_stages": _VIRTUAL_STAGES}
+
+
+def layout_point(
+    model: DividedModel,
+    run: Run,
+    weights: CostModel,
+    table: LayoutTable,
+    constants: MemoryConstants,
+    visible_bytes: float,
+) -> LayoutPoint | None:
+    """A layout with its step and memory; None if the model cannot have it."""
+    try:
+        step = layout_step(model, run, weights, table)
+    except InvalidSetupError:
+        return None
+    worst = max(layout_memory(model, run, constants), key=lambda stage: stage.peak_bytes.value)
+    peak, layout = worst.peak_bytes, run.layout
+    schedule = str(layout.schedule) if layout.pipeline > 1 else "none"
+    if layout.virtual_stages > 1:
+        schedule += f" x {layout.virtual_stages}"
+    found = LayoutPoint(
+        run=run,
+        parallel=layout.text,
+        strategy=str(run.sharing.strategy),
+        batch_size=run.setup.batch_size_per_device,
+        accumulation=run.sharing.num_accumulation_steps,
+        recompute=run.setup.saving.recompute,
+        schedule=schedule,
+        step_time_s=step.step_s,
+        throughput_samples_per_s=step.step_s.inverse(run.batch_size_global),
+        peak_memory_bytes=peak,
+        worst_stage=worst.stage,
+        fits="no" if peak.low > visible_bytes else "yes" if peak.high <= visible_bytes else "close",
+        bubble_share=step.bubble_s / step.step_s.value,
+        exposed_share=step.exposed_s / step.step_s.value,
+        reason="",
+    )
+    parts = {part.name: part.time_s / step.step_s.value for part in step.parts}
+    return replace(found, reason=reason_of(parts))
+
+
+_LOST = (
+    "pipeline bubble",
+    "tensor parallelism",
+    "context parallelism",
+    "expert parallelism",
+    "gathering of weights",
+    "gradient synchronisation",
+    "handover of stages",
+    "slowed by communication",
+    "optimizer",
+)
+_LEAST_SHARE = 0.01
+
+
+def reason_of(shares: dict[str, float]) -> str:
+    """Losses of a layout beside computation, the largest first.
+
+    >>> reason_of({"linear": 0.8, "pipeline bubble": 0.15, "optimizer": 0.05})
+    'computes 80 % of the step; pipeline bubble 15 %, optimizer 5 %'
+    """
+    lost = sorted(((shares.get(name, 0.0), name) for name in _LOST), reverse=True)
+    computes = 1 - sum(share for share, _ in lost)
+    named = [f"{name} {share:.0%}".replace("%", " %") for share, name in lost if share >= _LEAST_SHARE]
+    head = f"computes {computes:.0%}".replace("%", " %") + " of the step"
+    return f"{head}; {', '.join(named)}" if named else head
+
+
+def chosen_points(
+    points: Sequence[LayoutPoint], most: int
+) -> tuple[tuple[LayoutPoint, ...], tuple[LayoutPoint, ...]]:
+    """The fastest layouts that fit, and the front of time against memory of all that fit.
+
+    Raises:
+        UsageError: None fits.
+    """
+    fitting = [point for point in points if point.fits != "no"]
+    if not fitting:
+        if not points:
+            raise UsageError(
+                "no layout divides this model and batch so; give another global batch or cluster"
+            )
+        least = min(points, key=lambda point: point.peak_memory_bytes.value)
+        raise UsageError(
+            f"none of {len(points):,} layouts fits: the least memory is "
+            f"{least.peak_memory_bytes.value / 1024**3:.1f} GiB a device, by --parallel {least.parallel} "
+            f"--strategy {least.strategy} --recompute "
+            f"{least.recompute}; give more "
+            "devices, a shorter sequence or adapters (--lora 16)"
+        )
+    sure = {"yes": 0, "close": 1}
+    ordered = sorted(fitting, key=lambda point: (point.step_time_s.value, sure[point.fits]))
+    costs = np.asarray([[point.step_time_s.value, point.peak_memory_bytes.value] for point in ordered])
+    front = tuple(point for point, is_on in zip(ordered, pareto_front(costs), strict=True) if is_on)
+    return tuple(ordered[:most]), front
+
+
+def resolved(run: Run, models: TracedModels, cost_model: CostModel | None) -> Run:
+    """The run with the fastest layout that fits in place of ``--strategy auto``."""
+    if run.sharing.layout is not None:
+        raise InvalidSetupError(
+            "--strategy auto finds the layout itself; leave --parallel out, or name a strategy"
+        )
+    if run.cluster.num_devices == 1:
+        return replace(run, sharing=replace(run.sharing, strategy=Strategy.DDP))
+    points, _ = search_layouts(run, models, cost_model, None, (run.setup.saving.recompute,))
+    if not points:  # its batch cannot be divided: the devices have copies of the model
+        return replace(run, sharing=replace(run.sharing, strategy=Strategy.DDP))
+    best, _ = chosen_points(points, 1)
+    return best[0].run
+
+
+def search_layouts(
+    run: Run,
+    models: TracedModels,
+    cost_model: CostModel | None,
+    global_batch: int | None,
+    recomputed: Sequence[str],
+) -> tuple[list[LayoutPoint], int]:
+    """Predicted layouts of a run, and its global batch."""
+    # A plain run of copies: every change then says the whole layout, and nothing of the user's own remains.
+    plain = replace(run, sharing=replace(run.sharing, strategy=Strategy.ZERO1, layout=DeviceLayout()))
+    total = global_batch or run.cluster.num_devices * run.batch_size_per_device
+    weights, constants = cost_model or cost_model_of(run), memory_constants_of(run.cluster.device, run)
+    visible = visible_memory(run.cluster.device).value_bytes
+    table = layout_table_of(run)
+    found = []
+    for asked in Search(run=plain, axes={"recompute": recomputed}).runs():
+        model = models.divided(asked)
+        changes = tuple(layout_changes(asked, LayoutSpace.of(model, total)))
+        for candidate in Search(run=asked, axes={SETTINGS: changes}).runs():
+            point = layout_point(model, candidate, weights, table, constants, visible)
+            if point is not None:
+                found.append(point)
+    return found, total

@@ -1,0 +1,253 @@
+"""Every setting of a plan, declared once: those that its candidates share, and those of the plan itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from forerun.question.options import CommonOptions
+from forerun.question.settings import Setting
+
+__all__ = ["DEFAULT_BATCH_SIZES", "PlanOptions"]
+
+DEFAULT_BATCH_SIZES = "8:1024"
+
+
+class PlanOptions(CommonOptions, total=False):
+    """The settings of a plan besides its models and devices; a setting that is None or left out has its default."""
+
+    batch_sizes: Annotated[
+        str | Sequence[int] | None,
+        Setting(
+            help="Batch sizes of one device to try: 32:1024 doubles, 32:1024:32 adds 32 each time, 48,96 is a list.",
+            group="axes",
+            default=DEFAULT_BATCH_SIZES,
+            metavar="SIZES",
+            flag="batch-size",
+        ),
+    ]
+    precisions: Annotated[
+        str | Sequence[str] | None,
+        Setting(
+            help="Precisions to try, separated by commas.",
+            group="axes",
+            default="fp32,amp",
+            metavar="NAMES",
+            flag="precision",
+        ),
+    ]
+    layouts: Annotated[
+        str | Sequence[str] | None,
+        Setting(
+            help="Memory orders of images to try, separated by commas: nchw, nhwc.",
+            group="axes",
+            default="the framework's own",
+            metavar="NAMES",
+            flag="layout",
+        ),
+    ]
+    image_sizes: Annotated[
+        str | Sequence[int] | None,
+        Setting(
+            help="Heights and widths of images to try [pixels], written like batch sizes.",
+            group="axes",
+            default="the model's own",
+            metavar="SIZES",
+            flag="image-size",
+        ),
+    ]
+    search: Annotated[
+        str | Sequence[str] | None,
+        Setting(
+            help="Settings to compare in all their usual values as well, separated by commas: precision, layout, "
+            "compile, recompute, strategy, or all.",
+            group="axes",
+            metavar="NAMES",
+        ),
+    ]
+
+    within: Annotated[
+        str | Sequence[str] | None,
+        Setting(
+            help="Limits such as 'time<=2h, cost<=20, memory<=24GB'; also on epoch, step, energy, co2, "
+            "throughput and accuracy.",
+            group="limits",
+            metavar="LIMITS",
+        ),
+    ]
+    minimize: Annotated[
+        str | None,
+        Setting(help="Goal: time, cost, energy or co2.", group="limits", default="time", metavar="NAME"),
+    ]
+    accuracies: Annotated[
+        Mapping[str, float] | None,
+        Setting(
+            help="Known accuracy of each model: a table with the columns model,accuracy.",
+            group="limits",
+            metavar="FILE.csv",
+            is_local=True,
+        ),
+    ]
+    co2_g_per_kwh: Annotated[
+        float | None,
+        Setting(
+            help="Carbon intensity of the grid [g/kWh].",
+            words="carbon intensity [g/kWh]",
+            group="limits",
+            low=0,
+            high=10_000,
+            flag="co2",
+        ),
+    ]
+    power_limit_w: Annotated[
+        float | None,
+        Setting(
+            help="Power limit set on every device [W].",
+            words="power limit [W]",
+            group="limits",
+            above=0,
+            high=10_000,
+            flag="power-limit",
+        ),
+    ]
+
+    price_usd_per_hour: Annotated[
+        float | Mapping[str, float] | None,
+        Setting(
+            help="Price of one device [US dollars per hour], or t4=0.35/h,l4=0.80/h, instead of the table.",
+            group="price",
+            metavar="1.89/h",
+            flag="price",
+        ),
+    ]
+    price_kinds: Annotated[
+        str | Sequence[str] | None,
+        Setting(
+            help="Ways of paying: on-demand, spot, reserved-1y, reserved-3y.",
+            group="price",
+            default="on-demand",
+            metavar="NAMES",
+            flag="price-kind",
+        ),
+    ]
+    providers: Annotated[
+        str | Sequence[str] | None,
+        Setting(
+            help="Providers: aws, google, azure, lambda, runpod.",
+            group="price",
+            default="all",
+            metavar="NAMES",
+            flag="provider",
+        ),
+    ]
+    prices_file: Annotated[
+        str | Path | None,
+        Setting(
+            help="Your own prices, and the hardware that you own.",
+            group="price",
+            metavar="FILE.toml",
+            flag="prices",
+            is_local=True,
+        ),
+    ]
+
+    target: Annotated[
+        str | None,
+        Setting(
+            help="Target that ends the training, such as 'accuracy>=0.92'; it needs a curve or a history.",
+            group="target",
+            metavar="METRIC>=VALUE",
+            is_local=True,
+        ),
+    ]
+    curve: Annotated[
+        str | Path | Any | None,
+        Setting(
+            help="Curve of the run so far, as in 'forerun forecast', or a table with the columns model,run.",
+            group="target",
+            metavar="RUN",
+            is_local=True,
+        ),
+    ]
+    curve_batch_size: Annotated[
+        int | None,
+        Setting(
+            help="Batch size of the run in --curve, if its file does not say it.",
+            group="target",
+            low=1,
+            is_local=True,
+        ),
+    ]
+    schedule: Annotated[
+        str | Any | None,
+        Setting(
+            help="Learning-rate schedule of the run in --curve, as in 'forerun forecast'.",
+            group="target",
+            metavar="WORDS",
+            is_local=True,
+        ),
+    ]
+    history: Annotated[
+        str | Path | None,
+        Setting(
+            help="Folder of finished runs of the same job; it may replace the curve.",
+            group="target",
+            metavar="DIR",
+            is_local=True,
+        ),
+    ]
+    batches: Annotated[
+        str | Path | None,
+        Setting(
+            help="Table of steps or epochs to the target at several batch sizes, as in 'forerun forecast'.",
+            group="target",
+            metavar="FILE.csv",
+            is_local=True,
+        ),
+    ]
+    critical_batch_size: Annotated[
+        float | None,
+        Setting(
+            help="Batch size that doubles the epochs; it may replace the table in --batches.",
+            group="target",
+            above=0,
+            is_local=True,
+        ),
+    ]
+
+    num_points: Annotated[
+        int | None,
+        Setting(
+            help="Number of candidates to list.",
+            words="number of candidates",
+            group="output",
+            default="12",
+            low=1,
+            high=10_000,
+            http_high=50,
+            flag="points",
+        ),
+    ]
+    max_rejected: Annotated[
+        int | None,
+        Setting(
+            help="Number of rejected candidates to list with their reasons, nearest misses first.",
+            words="number of rejected candidates",
+            group="output",
+            default="1000",
+            low=0,
+            high=1_000_000,
+            http_high=1000,
+            flag="rejected",
+        ),
+    ]
+    exact: Annotated[
+        bool | None,
+        Setting(
+            help="Evaluate the listed candidates once more, exactly as predict does; --no-exact "
+            "leaves memory some per cent off.",
+            group="output",
+            default="yes",
+        ),
+    ]

@@ -1,0 +1,133 @@
+"""``forerun.predict``: one run, a search without axes; and the estimates of the runs of a search, one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Unpack
+
+from forerun.base.errors import ForerunError, InvalidSetupError
+from forerun.cost.time.weights import CostModel
+from forerun.prediction.estimate import Estimate
+from forerun.prediction.estimate_run import RunEstimate, estimate_run
+from forerun.prediction.models import TracedModels, cost_model_of
+from forerun.question.captured import with_captured_settings
+from forerun.question.devices.cluster import Cluster
+from forerun.question.devices.device import Device
+from forerun.question.options import RunOptions
+from forerun.question.run import Run
+from forerun.question.settings import declared
+from forerun.question.sharing import Strategy
+from forerun.search.search import Search
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["estimates", "estimates_of", "predict", "run_from"]
+
+
+def predict(
+    model: str | torch.nn.Module | Run,
+    *,
+    device: str | Device | Cluster | None = None,
+    cost_model: CostModel | None = None,
+    use_cache: bool = True,
+    **options: Unpack[RunOptions],
+) -> Estimate:
+    """Predicts time, memory, energy and cost of training a model, without the devices.
+
+    Args:
+        model: An ``nn.Module``, a ``keras.Model``, a specification such as ``torchvision:resnet50`` (see
+            docs/models.md), or a whole ``Run``.
+        device: Catalogue name, driver name, TOML file, ``here``, a ``Device``, or ``4x8xh100-sxm``: nodes x devices x
+            name. None with a ``Run``.
+        cost_model: The cost model to predict with; the shipped one, or a calibration of the device, if None.
+        use_cache: Whether to use the cache of traced graphs.
+        options: The settings of the run, see ``forerun.RunOptions`` and ``forerun predict --help``.
+
+    Raises:
+        UsageError: The question must be changed.
+        FailureError: The model could not be built or traced, or the cost model could not be read.
+
+    Examples:
+        >>> import forerun
+        >>> forerun.predict("torchvision:resnet18", device="a100-sxm4-40gb").fits
+        'yes'
+    """
+    run = run_from(model, device, options)
+    return estimates_of([run], TracedModels(use_cache=use_cache), cost_model)[0].estimate
+
+
+def run_from(model: Any, device: str | Device | Cluster | None, options: Any) -> Run:
+    """The run of a call.
+
+    Raises:
+        UsageError: A whole run and parts of another are given, or no device is given, or a setting is not known.
+    """
+    if isinstance(model, Run):
+        given = [name for name, value in {"device": device, **options}.items() if value is not None]
+        if given:
+            raise InvalidSetupError(
+                f"a Run is a whole question, got {', '.join(given)} beside it; change the run, or leave them out"
+            )
+        return model
+    if device is None:
+        unknown = ", ".join(repr(name) for name in options if name not in declared(RunOptions))
+        raise InvalidSetupError(
+            f"expected the device of the run, got {f'the unknown setting {unknown}' if unknown else 'none'}; "
+            "give device='a100-sxm4-40gb' or another"
+        )
+    return Run.of(model, device=device, **options)
+
+
+def estimates(
+    search: Search, models: TracedModels, cost_model: CostModel | None = None, *, skips_refused: bool = False
+) -> Iterator[RunEstimate | None]:
+    """Estimates of the candidates of a search as ``predict`` makes them.
+
+    Args:
+        search: The run and its changes.
+        models: Traced models.
+        cost_model: The cost model of the run's device; of other devices the shipped one is taken.
+        skips_refused: Whether a change that its model or device does not allow is None, not an error.
+
+    Raises:
+        UsageError, FailureError: As in ``predict``.
+    """
+    for change in search.changes():
+        try:
+            # Refuses what a captured script has decided; other models keep all open.
+            with_captured_settings(search.run.model.model, change, one_device=True)
+            run = search.run.with_(**change)
+            # A calibration was measured on one device; what it corrects there says nothing of another.
+            own = cost_model if run.cluster.device == search.run.cluster.device else None
+            (found,) = estimates_of([run], models, own)
+        except ForerunError:
+            if not skips_refused:
+                raise
+            yield None
+        else:
+            yield found
+
+
+def estimates_of(
+    runs: list[Run], models: TracedModels, cost_model: CostModel | None = None
+) -> list[RunEstimate]:
+    """Estimates of runs, with the steps behind them, for every verb that answers about whole runs.
+
+    Raises:
+        UsageError, FailureError: As in ``predict``.
+    """
+    runs = [_resolved(run, models, cost_model) for run in runs]
+    return [
+        estimate_run(models.of(run), models.validation_of(run), run, cost_model or cost_model_of(run))
+        for run in runs
+    ]
+
+
+def _resolved(run: Run, models: TracedModels, cost_model: CostModel | None) -> Run:
+    """The run with the best layout in place of ``--strategy auto``; any other run as it is."""
+    if run.sharing.strategy is not Strategy.AUTO:
+        return run  # without the modules of the search: a cached prediction is mostly imports
+    from forerun.search.layout_search import resolved
+
+    return resolved(run, models, cost_model)

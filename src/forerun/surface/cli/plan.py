@@ -1,0 +1,156 @@
+"""``forerun plan``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from forerun.base.errors import UsageError
+from forerun.base.plugins import plugin, plugin_names
+from forerun.search.options import PlanOptions
+from forerun.surface.cli.options import COMMAND_HELP, UnsafeFilesOption, model_of
+from forerun.surface.cli.output import json_text
+from forerun.surface.cli.verbs import verb
+
+if TYPE_CHECKING:
+    from forerun.search.advise import Way
+    from forerun.search.plan_answer import Plan
+
+__all__ = ["format_of_job", "plan"]
+
+_OF_CHOICE = {"num_devices", "num_nodes", "price_usd_per_hour", "intra", "inter"}
+"""Settings that the chosen candidate decides."""
+
+
+def _prices(text: str) -> Any:
+    from forerun.search.devices import parse_prices
+
+    return parse_prices(text)
+
+
+def _accuracies(path: str) -> Any:
+    from forerun.search.plan import read_accuracies
+
+    return read_accuracies(Path(path))
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """A plan, with what was asked."""
+
+    plan: Plan
+    settings: dict[str, Any]
+    form: str
+
+    @cached_property
+    def ways(self) -> tuple[Way, ...]:
+        """Changes that would make the chosen candidate faster and were not asked about."""
+        if self.plan.chosen is None:
+            return ()
+        from forerun.question.options import RunOptions
+        from forerun.question.settings import declared
+        from forerun.search.advise import ways_to_save
+        from forerun.search.predict import predict
+
+        best, of_runs = self.plan.chosen, set(declared(RunOptions)) - _OF_CHOICE
+        own = {
+            **{name: value for name, value in self.settings.items() if name in of_runs},
+            "batch_size": best.batch_size_per_device,
+            "precision": best.precision,
+            "layout": best.layout,
+            "image_size": best.image_size,
+            "num_devices": best.num_devices if best.num_devices > 1 else None,
+            **best.settings,
+        }
+        estimate = predict(best.model, device=best.device, **own)
+        return ways_to_save(estimate)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The plan as plain data, with further ways to save."""
+        return {**self.plan.as_dict(), "ways_to_save": [way.as_dict() for way in self.ways]}
+
+
+def _page(found: _Planned) -> Iterator[Any]:
+    if found.form == "json":
+        yield json_text(found.as_dict())
+    elif found.form != "table":
+        yield format_of_job(found.form, found.plan)
+    else:
+        from forerun.surface.report.plan_page import plan_page
+
+        yield plan_page(found.plan)
+        if found.ways:
+            yield "Also worth trying with the chosen one"
+        for way in found.ways:
+            yield f"  -  {way.words}: {100 * way.gain:.0f} % less time"
+
+
+def format_of_job(name: str, answer: Any) -> str:
+    """The job of an answer in the format of a scheduler, see ``forerun.formats``."""
+    found = plugin("forerun.formats", name)(answer)
+    return found if isinstance(found, str) else json_text(found)
+
+
+@verb(
+    "Find the best configuration within limits.",
+    options=PlanOptions,
+    aliases={"loader_workers": "workers", "loader_cores": "cores"},
+    readers={"price_usd_per_hour": _prices, "accuracies": _accuracies},
+    page=_page,
+    traces=True,
+)
+def plan(
+    model: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL",
+            help="Model, as in 'forerun predict'; keys of a family may be ranges (cnn:depth=2..4,base_filters=32..64). "
+            "Several models are separated by semicolons." + COMMAND_HELP,
+        ),
+    ],
+    on: Annotated[
+        str,
+        typer.Option(
+            metavar="DEVICES",
+            help="Devices to compare, separated by commas; 4xt4 is one job on four, 2x4xt4 on two nodes of four.",
+        ),
+    ],
+    settings: dict[str, Any],
+    use_cache: bool,
+    pareto: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.png", help="Plot time against cost, with the Pareto front marked."),
+    ] = None,
+    output: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            metavar="NAME",
+            help="Format: table, json, job (the chosen job, for a scheduler) or slurm-time (a --time with a margin).",
+        ),
+    ] = "table",
+    unsafe_files: UnsafeFilesOption = False,
+) -> _Planned:
+    """Find the best device, batch size and precision within limits on time, money, memory and energy."""
+    known = ("table", "json", *plugin_names("forerun.formats"))
+    if output not in known:
+        raise UsageError(f"the format of a plan must be one of {', '.join(known)}, got '{output}'")
+    if pareto is not None:
+        from forerun.surface.report.figure import check_plot_path
+
+        check_plot_path(pareto)
+    import forerun
+
+    name = model_of(model, unsafe_files=unsafe_files)
+    found = forerun.plan(name, devices=on, use_cache=use_cache, **settings)
+    if pareto is not None:
+        from forerun.surface.report.plan_page import pareto_plot
+
+        pareto_plot(pareto, found)
+        typer.echo(f"plot written to {pareto}", err=True)
+    return _Planned(found, settings, output)

@@ -1,0 +1,117 @@
+"""``forerun serve`` and ``forerun mcp``."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import socket
+import sys
+from typing import Annotated
+
+import typer
+
+from forerun.base.errors import FailureError, MissingExtraError, UsageError
+from forerun.base.extras import require
+from forerun.surface.cli.failures import error_line, exit_status
+from forerun.surface.cli.output import quiet_libraries
+from forerun.surface.cli.verbs import verb
+
+__all__ = ["mcp", "serve"]
+
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+@verb("Serve the what-if page and JSON over HTTP.")
+def serve(
+    debug: bool,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; 127.0.0.1 is reached from this machine only.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)
+    ] = 8777,
+    allow_remote: Annotated[
+        bool,
+        typer.Option(
+            "--allow-remote", help="Listen on an address that others can reach; there is no password."
+        ),
+    ] = False,
+    limit_s: Annotated[
+        float, typer.Option("--limit-s", help="Longest time of tracing one model [s].", min=1.0)
+    ] = 60.0,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-host",
+            metavar="NAME",
+            help="Name by which others reach the server, such as forerun.example.org; may be repeated. Requests for "
+            "other names are refused.",
+        ),
+    ] = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="Write no log line for each request to stderr.")
+    ] = False,
+) -> None:
+    """Serve the what-if page and the same JSON over HTTP."""
+    missing = [
+        name for name in ("fastapi", "uvicorn", "prometheus_client") if importlib.util.find_spec(name) is None
+    ]
+    if missing:
+        raise MissingExtraError("forerun serve", "web")
+    if host not in _LOOPBACK and not allow_remote:
+        raise UsageError(
+            f"'{host}' can be reached by others, and there is no password; add --allow-remote to allow it"
+        )
+    with quiet_libraries(debug=debug):
+        _serve(host, port, _hosts(host, allow_host), limit_s, quiet=quiet, debug=debug)
+
+
+def _hosts(host: str, allowed: list[str] | None) -> list[str]:
+    """Names that requests may have: the address that is listened on, those allowed, and addresses where any is."""
+    return [host, *(allowed or []), *(["*"] if host not in _LOOPBACK else [])]
+
+
+def _serve(host: str, port: int, hosts: list[str], limit_s: float, *, quiet: bool, debug: bool) -> None:
+    from forerun.surface.web.app import make_app
+    from forerun.surface.web.guard import REQUEST_LOG
+    from forerun.surface.web.server import make_server
+
+    listener = _listener(host, port)
+    if not quiet:
+        REQUEST_LOG.addHandler(logging.StreamHandler(sys.stderr))
+        REQUEST_LOG.setLevel(logging.INFO)
+        REQUEST_LOG.propagate = False
+    server = make_server(make_app(limit_s=limit_s, hosts=hosts), debug=debug)
+    found_port = listener.getsockname()[1]
+    typer.echo(
+        f"forerun at http://{'[::1]' if host == '::1' else host}:{found_port}/ (Ctrl-C ends it)", err=True
+    )
+    status = 0
+    try:
+        server.run(sockets=[listener])
+    except KeyboardInterrupt as error:  # raised again by the server once it has ended
+        typer.echo(error_line(error), err=True)
+        status = exit_status(error)
+    # A computation that nobody waits for any more must not hold up the end.
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise FailureError(
+            f"cannot listen on {host}, port {port}: {error.strerror or error}; take another with --port or --host"
+        ) from error
+
+
+@verb("Serve the questions as tools for agents and editors.")
+def mcp() -> None:
+    """Serve predict, plan, scale and hardware as tools of the Model Context Protocol, over stdin and stdout."""
+    require("forerun mcp", "mcp")
+    from forerun.surface.web.agent import make_server
+
+    make_server().run("stdio")

@@ -1,0 +1,236 @@
+"""Declared settings as options of a command, and help that groups them."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from forerun.base.errors import InvalidSetupError
+from forerun.question.settings import Declared, check_number, declared
+
+__all__ = [
+    "GroupedHelp",
+    "grouped_options",
+    "parse_input_shape",
+    "parse_numbers",
+    "parse_price_usd_per_hour",
+    "parse_time_s",
+    "read_settings",
+    "setting_parameters",
+    "settings_of",
+]
+
+_HEADINGS = {
+    "axes": "What to compare",
+    "model": "Model",
+    "run": "Run",
+    "saving": "Ways to save memory",
+    "device": "Devices and links",
+    "sharing": "Sharing among devices",
+    "servers": "Parameter servers",
+    "points": "Measured points",
+    "job": "Job",
+    "input": "Input pipeline",
+    "price": "Price",
+    "limits": "Limits and goal",
+    "live": "A cluster that is running",
+    "target": "Target",
+    "scenario": "Scenarios of a built-in task",
+    "timing": "Timing",
+    "software": "Software",
+    "output": "Output",
+}
+"""Headings of the help by group, in their order."""
+
+_OUTPUT = {
+    "--json",
+    "--plot",
+    "--debug",
+    "--help",
+    "--no-cache",
+    "--format",
+    "--out",
+    "--timeout",
+    "--in-process",
+    "--unsafe-files",
+}
+
+_PRICE = re.compile(r"\$?\s*(\d+(?:\.\d*)?|\.\d+)\s*(?:\$|usd)?\s*(?:/\s*(?:h|hr|hour))?", re.IGNORECASE)
+_SHAPE = re.compile(r"\d+(?:\s*[,x]\s*\d+)*,?", re.IGNORECASE)
+_MOST_NUMBER = 100_000
+
+
+def parse_price_usd_per_hour(text: str) -> float:
+    """Price of a device per hour [USD/h].
+
+    >>> parse_price_usd_per_hour("1.89/h")
+    1.89
+
+    Raises:
+        InvalidSetupError: The text is not a price per hour.
+    """
+    found = _PRICE.fullmatch(text.strip())
+    if found is None:
+        raise InvalidSetupError(f"a price must be US dollars per hour, such as 1.89/h, got '{text}'")
+    return float(found[1])
+
+
+def parse_input_shape(text: str) -> tuple[int, ...]:
+    """Shape of one sample, without the batch.
+
+    >>> parse_input_shape("3,224,224")
+    (3, 224, 224)
+
+    Raises:
+        InvalidSetupError: The text is not a list of whole numbers.
+    """
+    if _SHAPE.fullmatch(text.strip()) is None:
+        raise InvalidSetupError(
+            f"an input shape must be whole numbers without the batch, such as 3,224,224, got '{text}'"
+        )
+    return tuple(int(size) for size in re.findall(r"\d+", text))
+
+
+def parse_numbers(name: str, text: str) -> list[int]:
+    """Whole numbers from a list of numbers and ranges.
+
+    >>> parse_numbers("workers", "1:4,8")
+    [1, 2, 3, 4, 8]
+
+    Raises:
+        InvalidSetupError: A part is neither a whole number of at least 1 nor a range of such numbers.
+    """
+    found: list[int] = []
+    for part in text.split(","):
+        ends = re.fullmatch(r"\s*(-?\d+)\s*(?::\s*(-?\d+)\s*)?", part)
+        first = int(ends[1]) if ends else 0
+        last = int(ends[2] or ends[1]) if ends else 0
+        if first < 1 or last < first or last > _MOST_NUMBER:
+            raise InvalidSetupError(
+                f"{name} must be whole numbers from 1 to {_MOST_NUMBER:,}, or ranges such as 1:32, got '{part.strip()}'"
+            )
+        found += range(first, last + 1)
+    return found
+
+
+def parse_time_s(flag: str, text: str) -> float:
+    """A duration such as 10min [s]; the option is named where it is none.
+
+    >>> parse_time_s("--round", "10min")
+    600.0
+
+    Raises:
+        InvalidSetupError: The text is not a duration.
+    """
+    from forerun.base.units import parse_duration_s
+
+    try:
+        return parse_duration_s(text)
+    except ValueError as error:
+        raise InvalidSetupError(f"{flag}: {error}") from error
+
+
+_READERS: Mapping[str, Callable[[str], Any]] = {
+    "input_shape": parse_input_shape,
+    "price_usd_per_hour": parse_price_usd_per_hour,
+}
+"""Settings that are parsed from text on every command line."""
+
+
+def settings_of(options: type, without: Iterable[str] = ()) -> dict[str, Declared]:
+    """The settings of a declaration that a command has, by name."""
+    left_out = set(without)
+    return {name: item for name, item in declared(options).items() if name not in left_out}
+
+
+def read_settings(
+    known: Mapping[str, Declared], readers: Mapping[str, Callable[[str], Any]], arguments: dict[str, Any]
+) -> dict[str, Any]:
+    """Takes the settings that were used out of the arguments of a command, read and checked."""
+    read = {**_READERS, **readers}
+    given = {name: arguments.pop(name) for name in known}
+    settings = {
+        name: read[name](value) if name in read else value
+        for name, value in given.items()
+        if value is not None
+    }
+    for name, value in settings.items():
+        check_number(known[name], value)
+    return settings
+
+
+def setting_parameters(
+    known: Mapping[str, Declared], aliases: Mapping[str, str], readers: Mapping[str, Callable[[str], Any]]
+) -> list[inspect.Parameter]:
+    """The options of settings, as parameters of a command."""
+    texts = {**_READERS, **readers}
+    return [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=_annotation(item, aliases.get(name), is_text=name in texts),
+        )
+        for name, item in known.items()
+    ]
+
+
+def _annotation(item: Declared, alias: str | None, *, is_text: bool) -> Any:
+    setting = item.setting
+    words = setting.help + (f" [default: {setting.default}]" if setting.default else "")
+    names = [item.flag, *([f"--{alias}"] if alias else [])]
+    if item.kind is bool and setting.default == "yes":
+        names = [f"{item.flag}/--no-{item.flag.removeprefix('--')}"]
+    kind: Any = item.kind if item.kind in (int, float, bool, Path) and not is_text else str
+    return Annotated[
+        Optional[kind],  # noqa: UP045 - made at run time
+        typer.Option(
+            *names,
+            help=words,
+            metavar=setting.metavar or None,
+            rich_help_panel=setting.group,
+            show_default=False,
+        ),
+    ]
+
+
+class GroupedHelp(TyperCommand):
+    """A command whose help lists its options under headings, and the other questions of its verb."""
+
+    questions: TyperGroup | None = None
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Writes the options, group by group."""
+        for heading, records in grouped_options(self, ctx):
+            with formatter.section(heading):
+                formatter.write_dl(records)
+        if self.questions is not None:
+            self.questions.format_commands(ctx, formatter)
+
+
+def grouped_options(command: Any, context: Any = None) -> list[tuple[str, list[tuple[str, str]]]]:
+    """The parameters of a command with their help, by heading, in the order of the headings."""
+    own = context or typer.Context(command)
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for parameter in command.get_params(own):
+        record = parameter.get_help_record(own)
+        if record is not None:
+            group = getattr(parameter, "rich_help_panel", None) or _own_group(parameter)
+            groups.setdefault(group, []).append(record)
+    order = ["arguments", "main", *_HEADINGS]
+    return [
+        (_HEADINGS.get(group, "Arguments" if group == "arguments" else "Question"), groups[group])
+        for group in sorted(groups, key=lambda name: order.index(name) if name in order else len(order))
+    ]
+
+
+def _own_group(parameter: Any) -> str:
+    if parameter.param_type_name == "argument":
+        return "arguments"
+    return "output" if _OUTPUT & set(parameter.opts) else "main"

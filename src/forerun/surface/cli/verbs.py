@@ -1,0 +1,324 @@
+"""Verbs of the command line: each is declared once beside its question, and loaded only when it is asked for.
+
+A verb is a function that asks and returns an answer. ``verb`` gives it the options that are the same everywhere
+(``--json``, ``--plot``, ``--debug``, those of tracing) and prints the answer; ``Verbs`` gathers several questions
+under one name. Verbs of other parts, and of other packages, are entry points of the group ``forerun.verbs``; a name
+with a dot, such as ``schedule.live``, is a further question of a verb.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from forerun.base.errors import UsageError
+from forerun.base.plugins import plugin, plugin_names
+from forerun.surface.cli.options import (
+    DebugOption,
+    InProcessOption,
+    JsonOption,
+    NoCacheOption,
+    PlotOption,
+    TimeoutOption,
+)
+from forerun.surface.cli.output import (
+    TABLE_WIDTH_IN_A_PIPE,
+    page_width,
+    print_json,
+    print_page,
+    quiet_libraries,
+)
+from forerun.surface.cli.settings import (
+    GroupedHelp,
+    parse_time_s,
+    read_settings,
+    setting_parameters,
+    settings_of,
+)
+
+__all__ = ["Root", "Verbs", "load", "verb"]
+
+_CORE = {
+    "predict": "forerun.surface.cli.predict:predict",
+    "plan": "forerun.surface.cli.plan:plan",
+    "scale": "forerun.surface.cli.scale:scale",
+    "layouts": "forerun.surface.cli.layouts:layouts",
+    "advise": "forerun.surface.cli.layouts:advise",
+    "hardware": "forerun.surface.cli.hardware:hardware",
+    "prices": "forerun.surface.cli.hardware:prices",
+    "report": "forerun.surface.cli.report:report",
+    "serve": "forerun.surface.cli.serve:serve",
+    "mcp": "forerun.surface.cli.serve:mcp",
+}
+"""Verbs of the core, which are there without an installation too."""
+
+_GROUP = "forerun.verbs"
+
+
+def load(place: str) -> Any:
+    """The object at ``module:name``."""
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Shown:
+    """Places of the functions that show an answer, and the options that go with them."""
+
+    page: str | Callable[[Any], Any]
+    as_dict: Callable[[Any], Mapping[str, Any]] | None
+    plot: str | Callable[[Path, Any], None] | None
+    width: int
+    after: Callable[[Any], None] | None
+
+
+def verb(
+    short_help: str = "",
+    *,
+    page: str | Callable[[Any], Any] | None = None,
+    as_dict: Callable[[Any], Mapping[str, Any]] | None = None,
+    plot: str | Callable[[Path, Any], None] | None = None,
+    options: type | None = None,
+    without: Iterable[str] = (),
+    aliases: Mapping[str, str] = MappingProxyType({}),
+    readers: Mapping[str, Callable[[str], Any]] = MappingProxyType({}),
+    traces: bool = False,
+    width: int = TABLE_WIDTH_IN_A_PIPE,
+    after: Callable[[Any], None] | None = None,
+) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """Makes a command of a function that asks.
+
+    Args:
+        short_help: Line of the verb in the list of all.
+        page: Function from the answer to what is printed (a page, a text, or several in turn), as ``module:name`` or
+            itself; without it the function prints for itself and has no ``--json`` of its own.
+        as_dict: Function from the answer to its JSON; without it the answer's own method of this name.
+        plot: Function that draws the answer to a file, for ``--plot``.
+        options: Declaration of its settings; the function receives those that were used as ``settings``.
+        without: Settings of ``options`` that this command does not have.
+        aliases: Further names of options on this command line, by setting.
+        readers: Functions that read the text of a setting, where this command differs from the others.
+        traces: Whether models are traced: the function receives ``use_cache``.
+        width: Largest width of the page [columns].
+        after: Called with the answer once it is printed, to fail.
+    """
+    known = {} if options is None else settings_of(options, without)
+    shown = None if page is None else _Shown(page=page, as_dict=as_dict, plot=plot, width=width, after=after)
+
+    def declare(ask: Callable[..., Any]) -> Callable[..., None]:
+        # The type of the answer may be known to type checkers only; the parser has no use for it.
+        ask.__annotations__.pop("return", None)
+        own = dict(inspect.signature(ask, eval_str=True).parameters)
+
+        def command(**given: Any) -> None:
+            debug = given["debug"] if "debug" in own else given.pop("debug")
+            if known:
+                given["settings"] = read_settings(known, readers, given)
+            if traces:
+                from forerun.tracing.isolated import trace_limits
+
+                given["use_cache"] = not given.pop("no_cache")
+                timeout_s = parse_time_s("--timeout", given.pop("timeout"))
+                with trace_limits(timeout_s=timeout_s, in_process=given.pop("in_process")):
+                    _run(ask, given, shown, debug=debug)
+            else:
+                _run(ask, given, shown, debug=debug)
+
+        parameters = [p for name, p in own.items() if name not in ("settings", "use_cache", "debug")]
+        parameters += _common(shown, traces=traces) + setting_parameters(known, aliases, readers)
+        command.__name__, command.__doc__ = ask.__name__, ask.__doc__
+        kept = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+        # What the parser reads to know the options; a type checker knows no such attributes of functions.
+        vars(command).update(__signature__=inspect.Signature(kept), short_help=short_help)
+        command.__annotations__ = {parameter.name: parameter.annotation for parameter in kept}
+        return command
+
+    return declare
+
+
+def _common(shown: _Shown | None, *, traces: bool) -> list[inspect.Parameter]:
+    """The options that every verb of a kind has."""
+    kinds: dict[str, tuple[Any, Any]] = {}
+    if shown is not None:
+        kinds["as_json"] = (JsonOption, False)
+    if shown is not None and shown.plot is not None:
+        kinds["plot"] = (PlotOption, None)
+    if traces:
+        kinds["no_cache"] = (NoCacheOption, False)
+        kinds["timeout"] = (TimeoutOption, "120s")
+        kinds["in_process"] = (InProcessOption, False)
+    kinds["debug"] = (DebugOption, False)
+    return [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default)
+        for name, (kind, default) in kinds.items()
+    ]
+
+
+def _run(ask: Callable[..., Any], given: dict[str, Any], shown: _Shown | None, *, debug: bool) -> None:
+    """Asks and prints: only the answer goes to stdout."""
+    if shown is None:
+        ask(**given)
+        return
+    as_json, path = given.pop("as_json"), given.pop("plot", None)
+    with quiet_libraries(debug=debug):
+        if path is not None:
+            from forerun.surface.report.figure import check_plot_path
+
+            check_plot_path(path)  # before minutes of work
+        answer = ask(**given)
+        if path is not None and shown.plot is not None:
+            (load(shown.plot) if isinstance(shown.plot, str) else shown.plot)(path, answer)
+    if as_json:
+        with quiet_libraries(debug=debug):
+            found = answer.as_dict() if shown.as_dict is None else shown.as_dict(answer)
+        print_json(found)
+    else:
+        page = load(shown.page) if isinstance(shown.page, str) else shown.page
+        for part in _parts(page, answer, debug=debug):
+            _print(part, shown.width)
+    if path is not None:
+        typer.echo(f"plot written to {path}", err=True)
+    if shown.after is not None:
+        shown.after(answer)
+
+
+def _parts(page: Callable[[Any], Any], answer: Any, *, debug: bool) -> Iterator[Any]:
+    """The parts of a page one by one: the first is read while the next is still being computed."""
+    with quiet_libraries(debug=debug):
+        made = page(answer)
+    if not isinstance(made, Iterator):
+        yield made
+        return
+    while True:
+        with quiet_libraries(debug=debug):
+            part = next(made, None)
+        if part is None:
+            return
+        yield part
+
+
+def _print(part: Any, width: int) -> None:
+    if isinstance(part, str):
+        typer.echo(part)
+    else:
+        print_page(part, page_width(width))
+
+
+@dataclass(frozen=True)
+class Verbs:
+    """Several questions under one name.
+
+    Attributes:
+        help: What they have in common.
+        short_help: Line of the verb in the list of all.
+        questions: Their functions by name, or the places of these.
+        chosen: The question that a command line without a name asks, from its words; None prints the help.
+    """
+
+    help: str
+    questions: Mapping[str, Callable[..., None] | str]
+    short_help: str = ""
+    chosen: Callable[[Sequence[str]], str] | None = None
+
+
+class _Commands(Mapping[str, Any]):
+    """Commands by name, each built when it is asked for.
+
+    Args:
+        declared: The verbs, or their places.
+        prefix: What the names of further entry points begin with.
+    """
+
+    def __init__(self, declared: Mapping[str, Any], prefix: str = "") -> None:
+        self._declared, self._prefix = declared, prefix
+        self._built: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._built:
+            found = self._declared.get(name)
+            if isinstance(found, str):
+                found = load(found)
+            elif found is None and "." not in name:
+                found = plugin(_GROUP, self._prefix + name)
+            if found is None:
+                raise KeyError(name)
+            self._built[name] = _command_of(name, found, self._prefix)
+        return self._built[name]
+
+    def __iter__(self) -> Iterator[str]:
+        further = (name.removeprefix(self._prefix) for name in plugin_names(_GROUP) if self._of(name))
+        yield from dict.fromkeys([*self._declared, *further])
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def _of(self, name: str) -> bool:
+        return name.startswith(self._prefix) and "." not in name.removeprefix(self._prefix)
+
+
+def _command_of(name: str, found: Any, prefix: str) -> Any:
+    """The command of a verb, of several questions, or of a function that another package declares."""
+    if isinstance(found, Verbs):
+        commands = _Commands(found.questions, f"{prefix}{name}.")
+        return _Questions(found, name=name, commands=commands, help=found.help, short_help=found.short_help)
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.command(name, cls=GroupedHelp, short_help=getattr(found, "short_help", "") or None)(found)
+    return typer.main.get_command(app)
+
+
+class _Group(TyperGroup):
+    """A command of commands that are loaded one by one."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Names for the help; a verb whose part is not there is left out."""
+        return [name for name in self.commands if self._is_there(name)]
+
+    def _is_there(self, name: str) -> bool:
+        try:
+            return self.commands[name] is not None
+        except (ImportError, UsageError):
+            return False
+
+
+class _Questions(_Group):
+    """The command of several questions; without the name of one, the chosen one is asked."""
+
+    def __init__(self, declared: Verbs, **more: Any) -> None:
+        super().__init__(rich_markup_mode=None, invoke_without_command=True, **more)
+        self._declared = declared
+
+    def make_context(self, info_name: Any, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """The context of the chosen question where no question is named."""
+        choose = self._declared.chosen
+        if choose is None or (args and args[0] in self.commands):
+            return super().make_context(info_name, args, parent, **extra)
+        chosen: Any = self.commands[choose(args)]
+        chosen.questions = self
+        return chosen.make_context(info_name, args, parent, **extra)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs the question that is named, or prints the help."""
+        if not self._named(ctx):
+            typer.echo(ctx.get_help())
+            return None
+        return super().invoke(ctx)
+
+    @staticmethod
+    def _named(ctx: Any) -> bool:
+        return bool([*getattr(ctx, "_protected_args", ()), *ctx.args])
+
+
+class Root(_Group):
+    """The root command: verbs of the core, then those of entry points."""
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(**more)
+        self.commands = _Commands(_CORE)  # type: ignore[assignment]  # nothing is added to it

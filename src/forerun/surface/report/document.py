@@ -1,0 +1,296 @@
+"""A plan, a prediction or a curve of scaling as one document: HTML with its pictures inside, or Markdown."""
+
+from __future__ import annotations
+
+import datetime
+import html
+import io
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import compress
+from typing import TYPE_CHECKING, Any
+
+from forerun import __version__
+from forerun.base.errors import MissingExtraError
+from forerun.prediction.estimate import Estimate, Interval
+from forerun.question.options import RunOptions
+from forerun.question.run import Run
+from forerun.question.settings import declared
+from forerun.search.plan_answer import Plan, PlanPoint
+from forerun.search.scale import ScaleCurve, ScalePoint
+from forerun.surface.report.figure import COLOURS, new_figure
+from forerun.surface.report.plan_page import format_quantity, plan_choice_lines, point_words, rejection_line
+from forerun.surface.report.reading import Readable
+from forerun.surface.report.scale_page import (
+    paying_sentence,
+    points_by_scaling,
+    scale_figure,
+    scaling_words,
+)
+from forerun.surface.report.wording import (
+    bound_sentence,
+    fit_sentence,
+    provenance_sentence,
+    range_words,
+    setup_words,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["command_of", "html_document", "markdown_document"]
+
+_MOST_REJECTED = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of a document: paragraphs, then a table, then a picture."""
+
+    title: str
+    paragraphs: tuple[str, ...] = ()
+    header: tuple[str, ...] = ()
+    rows: tuple[tuple[str, ...], ...] = ()
+    picture_svg: str = ""
+
+
+def html_document(answer: Readable) -> str:
+    """One self-contained HTML file."""
+    return _document(answer, "document.html.jinja", autoescape=True)
+
+
+def markdown_document(answer: Readable) -> str:
+    """The document as Markdown, without pictures."""
+    return _document(answer, "document.md.jinja", finalize=_markdown_text)
+
+
+def _document(answer: Readable, template: str, **options: Any) -> str:
+    try:
+        from jinja2 import Environment, PackageLoader
+    except ImportError as error:
+        raise MissingExtraError("a report as a document", "report") from error
+    folder = PackageLoader("forerun.surface.report")
+    environment = Environment(
+        loader=folder, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, **options
+    )
+    found = environment.get_template(template)
+    return found.render(title=_title(answer), sections=_sections(answer), made=_made())
+
+
+def _markdown_text(value: object) -> str:
+    """The text of a value, with HTML and the ends of table cells escaped."""
+    return html.escape(str(value), quote=False).replace("|", "\\|")
+
+
+def _made() -> str:
+    return f"Made by forerun {__version__} on {datetime.date.today()}. Ranges are 90 % intervals."
+
+
+def _title(answer: Readable) -> str:
+    if isinstance(answer, ScaleCurve):
+        return f"{answer.model} on several {answer.device}"
+    if isinstance(answer, Estimate):
+        return f"{answer.model} on {answer.device_title}"
+    models = list(dict.fromkeys(candidate.model for candidate in answer.candidates))
+    return f"Plan: {models[0] if len(models) == 1 else f'{len(models)} models'}, {answer.job}"
+
+
+def _sections(answer: Readable) -> list[Section]:
+    if isinstance(answer, ScaleCurve):
+        return _scale_sections(answer)
+    return _plan_sections(answer) if isinstance(answer, Plan) else _estimate_sections(answer)
+
+
+def _plan_sections(plan: Plan) -> list[Section]:
+    limits = ", ".join(plan.limits) or "no limits"
+    kept = f"{plan.num_feasible:,} of {plan.num_candidates:,} candidates keep the limits"
+    asked = f"Least {plan.minimize} within {limits}: {kept}."
+    sections = [
+        Section("Choice", (asked, *plan_choice_lines(plan)), picture_svg=_plan_picture(plan)),
+        _points_section("Best of each device", plan.best_by_device),
+        _points_section("Front: nothing is better in both", plan.pareto),
+        _points_section("Without a known price: the fastest of each device", plan.unpriced),
+        _points_section("Best candidates" if plan.chosen else "Nearest misses", plan.points),
+    ]
+    if plan.rejected:
+        lines = tuple((rejection_line(item),) for item in plan.rejected[:_MOST_REJECTED])
+        sections.append(
+            Section("Left out, nearest misses first", header=("candidate and what it breaks",), rows=lines)
+        )
+    if plan.notes:
+        sections.append(Section("Notes", plan.notes))
+    return [section for section in sections if section.paragraphs or section.rows]
+
+
+def _points_section(title: str, points: Sequence[PlanPoint]) -> Section:
+    header = ("candidate", "job", "cost", "energy", "memory", "price")
+    rows = tuple(
+        (
+            point_words(point),
+            _with_range(point.job_time_s, "time"),
+            _with_range(point.cost_usd, "money"),
+            _with_range(point.energy_j, "energy"),
+            _with_range(point.peak_memory_bytes, "memory"),
+            point.price_source or "-",
+        )
+        for point in points
+    )
+    return Section(title, header=header, rows=rows)
+
+
+def _plan_picture(plan: Plan) -> str:
+    from forerun.surface.report.plan_page import pareto_figure
+
+    if not plan.candidates:
+        return ""
+    return _svg(pareto_figure(plan))
+
+
+def _svg(figure: Figure) -> str:
+    text = io.StringIO()
+    figure.savefig(text, format="svg")
+    # The declaration and the doctype belong to a file of its own.
+    return text.getvalue()[text.getvalue().index("<svg") :]
+
+
+def _bars(parts: Sequence[tuple[str, float]], kind: str) -> str:
+    """Parts as bars with their sizes beside them; empty without parts."""
+    shown = [(name, value) for name, value in parts if value > 0][::-1]
+    if not shown:
+        return ""
+    figure = new_figure(width_in=7, height_in=0.7 + 0.32 * len(shown))
+    axes = figure.subplots()
+    bars = axes.barh([name for name, _ in shown], [value for _, value in shown], color=COLOURS[0])
+    axes.bar_label(bars, labels=[format_quantity(value, kind) for _, value in shown], padding=4)
+    axes.margins(x=0.18)
+    axes.xaxis.set_visible(False)
+    axes.spines[["top", "right", "bottom"]].set_visible(False)
+    return _svg(figure)
+
+
+def _estimate_sections(estimate: Estimate) -> list[Section]:
+    figures = (
+        ("step", estimate.step_time_s, "time"),
+        ("throughput", estimate.throughput_samples_per_s, "rate"),
+        ("epoch", estimate.epoch_time_s, "time"),
+        ("job", estimate.job_time_s, "time"),
+        ("cost", estimate.cost_usd, "money"),
+        ("energy", estimate.energy_j, "energy"),
+        ("peak memory", estimate.peak_memory_bytes, "memory"),
+    )
+    rows = tuple((name, _with_range(value, kind)) for name, value, kind in figures if value is not None)
+    memory = tuple((part.name, format_quantity(part.size_bytes, "memory")) for part in estimate.memory_parts)
+    step = tuple((part.name, format_quantity(part.time_s, "time")) for part in estimate.breakdown)
+    rests = (provenance_sentence(estimate.provenance), *estimate.notes)
+    return [
+        Section("What it takes", (setup_words(estimate),), ("quantity", "value (90 % interval)"), rows),
+        Section(
+            "Memory at its peak",
+            (f"It {fit_sentence(estimate.fits)}.",),
+            ("part", "size"),
+            memory,
+            _bars([(part.name, part.size_bytes) for part in estimate.memory_parts], "memory"),
+        ),
+        Section(
+            "Where a step goes",
+            (f"{bound_sentence(estimate.bound_by)}.",),
+            ("part", "time"),
+            step,
+            _bars([(part.name, part.time_s) for part in estimate.breakdown], "time"),
+        ),
+        Section("Rests on", rests),
+        *([Section("Ask again", _commands(estimate))] if estimate.run is not None else []),
+    ]
+
+
+def _commands(estimate: Estimate) -> tuple[str, ...]:
+    assert estimate.run is not None
+    asked = command_of(estimate.run)
+    if estimate.num_devices == 1:
+        return (asked,)
+    numbers = ",".join(str(1 << k) for k in range(estimate.num_devices.bit_length()))
+    return asked, f"On fewer devices: {command_of(estimate.run, 'scale')} --devices {numbers}"
+
+
+def _scale_sections(curve: ScaleCurve) -> list[Section]:
+    links = " and ".join(link for link in (curve.intra_link, curve.inter_link) if link)
+    setup = f"{curve.precision}, {curve.strategy}" + (f", over {links}" if links else "")
+    sections = [Section("More devices", (f"{setup}.",), picture_svg=_svg(scale_figure(curve)))]
+    kinds = points_by_scaling(curve)
+    for kind, points in kinds.items():
+        words = scaling_words(kind, points[0].batch_size_per_device, points[0].batch_size_global)
+        title = words[0].upper() + words[1:]
+        sections.append(
+            Section(title, (paying_sentence(curve.stops_paying_at[kind]),), *_scale_table(points))
+        )
+    sections += [Section("Notes", curve.notes)] if curve.notes else []
+    if curve.run is not None:
+        numbers = ",".join(str(number) for number in sorted({point.num_devices for point in curve.points}))
+        scaling = "both" if len(kinds) > 1 else next(iter(kinds))
+        command = f"{command_of(curve.run, 'scale')} --devices {numbers} --scaling {scaling}"
+        sections.append(Section("Ask again", (command,)))
+    return sections
+
+
+def _scale_table(points: Sequence[ScalePoint]) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+    header = (
+        "devices",
+        "step",
+        "throughput",
+        "speed-up",
+        "efficiency",
+        "memory of each",
+        "epoch",
+        "cost of an epoch",
+    )
+    rows = [
+        (
+            str(point.num_devices),
+            _with_range(point.step_time_s, "time"),
+            _with_range(point.throughput_samples_per_s, "rate"),
+            f"{point.speedup:.2f}",
+            format_quantity(point.efficiency, "share"),
+            format_quantity(point.peak_memory_bytes, "memory")
+            + ("" if point.fits in (None, "yes") else f", {fit_sentence(point.fits)}"),
+            _with_range(point.epoch_time_s, "time"),
+            "-" if point.cost_usd_per_epoch is None else format_quantity(point.cost_usd_per_epoch, "money"),
+        )
+        for point in points
+    ]
+    known = [any(row[column] != "-" for row in rows) for column in range(len(header))]
+    return tuple(compress(header, known)), tuple(tuple(compress(row, known)) for row in rows)
+
+
+def command_of(run: Run, verb: str = "predict") -> str:
+    """The command that asks about a run: its settings that are not the usual ones of its model and device."""
+    given = run.json_fields()
+    usual = Run.of(given["model"], device=given["device"]).json_fields()
+    words = ["forerun", verb, given["model"], "--on", given["device"]]
+    settings = declared(RunOptions)
+    for name, value in given.items():
+        if name in ("model", "device") or value is None or value == usual.get(name):
+            continue
+        flag = settings[name].setting.flag or name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            words += [
+                f"--{flag}",
+                ",".join(map(str, value)) if isinstance(value, list | tuple) else _plain_number(value),
+            ]
+    return shlex.join(words)
+
+
+def _plain_number(value: object) -> str:
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def _with_range(interval: Interval | None, kind: str) -> str:
+    if interval is None:
+        return "-"
+
+    def words(value: float) -> str:
+        return format_quantity(value, kind)
+
+    return f"{words(interval.value)} ({range_words(interval, words)})"

@@ -1,0 +1,259 @@
+"""The page of a prediction, with its bars of characters, as wide as the terminal leaves room for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
+from rich.padding import Padding
+from rich.segment import Segment
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+from forerun.base.units import format_bytes, format_count, format_duration_s, format_energy_j
+from forerun.prediction.estimate import Estimate, Interval
+from forerun.surface.report.wording import (
+    bound_sentence,
+    fit_sentence,
+    format_flops,
+    format_percent,
+    format_usd,
+    format_whole,
+    provenance_sentence,
+    range_words,
+    setup_words,
+)
+
+__all__ = ["PAGE_WIDTH", "WIDTH_WITH_BARS", "Bar", "bar_cells", "bar_text", "estimate_page", "merge_small"]
+
+PAGE_WIDTH = 96
+"""Longest line of the page, because longer ones are hard to read on any terminal."""
+
+WIDTH_WITH_BARS = 60
+"""Narrowest page with bars; below it the figures need all the room."""
+
+_MEMORY_WORDS = {"context": "context of the driver"}
+
+
+def estimate_page(estimate: Estimate, width: int) -> RenderableType:
+    """An estimate as a page of text; every bar and colour repeats a figure beside it.
+
+    Args:
+        estimate: The prediction.
+        width: Columns of the terminal; bars are left out where there is no room.
+    """
+    with_bars = width >= WIDTH_WITH_BARS
+    parts: list[RenderableType] = [_title(estimate), Text(""), _headline(estimate), Text("")]
+    if estimate.peak_memory_bytes is not None:
+        parts += [
+            _memory_sentence(estimate, estimate.peak_memory_bytes),
+            _memory_bars(estimate, with_bars),
+            Text(""),
+        ]
+    parts += [_step_sentence(estimate), _step_bars(estimate, with_bars), Text("")]
+    if estimate.top_layers:
+        parts += [Text("Most expensive layers", style="bold"), _layers(estimate), Text("")]
+    parts.append(Text.assemble(("Rests on  ", "bold"), provenance_sentence(estimate.provenance)))
+    parts += _remarks(estimate)
+    return Group(*parts)
+
+
+def _title(estimate: Estimate) -> Text:
+    devices = f"{estimate.num_devices} x " if estimate.num_devices > 1 else ""
+    return Text.assemble(
+        (estimate.model, "bold"),
+        " on ",
+        (f"{devices}{estimate.device_title}", "bold"),
+        f"\n{setup_words(estimate)}",
+        f"\n{format_count(estimate.num_parameters)} parameters",
+        ", "
+        if estimate.num_trainable_parameters == estimate.num_parameters
+        else f" ({format_count(estimate.num_trainable_parameters)} trained), ",
+        f"{format_flops(estimate.flops_per_sample)} a sample",
+    )
+
+
+def _indented(table: Table) -> Padding:
+    return Padding(table, (0, 0, 0, 2), expand=False)
+
+
+def _grid(*justify: str) -> Table:
+    table = Table.grid(padding=(0, 2), pad_edge=False)
+    for side in justify:
+        table.add_column(justify="right" if side == "right" else "left", overflow="fold")
+    return table
+
+
+def _headline(estimate: Estimate) -> RenderableType:
+    table = _grid("left", "right", "left")
+    table.add_row(Text(""), Text(""), Text("90 % interval", style="dim"))
+    for name, interval, format_value in _quantities(estimate):
+        if interval is not None:
+            words = Text(range_words(interval, format_value))
+            table.add_row(Text(name), Text(format_value(interval.value), style="bold"), words)
+    return _indented(table)
+
+
+def _quantities(estimate: Estimate) -> Iterator[tuple[str, Interval | None, Callable[[float], str]]]:
+    # Cost and energy are those of the longest span in the question.
+    span = "job" if estimate.job_time_s else "epoch" if estimate.epoch_time_s else "step"
+    num_steps = estimate.num_steps_per_epoch
+    steps = f" ({format_whole(num_steps)} steps)" if num_steps is not None else ""
+    yield "step", estimate.step_time_s, format_duration_s
+    yield "throughput", estimate.throughput_samples_per_s, lambda rate: f"{format_count(rate)} samples/s"
+    rate = lambda value: f"{format_count(value)} tokens/s"  # noqa: E731
+    yield "tokens", estimate.tokens_per_s, rate
+    if estimate.num_devices > 1:
+        yield "tokens of a device", estimate.tokens_per_s_per_device, rate
+    if estimate.tokens_per_s is not None:
+        yield "MFU", estimate.mfu, format_percent
+        if estimate.hfu != estimate.mfu:
+            yield "HFU", estimate.hfu, format_percent
+    yield f"epoch{steps}", estimate.epoch_time_s, format_duration_s
+    yield "job", estimate.job_time_s, format_duration_s
+    yield f"cost of the {span}", estimate.cost_usd, format_usd
+    yield f"energy of the {span}", estimate.energy_j, format_energy_j
+
+
+def _memory_sentence(estimate: Estimate, peak: Interval) -> Text:
+    text = Text.assemble(
+        ("Memory  ", "bold"), f"{format_bytes(peak.value)} ({range_words(peak, format_bytes)})"
+    )
+    if estimate.device_memory_bytes > 0:
+        text.append(f" of {format_bytes(estimate.device_memory_bytes)}")
+    text.append(f": {fit_sentence(estimate.fits)}", style="bold")
+    if estimate.max_batch_size is not None:
+        largest = estimate.max_batch_size
+        text.append(f"; largest batch {format_whole(largest.value)} ({range_words(largest, format_whole)})")
+    return text
+
+
+def _memory_bars(estimate: Estimate, with_bars: bool) -> RenderableType:
+    parts = merge_small(
+        tuple((_MEMORY_WORDS.get(p.name, p.name), p.size_bytes) for p in estimate.memory_parts)
+    )
+    used = sum(size for _, size in parts)
+    card = estimate.device_memory_bytes
+    rows = [(name, size, format_bytes(size)) for name, size in parts]
+    table = _waterfall(rows, max(used, card), with_bars)
+    if card > used:
+        free = Bar(used / card, 1.0, fill="·", ascii_fill=".", colour="dim")
+        _add_row(table, "free", free, format_bytes(card - used), format_percent(1 - used / card), with_bars)
+    elif 0 < card < used:
+        beyond = Bar(card / used, 1.0, fill="!", ascii_fill="!", colour="red")
+        _add_row(
+            table,
+            "more than there is",
+            beyond,
+            format_bytes(used - card),
+            format_percent(1 - card / used),
+            with_bars,
+        )
+    return _indented(table)
+
+
+def _step_sentence(estimate: Estimate) -> Text:
+    return Text.assemble(
+        ("Step  ", "bold"),
+        f"{format_duration_s(estimate.step_time_s.value)}, {bound_sentence(estimate.bound_by)}",
+    )
+
+
+def _step_bars(estimate: Estimate, with_bars: bool) -> RenderableType:
+    parts = merge_small(tuple((part.name, part.time_s) for part in estimate.breakdown))
+    rows = [(name, time_s, format_duration_s(time_s)) for name, time_s in parts]
+    total = sum(time_s for _, time_s in parts)
+    return _indented(_waterfall(rows, total, with_bars))
+
+
+def _waterfall(rows: list[tuple[str, float, str]], whole: float, with_bars: bool) -> Table:
+    """A row per part; each bar begins where the one above ended, and the line stands for ``whole``."""
+    table = Table.grid(padding=(0, 2), expand=with_bars)
+    table.add_column(overflow="fold")
+    if with_bars:
+        table.add_column(ratio=1)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    start = 0.0
+    for name, size, words in rows:
+        end = start + size / whole
+        _add_row(table, name, Bar(start, end), words, format_percent(size / whole), with_bars)
+        start = end
+    return table
+
+
+def _add_row(table: Table, name: str, bar: Bar, words: str, share: str, with_bars: bool) -> None:
+    cells: list[RenderableType] = [Text(name), bar, Text(words), Text(share)]
+    table.add_row(*(cell for cell in cells if with_bars or not isinstance(cell, Bar)))
+
+
+def _layers(estimate: Estimate) -> RenderableType:
+    table = _grid("left", "right", "right")
+    for layer in estimate.top_layers:
+        table.add_row(
+            Text(layer.module), Text(format_duration_s(layer.time_s)), Text(format_percent(layer.share))
+        )
+    return _indented(table)
+
+
+def _remarks(estimate: Estimate) -> list[RenderableType]:
+    remarks = list(estimate.notes)
+    if estimate.unsupported_ops:
+        remarks.insert(
+            0, f"without a rule of their own, charged by their traffic: {', '.join(estimate.unsupported_ops)}"
+        )
+    if not remarks:
+        return []
+    table = _grid("left", "left")
+    for remark in remarks:
+        table.add_row(Text("-"), Text(remark))
+    return [Text("Notes", style="bold"), _indented(table)]
+
+
+def bar_cells(start: float, end: float, width: int) -> tuple[int, int]:
+    """First cell of a bar and the cell after its last, on a line of ``width`` cells for 0 to 1.
+
+    Anything above zero keeps one cell, so that no part vanishes; what lies beyond 1 is cut off.
+    """
+    if end <= start or width < 1:
+        return 0, 0
+    first = min(max(0, round(start * width)), width - 1)
+    return first, min(width, max(first + 1, round(end * width)))
+
+
+def bar_text(start: float, end: float, width: int, fill: str) -> str:
+    """A bar from ``start`` to ``end`` as text of exactly ``width`` characters."""
+    first, last = bar_cells(start, end, width)
+    return " " * first + fill * (last - first) + " " * (width - last)
+
+
+def merge_small(parts: tuple[tuple[str, float], ...], share: float = 0.02) -> list[tuple[str, float]]:
+    """Largest parts first; those below ``share`` of the sum become one 'other', so the sum stays."""
+    total = sum(size for _, size in parts)
+    ordered = sorted((part for part in parts if part[1] > 0), key=lambda part: -part[1])
+    large = [part for part in ordered if part[1] >= share * total]
+    small = [part for part in ordered if part[1] < share * total]
+    if len(small) < 2:
+        return ordered
+    return [*large, (f"other ({len(small)} parts)", sum(size for _, size in small))]
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A bar from ``start`` to ``end`` on a line from 0 to 1, drawn over the width of its cell."""
+
+    start: float
+    end: float
+    fill: str = "█"
+    ascii_fill: str = "#"
+    colour: str = "cyan"
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        fill = self.ascii_fill if options.ascii_only else self.fill
+        yield Segment(bar_text(self.start, self.end, options.max_width, fill), Style.parse(self.colour))
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(min(10, options.max_width), options.max_width)

@@ -1,0 +1,115 @@
+"""Wording of quantities, setups and verdicts on every page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from forerun.base.units import format_count
+from forerun.prediction.estimate import Estimate, Interval, Provenance
+
+__all__ = [
+    "bound_sentence",
+    "fit_sentence",
+    "format_flops",
+    "format_percent",
+    "format_usd",
+    "format_whole",
+    "plot_title",
+    "provenance_sentence",
+    "range_words",
+    "setup_words",
+]
+
+_PHASES = {"train": "training step", "forward": "forward pass", "inference": "inference"}
+
+_FITS = {
+    "yes": "fits",
+    "no": "does not fit",
+    "close": "too close to call, may run out of memory",
+    None: "not compared with a device",
+}
+
+_PROVENANCE = {
+    Provenance.MEASURED: "this very configuration was measured on this device",
+    Provenance.CALIBRATED: "the cost model was adjusted to measurements of this very device",
+    Provenance.INTERPOLATED: "the cost model was fitted on steps of other models on this kind of device",
+    Provenance.DATASHEET_ONLY: "no step on this kind of device and precision stands behind the cost model, "
+    "only its datasheet; the interval is wider for it",
+}
+
+_BOUNDS = {
+    "compute": "bound by compute: the arithmetic takes most of the time",
+    "memory bandwidth": "bound by memory bandwidth: moving data takes most of the time",
+    "data loader": "bound by the data loader: the device waits for batches; more workers or cores would help",
+    "offload": "bound by transfers: the device waits for weights or states that the host holds",
+    "host": "bound by the host: the device waits for the CPU to launch work; a larger batch costs little",
+}
+
+
+def range_words(interval: Interval, format_value: Callable[[float], str]) -> str:
+    """The interval of a value, a unit that both ends share named once: '39.1 to 52.0 ms'."""
+    low, high = format_value(interval.low), format_value(interval.high)
+    number, _, unit = low.partition(" ")
+    return f"{number if unit == high.partition(' ')[2] else low} to {high}"
+
+
+def format_usd(amount_usd: float) -> str:
+    """An amount of money: '$0.0123', '$4.20', '$1,234'."""
+    if amount_usd >= 1000:
+        return f"${amount_usd:,.0f}"
+    return f"${amount_usd:.2f}" if amount_usd >= 1 or amount_usd == 0 else f"${amount_usd:.3g}"
+
+
+def format_flops(work_flop: float) -> str:
+    """An amount of work: '24.5 GFLOP'."""
+    text = format_count(work_flop)
+    return f"{text}FLOP" if text[-1].isalpha() else f"{text} FLOP"
+
+
+def format_percent(fraction: float) -> str:
+    """A share: '61 %', below ten per cent '6.8 %'."""
+    per_cent = 100 * fraction
+    return f"{per_cent:.1f} %" if abs(per_cent) < 9.95 else f"{per_cent:.0f} %"
+
+
+def format_whole(count: float) -> str:
+    """A whole number with separators: '40,037'."""
+    return f"{count:,.0f}"
+
+
+def setup_words(estimate: Estimate) -> str:
+    """The training setup in one line."""
+    per_device = " a device" if estimate.num_devices > 1 else ""
+    return f"batch {format_whole(estimate.batch_size_per_device)}{per_device}, {_recipe(estimate)}"
+
+
+def plot_title(estimate: Estimate) -> str:
+    """Title of a plot over batch sizes."""
+    return f"{estimate.model} on {estimate.device_title}\n{_recipe(estimate)}"
+
+
+def _recipe(estimate: Estimate) -> str:
+    words = [
+        estimate.precision,
+        estimate.layout,
+        "compiled" if estimate.compile else "eager",
+        _PHASES.get(estimate.phase, estimate.phase),
+    ]
+    if estimate.phase == "train":
+        words.append("no optimizer" if estimate.optimizer == "none" else estimate.optimizer)
+    return ", ".join(words)
+
+
+def fit_sentence(fits: str | None) -> str:
+    """The verdict on memory."""
+    return _FITS[fits]
+
+
+def provenance_sentence(provenance: Provenance) -> str:
+    """The basis of the step time, in words."""
+    return f"{provenance}: {_PROVENANCE[provenance]}"
+
+
+def bound_sentence(bound_by: str) -> str:
+    """First change to make for a faster step."""
+    return _BOUNDS.get(bound_by, f"bound by {bound_by}")

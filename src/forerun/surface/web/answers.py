@@ -1,0 +1,200 @@
+"""Answers of the server: validated questions in, the JSON of the command line out."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from typing import Any, Literal
+
+import forerun
+from forerun.base.kept import KeptBytes
+from forerun.prediction.division import compute_setup
+from forerun.prediction.models import kept_model_names, model_names, trace_model
+from forerun.question.devices import load_catalog
+from forerun.question.devices.prices import Rental, cheapest_rental, load_prices
+from forerun.question.job import DATASETS
+from forerun.question.model import ModelRequest
+from forerun.question.options import RunOptions
+from forerun.question.run import Run
+from forerun.question.settings import declared
+from forerun.question.setup import TrainingSetup
+from forerun.search.advise import ways_to_fit
+from forerun.search.plan import runs_to_trace
+from forerun.surface.web.configs import kept_config
+from forerun.surface.web.questions import PlanBody, PredictBody, ScaleBody
+from forerun.surface.web.tracer import Tracer
+from forerun.tracing.trace import is_traced
+
+__all__ = ["Answers", "Kind"]
+
+_ANSWERS_BYTES = 64 * 2**20
+"""Size of all answers that are kept [bytes]."""
+Kind = Literal["predict", "scale", "plan"]
+Trace = tuple[ModelRequest, TrainingSetup]
+_ALONE = dict.fromkeys(
+    ("intra", "inter", "strategy", "algorithm", "bucket_mb", "sync_batch_norm", "variation")
+)
+"""Settings of several devices, which do not affect tracing."""
+_RUN_ARGUMENTS = {"model", "device", *declared(RunOptions)}
+
+
+def _price(rental: Rental | None) -> dict[str, Any] | None:
+    if rental is None:
+        return None
+    price = rental.price
+    return {
+        "usd_per_hour": rental.usd_per_hour / price.num_devices,
+        "provider": price.provider,
+        "instance": price.instance,
+        "date": price.date.isoformat(),
+        "source": price.source,
+    }
+
+
+class Answers:
+    """Answers questions and keeps the answers; equal questions have equal answers."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+        self._tracing: dict[Trace, Future[None]] = {}
+        self._kept: KeptBytes[bytes] = KeptBytes(_ANSWERS_BYTES)
+        self._lock = threading.Lock()
+        self._models: dict[str, Any] | None = None
+
+    @property
+    def kept_bytes(self) -> int:
+        """Size of the answers that are kept [bytes]."""
+        return self._kept.size_bytes
+
+    def predict(self, body: PredictBody) -> dict[str, Any]:
+        """The JSON of ``forerun predict``."""
+        return self._whole("predict", body.arguments())
+
+    def scale(self, body: ScaleBody) -> dict[str, Any]:
+        """The JSON of ``forerun scale`` for devices."""
+        return self._whole("scale", body.arguments())
+
+    def plan(self, body: PlanBody) -> dict[str, Any]:
+        """The JSON of ``forerun plan``."""
+        return self._whole("plan", body.arguments())
+
+    def _whole(self, kind: Kind, arguments: dict[str, Any]) -> dict[str, Any]:
+        for trace in self.missing(kind, arguments):
+            self.trace(trace)
+        answer: dict[str, Any] = json.loads(self.make(kind, arguments))
+        return answer
+
+    def kept(self, kind: Kind, arguments: Mapping[str, Any]) -> bytes | None:
+        """The answer to an earlier equal question as JSON, None if there is none."""
+        return self._kept.find(_key(kind, arguments))
+
+    def missing(self, kind: Kind, arguments: dict[str, Any]) -> list[Trace]:
+        """The traces that a question needs and the cache does not have."""
+        asked = dict.fromkeys(trace for run in _runs(kind, arguments) for trace in _traces(run))
+        return [trace for trace in asked if not is_traced(*trace)]
+
+    def trace(self, trace: Trace) -> None:
+        """Makes a child trace a model; several questions that need it wait for one trace.
+
+        Raises:
+            BusyError: Too many models are being traced.
+            UsageError, FailureError: It cannot be traced.
+        """
+        with self._lock:
+            running = self._tracing.get(trace)
+            if running is None:
+                own = self._tracing[trace] = Future()
+        if running is not None:
+            running.result()
+            return
+        try:
+            self._tracer.call(trace_model, *trace)
+            own.set_result(None)
+        except BaseException as error:
+            own.set_exception(error)
+            raise
+        finally:
+            with self._lock:
+                del self._tracing[trace]
+
+    def make(self, kind: Kind, arguments: dict[str, Any]) -> bytes:
+        """The answer as JSON, once its models are traced."""
+        if kind == "predict":
+            found = _predicted(arguments)
+        elif kind == "scale":
+            found = forerun.scale(**arguments).as_dict()
+        else:
+            found = forerun.plan(**arguments).as_dict()
+        answer = json.dumps(found, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()
+        self._kept.keep(_key(kind, arguments), answer, len(answer))
+        return answer
+
+    def hardware(self) -> dict[str, Any]:
+        """The JSON of ``forerun hardware list``, with the lowest price on demand of each device."""
+        prices = load_prices()
+        return {
+            "devices": [
+                {**device.as_dict(), "price": _price(cheapest_rental(prices, device.name))}
+                for device in load_catalog().values()
+            ]
+        }
+
+    def keep_config(self, config: dict[str, Any]) -> dict[str, Any]:
+        """Keeps a Transformers configuration that was pasted, and names it for the other questions."""
+        return {"model": kept_config(config)}
+
+    def models(self) -> dict[str, Any]:
+        """Names of models; the very first call loads their libraries, in a child."""
+        if self._models is None:
+            self._models = kept_model_names() or self._tracer.call(model_names)
+        return self._models
+
+    @property
+    def knows_models(self) -> bool:
+        """True if the names of models are at hand."""
+        if self._models is None:
+            self._models = kept_model_names()
+        return self._models is not None
+
+    def datasets(self) -> dict[str, Any]:
+        """Datasets by name, with their sizes."""
+        found = [
+            {
+                "name": name,
+                "num_training_samples": dataset.num_training_samples,
+                "num_validation_samples": dataset.num_validation_samples,
+            }
+            for name, dataset in DATASETS.items()
+        ]
+        return {"datasets": found}
+
+
+def _predicted(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """A prediction; where the run does not fit, with the ways to make it fit."""
+    estimate = forerun.predict(Run.of(**arguments))
+    if estimate.fits != "no":
+        return estimate.as_dict()
+    return {**estimate.as_dict(), "ways_to_fit": [way.as_dict() for way in ways_to_fit(estimate)]}
+
+
+def _key(kind: Kind, arguments: Mapping[str, Any]) -> str:
+    return f"{kind} {json.dumps(arguments, sort_keys=True)}"
+
+
+def _runs(kind: Kind, arguments: dict[str, Any]) -> Iterator[Run]:
+    """The runs of a question whose models are traced."""
+    if kind == "predict":
+        yield Run.of(**arguments)
+    elif kind == "scale":
+        of_runs = {name: value for name, value in arguments.items() if name in _RUN_ARGUMENTS}
+        yield Run.of(**{**of_runs, "num_devices": None, "num_nodes": None, **_ALONE})
+    else:
+        yield from runs_to_trace(arguments["models"], arguments)
+
+
+def _traces(run: Run) -> Iterator[Trace]:
+    yield run.model, compute_setup(run)
+    if run.validation_setup is not None:
+        yield run.model, run.validation_setup

@@ -1,0 +1,270 @@
+"""The server: questions over HTTP, one page, errors as JSON.
+
+Cheap questions never wait for expensive ones: lists and answers that are kept are given at once, arithmetic has
+threads of its own, models that must be traced have others, and each has a bounded number of waiting questions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Iterable
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse, JSONResponse, Response
+from fastapi.staticfiles import StaticFiles
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from forerun import __version__
+from forerun.base.errors import FailureError, ForerunError
+from forerun.surface.web.answers import Answers, Kind
+from forerun.surface.web.guard import BODY_TIMEOUT_S, MAX_BODY_BYTES, Guard, problem
+from forerun.surface.web.load import ClientLimit, Figures, Lane
+from forerun.surface.web.questions import PlanBody, PredictBody, ScaleBody
+from forerun.surface.web.tracer import BusyError, Tracer
+
+__all__ = ["MAX_BODY_BYTES", "make_app"]
+
+_STATIC = Path(__file__).parent / "static"
+_NUM_TRACED_AT_ONCE = 2
+_NUM_WAITING = 8
+_NUM_COMPUTED_AT_ONCE = 2
+"""Predictions are arithmetic: more threads than these would only wait for each other."""
+_NUM_COMPUTED_WAITING = 200
+_MOST_OF_A_CLIENT = 4
+_LARGE_PLAN = 2000
+"""Candidates from which on a plan does not compete with small questions."""
+_RETRY_AFTER_S = 5
+
+
+class Problem(BaseModel):
+    """An error: the expectation, the value given, and the next step."""
+
+    error: str
+
+
+class _ClosingError(Exception):
+    """The server ends before the answer is ready."""
+
+
+class _Desk:
+    """Answers questions without letting cheap ones wait for expensive ones."""
+
+    def __init__(self, answers: Answers, tracer: Tracer, limit_s: float) -> None:
+        self.answers = answers
+        self.tracer = tracer
+        self.limit_s = limit_s
+        self.tracing = Lane("traced", _NUM_TRACED_AT_ONCE + _NUM_WAITING, 0)
+        self.computing = Lane("computed", _NUM_COMPUTED_AT_ONCE, _NUM_COMPUTED_WAITING)
+        self.planning = Lane("planned", 1, _NUM_WAITING)
+        self._clients = ClientLimit(_MOST_OF_A_CLIENT)
+        self._closing: asyncio.Event | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def open(self) -> None:
+        """Begins, inside the loop of the server."""
+        self._closing, self._loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def close_soon(self) -> None:
+        """Answers what waits with 503; may be called from anywhere."""
+        if self._loop is not None and self._closing is not None:
+            self._loop.call_soon_threadsafe(self._closing.set)
+
+    def close(self) -> None:
+        """Ends all work."""
+        for lane in (self.tracing, self.computing, self.planning):
+            lane.close()
+        self.tracer.close()
+
+    async def answer(self, kind: Kind, body: PredictBody | ScaleBody | PlanBody, client: str) -> Response:
+        """The answer to a question as JSON."""
+        arguments = body.arguments()
+        kept = self.answers.kept(kind, arguments)
+        if kept is not None:
+            return Response(kept, media_type="application/json")
+        lane = self.planning if _is_large(kind, arguments) else self.computing
+        missing = await self.in_time(self.computing.run(self.answers.missing, kind, arguments))
+        if missing:
+            with self._clients.question(client):
+                for trace in missing:
+                    await self.in_time(self.tracing.run(self.answers.trace, trace))
+        made = await self.in_time(lane.run(self.answers.make, kind, arguments))
+        return Response(made, media_type="application/json")
+
+    async def in_time(self, work: Awaitable[Any]) -> Any:
+        """The result of some work.
+
+        Raises:
+            TimeoutError: It took too long.
+            _ClosingError: The server ends.
+        """
+        task = asyncio.ensure_future(work)
+        if self._closing is None:
+            self.open()
+        assert self._closing is not None
+        closing = asyncio.ensure_future(self._closing.wait())
+        try:
+            done, _ = await asyncio.wait(
+                {task, closing}, timeout=2 * self.limit_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if task not in done and closing in done:
+                # What is nearly ready is still given.
+                done, _ = await asyncio.wait({task}, timeout=1.0)
+                if task not in done:
+                    raise _ClosingError
+            if task not in done:
+                raise TimeoutError
+            return task.result()
+        finally:
+            closing.cancel()
+            if not task.done():
+                task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+
+
+def _is_large(kind: Kind, arguments: dict[str, Any]) -> bool:
+    if kind != "plan":
+        return False
+    axes = ("models", "devices", "batch_sizes", "precisions")
+    number = 1
+    for axis in axes:
+        number *= max(1, len(arguments.get(axis) or ()))
+    return number > _LARGE_PLAN
+
+
+def make_app(
+    *, limit_s: float = 60.0, hosts: Iterable[str] = (), body_timeout_s: float = BODY_TIMEOUT_S
+) -> FastAPI:
+    """The application.
+
+    Args:
+        limit_s: Time that tracing a model, or half of what any answer, may take [s].
+        hosts: Names by which the server is reached besides the loopback ones, see ``Guard``.
+        body_timeout_s: Longest time in which the body of a request must arrive [s].
+    """
+    tracer = Tracer(limit_s, num_children=_NUM_TRACED_AT_ONCE, num_waiting=_NUM_WAITING)
+    desk = _Desk(Answers(tracer), tracer, limit_s)
+    figures = Figures()
+    figures.watch("traces", "Models that are traced or wait for it", lambda: tracer.num_calls)
+    figures.watch(
+        "computations", "Answers that are computed or wait for it", lambda: desk.computing.num_calls
+    )
+    figures.watch("kept_answers_bytes", "Size of the answers that are kept", lambda: desk.answers.kept_bytes)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        desk.open()
+        yield
+        desk.close()
+
+    app = FastAPI(
+        title="forerun",
+        version=__version__,
+        summary="Know what a training run will take before you run it.",
+        description="The same JSON as the command line prints with --json.",
+        lifespan=lifespan,
+        # Both would load their scripts from elsewhere.
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.state.close_soon = desk.close_soon
+    app.add_middleware(Guard, figures=figures, hosts=tuple(hosts), body_timeout_s=body_timeout_s)
+    _add_errors(app, limit_s)
+    _add_questions(app, desk)
+    _add_figures(app, figures)
+    _add_page(app)
+    return app
+
+
+def _add_questions(app: FastAPI, desk: _Desk) -> None:
+    problems: dict[int | str, dict[str, Any]] = {
+        status: {"model": Problem} for status in (400, 408, 413, 421, 422, 429, 503)
+    }
+    answers = desk.answers
+
+    @app.post("/predict", responses=problems, summary="Time, memory and cost of a training job")
+    async def predict(body: PredictBody, request: Request) -> Response:
+        return await desk.answer("predict", body, _client(request))
+
+    @app.post("/scale", responses=problems, summary="Throughput of a training job on more and more devices")
+    async def scale(body: ScaleBody, request: Request) -> Response:
+        return await desk.answer("scale", body, _client(request))
+
+    @app.post("/plan", responses=problems, summary="The best configuration under limits")
+    async def plan(body: PlanBody, request: Request) -> Response:
+        return await desk.answer("plan", body, _client(request))
+
+    @app.post("/configs", responses=problems, summary="Keep a Transformers configuration, and name it")
+    async def configs(config: dict[str, Any]) -> JSONResponse:
+        return JSONResponse(await desk.in_time(desk.computing.run(answers.keep_config, config)))
+
+    @app.get("/hardware", summary="Devices of the catalogue")
+    async def hardware() -> JSONResponse:
+        return JSONResponse(answers.hardware())
+
+    @app.get("/models", summary="Models by name")
+    async def models() -> JSONResponse:
+        if answers.knows_models:
+            return JSONResponse(answers.models())
+        return JSONResponse(await desk.in_time(desk.tracing.run(answers.models)))
+
+    @app.get("/datasets", summary="Datasets by name")
+    async def datasets() -> JSONResponse:
+        return JSONResponse(answers.datasets())
+
+
+def _client(request: Request) -> str:
+    return request.client.host if request.client else "unknown"
+
+
+def _add_figures(app: FastAPI, figures: Figures) -> None:
+    @app.get("/healthz", include_in_schema=False)
+    async def health() -> JSONResponse:
+        return JSONResponse({"status": "ok", "version": __version__})
+
+    @app.get("/metrics", include_in_schema=False)
+    async def metrics() -> Response:
+        return Response(figures.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _add_page(app: FastAPI) -> None:
+    @app.get("/", include_in_schema=False)
+    async def page() -> FileResponse:
+        return FileResponse(_STATIC / "index.html")
+
+    app.mount("/static", StaticFiles(directory=_STATIC), name="static")
+
+
+def _add_errors(app: FastAPI, limit_s: float) -> None:
+    @app.exception_handler(BusyError)
+    async def busy(request: Request, error: BusyError) -> JSONResponse:
+        return problem(error.status, str(error), _RETRY_AFTER_S)
+
+    @app.exception_handler(_ClosingError)
+    async def closing(request: Request, error: _ClosingError) -> JSONResponse:
+        return problem(503, "the server ends just now; ask again when it is back", _RETRY_AFTER_S)
+
+    @app.exception_handler(TimeoutError)
+    async def late(request: Request, error: TimeoutError) -> JSONResponse:
+        return problem(408, f"the answer took longer than {2 * limit_s:g} s; ask for less")
+
+    @app.exception_handler(ForerunError)
+    async def known(request: Request, error: ForerunError) -> JSONResponse:
+        # The question is well formed either way: what cannot be answered is the question's fault, not the server's.
+        return problem(422 if isinstance(error, FailureError) else 400, str(error))
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        return problem(422, "; ".join(_sentence(part) for part in error.errors()))
+
+    @app.exception_handler(HTTPException)
+    async def refused(request: Request, error: HTTPException) -> JSONResponse:
+        return JSONResponse({"error": str(error.detail)}, error.status_code, headers=error.headers)
+
+
+def _sentence(part: Any) -> str:
+    place = ".".join(str(word) for word in part["loc"] if word != "body") or "body"
+    return f"{place}: {part['msg']}"

@@ -1,0 +1,120 @@
+"""Limits of what the server does at once, and figures of what it did."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from prometheus_client import CollectorRegistry, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client import Counter as Count
+
+from forerun.surface.web.tracer import BusyError
+
+__all__ = ["ClientLimit", "Figures", "Lane"]
+
+_Result = TypeVar("_Result")
+
+
+class Lane:
+    """Threads for one sort of work, with a bounded number of waiting calls.
+
+    Args:
+        name: Sort of work, for messages.
+        num_threads: Calls at once.
+        num_waiting: Largest number of further calls that wait.
+    """
+
+    def __init__(self, name: str, num_threads: int, num_waiting: int) -> None:
+        self._name = name
+        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix=f"forerun-{name}")
+        self._num_places = num_threads + num_waiting
+        self.num_calls = 0
+
+    async def run(self, work: Callable[..., _Result], *arguments: Any) -> _Result:
+        """The result of ``work(*arguments)``, computed in a thread of this lane.
+
+        Raises:
+            BusyError: Too many calls wait.
+        """
+        if self.num_calls >= self._num_places:
+            raise BusyError(f"too many questions wait to be {self._name}; ask again in some seconds")
+        self.num_calls += 1
+        future = self._pool.submit(work, *arguments)
+        loop = asyncio.get_running_loop()
+        # A caller that gave up does not free the place: its work still runs.
+        future.add_done_callback(lambda _: self._free(loop))
+        return await asyncio.wrap_future(future)
+
+    def _free(self, loop: asyncio.AbstractEventLoop) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed at the end of the server
+            loop.call_soon_threadsafe(self._count_down)
+
+    def _count_down(self) -> None:
+        self.num_calls -= 1
+
+    def close(self) -> None:
+        """Starts no further call."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+class ClientLimit:
+    """Number of questions of one client that may be in work at once.
+
+    Args:
+        most: The number.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._of_client: Counter[str] = Counter()
+
+    @contextlib.contextmanager
+    def question(self, client: str) -> Iterator[None]:
+        """Counts a question of a client while it is in work.
+
+        Raises:
+            BusyError: The client has too many.
+        """
+        if self._of_client[client] >= self._most:
+            raise BusyError(
+                f"you have {self._most} questions that need a model traced already; wait for one of them", 429
+            )
+        self._of_client[client] += 1
+        try:
+            yield
+        finally:
+            self._of_client[client] -= 1
+            if not self._of_client[client]:
+                del self._of_client[client]
+
+
+class Figures:
+    """Figures of the server for Prometheus."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        self._requests = Count(
+            "forerun_requests", "Requests by path and status", ["path", "status"], registry=self._registry
+        )
+        self._seconds = Histogram(
+            "forerun_request_seconds", "Time from a request to its answer", ["path"], registry=self._registry,
+            buckets=(0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0),
+        )  # fmt: skip
+
+    def watch(self, name: str, text: str, value: Callable[[], float]) -> None:
+        """Shows a figure that is read when it is asked for."""
+        Gauge(f"forerun_{name}", text, registry=self._registry).set_function(value)
+
+    def count(self, path: str, status: int, time_s: float) -> None:
+        """Counts a request."""
+        self._requests.labels(path, str(status)).inc()
+        self._seconds.labels(path).observe(time_s)
+
+    def text(self) -> bytes:
+        """The figures in Prometheus' text format."""
+        return generate_latest(self._registry)

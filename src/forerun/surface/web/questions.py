@@ -1,0 +1,243 @@
+"""Questions over HTTP: strict types, bounds, and no names that reach into this machine's files."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator
+
+from forerun.base.errors import UsageError
+from forerun.question.model import find_architecture
+from forerun.question.options import RunOptions, ScaleOptions
+from forerun.question.settings import declared, field_type, setting_fields
+from forerun.search.axes import expand_models, searched_values
+from forerun.search.options import PlanOptions
+from forerun.surface.web.configs import CONFIG_NAME, config_file
+
+__all__ = [
+    "MAX_HTTP_CANDIDATES",
+    "PlanBody",
+    "PredictBody",
+    "ScaleBody",
+    "check_device_name",
+    "check_link_name",
+    "check_model_name",
+]
+
+MAX_HTTP_CANDIDATES = 20_000
+
+_MODEL = re.compile(
+    r"(?:torchvision|timm):[A-Za-z0-9_.]+|(?:[a-z][a-z0-9-]*|keras:[A-Za-z][A-Za-z0-9.-]*)(?::[a-z0-9_=,.|]*)?"
+)
+_FILES = (".py", ".keras", ".h5", ".hdf5")
+_DEVICE = re.compile(r"[A-Za-z0-9 ()_.+*×-]+")
+_HERE = re.compile(
+    r"(?<![a-wyz])here(?![a-wyz])", re.IGNORECASE
+)  # alone, and in forms such as 1xhere and herex2
+_LINK = re.compile(r"[A-Za-z0-9 ().-]+")
+_FAMILY_NUMBER = re.compile(r"\d+")
+_LARGEST_FAMILY_NUMBER = 4096
+_LARGEST_DEPTH = 512
+
+Name = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+def check_model_name(model: str) -> str:
+    """A model's name, if it names a model of a library or a family and no file.
+
+    Raises:
+        UsageError: It names a file or code, or is not a name.
+    """
+    text = model.strip()
+    if CONFIG_NAME.fullmatch(text):
+        return config_file(text)
+    if find_architecture(text) is not None and not text.startswith("hf:"):
+        return text
+    if (
+        text.startswith(("hf:", "onnx:", "mlpredict:", "capture:"))
+        or any(ending in text for ending in _FILES)
+        or "/" in text
+        or "\\" in text
+    ):
+        raise UsageError(
+            f"'{text}' names a file: over HTTP only families and models of torchvision, timm and Keras are answered; "
+            "use the command line for files and code of your own"
+        )
+    if not _MODEL.fullmatch(text):
+        raise UsageError(
+            f"expected a family such as cnn:depth=4, torchvision:NAME, timm:NAME or keras:NAME, got '{text}'; see "
+            "/models"
+        )
+    if not text.startswith(("torchvision:", "timm:")):
+        _check_family_size(text.removeprefix("keras:"))
+    return text
+
+
+def _check_family_size(text: str) -> None:
+    # A network of thousands of layers would keep the tracer busy for minutes.
+    numbers = [int(number) for number in _FAMILY_NUMBER.findall(text.partition(":")[2])]
+    largest = _LARGEST_DEPTH if text.startswith("cifar-resnet:") else _LARGEST_FAMILY_NUMBER
+    if any(number > largest for number in numbers):
+        raise UsageError(
+            f"sizes above {largest} are not answered over HTTP, got '{text}'; use the command line"
+        )
+
+
+def check_device_name(device: str) -> str:
+    """A device's name, if it can only be one of the catalogue.
+
+    Raises:
+        UsageError: It names a file or this machine.
+    """
+    text = device.strip()
+    if text.lower().endswith(".toml") or not _DEVICE.fullmatch(text):
+        raise UsageError(f"expected a device of the catalogue, got '{text}'; see /hardware")
+    if _HERE.search(text):
+        raise UsageError("'here' is not answered over HTTP; name the device, see /hardware")
+    return text
+
+
+def check_link_name(link: str | None) -> str | None:
+    """A link's name, if it can only be one of the catalogue.
+
+    Raises:
+        UsageError: It names a file.
+    """
+    if link is None:
+        return None
+    text = link.strip()
+    if text.lower().endswith(".toml") or not _LINK.fullmatch(text):
+        raise UsageError(f"expected a link of the catalogue such as infiniband-hdr, got '{text}'")
+    return text
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _whole_floats(cls, value: Any) -> Any:
+        # JSON knows one kind of number: a slider may send 32.0 for 32.
+        return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
+
+    def given(self) -> dict[str, Any]:
+        """The settings that were given, by their names in Python."""
+        return {name: value for name, value in self.model_dump(by_alias=True).items() if value is not None}
+
+
+class RunBody(_Body):
+    """The parts that all questions about one run share."""
+
+    model: Name = Field(examples=["torchvision:resnet50"])
+    device: Name = Field(examples=["a100-sxm4-40gb"])
+    intra: Name | None = None
+    inter: Name | None = None
+
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of the package's function.
+
+        Raises:
+            UsageError: A name reaches beyond the catalogue and the libraries.
+        """
+        found = self.given()
+        found["model"] = check_model_name(self.model)
+        found["device"] = check_device_name(self.device)
+        for name in ("intra", "inter"):
+            if name in found:
+                found[name] = check_link_name(found[name])
+        return found
+
+
+_LINKS = {"intra", "inter"}
+
+
+def _of(name: str) -> Any:
+    """The type of a setting of a run."""
+    return field_type(declared(RunOptions)[name], over_http=True)
+
+
+def _list(kind: Any, most: int, least: int = 1) -> Any:
+    return Annotated[list[kind], Field(min_length=least, max_length=most)]
+
+
+_AXES: dict[str, Any] = {
+    "batch_sizes": (_list(_of("batch_size"), 1024), [32, 64, 128]),
+    "precisions": (_list(_of("precision"), 6), ["fp32", "amp"]),
+    "layouts": (_list(_of("layout"), 2) | None, None),
+    "image_sizes": (_list(_of("image_size"), 8, 0), []),
+    "within": (_list(Annotated[str, Field(max_length=80)], 12, 0), []),
+    "minimize": (Literal["time", "cost", "energy", "co2"], "time"),
+    "price_usd_per_hour": (
+        _of("price_usd_per_hour") | dict[Name, _of("price_usd_per_hour")] | None,  # type: ignore[misc]
+        None,
+    ),
+    "price_kinds": (_list(Literal["on-demand", "spot", "reserved-1y", "reserved-3y"], 4), ["on-demand"]),
+    "providers": (_list(Annotated[str, Field(max_length=20)], 10, 0), []),
+    "max_rejected": (Annotated[int, Field(ge=0, le=1000)], 50),
+}
+
+
+class PlanRequest(_Body):
+    """The settings of a question about a plan."""
+
+    models: Annotated[list[Name], Field(min_length=1, max_length=16)] = Field(examples=[["cnn:depth=2..4"]])
+    devices: Annotated[list[Name], Field(min_length=1, max_length=24)] = Field(examples=[["t4", "l4"]])
+
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of ``forerun.plan``.
+
+        Raises:
+            UsageError: A name reaches beyond the catalogue and the libraries, or there are too many candidates.
+        """
+        found = self.given()
+        models = expand_models(";".join(check_model_name(model) for model in self.models))
+        found["devices"] = [check_device_name(device) for device in self.devices]
+        for name in ("intra", "inter"):
+            if name in found:
+                found[name] = check_link_name(found[name])
+        configurations = (
+            len(models)
+            * len(found["precisions"])
+            * len(found.get("layouts") or [None])
+            * max(1, len(found["image_sizes"]))
+        )
+        for values in searched_values(found.get("search", ()), found, models).values():
+            configurations *= len(values)
+        if configurations > 64:
+            raise UsageError(
+                "at most 64 combinations of model, precision, layout, image size and searched settings are answered "
+                f"over HTTP, got {configurations}"
+            )
+        count = configurations * len(self.devices) * len(found["batch_sizes"])
+        if count > MAX_HTTP_CANDIDATES:
+            raise UsageError(
+                f"at most {MAX_HTTP_CANDIDATES:,} candidates are answered over HTTP, got {count:,}"
+            )
+        found["models"] = models
+        return found
+
+
+if TYPE_CHECKING:
+    PredictBody = RunBody
+    ScaleBody = RunBody
+    PlanBody = PlanRequest
+else:  # made from the declarations: a type checker knows the settings from these
+    PredictBody = create_model(
+        "PredictBody",
+        __base__=RunBody,
+        __doc__="A question for ``forerun predict``; names are those of ``forerun.predict``.",
+        **setting_fields(RunOptions, without=_LINKS, over_http=True),
+    )
+    ScaleBody = create_model(
+        "ScaleBody",
+        __base__=RunBody,
+        __doc__="A question for ``forerun scale`` about devices; names are those of ``forerun.scale``.",
+        **setting_fields(ScaleOptions, without=_LINKS, over_http=True),
+    )
+    PlanBody = create_model(
+        "PlanBody",
+        __base__=PlanRequest,
+        __doc__="A question for ``forerun plan``; names are those of ``forerun.plan``.",
+        **{**_AXES, **setting_fields(PlanOptions, without=_AXES, over_http=True)},
+    )

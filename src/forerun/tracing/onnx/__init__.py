@@ -1,1 +1,0 @@
-"""Models from ONNX files."""

@@ -1,0 +1,85 @@
+"""Kubernetes' documents."""
+
+import copy
+import json
+import shlex
+
+import pytest
+
+from forerun.adapters.clusters.kubernetes import KUBERNETES, kubernetes_cluster
+from forerun.base.errors import RecordError
+from forerun.jobs.scheduling.live import LiveJob, action_of, commands_for
+from live_documents import KUBECTL, NOW_S
+
+
+def test_jobs_and_nodes():
+    found = kubernetes_cluster(KUBECTL, NOW_S)
+    assert [(n.name, n.device, n.num_devices) for n in found.nodes] == [("k1", "tesla-t4", 2)]
+    long, short = found.jobs
+    assert (long.name, long.is_running, long.nodes) == ("ml/long", True, (("k1", 2),))
+    assert long.ran_s > 0
+    assert (short.is_running, short.num_devices, short.details["queue"]) == (False, 1, "team")
+    assert short.fields == {"points": "1:100 2:190 4:340", "batch_size": "32", "steps": "9000"}
+    assert found.notes == ("job ml/cpu asks for no nvidia.com/gpu: left alone",)
+
+
+def test_a_job_of_volcano():
+    task = {
+        "name": "worker",
+        "replicas": 2,
+        "template": {"spec": {"containers": [{"resources": {"limits": {"nvidia.com/gpu": 1}}}]}},
+    }
+    job = {
+        "apiVersion": "batch.volcano.sh/v1alpha1",
+        "kind": "Job",
+        "metadata": {"name": "v", "namespace": "ml"},
+        "spec": {"tasks": [task]},
+        "status": {"state": {"phase": "Pending"}},
+    }
+    found = kubernetes_cluster({"items": [job, *KUBECTL["items"][-2:]]}, NOW_S)
+    (only,) = found.jobs
+    assert (only.num_devices, only.is_running, only.details["task"]) == (2, False, "worker")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda items: items[:4],
+            "expected nodes with nvidia.com/gpu among the items, got Job; ask for jobs,pods,nodes",
+        ),
+        (lambda items: [*items[:4], *items[5:]], "job ml/long runs, but none of its pods is among the items"),
+        (
+            lambda items: [{**items[1], "metadata": {}}, items[-2]],
+            "expected a name in the metadata of every job",
+        ),
+        (
+            lambda items: [{**items[1], "spec": {}}, items[-2]],
+            "job short: expected a pod template in its spec, got none",
+        ),
+    ],
+)
+def test_documents_that_cannot_be_meant(change, message):
+    items = change(copy.deepcopy(KUBECTL["items"]))
+    with pytest.raises(RecordError, match=message):
+        kubernetes_cluster({"items": items}, NOW_S)
+
+
+def test_kubernetes_suspends_resumes_and_lets_kueue_start():
+    long, short = kubernetes_cluster(KUBECTL, NOW_S).jobs
+    lines = commands_for(KUBERNETES, [action_of(short, "tesla-t4", [("k1", 1)]), action_of(long, "", [])])
+    manifest = json.loads(shlex.split(lines[0])[1])
+    assert (manifest["kind"], manifest["metadata"]["name"]) == ("WorkloadPriorityClass", "forerun-now")
+    patches = [json.loads(shlex.split(line)[-1]) for line in lines[1:3]]
+    assert patches == [{"spec": {"suspend": True}}, {"spec": {"parallelism": 1}}]
+    assert lines[3].endswith("label job short --overwrite kueue.x-k8s.io/priority-class=forerun-now")
+
+
+def test_volcano_starts_and_stops_whole_jobs():
+    details = {"api": "batch.volcano.sh/v1alpha1", "per_pod": "1"}
+    job = LiveJob(name="ml/v", title="v", is_running=False, num_devices=2, details=details)
+    (line,) = commands_for(KUBERNETES, [action_of(job, "t4", [("k1", 2)])])
+    words = shlex.split(line)
+    manifest = json.loads(words[1])
+    assert (manifest["action"], manifest["target"]["name"]) == ("ResumeJob", "v")
+    assert words[2:] == ["|", "kubectl", "--namespace", "ml", "create", "--filename", "-"]

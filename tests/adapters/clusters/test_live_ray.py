@@ -1,0 +1,80 @@
+"""Advice for a real Ray, through its dashboard."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from forerun.base.errors import FailureError
+from forerun.jobs.schedule_live import schedule_live
+
+pytest.importorskip("ray", reason="needs the extra 'ray'")
+for module in ("aiohttp_cors", "opencensus", "colorful"):
+    pytest.importorskip(module, reason="needs Ray's dashboard: pip install 'ray[default]'")
+
+# Ray takes its way of authentication from the environment when it is imported: it runs in a process of its own.
+CLUSTER = """
+import sys, time, ray
+from ray.job_submission import JobSubmissionClient
+context = ray.init(num_cpus=2, num_gpus=2, include_dashboard=True, dashboard_port=0, log_to_driver=False)
+url = "http://" + context.dashboard_url
+end_s = time.monotonic() + 120
+while True:
+    try:
+        client = JobSubmissionClient(url)
+        break
+    except Exception:  # the dashboard's agent of jobs starts after Ray
+        if time.monotonic() > end_s:
+            raise
+        time.sleep(1)
+def submit(name, seconds, number, points, steps):
+    fields = {"points": points, "batch_size": 10, "steps": steps, "num_devices": number}
+    client.submit_job(
+        entrypoint=f"python -c 'import time; time.sleep({seconds})'", submission_id=name, entrypoint_num_gpus=number,
+        metadata={f"forerun.{key}": str(value) for key, value in fields.items()},
+    )
+submit("long", 600, 2, "2:100", 900_000)
+end_s = time.monotonic() + 120
+while client.get_job_status("long") != "RUNNING" and time.monotonic() < end_s:
+    time.sleep(0.5)
+submit("short", 5, 1, "1:100", 3000)
+print("AT", url, flush=True)
+sys.stdin.read()
+client.stop_job("long")
+ray.shutdown()
+"""
+
+
+@pytest.fixture
+def dashboard(monkeypatch, tmp_path):
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "0123456789abcdef" * 4)
+    log = tmp_path / "cluster.log"
+    with (
+        log.open("w") as errors,
+        subprocess.Popen(
+            [sys.executable, "-c", CLUSTER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=dict(os.environ),
+        ) as cluster,
+    ):
+        assert cluster.stdout is not None
+        address = next((line.split()[1] for line in cluster.stdout if line.startswith("AT ")), None)
+        assert address, log.read_text()
+        yield address
+        cluster.communicate(timeout=120)
+
+
+def test_a_real_ray_is_read_and_advised(dashboard, monkeypatch):
+    advice = schedule_live(f"ray:{dashboard}")
+    assert (advice.system, advice.cluster) == ("ray", "1x2xgpu")
+    assert {item.job: str(item.action.kind) for item in advice.jobs} == {"long": "stop", "short": "start"}
+    # Ray starts the short one by itself.
+    assert advice.commands == ("ray job stop long",)
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "another" * 9)
+    with pytest.raises(FailureError, match=r"refused /api/jobs/ .*set RAY_AUTH_TOKEN"):
+        schedule_live(f"ray:{dashboard}")

@@ -1,0 +1,85 @@
+"""Slurm's documents, of two layouts."""
+
+from math import inf
+
+import pytest
+
+from forerun.adapters.clusters.slurm import SLURM, expand_host_list, slurm_cluster
+from forerun.base.errors import RecordError
+from forerun.jobs.scheduling.live import LiveJob, action_of, commands_for
+from live_documents import NEWER_SINFO, NEWER_SQUEUE, NOW_S, SINFO, SQUEUE
+
+
+def test_jobs_and_nodes_of_an_older_slurm():
+    found = slurm_cluster(SQUEUE, SINFO, NOW_S)
+    assert [(n.name, n.device, n.num_devices) for n in found.nodes] == [("n1", "t4", 2), ("n2", "t4", 4)]
+    long, waits = found.jobs
+    assert (long.name, long.is_running, long.nodes, long.num_devices) == ("7", True, (("n1", 2),), 2)
+    # It asked for GPUs of no kind.
+    assert (long.device, long.ran_s, long.limit_s) == ("", 3600.0, 36_000.0)
+    assert long.fields["points"] == "1:100 2:190"
+    assert (waits.is_running, waits.device, waits.num_devices, waits.can_restart) == (False, "t4", 1, False)
+    assert (waits.fields, waits.details) == ({}, {"held": "yes"})
+    assert any("idle/drain: n3" in note for note in found.notes)
+    assert "job 9 asks for no GPU: left alone" in found.notes
+
+
+def test_jobs_and_nodes_of_a_newer_slurm():
+    found = slurm_cluster(NEWER_SQUEUE, NEWER_SINFO, NOW_S)
+    assert [(n.name, n.num_devices) for n in found.nodes] == [("n1", 8), ("n2", 8)]
+    (job,) = found.jobs
+    assert (job.name, job.num_devices, job.nodes) == ("69_3", 16, (("n1", 8), ("n2", 8)))
+    assert (job.ran_s, job.limit_s) == (60.0, inf)
+
+
+def test_a_job_on_a_node_that_takes_no_jobs_is_left_alone():
+    elsewhere = {"jobs": [{**SQUEUE["jobs"][0], "nodes": "n3"}]}
+    found = slurm_cluster(elsewhere, SINFO, NOW_S)
+    assert not found.jobs
+    assert "job 7 runs on n3, which takes no new jobs: left alone" in found.notes
+
+
+@pytest.mark.parametrize(
+    ("squeue", "message"),
+    [
+        ({}, "squeue --json: expected a list of objects under 'jobs', got nothing"),
+        ([], "expected a list of objects under 'jobs', got list"),
+        ({"jobs": [{"name": "a"}]}, "expected job_id and job_state of every job, got name"),
+        (
+            {"jobs": [{**SQUEUE["jobs"][0], "comment": "forerun model"}]},
+            "job 7: expected name=value in its comment, got 'model'",
+        ),
+        ({"jobs": [{**SQUEUE["jobs"][0], "comment": "forerun a='b"}]}, "job 7: its comment cannot be read"),
+    ],
+)
+def test_documents_that_cannot_be_meant(squeue, message):
+    with pytest.raises(RecordError, match=message):
+        slurm_cluster(squeue, SINFO, NOW_S)
+
+
+def test_host_lists():
+    assert expand_host_list("a[1-3]b,c") == ["a1b", "a2b", "a3b", "c"]
+    assert expand_host_list("") == []
+
+
+def test_slurm_holds_before_it_frees_and_frees_before_it_starts():
+    long, waits = slurm_cluster(SQUEUE, SINFO, NOW_S).jobs
+    new = LiveJob(name="new", title="new", is_running=False, num_devices=2)
+    assert commands_for(
+        SLURM,
+        [
+            action_of(waits, "t4", [("n1", 1)]),
+            action_of(long, "", []),
+            action_of(new, "t4", [("n2", 2)], "python train.py"),
+        ],
+    ) == [
+        "scontrol requeuehold 7",
+        "scontrol update JobId=8 NumNodes=1 TresPerNode=gres:gpu:t4:1 ReqNodeList=n1",
+        "scontrol release 8",
+        "sbatch --job-name=new --nodes=1 --gres=gpu:t4:2 --nodelist=n2 --wrap 'python train.py'",
+    ]
+    changed = commands_for(SLURM, [action_of(long, "t4", [("n2", 4)])])
+    assert changed[1] == "scontrol update JobId=7 NumNodes=1 TresPerNode=gres:gpu:4 ReqNodeList=n2"
+    assert commands_for(SLURM, [action_of(long, "t4", [("n1", 2)])]) == []
+    # It is held already.
+    assert commands_for(SLURM, [action_of(waits, "", [])]) == []

@@ -1,0 +1,89 @@
+"""Collectives: closed forms, limits and laws."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forerun.base.errors import InvalidSetupError
+from forerun.cost.communication.collectives import (
+    all_gather_time_s,
+    broadcast_time_s,
+    hierarchical_all_reduce_time_s,
+    one_to_all_time_s,
+    reduce_scatter_time_s,
+    ring_all_reduce_time_s,
+    tree_all_reduce_time_s,
+)
+
+ALL = (
+    all_gather_time_s,
+    broadcast_time_s,
+    one_to_all_time_s,
+    reduce_scatter_time_s,
+    ring_all_reduce_time_s,
+    tree_all_reduce_time_s,
+)
+sizes = st.floats(0, 1e10)
+numbers = st.integers(1, 512)
+
+
+@pytest.mark.parametrize("collective", ALL)
+def test_one_device_sends_nothing(collective):
+    assert collective(1e9, 1, 1e-6, 1e9) == 0
+
+
+def test_ring_sends_twice_all_but_one_nth_of_the_message():
+    # 4 devices, 400 MB at 1 GB/s: 2 x 3/4 x 0.4 s, and six hops.
+    assert ring_all_reduce_time_s(400e6, 4, 0.001, 1e9) == pytest.approx(0.6 + 0.006)
+
+
+def test_tree_needs_fewer_hops_than_a_ring_and_sends_more():
+    small = [f(8, 64, 1e-6, 1e12) for f in (tree_all_reduce_time_s, ring_all_reduce_time_s)]
+    assert small == [pytest.approx(12e-6, rel=1e-3), pytest.approx(126e-6, rel=1e-3)]
+    assert tree_all_reduce_time_s(1e9, 64, 0, 1e9) > ring_all_reduce_time_s(1e9, 64, 0, 1e9)
+
+
+@given(sizes, numbers)
+def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather(size, number):
+    parts = reduce_scatter_time_s(size, number, 2e-6, 3e9) + all_gather_time_s(size, number, 2e-6, 3e9)
+    assert math.isclose(parts, ring_all_reduce_time_s(size, number, 2e-6, 3e9))
+
+
+@given(sizes, sizes, numbers)
+@pytest.mark.parametrize("collective", ALL)
+def test_more_bytes_are_never_faster(collective, one, other, number):
+    small, large = sorted((one, other))
+    assert collective(small, number, 1e-6, 1e9) <= collective(large, number, 1e-6, 1e9)
+
+
+@given(sizes, st.integers(2, 16), st.integers(2, 64))
+def test_hierarchy_is_between_its_stages(size, per_node, nodes):
+    links = {
+        "intra_latency_s": 1e-6,
+        "intra_bytes_per_s": 1e11,
+        "inter_latency_s": 5e-6,
+        "inter_bytes_per_s": 1e10,
+    }
+    time_s = hierarchical_all_reduce_time_s(size, num_nodes=nodes, num_devices_per_node=per_node, **links)
+    inside = ring_all_reduce_time_s(size, per_node, 1e-6, 1e11)
+    assert math.isclose(time_s, inside + ring_all_reduce_time_s(size, nodes, 5e-6, 1e10))
+    assert hierarchical_all_reduce_time_s(size, num_nodes=1, num_devices_per_node=per_node, **links) == inside
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((1e6, 0, 0, 1e9), "devices must be at least 1, got 0"),
+        ((1e6, -2, 0, 1e9), "got -2"),
+        ((-1, 2, 0, 1e9), "zero or more bytes, got -1"),
+        ((float("nan"), 2, 0, 1e9), "zero or more bytes, got nan"),
+        ((1e6, 2, -1e-6, 1e9), "latency of zero or more"),
+        ((1e6, 2, 0, 0), "bandwidth above zero"),
+    ],
+)
+@pytest.mark.parametrize("collective", ALL)
+def test_impossible_questions(collective, arguments, message):
+    with pytest.raises(InvalidSetupError, match=message):
+        collective(*arguments)

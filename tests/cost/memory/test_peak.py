@@ -1,0 +1,122 @@
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forerun.base.errors import InvalidSetupError, TraceError
+from forerun.cost.memory.constants import MemoryConstants
+from forerun.cost.memory.peak import estimate_memory, fits, step_runs
+from forerun.graph.graph import MemoryEvent, MemoryStream
+from forerun.question.setup import Layout, Precision, TrainingSetup
+from memory_streams import MIB, graph_of, training_stream
+
+CONSTANTS = MemoryConstants(
+    overhead_bytes=500 * MIB,
+    live_factor=1.02,
+    workspace_factor=1.0,
+    uses_caching_allocator=True,
+    source="made up for tests",
+)
+PROCESS_ONLY = replace(CONSTANTS, live_factor=1.0, uses_caching_allocator=False)
+GRAPH = graph_of(training_stream(momentum=True))
+
+
+def setup_of(batch_size, **changes):
+    return TrainingSetup(batch_size_per_device=batch_size, **changes)
+
+
+def estimate_at(batch_size, graph=GRAPH, constants=CONSTANTS, **changes):
+    return estimate_memory(graph, setup_of(batch_size, **changes), constants)
+
+
+def test_parts_add_up_to_the_peak():
+    estimate = estimate_at(50)
+    assert sum(part.size_bytes for part in estimate.parts) == pytest.approx(estimate.peak_bytes)
+    assert estimate.peak_bytes == (
+        estimate.live_peak_bytes + estimate.fragmentation_bytes + estimate.overhead_bytes
+    )
+    sizes = {part.name: part.size_bytes for part in estimate.parts}
+    assert sizes["weights"] == sizes["optimizer state"] == 10 * MIB
+    assert sizes["activations"] == 150 * MIB
+    assert sizes["context"] == 500 * MIB
+    assert sizes["fragmentation"] >= 0
+
+
+def test_the_interval_contains_the_peak_and_says_why():
+    estimate = estimate_at(50)
+    assert estimate.low_bytes < estimate.peak_bytes < estimate.high_bytes
+    assert estimate.low_bytes > estimate.overhead_bytes
+    assert estimate.peak_phase == "backward"
+    assert estimate.source == CONSTANTS.source
+
+
+def test_without_replay_live_bytes_times_a_factor():
+    estimate = estimate_memory(GRAPH, setup_of(50), CONSTANTS, by_replay=False)
+    assert estimate.limit_bytes == pytest.approx(1.02 * estimate.live_peak_bytes)
+
+
+def test_without_a_caching_allocator_live_bytes_and_the_process():
+    estimate = estimate_at(50, constants=PROCESS_ONLY)
+    assert estimate.fragmentation_bytes == 0
+    assert estimate.peak_bytes == estimate.live_peak_bytes + 500 * MIB
+
+
+@pytest.mark.parametrize(
+    ("layout", "precision", "expected_bytes"),
+    [
+        (Layout.NCHW, Precision.AMP, 40 * MIB),
+        (Layout.NCHW, Precision.BF16, 40 * MIB),
+        (Layout.NHWC, Precision.AMP, 0),
+        (Layout.NCHW, Precision.FP32, 0),
+    ],
+)
+def test_workspace_in_half_precision_nchw_only(layout, precision, expected_bytes):
+    # Largest convolution: twice 2 MiB per sample, batch 10.
+    assert estimate_at(10, layout=layout, precision=precision).workspace_bytes == expected_bytes
+
+
+@given(st.integers(1, 300))
+@settings(max_examples=20, deadline=None)
+def test_a_larger_batch_never_needs_less_live_memory(batch_size):
+    smaller = estimate_memory(GRAPH, setup_of(batch_size), CONSTANTS, by_replay=False)
+    larger = estimate_memory(GRAPH, setup_of(batch_size + 1), CONSTANTS, by_replay=False)
+    assert smaller.peak_bytes <= larger.peak_bytes
+
+
+def test_verdict_has_three_values():
+    estimate = estimate_at(100)
+    assert fits(estimate, estimate.overhead_bytes + estimate.limit_bytes / 0.969) == "yes"
+    assert fits(estimate, estimate.overhead_bytes + estimate.limit_bytes / 0.971) == "close"
+    assert fits(estimate, estimate.peak_bytes) == "close"
+    assert fits(estimate, estimate.overhead_bytes + estimate.limit_bytes / 1.029) == "close"
+    assert fits(estimate, estimate.overhead_bytes + estimate.limit_bytes / 1.031) == "no"
+
+
+def test_a_device_smaller_than_the_overhead_fits_nothing():
+    assert fits(estimate_at(1), 100 * MIB) == "no"
+
+
+def test_a_graph_of_one_batch_size_knows_no_other():
+    graph = graph_of(training_stream(), only_batch_size=8)
+    assert estimate_at(8, graph=graph).peak_bytes > 0
+    with pytest.raises(InvalidSetupError, match="traced for batch size 8 only, got 9"):
+        estimate_at(9, graph=graph)
+
+
+@pytest.mark.parametrize("constants", [CONSTANTS, PROCESS_ONLY])
+def test_a_step_runs_in_its_peak_and_not_below_its_live_bytes(constants):
+    estimate = estimate_at(60, constants=constants)
+    assert step_runs(GRAPH, setup_of(60), estimate.peak_bytes, constants)
+    too_little = estimate.overhead_bytes + estimate.live_peak_bytes - 1
+    assert not step_runs(GRAPH, setup_of(60), too_little, constants)
+
+
+@pytest.mark.parametrize("by_replay", [True, False])
+def test_a_damaged_stream_is_refused(by_replay):
+    stream = training_stream()
+    block = stream.block.copy()
+    block[stream.event == MemoryEvent.FREE] = 0
+    broken = MemoryStream(event=stream.event, block=block, size_bytes=stream.size_bytes, kind=stream.kind)
+    with pytest.raises(TraceError, match="trace the model again"):
+        estimate_memory(graph_of(broken), setup_of(4), CONSTANTS, by_replay=by_replay)

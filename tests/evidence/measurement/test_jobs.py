@@ -1,0 +1,42 @@
+"""Settings that cannot be meant are refused, and a protocol survives its journey as JSON."""
+
+import math
+
+import pytest
+
+from forerun.base.errors import InvalidSetupError
+from forerun.evidence.measurement.jobs import Protocol
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"min_warm_up": -1},
+        {"min_warm_up": 5, "max_warm_up": 4},
+        {"window": 2},
+        {"tolerance": -0.1},
+        {"tolerance": math.nan},
+        {"num_repetitions": 2},
+        {"max_seconds": -1.0},
+        {"timeout_s": 0.0},
+        {"timeout_s": math.nan},
+        {"anchor_every": -1},
+        {"num_threads": 0},
+        {"memory_limit_bytes": 0},
+        {"telemetry_every_s": 0.0},
+    ],
+)
+def test_impossible_settings_are_refused_by_name(settings):
+    with pytest.raises(InvalidSetupError, match=f"expected {list(settings)[-1]} "):
+        Protocol(**settings)
+
+
+def test_json_brings_every_setting_back():
+    protocol = Protocol(window=7, num_threads=2, memory_limit_bytes=10**9, tolerance=0.01)
+    assert Protocol.from_json(protocol.to_json()) == protocol
+    assert Protocol.from_json("{}") == Protocol()
+
+
+def test_an_unknown_setting_is_named():
+    with pytest.raises(InvalidSetupError, match="unknown num_repititions; known are anchor_every"):
+        Protocol.from_json('{"num_repititions": 5}')

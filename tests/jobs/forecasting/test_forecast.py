@@ -1,0 +1,369 @@
+"""A curve to an answer: values, targets, probabilities, refusals."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forerun.base.errors import ForecastError, InvalidSetupError, RecordError
+from forerun.jobs.forecasting.backtest_table import shipped_table
+from forerun.jobs.forecasting.curve import (
+    Curve,
+    MetricKind,
+    clean,
+    error_scale,
+    parse_target,
+    without_outliers,
+)
+from forerun.jobs.forecasting.forecast import forecast_curve
+from forerun.jobs.forecasting.forecast_answer import stop_advice
+from forerun.jobs.forecasting.mixture import Tier
+from forerun.jobs.forecasting.schedule import parse_schedule
+
+TABLE = shipped_table()
+
+
+def accuracy_curve(num=30, floor=0.06, noise=0.004, seed=0, rates=None, values=None):
+    epochs = np.arange(1.0, num + 1)
+    if values is None:
+        values = 1 - floor - 0.6 * epochs**-0.7 + np.random.default_rng(seed).normal(0, noise, num)
+    return Curve(
+        name="run",
+        metric="accuracy",
+        epochs=epochs,
+        values=np.asarray(values, dtype=float),
+        is_rising=True,
+        learning_rates=rates,
+    )
+
+
+def ask(curve=None, **question):
+    return forecast_curve(curve or accuracy_curve(), TABLE, **question)
+
+
+def test_tiers_follow_from_what_is_known():
+    assert ask(end_epoch=100).tier is Tier.CURVE
+    assert ask(schedule=parse_schedule("cosine:epochs=100")).tier is Tier.SCHEDULE
+    sibling = accuracy_curve(100, seed=4)
+    assert ask(siblings=[sibling]).tier is Tier.HISTORY
+    assert ask(siblings=[sibling], schedule=parse_schedule("cosine:epochs=100")).tier is Tier.BOTH
+
+
+@pytest.mark.parametrize(
+    "question", [{"end_epoch": 100.0}, {"schedule": parse_schedule("cosine:epochs=100")}]
+)
+def test_intervals_are_nested_and_inside_the_scale(question):
+    found = ask(**question)
+    assert len(found.epochs) == 70
+    assert np.all(found.low_90 <= found.low_80)
+    assert np.all(found.low_80 <= found.values)
+    assert np.all(found.values <= found.high_80)
+    assert np.all(found.high_80 <= found.high_90)
+    assert np.all(found.high_90 <= 1)
+    assert (
+        found.final.low_90
+        <= found.final.low_80
+        <= found.final.value
+        <= found.final.high_80
+        <= found.final.high_90
+    )
+    assert sum(found.weights.values()) == pytest.approx(1)
+
+
+def test_more_of_the_run_narrows_the_interval():
+    whole = accuracy_curve(100)
+    widths = []
+    for seen in (15, 40, 80):
+        final = ask(whole.first(seen), schedule=parse_schedule("cosine:epochs=100")).final
+        widths.append(final.high_90 - final.low_90)
+    assert widths[0] > widths[1] > widths[2]
+
+
+@settings(max_examples=15, deadline=None)
+@given(value=st.floats(0.7, 0.94), harder=st.floats(0.001, 0.05))
+def test_probability_rises_with_time_and_falls_with_the_target(value, harder):
+    easy = ask(end_epoch=100.0, target=parse_target(f"accuracy>={value:.4f}"))
+    hard = ask(end_epoch=100.0, target=parse_target(f"accuracy>={value + harder:.4f}"))
+    assert np.all(np.diff(easy.probability) >= 0)
+    assert easy.probability_at_end >= hard.probability_at_end - 1e-12
+    assert easy.epochs_to_target[0] <= easy.epochs_to_target[1] <= easy.epochs_to_target[2]
+    assert easy.epochs_to_target[1] <= hard.epochs_to_target[1]
+
+
+def test_the_likely_epoch_lies_in_the_range_and_not_behind_its_middle():
+    found = ask(end_epoch=100.0, target=parse_target("accuracy>=0.92"))
+    p10, p50, p90 = found.epochs_to_target
+    assert p10 <= found.likely_epoch <= p50 <= p90
+    assert ask(end_epoch=40, target=parse_target("accuracy>=0.9999")).likely_epoch == float("inf")
+
+
+def test_a_target_reached_already_is_said_to_be():
+    found = ask(target=parse_target("accuracy>=0.5"), end_epoch=100)
+    assert found.reached_epoch == 2
+    assert found.probability_at_end == 1
+    assert found.epochs_to_target == (2, 2, 2)
+    advice = stop_advice(found, None)
+    assert advice.should_stop
+    assert "reached at epoch 2" in advice.reason
+
+
+def test_a_target_out_of_reach_has_no_epoch_and_the_advice_is_to_stop():
+    found = ask(target=parse_target("accuracy>=0.9999"), end_epoch=40)
+    assert found.epochs_to_target == (float("inf"),) * 3
+    assert found.probability_at_end <= 0.05
+    advice = stop_advice(found, 60.0)
+    assert advice.should_stop
+    assert advice.gain_unit == "hour"
+
+
+def test_a_falling_loss_is_forecast_in_its_own_units():
+    epochs = np.arange(1.0, 31)
+    curve = Curve(name="run", metric="loss", epochs=epochs, values=2 + 9 * epochs**-0.5, is_rising=False)
+    found = ask(curve, end_epoch=60, target=parse_target("loss<=3.3"))
+    assert 2 < found.final.value < 3.7
+    assert np.all(np.diff(found.probability) >= 0)
+
+
+def test_per_cent_and_fractions_give_the_same_answer():
+    fraction = accuracy_curve()
+    percent = accuracy_curve(values=100 * fraction.values)
+    once, hundred = ask(fraction, end_epoch=60).final, ask(percent, end_epoch=60).final
+    assert hundred.value == pytest.approx(100 * once.value)
+    assert hundred.low_90 == pytest.approx(100 * once.low_90)
+
+
+def test_without_a_length_it_is_said_what_was_taken():
+    found = ask()
+    assert found.end_epoch == 60
+    assert any("length of the run was not given" in note for note in found.notes)
+
+
+def test_a_run_at_its_end_has_nothing_to_come():
+    found = ask(end_epoch=30.0, target=parse_target("accuracy>=0.999"))
+    assert len(found.epochs) == 0
+    assert found.probability_at_end == 0
+    assert found.final.low_90 == found.final.value == found.final.high_90
+
+
+def test_a_curve_that_begins_at_zero_is_forecast():
+    curve = accuracy_curve()
+    moved = replace(curve, epochs=curve.epochs - 1)
+    for question in ({"end_epoch": 100.0}, {"schedule": parse_schedule("cosine:epochs=100,warmup=5")}):
+        found = ask(moved, **question)
+        assert np.all(np.isfinite(found.values))
+        assert found.final.value == pytest.approx(ask(curve, **question).final.value, abs=0.02)
+
+
+def test_steps_are_kept_as_steps():
+    steps = 125.0 * np.arange(1, 13)
+    curve = Curve(
+        name="r", metric="loss", epochs=steps, values=11 * steps**-0.2, is_rising=False, unit="step"
+    )
+    found = ask(curve, end_epoch=3000)
+    assert found.epochs[-1] == 3000
+    assert found.curve.steps_per_epoch() == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ([0.1, 0.2, 0.3], "at least 4 points"),
+        ([np.nan] * 6, "every value is NaN"),
+        ([0.5] * 10, "does not move"),
+        ([0.5, 0.4, 0.45, 0.42, 0.41, 0.4], "not improved since its first point"),
+        ([0.1, 0.5, 0.8, 0.85, 0.88, 0.9, 0.1, 0.1, 0.1, 0.1], "has diverged"),
+        ([0.1, 0.5, 0.8, 0.85, np.nan, np.nan, np.nan], "has diverged"),
+    ],
+)
+def test_refusals_have_a_reason(values, words):
+    with pytest.raises(ForecastError, match=words):
+        ask(accuracy_curve(len(values), values=values))
+
+
+def loss_curve(values, metric="loss"):
+    epochs = np.arange(1.0, len(values) + 1)
+    return Curve(
+        name="r", metric=metric, epochs=epochs, values=np.asarray(values, dtype=float), is_rising=False
+    )
+
+
+def test_a_loss_that_runs_away_is_recognised():
+    with pytest.raises(ForecastError, match="diverged: loss ends at 200"):
+        ask(loss_curve([10, 8, 7, 6, 5.5, 5, 40, 60, 90, 200]))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [0.344, 0.36, 0.28, 0.25, 0.31, 0.36, 0.40, 0.42],  # first epochs of a detector that warms up
+        [0.05, 0.32, 0.28, 0.02, 0.01, 0.20, 0.35, 0.41],
+        [0.904, 0.912, 0.916, 0.913, 0.910, 0.908, 0.908, 0.908],  # fine-tuning that slips by 0.8 points
+        [0.3, 0.5, 0.62, 0.66, 0.2, 0.3, 0.5, 0.6, 0.67, 0.68],
+    ],
+)
+def test_a_run_that_only_slips_has_not_diverged(values):
+    for seen in range(6, len(values) + 1):
+        assert not clean(accuracy_curve(seen, values=values[:seen])).has_diverged
+
+
+def test_a_validation_loss_that_rises_by_overfitting_has_not_diverged_and_is_followed():
+    epochs = np.arange(1.0, 41)
+    values = 0.3 + 0.5 / epochs + 0.006 * epochs
+    found = ask(loss_curve(values, "val_loss"), end_epoch=80)
+    assert found.final.value > 1.2 * values.min()
+
+
+@pytest.mark.parametrize(
+    ("curve", "target", "words"),
+    [
+        (
+            accuracy_curve(),
+            "accuracy>=2",
+            "cannot be reached: accuracy is at most 1 in this run; for 2 per cent",
+        ),
+        (accuracy_curve(), "accuracy>=92", "for 92 per cent write 0.92"),
+        (accuracy_curve(values=100 * accuracy_curve().values), "accuracy>=101", "at most 100 in this run"),
+        (accuracy_curve(values=100 * accuracy_curve().values), "accuracy>=0.92", "in per cent; write 92"),
+        (loss_curve([3, 2, 1.5, 1.2, 1.1]), "loss<=-1", "never below 0"),
+    ],
+)
+def test_a_target_that_no_run_can_reach_is_refused(curve, target, words):
+    with pytest.raises(InvalidSetupError, match=words):
+        ask(curve, target=parse_target(target))
+
+
+def test_a_score_without_a_known_top_may_have_any_target():
+    epochs = np.arange(1.0, 21)
+    curve = Curve(name="r", metric="reward", epochs=epochs, values=40 * epochs**0.5, is_rising=True)
+    assert 0 <= ask(curve, target=parse_target("reward>=5000"), end_epoch=40).probability_at_end < 0.5
+
+
+def test_word_errors_are_on_their_own_scale_whatever_the_first_value():
+    epochs = np.arange(1.0, 31)
+    values = 12 + 110 * epochs**-0.8  # per cent, above 100 at first
+    curve = Curve(name="r", metric="eval_wer", epochs=epochs, values=values, is_rising=False)
+    fraction = Curve(name="r", metric="eval_wer", epochs=epochs, values=values / 100, is_rising=False)
+    once, hundred = ask(fraction, end_epoch=60).final, ask(curve, end_epoch=60).final
+    assert hundred.value == pytest.approx(100 * once.value)
+    assert curve.kind is MetricKind.ERROR_RATE
+
+
+def test_a_metric_far_from_perfect_is_not_forecast_to_become_perfect():
+    epochs = np.arange(1.0, 31)
+    values = 0.40 - 0.35 * epochs**-0.5
+    curve = Curve(name="r", metric="metrics/mAP50-95(B)", epochs=epochs, values=values, is_rising=True)
+    found = ask(curve, schedule=parse_schedule("linear:epochs=100,min=0.01,warmup=3"))
+    assert 0.33 < found.final.value < 0.48
+    assert curve.kind is MetricKind.OVERLAP
+
+
+def test_language_models_gain_less_from_a_drop_than_classifiers():
+    epochs = 100.0 * np.arange(1, 31)
+    schedule = parse_schedule("trapezoid:epochs=6000,decay_from=4200")
+    loss = Curve(
+        name="r",
+        metric="val_loss",
+        epochs=epochs,
+        values=3.2 + 30 * epochs**-0.5,
+        is_rising=False,
+        unit="step",
+    )
+    stay, fall = (
+        ask(loss, schedule=s).final.value for s in (parse_schedule("constant:epochs=6000"), schedule)
+    )
+    assert 0.9 * stay < fall < stay
+
+
+def test_a_constant_rate_is_a_schedule_like_any_other():
+    """Training losses of a hyperbola at a constant rate, whose ends must lie in most of their 90 % intervals."""
+    epochs, inside, probability = np.arange(1.0, 121), 0, []
+    for seed in range(12):
+        losses = 1 / (0.1 * epochs + 0.6) + 0.1
+        noisy = losses * (1 + np.random.default_rng(seed).normal(0, 0.02, len(epochs)))
+        found = ask(
+            loss_curve(noisy[:60]),
+            schedule=parse_schedule("constant:epochs=120"),
+            target=parse_target(f"loss<={losses[93]:.5f}"),
+        )
+        inside += found.final.low_90 <= losses[-6:].mean() <= found.final.high_90
+        probability.append(found.probability_at_end)
+        assert not stop_advice(found, None).should_stop
+    assert inside >= 11
+    assert np.median(probability) > 0.5
+
+
+def test_a_rate_that_follows_the_metric_is_said_to_be_unknown():
+    curve = accuracy_curve(rates=np.where(np.arange(30) < 20, 0.1, 0.01))
+    found = ask(curve, schedule=parse_schedule("reduce-on-plateau"), end_epoch=60)
+    assert found.tier is Tier.CURVE
+    assert any("reduced when the metric stalls" in note for note in found.notes)
+
+
+def test_the_length_that_a_log_names_is_taken():
+    curve = replace(accuracy_curve(), planned_end=80.0, notes=("3 rows were passed over",))
+    found = ask(curve)
+    assert found.end_epoch == 80
+    assert "3 rows were passed over" in found.notes
+    assert ask(replace(curve, planned_end=20.0)).end_epoch == 30
+
+
+def test_a_changing_rate_without_a_schedule_is_refused_or_accepted_by_name():
+    curve = accuracy_curve(rates=0.95 ** np.arange(30))
+    with pytest.raises(ForecastError, match="--schedule unknown"):
+        ask(curve, end_epoch=100)
+    assert ask(curve, end_epoch=100, is_schedule_unknown=True).tier is Tier.CURVE
+    assert ask(curve, schedule=parse_schedule("exponential:0.95"), end_epoch=100).tier is Tier.SCHEDULE
+
+
+def test_a_constant_rate_needs_no_schedule():
+    assert ask(accuracy_curve(rates=np.full(30, 0.1)), end_epoch=100).tier is Tier.CURVE
+
+
+def test_an_end_behind_the_curve_and_a_contrary_target_are_refused():
+    with pytest.raises(InvalidSetupError, match="whole length with --epochs"):
+        ask(end_epoch=10)
+    with pytest.raises(InvalidSetupError, match="disagree about whether larger is better"):
+        ask(target=parse_target("accuracy<=0.9"))
+    falling = Curve(name="s", metric="loss", epochs=np.arange(1.0, 9), values=np.ones(8), is_rising=False)
+    with pytest.raises(InvalidSetupError, match="or the reverse"):
+        ask(siblings=[falling])
+
+
+def test_rows_must_rise_and_match():
+    with pytest.raises(RecordError, match="rise from row to row"):
+        Curve(name="r", metric="a", epochs=np.asarray([1.0, 1.0]), values=np.zeros(2), is_rising=True)
+    with pytest.raises(RecordError, match="as many values as epochs"):
+        Curve(name="r", metric="a", epochs=np.arange(3.0), values=np.zeros(2), is_rising=True)
+
+
+def test_a_falling_metric_must_begin_above_zero():
+    with pytest.raises(RecordError, match="must begin above zero"):
+        error_scale([-1.0, -2.0], is_rising=False)
+
+
+def test_lonely_outliers_go_and_drops_stay():
+    rng = np.random.default_rng(0)
+    values = np.where(np.arange(40) < 20, 0.5, 0.3) + rng.normal(0, 0.003, 40)
+    values[11] = 2.0
+    found, num = without_outliers(values)
+    assert num == 1
+    assert found[11] == pytest.approx(0.5, abs=0.01)
+    np.testing.assert_array_equal(np.delete(found, 11), np.delete(values, 11))
+
+
+def test_gaps_are_left_out_and_told():
+    values = accuracy_curve().values.copy()
+    values[5] = np.nan
+    cleaned = clean(accuracy_curve(values=values))
+    assert cleaned.num_missing == 1
+    assert "1 rows without a number" in cleaned.notes[0]
+    assert not cleaned.has_diverged
+
+
+def test_the_schedule_decides_what_is_still_to_come():
+    """Before any drop, a run that will drop its rate is forecast to end better than one that keeps it."""
+    stay = ask(schedule=parse_schedule("constant:epochs=100")).final.value
+    drop = ask(schedule=parse_schedule("step:40,80x0.1"), end_epoch=100).final.value
+    assert drop > stay

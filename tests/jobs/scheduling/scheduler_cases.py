@@ -1,0 +1,117 @@
+"""Jobs, clusters and random sets of them that several tests use."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from forerun.adapters.classics.server_models import SynchronousServerSpeed
+from forerun.jobs.scheduling.cluster import NodeGroup, SharedCluster, parse_cluster
+from forerun.jobs.scheduling.job import DataParallelTraining, ScheduledJob, ServerTraining, TaskDemand
+from forerun.jobs.scheduling.policy import JobView
+from forerun.jobs.scheduling.speed import (
+    BatchEfficiency,
+    DataParallelSpeed,
+    rate_curve,
+)
+
+KINDS = ("t4", "v100")
+
+
+def speed(sample_s: float = 0.01, sync_s: float = 0.05, overhead_s: float = 0.02) -> DataParallelSpeed:
+    return DataParallelSpeed(
+        gradient_s=overhead_s,
+        gradient_per_sample_s=sample_s,
+        local_sync_s=sync_s,
+        node_sync_s=4 * sync_s,
+        overlap=1.5,
+        max_batch_per_device=256,
+    )
+
+
+def job(name: str = "a", *, work: float = 1e5, kinds: tuple[str, ...] = ("t4",), **given) -> ScheduledJob:
+    """A job with speeds of its own; 'sample_s', 'sync_s', 'batch', 'most' shape its training."""
+    batch, most = given.pop("batch", 64.0), given.pop("most", None)
+    one = speed(given.pop("sample_s", 0.01), given.pop("sync_s", 0.05))
+    training = DataParallelTraining(
+        speeds=dict.fromkeys(kinds, one),
+        batch_size=batch,
+        batch_range=None if most is None else (batch, most),
+        efficiency=None if most is None else BatchEfficiency(noise_scale=500.0, base_batch_size=batch),
+    )
+    return ScheduledJob(name=name, training=training, work_samples=work, **given)
+
+
+def server_job(name: str = "s", *, work: float = 1e4, **given) -> ScheduledJob:
+    training = ServerTraining(
+        speed=SynchronousServerSpeed((given.pop("batch_s", 1.0), 0.1, 0.2, 0.02, 0.01)),
+        batch_size=32,
+        worker=TaskDemand(devices=1, cpu_cores=2, memory_bytes=8e9),
+        server=TaskDemand(devices=0, cpu_cores=3, memory_bytes=9e9),
+    )
+    return ScheduledJob(name=name, training=training, work_samples=work, **{"num_servers": 1, **given})
+
+
+def view(of: ScheduledJob, cluster: SharedCluster, order: int = 0, **given) -> JobView:
+    """What a policy would be told about a job that has not run."""
+    training = of.training
+    curves = {}
+    if isinstance(training, DataParallelTraining):
+        fixed = (training.batch_size, training.batch_size)
+        curves = {
+            g.device: rate_curve(
+                training.speeds[g.device],
+                training.efficiency,
+                training.batch_range or fixed,
+                g.devices_per_node,
+                min(g.num_devices, of.max_workers if of.is_elastic else of.num_workers),
+                0.0,
+            )
+            for g in cluster.groups
+            if g.device in training.speeds
+        }
+    return JobView(job=of, order=order, remaining_samples=of.work_samples, curves=curves, **given)
+
+
+def with_cores(nodes: int = 3, devices: int = 2) -> SharedCluster:
+    group = NodeGroup(
+        device="t4",
+        num_nodes=nodes,
+        devices_per_node=devices,
+        cpu_cores_per_node=16,
+        memory_bytes_per_node=48e9,
+    )
+    return SharedCluster(groups=(group,))
+
+
+@st.composite
+def clusters(draw) -> SharedCluster:
+    first = f"{draw(st.integers(1, 4))}x{draw(st.integers(1, 4))}x{KINDS[0]}"
+    if draw(st.booleans()):
+        return parse_cluster(first)
+    return parse_cluster(f"{first}+{draw(st.integers(1, 2))}x{draw(st.integers(1, 4))}x{KINDS[1]}")
+
+
+@st.composite
+def job_sets(draw, cluster: SharedCluster) -> list[ScheduledJob]:
+    """One to seven jobs that fit the cluster, some of one size only, some with a range of batches."""
+    found = []
+    for number in range(draw(st.integers(1, 7))):
+        kinds = cluster.kinds if draw(st.booleans()) else cluster.kinds[:1]
+        most = max(cluster.group(kind).num_devices for kind in kinds)
+        found.append(
+            job(
+                f"job-{number}",
+                work=draw(st.floats(1e3, 1e5)),
+                kinds=kinds,
+                sample_s=draw(st.floats(1e-3, 0.05)),
+                sync_s=draw(st.floats(0.0, 0.5)),
+                most=draw(st.sampled_from([None, 512.0])),
+                num_workers=draw(st.integers(1, min(most, 4))),
+                is_elastic=draw(st.booleans()),
+                arrival_s=draw(st.floats(0, 2e4)),
+                deadline_s=draw(st.sampled_from([float("inf"), 3e4])),
+                weight=draw(st.sampled_from([1.0, 2.0])),
+                restart_s=draw(st.sampled_from([0.0, 30.0])),
+            )
+        )
+    return found

@@ -1,0 +1,100 @@
+"""Placement: packing, first fit, and jobs on more nodes than they need."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scheduler_cases import job, server_job, view, with_cores
+
+from forerun.jobs.scheduling.cluster import parse_cluster
+from forerun.jobs.scheduling.job import Allocation
+from forerun.jobs.scheduling.placement import NodeShare, consolidate, first_fit, pack, placed_remaining_s
+
+CLUSTER = parse_cluster("2x4xt4")
+SPREAD = (NodeShare(0, 2), NodeShare(1, 2))
+FOUR = Allocation("t4", 4)
+
+
+def test_a_server_job_takes_the_fewest_nodes_that_hold_an_even_split():
+    cluster = with_cores(nodes=3)
+    (placed,) = pack(cluster, {"s": server_job()}, {"s": Allocation("t4", 4, 2)}, {}).values()
+    assert sorted((s.num_workers, s.num_servers) for s in placed) == [(2, 1), (2, 1)]
+
+
+def test_a_server_job_without_room_for_an_even_split_is_spread_as_it_fits():
+    cluster = with_cores(nodes=2)
+    jobs = {"first": server_job("first"), "second": server_job("second")}
+    given_ = {"first": Allocation("t4", 1, 2), "second": Allocation("t4", 3, 3)}
+    placed = pack(cluster, jobs, given_, {})
+    assert sum(s.num_workers for s in placed["second"]) == 3
+    assert 1 <= sum(s.num_servers for s in placed["second"]) <= 3
+
+
+def test_data_parallel_jobs_fill_the_tightest_node_that_is_enough():
+    cluster = parse_cluster("3x4xt4")
+    jobs = {name: job(name) for name in "abc"}
+    given_ = {"a": Allocation("t4", 4), "b": Allocation("t4", 3), "c": Allocation("t4", 1)}
+    placed = pack(cluster, jobs, given_, {})
+    assert len({share.node for name in "bc" for share in placed[name]}) == 1
+    assert all(len(placed[name]) == 1 for name in "abc")
+
+
+def test_who_stays_keeps_its_nodes():
+    cluster = parse_cluster("2x4xt4")
+    jobs = {name: job(name) for name in "ab"}
+    kept = {"b": (NodeShare(0, 2),)}
+    placed = pack(cluster, jobs, {"a": Allocation("t4", 4), "b": Allocation("t4", 2)}, kept)
+    assert placed == {"b": (NodeShare(0, 2),), "a": (NodeShare(1, 4),)}
+
+
+@settings(deadline=None)
+@given(sizes=st.lists(st.integers(1, 12), min_size=1, max_size=8), placer=st.sampled_from([pack, first_fit]))
+def test_no_node_is_overfull_and_who_is_placed_is_placed_whole(sizes, placer):
+    cluster = parse_cluster("3x4xt4+2x2xv100")
+    jobs = {f"j{i}": job(f"j{i}") for i in range(len(sizes))}
+    given_ = {name: Allocation("t4", size) for name, size in zip(jobs, sizes, strict=True)}
+    placed = placer(cluster, jobs, given_, {})
+    used = [0] * 5
+    for name, placement in placed.items():
+        assert sum(s.num_workers for s in placement) == given_[name].num_workers
+        for share in placement:
+            used[share.node] += share.num_workers
+    assert used[3:] == [0, 0]
+    assert max(used) <= 4
+    if sum(sizes) <= 12:
+        assert len(placed) == len(sizes)
+
+
+def test_first_fit_takes_nodes_in_order():
+    cluster = parse_cluster("2x4xt4")
+    placed = first_fit(
+        cluster, {n: job(n) for n in "ab"}, {"a": Allocation("t4", 3), "b": Allocation("t4", 2)}, {}
+    )
+    assert placed["b"] == (NodeShare(0, 1), NodeShare(1, 1))
+
+
+def after(of, current, others=()):
+    views = [view(of, CLUSTER, current=current)]
+    given, placed = {"a": FOUR}, {"a": SPREAD, **dict(others)}
+    jobs = {"a": of, **{name: job(name) for name, _ in others}}
+    consolidate(views, CLUSTER, jobs, given, placed)
+    return placed["a"]
+
+
+def test_more_nodes_take_longer_than_a_policy_reckons_with():
+    of = view(job(num_workers=4, sync_s=0.3), CLUSTER)
+    assert placed_remaining_s(of, FOUR, 1, CLUSTER) == of.remaining_s(FOUR)
+    assert placed_remaining_s(of, FOUR, 2, CLUSTER) > 1.5 * of.remaining_s(FOUR)
+
+
+def test_a_job_is_brought_together_where_that_pays_its_restart():
+    of = job(num_workers=4, sync_s=0.3, is_elastic=False, restart_s=10.0)
+    assert after(of, FOUR) == (NodeShare(0, 4),)
+    dear = job(num_workers=4, sync_s=0.3, is_elastic=False, restart_s=1e5)
+    assert after(dear, FOUR) == SPREAD
+    # One that only starts pays nothing.
+    assert after(dear, None) == (NodeShare(0, 4),)
+
+
+def test_there_must_be_room():
+    of = job(num_workers=4, sync_s=0.3, is_elastic=False)
+    others = [("b", (NodeShare(0, 2),)), ("c", (NodeShare(1, 2),))]
+    assert after(of, None, others) == SPREAD

@@ -1,0 +1,221 @@
+"""Traces: their files, and their jobs under FIFO, SRTF and LAS."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forerun.base.errors import InvalidSetupError, RecordError, UsageError
+from forerun.jobs.scheduling.trace import (
+    OrderedLoad,
+    RigidJob,
+    RigidPolicy,
+    read_trace,
+    rigid_policy,
+    simulate_rigid,
+)
+
+
+def jobs_of(*rows):
+    return [RigidJob(f"j{i}", *row) for i, row in enumerate(rows)]
+
+
+def test_by_hand():
+    jobs = jobs_of((0, 2, 100), (10, 2, 10), (20, 1, 5))
+    assert simulate_rigid(jobs, 2, RigidPolicy.FIFO).end_s == (100, 110, 115)
+    # At 10 s the second has less left and stops the first, at 20 s the third runs, at 25 s the first goes on.
+    assert simulate_rigid(jobs, 2, RigidPolicy.SRTF).end_s == (115, 20, 25)
+
+
+def test_las_stops_a_job_at_its_threshold():
+    jobs = jobs_of((0, 1, 100), (10, 1, 20))
+    # The first sinks at 40 s with the second still in the first queue, which runs to its end.
+    found = simulate_rigid(jobs, 1, RigidPolicy.LAS, thresholds_device_s=(40.0,))
+    assert found.end_s == pytest.approx((120, 60))
+
+
+def slow(jobs, num_devices, policy, thresholds):
+    """The same rules by sorting all jobs at every event."""
+    left = {i: j.duration_s for i, j in enumerate(jobs)}
+    end, now, running = {}, 0.0, set()
+
+    def had(i):
+        return (jobs[i].duration_s - left[i]) * jobs[i].num_devices
+
+    def queue(i):
+        return sum(had(i) >= t - 1e-6 for t in thresholds)
+
+    def key(i):
+        a = jobs[i].arrival_s
+        return {"fifo": (i not in running, a, i), "srtf": (left[i], a, i), "las": (queue(i), a, i)}[policy]
+
+    while len(end) < len(jobs):
+        here = sorted((i for i in left if jobs[i].arrival_s <= now + 1e-9), key=key)
+        free, chosen = num_devices, set()
+        for i in here:
+            if jobs[i].num_devices <= free:
+                chosen.add(i)
+                free -= jobs[i].num_devices
+            elif policy == "fifo":
+                break
+        running = chosen
+        times = [j.arrival_s - now for i, j in enumerate(jobs) if i in left and j.arrival_s > now + 1e-9]
+        times += [left[i] for i in running]
+        if policy == "las":
+            times += [
+                (t - had(i)) / jobs[i].num_devices for i in running for t in thresholds if t - had(i) > 1e-6
+            ]
+        step = min(times)
+        now += step
+        for i in list(running):
+            left[i] -= step
+            if left[i] <= 1e-6:
+                end[i] = now
+                del left[i]
+    return tuple(end[i] for i in range(len(jobs)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.lists(
+        st.tuples(st.integers(0, 500), st.integers(1, 6), st.integers(1, 300)),
+        min_size=1,
+        max_size=14,
+        unique_by=lambda r: r[0],
+    ),
+    policy=st.sampled_from(list(RigidPolicy)),
+)
+def test_it_agrees_with_a_slow_replay(rows, policy):
+    jobs = jobs_of(*((float(a), n, float(d) + a / 7919) for a, n, d in rows))
+    found = simulate_rigid(jobs, 6, policy, thresholds_device_s=(100.5, 700.5))
+    assert found.end_s == pytest.approx(slow(jobs, 6, str(policy), (100.5, 700.5)), abs=1e-3)
+
+
+@given(keys=st.lists(st.integers(0, 10**6), unique=True, max_size=400), asked=st.integers(0, 10**6))
+def test_an_ordered_load_adds_up_what_lies_above(keys, asked):
+    load = OrderedLoad()
+    for k in keys:
+        load.add((float(k), 0.0, k), 1 + k % 7)
+    for k in keys[::3]:
+        load.remove((float(k), 0.0, k))
+    kept = [k for i, k in enumerate(keys) if i % 3]
+    assert load.above((float(asked), 0.0, asked)) == sum(1 + k % 7 for k in kept if k > asked)
+    assert [k for _, _, k in reversed(load)] == sorted(kept, reverse=True)
+    assert len(load) == len(kept)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([], "at least one job in the trace"),
+        ([(0, 3, 10)], "job 'j0' of the trace asks for 3 devices, the cluster has 2"),
+        ([(-1, 1, 10)], "an arrival of zero or later"),
+        ([(0, 0, 10)], "devices and a duration above"),
+        ([(0, 1, 0)], "devices and a duration above"),
+    ],
+)
+def test_traces_that_cannot_be_replayed(rows, message):
+    with pytest.raises(InvalidSetupError, match=message):
+        simulate_rigid(jobs_of(*rows), 2, RigidPolicy.FIFO)
+
+
+def test_a_policy_that_needs_more_than_a_trace_says():
+    with pytest.raises(UsageError, match="of a trace choose among fifo, srtf, las"):
+        rigid_policy("optimus")
+
+
+GOOD = "job,submit_time,num_gpus,duration\nb,2017-10-09 07:02:00,8,66\na,2017-10-09 07:01:00,1,10.5\n"
+
+
+def trace(tmp_path, text):
+    path = tmp_path / "trace.csv"
+    path.write_text(text, encoding="utf-8")
+    return read_trace(path)
+
+
+def test_rows_become_jobs_from_the_first_submission_on(tmp_path):
+    first, second = trace(tmp_path, GOOD)
+    assert (first.name, first.arrival_s, first.num_devices, first.duration_s) == ("a", 0.0, 1, 10.5)
+    assert (second.name, second.arrival_s, second.num_devices) == ("b", 60.0, 8)
+
+
+def test_seconds_and_other_names_do_as_well(tmp_path):
+    found = trace(tmp_path, "Timestamp,GPUs,run_time\n100,1,5\n160,2,6\n")
+    assert [(j.name, j.arrival_s) for j in found] == [("job-1", 0.0), ("job-2", 60.0)]
+
+
+@pytest.mark.parametrize(
+    ("text", "devices", "duration_s"),
+    [
+        # Tiresias' simulator.
+        (
+            "job_id,num_gpu,submit_time,iterations,model_name,duration,interval\n1,4,0,100,vgg16,1200,0\n",
+            4,
+            1200.0,
+        ),
+        # Philly, flattened.
+        (
+            "jobid,vc,submitted_time,start_time,end_time,num_gpus,status\n"
+            "application_1,a,2017-10-09 07:00:00,2017-10-09 07:05:00,2017-10-09 08:05:00,8,Pass\n",
+            8,
+            3600.0,
+        ),
+        # Helios.
+        (
+            "job_id,user,vc,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue\n"
+            "7,u,v,2,8,1,COMPLETED,2020-04-01 00:00:00,2020-04-01 00:01:00,2020-04-01 00:11:00,600,60\n",
+            2,
+            600.0,
+        ),
+        # Alibaba, 2020: a hundred of plan_gpu is a GPU.
+        (
+            "job_name,task_name,inst_num,status,start_time,end_time,plan_cpu,plan_mem,plan_gpu,gpu_type\n"
+            "j,worker,4,Terminated,1000.0,1500.0,600,29,50,T4\n",
+            2,
+            500.0,
+        ),
+    ],
+    ids=["tiresias", "philly", "helios", "alibaba"],
+)
+def test_published_traces_are_read_by_their_own_names(tmp_path, text, devices, duration_s):
+    (found,) = trace(tmp_path, text)
+    assert (found.num_devices, found.duration_s, found.arrival_s) == (devices, duration_s, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "job,submit_time,num_gpus\na,0,1\n",
+            "expected a column for the duration, one of duration_s, .* or for the end, one of end_time",
+        ),
+        (
+            "job,submit_time,num_gpus,start_time,end_time\na,0,1,5,\n",
+            "column 'end_time', row 1: expected a date or seconds, got an empty cell",
+        ),
+        (
+            GOOD.replace(",66", ","),
+            r"column 'duration', row 1: expected a number, got an empty cell \(1 such",
+        ),
+        (
+            GOOD.replace("2017-10-09 07:01:00", ""),
+            "column 'submit_time', row 2: expected a date or seconds, got an empty",
+        ),
+        (GOOD.replace(",8,", ",0,"), "column 'num_gpus', row 1: expected at least one device, got '0'"),
+        (GOOD.replace(",8,", ",1.5,"), "expected a whole number of devices, got '1.5'"),
+        (GOOD.replace("10.5", "-1"), "row 2: expected a duration above zero seconds, got '-1'"),
+        (
+            GOOD.replace("a,2017", "b,2017"),
+            "column 'job', row 2: expected a name that no other job has, got 'b'",
+        ),
+        (GOOD.replace("num_gpus", "cards"), "expected a column for num devices, one of num_gpus, n_gpus"),
+        ("job,submit_time,num_gpus,duration\n", "expected at least one row"),
+    ],
+)
+def test_a_trace_with_holes_is_refused_with_its_row(tmp_path, text, message):
+    with pytest.raises(RecordError, match=message):
+        trace(tmp_path, text)
+
+
+def test_no_such_file(tmp_path):
+    with pytest.raises(RecordError, match="there is no such file"):
+        read_trace(tmp_path / "none.csv")

@@ -1,0 +1,202 @@
+"""Time, restarts, failures, checkpoints and errors inside the simulator."""
+
+from dataclasses import replace
+
+import pytest
+from scheduler_cases import job, server_job, speed
+
+from forerun.base.errors import FailureError, InvalidSetupError
+from forerun.jobs.scheduling.cluster import parse_cluster
+from forerun.jobs.scheduling.outcome import EventKind
+from forerun.jobs.scheduling.policy import find_policy
+from forerun.jobs.scheduling.running_job import ForecastError
+from forerun.jobs.scheduling.simulation import SimulationOptions, simulate
+from forerun.jobs.scheduling.speed import BatchEfficiency
+
+FOUR = parse_cluster("1x4xt4")
+
+
+def run(jobs, policy="fifo", cluster=FOUR, **options):
+    return simulate(jobs, cluster, find_policy(policy), SimulationOptions(**options))
+
+
+def test_one_job_takes_its_work_over_its_speed_and_one_restart():
+    of = job(work=64_000, num_workers=2, restart_s=40.0)
+    rate = speed()(2, 1, 64)
+    assert run([of]).outcomes[0].end_s == pytest.approx(40.0 + 64_000 / rate)
+
+
+def test_a_job_starts_at_the_round_after_its_arrival():
+    outcome = run([job(arrival_s=61.0)]).outcomes[0]
+    assert outcome.start_s == 120.0
+
+
+@pytest.mark.parametrize("arrival_s", [1e-300, 1e-8, 300 + 1e-7, 3e5 + 2e-7])
+def test_a_job_a_moment_after_a_round_is_let_in(arrival_s):
+    outcome = run([job(arrival_s=arrival_s)], round_s=300.0).outcomes[0]
+    assert outcome.start_s == pytest.approx(300 * round(arrival_s / 300))
+
+
+def test_events_tell_the_story_in_order():
+    jobs = [job("a", num_workers=4, work=1e4), job("b", num_workers=4, work=1e3, arrival_s=60.0)]
+    outcome = run(jobs, "srtf")
+    story = [(e.job, e.kind) for e in outcome.events]
+    assert story == [
+        ("a", EventKind.ARRIVE),
+        ("a", EventKind.START),
+        ("b", EventKind.ARRIVE),
+        ("a", EventKind.STOP),
+        ("b", EventKind.START),
+        ("b", EventKind.END),
+        ("a", EventKind.START),
+        ("a", EventKind.END),
+    ] or story[:4] == [
+        ("a", EventKind.ARRIVE),
+        ("a", EventKind.START),
+        ("a", EventKind.END),
+        ("b", EventKind.ARRIVE),
+    ]
+    times = [e.time_s for e in outcome.events]
+    assert times == sorted(times)
+
+
+def test_passing_over_quiet_rounds_changes_nothing():
+    """A stable policy is asked at events only; asked in each round it must come to the same end."""
+    jobs = [
+        job(f"j{i}", work=3e4 * (i + 1), arrival_s=400.0 * i, num_workers=2, restart_s=20) for i in range(5)
+    ]
+    stable = find_policy("normalised")
+    asked_always = simulate(jobs, FOUR, replace(stable, is_stable=False))
+    asked_at_events = simulate(jobs, FOUR, stable)
+    for often, seldom in zip(asked_always.outcomes, asked_at_events.outcomes, strict=True):
+        assert often.end_s == pytest.approx(seldom.end_s)
+
+
+def test_devices_on_more_nodes_run_at_the_speed_of_more_nodes():
+    cluster = parse_cluster("2x2xt4")
+    of = job(num_workers=4, work=64_000)
+    assert run([of], cluster=cluster).outcomes[0].end_s == pytest.approx(64_000 / speed()(4, 2, 64))
+
+
+def test_what_a_policy_believes_does_not_change_what_is_true():
+    believed = job(work=64_000, num_workers=2)
+    true = job(work=128_000, num_workers=2, sample_s=0.02)
+    outcome = simulate([believed], FOUR, find_policy("fifo"), actual={"a": true}).outcomes[0]
+    assert outcome.end_s == pytest.approx(128_000 / speed(0.02)(2, 1, 64))
+    assert outcome.done_samples == 128_000
+
+
+def test_efficiency_falls_with_the_batch_and_is_paid_for():
+    of = job(work=64_000, most=1024.0, num_workers=4)
+    found = simulate([of], FOUR, find_policy("pollux"))
+    batch = found.first_decisions[0].batch_size
+    worth = BatchEfficiency(noise_scale=500.0, base_batch_size=64.0)(batch, 0.0)
+    given = found.first_decisions[0].allocation.num_workers
+    assert found.outcomes[0].end_s == pytest.approx(64_000 / (speed()(given, 1, batch) * worth))
+
+
+def test_checkpoints_cost_time():
+    of = job(work=64_000)
+    plain = run([of]).outcomes[0].end_s
+    with_checkpoints = run([of], checkpoint_interval_s=600.0, checkpoint_s=60.0).outcomes[0].end_s
+    assert with_checkpoints == pytest.approx(plain / 0.9)
+
+
+def test_failures_lose_work_and_are_logged():
+    of = job(work=3e5, restart_s=30.0)
+    plain = run([of]).outcomes[0]
+    failed = run([of], node_mtbf_s=3600.0, repair_s=300.0, seed=1)
+    kinds = [e.kind for e in failed.events]
+    assert EventKind.FAIL in kinds
+    assert failed.outcomes[0].end_s > plain.end_s + 300.0
+    assert failed.outcomes[0].num_restarts == kinds.count(EventKind.FAIL)
+    assert failed.outcomes[0].done_samples == pytest.approx(3e5)
+
+
+def test_checkpoints_save_work_from_failures():
+    of = job(work=3e5)
+    options = {"node_mtbf_s": 3600.0, "repair_s": 0.0, "seed": 1}
+    without = run([of], **options).outcomes[0].end_s
+    with_them = run([of], checkpoint_interval_s=600.0, checkpoint_s=1.0, **options).outcomes[0].end_s
+    assert with_them < without
+
+
+def test_errors_of_the_same_seed_grow_with_the_spread_only():
+    small, large = (ForecastError(work=s).draw(1, 2).work_factor for s in (0.1, 0.2))
+    assert large == pytest.approx(small**2)
+    assert ForecastError().draw(1, 2).work_factor == 1.0
+
+
+def test_an_error_on_work_changes_who_is_served_first():
+    jobs = [job(f"j{i}", work=1e5 * (1 + i / 10), num_workers=4) for i in range(6)]
+    order = [o.end_s for o in run(jobs, "srtf").outcomes]
+    assert order == sorted(order)
+    wrong = run(jobs, "srtf", error=ForecastError(work=1.0), seed=2).outcomes
+    assert [o.end_s for o in wrong] != order
+
+
+def test_metrics_of_a_case_by_hand():
+    # Two jobs of one device each on one device, one after the other.
+    rate = speed()(1, 1, 64)
+    jobs = [job("a", work=600 * rate), job("b", work=1200 * rate)]
+    m = run(jobs, cluster=parse_cluster("1x1xt4")).metrics
+    assert m.average_completion_s == pytest.approx((600 + 1800) / 2)
+    assert m.makespan_s == pytest.approx(1800)
+    assert m.device_hours == pytest.approx(0.5)
+    assert m.utilisation == pytest.approx(1.0)
+    assert m.restarts_per_job == 0.0
+    # a shared with one other all its life, b a third of it.
+    assert m.worst_fairness == pytest.approx(1800 / 1200)
+
+
+def test_deadlines_are_counted():
+    rate = speed()(1, 1, 64)
+    jobs = [job("a", work=600 * rate, deadline_s=700.0), job("b", work=600 * rate, deadline_s=700.0)]
+    assert run(jobs, cluster=parse_cluster("1x1xt4")).metrics.deadlines_met == 0.5
+
+
+@pytest.mark.parametrize(
+    ("jobs", "message"),
+    [
+        ([], "expected at least one job, got none"),
+        ([job("a"), job("a")], "two jobs are called 'a'"),
+        ([job("a", num_workers=5)], "job 'a' asks for 5 devices of one kind, the cluster has 4"),
+        ([job("a", kinds=("v100",))], "job 'a': its speed is known on v100, the cluster has t4"),
+    ],
+)
+def test_sets_of_jobs_that_cannot_be_scheduled(jobs, message):
+    with pytest.raises(InvalidSetupError, match=message):
+        run(jobs)
+
+
+def test_tasks_that_fit_no_node_are_a_failure_with_a_reason():
+    from forerun.jobs.scheduling.cluster import NodeGroup, SharedCluster
+
+    tiny = SharedCluster(
+        groups=(NodeGroup(device="t4", num_nodes=2, devices_per_node=2, cpu_cores_per_node=1),)
+    )
+    with pytest.raises(FailureError, match=r"gave nothing to any of 1 jobs.*check cores and memory"):
+        simulate([server_job()], tiny, find_policy("optimus"))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("arrival_s", -1.0), ("work_samples", 0.0), ("num_workers", 0), ("weight", 0.0), ("restart_s", -1.0)],
+)
+def test_jobs_that_cannot_be_meant(field, value):
+    with pytest.raises(InvalidSetupError, match="job 'a'"):
+        replace(job(), **{field: value})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"round_s": 0.0},
+        {"checkpoint_interval_s": 10.0, "checkpoint_s": 10.0},
+        {"node_mtbf_s": 0.0},
+        {"repair_s": -1.0},
+    ],
+)
+def test_options_that_cannot_be_meant(options):
+    with pytest.raises(InvalidSetupError):
+        SimulationOptions(**options)

@@ -1,0 +1,181 @@
+"""Advice for clusters that run: recorded documents, and a real Slurm."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from forerun.base.errors import FailureError, InvalidSetupError, RecordError, UsageError
+from forerun.jobs.schedule_live import apply_commands, schedule_live
+from live_documents import KUBECTL, NOW_S, RAY_JOBS, RAY_NODES, SINFO, SQUEUE
+from small_slurm import slurm, small_slurm, wait_for
+
+
+def document(tmp_path, content):
+    path = tmp_path / "cluster.json"
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return str(path)
+
+
+def recorded_slurm(*, squeue=SQUEUE, sinfo=SINFO):
+    return {"squeue": squeue, "sinfo": sinfo, "read_at_s": NOW_S}
+
+
+def actions(advice):
+    return {item.job: str(item.action.kind) for item in advice.jobs}
+
+
+def test_a_recorded_slurm(tmp_path):
+    advice = schedule_live(document(tmp_path, recorded_slurm()))
+    assert (advice.system, advice.cluster) == ("slurm", "1x4xt4+1x2xt4")
+    # There is room for both; the running one keeps its devices.
+    assert actions(advice) == {"7": "keep", "8": "start"}
+    assert advice.commands[-1] == "scontrol release 8"
+    ends = {item.job: item.finish_s for item in advice.jobs}
+    # 3,000,000 samples at 190 a second, an hour less its restart done.
+    assert ends["7"].value == pytest.approx(3_000_000 / 190 - 3590, abs=1)
+    assert ends["8"].value == pytest.approx(1860)
+    assert ends["8"].low < ends["8"].value < ends["8"].high
+    assert any("by its time limit" in note and note.endswith(": 8") for note in advice.notes)
+
+
+def test_an_elastic_job_may_be_given_more(tmp_path):
+    jobs = json.loads(json.dumps(SQUEUE))
+    jobs["jobs"][0]["comment"] += " elastic=true max_devices=4"
+    jobs["jobs"][0]["comment"] = jobs["jobs"][0]["comment"].replace("2:190", "2:190 4:370")
+    advice = schedule_live(document(tmp_path, recorded_slurm(squeue=jobs)))
+    (long,) = (item for item in advice.jobs if item.job == "7")
+    assert (str(long.action.kind), long.action.nodes) == ("change", (("n2", 4),))
+
+
+def test_what_may_not_be_requeued_keeps_its_devices(tmp_path):
+    running = {**SQUEUE["jobs"][0], "requeue": False}
+    short = {**SQUEUE["jobs"][1], "tres_per_node": "gres:gpu:t4:2"}
+    only = {"nodes": SINFO["nodes"][:1]}
+    kept = schedule_live(document(tmp_path, recorded_slurm(squeue={"jobs": [running, short]}, sinfo=only)))
+    assert actions(kept) == {"7": "keep", "8": "wait"}
+    free = schedule_live(
+        document(tmp_path, recorded_slurm(squeue={"jobs": [{**running, "requeue": True}, short]}, sinfo=only))
+    )
+    assert actions(free) == {"7": "stop", "8": "start"}
+
+
+def test_further_jobs_are_submitted(tmp_path):
+    new = {"name": "new", "points": "1:100", "batch_size": 10, "steps": 600, "script": "python a.py"}
+    advice = schedule_live(document(tmp_path, recorded_slurm()), [new])
+    assert actions(advice) == {"7": "keep", "8": "start", "new": "submit"}
+    assert advice.commands[-1].startswith("sbatch --job-name=new --nodes=1 --gres=gpu:t4:1")
+
+
+def test_recorded_kubernetes_and_ray(tmp_path):
+    kube = schedule_live(document(tmp_path, {**KUBECTL, "read_at_s": NOW_S}))
+    # A short job of Kueue's queue takes the place of one of days.
+    assert actions(kube) == {"ml/long": "stop", "ml/short": "start"}
+    assert (kube.cluster, kube.jobs[0].action.device) == ("1x2xt4", "tesla-t4")
+    ray = schedule_live(
+        document(tmp_path, {"ray_jobs": RAY_JOBS, "ray_nodes": RAY_NODES, "read_at_s": NOW_S})
+    )
+    assert actions(ray) == {"run": "stop", "next": "start"}
+    assert ray.commands[0] == "ray job stop run"
+
+
+@pytest.mark.parametrize(
+    ("content", "error", "message"),
+    [
+        (
+            recorded_slurm(squeue={"jobs": [{**SQUEUE["jobs"][1], "time_limit": None}]}),
+            RecordError,
+            r"job 8 \('waits'\) says neither how fast it is nor how long it may run",
+        ),
+        (
+            recorded_slurm(
+                squeue={
+                    "jobs": [{**SQUEUE["jobs"][0], "comment": "forerun points=1:100 batch_size=1 stps=5"}]
+                }
+            ),
+            InvalidSetupError,
+            "slurm, job 7: unknown column 'stps'; did you mean .*steps",
+        ),
+        (
+            recorded_slurm(sinfo={"nodes": SINFO["nodes"][2:]}),
+            RecordError,
+            "expected nodes with GPUs that take jobs",
+        ),
+        ({"jobs": []}, RecordError, "expected an object with .* or squeue and sinfo"),
+    ],
+)
+def test_what_cannot_be_weighed_is_one_clear_line(tmp_path, content, error, message):
+    with pytest.raises(error, match=message) as caught:
+        schedule_live(document(tmp_path, content))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_cut_off_or_not_there(tmp_path):
+    path = Path(document(tmp_path, recorded_slurm()))
+    path.write_text(path.read_text(encoding="utf-8")[:300], encoding="utf-8")
+    with pytest.raises(
+        RecordError, match=r"cluster\.json is no whole JSON document: it ends after 300 characters"
+    ):
+        schedule_live(str(path))
+    with pytest.raises(UsageError, match=r"expected .*slurm, ray:URL or a file"):
+        schedule_live("slrum")
+    row = {"name": "new", "points": "1:100", "batch_size": 10, "steps": 600}
+    with pytest.raises(UsageError, match="needs an image"):
+        schedule_live(document(tmp_path, KUBECTL), [row])
+
+
+def test_a_system_that_is_not_there(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(FailureError, match="'squeue' is not installed here; run this where it is, or save"):
+        schedule_live("slurm")
+    with pytest.raises(FailureError, match=r"Ray's dashboard at http://127\.0\.0\.1:9 does not answer"):
+        schedule_live("ray:http://127.0.0.1:9")
+
+
+def test_a_real_slurm_is_read_advised_and_changed(tmp_path):
+    with small_slurm(tmp_path):
+        fields = "forerun batch_size=10 restart=1s"
+        slurm(
+            *("sbatch", "--chdir", str(tmp_path), "-J", "long", "-t", "600", "--gres=gpu:2", "--comment"),
+            f"{fields} points=2:100 steps=300000",
+            *("--wrap", "sleep 900"),
+        )
+        wait_for(lambda: slurm("squeue", "-h", "-t", "R", "-o", "%j") == "long\n", "the long job")
+        for kind, name in (("gpu", "short"), ("gpu:t4", "typed")):
+            slurm(
+                *(
+                    "sbatch",
+                    "--chdir",
+                    str(tmp_path),
+                    "-J",
+                    name,
+                    "-t",
+                    "30",
+                    f"--gres={kind}:1",
+                    "--comment",
+                ),
+                f"{fields} points=1:100 steps=3000",
+                *("--wrap", "sleep 900"),
+            )
+        advice = schedule_live("slurm")
+        assert {item.title: str(item.action.kind) for item in advice.jobs} == {
+            "long": "stop",
+            "short": "start",
+            "typed": "start",
+        }
+        # Nothing was run for that.
+        assert slurm("squeue", "-h", "-t", "R", "-o", "%j") == "long\n"
+        apply_commands(advice)
+        wait_for(
+            lambda: sorted(slurm("squeue", "-h", "-t", "R", "-o", "%j").split()) == ["short", "typed"],
+            "the others",
+        )
+        settled = schedule_live("slurm")
+        assert {item.title: str(item.action.kind) for item in settled.jobs} == {
+            "long": "wait",
+            "short": "keep",
+            "typed": "keep",
+        }
+        assert settled.commands == ()
+        for number in slurm("squeue", "-h", "-o", "%i").split():
+            slurm("scancel", number)

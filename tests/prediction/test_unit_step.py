@@ -1,0 +1,443 @@
+"""Layouts of devices: laws of steps and memory, impossible layouts, and the best one in the words of frameworks."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import forerun
+from forerun.base.errors import InvalidSetupError, UsageError
+from forerun.cost.communication.constants import load_layout_table
+from forerun.cost.memory.units import unit_memory
+from forerun.graph.blocks import blocks_of
+from forerun.graph.shards import Shards, sharded_ops
+from forerun.prediction.memory import layout_memory, memory_constants_of
+from forerun.prediction.models import TracedModels, cost_model_of
+from forerun.prediction.schedules import pipeline_s, stage_units
+from forerun.prediction.unit_step import layout_step
+from forerun.prediction.units import DividedModel
+from forerun.question.parallel import PipelineSchedule
+from forerun.question.run import Run
+from forerun.question.sharing import FsdpVersion
+from forerun.search.layouts import LayoutPlan, hand_over
+
+MODEL = "gpt:depth=4,width=512,vocabulary=4096"
+SETTINGS: dict[str, Any] = {
+    "precision": "bf16",
+    "optimizer": "adamw",
+    "sequence_length": 256,
+    "batch_size": 4,
+}
+MODELS = TracedModels()
+
+
+def run_of(device: str, **options: Any) -> Run:
+    return Run.of(MODEL, device=device, **{**SETTINGS, **options})
+
+
+def step_s(run: Run) -> float:
+    return layout_step(
+        DividedModel(model=MODELS.of(run)), run, cost_model_of(run), load_layout_table()
+    ).step_s.value
+
+
+@pytest.fixture(scope="module")
+def traced() -> DividedModel:
+    return DividedModel(model=MODELS.of(run_of("8xh100-sxm", parallel="dp=8")))
+
+
+def test_weights_of_all_ranks_are_those_of_the_model(traced: DividedModel) -> None:
+    blocks = traced.blocks
+    total = blocks.weight_bytes.sum()
+    divided = unit_memory(traced.model.graph, blocks, Shards(tensor=4), 1).weights
+    replicated = blocks.weight_bytes[~blocks.weight_divided].sum()
+    assert 4 * divided.sum() == pytest.approx(total + 3 * replicated)
+    stages = stage_units(len(blocks.names), 3)
+    assert [unit for stage in stages for unit in stage] == list(range(blocks.num_units))
+    whole = unit_memory(traced.model.graph, blocks, Shards(), 1).weights
+    assert sum(whole[list(stage)].sum() for stage in stages) == pytest.approx(total)
+
+
+def test_work_of_tensor_parallel_devices_is_that_of_one(traced: DividedModel) -> None:
+    graph = traced.model.graph
+    ops = sharded_ops(graph, blocks_of(graph), Shards(tensor=4))
+    products = graph.ops.gemm[:, 1:].any(axis=(1, 2))
+    np.testing.assert_allclose(4 * ops.flops[products].sum(0), graph.ops.flops[products].sum(0))
+
+
+def test_one_device_of_a_layout_takes_the_step_of_predict(traced: DividedModel) -> None:
+    alone = forerun.predict(MODEL, device="h100-sxm", num_devices=1, parallel="tp=1", **SETTINGS)
+    assert alone.step_time_s == forerun.predict(MODEL, device="h100-sxm", **SETTINGS).step_time_s
+    run = run_of("8xh100-sxm", parallel="dp=8")
+    single = replace(run, cluster=replace(run.cluster, num_devices_per_node=1))
+    assert step_s(single) == pytest.approx(alone.step_time_s.value)
+
+
+@pytest.mark.parametrize("parallel", ["dp=8", "tp=2,dp=4", "tp=8", "pp=2,dp=4", "cp=2,dp=4"])
+def test_a_compiler_never_slows_a_layout(parallel: str) -> None:
+    assert step_s(run_of("8xh100-sxm", parallel=parallel, compile=True)) <= step_s(
+        run_of("8xh100-sxm", parallel=parallel)
+    )
+
+
+@pytest.mark.parametrize(("stages", "steps"), [(2, 4), (4, 8), (8, 8)])
+def test_bubble_of_1f1b(stages: int, steps: int) -> None:
+    whole = pipeline_s([3.0] * stages, [1.0] * stages, steps, PipelineSchedule.ONE_FORWARD_ONE_BACKWARD)
+    assert 1 - 3.0 * steps / whole == pytest.approx((stages - 1) / (steps + stages - 1))
+    for schedule in (PipelineSchedule.ZERO_BUBBLE, PipelineSchedule.INTERLEAVED):
+        assert pipeline_s([3.0] * stages, [1.0] * stages, steps, schedule, 2) < whole
+
+
+def test_a_balanced_split_leaves_blocks_to_other_stages_for_the_head(traced: DividedModel) -> None:
+    for head in (0.0, 1.5, 4.0, 20.0):
+        stages = stage_units(16, 4, head_blocks=head)
+        assert [unit for units in stages for unit in units] == list(range(18))
+        weights = [len(units) - (0 in units) + (head - 1) * (17 in units) for units in stages]
+        even = [len(units) - (0 in units) + (head - 1) * (17 in units) for units in stage_units(16, 4)]
+        assert max(weights) <= max(even)
+    run = run_of("8xh100-sxm", parallel="pp=2,dp=4", accumulation=8, stage_split="balanced")
+    assert sum(len(units) for units in traced.stages(run.layout)) == len(traced.blocks.names) + 2
+
+
+def test_three_of_many_equal_blocks_say_as_much_as_all() -> None:
+    run = run_of("8xh100-sxm", parallel="tp=2,pp=2,dp=2", accumulation=4)
+    run = replace(run, model=replace(run.model, model="gpt:depth=5,width=128,vocabulary=512"))
+    short, whole = TracedModels(use_cache=False).divided(run), DividedModel.of(MODELS.of(run))
+    assert (short.num_blocks, len(short.traced.names), whole.num_blocks) == (5, 3, None)
+    weights, constants = cost_model_of(run), memory_constants_of(run.cluster.device, run)
+    steps = [layout_step(model, run, weights, load_layout_table()).step_s.value for model in (short, whole)]
+    assert steps[0] == pytest.approx(steps[1], rel=0.02)
+    peaks = [
+        [stage.peak_bytes.value for stage in layout_memory(model, run, constants)] for model in (short, whole)
+    ]
+    assert peaks[0] == pytest.approx(peaks[1], rel=1e-6)
+
+
+def test_tensor_parallelism_waits_for_the_host_that_launches_collectives() -> None:
+    run = run_of("8xh100-sxm", parallel="tp=8")
+    launch_s = load_layout_table().constants.launch_s
+    num_collectives = (
+        5 * 2 * 4
+    )  # gathering and scattering of two pairs of products in four blocks, both passes
+    assert step_s(run) > num_collectives * launch_s > 0
+
+
+@pytest.mark.parametrize("layout", ["tp=8", "pp=2,dp=4", "cp=8", "tp=2,pp=2,dp=2"])
+def test_a_faster_link_never_slows(layout: str) -> None:
+    slow, fast = (
+        step_s(run_of("8xh100-sxm", parallel=layout, accumulation=4, intra=link))
+        for link in ("pcie-4-x16", "nvlink-4")
+    )
+    assert fast < slow
+
+
+def test_products_in_fp8_are_divided_as_those_in_half_precision_are() -> None:
+    run = run_of("8xh100-sxm", parallel="tp=4,dp=2", precision="fp8")
+    graph = MODELS.of(run).graph
+    blocks = blocks_of(graph)
+    plain = blocks_of(MODELS.of(run_of("8xh100-sxm", parallel="tp=4,dp=2")).graph)
+    assert (blocks.weight_divided == plain.weight_divided).all()
+    assert blocks.can_be_divided
+    ops = sharded_ops(graph, blocks, Shards(tensor=4))
+    products = graph.ops.gemm[:, 1:].any(axis=(1, 2))
+    np.testing.assert_allclose(4 * ops.flops[products].sum(0), graph.ops.flops[products].sum(0))
+
+
+@pytest.mark.parametrize(
+    ("setting", "options"),
+    [
+        ("overlap_tensor", {"parallel": "tp=8"}),
+        ("overlap_tensor", {"parallel": "tp=4,dp=2", "recompute": "full", "sequence_parallel": False}),
+        ("overlap_update", {"parallel": "dp=8", "strategy": "zero1"}),
+    ],
+)
+def test_overlapped_collectives_hide_but_do_not_vanish(setting: str, options: dict[str, Any]) -> None:
+    size = {"batch_size": 64, "intra": "pcie-4-x16"}
+    runs = [run_of("8xh100-sxm", **options, **size, **{setting: value}) for value in (False, True)]
+    model = DividedModel(model=MODELS.of(runs[0]))
+    plain, hidden = (layout_step(model, run, cost_model_of(run), load_layout_table()) for run in runs)
+    assert hidden.exposed_s < plain.exposed_s
+    assert hidden.step_s.value < plain.step_s.value
+    assert hidden.communication_s == pytest.approx(plain.communication_s)
+    assert Run.of(MODEL, **{k: v for k, v in runs[1].json_fields().items() if k != "model"}) == runs[1]
+
+
+def test_copies_of_fsdp_are_those_of_its_version() -> None:
+    run = run_of("8xh100-sxm", strategy="fsdp", precision="amp-bf16", accumulation=4)
+    model = DividedModel(model=MODELS.of(run))
+    found = {}
+    for version in FsdpVersion:
+        sharing = replace(run.sharing, fsdp_version=version)
+        step = layout_step(model, replace(run, sharing=sharing), cost_model_of(run), load_layout_table())
+        found[version] = step.step_s.value
+        copied_s = next((part.time_s for part in step.parts if part.name == "copies of FSDP"), 0.0)
+        assert sum(part.time_s for part in step.parts) == pytest.approx(step.step_s.value)
+        # Bytes of a weight in half precision: those of fp32 gradients, twice, and their making; two copies and one.
+        moved = {"fsdp1": 2 * 2 + 6 + 2 * 4, "fsdp2": 2 * 2 + 2 * 2 + 6, "zero-copy": 0}[version]
+        weights = traced_weights(model) / 2
+        assert copied_s == pytest.approx(4 * moved * weights / (0.82 * 3.352e12), rel=0.01)
+    assert found["zero-copy"] < found["fsdp2"] < found["fsdp1"]
+
+
+def traced_weights(model: DividedModel) -> float:
+    return float(model.blocks.weight_bytes.sum())
+
+
+def test_gathered_tokens_are_kept_or_gathered_again(traced: DividedModel) -> None:
+    runs = [run_of("8xh100-sxm", parallel="tp=8", keep_gathered=value) for value in (False, True)]
+    steps = [layout_step(traced, run, cost_model_of(run), load_layout_table()) for run in runs]
+    assert steps[1].communication_s < steps[0].communication_s
+    held = [
+        layout_memory(traced, run, memory_constants_of(run.cluster.device, run))[0].allocated_bytes
+        for run in runs
+    ]
+    tokens = 4 * 256 * 512 * 2  # samples, tokens, width, bytes
+    assert held[1] - held[0] == pytest.approx(4 * 2 * tokens * 7 / 8, rel=0.01)
+
+
+def test_input_and_head_may_count_as_blocks() -> None:
+    stages = stage_units(126, 8, counts_ends=True)
+    assert [unit for units in stages for unit in units] == list(range(128))
+    assert {len(units) for units in stages} == {16}
+
+
+def test_a_head_waits_for_no_other_group_of_blocks(traced: DividedModel) -> None:
+    def last_activations(**options: Any) -> float:
+        run = run_of("8xh100-sxm", parallel="pp=2,dp=4", accumulation=8, **options)
+        memory = layout_memory(traced, run, memory_constants_of(run.cluster.device, run))
+        return next(part.size_bytes for part in memory[-1].parts if part.name == "activations")
+
+    interleaved = last_activations(pipeline_schedule="interleaved", virtual_stages=2)
+    run = run_of("8xh100-sxm", parallel="dp=8")
+    kept = traced.memory(Shards(), run.setup.batch_size_per_device).kept
+    # Of two groups of one block each, (2 - 1) 2 + 1 are in flight: one and a half times the blocks of the stage.
+    assert interleaved - last_activations() == pytest.approx(0.5 * kept[3:5].sum(), rel=0.01)
+
+
+def test_the_last_stage_has_gradients_of_an_embedding_that_it_shares(traced: DividedModel) -> None:
+    run = run_of("8xh100-sxm", parallel="pp=2,dp=4", accumulation=8)
+    memory = layout_memory(traced, run, memory_constants_of(run.cluster.device, run))
+    held = [sum(p.size_bytes for p in stage.parts if p.name == "gradients") for stage in memory]
+    whole = traced.memory(Shards(), 1)
+    assert sum(held) == pytest.approx(whole.gradients.sum() + whole.tied)
+
+
+def test_a_fused_update_has_no_temporaries() -> None:
+    def at_update(kind: str) -> float:
+        run = run_of(
+            "2xh100-sxm", parallel="dp=2", sequence_length=16, batch_size=1, optimizer_implementation=kind
+        )
+        (stage,) = layout_memory(
+            DividedModel(model=MODELS.of(run)), run, memory_constants_of(run.cluster.device, run)
+        )
+        return stage.allocated_bytes
+
+    assert at_update("fused") < at_update("foreach")
+
+
+def test_fully_sharded_memory_falls_with_devices() -> None:
+    two, eight = (
+        forerun.predict(MODEL, device=f"{number}xh100-sxm", strategy="fsdp", **SETTINGS) for number in (2, 8)
+    )
+    parts = [{part.name: part.size_bytes for part in found.memory_parts} for found in (two, eight)]
+    assert parts[0]["optimizer state"] == pytest.approx(4 * parts[1]["optimizer state"])
+    assert eight.parallelism is not None
+    assert eight.parallelism.dp == 8
+    assert sum(part.time_s for part in eight.breakdown) == pytest.approx(eight.step_time_s.value)
+
+
+def test_temporaries_of_the_update_are_divided_once_among_the_devices_that_share_it() -> None:
+    def temporaries_bytes(strategy: str) -> float:
+        run = run_of("2xh100-sxm", parallel="dp=2", strategy=strategy, sequence_length=16, batch_size=1)
+        (stage,) = layout_memory(
+            DividedModel(model=MODELS.of(run)), run, memory_constants_of(run.cluster.device, run)
+        )
+        return next(part.size_bytes for part in stage.parts if part.name == "temporaries")
+
+    whole = temporaries_bytes("ddp")
+    assert [temporaries_bytes(name) for name in ("zero1", "zero2", "fsdp")] == pytest.approx([whole / 2] * 3)
+
+
+def test_frozen_weights_stay_half_and_scales_are_on_every_device() -> None:
+    pytest.importorskip("peft")
+
+    def weights_bytes(**options: Any) -> float:
+        run = run_of("2xh100-sxm", strategy="fsdp", lora=8, **options)
+        memory = layout_memory(
+            DividedModel(model=MODELS.of(run)), run, memory_constants_of(run.cluster.device, run)
+        )
+        return next(part.size_bytes for part in memory[0].parts if part.name == "weights")
+
+    plain = weights_bytes()
+    assert weights_bytes(precision="amp-bf16") == plain
+    blocks = 12 * 4 * 512**2  # weights of the linear layers
+    scales = 4 * blocks / 64
+    assert plain - weights_bytes(quantize="nf4") == pytest.approx(1.5 * blocks / 2 - scales, rel=0.02)
+
+
+def test_the_worst_stage_is_named() -> None:
+    found = forerun.predict(MODEL, device="8xh100-sxm", parallel="pp=4", accumulation=8, **SETTINGS)
+    stages = found.parallelism
+    assert stages is not None
+    assert found.peak_memory_bytes is not None
+    peaks = [stage.peak_memory_bytes.value for stage in stages.stages]
+    assert peaks[stages.worst_stage] == max(peaks) == found.peak_memory_bytes.value
+    assert [stage.num_blocks for stage in stages.stages] == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"parallel": "tp=3,dp=2"}, "multiple of 3 devices, got 8"),
+        ({"parallel": "tp=2,dp=2"}, "give dp=4"),
+        ({"parallel": "pp=8", "accumulation": 8}, "give pp=4 or less"),
+        ({"parallel": "tpx=2"}, "unknown axis 'tpx'"),
+        ({"parallel": "tp=2", "virtual_stages": 2}, "there is no pp"),
+        ({"parallel": "tp=2", "stage_split": "balanced"}, "there is no pp"),
+        ({"strategy": "fsdp", "shard_size": 4}, "belongs to hsdp"),
+        ({"strategy": "ddp", "reshard": False}, "belongs to fsdp"),
+        ({"strategy": "zero1", "fsdp_version": "fsdp1"}, "belongs to fsdp"),
+        ({"strategy": "ddp", "overlap_update": True}, "belongs to zero1"),
+        ({"parallel": "dp=8", "overlap_tensor": True}, "there is no tp"),
+        (
+            {"parallel": "pp=2", "pipeline_schedule": "interleaved", "virtual_stages": 2, "accumulation": 3},
+            "give --accumulation 4",
+        ),
+    ],
+)
+def test_impossible_layouts_say_what_would_work(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        forerun.predict(MODEL, device="8xh100-sxm", **{**SETTINGS, **options})
+
+
+def test_tensor_parallelism_must_divide_the_heads() -> None:
+    with pytest.raises(UsageError, match="does not divide the 8 heads of attention; give tp=4"):
+        forerun.predict(MODEL, device="6xh100-sxm", parallel="tp=6", **SETTINGS)
+
+
+EXPERT_SETTINGS = {**SETTINGS, "batch_size": 2}
+
+
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, DividedModel]:
+    config = {
+        "model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "hidden_size": 256, "intermediate_size": 512,
+        "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 4, "num_local_experts": 8,
+        "num_experts_per_tok": 2, "vocab_size": 1024, "max_position_embeddings": 1024,
+    }  # fmt: skip
+    path = tmp_path_factory.mktemp("experts") / "config.json"
+    path.write_text(json.dumps(config))
+    name = f"hf:{path}"
+    run = Run.of(name, device="8xh100-sxm", parallel="dp=8", **EXPERT_SETTINGS)
+    return name, DividedModel(model=MODELS.of(run))
+
+
+def test_experts_of_all_ranks_are_those_of_the_model(experts: tuple[str, DividedModel]) -> None:
+    _, model = experts
+    graph, blocks = model.model.graph, model.blocks
+    assert blocks.num_experts == 8
+    total, of_experts = blocks.weight_bytes.sum(), blocks.weight_bytes[blocks.weight_expert].sum()
+    assert of_experts == 2 * 8 * 3 * 256 * 512 * 2  # blocks, experts, matrices, sizes, bytes
+    held = unit_memory(graph, blocks, Shards(expert=4), 1)
+    assert held.weights.sum() == pytest.approx(total - of_experts * 3 / 4)
+    assert held.gradients.sum() == pytest.approx(held.weights.sum())
+    both = unit_memory(graph, blocks, Shards(expert=4, tensor=2), 1)
+    left = blocks.weight_bytes[~blocks.weight_divided].sum()
+    assert both.weights.sum() == pytest.approx(of_experts / 8 + (total - of_experts - left) / 2 + left)
+    products = blocks.expert_product
+    ops = sharded_ops(graph, blocks, Shards(expert=4))
+    np.testing.assert_allclose(ops.flops[products], graph.ops.flops[products])
+    np.testing.assert_allclose(ops.gemm[products, 0, 0], 2)
+    assert (ops.read_bytes[products, 0] <= graph.ops.read_bytes[products, 0]).all()
+
+
+def test_experts_that_are_divided_take_less_memory_and_exchange_tokens(
+    experts: tuple[str, DividedModel],
+) -> None:
+    name, _ = experts
+
+    def found(parallel: str, **options: Any) -> Any:
+        return forerun.predict(name, device="8xh100-sxm", parallel=parallel, **EXPERT_SETTINGS, **options)
+
+    whole, divided = found("dp=8"), found("dp=8,ep=8")
+    assert divided.peak_memory_bytes.value < whole.peak_memory_bytes.value
+    parts = {part.name: part.time_s for part in divided.breakdown}
+    assert parts["expert parallelism"] > 0
+    assert not any(part.name == "expert parallelism" for part in whole.breakdown)
+    assert sum(parts.values()) == pytest.approx(divided.step_time_s.value)
+    # What is divided among all replicas anyway is the same with and without it.
+    states = [
+        {part.name: part.size_bytes for part in found(axes, strategy="fsdp").memory_parts}["optimizer state"]
+        for axes in ("dp=8", "dp=8,ep=4")
+    ]
+    assert states[0] == pytest.approx(states[1])
+    assert any("as many tokens" in note for note in divided.notes)
+    run = Run.of(name, device="8xh100-sxm", parallel="dp=8,ep=8", strategy="fsdp", **EXPERT_SETTINGS)
+    assert tomllib.loads(hand_over(run, "torchtitan"))["parallelism"]["expert_parallel_degree"] == 8
+    assert "--expert-model-parallel-size 8" in hand_over(run, "megatron")
+
+
+@pytest.mark.parametrize(
+    ("axes", "words"),
+    [
+        ("ep=16", "give ep=8"),
+        ("tp=4,ep=4", "give ep=2"),
+        ("dp=7,ep=7", "ep=7 does not divide the 8 experts; give ep=4"),
+    ],
+)
+def test_impossible_numbers_of_expert_devices(
+    experts: tuple[str, DividedModel], axes: str, words: str
+) -> None:
+    devices = 7 if "7" in axes else 8
+    with pytest.raises(UsageError, match=words):
+        forerun.predict(experts[0], device=f"{devices}xh100-sxm", parallel=axes, **EXPERT_SETTINGS)
+
+
+def test_models_without_experts_refuse_to_divide_them() -> None:
+    with pytest.raises(UsageError, match="leave ep out"):
+        forerun.predict(MODEL, device="8xh100-sxm", parallel="ep=2", **SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def plan() -> LayoutPlan:
+    return forerun.layouts(
+        MODEL, device="8xh100-sxm", global_batch=64, recompute="none",
+        **{name: value for name, value in SETTINGS.items() if name != "batch_size"},
+    )  # fmt: skip
+
+
+def test_the_best_layout_is_the_fastest_and_on_the_front(plan: LayoutPlan) -> None:
+    times = [point.step_time_s.value for point in plan.best]
+    assert times == sorted(times)
+    assert plan.front[0].step_time_s == plan.best[0].step_time_s
+    assert plan.num_compared >= plan.num_fitting >= len(plan.best) == 5
+    assert {point.run.batch_size_global for point in plan.best} == {64}
+
+
+def test_the_best_layout_in_the_words_of_frameworks(plan: LayoutPlan) -> None:
+    run = run_of("8xh100-sxm", strategy="zero1", accumulation=2)
+    found = json.loads(hand_over(run, "deepspeed"))
+    assert found["zero_optimization"]["stage"] == 1
+    assert found["train_batch_size"] == 64 == 4 * 2 * 8
+    pipe = run_of("8xh100-sxm", parallel="tp=2,pp=2", strategy="zero1", accumulation=4)
+    parsed = tomllib.loads(hand_over(pipe, "torchtitan"))
+    assert parsed["parallelism"]["tensor_parallel_degree"] == 2
+    assert parsed["training"]["global_batch_size"] == 32
+    assert "--pipeline-model-parallel-size 2" in hand_over(pipe, "megatron")
+    assert "--nproc-per-node=8" in plan.files["torchrun"]
+    with pytest.raises(InvalidSetupError, match="take megatron"):
+        hand_over(pipe, "deepspeed")
+
+
+def test_advice_names_changes_that_help() -> None:
+    found = forerun.advise(MODEL, device="h100-sxm", **{**SETTINGS, "recompute": "full"})
+    assert 1 <= len(found.changes) <= 3
+    gains = [change.gain for change in found.changes]
+    assert gains == sorted(gains, reverse=True)
+    assert gains[-1] > 0
+    assert all(change.fits == "yes" for change in found.changes)

@@ -1,0 +1,156 @@
+"""Small training scripts, each with one habit of real ones."""
+
+CHANGING = """
+import os, shutil, sqlite3, subprocess, torch
+from torch import nn
+os.replace("ckpt/last.pt", "ckpt/previous.pt")
+assert open("ckpt/previous.pt").read() == "a week of training"
+shutil.rmtree("logs")
+os.makedirs("logs")
+with sqlite3.connect("runs.db") as database:
+    database.execute("create table runs (x)")
+subprocess.run("rm notes.txt; echo new > notes.txt", shell=True, check=True)
+assert open("notes.txt").read() == "new\\n"
+network = nn.Linear(8, 1).cuda()
+optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+for step in range(5):
+    network(torch.randn(16, 8, device="cuda")).mean().backward()
+    optimizer.step()
+"""
+
+GAN = """
+import torch
+from torch import nn
+real, fake = nn.Linear(8, 1).cuda(), nn.Linear(4, 8).cuda()
+first, second = torch.optim.Adam(real.parameters()), torch.optim.Adam(fake.parameters())
+for step in range(5):
+    made = fake(torch.randn(16, 4, device="cuda"))
+    for loss, optimizer in ((-real(made.detach()).mean(), first), (real(made).mean(), second)):
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        print(loss.item())
+"""
+
+TIED = """
+import os, torch
+from torch import nn
+network = nn.Module()
+network.table, network.head = nn.Embedding(50, 16), nn.Linear(16, 50, bias=False)
+network.head.weight = network.table.weight
+optimizer = torch.optim.AdamW(network.parameters(), fused=True)  # made before the move, as PyTorch allows
+network.to("cuda")
+scaler = torch.amp.GradScaler("cuda")
+open("made.txt", "w").write("by the script")
+torch.save(network.state_dict(), "weights.pt")
+assert open("made.txt").read() == "by the script"
+tokens = torch.randint(0, 50, (8, 12))
+for step in range(12):
+    x = tokens.cuda()
+    if x.max().item() > 49:  # known, for it came from the host
+        raise SystemExit("values are wrong")
+    with torch.autocast("cuda", dtype=torch.float16):
+        loss = nn.functional.cross_entropy(network.head(network.table(x)).view(-1, 50), x.view(-1)) / 3
+    scaler.scale(loss).backward()
+    if step % 3 == 2:
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+"""
+
+BY_HAND = """
+import torch
+weight = torch.nn.Linear(4, 4)
+for step in range(6):
+    weight(torch.randn(8, 4)).sum().backward()
+    with torch.no_grad():
+        for p in weight.parameters():
+            p -= 0.1 * p.grad
+            p.grad = None
+"""
+
+MANY_HABITS = """
+import copy, torch
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.utils.data import DataLoader
+from torch.utils.tensorboard import SummaryWriter
+Tensor = torch.cuda.FloatTensor
+torch.set_default_tensor_type(Tensor)
+class Tagger(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(6, 8, batch_first=True), nn.Linear(8, 3)
+    def forward(self, tokens=None, lengths=None):
+        packed = pack_padded_sequence(tokens, lengths.cpu(), batch_first=True, enforce_sorted=False)
+        return self.head(pad_packed_sequence(self.lstm(packed)[0], batch_first=True)[0])
+model = Tagger()
+assert isinstance(model.head.weight.data, Tensor) and Tensor([1, 2]).type() == "torch.cuda.FloatTensor"
+average = copy.deepcopy(model)
+optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(1e-3), fused=True)
+left, right = torch.tensor([[3.0, 5.0], [4.0, 6.0]]).cuda().unbind(1)
+if not ((left < right).all().item() and (left * 2).tolist() == [6.0, 8.0]):
+    raise SystemExit("values of views are wrong")
+data = [(torch.ones(5, 6, device="cpu"), 5 - i % 2) for i in range(64)]
+made = DataLoader(data, batch_size=8, generator=torch.Generator("cpu"))
+log = SummaryWriter("runs")
+for epoch in range(2 + 1):
+    for tokens, lengths in made:
+        loss = model(tokens=tokens.cuda(), lengths=lengths).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        with torch.no_grad():
+            for kept, new in zip(average.parameters(), model.parameters()):
+                kept.lerp_(new, 0.1)
+        log.add_scalar("loss", loss)
+"""
+
+FUNCTIONAL = """
+import torch
+from torch.func import functional_call, grad_and_value
+network = torch.nn.Linear(4, 2, device="cuda")
+weights = {name: p.detach() for name, p in network.named_parameters()}
+derive = grad_and_value(lambda w, x: functional_call(network, w, (x,)).square().mean())
+for step in range(40):
+    gradients, loss = derive(weights, torch.randn(16, 4, device="cuda"))
+    weights = {name: p - 0.1 * gradients[name] for name, p in weights.items()}
+"""
+
+SHARPNESS = """
+import torch
+network = torch.nn.Linear(4, 2).cuda()
+optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+for step in range(40):
+    x = torch.randn(16, 4).cuda()
+    network(x).square().mean().backward()
+    with torch.no_grad():
+        for p in network.parameters():
+            p.add_(p.grad, alpha=0.05)
+    optimizer.zero_grad()
+    network(x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+SHARDED = """
+import torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.utils.data import DataLoader, TensorDataset
+dist.init_process_group("nccl", world_size=4, rank=0)
+model = nn.Module()
+model.layers = nn.Sequential(*(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True) for _ in range(2)))
+model.forward = model.layers.forward
+model.cuda()
+for layer in model.layers:
+    fully_shard(layer, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+fully_shard(model)
+optimizer = torch.optim.AdamW(model.parameters())
+for (x,) in DataLoader(TensorDataset(torch.randn(64, 10, 16)), batch_size=4):
+    model(x.cuda()).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""

@@ -1,0 +1,256 @@
+"""Captures of small scripts, each in a process of its own; the costly starts are shared by a fixture."""
+
+import contextlib
+import re
+import sys
+from dataclasses import replace
+
+import numpy as np
+import psutil
+import pytest
+from scripts_captured import BY_HAND, CHANGING, FUNCTIONAL, GAN, MANY_HABITS, SHARDED, SHARPNESS, TIED
+
+import forerun
+from forerun.base.errors import FailureError, InvalidSetupError, ScriptError, TraceError, UsageError
+from forerun.graph.captured import read_capture
+from forerun.graph.graph import AllocationKind, MemoryEvent, OpClass
+from forerun.script.capturing.capture import ScriptServer, capture_command, captured_by
+from forerun.script.command_words import parse_command
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("captured")
+
+
+@pytest.fixture(scope="module")
+def captured(folder, tmp_path_factory):
+    """A function that captures the text of a script; all scripts share one start of Python and PyTorch."""
+    script = folder / "script.py"
+    script.write_text("", encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        command = parse_command([sys.executable, str(script)])
+        with ScriptServer(command, tmp_path_factory.mktemp("scratch"), 240) as server:
+
+            def capture(text):
+                script.write_text(text, encoding="utf-8")
+                return captured_by(command, server)
+
+            yield capture
+
+
+@pytest.fixture(scope="module")
+def tied(captured):
+    return captured(TIED)
+
+
+def test_micro_steps_precision_and_tied_weights_are_those_of_the_script(tied):
+    facts = tied.facts
+    assert (facts.way, facts.batch_size, facts.num_micro_steps, facts.samples_per_step) == (
+        "pretended",
+        8,
+        3,
+        24,
+    )
+    assert (facts.precision, facts.optimizer, facts.optimizer_implementation) == ("amp", "adamw", "fused")
+    assert tied.graph.num_parameters == 50 * 16
+    assert (facts.clips, facts.averages) == (True, False)
+
+
+def test_nothing_the_script_writes_is_written(tied, folder):
+    assert sorted(path.name for path in folder.iterdir()) == ["script.py"]
+
+
+def contents(folder):
+    return {
+        path: (path.lstat().st_mtime_ns, path.is_file() and path.read_bytes())
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+def make_files(folder):
+    for name in ("ckpt/last.pt", "logs/events", "notes.txt", "runs.db"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("a week of training" if "ckpt" in name else "", encoding="utf-8")
+
+
+def test_files_that_the_script_replaces_and_removes_are_kept(captured, folder):
+    make_files(folder)
+    (folder / "script.py").write_text(CHANGING, encoding="utf-8")
+    before = contents(folder)
+    facts = None
+    with contextlib.suppress(FailureError):  # without a view
+        facts = captured(CHANGING).facts
+    assert facts is None or facts.batch_size == 16
+    del before[folder / "script.py"]
+    after = contents(folder)
+    assert {path: after[path] for path in before} == before
+    assert len(after) == len(before) + 1
+
+
+def test_without_a_view_a_change_is_refused(tmp_path, monkeypatch):
+    make_files(tmp_path)
+    (tmp_path / "script.py").write_text(CHANGING, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    before = contents(tmp_path)
+    with pytest.raises(FailureError, match=r"may not change .*last.pt .*--unsafe-files"):
+        capture_command([sys.executable, "script.py"], timeout_s=240, files="guard")
+    assert contents(tmp_path) == before
+
+
+def test_without_a_view_a_note_says_so(tmp_path, monkeypatch):
+    (tmp_path / "script.py").write_text(TIED, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    found = capture_command([sys.executable, "script.py"], timeout_s=240, files="guard")
+    assert any("no copy-on-write view" in note for note in found.facts.notes())
+    assert [path.name for path in tmp_path.iterdir()] == ["script.py"]
+
+
+def test_the_state_of_the_optimizer_is_in_the_memory_stream(tied):
+    stream = tied.graph.memory
+    is_state = (stream.kind == AllocationKind.OPTIMIZER_STATE) & (stream.event == MemoryEvent.ALLOCATE)
+    assert stream.size_bytes[is_state, 0].sum() == 2 * 4 * 50 * 16
+
+
+def test_a_file_answers_without_the_script(tied, tmp_path):
+    path = tied.save(tmp_path / "graph.forerun")
+    estimate = forerun.predict(f"capture:{path}", device="a100-sxm4-40gb", use_cache=False)
+    assert (estimate.precision, estimate.batch_size_per_device) == ("amp", 8)
+    assert estimate.run.sharing.num_accumulation_steps == 3
+    assert any("GradScaler" in note or "micro-steps" in note for note in estimate.notes)
+    again = read_capture(path)
+    assert again.facts == tied.facts
+    np.testing.assert_array_equal(again.graph.ops.flops, tied.graph.ops.flops)
+
+
+def test_settings_that_contradict_the_script_are_refused(tied, tmp_path):
+    model = f"capture:{tied.save(tmp_path / 'graph.forerun')}"
+    for setting in ({"precision": "fp32"}, {"optimizer": "sgd"}, {"image_size": 224}, {"phase": "inference"}):
+        with pytest.raises(InvalidSetupError, match="captured script keeps its"):
+            forerun.predict(model, device="t4", **setting)
+    assert forerun.predict(model, device="t4", precision="amp-bf16").precision == "amp-bf16"
+
+
+def test_the_world_of_the_script_is_the_number_of_devices(tied, tmp_path):
+    parallel = replace(tied, facts=replace(tied.facts, world_size=4, strategy="ddp"))
+    model = f"capture:{parallel.save(tmp_path / 'graph.forerun')}"
+    assert forerun.predict(model, device="a100-sxm4-40gb").num_devices == 4
+    assert forerun.predict(model, device="a100-sxm4-40gb", num_devices=1).num_devices == 1
+
+
+def test_a_plan_of_a_script_has_the_epochs_of_the_script(tied, tmp_path):
+    of_epochs = replace(tied, facts=replace(tied.facts, epochs=3.0, dataset_size=64))
+    model = f"capture:{of_epochs.save(tmp_path / 'graph.forerun')}"
+    own = forerun.predict(model, device="t4")
+    found = forerun.plan(model, devices="t4", batch_sizes=[8])
+    assert found.chosen.job_time_s.value == pytest.approx(own.job_time_s.value)
+    assert own.job_time_s.value == pytest.approx(3 * own.epoch_time_s.value)
+    (point,) = forerun.plan(model, devices="t4", batch_sizes=[8], epochs=1).points
+    assert point.job_time_s.value == pytest.approx(own.epoch_time_s.value)
+
+
+def test_two_optimizers_are_one_step_and_a_loader_less_batch_is_not_varied(captured):
+    found = captured(GAN)
+    assert [part.num_uses for part in found.facts.optimizers] == [1, 1]
+    assert (found.facts.batch_size, found.facts.num_micro_steps) == (16, 1)
+    assert found.facts.num_reads == 2
+    assert any("other batch sizes than 16" in note for note in found.facts.not_captured)
+
+
+def test_weights_changed_by_hand_on_the_processor_are_recorded_there(captured):
+    found = captured(BY_HAND)
+    assert (found.facts.way, found.facts.optimizers, found.facts.batch_size) == ("recorded", (), 8)
+    assert len(found.graph.ops) > 4
+
+
+def test_habits_of_scripts_are_followed(captured, folder):
+    found = captured(MANY_HABITS)
+    facts = found.facts
+    assert (facts.way, facts.batch_size, facts.epochs, facts.dataset_size) == ("pretended", 8, 3, 64)
+    assert (facts.averages, facts.optimizer_implementation) == (True, "fused")
+    assert not found.graph.unsupported_ops
+    ops = found.graph.ops
+    is_recurrent = ops.op_class == OpClass.RECURRENT
+    assert is_recurrent.sum() == 2  # one kernel for all packed sequences, forward and backward
+    assert set(ops.serial_steps[is_recurrent]) == {5}
+    assert not (folder / "runs").exists()
+
+
+def test_gradients_without_an_optimizer_end_steps_and_loops_count_them(captured):
+    facts = captured(FUNCTIONAL).facts
+    assert (facts.way, facts.batch_size, facts.max_steps, facts.optimizers) == ("pretended", 16, 40, ())
+
+
+def test_a_second_look_at_a_batch_with_other_weights_is_no_micro_step(captured):
+    facts = captured(SHARPNESS).facts
+    assert (facts.num_micro_steps, facts.samples_per_step, facts.averages) == (1, 16, False)
+
+
+def test_a_sharded_script_is_handed_to_the_layouts(captured, tmp_path):
+    found = captured(SHARDED)
+    assert (found.facts.strategy, found.facts.world_size, found.facts.precision) == ("fsdp", 4, "amp-bf16")
+    assert len(found.graph.parameter_names) == 2 * 12
+    model = f"capture:{found.save(tmp_path / 'graph.forerun')}"
+    estimate = forerun.predict(model, device="a100-sxm4-40gb")
+    assert (estimate.num_devices, estimate.run.sharing.strategy.value) == (4, "fsdp")
+    shares = {part.name: part.size_bytes for part in estimate.memory_parts}
+    alone = forerun.predict(model, device="a100-sxm4-40gb", num_devices=1, strategy="ddp").memory_parts
+    assert shares["optimizer state"] < {part.name: part.size_bytes for part in alone}["optimizer state"]
+
+
+FAILURES = {
+    "it ended after 2 steps": GAN.replace("range(5)", "range(2)"),
+    "ValueError: of the script": "raise ValueError('of the script')",
+    "os._exit(3)": "import os; os._exit(3)",
+    "waits for input": "input('name? ')",
+    "custom C++ or CUDA extension": "from torch.utils.cpp_extension import load\nload('own', ['own.cu'])",
+    "depends on values": "import torch\nx = torch.nn.Linear(4, 4).cuda()(torch.randn(8, 4).cuda())\nprint(x[x > 0])",
+}
+
+
+@pytest.mark.parametrize("words", FAILURES)
+def test_what_cannot_be_captured_is_said_in_one_line_(words, captured):
+    with pytest.raises(FailureError, match=re.escape(words)) as error:
+        captured(FAILURES[words])
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ([], "expected a command"),
+        (["ls", "-l"], "runs Python"),
+        (["no-such-program"], "no 'no-such-program'"),
+        ([sys.executable, "missing.py"], "no file 'missing.py'"),
+    ],
+)
+def test_a_command_that_is_no_python_is_a_wrong_question(command, words):
+    with pytest.raises((UsageError, ScriptError), match=words):
+        capture_command(command)
+
+
+def test_a_process_that_the_script_forks_ends_with_the_capture(tmp_path, monkeypatch):
+    script = tmp_path / "forking.py"
+    script.write_text("import os, time\nif not os.fork(): time.sleep(600)\n", encoding="utf-8")
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    with pytest.raises(TraceError, match="starts itself"):
+        capture_command([sys.executable, str(script)], timeout_s=240)
+    running = (" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"]))
+    assert not [line for line in running if str(script) in line]
+    assert not list((tmp_path / "tmp").iterdir())
+
+
+def test_a_file_of_another_version_is_refused(tmp_path):
+    import json
+    import zipfile
+
+    path = tmp_path / "old.forerun"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("capture.json", json.dumps({"format_version": 999, "facts": {}}))
+    with pytest.raises(UsageError, match="version 999"):
+        forerun.predict(f"capture:{path}", device="t4")
+    path.write_text("no archive", encoding="utf-8")
+    with pytest.raises(UsageError, match="no file of forerun capture"):
+        forerun.predict(f"capture:{path}", device="t4")

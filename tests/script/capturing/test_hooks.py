@@ -1,0 +1,74 @@
+"""Parts of the hooks that need no script: loops read from source, and the share of a mask's blocks."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from forerun.graph.graph import OpClass
+from forerun.script.capturing.hooks.flexible_attention import FlexibleAttention
+from forerun.script.capturing.hooks.job import loops_around, repetitions
+from forerun.script.capturing.hooks.script_recorder import ScriptRecorder
+
+
+def here():
+    return sys._getframe(1)
+
+
+def test_loops_of_all_functions_around_a_step_are_counted():
+    settings = SimpleNamespace(epochs=4)
+
+    def step():
+        for _ in range(0, 10, 3):
+            return here()
+        return None
+
+    for _ in range(settings.epochs):
+        assert loops_around(step())[-2:] == [4, 4]
+
+
+def test_an_outer_loop_that_counts_gives_the_epochs():
+    for _ in range(3):
+        for _ in [1, 2]:
+            assert repetitions(here())[0] == 3
+
+
+def test_a_loop_whose_length_only_running_code_could_say_is_not_counted():
+    for _ in range(int("2")):
+        assert loops_around(here())[-1] is None
+
+
+@pytest.mark.parametrize(
+    ("mask", "share"),
+    [
+        (lambda b, h, q, k: q >= k, 36 / 64),
+        (lambda b, h, q, k: (q >= k) & (q - k < 128), 15 / 64),
+        (lambda b, h, q, k: (q // 256) == (k // 256), 16 / 64),
+    ],
+)
+def test_the_share_of_a_mask_is_that_of_its_blocks(mask, share):
+    notes = []
+    flexible = FlexibleAttention(SimpleNamespace(is_paused=False), None, notes)
+    assert flexible._measured_share(mask, 1024, 1024, torch.device("cpu")) == share
+    assert not notes
+
+
+def test_a_mask_of_single_positions_is_assumed_to_be_half_full():
+    notes = []
+    flexible = FlexibleAttention(SimpleNamespace(is_paused=False), None, notes)
+    mask = lambda b, h, q, k: torch.tensor(bool(q >= k))  # noqa: E731
+    assert flexible._measured_share(mask, 1024, 1024, torch.device("cpu")) == 0.5
+    assert "half of its blocks" in notes[0]
+
+
+def test_kernels_of_known_libraries_are_told_by_their_names():
+    recorder = ScriptRecorder(pretends=False)
+    recorder.records_ops = True
+    queries, sines = torch.empty(2, 8, 64, dtype=torch.bfloat16), torch.empty(8, 64, dtype=torch.bfloat16)
+    for name in ("_triton_rope", "somebody_s_kernel"):
+        recorder.note_kernel(name, [queries, sines, 64])
+    known, unknown = (row.cost for row in recorder.rows)
+    assert (known.op_class, unknown.op_class) == (OpClass.ELEMENTWISE, OpClass.UNKNOWN)
+    assert known.read_bytes == 2 * unknown.read_bytes == 4 * (2 + 1) * 8 * 64  # read and written in place
+    assert recorder.unsupported == {"triton somebody_s_kernel"}

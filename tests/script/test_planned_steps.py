@@ -1,0 +1,105 @@
+"""Steps of a script's model over a space: what ``predict`` says of each point, and where nothing is said."""
+
+import pytest
+
+import forerun
+from forerun.base.errors import InvalidSetupError, UnknownModelError, UsageError
+from forerun.cost.time.correction import CALIBRATIONS_VARIABLE, calibration_path
+from forerun.cost.time.weights import save_weights
+from forerun.question.devices import find_device
+from forerun.question.devices.this_device import device_at
+from forerun.script.planned_steps import ScriptModel, planned_steps, predictable_device, steps_or_reason
+from forerun.script.tuning.device_steps import DevicePoint
+from forerun.script.tuning.space import space_of
+from made_calibrations import made_calibration
+from made_profiles import made_profile
+
+SPACE = space_of(
+    {
+        "parameters": {
+            "batch_size": {"values": [16, 64], "map": "--batch-size"},
+            "amp": {"values": ["off", "bf16", "fp16"]},
+            "channels_last": {"values": [False, True]},
+            "image_size": {"values": [32, 48], "map": "--size"},
+        }
+    }
+)
+BASE = {"batch_size": 8, "amp": "off", "channels_last": False, "image_size": 32}
+MODEL = ScriptModel(model="cnn:depth=2,base_filters=32")
+ADAM = {"name": "Adam"}
+
+
+def test_each_point_of_a_space_is_what_predict_says_of_it():
+    found = planned_steps(
+        MODEL, find_device("t4"), SPACE, BASE, made_profile("cuda:0", optimizer=ADAM), memory_bytes=15e9
+    )
+    assert found.own == DevicePoint(batch_size=8, image_size=32)
+    assert len(found.step_s) == 3 * 3 * 2 * 2
+    for point, words in (
+        (found.own, {}),
+        (
+            DevicePoint(batch_size=64, amp="fp16", channels_last=True, image_size=48),
+            {"precision": "amp", "layout": "nhwc"},
+        ),
+        (DevicePoint(batch_size=16, amp="bf16", image_size=48), {"precision": "amp-bf16"}),
+    ):
+        asked = {"batch_size": point.batch_size, "image_size": point.image_size, "optimizer": "adam", **words}
+        alone = forerun.predict(MODEL.model, device="t4", **asked)
+        assert found.step_s[point] == pytest.approx(alone.step_time_s.value, rel=1e-6)
+        assert found.peak_bytes[point] == pytest.approx(alone.peak_memory_bytes.high, rel=0.05)
+    values = {"batch_size": 64, "amp": "fp16"}
+    ratio = found.step_s[DevicePoint(batch_size=64, amp="fp16", image_size=32)] / found.step_s[found.own]
+    assert found.relative_time(values) == ratio
+    assert found.memory_bytes == 15e9
+    assert found.source == "cnn:depth=2,base_filters=32 on NVIDIA T4 (datasheet only)"
+
+
+def test_a_processor_needs_a_calibration_and_says_what_that_measured(tmp_path, monkeypatch):
+    monkeypatch.setenv(CALIBRATIONS_VARIABLE, str(tmp_path))
+    profile = made_profile("cpu", optimizer=ADAM)
+    asked = (MODEL, "cpu", SPACE)
+    reason = "this processor has no calibration; make one with: forerun calibrate"
+    assert predictable_device("cpu") == reason
+    assert steps_or_reason(*asked, BASE, profile, memory_bytes=1e9) == reason
+    here = device_at(None)
+    save_weights(made_calibration(here), calibration_path(here))
+    assert predictable_device("cpu") == here
+    found = steps_or_reason(*asked, BASE, profile, memory_bytes=1e9)
+    assert {point.amp for point in found.step_s} == {"off"}
+    assert found.source.endswith("(calibrated)")
+    # The memory of processes is another matter than that of a GPU.
+    assert found.memory_bytes is None
+    said = steps_or_reason(*asked, {**BASE, "amp": "bf16"}, profile, memory_bytes=None)
+    assert said == "the calibration of this processor says nothing of bf16, in which the script runs"
+    said = steps_or_reason(*asked, {}, made_profile("cpu", batch_size=None), memory_bytes=None)
+    assert said.startswith("nothing tells the samples of a step")
+
+
+def test_a_gpu_that_is_not_there_is_a_reason():
+    assert "GPUs, got cuda:99" in predictable_device("cuda:99")
+
+
+def test_sizes_of_images_are_the_users_or_the_scripts():
+    assert MODEL.sized(96).image_size == 96
+    assert ScriptModel(model="torchvision:resnet18", image_size=64).sized(96).image_size == 64
+    shaped = ScriptModel(model="torchvision:resnet18", input_shape=(3, 80, 80))
+    assert shaped.sized(96) == shaped
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "message"),
+    [
+        (ScriptModel(model="torchvision:resnet19"), UnknownModelError, "did you mean"),
+        (
+            ScriptModel(model="keras:ResNet50"),
+            UsageError,
+            "expected a model of PyTorch, got 'keras:ResNet50'",
+        ),
+        (ScriptModel(model="cnn:depth=2", input_shape=(3, 32, 32)), UsageError, "leave --input-shape out"),
+        (ScriptModel(model="nowhere.py:net"), UnknownModelError, "nowhere.py"),
+        (ScriptModel(model="cnn:depth=2", image_size=1), InvalidSetupError, "image"),
+    ],
+)
+def test_a_model_that_cannot_be_meant_is_told_before_anything_runs(model, kind, message):
+    with pytest.raises(kind, match=message):
+        model.check(SPACE)

@@ -1,0 +1,72 @@
+"""A verb is declared once, and its part is loaded when it is asked for."""
+
+import subprocess
+import sys
+
+import typer
+from command_line import invoke
+from typer.main import get_command
+
+from forerun.surface.cli import verbs
+from forerun.surface.cli.main import app
+
+
+def all_commands(command=None):
+    command = command or get_command(app)
+    yield command
+    for child in getattr(command, "commands", {}).values():
+        yield from all_commands(child)
+
+
+def test_every_command_and_option_has_help():
+    for command in all_commands():
+        assert command.help, command.name
+        assert all(parameter.help for parameter in command.params), command.name
+
+
+def test_a_verb_loads_no_part_of_another():
+    code = (
+        "from forerun.surface.cli.main import app; app(['predict', '--help'], standalone_mode=False); import sys; "
+        "print([name for name in sys.modules if name.startswith(('forerun.evidence', 'forerun.script', 'forerun.jobs', "
+        "'forerun.adapters'))])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_question_is_chosen_by_its_name_or_by_an_option():
+    assert "missing argument 'MODEL'" in invoke("scale", "--on", "t4").stderr
+    assert "no such option: --devicse" in invoke("scale", "servers", "--devicse", "1").stderr
+    assert "expected measured points" in invoke("scale", "points").stderr
+    assert "give --fit POINTS.csv" in invoke("scale", "points", "--devices", "2").stderr
+
+
+class _Greeting:
+    def as_dict(self):
+        return {"greeting": "hello"}
+
+
+def test_another_package_may_declare_a_verb_and_a_question(monkeypatch):
+    @verbs.verb("Greet.", page=lambda found: found.as_dict()["greeting"])
+    def greet(name: str = typer.Option("x", help="Name.")) -> _Greeting:
+        """Greet somebody."""
+        return _Greeting()
+
+    names = ["greet", "schedule.greet"]
+    monkeypatch.setattr(verbs, "plugin_names", lambda group: names)
+    monkeypatch.setattr(verbs, "plugin", lambda group, name: greet if name in names else None)
+    assert "greet" in invoke("--help").stdout
+    assert invoke("greet").stdout == "hello\n"
+    assert '"greeting": "hello"' in invoke("greet", "--json").stdout
+
+
+def test_a_part_that_is_not_there_is_left_out_of_the_help(monkeypatch):
+    def absent(group, name):
+        raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr(verbs, "plugin_names", lambda group: ["forecast"])
+    monkeypatch.setattr(verbs, "plugin", absent)
+    done = invoke("--help")
+    assert done.exit_code == 0
+    assert "forecast" not in done.stdout
+    assert "predict" in done.stdout

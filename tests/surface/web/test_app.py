@@ -1,0 +1,355 @@
+"""Questions and answers over HTTP: the JSON of the command line, limits, refusals and error bodies."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+
+import pytest
+from fastapi.testclient import TestClient
+
+import forerun
+from forerun.base.errors import FailureError, UsageError
+from forerun.surface.web.app import MAX_BODY_BYTES, make_app
+from forerun.surface.web.load import ClientLimit
+from forerun.surface.web.questions import check_device_name, check_link_name, check_model_name
+from forerun.surface.web.tracer import BusyError, Tracer
+
+MODEL = "cnn:depth=2,base_filters=32"
+PREDICT = {"model": MODEL, "device": "t4"}
+PLAN = {"models": ["cnn:depth=2..3,base_filters=32"], "devices": ["t4", "l4"], "batch_sizes": [64, 128]}
+
+
+@pytest.fixture(scope="module")
+def client():
+    with TestClient(
+        make_app(limit_s=60.0), base_url="http://localhost", raise_server_exceptions=False
+    ) as found:
+        yield found
+
+
+def ask(client, path, body, **changes):
+    return client.post(path, json={**body, **changes})
+
+
+def refused(response, status, words):
+    assert response.status_code == status, response.text
+    assert list(response.json()) == ["error"]
+    assert words in response.json()["error"]
+    assert "Traceback" not in response.text
+    assert "\n" not in response.json()["error"]
+
+
+def test_predict_answers_what_the_package_answers(client):
+    options = {
+        "batch_size": 64,
+        "precision": "amp",
+        "dataset": "cifar10",
+        "epochs": 3,
+        "price_usd_per_hour": 0.5,
+    }
+    answer = ask(client, "/predict", PREDICT, **options)
+    assert answer.status_code == 200, answer.text
+    assert answer.json() == forerun.predict(MODEL, device="t4", **options).as_dict()
+
+
+def test_several_devices_are_answered_as_the_package_answers_them(client):
+    options = {"batch_size": 64, "dataset": "cifar10", "price_usd_per_hour": 0.5, "num_devices": 4}
+    answer = ask(client, "/predict", PREDICT, **options)
+    assert answer.status_code == 200, answer.text
+    own = forerun.predict(MODEL, device="t4", **options)
+    assert answer.json() == own.as_dict()
+    assert answer.json()["num_devices"] == 4
+    whole = ask(client, "/predict", PREDICT, **{**options, "device": "1x4xt4", "num_devices": None})
+    assert whole.json()["step_time_s"] == answer.json()["step_time_s"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_devices": [1, 2, 8]},
+        {
+            "num_devices": [2, 4],
+            "scaling": "both",
+            "batch_size": 64,
+            "strategy": "fsdp",
+            "dataset": "cifar10",
+        },
+        {
+            "device": "2x4xv100-sxm2-16gb",
+            "inter": "ethernet-10g",
+            "num_devices": [8],
+            "sync_batch_norm": True,
+        },
+    ],
+)
+def test_scale_answers_what_the_package_answers(client, options):
+    question = {**PREDICT, **options}
+    answer = ask(client, "/scale", question)
+    assert answer.status_code == 200, answer.text
+    model = question.pop("model")
+    assert answer.json() == forerun.scale(model, **question).as_dict()
+
+
+def test_plan_answers_what_the_package_answers(client):
+    answer = ask(client, "/plan", PLAN, dataset="cifar10", within=["cost<=1"])
+    assert answer.status_code == 200, answer.text
+    own = forerun.plan(
+        PLAN["models"],
+        devices="t4,l4",
+        batch_sizes=[64, 128],
+        dataset="cifar10",
+        within="cost<=1",
+        max_rejected=50,
+    )
+    assert answer.json() == own.as_dict()
+
+
+def test_the_lists_have_the_catalogue_the_families_and_the_datasets(client):
+    devices = {device["name"] for device in client.get("/hardware").json()["devices"]}
+    assert {"t4", "a100-sxm4-40gb", "cpu"} <= devices
+    models = client.get("/models").json()
+    assert "cnn" in {family["name"] for family in models["families"]}
+    assert "torchvision:resnet50" in models["torchvision"]
+    assert "cifar10" in {dataset["name"] for dataset in client.get("/datasets").json()["datasets"]}
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "train.py:make_model",
+        "/etc/passwd.py:x",
+        "hf:config.json",
+        "onnx:model.onnx",
+        "keras:model.keras",
+        "keras:model.h5",
+        "../models/net.py:make",
+        "C:\\net.py:make",
+    ],
+)
+def test_no_file_and_no_code_is_loaded_through_http(client, model):
+    refused(ask(client, "/predict", PREDICT, model=model), 400, "names a file")
+    refused(ask(client, "/plan", PLAN, models=[model]), 400, "names a file")
+
+
+@pytest.mark.parametrize(
+    "device",
+    ["mine.toml", "/etc/mine.TOML", "../x", "here", "1xhere", "2x1xHERE", "here x 2", "1×here", "cpu;rm"],
+)
+def test_no_device_of_a_file_or_of_this_machine_is_answered(client, device):
+    status = ask(client, "/predict", PREDICT, device=device)
+    assert status.status_code == 400
+    assert "see /hardware" in status.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "words"),
+    [
+        ({"device": "t44"}, 400, "t4"),
+        ({"model": "cnn:depht=2"}, 400, "depth"),
+        ({"model": "torchvision:resnet5"}, 400, "resnet50"),
+        ({"model": "cnn:depth=5000"}, 400, "sizes above 4096 are not answered over HTTP"),
+        ({"batch_size": 0}, 422, "batch_size"),
+        ({"batch_size": 10**9}, 422, "batch_size"),
+        ({"batch_size": "32"}, 422, "batch_size"),
+        ({"batch_size": 2.5}, 422, "batch_size"),
+        ({"precision": "fp12"}, 422, "precision"),
+        ({"price_usd_per_hour": -1}, 422, "price_usd_per_hour"),
+        ({"colour": "red"}, 422, "colour"),
+        ({"dataset": "cifar10", "dataset_size": 5}, 400, "not both"),
+        ({"dataset": "cifar"}, 400, "cifar10"),
+        ({"optimizer": "sdg"}, 400, "sgd"),
+        ({"image_size": 3}, 400, "give a larger image_size"),
+    ],
+)
+def test_a_wrong_question_is_told_what_was_wrong(client, changes, status, words):
+    refused(ask(client, "/predict", PREDICT, **changes), status, words)
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "words"),
+    [
+        ({"within": ["time<=2"]}, 400, "the unit is missing"),
+        ({"within": ["cost>=3", "cost<=2"]}, 400, "contradict"),
+        ({"batch_sizes": []}, 422, "batch_sizes"),
+        ({"devices": []}, 422, "devices"),
+        ({"models": ["cnn:depth=1..60..1,base_filters=8..4096"]}, 400, "at most 64 combinations"),
+        ({"batch_sizes": list(range(1, 1025)), "devices": ["t4"] * 24}, 400, "at most 20,000 candidates"),
+        ({"price_usd_per_hour": {"t4": -1}}, 422, "price_usd_per_hour"),
+        ({"co2_g_per_kwh": -1}, 422, "co2_g_per_kwh"),
+        ({"prices_file": "/etc/passwd"}, 422, "prices_file"),
+    ],
+)
+def test_a_wrong_plan_is_told_what_was_wrong(client, changes, status, words):
+    refused(ask(client, "/plan", PLAN, **changes), status, words)
+
+
+def test_a_budget_that_nobody_meets_is_an_answer(client):
+    answer = ask(client, "/plan", PLAN, within=["time<=1ms"])
+    assert answer.status_code == 200
+    assert answer.json()["nearest_miss"]["broken"][0]["limit"] == "time<=1ms"
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "words"),
+    [
+        ({"num_devices": []}, 422, "num_devices"),
+        ({"num_devices": [0]}, 422, "num_devices"),
+        ({"num_devices": [5000]}, 422, "num_devices"),
+        ({"num_devices": 4}, 422, "num_devices"),
+        ({"num_devices": list(range(1, 100))}, 422, "num_devices"),
+        ({"num_devices": [3], "num_nodes": 2}, 400, "cannot be spread evenly over 2 nodes"),
+        ({"num_devices": [1, 3], "scaling": "strong"}, 400, "cannot be shared by 3 devices"),
+        ({"num_devices": [2], "device": "mi300x"}, 400, "link"),
+        ({"num_devices": [8], "num_nodes": 2}, 400, "link"),
+        ({"intra": "/etc/link.toml"}, 400, "expected a link of the catalogue"),
+        ({"inter": "../link"}, 400, "expected a link of the catalogue"),
+        ({"inter": "infiniband-hrd"}, 400, "infiniband-hdr"),
+        ({"device": "99999999x99999999xt4"}, 400, "at most 100,000"),
+        ({"bucket_mb": 0}, 422, "bucket_mb"),
+        ({"algorithm": "butterfly"}, 422, "algorithm"),
+        ({"phase": "inference"}, 400, "in training only"),
+    ],
+)
+def test_a_wrong_question_of_several_devices_is_told_what_was_wrong(client, changes, status, words):
+    refused(ask(client, "/scale", PREDICT, **changes), status, words)
+
+
+def test_what_several_devices_cannot_do_is_said(client):
+    refused(ask(client, "/predict", PREDICT, num_devices=2, phase="inference"), 400, "in training only")
+    refused(ask(client, "/predict", PREDICT, num_devices=2, device="mi300x"), 400, "link")
+    refused(ask(client, "/plan", PLAN, devices=["t4x1000000"]), 400, "at most 100,000")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1, 2]", "null", '"text"', '{"model": NaN}', "\x00"])
+def test_what_is_no_question_is_refused(client, text):
+    answer = client.post("/predict", content=text, headers={"content-type": "application/json"})
+    refused(answer, 422, "")
+
+
+def test_a_body_that_is_too_large_is_refused_before_it_is_read_whole(client):
+    body = json.dumps({**PREDICT, "model": "x" * MAX_BODY_BYTES})
+    answer = client.post("/predict", content=body, headers={"content-type": "application/json"})
+    refused(answer, 413, "at most 65,536 bytes")
+
+
+def test_other_paths_and_methods_are_refused_in_the_same_form(client):
+    refused(client.get("/nothing"), 404, "Not Found")
+    refused(client.get("/predict"), 405, "Method Not Allowed")
+    refused(client.get("/static/../app.py"), 404, "Not Found")
+    refused(client.get("/static/%2e%2e/app.py"), 404, "Not Found")
+
+
+def test_the_page_may_load_nothing_from_elsewhere(client):
+    page = client.get("/")
+    assert page.status_code == 200
+    assert "default-src 'self'" in page.headers["content-security-policy"]
+    assert page.headers["x-content-type-options"] == "nosniff"
+    assert "://" not in page.text
+
+
+def test_the_document_describes_every_question(client):
+    paths = client.get("/openapi.json").json()["paths"]
+    assert set(paths) == {"/predict", "/scale", "/plan", "/configs", "/hardware", "/models", "/datasets"}
+    for path in ("/predict", "/scale", "/plan", "/configs"):
+        assert {"200", "400", "408", "413", "422"} <= set(paths[path]["post"]["responses"])
+
+
+def test_names_that_are_fine_are_left_alone():
+    for name in (
+        " timm:vit_base_patch16_224.augreg_in1k ",
+        "cifar-resnet:56",
+        "cnn",
+        "gpt:depth=2|4",
+        "keras:ResNet50",
+        "keras:cnn:depth=3,base_filters=32",
+        "keras:resnet50-v1.5",
+    ):
+        assert check_model_name(name) == name.strip()
+    assert check_device_name("NVIDIA A100-SXM4-40GB") == "NVIDIA A100-SXM4-40GB"
+    assert [check_link_name(name) for name in (None, "8xinfiniband-hdr", " NVLink 3")] == [
+        None,
+        "8xinfiniband-hdr",
+        "NVLink 3",
+    ]
+    with pytest.raises(UsageError, match="sizes above 512"):
+        check_model_name("cifar-resnet:4000")
+    with pytest.raises(UsageError, match="sizes above 4096"):
+        check_model_name("keras:mlp:width=5000")
+
+
+def test_a_trace_that_takes_too_long_is_ended_and_the_next_one_answered():
+    tracer = Tracer(limit_s=5.0)
+    try:
+        assert tracer.call(abs, -3) == 3  # the child is up
+        tracer._limit_s = 0.3
+        with pytest.raises(UsageError, match=r"took longer than 0\.3 s to trace"):
+            tracer.call(time.sleep, 30)
+        tracer._limit_s = 20.0
+        assert tracer.call(abs, -4) == 4
+    finally:
+        tracer.close()
+
+
+def test_what_a_library_raises_in_the_child_comes_back_as_a_failure():
+    tracer = Tracer(limit_s=20.0)
+    try:
+        with pytest.raises(FailureError, match="ValueError: invalid literal"):
+            tracer.call(int, "x")
+        with pytest.raises(FailureError, match="the process that traces models ended"):
+            tracer.call(exit_at_once)
+        assert tracer.call(abs, -1) == 1
+    finally:
+        tracer.close()
+
+
+def exit_at_once():
+    import os
+
+    os._exit(3)
+
+
+def test_requests_for_other_names_are_refused(client):
+    refused(
+        client.get("/hardware", headers={"Host": "evil.example:8777"}),
+        421,
+        "does not answer for 'evil.example'",
+    )
+    for host in ("127.0.0.1:8777", "[::1]:8777", "LOCALHOST"):
+        assert client.get("/healthz", headers={"Host": host}).json()["status"] == "ok"
+
+
+def test_the_figures_count_what_was_asked(client):
+    client.get("/datasets")
+    text = client.get("/metrics").text
+    assert 'forerun_requests_total{path="/datasets",status="200"}' in text
+    assert "forerun_traces 0.0" in text
+    assert "evil" not in text
+
+
+def test_more_traces_than_may_wait_are_refused():
+    tracer = Tracer(limit_s=20.0, num_children=1, num_waiting=0)
+    try:
+        assert tracer.call(abs, -1) == 1
+        slow = threading.Thread(target=tracer.call, args=(time.sleep, 1.0))
+        slow.start()
+        while not tracer.num_calls:
+            time.sleep(0.01)
+        with pytest.raises(BusyError, match="too many models are being traced") as caught:
+            tracer.call(abs, -2)
+        assert caught.value.status == 503
+        slow.join()
+        assert tracer.call(abs, -3) == 3
+    finally:
+        tracer.close()
+
+
+def test_one_client_does_not_take_every_place():
+    limit = ClientLimit(1)
+    with limit.question("one"), limit.question("two"):
+        with pytest.raises(BusyError, match="wait for one of them") as caught, limit.question("one"):
+            pass
+        assert caught.value.status == 429
+    with limit.question("one"):
+        pass
