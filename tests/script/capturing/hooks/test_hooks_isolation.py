@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -42,9 +43,15 @@ def state(tree):
 
 @pytest.fixture
 def place():
-    """A folder that another user can reach."""
+    """A folder that another user can reach, with code for that user: the checkout may lie in a private folder."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
+        code = Path(folder, "code")
+        for path in (*SOURCE.rglob("*.py"), *SOURCE.rglob("*.pyi")):
+            copy = code / path.relative_to(SOURCE)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)
+        shutil.copyfile(file_actions.__file__, code / "file_actions.py")
         yield Path(folder)
 
 
@@ -73,9 +80,9 @@ def act(place, access, *, user=None, kernel="new"):
         for path in (place, *place.rglob("*")):
             os.chown(path, user, user, follow_symlinks=False)
     before = state(tree)
-    code = [python(user), file_actions.__file__, str(tree), str(request), access, kernel]
+    code = [python(user), str(place / "code" / "file_actions.py"), str(tree), str(request), access, kernel]
     environment = {
-        **os.environ, "TMPDIR": str(request.parent / "tmp"), "PYTHONPATH": str(SOURCE), "PYTHONDONTWRITEBYTECODE": "1",
+        **os.environ, "TMPDIR": str(request.parent / "tmp"), "PYTHONPATH": str(place / "code"), "PYTHONDONTWRITEBYTECODE": "1",
         "HOME": str(place),
     }  # fmt: skip
     ended = subprocess.run(
