@@ -82,8 +82,8 @@ def act(place, access, *, user=None, kernel="new"):
     before = state(tree)
     code = [python(user), str(place / "code" / "file_actions.py"), str(tree), str(request), access, kernel]
     environment = {
-        **os.environ, "TMPDIR": str(request.parent / "tmp"), "PYTHONPATH": str(place / "code"), "PYTHONDONTWRITEBYTECODE": "1",
-        "HOME": str(place),
+        **os.environ, "TMPDIR": str(request.parent / "tmp"), "PYTHONPATH": str(place / "code"),
+        "PYTHONDONTWRITEBYTECODE": "1", "HOME": str(place),
     }  # fmt: skip
     ended = subprocess.run(
         code,
