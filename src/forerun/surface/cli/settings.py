@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
@@ -16,6 +17,7 @@ from forerun.question.settings import Declared, check_number, declared
 
 __all__ = [
     "GroupedHelp",
+    "PlainValues",
     "grouped_options",
     "parse_input_shape",
     "parse_numbers",
@@ -200,7 +202,57 @@ def _annotation(item: Declared, alias: str | None, *, is_text: bool) -> Any:
     ]
 
 
-class GroupedHelp(TyperCommand):
+class PlainValues:
+    """A command whose plain options are read without a schema."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The options, each with its own reading of plain texts."""
+        found: list[Any] = super().get_params(ctx)  # type: ignore[misc]  # of the command that this is mixed into
+        for parameter in found:
+            vars(parameter).setdefault(
+                "process_value", partial(_plain_value, parameter, parameter.process_value)
+            )
+        return found
+
+
+def _plain_value(parameter: Any, convert: Callable[[Any, Any], Any], context: Any, value: Any) -> Any:
+    """The value of an option; plain texts and numbers are read here.
+
+    The parser makes a schema for each option, given or not, with a library that takes longer to import than a cached
+    prediction to make. It still reads whatever is not plain, and words the refusals.
+    """
+    read = {} if parameter.callback else _PLAIN.get(_kind_of(parameter), {})
+    for kind, convert_text in read.items():
+        if isinstance(value, str) and kind.fullmatch(value):
+            return convert_text(value)
+    if isinstance(value, tuple) and value and _annotation_of(parameter) == list[str]:
+        return list(value)
+    if value is None and not parameter.required and not parameter.multiple:
+        return parameter.callback(context, parameter, None) if parameter.callback else None
+    return convert(context, value)
+
+
+def _kind_of(parameter: Any) -> Any:
+    """The type of an option that has no bounds of its own, None for others."""
+    described = getattr(parameter, "type_descriptor", None)
+    if described is None or described.is_ranged or parameter.multiple or parameter.nargs != 1:
+        return None
+    return described.annotation
+
+
+def _annotation_of(parameter: Any) -> Any:
+    return getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
+
+
+_PLAIN: Mapping[Any, Mapping[re.Pattern[str], Callable[[str], Any]]] = {
+    str: {re.compile(".*", re.DOTALL): str},
+    int: {re.compile("-?[0-9]{1,18}"): int},
+    float: {re.compile(r"-?[0-9]+(\.[0-9]+)?"): float},
+}
+"""Texts of options that need no schema, by the type of the option."""
+
+
+class GroupedHelp(PlainValues, TyperCommand):
     """A command whose help lists its options under headings, and the other questions of its verb."""
 
     questions: TyperGroup | None = None

@@ -38,6 +38,7 @@ from forerun.surface.cli.output import (
 )
 from forerun.surface.cli.settings import (
     GroupedHelp,
+    PlainValues,
     parse_time_s,
     read_settings,
     setting_parameters,
@@ -274,7 +275,7 @@ def _command_of(name: str, found: Any, prefix: str) -> Any:
     return typer.main.get_command(app)
 
 
-class _Group(TyperGroup):
+class _Group(PlainValues, TyperGroup):
     """A command of commands that are loaded one by one."""
 
     def list_commands(self, ctx: Any) -> list[str]:
