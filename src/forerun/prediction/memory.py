@@ -415,7 +415,7 @@ def _layout_memory(
     model: PreparedModel, run: Run, constants: MemoryConstants, visible_bytes: float
 ) -> RunMemory:
     """Memory of the stage that needs most."""
-    stages = layout_memory(DividedModel(model=model), run, constants)
+    stages = layout_memory(DividedModel.of(model), run, constants)
     worst = max(stages, key=lambda stage: stage.peak_bytes.value)
     return RunMemory(
         peak=worst.peak_bytes,
