@@ -112,7 +112,9 @@ def unit_times(
 
 def _sharded(model: PreparedModel, blocks: Blocks, shards: Shards) -> PreparedModel:
     ops = sharded_ops(model.graph, blocks, shards)
-    return model if ops is model.graph.ops else prepare(replace(model.graph, ops=ops))
+    if ops is model.graph.ops:
+        return model
+    return replace(prepare(replace(model.graph, ops=ops)), is_whole=False)
 
 
 def _by_unit(
