@@ -38,9 +38,7 @@ def layouts_page(plan: LayoutPlan) -> RenderableType:
         Text(head, style="bold"),
         Text(f"{plan.num_compared:,} layouts compared, {plan.num_fitting:,} fit"),
         Text(""),
-        Text(
-            "Fastest layouts, the sure ones first; room is what stays free at the upper end of the memory"
-        ),
+        Text("Fastest layouts, the sure ones first; room is what stays free at the upper end of the memory"),
         _table(_TITLES, [_row(point) for point in plan.best]),
         Text(""),
         Text("Why"),
