@@ -53,9 +53,12 @@ _CORE = {
     "scale": "forerun.surface.cli.scale:scale",
     "layouts": "forerun.surface.cli.layouts:layouts",
     "advise": "forerun.surface.cli.layouts:advise",
+    "compare": "forerun.surface.cli.compare:compare",
     "hardware": "forerun.surface.cli.hardware:hardware",
+    "models": "forerun.surface.cli.doctor:models",
     "prices": "forerun.surface.cli.hardware:prices",
     "report": "forerun.surface.cli.report:report",
+    "doctor": "forerun.surface.cli.doctor:doctor",
     "serve": "forerun.surface.cli.serve:serve",
     "mcp": "forerun.surface.cli.serve:mcp",
 }
