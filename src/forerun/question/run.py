@@ -189,7 +189,8 @@ class Run(Answer):
                 f"{found.text} needs a multiple of {others} devices, got {self.cluster.num_devices}; give "
                 f"{others * -(-self.cluster.num_devices // others)} devices, or a smaller tp, pp or cp"
             )
-        return replace(found, data=self.cluster.num_devices // others)
+        number = self.cluster.num_devices // others
+        return found if found.data == number else replace(found, data=number)
 
     @property
     def num_replicas(self) -> int:
