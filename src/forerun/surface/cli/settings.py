@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Optional
@@ -202,6 +202,20 @@ def _annotation(item: Declared, alias: str | None, *, is_text: bool) -> Any:
     ]
 
 
+_ALL = "--help-all"
+
+_COMMON = {
+    "--on", "--batch-size", "--precision", "--dataset", "--epochs", "--tokens", "--sequence-length", "--lora",
+    "--recompute", "--compile", "--price", "--within", "--minimize", "--json", "--plot", "--help",
+}  # fmt: skip
+"""Options that the short help shows."""
+
+
+def _is_common(words: str) -> bool:
+    """True for a record of an argument or of a common option."""
+    return not words.startswith("-") or bool(_COMMON & set(words.replace(",", " ").replace("/", " ").split()))
+
+
 class PlainValues:
     """A command whose plain options are read without a schema."""
 
@@ -256,12 +270,34 @@ class GroupedHelp(PlainValues, TyperCommand):
     """A command whose help lists its options under headings, and the other questions of its verb."""
 
     questions: TyperGroup | None = None
+    examples: Sequence[str] = ()
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Reads the words; ``--help-all`` before a script's own prints the whole help."""
+        own = args[: args.index("--")] if "--" in args else args
+        if _ALL in own:
+            ctx.meta[_ALL] = True
+            typer.echo(ctx.get_help())
+            ctx.exit()
+        found: list[str] = super().parse_args(ctx, args)
+        return found
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Writes the options, group by group."""
-        for heading, records in grouped_options(self, ctx):
-            with formatter.section(heading):
-                formatter.write_dl(records)
+        """Writes the options, group by group; of many, those that most questions need."""
+        groups = grouped_options(self, ctx)
+        number = sum(len(records) for _, records in groups)
+        is_short = bool(self.examples) and not ctx.meta.get(_ALL)
+        for heading, records in groups:
+            shown = [record for record in records if not is_short or _is_common(record[0])]
+            if shown:
+                with formatter.section(heading):
+                    formatter.write_dl(shown)
+        if self.examples:
+            with formatter.section("Examples"):
+                for example in self.examples:
+                    formatter.write(f"{'':{formatter.current_indent}}{example}\n")
+        if is_short:
+            formatter.write(f"\n{_ALL} shows all {number} options by group.\n")
         if self.questions is not None:
             self.questions.format_commands(ctx, formatter)
 
