@@ -10,6 +10,9 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
+
+# Before the exit function below: it must end the children before the library's own, which runs later, waits for them.
+import multiprocessing
 import os
 import signal
 import sys
@@ -20,15 +23,13 @@ import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from forerun.base import errors, process_control
 from forerun.base.errors import ForerunError, IsolationError
 from forerun.base.process_control import ProcessOption, set_process_option
-
-if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
 
 __all__ = [
     "Child",
@@ -241,8 +242,6 @@ def replies(
         EndedError: A child ended before its answer.
         LateError: The time is over.
     """
-    from multiprocessing.connection import wait  # a question whose graph is kept starts no child
-
     waiting = dict(enumerate(children))
     deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
     spent_s = sum(child.cpu_s() for child in children) if counts_cpu else 0.0
@@ -377,8 +376,6 @@ class Worker:
         return self._child
 
     def _context(self) -> Any:
-        import multiprocessing
-
         if self._environment:
             return multiprocessing.get_context("spawn")
         is_small = threading.active_count() == 1 and not sys.modules.keys() & set(_FRAMEWORKS)
@@ -394,8 +391,6 @@ def fork_server(preload: Iterable[str], variables: Mapping[str, str] | None = No
         preload: Modules that a new server loads before it forks.
         variables: Environment variables of a new server.
     """
-    import multiprocessing
-
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     from multiprocessing import forkserver
@@ -545,8 +540,6 @@ def _follow_parent() -> None:
     The kernel's own signal (``PR_SET_PDEATHSIG``) reports the death of the fork server, which lives as long as any of
     its children; the pipe to the parent reports the death of the parent.
     """
-    import multiprocessing
-
     parent = multiprocessing.parent_process()
 
     def watch() -> None:
