@@ -1,16 +1,20 @@
-"""Evidence behind a step time: how far a question lies from the steps that were measured, and how wide that makes it.
+"""Evidence behind a step time: what was measured near a question, and how wide its interval is.
 
-The half-width of the 90 % interval of the log step time is
+The logarithm of a step over its prediction has two sources that are independent of each other: the system that one does
+not know, and the cost model. The half-width of the 90 % interval of the log step time is
 
-    h = b + min over measured systems s of d(question, s) + c * spread of the ensemble
+    h^2    = (1.645 system)^2 + m^2
+    log m  = base + costs x covariates
 
-    d = what another phase, number format, compiler, device, architecture and vendor cost, each if it differs,
-        + era * |difference of the software's era| + mix * (distance of the mixes of operations)
+    covariates: 1 for a device without measured steps; 1 for a phase, number format and compiler that were not measured
+    there; the distance of the mix of operations from the nearest measured one; the share of the host in the step;
+    the decades by which the step is shorter than 30 ms; the standard deviation over the ensemble
 
 The mix of a step is the share of each group of classes in its traffic plus its work at 50 FLOP a byte; the distance of
-two mixes is half the sum of the absolute differences, 0 to 1. What each difference costs is fitted on steps whose
-source, device or family of networks was left out of the fit of the cost model (docs/methods/intervals.md). Nobody can
-fit it for an architecture that no table has: there the interval is an order of magnitude wide.
+two mixes is half the sum of the absolute differences, 0 to 1. The costs are fitted on steps whose source, device or
+family of networks was left out of the fit of the cost model, the differences between systems on pairs of systems
+(docs/methods/intervals.md). Nobody can fit a width for an architecture that no table has: there the interval is an
+order of magnitude wide.
 """
 
 from __future__ import annotations
@@ -37,6 +41,7 @@ __all__ = [
     "EVIDENCE_FORMAT_VERSION",
     "NEAR_MIX",
     "ORDER_OF_MAGNITUDE",
+    "Z_90",
     "ErrorSpreads",
     "Evidence",
     "Kind",
@@ -47,13 +52,14 @@ __all__ = [
     "operation_mix",
     "shipped_evidence",
     "shipped_evidence_path",
+    "step_covariates",
     "step_kind",
 ]
 
 Floats = npt.NDArray[np.float64]
 Kind = tuple[str, str, bool]
 
-EVIDENCE_FORMAT_VERSION = 2
+EVIDENCE_FORMAT_VERSION = 3
 
 ORDER_OF_MAGNITUDE = log(10.0) / 2.0
 """Least half-width of a log time on an architecture that no table has: high is ten times low."""
@@ -61,43 +67,48 @@ ORDER_OF_MAGNITUDE = log(10.0) / 2.0
 NEAR_MIX = 0.25
 """Distance of mixes up to which a network counts as one like those that were measured."""
 
+Z_90 = 1.645
+"""Half-width of a 90 % interval in standard deviations."""
+
+_SHORT_S = 30e-3
+_WIDEST = 1.5
+"""Logarithm of the widest half-width: beyond it only the figure of an order of magnitude is said."""
+
 _FLOP_PER_BYTE = 50.0
 _MIX_BATCH = 32.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogWidths:
-    """Costs of differences: what each adds to the half-width of a log step time.
+    """The cost model's part of a half-width: the logarithm of it is the base plus the costs times their covariates.
 
     Attributes:
-        base: Half-width without any difference.
-        phase: Another phase.
-        number_format: Another number format.
-        compiler: Compiled or not.
-        era: A difference of one in the software's era (PyTorch 0.4 is 0, 2.9 is 1).
-        device: Another device.
-        architecture: Another architecture.
-        vendor: Another vendor.
+        base: Logarithm of the half-width of a question about what was measured.
+        device: A device without measured steps.
+        kind: A phase, number format and compiler that were not measured there.
         mix: Networks of entirely other operations.
+        host: A step that only waits for its host.
+        short: Each decade by which a step is shorter than 30 ms.
         spread: A standard deviation of one over the ensemble.
     """
 
-    base: float = 0.25
-    phase: float = 0.12
-    number_format: float = 0.05
-    compiler: float = 0.2
-    era: float = 0.25
-    device: float = 0.1
-    architecture: float = 0.05
-    vendor: float = 0.2
-    mix: float = 0.25
-    spread: float = 0.5
+    base: float = -1.5
+    device: float = 0.2
+    kind: float = 0.3
+    mix: float = 0.5
+    host: float = 0.5
+    short: float = 0.2
+    spread: float = 1.0
+
+    def half_widths(self, covariates: Floats) -> Floats:
+        """The cost model's half-widths of log times, (n, 6) -> (n,)."""
+        found: Floats = np.exp(np.minimum(self.base + covariates @ self.costs, _WIDEST))
+        return found
 
     @property
-    def of_differences(self) -> Floats:
-        """Costs in the order of the columns of ``Evidence.differences``."""
-        names = ("phase", "number_format", "compiler", "era", "device", "architecture", "vendor", "mix")
-        return np.asarray([getattr(self, name) for name in names])
+    def costs(self) -> Floats:
+        """Costs in the order of the columns of ``Evidence.covariates``."""
+        return np.asarray([self.device, self.kind, self.mix, self.host, self.short, self.spread])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,28 +172,19 @@ class Evidence:
     calibration_scales: Mapping[str, float]
     made: Mapping[str, Any]
 
-    def differences(self, point: Point, mix: Floats) -> Floats:
-        """Differences of a question from every measured system, (systems, 8); columns as in ``LogWidths``."""
-        columns = self._columns
-        phase, kept_format, is_compiled = step_kind(point.setup)
-        device = point.device
-        return np.column_stack(
-            [
-                columns["phase"] != phase,
-                columns["number_format"] != kept_format,
-                columns["compiler"] != is_compiled,
-                np.abs(columns["era"] - point.era),
-                columns["device"] != device.name,
-                columns["architecture"] != device.architecture,
-                columns["vendor"] != device.vendor,
-                self._mix_distances(mix),
-            ]
-        ).astype(np.float64)
+    def covariates(self, point: Point, mix: Floats) -> Floats:
+        """What the evidence says about a question: device, kind and mix, the first three of ``LogWidths.costs``."""
+        kind = step_kind(point.setup)
+        is_device = np.asarray([system.device == point.device.name for system in self.systems], dtype=bool)
+        is_kind = np.asarray([system.kind == kind for system in self.systems], dtype=bool)
+        near = is_device if is_device.any() else np.ones_like(is_device)
+        of_kind = near & is_kind
+        distance = self._mix_distances(mix)[of_kind if of_kind.any() else near].min() if len(near) else 1.0
+        return np.asarray([not is_device.any(), not of_kind.any(), distance], dtype=np.float64)
 
-    def log_width(self, point: Point, mix: Floats) -> float:
-        """Half-width of the 90 % interval of the log step time where the members of the ensemble agree."""
-        costs = self.differences(point, mix) @ self.widths.of_differences
-        return self.widths.base + float(costs.min())
+    def log_widths(self, covariates: Floats) -> Floats:
+        """Half-widths of the 90 % intervals of log step times, (n, 6) -> (n,)."""
+        return np.hypot(Z_90 * self.spreads.system, self.widths.half_widths(covariates))
 
     def is_near(self, device: Device, setup: TrainingSetup, mix: Floats) -> bool:
         """True if networks like this one were measured on such a device in the same phase, format and compiler."""
@@ -197,16 +199,6 @@ class Evidence:
     def knows_architecture(self, device: Device) -> bool:
         """True if anything was measured on a device of this architecture."""
         return architecture_name(device) in self.architectures
-
-    @cached_property
-    def _columns(self) -> dict[str, npt.NDArray[Any]]:
-        found: dict[str, npt.NDArray[Any]] = {
-            name: np.asarray([getattr(system, name) for system in self.systems])
-            for name in ("device", "architecture", "vendor", "era")
-        }
-        for index, name in enumerate(("phase", "number_format", "compiler")):
-            found[name] = np.asarray([system.kind[index] for system in self.systems])
-        return found
 
     def _mix_distances(self, mix: Floats) -> Floats:
         """Distance of a mix from the nearest one of each system, (systems,)."""
@@ -244,6 +236,12 @@ class Evidence:
             ],
         }
         return json.dumps(whole, separators=(",", ":")).replace('],["', '],\n["') + "\n"
+
+
+def step_covariates(step_s: Floats, host_s: Floats, device_s: Floats, spread: Floats) -> Floats:
+    """What a prediction says about its own error, the last three of ``LogWidths.costs``, (p, 3)."""
+    short = np.maximum(np.log10(_SHORT_S / step_s), 0.0)
+    return np.column_stack([host_s / (host_s + device_s), short, spread])
 
 
 def architecture_name(device: Device) -> str:
