@@ -115,8 +115,8 @@ def ask_origins(folder: Path, report: Callable[[str], None] = lambda _: None) ->
         report(f"asked: {name}")
         errors: dict[str, list[tuple[float, float]]] = {}
         missing: dict[str, Counter[str]] = {}
-        for row in read_table(folder / "steps" / f"{name}.parquet").to_dict("records"):
-            row = {key: None if value != value else value for key, value in row.items()}
+        for cells_of_row in read_table(folder / "steps" / f"{name}.parquet").to_dict("records"):
+            row: Row = {str(key): None if value != value else value for key, value in cells_of_row.items()}
             cells = errors.setdefault(group(row), [])
             lacks = missing.setdefault(group(row), Counter())
             try:

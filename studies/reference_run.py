@@ -67,6 +67,7 @@ from studies.optime.layer_study import layer_study
 from studies.optime.runtime_study import RuntimeRow, runtime_study, tracker_study
 from studies.optime.studies import (
     Corpus,
+    FewSteps,
     HeldOut,
     OperatorError,
     StepStudies,
@@ -197,16 +198,13 @@ def step_sections(folder: Path, quick: bool = False) -> StepSections:
         quick: A sample of the rows and short fits.
     """
     held_out = step_studies(folder, quick)
-    devices, sources = by_system(held_out.devices), by_system(held_out.sources)
-    families = by_system({"families": held_out.families})
-    prior = devices | sources
     rows = judged_rows(held_out, _steps(folder, quick).steps, known_networks(folder))
     spreads = _spreads(folder, quick)
     return StepSections(
         rows=rows,
         half_widths=judged_widths(rows, spreads),
         constant_widths=judged_widths(rows, spreads, constant=True),
-        few_shot=few_shot(devices, prior, _device_fit) | few_shot(sources | families, prior, source_of),
+        few_shot=_few_steps(folder, quick),
         baselines=_kept("baselines", quick, lambda: baseline_study(held_out.families.steps)),
         studies=held_out,
         origins=origins_section(ask_origins(folder, _say)),
@@ -270,10 +268,23 @@ def _spreads(folder: Path, quick: bool) -> ErrorSpreads:
 
     def make() -> ErrorSpreads:
         steps = _steps(folder, quick).steps
-        return fit_spreads(steps, predict_with(load_weights(shipped_weights_path()), steps).residuals)
+        residuals = predict_with(load_weights(shipped_weights_path()), steps).residuals
+        return fit_spreads(steps, residuals, [one.corrected[5] for one in _few_steps(folder, quick).values()])
 
     digest = hashlib.sha256(shipped_weights_path().read_bytes()).hexdigest()[:12]
     return _kept(f"spreads {digest}", quick, make)
+
+
+def _few_steps(folder: Path, quick: bool) -> dict[str, FewSteps]:
+    """Errors of every held-out system after some of its steps were measured."""
+
+    def make() -> dict[str, FewSteps]:
+        held_out = step_studies(folder, quick)
+        devices, sources = by_system(held_out.devices), by_system(held_out.sources)
+        prior, families = devices | sources, by_system({"families": held_out.families})
+        return few_shot(devices, prior, _device_fit) | few_shot(sources | families, prior, source_of)
+
+    return _kept("few steps", quick, make)
 
 
 def by_system(held_out: dict[str, HeldOut]) -> dict[str, HeldOut]:

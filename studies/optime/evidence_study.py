@@ -17,7 +17,7 @@ from __future__ import annotations
 import datetime
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -263,12 +263,15 @@ def _widths(values: Floats) -> LogWidths:
     return LogWidths(**dict(zip(names, [float(values[0]), *(values[1:] ** 2).tolist()], strict=True)))
 
 
-def fit_spreads(steps: Sequence[Measured], residuals: Floats) -> ErrorSpreads:
+def fit_spreads(
+    steps: Sequence[Measured], residuals: Floats, after_five: Iterable[Floats] = ()
+) -> ErrorSpreads:
     """Differences between systems, of pairs that ran one network on one device in the same circumstances.
 
     Args:
         steps: Measured steps.
         residuals: log(measured / predicted) of each by one cost model, (n,).
+        after_five: log(measured / predicted) of held-out systems after five measured steps; systems weigh alike.
     """
     alike: dict[tuple[object, ...], list[int]] = {}
     for index, step in enumerate(steps):
@@ -296,7 +299,9 @@ def fit_spreads(steps: Sequence[Measured], residuals: Floats) -> ErrorSpreads:
     scale = 1.0 / (np.asarray(squares) + np.mean(squares))
     solved, _ = optimize.nnls(np.asarray(columns) * scale[:, None], np.asarray(squares) * scale)
     system, doubling, release = np.sqrt(solved).tolist()
-    return ErrorSpreads(system=system, doubling=doubling, release=release)
+    left = [np.quantile(np.abs(found), np.linspace(0.0, 1.0, 101)) for found in after_five if len(found)]
+    after = float(np.quantile(left, _TARGET)) / Z_90 if left else shipped_evidence().spreads.after_steps
+    return ErrorSpreads(system=system, doubling=doubling, release=release, after_steps=after)
 
 
 def judged_widths(rows: JudgedRows, spreads: ErrorSpreads, constant: bool = False) -> Floats:

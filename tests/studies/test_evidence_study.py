@@ -46,7 +46,7 @@ def test_widths_follow_a_covariate_that_errors_follow_and_no_other():
     covariates[:, 1] = random.integers(0, 2, 4000)
     covariates[:, 2] = random.random(4000)
     errors = random.normal(0.0, 0.1 * np.exp(0.9 * covariates[:, 1]))
-    spreads = ErrorSpreads(system=0.02, doubling=0.0, release=0.0)
+    spreads = ErrorSpreads(system=0.02, doubling=0.0, release=0.0, after_steps=0.1)
     found = fit_widths(made_rows(errors, covariates, random.integers(0, 40, 4000).astype(str)), spreads)
     assert found.kind == pytest.approx(0.9, abs=0.15)
     assert found.mix < 0.2

@@ -119,11 +119,13 @@ class ErrorSpreads:
         system: Between a system and the mean of all that run the same step on the same device.
         doubling: Added in squares between two steps of one network for each doubling of the batch.
         release: The same for releases of PyTorch a whole era apart, 0.4 and 2.9.
+        after_steps: On a system of which five steps were measured, of a step that was not.
     """
 
     system: float
     doubling: float
     release: float
+    after_steps: float
 
     def apart_variance(self, doublings: Floats, eras: Floats) -> Floats:
         """Variance that so many doublings of the batch and so large a part of an era add, elementwise."""
