@@ -198,7 +198,7 @@ def step_sections(folder: Path, quick: bool = False) -> StepSections:
         quick: A sample of the rows and short fits.
     """
     held_out = step_studies(folder, quick)
-    rows = judged_rows(held_out, _steps(folder, quick).steps, known_networks(folder))
+    rows = judged_rows(held_out)
     spreads = _spreads(folder, quick)
     return StepSections(
         rows=rows,
@@ -255,7 +255,7 @@ def fit_shipped_evidence(out: Path, quick: bool = False) -> None:
     evidence = evidence_of(
         steps,
         [table.device for table in _operators(folder)],
-        widths=fit_widths(judged_rows(held_out, steps, others), spreads),
+        widths=fit_widths(judged_rows(held_out), spreads),
         spreads=spreads,
         scales=overall_scales(by_system(held_out.devices) | by_system(held_out.sources)),
         others=others,

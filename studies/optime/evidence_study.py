@@ -5,7 +5,7 @@ interval of log(measured / predicted), 2 h + 20 max(0, |e| - h), each system ali
 ``LogWidths``: what is common to a system is one draw, however many rows it has. The differences between systems are
 those of pairs of systems that ran the same network on the same device:
 
-    (90 % quantile of |r_i - r_j| / 1.645)^2 = 2 system^2 + doubling^2 doublings + release^2 eras
+    (90 % quantile of |r_i - r_j| / 1.645)^2 = 2 system^2 + doubling^2 doublings
 
 with non-negative squares, each pair of systems alike.
 
@@ -42,7 +42,7 @@ from forerun.cost.time.rows import DistinctOps
 from forerun.evidence.fitting.measured_steps import Measured
 from forerun.question.devices.device import Device
 from studies.optime.fit import source_of, system_of, table_of
-from studies.optime.studies import HeldOut, StepStudies
+from studies.optime.studies import StepStudies
 
 __all__ = [
     "JudgedRows",
@@ -173,7 +173,7 @@ class JudgedRows:
         device: Where, (n,).
         asked: log(measured / predicted) as a user asks, (n,).
         informed: The same with release, settings and machine known, (n,).
-        covariates: Columns of ``LogWidths.costs``, (n, 6).
+        covariates: What errors follow (``evidence.step_covariates``), (n, 2).
     """
 
     study: Names
@@ -197,42 +197,25 @@ class JudgedRows:
         return found
 
 
-def judged_rows(
-    studies: StepStudies, steps: Sequence[Measured], others: Sequence[KnownNetwork] = ()
-) -> JudgedRows:
-    """All held-out steps of all studies.
-
-    Args:
-        studies: What was predicted without what.
-        steps: All steps, of which the studies left some out.
-        others: Networks beside them, of sources that no study leaves out.
-    """
-    parts: list[tuple[str, str, HeldOut, list[Measured]]] = []
-    for fold in np.unique(studies.families.fold):
-        held = studies.families.take(np.flatnonzero(studies.families.fold == fold))
-        families = {step.record.family for step in held.steps}
-        rest = [step for step in steps if step.record.family not in families]
-        parts.append(("families", f"fold {fold}", held, rest))
-    for name, held in studies.devices.items():
-        parts.append(("devices", name, held, [step for step in steps if step.device.name != name]))
-    for name, held in studies.sources.items():
-        parts.append(("sources", name, held, [step for step in steps if source_of(step) != name]))
+def judged_rows(studies: StepStudies) -> JudgedRows:
+    """All held-out steps of all studies."""
+    folds = {
+        f"fold {fold}": studies.families.take(np.flatnonzero(studies.families.fold == fold))
+        for fold in np.unique(studies.families.fold)
+    }
+    groups = {"families": folds, "devices": studies.devices, "sources": studies.sources}
+    parts = [(study, name, held) for study, found in groups.items() for name, held in found.items()]
     columns: dict[str, list[Any]] = {field.name: [] for field in fields(JudgedRows)}
-    for study, name, held, rest in parts:
-        evidence = evidence_of(rest, others=[one for one in others if one.device.name != name])
-        known: dict[tuple[object, ...], Floats] = {}
-        for step, own in zip(held.steps, held.covariates, strict=True):
-            key = (id(step.ops), step.device.name, step_kind(step.setup))
-            if key not in known:
-                known[key] = evidence.covariates(step.point, _mix_of(step))
-            columns["covariates"].append(np.concatenate([known[key], own]))
+    for study, name, held in parts:
+        for step in held.steps:
             without = study if study == "families" else name
             columns["system"].append(f"without {without}: {system_of(step)}")
             columns["source"].append(source_of(step))
             columns["device"].append(step.device.name)
+        columns["covariates"] += held.covariates.tolist()
         columns["study"] += [study] * len(held.steps)
         columns["left_out"] += [name] * len(held.steps)
-        columns["asked"] += (held.log_measured - held.log_asked).tolist()
+        columns["asked"] += held.as_asked().residuals.tolist()
         columns["informed"] += held.residuals.tolist()
     return JudgedRows(**{name: np.asarray(values) for name, values in columns.items()})
 
@@ -246,7 +229,7 @@ def log_interval_scores(errors: Floats, half_widths: Floats) -> Floats:
 def fit_widths(rows: JudgedRows, spreads: ErrorSpreads) -> LogWidths:
     """Costs of the covariates with the least mean score, no cost below zero."""
     first = LogWidths()
-    start = np.asarray([first.base, *np.sqrt(first.costs)])
+    start = np.asarray([first.base, *np.sqrt([first.learned, first.spread])])
     weights = rows.weights
 
     def loss(values: Floats) -> float:
@@ -279,29 +262,26 @@ def fit_spreads(
         network = (record.model.partition(":")[2], record.image_size, step.run.model.sequence_length)
         form = (setup.precision.is_half or setup.precision, setup.layout, setup.compile, setup.phase)
         alike.setdefault((step.device.name, *network, *form), []).append(index)
-    pairs: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
+    pairs: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for rows in alike.values():
         for one, other in itertools.combinations(rows, 2):
             first, second = steps[one], steps[other]
             names = sorted((system_of(first), system_of(second)))
             if names[0] == names[1]:
                 continue
-            sizes = (s.setup.batch_size_per_device for s in (first, second))
-            doublings, eras = abs(float(np.diff(np.log2([*sizes])))), abs(first.point.era - second.point.era)
+            ratio = first.setup.batch_size_per_device / second.setup.batch_size_per_device
             apart = abs(float(residuals[one] - residuals[other]))
-            pairs.setdefault((names[0], names[1]), []).append((apart, doublings, eras))
+            pairs.setdefault((names[0], names[1]), []).append((apart, abs(float(np.log2(ratio)))))
     columns, squares = [], []
     for found in pairs.values():
-        apart, doublings, eras = np.asarray(found).T
-        columns.append([2.0, doublings.mean(), eras.mean()])
+        apart, doublings = np.asarray(found).T
+        columns.append([2.0, doublings.mean()])
         squares.append((np.quantile(apart, _TARGET) / Z_90) ** 2)
-    # Relative weights: the square of a quantile scatters as much as it is large.
-    scale = 1.0 / (np.asarray(squares) + np.mean(squares))
-    solved, _ = optimize.nnls(np.asarray(columns) * scale[:, None], np.asarray(squares) * scale)
-    system, doubling, release = np.sqrt(solved).tolist()
+    solved, _ = optimize.nnls(np.asarray(columns), np.asarray(squares))
+    system, doubling = np.sqrt(solved).tolist()
     left = [np.quantile(np.abs(found), np.linspace(0.0, 1.0, 101)) for found in after_five if len(found)]
     after = float(np.quantile(left, _TARGET)) / Z_90 if left else shipped_evidence().spreads.after_steps
-    return ErrorSpreads(system=system, doubling=doubling, release=release, after_steps=after)
+    return ErrorSpreads(system=system, doubling=doubling, after_steps=after)
 
 
 def judged_widths(rows: JudgedRows, spreads: ErrorSpreads, constant: bool = False) -> Floats:

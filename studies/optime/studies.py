@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.cost.time.correction import PriorScales, sensitivities, with_circumstances
-from forerun.cost.time.evidence import step_covariates
+from forerun.cost.time.evidence import operation_mix, step_covariates
 from forerun.cost.time.step_times import StepTimes, step_times
 from forerun.cost.time.weights import CostModel
 from forerun.evidence.fitting.evaluation import family_folds
@@ -54,7 +54,7 @@ class HeldOut:
         steps: The measurements.
         log_predicted: Log of the predicted step time with release, settings and machine known, (n,).
         log_asked: The same as a user asks, who types what must be typed and nothing else, (n,).
-        covariates: What the prediction as asked says about its own error (``evidence.step_covariates``), (n, 3).
+        covariates: What the prediction as asked says about its own error (``evidence.step_covariates``), (n, 2).
         fold: Split each row was tested in, (n,).
         sensitivities: Rows of the calibration's J, (n, c).
         forward_share: Share of the kernels' time that lies in the forward pass, (n,).
@@ -106,7 +106,7 @@ def predict_with(
         folds: Split of each.
     """
     logs, shares = np.empty(len(steps)), np.empty(len(steps))
-    log_asked, own, rows = np.empty(len(steps)), np.empty((len(steps), 3)), []
+    log_asked, own, rows = np.empty(len(steps)), np.empty((len(steps), 2)), []
     for index, (step, question) in enumerate(zip(steps, asked or steps, strict=True)):
         times = _times(weights, step)
         logs[index] = np.log(times.step_s[0])
@@ -116,7 +116,7 @@ def predict_with(
         shares[index] = times.kernel_s[0, is_forward].sum() / times.kernel_s[0].sum()
         times = times if question is step else _times(weights, question)
         log_asked[index] = np.log(times.step_s[0])
-        own[index] = step_covariates(times.step_s, times.host_s, times.device_s, times.spread)[0]
+        own[index] = step_covariates(operation_mix(question.ops), times.spread)[0]
     return HeldOut(
         steps=tuple(steps),
         log_predicted=logs,

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from forerun.cost.time.evidence import Z_90, ErrorSpreads, operation_mix, step_kind
-from forerun.cost.time.features import Point
 from forerun.question.devices import find_device
 from forerun.question.setup import Precision, TrainingSetup
 from op_models import ops_named
@@ -26,11 +25,8 @@ def known(device, name):
 
 def test_a_network_that_is_in_no_fit_is_as_near_as_one_that_is():
     own, other = known("h100-sxm", "vit"), known("t4", "mobilenet")
-    question = Point(device=own.device, setup=SETUP, era=1.0)
-    far = evidence_of([], others=[other]).covariates(question, own.mix)
-    near = evidence_of([], others=[other, own]).covariates(question, own.mix)
-    assert (far[0], near[0]) == (1.0, 0.0)
-    assert near[2] < 0.08 < far[2]  # mixes that lie close are one
+    assert not evidence_of([], others=[other]).is_near(own.device, SETUP, own.mix)
+    assert evidence_of([], others=[other, own]).is_near(own.device, SETUP, own.mix)
 
 
 def made_rows(errors, covariates, systems):
@@ -42,14 +38,14 @@ def made_rows(errors, covariates, systems):
 
 def test_widths_follow_a_covariate_that_errors_follow_and_no_other():
     random = np.random.default_rng(0)
-    covariates = np.zeros((4000, 6))
-    covariates[:, 1] = random.integers(0, 2, 4000)
-    covariates[:, 2] = random.random(4000)
-    errors = random.normal(0.0, 0.1 * np.exp(0.9 * covariates[:, 1]))
-    spreads = ErrorSpreads(system=0.02, doubling=0.0, release=0.0, after_steps=0.1)
+    covariates = np.zeros((4000, 2))
+    covariates[:, 0] = random.integers(0, 2, 4000)
+    covariates[:, 1] = random.random(4000)
+    errors = random.normal(0.0, 0.1 * np.exp(0.9 * covariates[:, 0]))
+    spreads = ErrorSpreads(system=0.02, doubling=0.0, after_steps=0.1)
     found = fit_widths(made_rows(errors, covariates, random.integers(0, 40, 4000).astype(str)), spreads)
-    assert found.kind == pytest.approx(0.9, abs=0.15)
-    assert found.mix < 0.2
+    assert found.learned == pytest.approx(0.9, abs=0.15)
+    assert found.spread < 0.2
     half = np.hypot(Z_90 * spreads.system, found.half_widths(covariates))
     assert (np.abs(errors) <= half).mean() == pytest.approx(0.9, abs=0.03)
     constant = log_interval_scores(errors, np.full(4000, np.quantile(np.abs(errors), 0.9)))

@@ -17,7 +17,6 @@ from forerun.cost.time.evidence import (
     operation_mix,
     shipped_evidence,
     step_covariates,
-    step_kind,
 )
 from forerun.cost.time.features import NEWEST_ERA, Point, least_times_s, software_era
 from forerun.cost.time.large_kernels import CONVOLUTIONS
@@ -235,19 +234,10 @@ def half_widths(
     """Half-widths of the 90 % intervals of the log step times of one model at p points, (p,).
 
     A calibration has a law of its own, quantile times (base + slope * spread of the ensemble). Otherwise they follow
-    from what was measured nearby and from the step itself (``cost.time.evidence``), and are at least an order of
-    magnitude on an architecture that nobody measured.
+    from the step itself (``cost.time.evidence``), and are at least an order of magnitude on an architecture that nobody
+    measured.
     """
-    evidence, mix = shipped_evidence(), operation_mix(ops)
-    known: dict[tuple[object, ...], Floats] = {}
-    rows = []
-    for point in points:
-        key = (point.device.name, *step_kind(point.setup))
-        if key not in known:
-            known[key] = evidence.covariates(point, mix)
-        rows.append(known[key])
-    own = step_covariates(times.step_s, times.host_s, times.device_s, times.spread)
-    widths = evidence.log_widths(np.column_stack([np.asarray(rows), own]))
+    widths = shipped_evidence().log_widths(step_covariates(operation_mix(ops), times.spread))
     for index, (point, tier) in enumerate(zip(points, tiers, strict=True)):
         if tier is Provenance.CALIBRATED:
             law: Mapping[str, Any] = weights.provenance["intervals"][str(tier)]
@@ -324,7 +314,7 @@ def timed_steps(
     if not _takes_published(model, weights):
         return found
     own = _in_own_layout(model, [computed_as(setup) for setup in setups])
-    return _with_published(found, model, devices, own, weights, torch_version, with_steps=with_kernels)
+    return _with_published(found, model, devices, own, weights, with_steps=with_kernels)
 
 
 def _takes_published(model: PreparedModel, weights: CostModel) -> bool:
@@ -467,7 +457,6 @@ def _with_published(
     devices: Sequence[Device],
     setups: Sequence[TrainingSetup],
     weights: CostModel,
-    torch_version: str | None,
     *,
     with_steps: bool,
 ) -> TimedSteps:
@@ -477,7 +466,7 @@ def _with_published(
     ]
     if not any(one.rows for one in known):
         return steps
-    spreads, era = shipped_evidence().spreads, _era_of(torch_version)
+    spreads = shipped_evidence().spreads
     log_factor, width = np.zeros(len(known)), steps.log_width.copy()
     published: list[tuple[PublishedStep, ...]] = [()] * len(known)
     for index, (one, setup) in enumerate(zip(known, setups, strict=True)):
@@ -487,7 +476,7 @@ def _with_published(
         system = float(steps.system_log_width[index]) / Z_90
         log_factor[index], variance = posterior_of_system(
             one.residuals,
-            spreads.apart_variance(doublings, one.eras - era),
+            spreads.doubling**2 * np.abs(doublings),
             max((float(width[index]) / Z_90) ** 2 - system**2, 0.0),
             system**2,
         )

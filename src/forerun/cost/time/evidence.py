@@ -4,13 +4,11 @@ The logarithm of a step over its prediction has two sources that are independent
 not know, and the cost model. The half-width of the 90 % interval of the log step time is
 
     h^2    = (1.645 system)^2 + m^2
-    log m  = base + costs x covariates
+    log m  = base + learned * share of the mix whose times are learned + spread * spread of the ensemble
 
-    covariates: 1 for a device without measured steps; 1 for a phase, number format and compiler that were not measured
-    there; the distance of the mix of operations from the nearest measured one; the share of the host in the step;
-    the decades by which the step is shorter than 30 ms; the standard deviation over the ensemble
-
-The mix of a step is the share of each group of classes in its traffic plus its work at 50 FLOP a byte; the distance of
+Linear layers and attention have closed laws, all other classes learned ones. What was measured where, which decides on
+the words of the provenance, says nothing about the width: one constant did as well (docs/decisions/0019). The mix of a
+step is the share of each group of classes in its traffic plus its work at 50 FLOP a byte; the distance of
 two mixes is half the sum of the absolute differences, 0 to 1. The costs are fitted on steps whose source, device or
 family of networks was left out of the fit of the cost model, the differences between systems on pairs of systems
 (docs/methods/intervals.md). Nobody can fit a width for an architecture that no table has: there the interval is an
@@ -31,8 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.base.errors import CostModelError
-from forerun.cost.time.features import Point
-from forerun.cost.time.law import GROUP_OF_CLASS, NUM_GROUPS
+from forerun.cost.time.law import GROUP_OF_CLASS, LAW_CLASSES, NUM_GROUPS
 from forerun.cost.time.rows import DistinctOps
 from forerun.question.devices.device import Device
 from forerun.question.setup import Precision, TrainingSetup
@@ -70,7 +67,7 @@ NEAR_MIX = 0.25
 Z_90 = 1.645
 """Half-width of a 90 % interval in standard deviations."""
 
-_SHORT_S = 30e-3
+_CLOSED_GROUPS = np.unique(GROUP_OF_CLASS[list(LAW_CLASSES)])
 _WIDEST = 1.5
 """Logarithm of the widest half-width: beyond it only the figure of an order of magnitude is said."""
 
@@ -83,32 +80,19 @@ class LogWidths:
     """The cost model's part of a half-width: the logarithm of it is the base plus the costs times their covariates.
 
     Attributes:
-        base: Logarithm of the half-width of a question about what was measured.
-        device: A device without measured steps.
-        kind: A phase, number format and compiler that were not measured there.
-        mix: Networks of entirely other operations.
-        host: A step that only waits for its host.
-        short: Each decade by which a step is shorter than 30 ms.
+        base: Logarithm of the half-width of a step of closed laws alone, on which the members agree.
+        learned: A step of learned laws alone.
         spread: A standard deviation of one over the ensemble.
     """
 
-    base: float = -1.5
-    device: float = 0.2
-    kind: float = 0.3
-    mix: float = 0.5
-    host: float = 0.5
-    short: float = 0.2
+    base: float = -1.2
+    learned: float = 0.3
     spread: float = 1.0
 
     def half_widths(self, covariates: Floats) -> Floats:
-        """The cost model's half-widths of log times, (n, 6) -> (n,)."""
-        found: Floats = np.exp(np.minimum(self.base + covariates @ self.costs, _WIDEST))
+        """The cost model's half-widths of log times, (n, 2) -> (n,); columns as in ``step_covariates``."""
+        found: Floats = np.exp(np.minimum(self.base + covariates @ [self.learned, self.spread], _WIDEST))
         return found
-
-    @property
-    def costs(self) -> Floats:
-        """Costs in the order of the columns of ``Evidence.covariates``."""
-        return np.asarray([self.device, self.kind, self.mix, self.host, self.short, self.spread])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,19 +102,12 @@ class ErrorSpreads:
     Attributes:
         system: Between a system and the mean of all that run the same step on the same device.
         doubling: Added in squares between two steps of one network for each doubling of the batch.
-        release: The same for releases of PyTorch a whole era apart, 0.4 and 2.9.
         after_steps: On a system of which five steps were measured, of a step that was not.
     """
 
     system: float
     doubling: float
-    release: float
     after_steps: float
-
-    def apart_variance(self, doublings: Floats, eras: Floats) -> Floats:
-        """Variance that so many doublings of the batch and so large a part of an era add, elementwise."""
-        found: Floats = self.doubling**2 * np.abs(doublings) + self.release**2 * np.abs(eras)
-        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,18 +151,8 @@ class Evidence:
     calibration_scales: Mapping[str, float]
     made: Mapping[str, Any]
 
-    def covariates(self, point: Point, mix: Floats) -> Floats:
-        """What the evidence says about a question: device, kind and mix, the first three of ``LogWidths.costs``."""
-        kind = step_kind(point.setup)
-        is_device = np.asarray([system.device == point.device.name for system in self.systems], dtype=bool)
-        is_kind = np.asarray([system.kind == kind for system in self.systems], dtype=bool)
-        near = is_device if is_device.any() else np.ones_like(is_device)
-        of_kind = near & is_kind
-        distance = self._mix_distances(mix)[of_kind if of_kind.any() else near].min() if len(near) else 1.0
-        return np.asarray([not is_device.any(), not of_kind.any(), distance], dtype=np.float64)
-
     def log_widths(self, covariates: Floats) -> Floats:
-        """Half-widths of the 90 % intervals of log step times, (n, 6) -> (n,)."""
+        """Half-widths of the 90 % intervals of log step times, (n, 2) -> (n,)."""
         return np.hypot(Z_90 * self.spreads.system, self.widths.half_widths(covariates))
 
     def is_near(self, device: Device, setup: TrainingSetup, mix: Floats) -> bool:
@@ -240,10 +207,9 @@ class Evidence:
         return json.dumps(whole, separators=(",", ":")).replace('],["', '],\n["') + "\n"
 
 
-def step_covariates(step_s: Floats, host_s: Floats, device_s: Floats, spread: Floats) -> Floats:
-    """What a prediction says about its own error, the last three of ``LogWidths.costs``, (p, 3)."""
-    short = np.maximum(np.log10(_SHORT_S / step_s), 0.0)
-    return np.column_stack([host_s / (host_s + device_s), short, spread])
+def step_covariates(mix: Floats, spread: Floats) -> Floats:
+    """What errors of steps of one network follow: share of learned times in its mix, and spread, (p,) -> (p, 2)."""
+    return np.column_stack([np.full(len(spread), 1.0 - mix[_CLOSED_GROUPS].sum()), spread])
 
 
 def architecture_name(device: Device) -> str:
