@@ -208,7 +208,7 @@ class Evidence:
 
 
 def step_covariates(mix: Floats, spread: Floats) -> Floats:
-    """Covariates that errors of steps of one network follow: share of learned times in its mix, and spread, (p,) -> (p, 2)."""
+    """Covariates of errors of one network: share of learned times in its mix, and spread, (p,) -> (p, 2)."""
     return np.column_stack([np.full(len(spread), 1.0 - mix[_CLOSED_GROUPS].sum()), spread])
 
 
