@@ -228,7 +228,7 @@ def _limit_notes(answers: Sequence[Estimate], knots: Ints, batches: _Batches, si
         most = knots[-1] + (limit - peaks[-1]) / slope
         return [f"samples of up to about {most:,.0f} tokens fit in a batch of {size}"]
     fits = float(np.interp(limit, peaks, knots))
-    over = (batches.longest > fits).any(axis=(1, 2))
+    over = np.any(batches.longest > fits, axis=(1, 2)).reshape(-1)
     share = float(over.mean())
     when = f"about one step in {1 / share:,.0f}" if share else "fewer than one step in " + f"{len(over):,}"
     return [
@@ -246,6 +246,6 @@ def _packed(
         rows = max(1, round(run.job.num_samples / per_row))
         run = replace(run, job=replace(run.job, num_samples=rows))
     found = estimate_at(_at(run, cut))
-    note = f"{_words(tokens, known)}, packed: a row of {cut:,} tokens holds {per_row:.1f} of them; "
-        "samples a second are rows"
+    words = f"packed: a row of {cut:,} tokens holds {per_row:.1f} of them; samples a second are rows"
+    note = f"{_words(tokens, known)}, {words}"
     return replace(found, notes=(note, *found.notes))
