@@ -128,7 +128,7 @@ def _read_tensor(tensor: Any, folder: Path, *, with_values: bool) -> torch.Tenso
         location = next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
         if not (folder / location).is_file():
             raise ModelBuildError(
-                f"the tensor {tensor.name!r} is kept in the file {location!r} beside the ONNX file, which is not there; "
+                f"the tensor {tensor.name!r} is kept in the file {location!r} beside the ONNX file, and is missing; "
                 "put it there, or export the model into one file"
             )
     if is_external and dtype.is_floating_point and not with_values:
