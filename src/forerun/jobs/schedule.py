@@ -22,7 +22,7 @@ from forerun.jobs.scheduling.plan import FIRST_PORT, NodeDevices, device_numbers
 from forerun.jobs.scheduling.policy import Policy, find_policy
 from forerun.jobs.scheduling.running_job import Standing
 from forerun.jobs.scheduling.simulation import Progress, SimulationOptions, simulate
-from forerun.jobs.scheduling.speed import SpeedModel
+from forerun.jobs.scheduling.speed import Floats, Ints, SpeedModel, speeds_on_grid
 from forerun.jobs.scheduling.trace import read_trace, rigid_policy, simulate_rigid
 from forerun.prediction.estimate import Interval
 
@@ -324,6 +324,9 @@ class _ScaledSpeed:
 
     def __call__(self, num_devices: int, num_nodes: int, batch_size: float) -> float:
         return self.factor * self.model(num_devices, num_nodes, batch_size)
+
+    def grid(self, num_devices: Ints, num_nodes: Ints, batch_sizes: Floats) -> Floats:
+        return self.factor * speeds_on_grid(self.model, num_devices, num_nodes, batch_sizes)
 
 
 def _plans(main: SimulatedSchedule, known: Sequence[KnownJob]) -> tuple[JobPlan, ...]:

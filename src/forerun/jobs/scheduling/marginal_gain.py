@@ -295,5 +295,4 @@ def _sizes(view: JobView, kind: str, free: FreeResources) -> list[Allocation]:
     curve, least = view.curves[kind], view.smallest(kind)
     if least is None:
         return []
-    sizes = range(least.num_workers, min(most, len(curve.rates) - 1) + 1)
-    return [Allocation(kind, n) for n in sizes if curve.rates[n] > 0]
+    return [Allocation(kind, n) for n in curve.rates if least.num_workers <= n <= most]

@@ -240,14 +240,13 @@ def _next_unit(
         wanted = Allocation(present.device, present.num_workers + 1, present.num_servers + 1)
         helps = not until_best or view.rate(wanted) > view.rate(present)
         return wanted if helps and wanted.num_workers <= view.job.max_workers else None
-    rates = view.curves[present.device].rates
-    most = min(
-        view.job.max_workers, len(rates) - 1, present.num_workers + int(free.num_devices(present.device))
-    )
-    for n in range(present.num_workers + 1, most + 1):
-        if rates[n] > 0 and (not until_best or rates[n] > rates[present.num_workers]):
-            return Allocation(present.device, n)
-    return None
+    curve, now = view.curves[present.device], present.num_workers
+    most = min(view.job.max_workers, now + int(free.num_devices(present.device)))
+    larger = (n for n in curve.rates if now < n <= most)
+    if until_best:
+        larger = (n for n in larger if curve.rate(n) > curve.rate(now))
+    n = next(larger, None)
+    return None if n is None else Allocation(present.device, n)
 
 
 def _share(view: JobView, given: Allocation, cluster: SharedCluster, free: FreeResources) -> float:

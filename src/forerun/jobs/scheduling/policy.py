@@ -81,7 +81,7 @@ class JobView:
             return speed if factor is None else speed * factor(given.num_workers, given.num_servers)
         # Exchanges ask each job of a pair about the other's kind, which need not be one of its own.
         curve = self.curves.get(given.device)
-        return curve.rates[given.num_workers] if curve and given.num_workers < len(curve.rates) else 0.0
+        return curve.rates.get(given.num_workers, 0.0) if curve is not None else 0.0
 
     def remaining_s(self, given: Allocation) -> float:
         """Time to the end with this allocation [s]; infinite if it does not run."""
@@ -119,7 +119,7 @@ class JobView:
         known = [kind for kind in cluster.kinds if kind in self.curves]
         if len(known) == 1:
             return known
-        return sorted(known, key=lambda kind: (kind != present, -max(self.curves[kind].rates[:2])))
+        return sorted(known, key=lambda kind: (kind != present, -self.curves[kind].rate(1)))
 
 
 class FreeResources:

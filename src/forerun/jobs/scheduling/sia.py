@@ -107,7 +107,7 @@ def configurations(view: JobView, cluster: SharedCluster) -> list[Allocation]:
             continue
         least = smallest.num_workers
         limit = max(least, 2 * view.current.num_workers if view.current else least)
-        limit = min(limit, view.job.max_workers, len(curve.rates) - 1)
+        limit = min(limit, view.job.max_workers)
         per_node = group.devices_per_node
         within = {1 << k for k in range(per_node.bit_length()) if 1 << k < per_node} | {least}
         whole = range(per_node, group.num_devices + 1, per_node)

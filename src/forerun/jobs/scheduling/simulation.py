@@ -219,9 +219,9 @@ class _Simulation:
         return max(next_s, self._round_from(min(times))) if times else next_s
 
     def _decide(self, now_s: float) -> None:
+        begin = time.perf_counter()
         adapts = self.policy.adapts_batch
         views = [state.view(self.cluster, adapts, now_s) for state in self.active]
-        begin = time.perf_counter()
         given = decide(self.policy, views, self.cluster, now_s, self.options.round_s)
         # A job whose share stays also keeps its nodes: elsewhere it would pay a restart for nothing.
         kept = {
@@ -248,7 +248,7 @@ class _Simulation:
         given = state.current
         batch = None
         if given is not None and given.device in view.curves:
-            batch = view.curves[given.device].batch_sizes[given.num_workers]
+            batch = view.curves[given.device].batch_sizes.get(given.num_workers)
         reason = self.policy.reason(view, given)
         return Decision(
             job=state.job.name, allocation=given, placement=state.placement, batch_size=batch, reason=reason
@@ -400,11 +400,13 @@ class _Simulation:
             if group.device in believed:
                 curve = believed[group.device]
                 n = max(curve.best_within(max(1, int(group.num_devices / share))), curve.fewest)
+                if not n:
+                    continue
                 batch, nodes = curve.batch_sizes[n], ceil(n / group.devices_per_node)
                 # The middle of the job stands for the whole of it.
                 worth = 1.0 if training.efficiency is None else training.efficiency(batch, 0.5)
                 rates.append(training.speeds[group.device](n, nodes, batch) * worth)
-        best = max(rates)
+        best = max(rates, default=0.0)
         return state.actual.work_samples / best if best > 0 else nan
 
     def _average_crowd(self, start_s: float, end_s: float) -> float:
