@@ -1,5 +1,7 @@
 """What every policy owes, whatever its idea: the same tests for all."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -142,10 +144,12 @@ def test_an_unknown_policy_lists_near_matches():
 
 
 def test_another_package_can_add_a_policy(monkeypatch):
-    fifo = type(find_policy("fifo"))
+    fifo = find_policy("fifo")
     monkeypatch.setattr(policies, "plugin_names", lambda group: ["newest"] if group == policies.GROUP else [])
     monkeypatch.setattr(
-        policies, "plugin", lambda group, name: (lambda: fifo(name="newest")) if name == "newest" else None
+        policies,
+        "plugin",
+        lambda group, name: (lambda: replace(fifo, name="newest")) if name == "newest" else None,
     )
     assert find_policy(" Newest ").name == "newest"
     assert policy_names()[-1] == "newest"

@@ -11,6 +11,7 @@ import numpy as np
 
 from forerun.base.errors import FailureError, InvalidSetupError
 from forerun.jobs.scheduling.cluster import SharedCluster
+from forerun.jobs.scheduling.fairness import urgent_in_s
 from forerun.jobs.scheduling.job import Allocation, DataParallelTraining, ScheduledJob, check_jobs
 from forerun.jobs.scheduling.outcome import (
     Decision,
@@ -160,6 +161,7 @@ class _Simulation:
         if isfinite(options.checkpoint_interval_s):
             self._useful_share -= options.checkpoint_s / options.checkpoint_interval_s
         self._next_failure = self._draw_failures()
+        self._urgent_s = inf
 
     def run(self, say: Progress | None) -> SimulatedSchedule:
         """Rounds until all jobs are done."""
@@ -174,7 +176,7 @@ class _Simulation:
                 now_s = self._round_from(self.coming[-1].job.arrival_s)
                 continue
             # A stable policy would answer the same until something changes, so that most rounds are passed over.
-            if is_changed or not self.policy.is_stable:
+            if is_changed or not self.policy.is_stable or now_s >= self._urgent_s:
                 self._decide(now_s)
             end_s = self._next_round_s(now_s)
             self._fail_nodes(now_s, end_s)
@@ -210,6 +212,7 @@ class _Simulation:
         if not self.policy.is_stable or isfinite(self.options.node_mtbf_s):
             return next_s
         times = [self.coming[-1].job.arrival_s] if self.coming else []
+        times += [self._urgent_s] if self._urgent_s < inf else []
         for state in self.active:
             if state.is_held(now_s) and isfinite(state.held_until_s):
                 times.append(state.held_until_s)
@@ -230,7 +233,13 @@ class _Simulation:
             if self.by_name[name].current == allocation
         }
         placed = self.options.placer(self.cluster, self.jobs, given, kept)
-        consolidate(views, self.cluster, self.jobs, given, placed)
+        if not getattr(self.policy, "is_raw", False):
+            consolidate(views, self.cluster, self.jobs, given, placed)
+        bound = getattr(self.policy, "worst_fairness", inf)
+        if bound < inf:
+            waiting = (view for view in views if view.job.name not in given)
+            waits_s = (urgent_in_s(view, self.cluster, len(views), now_s, bound) for view in waiting)
+            self._urgent_s = now_s + min(waits_s, default=inf)
         self.decision_s.append(time.perf_counter() - begin)
         for state in self.active:
             self._apply(state, given.get(state.job.name), placed.get(state.job.name, ()), now_s)
