@@ -11,7 +11,7 @@ from studies.commands.accuracy import accuracy
 from studies.commands.backtest import backtest
 from studies.commands.faults import faults
 from studies.commands.fine_tuning import fine_tuning
-from studies.commands.fits import fit_intervals, fit_scaling, fit_weights
+from studies.commands.fits import fit_intervals, fit_scaling, fit_weights, published_steps
 from studies.commands.frameworks import parity, stack
 from studies.commands.layouts import fit_layouts, layouts
 from studies.commands.schedule import schedule
@@ -37,6 +37,9 @@ app.command("scripts", short_help="Capture public training scripts and compare t
 app.command("fit-weights", short_help="Fit the cost model that is shipped.")(fit_weights)
 app.command("fit-intervals", short_help="Fit the intervals that are shipped.")(fit_intervals)
 app.command("fit-scaling", short_help="Fit the constants of several devices that are shipped.")(fit_scaling)
+app.command("published-steps", short_help="Renew the published steps that come with the package.")(
+    published_steps
+)
 app.command("fit-layouts", short_help="Fit the constants of layouts that are shipped.")(fit_layouts)
 app.command("layouts", short_help="Compare layouts of large models with measured steps.")(layouts)
 app.command("fine-tuning", short_help="Compare fine-tuning of language models with measured steps.")(

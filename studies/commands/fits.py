@@ -1,4 +1,4 @@
-"""``python -m studies fit-weights``, ``fit-intervals`` and ``fit-scaling``: what is shipped, from the public tables."""
+"""``python -m studies fit-weights`` and its kin: what is shipped, made from the public tables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from forerun.base.errors import UsageError
 from forerun.surface.cli.options import DebugOption
 from forerun.surface.cli.output import quiet_libraries
 
-__all__ = ["fit_intervals", "fit_scaling", "fit_weights"]
+__all__ = ["fit_intervals", "fit_scaling", "fit_weights", "published_steps"]
 
 
 def fit_weights(
@@ -60,6 +60,20 @@ def fit_scaling(
         constants = fit_scaling_table(require_reference_folder()).to_json()
     out.write_text(constants, encoding="utf-8")
     typer.echo(f"constants written to {out}", err=True)
+
+
+def published_steps(
+    out: Annotated[Path, typer.Option(metavar="FILE", help="File for the table (.txt).")],
+    debug: DebugOption = False,
+) -> None:
+    """Write the table of published steps that comes with the package, from the public tables (a minute)."""
+    _check_folder(out)
+    from studies.tables.published import published_records, published_text
+    from studies.tables.reference_steps import require_reference_folder
+
+    with quiet_libraries(debug=debug):
+        out.write_text(published_text(published_records(require_reference_folder())), encoding="utf-8")
+    typer.echo(f"published steps written to {out}", err=True)
 
 
 def _check_folder(out: Path) -> None:

@@ -15,6 +15,7 @@ from forerun.prediction.step import prepare
 from forerun.prediction.units import DividedModel
 from forerun.question.setup import TrainingSetup
 from forerun.tracing.models.built_model import BuiltModel
+from forerun.tracing.saving.blocks import block_names, of_all_blocks
 from forerun.tracing.saving.prepare import with_saving
 from forerun.tracing.trace import TRACE_VERSION, trace_built
 from studies.layouts.networks import Sizes, in_place_loss, language_model
@@ -31,14 +32,21 @@ def traced_model(sizes: Sizes, setup: TrainingSetup) -> DividedModel:
     setup = replace(setup, batch_size_per_device=1)
     number, sizes = sizes.layers, replace(sizes, layers=min(_MOST_BLOCKS, sizes.layers))
     key = json.dumps(
-        [asdict(sizes), asdict(setup), GRAPH_FORMAT_VERSION, TRACE_VERSION, torch.__version__], sort_keys=True
+        [number, asdict(sizes), asdict(setup), GRAPH_FORMAT_VERSION, TRACE_VERSION, torch.__version__],
+        sort_keys=True,
     )
-    path = cache_folder() / "layout-study" / f"{hashlib.sha256(key.encode()).hexdigest()[:40]}.npz"
+    path = cache_folder() / "layout-study-3" / f"{hashlib.sha256(key.encode()).hexdigest()[:40]}.npz"
     graph = read_graph(path)
     if graph is None:
-        graph = trace_built(with_saving(_built(sizes), setup), setup)
+        built = _built(sizes)
+        names = block_names(built.module)
+        names = tuple(f"{names[0].rpartition('.')[0]}.{index}" for index in range(number))
+        built = replace(built, num_left_out=number - sizes.layers)
+        built = with_saving(built, setup)
+        graph = trace_built(built, setup)
+        graph = of_all_blocks(graph, built, names) if built.num_left_out else graph
         write_graph(graph, path)
-    return DividedModel(model=prepare(graph), num_blocks=number)
+    return DividedModel.of(prepare(graph))
 
 
 def _built(sizes: Sizes) -> BuiltModel:

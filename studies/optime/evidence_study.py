@@ -21,12 +21,14 @@ from scipy import optimize
 
 from forerun.cost.time.correction import PriorScales
 from forerun.cost.time.evidence import (
+    ErrorSpreads,
     Evidence,
     Kind,
     LogWidths,
     MeasuredSystem,
     architecture_name,
     operation_mix,
+    shipped_evidence,
     step_kind,
 )
 from forerun.cost.time.rows import DistinctOps
@@ -83,6 +85,7 @@ def evidence_of(
     steps: Sequence[Measured],
     operator_devices: Sequence[Device] = (),
     widths: LogWidths | None = None,
+    spreads: ErrorSpreads | None = None,
     scales: PriorScales | None = None,
     others: Sequence[KnownNetwork] = (),
 ) -> Evidence:
@@ -93,6 +96,7 @@ def evidence_of(
         operator_devices: Devices with operators timed alone.
         others: Networks that are in no fit, whose measured steps were predicted within the base width.
         widths: What differences cost.
+        spreads: Differences between systems; those that are shipped unless given.
         scales: Prior scales of calibrations.
     """
     networks = [*map(KnownNetwork.of, {(id(s.ops), s.system): s for s in steps}.values()), *others]
@@ -124,6 +128,7 @@ def evidence_of(
         systems=tuple(sorted(systems, key=lambda s: (s.device, s.kind, s.era))),
         mixes=chosen,
         architectures=tuple(sorted({architecture_name(device) for device in devices})),
+        spreads=spreads or shipped_evidence().spreads,
         calibration_scales=asdict(scales or PriorScales()),
         made={
             "date": datetime.date.today().isoformat(),

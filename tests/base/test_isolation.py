@@ -40,6 +40,30 @@ def after(seconds):
     return seconds
 
 
+def kept_from_the_processor(rounds):
+    for _ in range(rounds):
+        end_s = time.process_time() + 0.05
+        while time.process_time() < end_s:
+            pass
+        time.sleep(0.15)
+
+
+def test_time_counts_that_the_work_has_spent_on_processors(child):
+    begin_s = time.monotonic()
+    child.ask(kept_from_the_processor, 6, timeout_s=0.6, counts_cpu=True)
+    assert time.monotonic() - begin_s > 0.6
+    with pytest.raises(LateError, match=r"0\.3 s"):
+        child.ask(kept_from_the_processor, 10_000, timeout_s=0.3, counts_cpu=True)
+    other = Child(multiprocessing.get_context("fork"))
+    try:
+        begin_s = time.monotonic()
+        with pytest.raises(LateError):  # it waits, which no more time would help
+            other.ask(after, 30.0, timeout_s=0.2, counts_cpu=True)
+        assert time.monotonic() - begin_s < 5.0
+    finally:
+        other.close()
+
+
 def test_work_speaks_while_it_is_done_and_is_answered(child):
     said = []
     reply = child.ask(doubled, 3, timeout_s=60.0, on_message=said.append)

@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.prediction.estimate import BreakdownPart, Estimate, Interval, LayerTime, MemoryShare, Provenance
+from forerun.prediction.estimate import (
+    BreakdownPart,
+    ErrorSources,
+    Estimate,
+    Interval,
+    LayerTime,
+    MemoryShare,
+    Provenance,
+)
 
 POSITIVE = st.floats(1e-6, 1e6)
 INTERVALS = st.tuples(POSITIVE, POSITIVE, POSITIVE).map(sorted).map(lambda v: Interval(v[1], v[0], v[2]))
@@ -44,6 +52,7 @@ def some_estimate():
         "top_layers": (LayerTime("layer1", 1.0, 0.5),),
         "memory_parts": (MemoryShare("weights", 10.0),),
         "provenance": Provenance.DATASHEET_ONLY,
+        "error_sources": ErrorSources(unknown_system=0.1, cost_model=0.2),
         "unsupported_ops": ("strange",),
         "notes": ("a note",),
         "epoch_time_s": None,
@@ -82,5 +91,5 @@ def test_an_estimate_becomes_plain_json():
 
 def test_the_json_has_the_promised_names():
     promised = """step_time_s throughput_samples_per_s epoch_time_s job_time_s peak_memory_bytes cost_usd energy_j
-    max_batch_size fits notes breakdown bound_by provenance unsupported_ops"""
+    max_batch_size fits notes breakdown bound_by provenance error_sources published unsupported_ops"""
     assert set(promised.split()) <= set(some_estimate().as_dict())

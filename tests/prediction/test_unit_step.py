@@ -85,6 +85,29 @@ def test_a_compiler_never_slows_a_layout(parallel: str) -> None:
     )
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("devices", [2, 8])
+def test_a_tensor_device_has_its_part_of_every_divided_stream(devices: int, compiled: bool) -> None:
+    model = TracedModels().divided(run_of("8xh100-sxm", parallel="dp=8", compile=compiled))
+    graph, blocks = model.model.graph, model.traced
+    own = sharded_ops(graph, blocks, Shards(tensor=devices))
+    streams = (graph.ops.gemm[:, 1:].sum(axis=(1, 2)) == 0) & (blocks.unit >= 0)
+    for column in ("read_bytes", "write_bytes", "joined_bytes", "flops", "elements"):
+        whole, part = (getattr(ops, column)[streams, 1].sum() for ops in (graph.ops, own))
+        assert devices * part == pytest.approx(whole), column
+
+
+@pytest.mark.parametrize("axis", ["tp=1", "cp=1", "pp=1", "tp=1,pp=1,cp=1", "ep=1"])
+def test_an_axis_of_one_changes_nothing(axis: str) -> None:
+    plain = forerun.predict(MODEL, device="8xh100-sxm", parallel="dp=8", **SETTINGS)
+    given = forerun.predict(MODEL, device="8xh100-sxm", parallel=f"{axis},dp=8", **SETTINGS)
+    assert (given.step_time_s, given.peak_memory_bytes, given.breakdown) == (
+        plain.step_time_s,
+        plain.peak_memory_bytes,
+        plain.breakdown,
+    )
+
+
 @pytest.mark.parametrize(("stages", "steps"), [(2, 4), (4, 8), (8, 8)])
 def test_bubble_of_1f1b(stages: int, steps: int) -> None:
     whole = pipeline_s([3.0] * stages, [1.0] * stages, steps, PipelineSchedule.ONE_FORWARD_ONE_BACKWARD)
@@ -112,6 +135,12 @@ def test_three_of_many_equal_blocks_say_as_much_as_all() -> None:
     weights, constants = cost_model_of(run), memory_constants_of(run.cluster.device, run)
     steps = [layout_step(model, run, weights, load_layout_table()).step_s.value for model in (short, whole)]
     assert steps[0] == pytest.approx(steps[1], rel=0.02)
+    graphs = [model.model.graph for model in (short, whole)]
+    for name in ("num_parameters", "num_trainable_parameters", "model_flops", "recomputed_flops"):
+        assert getattr(graphs[0], name) == pytest.approx(getattr(graphs[1], name)), name
+    assert graphs[0].total_flops(4) == pytest.approx(
+        graphs[1].total_flops(4), rel=1e-3
+    )  # but updates of weights
     peaks = [
         [stage.peak_bytes.value for stage in layout_memory(model, run, constants)] for model in (short, whole)
     ]

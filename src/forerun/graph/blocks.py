@@ -369,12 +369,17 @@ def _modules_with_divided_weight(graph: Graph, division: Ints, divided: Bools) -
     return np.union1d(np.asarray(own, dtype=np.int64), ops.module[products])
 
 
+def _matching(numbers: Floats, weight_unit: Ints, wanted: dict[int, set[int]]) -> Bools:
+    """True for weights with as many elements as a divided product of their unit has, (p,)."""
+    pairs = zip(np.rint(numbers).astype(np.int64).tolist(), weight_unit.tolist(), strict=True)
+    return np.asarray([number in wanted[unit] for number, unit in pairs], dtype=bool)
+
+
 def _divided_weights(
     graph: Graph, unit: Ints, division: Ints, weight_unit: Ints, sizes: Floats
 ) -> tuple[Bools, float]:
     """True for each weight of a divided product or of the embedding of tokens, and the size of a tied embedding."""
     ops = graph.ops
-    element = sizes.sum() / max(1, graph.num_parameters)
     wanted: dict[int, set[int]] = defaultdict(set)
     rows = np.flatnonzero(np.isin(division, (Division.COLUMNS, Division.ROWS)))
     whole = whole_sizes(ops)
@@ -383,10 +388,12 @@ def _divided_weights(
         if len(fixed) == 2:
             number = round(ops.gemm[row, 0, 0]) if ops.gemm[row, 0, 1] == 0 else 1
             wanted[int(unit[row])].add(number * fixed[0] * fixed[1])
+    # Adapters or a quantized block beside half precision make a mean element that no weight has: the format in which
+    # most bytes are those of divided products is the one of the blocks.
+    by_format = {element: _matching(sizes / element, weight_unit, wanted) for element in (4.0, 2.0, 1.0, 0.5)}
+    element = max(by_format, key=lambda one: float(sizes[by_format[one]].sum()))
+    divided = by_format[element] | (by_format[2.0] if element < 2.0 else False)
     numbers = np.rint(sizes / element).astype(np.int64)
-    divided = np.asarray(
-        [number in wanted[int(where)] for number, where in zip(numbers, weight_unit, strict=True)], dtype=bool
-    )
     is_lookup = (ops.op_class == OpClass.EMBEDDING) & (unit == 0) & (ops.elements[:, 1] > 0)
     tables = {ops.module_names[module] for module in ops.module[is_lookup].tolist()}
     is_table = np.asarray([name.rpartition(".")[0] in tables for name in graph.parameter_names], dtype=bool)

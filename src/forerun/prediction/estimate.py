@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from forerun.base.answers import Answer
+from forerun.prediction.published import PublishedStep
 from forerun.question.run import Run
 
 __all__ = [
     "BreakdownPart",
+    "ErrorSources",
     "Estimate",
     "Interval",
     "LayerTime",
@@ -25,6 +27,7 @@ class Provenance(StrEnum):
 
     MEASURED = "measured"
     CALIBRATED = "calibrated"
+    PUBLISHED = "measured by others"
     INTERPOLATED = "interpolated"
     DATASHEET_ONLY = "datasheet only"
 
@@ -51,6 +54,19 @@ class Interval(Answer):
     def inverse(self, numerator: float = 1.0) -> Interval:
         """The interval of ``numerator / quantity``."""
         return Interval(numerator / self.value, numerator / self.high, numerator / self.low)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorSources(Answer):
+    """The two sources of a step's error; each as the 90 % upper half-width that it would give alone, as a share.
+
+    Attributes:
+        unknown_system: What is not known of the machine: its clocks, host, drivers and libraries. Only measuring helps.
+        cost_model: The cost model's own error about this network on this device.
+    """
+
+    unknown_system: float
+    cost_model: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +168,8 @@ class Estimate(Answer):
         breakdown: Where the step's time goes; adds up to ``step_time_s.value``.
         bound_by: "compute", "memory bandwidth", "host", "offload" or "data loader".
         provenance: What the step time rests on.
+        error_sources: The sources of its error, of one micro-step on one device.
+        published: Steps of the same network, device, precision and layout that others published, nearest batch first.
         unsupported_ops: Operations without a cost rule of their own, charged by their traffic.
         top_layers: The modules that take most time.
         memory_parts: What the memory holds at the peak.
@@ -192,6 +210,8 @@ class Estimate(Answer):
     breakdown: tuple[BreakdownPart, ...]
     bound_by: str
     provenance: Provenance
+    error_sources: ErrorSources
+    published: tuple[PublishedStep, ...] = ()
     unsupported_ops: tuple[str, ...]
     top_layers: tuple[LayerTime, ...]
     memory_parts: tuple[MemoryShare, ...]

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, expm1
 
+from forerun.base.units import format_duration_s
 from forerun.cost.time.weights import CostModel
 from forerun.graph.blocks import expert_products
 from forerun.prediction.division import DividedStep, is_divided
-from forerun.prediction.estimate import BreakdownPart, Estimate, Interval, Parallelism, Stage
+from forerun.prediction.estimate import BreakdownPart, ErrorSources, Estimate, Interval, Parallelism, Stage
 from forerun.prediction.figures import JobTimes, job_times, tokens_and_use, training_energy_j
 from forerun.prediction.input_pipeline import LOADER_BOUND_NOTE, is_loader_bound
 from forerun.prediction.memory import RunMemory, StageMemory, run_memory
 from forerun.prediction.models import other_calibration_note
+from forerun.prediction.published import PublishedStep
 from forerun.prediction.run_step import RunStep, activity_of, fed_interval, run_step, step_alone
 from forerun.prediction.stack import is_keras_graph, stack_note, stack_of
 from forerun.prediction.step import PreparedModel, is_order_of_magnitude, layer_times, missing_format_note
 from forerun.question.devices.device import DeviceKind
+from forerun.question.recipes import recipe_notes
 from forerun.question.run import Run
 
 __all__ = ["RunEstimate", "estimate_run"]
@@ -79,6 +83,10 @@ def estimate_run(
         breakdown=_breakdown(step),
         bound_by=_bound_by(run, step),
         provenance=step.alone.provenance,
+        error_sources=ErrorSources(
+            unknown_system=expm1(step.alone.system_log_width), cost_model=expm1(step.alone.model_log_width)
+        ),
+        published=step.alone.published,
         unsupported_ops=model.graph.unsupported_ops,
         top_layers=layer_times(step.several.model if step.several else model, step.alone),
         memory_parts=memory.parts,
@@ -93,6 +101,8 @@ def estimate_run(
         if step.several and memory.stages
         else None,
         notes=(
+            *_notes_of_published(step.alone.published),
+            *recipe_notes(run.software),
             *_notes(model, run, weights),
             *_missing(run, times, memory),
             *other_calibration_note(run, weights),
@@ -201,6 +211,19 @@ def _bound_by(run: Run, step: RunStep) -> str:
 def _note_of_loader(run: Run, step: RunStep) -> tuple[str, ...]:
     """Said where the interval of a step is that of its loader."""
     return (LOADER_BOUND_NOTE,) if _bound_by(run, step) == "data loader" else ()
+
+
+_MOST_PUBLISHED = 3
+
+
+def _notes_of_published(published: Sequence[PublishedStep]) -> list[str]:
+    """Steps that others measured, the nearest batches first."""
+    by_source: dict[str, list[str]] = {}
+    for step in published[:_MOST_PUBLISHED]:
+        words = f"{format_duration_s(step.at_this_batch_s)} (PyTorch {step.torch_version}, batch {step.batch_size})"
+        by_source.setdefault(step.source, []).append(words)
+    named = [f"{', '.join(steps)} by {source}" for source, steps in by_source.items()]
+    return [f"measured by others, scaled to this batch: {'; '.join(named)}"] if named else []
 
 
 def _notes(model: PreparedModel, run: Run, weights: CostModel) -> list[str]:

@@ -8,6 +8,7 @@ temporaries of a unit and the gathered weights and gradients of FSDP are largest
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -50,6 +51,7 @@ __all__ = [
     "run_memory",
     "stage_peak",
     "weights_bytes",
+    "worst_stage",
 ]
 
 _COMMUNICATOR_BYTES = 2 * 24 * 4 * 1024**2
@@ -102,13 +104,26 @@ def layout_memory(model: DividedModel, run: Run, constants: MemoryConstants) -> 
         run: The run.
         constants: Overhead and factors of device and software.
     """
+    return _stages(model, run, constants, range(run.layout.pipeline))
+
+
+def worst_stage(model: DividedModel, run: Run, constants: MemoryConstants) -> StageMemory:
+    """The stage that needs most, among the first of each number of blocks: later ones hold fewer micro-steps."""
+    units = [(0 in own, len(own)) for own in model.stages(run.layout)]
+    chosen = {*(units.index(kind) for kind in units), len(units) - 1}
+    return max(_stages(model, run, constants, sorted(chosen)), key=lambda stage: stage.peak_bytes.value)
+
+
+def _stages(
+    model: DividedModel, run: Run, constants: MemoryConstants, chosen: Sequence[int]
+) -> tuple[StageMemory, ...]:
     memory = model.memory(Axes.of(run).shards, run.setup.batch_size_per_device)
     every = model.memory(replace(Axes.of(run).shards, expert=1), run.setup.batch_size_per_device)
     if run.layout.keep_gathered and run.layout.tensor > 1 and run.setup.saving.recompute == "none":
         gathered = model.gathered_bytes(Axes.of(run).shards, run.setup.batch_size_per_device)
         memory = replace(memory, kept=memory.kept + gathered, backward_net=memory.backward_net - gathered)
     units = model.stages(run.layout)
-    return tuple(stage_peak(run, memory, every, own, index, constants) for index, own in enumerate(units))
+    return tuple(stage_peak(run, memory, every, units[index], index, constants) for index in chosen)
 
 
 def stage_peak(
@@ -415,7 +430,7 @@ def _layout_memory(
     model: PreparedModel, run: Run, constants: MemoryConstants, visible_bytes: float
 ) -> RunMemory:
     """Memory of the stage that needs most."""
-    stages = layout_memory(DividedModel(model=model), run, constants)
+    stages = layout_memory(DividedModel.of(model), run, constants)
     worst = max(stages, key=lambda stage: stage.peak_bytes.value)
     return RunMemory(
         peak=worst.peak_bytes,

@@ -22,7 +22,7 @@ from forerun.cost.communication.measured_layouts import is_layouts_file, load_me
 from forerun.cost.time.correction import calibration_path, find_calibration, load_calibration
 from forerun.cost.time.weights import DEFAULT_STACK, CostModel, load_weights, shipped_weights_path
 from forerun.graph.captured import capture_path
-from forerun.prediction.division import compute_setup
+from forerun.prediction.division import compute_setup, uses_layout
 from forerun.prediction.step import PreparedModel, prepare
 from forerun.prediction.units import DividedModel
 from forerun.question.model import ModelRequest, architectures
@@ -100,6 +100,15 @@ class TracedModels:
                 f"{wanted.batch_size_per_device}; ask for that batch size, or export the model with a free batch axis"
             )
         return exact
+
+    def whole(self, run: Run) -> PreparedModel:
+        """The traced step of one run; three blocks say what a layout asks, which replicas ask of all.
+
+        Raises:
+            InvalidSetupError: The model runs at another batch size only.
+            UsageError, FailureError: It cannot be built or traced.
+        """
+        return self.divided(run).model if uses_layout(run) else self.of(run)
 
     def divided(self, run: Run) -> DividedModel:
         """The model of a run as a row of units, of which three of many equal blocks are traced.

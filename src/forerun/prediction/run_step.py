@@ -107,7 +107,7 @@ def divided_steps(
 def _steps_by_units(
     model: PreparedModel, run: Run, batch_sizes: Sequence[int], weights: CostModel
 ) -> list[DividedStep]:
-    units, table = DividedModel(model=model), layout_table_of(run)
+    units, table = DividedModel.of(model), layout_table_of(run)
     return [layout_step(units, _at(run, size), weights, table) for size in batch_sizes]
 
 

@@ -8,7 +8,6 @@ The figures of Keras come from the study of Keras on TensorFlow in the public ta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -54,9 +53,8 @@ def stack_of(graph: Graph, device: Device, weights: CostModel) -> StackEffect | 
     return KERAS_ON_TENSORFLOW if device.kind is DeviceKind.GPU else None
 
 
-def with_factors(times: StepTimes, effects: Sequence[StackEffect | None]) -> StepTimes:
-    """Times of p points with those of device and host multiplied by the factor of each point's stack."""
-    factor = np.asarray([1.0 if effect is None else effect.factor for effect in effects])
+def scaled(times: StepTimes, factor: npt.NDArray[np.float64]) -> StepTimes:
+    """Times of p points with those of device and host multiplied by a factor of each point, (p,)."""
     return replace(
         times,
         step_s=factor * times.step_s,

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from forerun.base.kept import Kept
 from forerun.cost.time.correction import REPEAT_NOISE
 from forerun.cost.time.evidence import ORDER_OF_MAGNITUDE, operation_mix, shipped_evidence
 from forerun.cost.time.features import NEWEST_ERA, Point, least_times_s, software_era
@@ -18,7 +19,8 @@ from forerun.cost.time.step_times import StepTimes, step_times
 from forerun.cost.time.weights import CostModel, run_kind
 from forerun.graph.graph import Graph, OpClass
 from forerun.prediction.estimate import BreakdownPart, Interval, LayerTime, Provenance
-from forerun.prediction.stack import host_wait_s, stack_of, with_factors
+from forerun.prediction.published import PublishedRow, PublishedStep, posterior_of_system, published_rows
+from forerun.prediction.stack import host_wait_s, scaled, stack_of
 from forerun.question.devices.device import Device, DeviceKind, NumberFormat
 from forerun.question.setup import Layout, Phase, Precision, TrainingSetup
 
@@ -37,6 +39,7 @@ __all__ = [
     "predict_steps",
     "prepare",
     "provenance_of",
+    "tier_of",
     "timed_steps",
 ]
 
@@ -72,10 +75,14 @@ _TRANSFER_BOUND = "offload"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedModel:
-    """A graph with its distinct kernels, ready to be evaluated at any point."""
+    """A graph with its distinct kernels, ready to be evaluated at any point.
+
+    ``is_whole`` is False where the kernels are a part of the network's, which no published step is about.
+    """
 
     graph: Graph
     ops: DistinctOps
+    is_whole: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +102,9 @@ class StepPrediction:
         loop_s: Cost of the training loop of the software stack, which no operation causes [s].
         transfer_s: Wait for the host that holds weights or states, and its update [s].
         least_s: Time of the products at the peak of the device, which no step undercuts [s].
+        system_log_width, model_log_width: Half-widths of the 90 % intervals of the log step that the unknown system and
+            the cost model's own error have alone.
+        published: Published steps of the network in the same circumstances, nearest batch first.
     """
 
     step_s: Interval
@@ -108,6 +118,9 @@ class StepPrediction:
     loop_s: float = 0.0
     transfer_s: float = 0.0
     least_s: float = 0.0
+    system_log_width: float = 0.0
+    model_log_width: float = 0.0
+    published: tuple[PublishedStep, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +134,8 @@ class TimedSteps:
         log_width: Half-width of the 90 % interval of the step in log time, (p,).
         least_s: Time of the products at the peak of the device, which no step undercuts, (p,) [s].
         transfer_s: Wait for the host that holds weights or states, and its update, (p,) [s].
+        system_log_width: Part of ``log_width`` that the unknown system has alone, (p,).
+        published: Published steps of the network in the circumstances of each point, (p,).
     """
 
     times: StepTimes
@@ -129,6 +144,8 @@ class TimedSteps:
     log_width: Floats
     least_s: Floats
     transfer_s: Floats
+    system_log_width: Floats
+    published: tuple[tuple[PublishedStep, ...], ...] = ()
 
     @property
     def step_s(self) -> Floats:
@@ -193,6 +210,15 @@ def provenance_of(device: Device, setup: TrainingSetup, weights: CostModel, ops:
     return Provenance.INTERPOLATED if is_near else Provenance.DATASHEET_ONLY
 
 
+def tier_of(model: PreparedModel, device: Device, setup: TrainingSetup, weights: CostModel) -> Provenance:
+    """Tier of a step of a traced model: as ``provenance_of``, or published where others measured this very network."""
+    found = provenance_of(device, setup, weights, model.ops)
+    if found is Provenance.CALIBRATED or not _takes_published(model, weights):
+        return found
+    rows = _published_of(model, device, _in_own_layout(model, [computed_as(setup)])[0], weights).rows
+    return Provenance.PUBLISHED if rows else found
+
+
 def half_widths(
     weights: CostModel, ops: DistinctOps, points: Sequence[Point], tiers: Sequence[Provenance], spread: Floats
 ) -> Floats:
@@ -232,11 +258,15 @@ def points_of(
     torch_version: str | None,
 ) -> list[Point]:
     """One point per pair of device and setup."""
-    era = NEWEST_ERA if torch_version is None else software_era(torch_version)
+    era = _era_of(torch_version)
     return [
         Point(device=device, setup=setup, uses_layer_norm=model.graph.uses_layer_norm, era=era)
         for device, setup in zip(devices, setups, strict=True)
     ]
+
+
+def _era_of(torch_version: str | None) -> float:
+    return NEWEST_ERA if torch_version is None else software_era(torch_version)
 
 
 def _in_own_layout(model: PreparedModel, setups: Sequence[TrainingSetup]) -> Sequence[TrainingSetup]:
@@ -253,7 +283,7 @@ def device_offsets(
     torch_version: str | None = None,
 ) -> Floats:
     """Offsets of the measured system that speaks for each point, (members, p, 4); found once per configuration."""
-    era = NEWEST_ERA if torch_version is None else software_era(torch_version)
+    era = _era_of(torch_version)
     known: dict[tuple[object, ...], Floats] = {}
     columns = []
     for device, setup in zip(devices, setups, strict=True):
@@ -276,8 +306,31 @@ def timed_steps(
     """Steps of one model at p pairs of device and setup: the one place where the cost model is asked for them.
 
     In the software stack of the model, step = factor * step in PyTorch + cost of the training loop. The half-widths of
-    the intervals of step and stack add in squares, in the logarithm.
+    the intervals of step and stack add in squares, in the logarithm. Published steps of the very network on the device
+    move the value and narrow the interval (``prediction.published``); measurements of one's own outrank them.
     """
+    found = _steps_of_model(model, devices, setups, weights, torch_version, with_kernels=with_kernels)
+    if not _takes_published(model, weights):
+        return found
+    own = _in_own_layout(model, [computed_as(setup) for setup in setups])
+    return _with_published(found, model, devices, own, weights, torch_version, with_steps=with_kernels)
+
+
+def _takes_published(model: PreparedModel, weights: CostModel) -> bool:
+    """True if published steps may be about a model's; a calibration outranks them."""
+    return model.is_whole and weights.calibrated_device is None
+
+
+def _steps_of_model(
+    model: PreparedModel,
+    devices: Sequence[Device],
+    setups: Sequence[TrainingSetup],
+    weights: CostModel,
+    torch_version: str | None,
+    *,
+    with_kernels: bool = False,
+) -> TimedSteps:
+    """Steps by the cost model alone."""
     setups = _in_own_layout(model, [computed_as(setup) for setup in setups])
     points = points_of(model, devices, setups, torch_version)
     offsets = device_offsets(devices, setups, weights, torch_version)
@@ -291,7 +344,8 @@ def timed_steps(
     loops = [
         effect if setup.phase is Phase.TRAIN else None for effect, setup in zip(effects, setups, strict=True)
     ]
-    times = with_factors(times, effects) if any(effects) else times
+    if any(effects):
+        times = scaled(times, np.asarray([effect.factor if effect else 1.0 for effect in effects]))
     return TimedSteps(
         times=times,
         transfer_s=np.asarray(
@@ -304,6 +358,137 @@ def timed_steps(
         loop_names=tuple(loop.name if loop and loop.step_cost_s else "" for loop in loops),
         log_width=np.hypot(width, [effect.log_spread if effect else 0.0 for effect in effects]),
         least_s=least_times_s(model.ops, points),
+        system_log_width=np.where(
+            [tier is Provenance.CALIBRATED for tier in tiers],
+            0.0,
+            np.minimum(_Z_90 * shipped_evidence().spreads.system, width),
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Published:
+    """Published rows of one network on one device in one kind of step, k of them.
+
+    Attributes:
+        rows: The rows.
+        log_predicted: Logarithms of their predicted steps, (k,).
+    """
+
+    rows: tuple[PublishedRow, ...]
+    log_predicted: Floats
+
+    @property
+    def residuals(self) -> Floats:
+        """log(measured / predicted), (k,)."""
+        return np.log([row.step_time_s for row in self.rows]) - self.log_predicted
+
+    @property
+    def batch_sizes(self) -> Floats:
+        """Batch sizes, (k,)."""
+        return np.asarray([row.batch_size for row in self.rows], dtype=np.float64)
+
+    @property
+    def eras(self) -> Floats:
+        """Eras of their software, (k,)."""
+        return np.asarray([software_era(row.torch_version) for row in self.rows])
+
+
+def _log_steps(
+    model: PreparedModel,
+    device: Device,
+    setup: TrainingSetup,
+    weights: CostModel,
+    rows: Sequence[PublishedRow],
+    batch_sizes: Sequence[int],
+) -> Floats:
+    """Logarithms of predicted steps with the release of PyTorch of each row, (k,)."""
+    logs = np.empty(len(rows))
+    for release in {row.torch_version for row in rows}:
+        own = [index for index, row in enumerate(rows) if row.torch_version == release]
+        setups = [replace(setup, batch_size_per_device=batch_sizes[index]) for index in own]
+        logs[own] = np.log(_steps_of_model(model, [device] * len(own), setups, weights, release).step_s)
+    return logs
+
+
+_PUBLISHED: Kept[_Published] = Kept(4_096)
+
+
+def _published_of(
+    model: PreparedModel, device: Device, setup: TrainingSetup, weights: CostModel
+) -> _Published:
+    """Published rows with their predictions, found once for all batch sizes."""
+
+    def make() -> _Published:
+        rows = published_rows(model.graph, device, setup)
+        sizes = [row.batch_size for row in rows]
+        return _Published(rows=rows, log_predicted=_log_steps(model, device, setup, weights, rows, sizes))
+
+    return _PUBLISHED.get((model, device, weights), (replace(setup, batch_size_per_device=1),), make)
+
+
+def _at_batch(
+    model: PreparedModel,
+    device: Device,
+    setup: TrainingSetup,
+    weights: CostModel,
+    known: _Published,
+    order: Sequence[int],
+) -> tuple[PublishedStep, ...]:
+    """Published steps in an order, each also as it would be at the batch size of a setup."""
+    sizes = [setup.batch_size_per_device] * len(known.rows)
+    ratios = np.exp(_log_steps(model, device, setup, weights, known.rows, sizes) - known.log_predicted)
+    return tuple(
+        PublishedStep(
+            source=known.rows[index].source,
+            torch_version=known.rows[index].torch_version,
+            batch_size=known.rows[index].batch_size,
+            step_time_s=known.rows[index].step_time_s,
+            at_this_batch_s=known.rows[index].step_time_s * float(ratios[index]),
+        )
+        for index in order
+    )
+
+
+def _with_published(
+    steps: TimedSteps,
+    model: PreparedModel,
+    devices: Sequence[Device],
+    setups: Sequence[TrainingSetup],
+    weights: CostModel,
+    torch_version: str | None,
+    *,
+    with_steps: bool,
+) -> TimedSteps:
+    """Steps with what published steps of the network say about them, and if wanted with those steps themselves."""
+    known = [
+        _published_of(model, device, setup, weights) for device, setup in zip(devices, setups, strict=True)
+    ]
+    if not any(one.rows for one in known):
+        return steps
+    spreads, era = shipped_evidence().spreads, _era_of(torch_version)
+    log_factor, width = np.zeros(len(known)), steps.log_width.copy()
+    published: list[tuple[PublishedStep, ...]] = [()] * len(known)
+    for index, (one, setup) in enumerate(zip(known, setups, strict=True)):
+        if not one.rows:
+            continue
+        doublings = np.log2(one.batch_sizes / setup.batch_size_per_device)
+        system = float(steps.system_log_width[index]) / _Z_90
+        log_factor[index], variance = posterior_of_system(
+            one.residuals,
+            spreads.apart_variance(doublings, one.eras - era),
+            max((float(width[index]) / _Z_90) ** 2 - system**2, 0.0),
+            system**2,
+        )
+        width[index] = _Z_90 * np.sqrt(variance)
+        if with_steps:
+            order = np.lexsort((-one.eras, np.abs(doublings).round()))
+            published[index] = _at_batch(model, devices[index], setup, weights, one, order.tolist())
+    return replace(
+        steps,
+        times=scaled(steps.times, np.exp(log_factor)),
+        log_width=width,
+        published=tuple(published),
     )
 
 
@@ -344,7 +529,7 @@ def predict_steps(
     found = timed_steps(model, [device] * len(setups), setups, weights, torch_version, with_kernels=True)
     ends = [Interval(*(float(end) for end in column)) for column in found.ends_s().T]
     return [
-        _prediction(model, found, i, ends[i], provenance_of(device, setup, weights, model.ops))
+        _prediction(model, found, i, ends[i], tier_of(model, device, setup, weights))
         for i, setup in enumerate(setups)
     ]
 
@@ -376,6 +561,11 @@ def _prediction(
         loop_s=loop_s,
         transfer_s=transfer_s,
         least_s=float(steps.least_s[index]),
+        system_log_width=float(steps.system_log_width[index]),
+        model_log_width=float(
+            np.sqrt(np.maximum(steps.log_width[index] ** 2 - steps.system_log_width[index] ** 2, 0.0))
+        ),
+        published=steps.published[index] if steps.published else (),
     )
 
 

@@ -87,7 +87,13 @@ def layout_step(model: DividedModel, run: Run, weights: CostModel, table: Layout
     whole_bytes = float(model.memory(Shards(), setup.batch_size_per_device).gradients.sum())
     groups = _groups(run, table.constants)
     units = model.stages(layout)
-    stages = [_stage(run, times, memory, groups, own, table.constants) for own in units]
+    kind_of = _kinds(times, memory, units)
+    known = {
+        kind: _stage(run, times, memory, groups, units[index], table.constants)
+        for index, kind in enumerate(kind_of)
+        if kind not in kind_of[:index]
+    }
+    stages = [known[kind] for kind in kind_of]
     through_s = pipeline_s(
         [stage.total_s for stage in stages],
         [stage.weight_gradient_s for stage in stages],
@@ -95,7 +101,8 @@ def layout_step(model: DividedModel, run: Run, weights: CostModel, table: Layout
         layout.schedule,
         layout.virtual_stages,
     )
-    synchronised = [_synchronised(run, times, memory, groups, own) for own in units]
+    reduced = {kind: _synchronised(run, times, memory, groups, units[kind_of.index(kind)]) for kind in known}
+    synchronised = [reduced[kind] for kind in kind_of]
     held = every if run.sharing.strategy.stage else memory
     updates = [
         _update_s(run, times, float(held.gradients[list(own)].sum()) / max(whole_bytes, 1.0)) for own in units
@@ -131,6 +138,22 @@ def layout_step(model: DividedModel, run: Run, weights: CostModel, table: Layout
         ),
     )
     return found if table.measured is None else _as_measured(found, table.measured)
+
+
+def _kinds(times: UnitTimes, memory: UnitMemory, stages: Sequence[range]) -> list[bytes]:
+    """Stages of equal units have one key: most stages of a pipeline are alike and need not be worked out again."""
+    last = len(memory.weights) - 1
+    # The ends of a model exchange other messages than its blocks, whatever they take.
+    columns = [np.isin(np.arange(last + 1), (0, last))]
+    for table in (times, memory):
+        columns += [
+            value
+            for field in fields(table)
+            if isinstance(value := getattr(table, field.name), np.ndarray) and value.ndim == 1
+        ]
+    columns += list(times.attention_s)
+    found = np.stack(columns)
+    return [found[:, units.start : units.stop].tobytes() for units in stages]
 
 
 def _as_measured(step: DividedStep, measured: MeasuredLayouts) -> DividedStep:

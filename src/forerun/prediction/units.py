@@ -30,6 +30,7 @@ __all__ = [
 ]
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 _SHARDED: Kept[PreparedModel] = Kept(64)
 _TIMES: Kept[UnitTimes] = Kept(4096)
@@ -82,6 +83,7 @@ def unit_times(
     setups: Sequence[TrainingSetup],
     weights: CostModel,
     torch_version: str | None = None,
+    copies: Ints | None = None,
 ) -> list[UnitTimes]:
     """Times of micro-steps of several setups; remembered.
 
@@ -93,6 +95,7 @@ def unit_times(
         setups: Batch size of a micro-step and precision.
         weights: The cost model.
         torch_version: PyTorch version.
+        copies: Units of the model that each unit's operations count for, (units,); None for one each.
     """
     parts = (model, device, weights)
     found = [_TIMES.find(parts, (shards, setup, torch_version)) for setup in setups]
@@ -101,7 +104,7 @@ def unit_times(
         sharded = _SHARDED.get((model,), (shards,), lambda: _sharded(model, blocks, shards))
         steps = predict_steps(sharded, device, [setups[index] for index in missing], weights, torch_version)
         for index, step in zip(missing, steps, strict=True):
-            times = _by_unit(sharded, blocks, step, setups[index].batch_size_per_device)
+            times = _by_unit(sharded, blocks, step, setups[index].batch_size_per_device, copies)
             _TIMES.keep(parts, (shards, setups[index], torch_version), times)
             found[index] = times
     return [times for times in found if times is not None]
@@ -109,10 +112,14 @@ def unit_times(
 
 def _sharded(model: PreparedModel, blocks: Blocks, shards: Shards) -> PreparedModel:
     ops = sharded_ops(model.graph, blocks, shards)
-    return model if ops is model.graph.ops else prepare(replace(model.graph, ops=ops))
+    if ops is model.graph.ops:
+        return model
+    return replace(prepare(replace(model.graph, ops=ops)), is_whole=False)
 
 
-def _by_unit(model: PreparedModel, blocks: Blocks, step: StepPrediction, batch_size: int) -> UnitTimes:
+def _by_unit(
+    model: PreparedModel, blocks: Blocks, step: StepPrediction, batch_size: int, copies: Ints | None
+) -> UnitTimes:
     graph = model.graph
     ops, units = graph.ops, blocks.num_units
     row_s, launch_s = (
@@ -122,6 +129,10 @@ def _by_unit(model: PreparedModel, blocks: Blocks, step: StepPrediction, batch_s
     # Members of the ensemble are averaged by the logarithms of their steps.
     scale = (step.step_s.value - step.overhead_s) / _slower(float(row_s.sum()), step.host_s)
     row_s, launch_s, host_s = row_s * scale, launch_s * scale, step.host_s * scale
+    host_s -= float(launch_s[blocks.unit >= 0].sum())
+    if copies is not None:
+        own = np.where(blocks.unit >= 0, copies[blocks.unit], 1)
+        row_s, launch_s = row_s / own, launch_s / own
     is_gradient = ops.step_part == StepPart.WEIGHT_GRADIENT
     is_attention = np.isin(ops.op_class, (OpClass.ATTENTION, OpClass.BMM, OpClass.SOFTMAX))
     is_attention &= ~blocks.expert_product
@@ -149,7 +160,7 @@ def _by_unit(model: PreparedModel, blocks: Blocks, step: StepPrediction, batch_s
         attention_s=np.stack([sums(is_attention & forward), sums(is_attention & backward)]),
         launch_s=sums(blocks.unit >= 0, launch_s),
         optimizer_s=float(row_s[blocks.unit < 0].sum()),
-        host_s=host_s - float(launch_s[blocks.unit >= 0].sum()),
+        host_s=host_s,
         overhead_s=step.overhead_s,
         message_bytes=_message_bytes(graph, closes & forward, batch_size),
         num_pairs=pairs,
@@ -265,7 +276,8 @@ class DividedModel:
         torch_version: str | None = None,
     ) -> list[UnitTimes]:
         """Times of the units of micro-steps; see ``unit_times``."""
-        found = unit_times(self.model, self.traced, shards, device, setups, weights, torch_version)
+        copies = self._counts() if self._added else None
+        found = unit_times(self.model, self.traced, shards, device, setups, weights, torch_version, copies)
         if not self._added:
             return [with_host(times) for times in found]
         growth = float(self.memory(Shards(), 1).gradients.sum()) / max(

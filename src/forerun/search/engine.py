@@ -25,7 +25,7 @@ from forerun.prediction.models import TracedModels, cost_model_of
 from forerun.prediction.point_times import PointTimes, grid_live_bytes, grid_times, point_times
 from forerun.prediction.replica_step import one_steps
 from forerun.prediction.run_step import fed_times, shared_times
-from forerun.prediction.step import PreparedModel, provenance_of
+from forerun.prediction.step import PreparedModel, tier_of
 from forerun.prediction.units import DividedModel
 from forerun.question.input_pipeline import InputPipeline
 from forerun.question.run import HERE, Run
@@ -333,7 +333,7 @@ class Engine:
                 "device_samples_per_s": np.tile(sizes / own.step_s, (3, 1)),
             },
             device_memory_bytes=np.full(count, self._visible_bytes[number]),
-            provenance=np.full(count, str(provenance_of(option.device, run.setup, weights, model.ops))),
+            provenance=np.full(count, str(tier_of(model, option.device, run.setup, weights))),
         )
 
     def _grown(self, run: Run, model: PreparedModel, gradient_bytes: Floats) -> Floats:

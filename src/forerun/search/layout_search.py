@@ -11,11 +11,12 @@ import numpy as np
 
 from forerun.base.answers import Answer
 from forerun.base.errors import InvalidSetupError, UsageError
+from forerun.base.units import format_bytes
 from forerun.cost.communication.constants import LayoutTable
 from forerun.cost.memory.constants import MemoryConstants, visible_memory
 from forerun.cost.time.weights import CostModel
 from forerun.prediction.estimate import Interval
-from forerun.prediction.memory import layout_memory, memory_constants_of
+from forerun.prediction.memory import StageMemory, memory_constants_of, worst_stage
 from forerun.prediction.models import TracedModels, cost_model_of, layout_table_of
 from forerun.prediction.unit_step import layout_step
 from forerun.prediction.units import DividedModel
@@ -39,6 +40,10 @@ __all__ = [
 _MOST_MICRO_BATCH = 64
 _LONG_TOKENS = 8192
 _VIRTUAL_STAGES = 2
+_WORTH_A_LOOK = 1.3
+"""Step of a layout over the best that fits up to which its variants are tried: none gains more."""
+_MOST_REFINED = 40
+"""Layouts of one kind of recomputation whose variants are tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +73,7 @@ class LayoutSpace:
         return cls(
             num_blocks=len(blocks.names),
             num_heads=blocks.num_heads,
-            can_be_divided=blocks.can_be_divided,
+            can_be_divided=model.can_be_divided,
             num_tokens=model.model.graph.tokens_per_sample,
             global_batch=global_batch,
             num_experts=blocks.num_experts,
@@ -92,6 +97,8 @@ class LayoutPoint(Answer):
         peak_memory_bytes: Memory of the devices that need most.
         worst_stage: Their stage.
         fits: "yes", "no" or "close".
+        room_bytes: Memory of a device that is free even at the upper end of the peak; below zero it may run out.
+        failure: Where a layout that is not sure to fit would fail, and by how much at most.
         bubble_share: Share of the step in which the slowest stage waits.
         exposed_share: Share of the step in which communication is waited for.
         reason: Where the step's time goes besides computation.
@@ -109,6 +116,8 @@ class LayoutPoint(Answer):
     peak_memory_bytes: Interval
     worst_stage: int
     fits: str
+    room_bytes: float
+    failure: str
     bubble_share: float
     exposed_share: float
     reason: str
@@ -117,8 +126,8 @@ class LayoutPoint(Answer):
 def layout_changes(run: Run, space: LayoutSpace) -> Iterator[dict[str, Any]]:
     """The changes of a run to every layout and micro-batch, all of one global batch.
 
-    Tensor and expert parallelism stay inside a node, FSDP takes no pipeline, context parallelism is tried for long
-    samples only.
+    Tensor and expert parallelism stay inside a node, context parallelism is tried for long samples only; ``variants``
+    adds what is worth trying beside the good ones.
     """
     total, node = run.cluster.num_devices, run.cluster.num_devices_per_node
     heads = space.num_heads
@@ -175,6 +184,31 @@ def _ways(node: int, axes: DeviceLayout, steps: int, num_blocks: int) -> Iterato
         yield {**usual, "pipeline_schedule": "interleaved", "virtual_stages": _VIRTUAL_STAGES}
 
 
+def variants(run: Run, space: LayoutSpace) -> Iterator[dict[str, Any]]:
+    """Other orders, exchanges and divisions of the same devices, for a layout that is worth a closer look.
+
+    Pipelines take other schedules, groups of any depth, and FSDP in place of ZeRO-1; context parallelism exchanges
+    heads for tokens (Ulysses); experts spread over nodes.
+    """
+    layout, steps = run.layout, run.sharing.num_accumulation_steps
+    if layout.pipeline > 1 and layout.virtual_stages == 1:
+        own = space.num_blocks // layout.pipeline
+        yield {"pipeline_schedule": "zero-bubble"}
+        if steps % layout.pipeline == 0 and space.num_blocks % layout.pipeline == 0:
+            for groups in range(_VIRTUAL_STAGES + 1, own + 1):
+                if own % groups == 0:
+                    yield {"pipeline_schedule": "interleaved", "virtual_stages": groups}
+        if layout.data * layout.context > 1:
+            yield {"strategy": "fsdp"}
+    if layout.context > 1 and (space.num_heads or 0) % (layout.tensor * layout.context) == 0:
+        yield {"context_parallel": "ulysses"}
+    if layout.expert > 1 and space.num_experts is not None:
+        most = min(space.num_experts, layout.data * layout.context)
+        for expert in _powers(most):
+            if expert * layout.tensor > run.cluster.num_devices_per_node and space.num_experts % expert == 0:
+                yield {"parallel": replace(layout, expert=expert).text}
+
+
 def layout_point(
     model: DividedModel,
     run: Run,
@@ -188,7 +222,7 @@ def layout_point(
         step = layout_step(model, run, weights, table)
     except InvalidSetupError:
         return None
-    worst = max(layout_memory(model, run, constants), key=lambda stage: stage.peak_bytes.value)
+    worst = worst_stage(model, run, constants)
     peak, layout = worst.peak_bytes, run.layout
     schedule = str(layout.schedule) if layout.pipeline > 1 else "none"
     if layout.virtual_stages > 1:
@@ -206,12 +240,28 @@ def layout_point(
         peak_memory_bytes=peak,
         worst_stage=worst.stage,
         fits="no" if peak.low > visible_bytes else "yes" if peak.high <= visible_bytes else "close",
+        room_bytes=visible_bytes - peak.high,
+        failure=_failure(worst, run.layout.pipeline, visible_bytes),
         bubble_share=step.bubble_s / step.step_s.value,
         exposed_share=step.exposed_s / step.step_s.value,
         reason="",
     )
     parts = {part.name: part.time_s / step.step_s.value for part in step.parts}
     return replace(found, reason=reason_of(parts))
+
+
+def _failure(worst: StageMemory, num_stages: int, visible_bytes: float) -> str:
+    """Where a layout runs out of memory, by how much at its upper end, and what fills it; empty if it fits for sure."""
+    missing = worst.peak_bytes.high - visible_bytes
+    if missing <= 0:
+        return ""
+    where = f"stage {worst.stage} of {num_stages}" if num_stages > 1 else "every device"
+    largest = max(worst.parts, key=lambda part: part.size_bytes)
+    word = "runs" if worst.peak_bytes.low > visible_bytes else "may run"
+    return (
+        f"{where} {word} out of memory by up to {format_bytes(missing)}, with {format_bytes(largest.size_bytes)} of "
+        f"{largest.name}"
+    )
 
 
 _LOST = (
@@ -244,7 +294,7 @@ def reason_of(shares: dict[str, float]) -> str:
 def chosen_points(
     points: Sequence[LayoutPoint], most: int
 ) -> tuple[tuple[LayoutPoint, ...], tuple[LayoutPoint, ...]]:
-    """The fastest layouts that fit, and the front of time against memory of all that fit.
+    """The fastest layouts that fit, those that are sure to fit first, and the front of time against memory of all.
 
     Raises:
         UsageError: None fits.
@@ -263,10 +313,12 @@ def chosen_points(
             f"{least.recompute}; give more "
             "devices, a shorter sequence or adapters (--lora 16)"
         )
+    # A run that ends out of memory after an hour in the queue costs more than a slower step: what is sure comes first.
     sure = {"yes": 0, "close": 1}
-    ordered = sorted(fitting, key=lambda point: (point.step_time_s.value, sure[point.fits]))
-    costs = np.asarray([[point.step_time_s.value, point.peak_memory_bytes.value] for point in ordered])
-    front = tuple(point for point, is_on in zip(ordered, pareto_front(costs), strict=True) if is_on)
+    ordered = sorted(fitting, key=lambda point: (sure[point.fits], point.step_time_s.value))
+    by_time = sorted(fitting, key=lambda point: point.step_time_s.value)
+    costs = np.asarray([[point.step_time_s.value, point.peak_memory_bytes.value] for point in by_time])
+    front = tuple(point for point, is_on in zip(by_time, pareto_front(costs), strict=True) if is_on)
     return tuple(ordered[:most]), front
 
 
@@ -299,12 +351,27 @@ def search_layouts(
     weights, constants = cost_model or cost_model_of(run), memory_constants_of(run.cluster.device, run)
     visible = visible_memory(run.cluster.device).value_bytes
     table = layout_table_of(run)
-    found = []
+    found: list[LayoutPoint] = []
+
+    def add(model: DividedModel, candidates: Iterator[Run]) -> list[LayoutPoint]:
+        points = (
+            layout_point(model, candidate, weights, table, constants, visible) for candidate in candidates
+        )
+        new = [point for point in points if point is not None]
+        found.extend(new)
+        return new
+
+    by_model = []
     for asked in Search(run=plain, axes={"recompute": recomputed}).runs():
         model = models.divided(asked)
-        changes = tuple(layout_changes(asked, LayoutSpace.of(model, total)))
-        for candidate in Search(run=asked, axes={SETTINGS: changes}).runs():
-            point = layout_point(model, candidate, weights, table, constants, visible)
-            if point is not None:
-                found.append(point)
+        space = LayoutSpace.of(model, total)
+        changes = tuple(layout_changes(asked, space))
+        by_model.append((model, space, add(model, Search(run=asked, axes={SETTINGS: changes}).runs())))
+    fitting = [point.step_time_s.value for point in found if point.fits == "yes"]
+    most_s = _WORTH_A_LOOK * min(fitting, default=float("inf"))
+    for model, space, points in by_model:
+        for point in sorted(points, key=lambda point: point.step_time_s.value)[:_MOST_REFINED]:
+            if point.step_time_s.value <= most_s:
+                changes = tuple(variants(point.run, space))
+                add(model, Search(run=point.run, axes={SETTINGS: changes}).runs())
     return found, total

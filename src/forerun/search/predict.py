@@ -119,7 +119,7 @@ def estimates_of(
     """
     runs = [_resolved(run, models, cost_model) for run in runs]
     return [
-        estimate_run(models.of(run), models.validation_of(run), run, cost_model or cost_model_of(run))
+        estimate_run(models.whole(run), models.validation_of(run), run, cost_model or cost_model_of(run))
         for run in runs
     ]
 

@@ -16,6 +16,7 @@ from forerun.tracing.compiled_memory import compiled_ends
 from forerun.tracing.fusion import joined_kernels
 from forerun.tracing.models.built_model import BuiltModel
 from forerun.tracing.recorder import RecordedEvent, RecordedRow
+from forerun.tracing.saving.blocks import block_names
 from forerun.tracing.saving.quantized import num_weights
 from forerun.tracing.step import RawTrace
 
@@ -70,6 +71,7 @@ def join_traces(
         versions: Libraries that made the trace.
     """
     parameters = list(built.module.parameters())
+    repeated = (block_names(built.module)[1], built.num_left_out) if built.num_left_out else ("", 0)
     ops = op_table(
         small, large, [(n, tuple(p.shape)) for n, p in built.module.named_parameters(remove_duplicate=False)]
     )
@@ -89,8 +91,8 @@ def join_traces(
         versions=tuple(versions),
         tokens_per_sample=built.tokens_per_sample,
         blocks=built.blocks,
-        model_flops=product_flops(small, large, recomputed=False),
-        recomputed_flops=product_flops(small, large, recomputed=True),
+        model_flops=product_flops(small, large, recomputed=False, repeated=repeated),
+        recomputed_flops=product_flops(small, large, recomputed=True, repeated=repeated),
     )
 
 
@@ -98,8 +100,18 @@ _BACKWARD_SCORES = 1 / 5
 """Share of the products of a fused attention's backward pass that compute the scores again."""
 
 
-def product_flops(small: RawTrace, large: RawTrace | None, *, recomputed: bool) -> tuple[float, float]:
-    """Work of the products of a step that training needs, or of those that are computed again, (constant, slope)."""
+def product_flops(
+    small: RawTrace, large: RawTrace | None, *, recomputed: bool, repeated: tuple[str, int] = ("", 0)
+) -> tuple[float, float]:
+    """Work of the products of a step that training needs, or of those that are computed again, (constant, slope).
+
+    Args:
+        small: Trace at the smaller batch.
+        large: Trace at the larger one.
+        recomputed: Whether products that are computed again are meant.
+        repeated: Block whose products count so many times more.
+    """
+    inside, number = f"{repeated[0]}.", repeated[1]
 
     def work(trace: RawTrace) -> float:
         total = 0.0
@@ -110,7 +122,8 @@ def product_flops(small: RawTrace, large: RawTrace | None, *, recomputed: bool) 
             again = 1.0 if row.recomputed else 0.0
             if row.cost.op_class is OpClass.ATTENTION and row.step_part is StepPart.BACKWARD:
                 again = _BACKWARD_SCORES
-            total += flops * (again if recomputed else 1.0 - again)
+            copies = 1 + number * f"{row.module_name}.".startswith(inside)
+            total += copies * flops * (again if recomputed else 1.0 - again)
         return total
 
     sizes = (small.batch_size, large.batch_size if large else small.batch_size + 1)

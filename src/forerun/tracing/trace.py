@@ -53,7 +53,7 @@ _BATCH_SIZES = (2, 4)
 _CACHE_BYTES = 2**30
 """Largest size of the cache of graphs on disk [bytes]; graphs of images have 20 to 200 KB."""
 
-_FEW_SUFFIX = ".few.npz"
+_FEW_SUFFIX = ".three.npz"
 """End of the names of graphs with three of many blocks."""
 
 _PARTIAL_S = 3600.0
@@ -170,7 +170,12 @@ def _made(
         return found, found.only_batch_size is None
     with stage("loading PyTorch"), _needing_torch(request):
         from forerun.tracing.models.sources import build_model
-        from forerun.tracing.saving.blocks import block_names, keep_few_blocks
+        from forerun.tracing.saving.blocks import (
+            NUM_TRACED_BLOCKS,
+            block_names,
+            keep_few_blocks,
+            of_all_blocks,
+        )
         from forerun.tracing.saving.prepare import with_saving
 
     with stage(f"building {request.model}"):
@@ -184,9 +189,11 @@ def _made(
         )
     with stage(f"tracing a step of {request.model}"):
         blocks = block_names(built.module) if few_blocks else ()
-        is_short = few_blocks and keep_few_blocks(built.module)
-        graph = trace_built(with_saving(built, setup), setup)
-        graph = replace(graph, blocks=blocks) if is_short else graph
+        if few_blocks and keep_few_blocks(built.module):
+            built = replace(built, num_left_out=len(blocks) - NUM_TRACED_BLOCKS)
+        built = with_saving(built, setup)
+        graph = trace_built(built, setup)
+        graph = of_all_blocks(graph, built, blocks) if built.num_left_out else graph
     # The key holds no batch size, so a graph for one batch size only must not be stored under it.
     return graph, built.cache_key is not None and graph.only_batch_size == built.only_batch_size
 

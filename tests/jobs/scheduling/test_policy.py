@@ -159,7 +159,7 @@ def test_another_package_can_add_a_policy(monkeypatch):
 
 def test_a_name_is_registered_once():
     with pytest.raises(ValueError, match="two policies are called 'fifo'"):
-        register(type(find_policy("fifo")))
+        register("fifo", lambda: find_policy("fifo"))
 
 
 def test_all_policies_of_the_field_are_there():
@@ -174,6 +174,8 @@ def test_all_policies_of_the_field_are_there():
         "normalised",
         "pollux",
         "sia",
+        "gavel",
+        "themis",
         "deadline",
         "foresight",
     ]

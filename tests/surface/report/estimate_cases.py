@@ -5,7 +5,15 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from forerun.prediction.estimate import BreakdownPart, Estimate, Interval, LayerTime, MemoryShare, Provenance
+from forerun.prediction.estimate import (
+    BreakdownPart,
+    ErrorSources,
+    Estimate,
+    Interval,
+    LayerTime,
+    MemoryShare,
+    Provenance,
+)
 from forerun.question.run import Run
 
 GIB = 1024.0**3
@@ -39,6 +47,7 @@ FULL = Estimate(
     ),
     bound_by="compute",
     provenance=Provenance.INTERPOLATED,
+    error_sources=ErrorSources(unknown_system=0.15, cost_model=0.2),
     unsupported_ops=(),
     top_layers=(
         LayerTime("layer1.0.conv2", 0.0031, 0.069),

@@ -49,9 +49,9 @@ def test_setup_names_everything_that_matters_for_the_step():
 
 @pytest.mark.parametrize("provenance", Provenance)
 def test_every_provenance_is_explained(provenance):
-    name, _, explanation = provenance_sentence(provenance).partition(": ")
+    name, _, explanation = provenance_sentence(changed(provenance=provenance)).partition(": ")
     assert name == str(provenance)
-    assert explanation
+    assert "unknown machine +15 %, cost model +20 %" in explanation
 
 
 def test_verdicts_and_bounds_differ():

@@ -37,6 +37,7 @@ __all__ = [
     "EVIDENCE_FORMAT_VERSION",
     "NEAR_MIX",
     "ORDER_OF_MAGNITUDE",
+    "ErrorSpreads",
     "Evidence",
     "Kind",
     "LogWidths",
@@ -52,7 +53,7 @@ __all__ = [
 Floats = npt.NDArray[np.float64]
 Kind = tuple[str, str, bool]
 
-EVIDENCE_FORMAT_VERSION = 1
+EVIDENCE_FORMAT_VERSION = 2
 
 ORDER_OF_MAGNITUDE = log(10.0) / 2.0
 """Least half-width of a log time on an architecture that no table has: high is ten times low."""
@@ -100,6 +101,26 @@ class LogWidths:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorSpreads:
+    """Standard deviations of log times that no cost model explains.
+
+    Attributes:
+        system: Between a system and the mean of all that run the same step on the same device.
+        doubling: Added in squares between two steps of one network for each doubling of the batch.
+        release: The same for releases of PyTorch a whole era apart, 0.4 and 2.9.
+    """
+
+    system: float
+    doubling: float
+    release: float
+
+    def apart_variance(self, doublings: Floats, eras: Floats) -> Floats:
+        """Variance that so many doublings of the batch and so large a part of an era add, elementwise."""
+        found: Floats = self.doubling**2 * np.abs(doublings) + self.release**2 * np.abs(eras)
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredSystem:
     """Steps of one kind on one device with one version of the software.
 
@@ -127,6 +148,7 @@ class Evidence:
         systems: The measured systems.
         mixes: Mixes of the networks that were measured in each kind of step, (m, groups) each.
         architectures: Architectures of devices in any table, of whole steps or of operators, as "vendor architecture".
+        spreads: Differences between systems.
         calibration_scales: Standard deviations of the ways in which devices differ (``correction.PriorScales``).
         made: Day and tables of the fit.
     """
@@ -135,6 +157,7 @@ class Evidence:
     systems: tuple[MeasuredSystem, ...]
     mixes: Mapping[Kind, Floats]
     architectures: tuple[str, ...]
+    spreads: ErrorSpreads
     calibration_scales: Mapping[str, float]
     made: Mapping[str, Any]
 
@@ -209,6 +232,7 @@ class Evidence:
             "format_version": EVIDENCE_FORMAT_VERSION,
             "made": dict(self.made),
             "widths": asdict(self.widths),
+            "spreads": asdict(self.spreads),
             "calibration_scales": dict(self.calibration_scales),
             "architectures": list(self.architectures),
             "kinds": [
@@ -296,6 +320,7 @@ def load_evidence(path: Path) -> Evidence:
                 for kind, entry in zip(kinds, whole["kinds"], strict=True)
             },
             architectures=tuple(whole["architectures"]),
+            spreads=ErrorSpreads(**{name: float(value) for name, value in whole["spreads"].items()}),
             calibration_scales={name: float(value) for name, value in whole["calibration_scales"].items()},
             made=whole["made"],
         )

@@ -82,7 +82,10 @@ UnsafeFilesOption = Annotated[
 ]
 
 TimeoutOption = Annotated[
-    str, typer.Option("--timeout", metavar="120s", help="Longest time of building and tracing one model.")
+    str,
+    typer.Option(
+        "--timeout", metavar="120s", help="Longest time of building and tracing one model, on processors."
+    ),
 ]
 InProcessOption = Annotated[
     bool,

@@ -182,7 +182,7 @@ def _estimate_sections(estimate: Estimate) -> list[Section]:
     rows = tuple((name, _with_range(value, kind)) for name, value, kind in figures if value is not None)
     memory = tuple((part.name, format_quantity(part.size_bytes, "memory")) for part in estimate.memory_parts)
     step = tuple((part.name, format_quantity(part.time_s, "time")) for part in estimate.breakdown)
-    rests = (provenance_sentence(estimate.provenance), *estimate.notes)
+    rests = (provenance_sentence(estimate), *estimate.notes)
     return [
         Section("What it takes", (setup_words(estimate),), ("quantity", "value (90 % interval)"), rows),
         Section(

@@ -26,6 +26,7 @@ _TITLES = (
     "step",
     "samples/s",
     "memory",
+    "room",
     "fits",
 )
 
@@ -37,11 +38,16 @@ def layouts_page(plan: LayoutPlan) -> RenderableType:
         Text(head, style="bold"),
         Text(f"{plan.num_compared:,} layouts compared, {plan.num_fitting:,} fit"),
         Text(""),
-        Text("Fastest layouts that fit"),
+        Text("Fastest layouts, the sure ones first; room is what stays free at the upper end of the memory"),
         _table(_TITLES, [_row(point) for point in plan.best]),
         Text(""),
         Text("Why"),
-        *(Text(f"- {point.parallel} {point.strategy}: {point.reason}") for point in plan.best),
+        *(
+            Text(
+                f"- {point.parallel} {point.strategy}: {'; '.join(filter(None, (point.reason, point.failure)))}"
+            )
+            for point in plan.best
+        ),
         Text(""),
         Text("Time against memory (Pareto front)"),
         _table(_TITLES, [_row(point) for point in plan.front]),
@@ -64,6 +70,7 @@ def _row(point: LayoutPoint) -> list[str]:
         format_duration_s(point.step_time_s.value),
         f"{point.throughput_samples_per_s.value:.4g}",
         format_bytes(point.peak_memory_bytes.value),
+        format_bytes(max(0.0, point.room_bytes)),
         point.fits,
     ]
 

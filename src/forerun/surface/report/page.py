@@ -56,7 +56,7 @@ def estimate_page(estimate: Estimate, width: int) -> RenderableType:
     parts += [_step_sentence(estimate), _step_bars(estimate, with_bars), Text("")]
     if estimate.top_layers:
         parts += [Text("Most expensive layers", style="bold"), _layers(estimate), Text("")]
-    parts.append(Text.assemble(("Rests on  ", "bold"), provenance_sentence(estimate.provenance)))
+    parts.append(Text.assemble(("Rests on  ", "bold"), provenance_sentence(estimate)))
     parts += _remarks(estimate)
     return Group(*parts)
 

@@ -32,6 +32,7 @@ _FITS = {
 _PROVENANCE = {
     Provenance.MEASURED: "this very configuration was measured on this device",
     Provenance.CALIBRATED: "the cost model was adjusted to measurements of this very device",
+    Provenance.PUBLISHED: "published steps of this network on this device",
     Provenance.INTERPOLATED: "the cost model was fitted on steps of other models on this kind of device",
     Provenance.DATASHEET_ONLY: "no step on this kind of device and precision stands behind the cost model, "
     "only its datasheet; the interval is wider for it",
@@ -105,9 +106,11 @@ def fit_sentence(fits: str | None) -> str:
     return _FITS[fits]
 
 
-def provenance_sentence(provenance: Provenance) -> str:
-    """The basis of the step time, in words."""
-    return f"{provenance}: {_PROVENANCE[provenance]}"
+def provenance_sentence(estimate: Estimate) -> str:
+    """The basis of the step time and the sources of its error, in words."""
+    tier, errors = estimate.provenance, estimate.error_sources
+    unknown = f"unknown machine +{format_percent(errors.unknown_system)}, " if errors.unknown_system else ""
+    return f"{tier}: {_PROVENANCE[tier]}. Error: {unknown}cost model +{format_percent(errors.cost_model)}"
 
 
 def bound_sentence(bound_by: str) -> str:

@@ -6,11 +6,19 @@ A trace of three of many equal blocks says as much as that of all.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from torch import nn
 
-__all__ = ["NUM_TRACED_BLOCKS", "block_names", "keep_few_blocks"]
+from forerun.graph.blocks import blocks_of
+from forerun.graph.graph import Graph
+from forerun.tracing.models.built_model import BuiltModel
+from forerun.tracing.saving.quantized import num_weights
+
+__all__ = ["NUM_TRACED_BLOCKS", "block_names", "keep_few_blocks", "of_all_blocks"]
 
 _LISTS = (nn.ModuleList, nn.Sequential)
 
@@ -38,6 +46,30 @@ def _walk(module: nn.Module, name: str, found: list[str]) -> None:
 
 NUM_TRACED_BLOCKS = 3
 """First, middle and last block: the middle one stands for all that are left out."""
+
+
+def of_all_blocks(graph: Graph, built: BuiltModel, names: Sequence[str]) -> Graph:
+    """The graph of three of many equal blocks, whose middle one counts for all that were left out.
+
+    Operations of the middle block are launched as often as there are such blocks. Memory stays that of three blocks;
+    ``DividedModel`` repeats its middle unit.
+
+    Args:
+        graph: The step of the first, a middle and the last block.
+        built: What was traced.
+        names: All blocks.
+    """
+    middle = built.module.get_submodule(block_names(built.module)[1])
+    trainable = sum(p.numel() for p in middle.parameters() if p.requires_grad)
+    counts = np.where(blocks_of(graph).unit == 2, 1 + built.num_left_out, 1)  # unit 0 is the input
+    return replace(
+        graph,
+        blocks=tuple(names),
+        ops=replace(graph.ops, count=graph.ops.count * counts),
+        num_parameters=graph.num_parameters + built.num_left_out * num_weights(middle),
+        num_trainable_parameters=graph.num_trainable_parameters + built.num_left_out * trainable,
+    )
+
 
 _PLAIN = (bool, int, float, str, type(None))
 _INDICES = ("layer_idx", "layer_index", "layer_id", "block_idx", "idx")

@@ -1,0 +1,174 @@
+"""Steps of the very network on the very device that others have published, and what they say about a step of one's own.
+
+The logarithm of a step over its prediction has two sources, of which only the second differs between systems that run
+the same network on the same device in the same way:
+
+    log(measured / predicted) = m + s
+
+with m ~ N(0, model^2) the error of the cost model on this network and device, s ~ N(0, system^2) all that one does not
+know about a system (its clocks, host and libraries). Of a published row i with batch b_i and software of era e_i, m is
+another one by N(0, apart_i^2), apart_i^2 = doubling^2 |log2(b / b_i)| + release^2 |e - e_i|. With residuals r_i the
+step of a system that was not measured is
+
+    K    = model^2 1 1' + diag(system^2 + apart_i^2)
+    mean = model^2 1' K^-1 r
+    var  = model^2 - model^4 1' K^-1 1 + system^2
+
+Rows are predicted with their own release of PyTorch. A row counts if device, network (name, input, parameters), phase,
+precision, layout and whether there is an update agree, and if no setting changes the operations. Rows of releases
+before 2.0 say nothing about networks with fused attention, which those releases did not have.
+
+Source: the constants are those of ``cost.time.evidence``; the table is made by ``python -m studies published-steps``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.base.answers import Answer
+from forerun.graph.graph import Graph, OpClass
+from forerun.question.devices.device import Device
+from forerun.question.saving import Saving
+from forerun.question.setup import Phase, TrainingSetup
+
+__all__ = ["PublishedRow", "PublishedStep", "posterior_of_system", "published_rows"]
+
+Floats = npt.NDArray[np.float64]
+
+_ROUNDING = 5_500
+"""Tables give millions of parameters with two decimals."""
+
+_ALIKE = ("sgd", "nesterov", "momentum")
+"""Optimizers whose update reads and writes about as much."""
+
+_FIRST_FUSED = 2
+"""Major release of PyTorch with fused attention."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedStep(Answer):
+    """A published step beside the question.
+
+    Attributes:
+        source: Who published it, with the licence.
+        torch_version: Release of PyTorch.
+        batch_size: Its batch size on one device.
+        step_time_s: Its step [s].
+        at_this_batch_s: The same at the batch size of the question, scaled by the cost model [s].
+    """
+
+    source: str
+    torch_version: str
+    batch_size: int
+    step_time_s: float
+    at_this_batch_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedRow:
+    """A row of the table."""
+
+    source: str
+    torch_version: str
+    batch_size: int
+    step_time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _System:
+    device: str
+    phase: str
+    precision: str
+    layout: str
+    torch_version: str
+    optimizer: str
+    batch_size: int
+    source: str
+
+
+def published_rows(graph: Graph, device: Device, setup: TrainingSetup) -> tuple[PublishedRow, ...]:
+    """Published steps of a network on a device in the same circumstances, of any batch size and release.
+
+    Args:
+        graph: The network's step.
+        device: The device.
+        setup: The circumstances.
+    """
+    shape = graph.input_shape
+    if setup.compile or setup.saving != Saving() or len(shape) != 3 or shape[1] != shape[2]:
+        return ()
+    text, systems = _table()
+    name = graph.model.rpartition(":")[2].partition(".")[0]
+    wanted = {"device": device.name} | {
+        key: str(getattr(setup, key)) for key in ("phase", "precision", "layout")
+    }
+    optimizer = setup.optimizer if setup.phase is Phase.TRAIN else "none"
+    kin = _ALIKE if optimizer in _ALIKE else (optimizer,)
+    is_fused = bool((graph.ops.op_class == OpClass.ATTENTION).any())
+    found = []
+    for counted, cells in _lines(text, f"\n{name}\t{shape[1]}\t"):
+        if abs(counted - graph.num_parameters) > _ROUNDING:
+            continue
+        for cell in cells:
+            key, _, time_ms = cell.partition("=")
+            code, _, batch = key.partition("@")
+            system = systems[code]
+            if system.optimizer not in kin or any(getattr(system, k) != v for k, v in wanted.items()):
+                continue
+            if is_fused and int(system.torch_version.partition(".")[0]) < _FIRST_FUSED:
+                continue
+            size = int(batch) if batch else system.batch_size
+            found.append(PublishedRow(system.source, system.torch_version, size, float(time_ms) / 1e3))
+    return tuple(found)
+
+
+def posterior_of_system(
+    residuals: Floats, apart_variance: Floats, model_variance: float, system_variance: float
+) -> tuple[float, float]:
+    """Mean and variance of the log residual of a system that was not measured.
+
+    Args:
+        residuals: log(measured / predicted) of published rows, (k,).
+        apart_variance: Variance that their other batch adds to each, (k,).
+        model_variance: Variance of the cost model's own error, which all systems share.
+        system_variance: Variance between systems.
+
+    >>> mean, variance = posterior_of_system(np.array([0.2]), np.zeros(1), 0.03, 0.01)
+    >>> round(mean, 3), round(variance, 4)
+    (0.15, 0.0175)
+    """
+    gram = model_variance + np.diag(system_variance + apart_variance)
+    cross = np.full(len(residuals), model_variance)
+    solved = np.linalg.solve(gram, np.column_stack([residuals, cross]))
+    mean, explained = cross @ solved
+    return float(mean), float(model_variance - explained + system_variance)
+
+
+def _lines(text: str, begin: str) -> list[tuple[int, list[str]]]:
+    """Parameters and cells of the lines that begin so."""
+    found, at = [], text.find(begin)
+    while at >= 0:
+        end = text.index("\n", at + 1)
+        counted, cells = text[at + len(begin) : end].split("\t")
+        found.append((int(counted), cells.split(" ")))
+        at = text.find(begin, end)
+    return found
+
+
+@cache
+def _table() -> tuple[str, Mapping[str, _System]]:
+    """The lines of the networks, and the systems by their codes."""
+    text = resources.files("forerun.prediction").joinpath("published_steps.txt").read_text(encoding="utf-8")
+    head, _, networks = text.partition("\n\n")
+    systems = {}
+    for line in head.splitlines():
+        if not line.startswith("#"):
+            code, device, phase, precision, layout, release, optimizer, batch, source = line.split("\t")
+            systems[code] = _System(device, phase, precision, layout, release, optimizer, int(batch), source)
+    return f"\n{networks}", systems

@@ -1,0 +1,99 @@
+"""Published steps of a network: found by what they are, and as sharp as the systems allow."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import forerun
+from forerun.cost.time.weights import load_weights, shipped_weights_path
+from forerun.prediction.estimate import Provenance
+from forerun.prediction.published import posterior_of_system, published_rows
+from forerun.prediction.step import predict_steps, prepare
+from forerun.question.devices import find_device
+from forerun.question.model import ModelRequest
+from forerun.question.saving import Saving
+from forerun.question.setup import TrainingSetup
+from forerun.tracing.trace import trace
+
+A100 = {"device": "a100-sxm4-40gb", "batch_size": 256, "precision": "amp"}
+LAMBDA_MS_AT_256 = 494.9 * 256 / 720
+"""Lambda's ResNet-50 on an A100 SXM4 40GB, AMP, NCHW, PyTorch 1.13: 494.9 ms for 720 images."""
+
+
+AMP = TrainingSetup(batch_size_per_device=256, precision="amp")
+
+
+def traced():
+    return trace(ModelRequest(model="torchvision:resnet50"), AMP)
+
+
+@pytest.fixture(scope="module")
+def resnet():
+    return forerun.predict("torchvision:resnet50", **A100)
+
+
+def test_the_posterior_is_that_of_the_joint_gaussian():
+    residuals, apart = np.array([0.1, -0.05, 0.2]), np.array([0.0, 0.01, 0.04])
+    mean, variance = posterior_of_system(residuals, apart, 0.03, 0.01)
+    joint = np.full((4, 4), 0.03) + np.diag([0.01, *(0.01 + apart)])
+    known = np.linalg.solve(joint[1:, 1:], np.column_stack([residuals, joint[1:, 0]]))
+    assert mean == pytest.approx(joint[0, 1:] @ known[:, 0])
+    assert variance == pytest.approx(joint[0, 0] - joint[0, 1:] @ known[:, 1])
+    # However many systems were measured, the next one differs from them.
+    assert posterior_of_system(np.zeros(10_000), np.zeros(10_000), 0.03, 0.01)[1] == pytest.approx(
+        0.01, rel=1e-3
+    )
+
+
+def test_the_question_of_the_readme_is_as_sharp_as_its_rows(resnet):
+    step = resnet.step_time_s
+    assert resnet.provenance is Provenance.PUBLISHED
+    assert step.high / step.value < 1.3
+    assert step.low < LAMBDA_MS_AT_256 / 1e3 < step.high
+    assert all(step.low < row.at_this_batch_s < step.high for row in resnet.published)
+    assert any(row.batch_size == 720 and row.step_time_s == pytest.approx(0.4949) for row in resnet.published)
+    assert any("lambdal/deeplearning-benchmark" in note for note in resnet.notes)
+    assert 0 < resnet.error_sources.unknown_system < step.high / step.value - 1
+    assert sum(part.time_s for part in resnet.breakdown) == pytest.approx(step.value)
+
+
+def test_the_search_answers_the_same(resnet):
+    where = {"devices": A100["device"], "batch_sizes": [256], "precisions": "amp"}
+    found = forerun.plan("torchvision:resnet50", **where).chosen
+    assert found.step_time_s.value == pytest.approx(resnet.step_time_s.value)
+    assert found.step_time_s.high == pytest.approx(resnet.step_time_s.high)
+    assert found.provenance == resnet.provenance
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"compile": True},
+        {"optimizer": "adamw"},
+        {"layout": "nhwc"},
+        {"precision": "fp32"},
+        {"saving": Saving(recompute="full")},
+        {"phase": "forward"},
+    ],
+)
+def test_other_circumstances_are_other_steps(resnet, other):
+    graph = traced()
+    device, setup = find_device(A100["device"]), AMP
+    assert published_rows(graph, device, setup)
+    assert not published_rows(graph, device, replace(setup, **other))
+    assert not published_rows(replace(graph, num_parameters=graph.num_parameters - 2_000_000), device, setup)
+    assert not published_rows(replace(graph, input_shape=(3, 96, 96)), device, setup)
+
+
+def test_a_part_of_a_network_and_a_calibrated_device_take_none():
+    model, device = prepare(traced()), find_device(A100["device"])
+    weights = load_weights(shipped_weights_path())
+    whole, part = (
+        predict_steps(one, device, [AMP], weights)[0] for one in (model, replace(model, is_whole=False))
+    )
+    assert whole.published
+    assert not part.published
+    assert part.step_s.high / part.step_s.value > whole.step_s.high / whole.step_s.value
