@@ -23,7 +23,7 @@ def test_a_job_served_with_its_share_keeps_its_fairness():
     whole_s = waiting.remaining_s(share)
     rho, found_s = finish_time_fairness(waiting, FOUR, 4, now_s=2 * whole_s)
     assert (rho, found_s) == pytest.approx((3.0, whole_s))
-    assert urgent_in_s(waiting, FOUR, 4, 0.0, bound=10.0) == pytest.approx(6 * whole_s)
+    assert urgent_in_s(waiting, FOUR, 4, 0.0, bound=10.0) == pytest.approx(whole_s)
     assert urgent_in_s(waiting, FOUR, 4, 9 * whole_s, bound=10.0) == float("inf")
 
 
