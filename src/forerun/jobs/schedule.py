@@ -205,7 +205,7 @@ def _price_of_fairness(
     bound: float,
     options: SimulationOptions,
 ) -> str:
-    """What the bound of our policy costs, beside the same schedule without it."""
+    """Cost of the bound of our policy, beside the same schedule without it."""
     free = simulate([item.job for item in known], cluster, foresight_within(inf), options).metrics
     change = bounded.average_completion_s / free.average_completion_s - 1
     kept = "" if bounded.worst_fairness <= bound else ", which this load does not allow"

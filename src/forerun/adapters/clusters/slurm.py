@@ -134,7 +134,7 @@ def _job(row: Mapping[str, Any], now_s: float, notes: list[str]) -> LiveJob | No
 
 
 def _why_not_ours(row: Mapping[str, Any]) -> str:
-    """What a waiting job waits for beside devices, so that Slurm would not start it on ours; empty if nothing."""
+    """Reason for which a job waits beside devices, so that Slurm would not start it on ours; empty if nothing."""
     reason = str(row.get("state_reason") or "").removeprefix("Job").lower()
     found = next((words for start, words in _OWN_REASONS.items() if reason.startswith(start)), "")
     # Tasks that were not yet told apart share one row: to give it nodes would give them to every task.

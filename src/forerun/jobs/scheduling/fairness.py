@@ -38,7 +38,7 @@ def fair_share(view: JobView, cluster: SharedCluster, num_jobs: int) -> Allocati
 
 
 def _served_with(view: JobView, share: Allocation) -> Allocation:
-    """What a job on its share would be given: what was asked for, if it has one size."""
+    """Devices that a job on its share would be given: those asked for, if it has one size."""
     asked = view.asked(share.device)
     has_one_size = not (view.job.is_elastic and view.job.is_preemptible)
     return asked if has_one_size and view.rate(asked) > 0 else share

@@ -68,7 +68,7 @@ LEASE_S = 360.0
 
 
 def running_first(jobs: Sequence[JobView], free: FreeResources) -> dict[str, Allocation]:
-    """What the running jobs have, taken out of what is free: inside a lease nothing is taken away."""
+    """Shares of the running jobs, taken out of what is free: inside a lease nothing is taken away."""
     given: dict[str, Allocation] = {}
     for view in jobs:
         if view.current is not None:
