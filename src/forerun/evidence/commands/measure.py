@@ -26,7 +26,6 @@ from forerun.evidence.commands.measure_options import (
 )
 from forerun.question.setup import Layout, Phase, Precision
 from forerun.surface.cli.verbs import Verbs, verb
-from forerun.surface.report.figure import make_plot_folder
 
 if TYPE_CHECKING:
     from forerun.evidence.measure_curve import TrainedCurve
@@ -158,6 +157,8 @@ def layers(
     from forerun.evidence.measurement.layer_design import LayerDesign
 
     if plots is not None:
+        from forerun.surface.report.figure import make_plot_folder  # loads NumPy
+
         make_plot_folder(plots)
     session = session_of(settings)
     timing = timing_of(settings, num_repetitions=50, max_seconds=5.0, timeout_s=300.0)
