@@ -298,10 +298,11 @@ def _tensor(run: Run, times: UnitTimes, group: Group, own: Sequence[int]) -> tup
     zero = np.zeros(len(own))
     if group.num_devices == 1:
         return zero, zero, zero
-    message = times.message_bytes
-    sum_s = group.time_s(Collective.ALL_REDUCE, message)
-    gather_s = group.time_s(Collective.ALL_GATHER, message)
-    scatter_s = group.time_s(Collective.REDUCE_SCATTER, message)
+    crossing_s = group.constants.crossing_s * (group.num_nodes - 1)
+    sum_s, gather_s, scatter_s = (
+        group.time_s(kind, times.message_bytes) + crossing_s
+        for kind in (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
+    )
     # The embedding sums its tokens once, the head its gradients.
     pairs = times.num_pairs[list(own)].copy()
     last = len(times.num_pairs) - 1
