@@ -20,6 +20,7 @@ from forerun.prediction.run_step import RunStep, activity_of, fed_interval, run_
 from forerun.prediction.stack import is_keras_graph, stack_note, stack_of
 from forerun.prediction.step import PreparedModel, is_order_of_magnitude, layer_times, missing_format_note
 from forerun.question.devices.device import DeviceKind
+from forerun.question.recipes import recipe_notes
 from forerun.question.run import Run
 
 __all__ = ["RunEstimate", "estimate_run"]
@@ -101,6 +102,7 @@ def estimate_run(
         else None,
         notes=(
             *_notes_of_published(step.alone.published),
+            *recipe_notes(run.software),
             *_notes(model, run, weights),
             *_missing(run, times, memory),
             *other_calibration_note(run, weights),

@@ -10,6 +10,7 @@ from typing import Any, Unpack, cast
 from forerun.base.answers import Answer
 from forerun.base.errors import InvalidSetupError
 from forerun.question.captured import with_captured_settings
+from forerun.question.config_files import config_model
 from forerun.question.devices.cluster import (
     Cluster,
     check_num_devices,
@@ -24,6 +25,7 @@ from forerun.question.job import Job, job_from
 from forerun.question.model import ModelRequest, own_layout, own_settings, own_stack
 from forerun.question.options import RunOptions
 from forerun.question.parallel import AXES, DeviceLayout, parse_parallel
+from forerun.question.recipes import recipe_settings
 from forerun.question.saving import Offload, Saving, Unquantized, saving_from
 from forerun.question.settings import (
     changed_fields,
@@ -104,7 +106,7 @@ class Run(Answer):
         """A run from a model, a device and settings by name; see ``RunOptions`` for the settings.
 
         Args:
-            model: A specification such as ``torchvision:resnet50``, or a model object.
+            model: A specification such as ``torchvision:resnet50``, or a model object; None if ``config`` names it.
             device: A name, ``4x8xh100-sxm``, a TOML file, ``here``, a ``Device`` or a ``Cluster``.
             options: The settings.
 
@@ -116,11 +118,13 @@ class Run(Answer):
 
     @classmethod
     def _of_settings(cls, model: Any, device: str | Device | Cluster, given: Mapping[str, Any]) -> Run:
+        model = config_model(given.get("config")) if model is None else model
         named = cluster_from(device, given)
         is_one = named.num_devices == 1 and given.get("num_devices") is None
         given = with_captured_settings(model, given, one_device=is_one)
-        setup = _setup(model, given)
         cluster = cluster_from(device, given)
+        given, waiting = recipe_settings(given, model, cluster.device.architecture, cluster.num_devices)
+        setup = _setup(model, given)
         if cluster.num_devices > 1 and setup.phase is not Phase.TRAIN:
             raise InvalidSetupError(
                 f"several devices are predicted in training only, got phase {setup.phase}; ask for one device"
@@ -128,7 +132,7 @@ class Run(Answer):
         if cluster.num_devices == 1 and given.get("num_devices") is None:
             refuse(given, _of_several(), "there is one device", _GIVE_SEVERAL)
         name = model if isinstance(model, str) else type(model).__name__
-        return cls(
+        run = cls(
             model=ModelRequest(model=name, **from_settings(ModelRequest, given)),
             setup=setup,
             cluster=cluster,
@@ -139,6 +143,8 @@ class Run(Answer):
             price_usd_per_hour=given.get("price_usd_per_hour"),
             module=None if isinstance(model, str) else model,
         )
+        # A search adds devices and axes to the run: the tool's settings of them are set beforehand.
+        return run.with_(**waiting) if waiting else run
 
     def __post_init__(self) -> None:
         check_format(self.cluster.device, self.setup.precision, self.setup.attention_kernel)
@@ -260,6 +266,12 @@ class Run(Answer):
         Raises:
             UsageError: A setting is not known, or is impossible for the run.
         """
+        if changes.keys() & {"recipe", "config"}:
+            to = self.cluster if device is None else cluster_from(device, {})
+            held, waiting = recipe_settings(
+                changes, model or self.model.model, to.device.architecture, to.num_devices
+            )
+            changes = held | waiting
         given = checked(changes, RunOptions)
         values = _fields_of(changes, given)
         if model is not None:

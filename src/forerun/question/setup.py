@@ -20,6 +20,7 @@ __all__ = [
     "OptimizerImplementation",
     "Phase",
     "Precision",
+    "Recipe",
     "SetupOptions",
     "Software",
     "SoftwareOptions",
@@ -95,6 +96,20 @@ class OptimizerImplementation(StrEnum):
     FOR_LOOP = "for-loop"
     FOREACH = "foreach"
     FUSED = "fused"
+
+
+class Recipe(StrEnum):
+    """Training tool whose defaults a run takes; ``recipes.toml`` has the settings of each."""
+
+    MEGATRON = "megatron"
+    TORCHTITAN = "torchtitan"
+    NEMO = "nemo"
+    TRL = "trl"
+    AXOLOTL = "axolotl"
+    UNSLOTH = "unsloth"
+    LITGPT = "litgpt"
+    LLAMA_FACTORY = "llama-factory"
+    TORCHTUNE = "torchtune"
 
 
 _CHOICES: dict[str, type[StrEnum]] = {
@@ -301,6 +316,27 @@ _software = partial(setting, group="software")
 class Software:
     """Software of a run; the calibration ``here`` is this machine's own, if there is one."""
 
+    recipe: Recipe | None = setting(
+        None,
+        help="Tool whose defaults stand where nothing is said: megatron, torchtitan, nemo, trl, axolotl, unsloth, "
+        "litgpt, llama-factory or torchtune.",
+        group="run",
+        metavar="TOOL",
+        tell=lambda _: (
+            None
+        ),  # its settings are told one by one: a run that was told takes no default of the tool anew
+    )
+    config: str | None = setting(
+        None,
+        help="Configuration file of axolotl, torchtune, litgpt, torchtitan, LLaMA-Factory, DeepSpeed or accelerate, "
+        "whose settings stand where nothing is said; it may name the model.",
+        group="run",
+        metavar="FILE",
+        flag="from",
+        is_local=True,
+        read=lambda path: str(Path(path)),
+        tell=lambda _: None,
+    )
     torch_version: str | None = _software(
         None, help="PyTorch version of the run.", default="the newest known", metavar="2.4"
     )
@@ -337,8 +373,10 @@ class SetupOptions(TypedDict, total=False):
 
 
 class SoftwareOptions(TypedDict, total=False):
-    """Versions and calibration by name."""
+    """Versions, tools and calibration by name."""
 
+    recipe: str | None
+    config: str | Path | None
     torch_version: str | None
     calibration: str | Path | None
     memory_overhead_bytes: float | None

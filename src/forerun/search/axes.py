@@ -16,6 +16,7 @@ from typing import Any
 from forerun.base.errors import InvalidSetupError, near_matches
 from forerun.question.captured import captured_facts, is_captured, with_captured_settings
 from forerun.question.model import is_keras, own_layout
+from forerun.question.recipes import own_precision
 from forerun.question.setup import Layout, Precision, TrainingSetup, choice
 
 __all__ = [
@@ -268,7 +269,8 @@ def changes_of(specs: Sequence[str], given: Mapping[str, Any]) -> tuple[dict[str
         InvalidSetupError: An axis has no values, or a captured script decides it.
     """
     searched = searched_values(given.get("search") or (), given, specs)
-    precisions = _precisions(specs, searched.get("precision", given.get("precisions")))
+    named_precisions = given.get("precisions", own_precision(given))
+    precisions = _precisions(specs, searched.get("precision", named_precisions))
     layouts = searched.get("layout", given.get("layouts"))
     named = None if layouts is None else words_of(layouts)
     if not precisions or (named is not None and not named):

@@ -15,6 +15,7 @@ from forerun.question.devices.cluster import Cluster
 from forerun.question.devices.device import Device
 from forerun.question.options import LayoutOptions
 from forerun.question.parallel import PipelineSchedule, StageSplit
+from forerun.question.recipes import recipe_notes
 from forerun.question.run import Run
 from forerun.question.settings import checked
 from forerun.question.setup import Precision
@@ -154,6 +155,7 @@ def _notes(run: Run) -> tuple[str, ...]:
         "tensor parallelism is tried inside a node only; every layout has the same global batch",
         "docs/methods/layouts.md says on which measurements layouts were tested",
     ]
+    notes += recipe_notes(run.software)
     if run.setup.precision.is_autocast:
         notes.append("mixed precision: weights compute in half precision, the optimizer updates fp32 weights")
     return tuple(notes)

@@ -19,6 +19,7 @@ from forerun.prediction.models import TracedModels
 from forerun.question.captured import captured_facts
 from forerun.question.job import DATASETS, Dataset, Job
 from forerun.question.options import RunOptions
+from forerun.question.recipes import recipe_notes
 from forerun.question.run import Run, check_format
 from forerun.question.settings import checked, declared
 from forerun.question.setup import AttentionKernel, Precision
@@ -110,7 +111,9 @@ def plan(
             exact=given.get("exact", True),
         )
     of_target = () if needed is None else needed.notes
-    return replace(found, notes=(*notes, *of_target, *found.notes, *_layout_notes(found)))
+    return replace(
+        found, notes=(*recipe_notes(run.software), *notes, *of_target, *found.notes, *_layout_notes(found))
+    )
 
 
 def runs_to_trace(models: Sequence[str], given: Mapping[str, Any]) -> Iterator[Run]:

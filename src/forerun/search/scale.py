@@ -18,6 +18,7 @@ from forerun.question.devices.cluster import Cluster, check_num_devices
 from forerun.question.devices.device import Device
 from forerun.question.devices.link import LinkKind
 from forerun.question.options import ScaleOptions
+from forerun.question.recipes import recipe_notes
 from forerun.question.run import Run, cluster_from
 from forerun.question.settings import checked
 from forerun.question.sharing import Strategy
@@ -289,7 +290,7 @@ def _answer(run: Run, points: list[ScalePoint], graph_notes: Sequence[str]) -> S
 
 
 def _notes(run: Run, points: Sequence[ScalePoint], several_nodes: bool) -> list[str]:
-    notes = []
+    notes = [*recipe_notes(run.software)]
     if not several_nodes:
         notes.append(
             "all devices are taken to be in one node; name several as --on NxMxDEVICE with --inter LINK"

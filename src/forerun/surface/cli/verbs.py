@@ -21,10 +21,12 @@ from typer.core import TyperGroup
 
 from forerun.base.errors import UsageError
 from forerun.base.plugins import plugin, plugin_names
+from forerun.question.config_files import config_model
 from forerun.surface.cli.options import (
     DebugOption,
     InProcessOption,
     JsonOption,
+    ModelArgument,
     NoCacheOption,
     PlotOption,
     TimeoutOption,
@@ -117,11 +119,18 @@ def verb(
         # The type of the answer may be known to type checkers only; the parser has no use for it.
         ask.__annotations__.pop("return", None)
         own = dict(inspect.signature(ask, eval_str=True).parameters)
+        # A configuration file may name the model, which may then stay unsaid.
+        names_a_model = "config" in known and "model" in own
+        if names_a_model:
+            own["model"] = own["model"].replace(default=None)
 
         def command(**given: Any) -> None:
             debug = given["debug"] if "debug" in own else given.pop("debug")
             if known:
                 given["settings"] = read_settings(known, readers, given)
+            if names_a_model and not given["model"]:
+                found = config_model(given["settings"].get("config"))
+                given["model"] = found if own["model"].annotation is ModelArgument else [found]
             if traces:
                 from forerun.tracing.isolated import trace_limits
 
