@@ -70,7 +70,8 @@ def test_figures_of_a_source():
         "measured_s": [1.0, 2.0, 4.0], "predicted_s": [1.1, 1.8, 4.0], "low_s": [0.9, 1.0, 4.5],
         "high_s": [2.0, 3.0, 5.0], "at_peak_s": [0.5, 1.0, 4.0], "fits": [True, False, None],
         "predicted_fits": [True, True, False], "measured_bytes": [1.0, 2.0, np.nan],
-        "predicted_bytes": [1.1, 2.0, 3.0], "low_share": [0.9] * 3, "high_share": [0.95, 1.1, 1.1], "refused": [None, None, None],
+        "predicted_bytes": [1.1, 2.0, 3.0], "low_share": [0.9] * 3, "high_share": [0.95, 1.1, 1.1],
+        "refused": [None, None, None],
     })  # fmt: skip
     found = summary_of(answers)
     assert found["mape"] == pytest.approx(0.2 / 3)

@@ -78,8 +78,8 @@ class LayoutTable:
 
     Attributes:
         constants: The constants.
-        log_spread: Standard deviation of the logarithm of predicted over measured steps of several devices, on
-            sources that were left out of the fit.
+        log_spread: Standard deviation of the logarithm of predicted over measured steps of several devices, on the
+            worst of the sources that were left out of the fit.
         provenance: Tables, rows and date.
         measured: Steps that were measured on the user's cluster, None without.
     """
