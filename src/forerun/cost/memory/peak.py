@@ -87,7 +87,7 @@ class MemoryEstimate:
 
     Attributes:
         peak_bytes: Smallest device that runs the step: limit of the allocator plus overhead [bytes].
-        low_bytes: Lower end of its interval; fragmentation beyond the usual may not be there [bytes].
+        low_bytes: Lower end of its interval; of language models without unusual fragmentation [bytes].
         high_bytes: Upper end [bytes].
         live_peak_bytes: Bytes of tensors alive at the peak [bytes].
         fragmentation_bytes: Bytes the allocator needs beyond the live ones [bytes].
@@ -147,9 +147,10 @@ def estimate_memory(
         check_stream(graph.memory)
         limit_bytes = peak.total_bytes * constants.live_factor
     width = memory_width(graph)
-    # How far blocks scatter depends on the order of a few large ones. Expandable segments, which many tools set, leave
-    # next to none of it, so a step fails for sure only if its tensors do not fit.
-    least_bytes = min(limit_bytes, peak.total_bytes * constants.live_factor)
+    # How far blocks scatter depends on the order of a few large ones. Expandable segments, which many tools of language
+    # models set, leave next to none of it, so such a step fails for sure only if its tensors do not fit.
+    packed_bytes = limit_bytes if width is _WIDTH else peak.total_bytes * constants.live_factor
+    least_bytes = min(limit_bytes, packed_bytes)
     return MemoryEstimate(
         peak_bytes=limit_bytes + constants.overhead_bytes,
         low_bytes=least_bytes * width.low + constants.overhead_bytes,
@@ -314,7 +315,8 @@ def max_batch_size(
         factor = _needed_bytes(plans, value) / live_peak_bytes(graph.memory, value)
     width = memory_width(graph)
     low = _largest_by_live_bytes(graph, factor, limit_bytes / width.high)
-    high = _largest_by_live_bytes(graph, min(factor, constants.live_factor), limit_bytes / width.low)
+    least = factor if width is _WIDTH else min(factor, constants.live_factor)
+    high = _largest_by_live_bytes(graph, least, limit_bytes / width.low)
     return MaxBatchSize(
         value=value, low=min(low, value), high=max(high, value), reason=_reason(value, device_memory_bytes)
     )
