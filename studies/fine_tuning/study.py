@@ -28,6 +28,12 @@ def _asked(settings: tuple[tuple[str, object], ...]) -> Estimate:
     return forerun.predict(options.pop("model"), **options)  # type: ignore[arg-type]
 
 
+def _ask_mean(row: MeasuredTuning, tokens: int) -> Estimate:
+    if row.lengths is None:
+        return _ask(row, tokens)
+    return _asked(tuple(sorted({**row.question, "lengths": row.lengths}.items())))
+
+
 def _ask(row: MeasuredTuning, tokens: int) -> Estimate:
     return _asked(tuple(sorted({**row.question, "sequence_length": tokens}.items())))
 
@@ -65,7 +71,7 @@ def answers_of(rows: Iterable[MeasuredTuning], say: Say = lambda text: None) -> 
         line: dict[str, object] = {"source": row.source, "row": row.row, **row.question, "tokens": row.tokens}
         try:
             if row.tokens is not None and row.step_s is not None:
-                answer = _ask(row, row.tokens)
+                answer = _ask_mean(row, row.tokens)
                 device = parse_cluster(str(row.question["device"])).device
                 line |= {
                     "measured_s": row.step_s,

@@ -59,3 +59,11 @@ def test_searches_ask_for_the_same_settings_as_a_prediction():
 def test_what_has_settings_of_its_own_takes_no_recipe():
     with pytest.raises(InvalidSetupError, match="PyTorch models by name"):
         Run.of("keras:ResNet50", device="t4", recipe="trl")
+
+
+def test_over_http_there_are_recipes_and_no_files_of_the_server():
+    from forerun.surface.web.questions import PlanBody, PredictBody, ScaleBody
+
+    for body in (PredictBody, PlanBody, ScaleBody):
+        assert "recipe" in body.model_fields
+        assert not {"config", "lengths"} & set(body.model_fields)

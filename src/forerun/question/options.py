@@ -10,6 +10,7 @@ from typing import Annotated
 
 from forerun.question.input_pipeline import InputPipeline, LoaderOptions
 from forerun.question.job import Job, JobOptions
+from forerun.question.lengths import Samples, SamplesOptions
 from forerun.question.model import ModelOptions, ModelRequest
 from forerun.question.saving import SavingOptions
 from forerun.question.settings import Setting, held_by
@@ -43,6 +44,7 @@ class CommonOptions(
     SavingOptions,
     SharingOptions,
     JobOptions,
+    SamplesOptions,
     LoaderOptions,
     SoftwareOptions,
     total=False,
@@ -178,7 +180,7 @@ class LayoutOptions(RunOptions, total=False):
     ]
 
 
-PARTS = (ModelRequest, TrainingSetup, Sharing, Job, InputPipeline, Software)
+PARTS = (ModelRequest, TrainingSetup, Sharing, Job, Samples, InputPipeline, Software)
 """Parts of a run that hold its settings."""
 
 held_by(PARTS, CommonOptions)

@@ -22,6 +22,7 @@ from forerun.question.devices.cluster import (
 from forerun.question.devices.device import Device, NumberFormat
 from forerun.question.input_pipeline import InputPipeline, loader_from
 from forerun.question.job import Job, job_from
+from forerun.question.lengths import Samples, read_lengths
 from forerun.question.model import ModelRequest, own_layout, own_settings, own_stack
 from forerun.question.options import RunOptions
 from forerun.question.parallel import AXES, DeviceLayout, parse_parallel
@@ -78,6 +79,7 @@ class Run(Answer):
         cluster: The devices.
         sharing: Sharing of the work by several devices.
         job: Dataset and epochs; None if only the step is asked about.
+        samples: Lengths of the samples, where they are unequal.
         loader: The input pipeline of each device; None if batches are always ready.
         software: Versions and calibration.
         price_usd_per_hour: Price of one device, None if not known [USD/h].
@@ -96,6 +98,7 @@ class Run(Answer):
     cluster: Cluster
     sharing: Sharing = field(default_factory=Sharing)
     job: Job | None = None
+    samples: Samples = field(default_factory=Samples)
     loader: InputPipeline | None = None
     software: Software = field(default_factory=Software)
     price_usd_per_hour: float | None = None
@@ -124,6 +127,9 @@ class Run(Answer):
         given = with_captured_settings(model, given, one_device=is_one)
         cluster = cluster_from(device, given)
         given, waiting = recipe_settings(given, model, cluster.device.architecture, cluster.num_devices)
+        if given.get("lengths") is not None and _LENGTHS.isdisjoint(given):
+            counted = read_lengths(given["lengths"]).num_samples
+            given |= {} if counted is None else {"dataset_size": counted}
         setup = _setup(model, given)
         if cluster.num_devices > 1 and setup.phase is not Phase.TRAIN:
             raise InvalidSetupError(
@@ -138,6 +144,7 @@ class Run(Answer):
             cluster=cluster,
             sharing=sharing_from(given, cluster.num_devices),
             job=job_from(given),
+            samples=Samples(**from_settings(Samples, given)),
             loader=loader_from(given),
             software=Software(**{"calibration": _own_calibration(device), **from_settings(Software, given)}),
             price_usd_per_hour=given.get("price_usd_per_hour"),

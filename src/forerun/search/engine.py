@@ -26,6 +26,7 @@ from forerun.prediction.point_times import PointTimes, grid_live_bytes, grid_tim
 from forerun.prediction.replica_step import one_steps
 from forerun.prediction.run_step import fed_times, shared_times
 from forerun.prediction.step import PreparedModel, tier_of
+from forerun.prediction.uneven_samples import refuse_lengths
 from forerun.prediction.units import DividedModel
 from forerun.question.input_pipeline import InputPipeline
 from forerun.question.run import HERE, Run
@@ -133,6 +134,7 @@ class Engine:
         self._options: tuple[DeviceOption, ...] = tuple(search.axes["device"])
         self._sizes = np.asarray(search.axes["batch_size"], dtype=np.int64)
         # Changed once here and not for each candidate: reading settings costs more than a row of the grid.
+        refuse_lengths(search.run)
         self._runs_of = [search.run.with_(**change) for change in self._changes]
         self._costs = CostModels(search.run, frozenset(run.stack for run in self._runs_of), cost_model)
         self._replays: dict[tuple[int, int, MemoryConstants], MemoryEstimate] = {}

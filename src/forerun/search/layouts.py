@@ -11,6 +11,7 @@ from forerun.base.answers import Answer
 from forerun.base.errors import InvalidSetupError
 from forerun.cost.time.weights import CostModel
 from forerun.prediction.models import TracedModels
+from forerun.prediction.uneven_samples import refuse_lengths
 from forerun.question.devices.cluster import Cluster
 from forerun.question.devices.device import Device
 from forerun.question.options import LayoutOptions
@@ -93,6 +94,7 @@ def layouts(
             )
     given.pop("strategy", None)
     run = run_from(model, device, given)
+    refuse_lengths(run)
     models = TracedModels(use_cache=use_cache)
     recomputed = (run.setup.saving.recompute,) if "recompute" in given else _RECOMPUTED
     points, total = search_layouts(run, models, cost_model, own["global_batch"], recomputed)

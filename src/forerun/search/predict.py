@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 from forerun.base.errors import ForerunError, InvalidSetupError
@@ -10,6 +11,7 @@ from forerun.cost.time.weights import CostModel
 from forerun.prediction.estimate import Estimate
 from forerun.prediction.estimate_run import RunEstimate, estimate_run
 from forerun.prediction.models import TracedModels, cost_model_of
+from forerun.prediction.uneven_samples import epoch_estimate, has_lengths
 from forerun.question.captured import with_captured_settings
 from forerun.question.devices.cluster import Cluster
 from forerun.question.devices.device import Device
@@ -117,11 +119,20 @@ def estimates_of(
     Raises:
         UsageError, FailureError: As in ``predict``.
     """
-    runs = [_resolved(run, models, cost_model) for run in runs]
-    return [
-        estimate_run(models.whole(run), models.validation_of(run), run, cost_model or cost_model_of(run))
-        for run in runs
-    ]
+    return [_estimate(_resolved(run, models, cost_model), models, cost_model) for run in runs]
+
+
+def _estimate(run: Run, models: TracedModels, cost_model: CostModel | None) -> RunEstimate:
+    if has_lengths(run):
+        found: list[RunEstimate] = []
+
+        def estimate_at(each: Run) -> Estimate:
+            found.append(_estimate(each, models, cost_model))
+            return found[-1].estimate
+
+        epoch = epoch_estimate(run, estimate_at)
+        return replace(found[-1], estimate=epoch)
+    return estimate_run(models.whole(run), models.validation_of(run), run, cost_model or cost_model_of(run))
 
 
 def _resolved(run: Run, models: TracedModels, cost_model: CostModel | None) -> Run:

@@ -1,0 +1,77 @@
+"""Laws of an epoch of unequal samples, on a step whose time and memory are known."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import forerun
+from forerun.prediction.estimate import Interval
+from forerun.prediction.uneven_samples import epoch_estimate
+from forerun.question.run import Run
+
+LAW = "lognormal:median=105,p95=277,max=800"
+
+
+@pytest.fixture(scope="module")
+def known():
+    return forerun.predict("gpt2", device="l40s", batch_size=4, sequence_length=64)
+
+
+def _asked(known, lengths=LAW, **settings):
+    """An epoch whose step takes 1 ms and 10 us a token, and holds 1 MB a token in memory of 1 GB."""
+    run = Run.of("gpt2", device="l40s", batch_size=4, lengths=lengths, **settings)
+
+    def estimate_at(each):
+        tokens = each.model.sequence_length
+        step = 1e-3 + 4 * 1e-5 * tokens
+        return replace(
+            known,
+            run=each,
+            step_time_s=Interval(step, step, step),
+            peak_memory_bytes=Interval(*3 * (4e6 * tokens,)),
+            device_memory_bytes=1e9,
+        )
+
+    return epoch_estimate(run, estimate_at)
+
+
+def test_the_order_of_the_ways_to_batch(known):
+    times = {way: _asked(known, batching=way) for way in ("padded", "grouped", "padding-free")}
+    steps = [each.step_time_s.value for each in times.values()]
+    assert steps == sorted(steps, reverse=True)
+    mean_tokens = times["padding-free"].tokens_per_s.value * steps[-1] / 4
+    assert steps[-1] == pytest.approx(1e-3 + 4e-5 * mean_tokens, rel=0.02)
+    # The longest of four samples of a lognormal law, by order statistics.
+    drawn = np.random.default_rng(1).choice(np.asarray(forerun_tokens()), (100_000, 4)).max(axis=1)
+    assert steps[0] == pytest.approx(1e-3 + 4e-5 * drawn.mean(), rel=0.05)
+
+
+def forerun_tokens():
+    from forerun.question.lengths import read_lengths
+
+    return read_lengths(LAW).tokens
+
+
+def test_equal_samples_take_the_step_of_their_length(known, tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("128\n" * 8, encoding="utf-8")
+    for way in ("padded", "grouped", "padding-free", "dynamic", "packed"):
+        found = _asked(known, str(path), batching=way)
+        assert found.step_time_s.value == pytest.approx(1e-3 + 4 * 128 * 1e-5, rel=1e-3)
+
+
+def test_the_longest_sample_that_fits_is_said(known):
+    notes = " ".join(_asked(known).notes)
+    assert "samples of up to about 250 tokens fit" in notes
+    assert "one step in" in notes
+    assert "run out of memory" not in " ".join(_asked(known, sequence_length=200).notes)
+
+
+def test_the_parts_of_the_step_still_add_up(known):
+    found = _asked(known, batching="dynamic")
+    assert all(part.time_s >= 0 for part in found.breakdown)
+    ratio = found.step_time_s.value / (1e-3 + 4e-5 * 800)
+    assert sum(part.time_s for part in found.breakdown) == pytest.approx(
+        ratio * sum(part.time_s for part in known.breakdown)
+    )
