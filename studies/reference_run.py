@@ -19,6 +19,7 @@ from typing import TypeVar
 import numpy as np
 
 from forerun.base.temporary import cache_folder
+from forerun.cost.time.evidence import ErrorSpreads
 from forerun.cost.time.weights import load_weights, save_weights, shipped_weights_path
 from forerun.evidence.fitting.measured_steps import Measured
 from forerun.evidence.fitting.op_time_fit import FitSettings
@@ -48,18 +49,25 @@ from studies.optime.choice_study import (
     noise_words,
     torchvision_study,
 )
-from studies.optime.evidence_study import check_widths, evidence_of, fit_widths, judged_rows
+from studies.optime.evidence_study import (
+    evidence_of,
+    fit_spreads,
+    fit_widths,
+    judged_rows,
+    judged_widths,
+)
 from studies.optime.fit import (
     ENSEMBLE_SETTINGS,
     fittable,
     provenance,
     source_of,
-    table_of,
+    system_of,
 )
 from studies.optime.layer_study import layer_study
 from studies.optime.runtime_study import RuntimeRow, runtime_study, tracker_study
 from studies.optime.studies import (
     Corpus,
+    FewSteps,
     HeldOut,
     OperatorError,
     StepStudies,
@@ -67,8 +75,10 @@ from studies.optime.studies import (
     family_study,
     few_shot,
     overall_scales,
+    predict_with,
     source_study,
 )
+from studies.other_origins import ask_origins, origins_section
 from studies.own.records import own_records_digest
 from studies.own.records_page import own_records_section
 from studies.own.tuning_page import tuning_section
@@ -88,14 +98,14 @@ __all__ = [
     "step_sections",
 ]
 
-STUDY_VERSION = 9
+STUDY_VERSION = 10
 """Raised whenever a study changes what it computes; kept stages of other versions are not used."""
 
 _Result = TypeVar("_Result")
 Operators = tuple[OperatorError, ...]
 
-STUDY_SETTINGS = tuple(FitSettings(seed=seed, num_iterations=3000) for seed in range(2))
-DEVICE_STUDY_SETTINGS = tuple(FitSettings(seed=seed, num_iterations=1800) for seed in range(2))
+STUDY_SETTINGS = tuple(FitSettings(seed=seed, num_iterations=1600) for seed in range(2))
+DEVICE_STUDY_SETTINGS = tuple(FitSettings(seed=seed, num_iterations=1000) for seed in range(2))
 
 STUDIED_DEVICES = (
     "a100-sxm4-40gb",
@@ -116,7 +126,9 @@ STUDIED_DEVICES = (
     "p4",
     "a100-pcie-80gb",
 )
-"""Devices with more than ResNet-50 rows; each is held out of one fit."""
+"""Devices with more than ResNet-50 rows; each is held out of one fit, with every fifth beside it."""
+
+_DEVICE_FITS = 5
 
 
 STUDIED_SOURCES = (
@@ -186,17 +198,16 @@ def step_sections(folder: Path, quick: bool = False) -> StepSections:
         quick: A sample of the rows and short fits.
     """
     held_out = step_studies(folder, quick)
-    devices, sources = by_source(held_out.devices), by_source(held_out.sources)
+    rows = judged_rows(held_out)
+    spreads = _spreads(folder, quick)
     return StepSections(
-        families=held_out.families,
+        rows=rows,
+        half_widths=judged_widths(rows, spreads),
+        constant_widths=judged_widths(rows, spreads, constant=True),
+        few_shot=_few_steps(folder, quick),
         baselines=_kept("baselines", quick, lambda: baseline_study(held_out.families.steps)),
-        devices=held_out.devices,
-        few_shot=few_shot(devices, devices | sources, lambda step: step.device.name),
-        few_shot_sources=few_shot(sources, devices | sources, source_of),
-        sources=held_out.sources,
-        known_operators=held_out.known_operators,
-        other_operators=held_out.other_operators,
-        coverage=check_widths(judged_rows(held_out, _steps(folder, quick).steps, known_networks(folder))),
+        studies=held_out,
+        origins=origins_section(ask_origins(folder, _say)),
         transformer_parts_s={
             row.record.row_id: (row.forward_time_s, row.backward_time_s)
             for row in read_neusight_e2e(folder)
@@ -240,30 +251,50 @@ def fit_shipped_evidence(out: Path, quick: bool = False) -> None:
     folder = require_reference_folder()
     held_out = step_studies(folder, quick)
     steps = [step for step in _steps(folder, quick).steps if fittable([step])[0]]
-    others = known_networks(folder)
+    others, spreads = known_networks(folder), _spreads(folder, quick)
     evidence = evidence_of(
         steps,
         [table.device for table in _operators(folder)],
-        widths=fit_widths(judged_rows(held_out, steps, others)),
-        scales=overall_scales(by_source(held_out.devices) | by_source(held_out.sources)),
+        widths=fit_widths(judged_rows(held_out), spreads),
+        spreads=spreads,
+        scales=overall_scales(by_system(held_out.devices) | by_system(held_out.sources)),
         others=others,
     )
     out.write_text(evidence.to_json(), encoding="utf-8")
 
 
-def by_source(held_out: dict[str, HeldOut]) -> dict[str, HeldOut]:
-    """Held-out rows by device, table and phase: different machines, although the device has one name."""
+def _spreads(folder: Path, quick: bool) -> ErrorSpreads:
+    """Differences between systems, with the predictions of the shipped weights, which all systems share."""
+
+    def make() -> ErrorSpreads:
+        steps = _steps(folder, quick).steps
+        residuals = predict_with(load_weights(shipped_weights_path()), steps).residuals
+        return fit_spreads(steps, residuals, [one.corrected[5] for one in _few_steps(folder, quick).values()])
+
+    digest = hashlib.sha256(shipped_weights_path().read_bytes()).hexdigest()[:12]
+    return _kept(f"spreads {digest}", quick, make)
+
+
+def _few_steps(folder: Path, quick: bool) -> dict[str, FewSteps]:
+    """Errors of every held-out system after some of its steps were measured."""
+
+    def make() -> dict[str, FewSteps]:
+        held_out = step_studies(folder, quick)
+        devices, sources = by_system(held_out.devices), by_system(held_out.sources)
+        prior, families = devices | sources, by_system({"families": held_out.families})
+        return few_shot(devices, prior, _device_fit) | few_shot(sources | families, prior, source_of)
+
+    return _kept("few steps", quick, make)
+
+
+def by_system(held_out: dict[str, HeldOut]) -> dict[str, HeldOut]:
+    """Held-out rows as a user asks for them, by the system that measured them under what was left out."""
     found: dict[str, HeldOut] = {}
     for name, held in held_out.items():
-        keys = np.asarray([f"{step.device.name}, {_source_name(step)}" for step in held.steps])
-        for key in dict.fromkeys(keys.tolist()):
-            title = key if held.steps[0].device.name == name else f"without {name}: {key}"
-            found[title] = held.take(np.flatnonzero(keys == key))
+        systems = np.asarray([system_of(step) for step in held.steps])
+        for system in dict.fromkeys(systems.tolist()):
+            found[f"without {name}: {system}"] = held.as_asked().take(np.flatnonzero(systems == system))
     return found
-
-
-def _source_name(step: Measured) -> str:
-    return f"{table_of(step)} {step.record.phase}"
 
 
 def _steps(folder: Path, quick: bool) -> ReferenceSteps:
@@ -276,11 +307,18 @@ def _shortened(settings: tuple[FitSettings, ...], quick: bool) -> tuple[FitSetti
 
 @cache
 def _corpus(folder: Path, quick: bool) -> Corpus:
-    return Corpus.of(_steps(folder, quick).steps, _operators(folder))
+    found = _steps(folder, quick)
+    return Corpus.of(found.steps, found.asked, _operators(folder))
 
 
 def _operators(folder: Path) -> list[OperatorTable]:
     return _kept("operators", False, lambda: read_operator_tables(folder))
+
+
+def _device_fit(step: Measured) -> str:
+    """The fit that a step's device was left out of, or the device if it was in all."""
+    name = step.device.name
+    return str(STUDIED_DEVICES.index(name) % _DEVICE_FITS) if name in STUDIED_DEVICES else name
 
 
 def _family_stage(folder: Path, quick: bool) -> tuple[HeldOut, Operators]:
@@ -299,28 +337,27 @@ def step_studies(folder: Path, quick: bool) -> StepStudies:
     families, known = _family_stage(folder, quick)
     settings = _shortened(DEVICE_STUDY_SETTINGS, quick)
 
-    def device_stage(name: str) -> tuple[HeldOut, Operators]:
-        _say(f"held out: {name}")
-        return device_study(_corpus(folder, quick), name, settings)
+    def device_stage(number: int) -> tuple[dict[str, HeldOut], Operators]:
+        names = STUDIED_DEVICES[number::_DEVICE_FITS]
+        _say(f"held out: {', '.join(names)}")
+        return device_study(_corpus(folder, quick), names, settings)
 
     def source_stage(name: str) -> HeldOut:
         _say(f"held out: {name}")
         return source_study(_corpus(folder, quick), name, settings)
 
-    devices = {
-        name: _kept(f"device {name}", quick, partial(device_stage, name))
-        for name in (STUDIED_DEVICES[:2] if quick else STUDIED_DEVICES)
-    }
+    numbers = range(1 if quick else _DEVICE_FITS)
+    devices = [_kept(f"devices {number}", quick, partial(device_stage, number)) for number in numbers]
     sources = {
         name: _kept(f"source {name}", quick, partial(source_stage, name))
         for name in (STUDIED_SOURCES[:1] if quick else STUDIED_SOURCES)
     }
     return StepStudies(
         families=families,
-        devices={name: held for name, (held, _) in devices.items()},
+        devices={name: held for found, _ in devices for name, held in found.items()},
         sources=sources,
         known_operators=known,
-        other_operators=tuple(error for _, errors in devices.values() for error in errors),
+        other_operators=tuple(error for _, errors in devices for error in errors),
     )
 
 

@@ -8,23 +8,23 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from forerun.cost.time.evidence import Z_90
 from forerun.evidence.fitting.evaluation import ErrorMetrics, errors
 from forerun.question.setup import Phase
 from studies.markdown import error_cells, markdown_table
-from studies.optime.evidence_study import CoverageCheck
-from studies.optime.studies import DeviceResult, HeldOut, OperatorError, joined
+from studies.optime.evidence_study import JudgedRows, log_interval_scores
+from studies.optime.studies import FewSteps, HeldOut, OperatorError, StepStudies, joined
 
 __all__ = ["StepSections"]
 
 Floats = npt.NDArray[np.float64]
+Chosen = npt.NDArray[np.bool_]
 
-_MEASURED_STEPS = (0, 5)
-_ALL_VISION = "mean, all vision systems but ResNet-50 alone"
-_STUDIES = {
-    "sources": "a source left out, its devices stay where others measured them",
-    "devices": "a device left out",
-    "families": "families left out, device and source known",
-}
+_HEADER = (
+    "rows", "**default**", "median", "p90", "bias", "informed", "measured", "coverage", "half-width", "score",
+)  # fmt: skip
+_MEASURED = 5
+_LARGE_SYSTEM = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,95 +32,120 @@ class StepSections:
     """Results of the studies of step times and their rendering.
 
     Attributes:
-        families: Rows of ``timm_train``, each predicted without its family.
-        baselines: Errors of simple predictors on the same rows, all and by layout.
-        devices: Rows of each device, predicted without the device.
-        few_shot: Rows of each device after k measured steps, by device, table and phase.
-        few_shot_sources: The same for sources left out.
-        sources: Rows of each source, predicted without the source.
-        known_operators: Operators timed alone that no fit of theirs saw, device known.
-        other_operators: The same, of devices left out of everything.
-        coverage: Coverage of intervals by study.
+        studies: Rows predicted without their family, device or source, and operators without their device.
+        rows: The same rows with their errors as asked and informed.
+        half_widths: Half-widths of their log times by costs that have not seen them, (n,).
+        constant_widths: Those of one width for all, (n,).
+        few_shot: Errors after k measured steps, by the systems of ``rows``.
+        baselines: Errors of simple predictors on the rows of the families, all and by layout.
+        origins: The section on further origins.
         transformer_parts_s: Measured forward and backward time of the transformer rows, by row.
     """
 
-    families: HeldOut
+    studies: StepStudies
+    rows: JudgedRows
+    half_widths: Floats
+    constant_widths: Floats
+    few_shot: Mapping[str, FewSteps]
     baselines: Mapping[str, Mapping[str, ErrorMetrics]]
-    devices: Mapping[str, HeldOut]
-    few_shot: Sequence[DeviceResult]
-    few_shot_sources: Sequence[DeviceResult]
-    sources: Mapping[str, HeldOut]
-    known_operators: Sequence[OperatorError]
-    other_operators: Sequence[OperatorError]
-    coverage: Mapping[str, CoverageCheck]
+    origins: str
     transformer_parts_s: Mapping[str, tuple[float, float]]
 
     def as_markdown(self) -> str:
         """The sections."""
         return "\n".join(
             [
+                self._sources(),
                 self._families(),
                 self._devices(),
-                self._sources(),
                 self._transformers(),
                 self._operators(),
                 self._intervals(),
+                self.origins,
             ]
         )
 
+    def _figures(self, chosen: Chosen, *, alike: bool = True) -> tuple[float, ...]:
+        """Figures of some rows in the order of the header, without their number.
+
+        Args:
+            chosen: The rows, (n,).
+            alike: Whether systems weigh alike, or rows.
+        """
+        rows, widths = self.rows.take(chosen), self.half_widths[chosen]
+        weights = rows.weights if alike else np.full(len(widths), 1.0 / len(widths))
+        apart = np.abs(np.expm1(-rows.asked))
+        order = np.argsort(apart)
+        shares = np.cumsum(weights[order])
+        median, p90 = (apart[order][min(int(np.searchsorted(shares, q)), len(order) - 1)] for q in (0.5, 0.9))
+        return (
+            float(weights @ apart),
+            float(median),
+            float(p90),
+            float(weights @ np.expm1(-rows.asked)),
+            float(weights @ np.abs(np.expm1(-rows.informed))),
+            self._measured_mape(rows.system.tolist()),
+            float(weights @ (np.abs(rows.asked) <= widths)),
+            float(np.expm1(np.median(widths))),
+            float(weights @ log_interval_scores(rows.asked, widths)),
+        )
+
+    def _measured_mape(self, systems: list[str]) -> float:
+        """MAPE after five steps of one's own, systems alike; nan where no system has more steps than that."""
+        corrected = [self.few_shot[name].corrected[_MEASURED] for name in dict.fromkeys(systems)]
+        return float(np.mean([_mape(found) for found in corrected if len(found)] or [np.nan]))
+
+    def _row(self, name: str, chosen: Chosen, *, alike: bool = True) -> tuple[str, ...]:
+        *parts, score = self._figures(chosen, alike=alike)
+        cells = [f"{100 * value:.1f}" if np.isfinite(value) else "-" for value in parts[:6]]
+        cells[3] = f"{100 * parts[3]:+.1f}"
+        coverage, width = f"{100 * parts[6]:.0f} %", f"+{100 * parts[7]:.0f} %"
+        return (name, f"{int(chosen.sum()):,}", *cells, coverage, width, f"{score:.2f}")
+
+    def _study(self, study: str) -> Chosen:
+        found: Chosen = self.rows.study == study
+        return found
+
     def _families(self) -> str:
-        held = self.families
+        held, study = self.studies.families, self._study("families")
         layout = np.asarray([str(step.setup.layout) for step in held.steps])
-        rows = [_error_row("**forerun**, all rows", held)]
-        rows += [
-            _error_row(f"forerun, {name}", held.take(np.flatnonzero(layout == name)))
-            for name in np.unique(layout)
-        ]
-        rows += [_metrics_row(name, found["all"]) for name, found in self.baselines.items()]
-        worst = _worst_families(held)
+        is_layout = {name: np.zeros(len(study), dtype=bool) for name in np.unique(layout)}
+        # Rows of the families stand in the order of their folds, as ``judged_rows`` takes them.
+        order = np.argsort(held.fold, kind="stable")
+        for name, chosen in is_layout.items():
+            chosen[np.flatnonzero(study)] = layout[order] == name
+        rows = [self._row("**forerun**, all rows", study, alike=False)]
+        rows += [self._row(f"forerun, {name}", chosen, alike=False) for name, chosen in is_layout.items()]
+        simple = [(name, *error_cells(found["all"])) for name, found in self.baselines.items()]
         return (
             "## Families never seen, on a GPU that was\n\n"
             "`timm_train`, AMP on an RTX 3090; repeats differ by 1.6 %.\n\n"
-            + markdown_table(("predictor", "rows", "MAPE", "median", "p90"), rows)
-            + f"\nLargest errors: {worst}.\n"
+            + markdown_table(("", *_HEADER), rows)
+            + "\n"
+            + markdown_table(("simple predictor, informed", "rows", "MAPE", "median", "p90"), simple)
+            + f"\nLargest errors: {_worst_families(held)}.\n"
+        )
+
+    def _sources(self) -> str:
+        study = self._study("sources")
+        names = dict.fromkeys(self.rows.source[study].tolist())
+        rows = [self._row(name, study & (self.rows.source == name)) for name in names]
+        rows.append(self._row("**all systems**", study))
+        return (
+            "## Sources never seen, asked as users ask\n\n"
+            "*Default* is what a user must type: model, device, batch, precision, layout, phase, compiler. *Informed* "
+            "adds the release, the settings and the machine, *measured* five steps of one's own instead. Every row is "
+            "scored, systems (machine, release, phase) alike; MAPE, median, p90 and signed bias in per cent, the score "
+            "is that of the 90 % interval of the log time.\n\n"
+            + markdown_table(("source left out", *_HEADER), rows)
         )
 
     def _devices(self) -> str:
-        numbers = _MEASURED_STEPS
-        rows = []
-        for result in self.few_shot:
-            cells = [_percent_or_dash(result.corrected[k]) for k in numbers]
-            rows.append((result.device, str(result.num_rows), *cells))
-        rows += [
-            (f"**{name}**", "", *(f"**{100 * value:.1f}**" for value in values))
-            for name, values in self._device_means(numbers).items()
-        ]
-        return (
-            "## GPUs never seen: datasheet only, then after k measured steps\n\n"
-            "MAPE in per cent; measured steps are not counted.\n\n"
-            + markdown_table(("device, table, phase", "rows", *(f"k = {k}" for k in numbers)), rows)
-        )
-
-    def _device_means(self, numbers: Sequence[int]) -> dict[str, list[float]]:
-        """Mean of the systems' MAPEs after each number of measured steps."""
-
-        def is_training(name: str) -> bool:
-            return "torchvision train" in name
-
-        groups = {
-            "mean, torchvision training": [r for r in self.few_shot if is_training(r.device)],
-            "mean, torchvision training and timm inference": [
-                r for r in self.few_shot if is_training(r.device) or "timm_infer" in r.device
-            ],
-            _ALL_VISION: [
-                r for r in self.few_shot if "neusight" not in r.device and "lambda" not in r.device
-            ],
-        }
-        return {
-            name: [float(np.mean([_mape(r.corrected[k]) for r in results])) for k in numbers]
-            for name, results in groups.items()
-            if results
-        }
+        study = self._study("devices")
+        names = dict.fromkeys(self.rows.device[study].tolist())
+        rows = [self._row(name, study & (self.rows.device == name)) for name in names]
+        rows.append(self._row("**all systems**", study))
+        return "## GPUs never seen\n\n" + markdown_table(("device left out", *_HEADER), rows)
 
     def _transformers(self) -> str:
         published = {Phase.TRAIN: "7.9, 30.6, 25.7", Phase.INFERENCE: "9.9, 10.5, 27.1"}
@@ -129,7 +154,8 @@ class StepSections:
             held = self._transformer_rows(phase)
             if held is not None:
                 name = "training, forward + backward" if phase is Phase.TRAIN else "inference"
-                rows.append((*_error_row(name, held), figures))
+                metrics = errors(np.exp(held.log_predicted), np.exp(held.log_measured))
+                rows.append((name, *error_cells(metrics), figures))
         return (
             "## Transformers, the row's GPU never seen\n\n"
             "`neusight_e2e`, fp32; published: NeuSight, Habitat, roofline.\n\n"
@@ -139,7 +165,7 @@ class StepSections:
 
     def _transformer_rows(self, phase: Phase) -> HeldOut | None:
         parts = []
-        for held in self.devices.values():
+        for held in self.studies.devices.values():
             chosen = [
                 i
                 for i, step in enumerate(held.steps)
@@ -163,60 +189,61 @@ class StepSections:
         return f"\n{shares} (NeuSight 19.5 and 18.3 %).\n"
 
     def _intervals(self) -> str:
-        rows = [
-            (
-                _STUDIES[study],
-                str(check.num_groups),
-                f"{100 * check.coverage:.0f} %",
-                f"{100 * check.worst_coverage:.0f} %",
-                f"+{100 * check.median_half_width:.0f} %",
-            )
-            for study, check in sorted(self.coverage.items(), key=lambda item: list(_STUDIES).index(item[0]))
-        ]
-        sources = [
-            (source, f"{100 * share:.0f} %", f"+{100 * width:.0f} %")
-            for source, (share, width) in self.coverage["sources"].by_left_out.items()
-        ]
-        mean = float(np.mean([share for share, _ in self.coverage["sources"].by_left_out.values()]))
-        sources.append(("**mean**", f"**{100 * mean:.0f} %**", ""))
-        return (
-            "## 90 % intervals\n\nA group is one device, source and phase, or one fold of families.\n\n"
-            + markdown_table(
-                ("left out", "groups", "coverage", "worst group", "median upper half-width"), rows
-            )
-            + "\n"
-            + markdown_table(("source left out", "coverage", "median upper half-width"), sources)
+        titles = {"sources": "source left out", "devices": "device left out", "families": "families left out"}
+        rows = []
+        for study, title in titles.items():
+            chosen = self._study(study)
+            judged = self.rows.take(chosen)
+            for name, widths in (("", self.half_widths), (", one width for all", self.constant_widths)):
+                inside = np.abs(judged.asked) <= widths[chosen]
+                systems = [inside[judged.system == one] for one in np.unique(judged.system)]
+                shares = [float(found.mean()) for found in systems if len(found) >= _LARGE_SYSTEM]
+                score = judged.weights @ log_interval_scores(judged.asked, widths[chosen])
+                rows.append(
+                    (
+                        f"{title}{name}",
+                        str(len(systems)),
+                        f"{100 * float(judged.weights @ inside):.0f} %",
+                        f"{100 * min(shares):.0f} %" if shares else "-",
+                        f"+{100 * float(np.expm1(np.median(widths[chosen]))):.0f} %",
+                        f"{score:.2f}",
+                    )
+                )
+        header = (
+            "rows, asked as users ask",
+            "systems",
+            "coverage",
+            "worst system",
+            "median half-width",
+            "score",
         )
-
-    def _sources(self) -> str:
-        numbers = sorted(self.few_shot_sources[0].corrected)
-        means = {
-            source: [
-                float(np.mean([_mape(r.corrected[k]) for r in results if len(r.corrected[k])]))
-                for k in numbers
-            ]
-            for source, results in (
-                (source, [r for r in self.few_shot_sources if r.device.startswith(f"without {source}: ")])
-                for source in self.sources
+        after: dict[int, list[tuple[Floats, Floats]]] = {k: [] for k in (0, 1, 3, 5, 10)}
+        for found in self.few_shot.values():
+            for k, cells in after.items():
+                if len(found.corrected[k]):
+                    cells.append((found.corrected[k], found.deviation[k]))
+        steps = [
+            (
+                str(k),
+                f"{100 * float(np.mean([_mape(errors_) for errors_, _ in cells])):.1f} %",
+                f"{100 * float(np.mean([(np.abs(e) <= Z_90 * d).mean() for e, d in cells])):.0f} %",
+                f"+{100 * float(np.expm1(np.median([np.median(Z_90 * d) for _, d in cells]))):.0f} %",
             )
-        }
-        rows = [
-            (source, str(len(self.sources[source].steps)), *map(_percent, values))
-            for source, values in means.items()
+            for k, cells in after.items()
         ]
-        overall = np.mean(list(means.values()), axis=0)
-        rows.append(("**mean**", "", *(f"**{_percent(value)}**" for value in overall)))
         return (
-            "## Sources never seen\n\nMAPE in per cent, mean over groups of device and phase.\n\n"
-            + markdown_table(("source", "rows", *(f"k = {k}" for k in numbers)), rows)
+            "## 90 % intervals\n\n"
+            + markdown_table(header, rows)
+            + "\nAfter k steps of one's own, all systems of all studies:\n\n"
+            + markdown_table(("k", "MAPE", "coverage", "median half-width"), steps)
         )
 
     def _operators(self) -> str:
         rows = [
             (name, *_operator_cells(errors_))
             for name, errors_ in (
-                ("device known, a fifth of the rows left out", self.known_operators),
-                ("device left out of everything", self.other_operators),
+                ("device known, a fifth of the rows left out", self.studies.known_operators),
+                ("device left out of everything", self.studies.other_operators),
             )
         ]
         return (
@@ -226,26 +253,38 @@ class StepSections:
         )
 
     def summary_rows(self) -> list[tuple[str, str, str]]:
-        """Rows of the README's table."""
-        seen = errors(np.exp(self.families.log_predicted), np.exp(self.families.log_measured))
-        images = self._device_means([0, 5])[_ALL_VISION]
-        sources = self.coverage["sources"].by_left_out.values()
+        """Rows of the README's table, asked as users ask."""
+        families, devices, sources = (
+            self._figures(self._study(study), alike=study != "families")
+            for study in ("families", "devices", "sources")
+        )
+        judged = self.rows.take(self._study("sources"))
+        inside = np.abs(judged.asked) <= self.half_widths[self._study("sources")]
+        by_source = [
+            float(judged.weights[own] @ inside[own] / judged.weights[own].sum())
+            for own in (judged.source == name for name in np.unique(judged.source))
+        ]
         return [
             (
                 "step time, network family never seen",
-                f"MAPE {100 * seen.mape:.1f} %, median {100 * seen.median_ape:.1f} %",
+                f"MAPE {100 * families[0]:.1f} %, median {100 * families[1]:.1f} %",
                 "image networks in AMP on one RTX 3090; "
                 f"a dense network on totals has {100 * self.baselines['ann']['all'].mape:.0f} %",
             ),
             (
                 "step time, GPU never seen",
-                f"MAPE {100 * images[0]:.1f} %; {100 * images[1]:.1f} % after five measured steps",
-                f"image networks on NVIDIA GPUs; transformers {self._transformers_mape()}",
+                f"MAPE {100 * devices[0]:.1f} %; {100 * devices[5]:.1f} % after five measured steps",
+                f"NVIDIA GPUs; transformers {self._transformers_mape()}",
+            ),
+            (
+                "step time, source never seen",
+                f"MAPE {100 * sources[0]:.1f} %; {100 * sources[4]:.1f} % with release and machine known",
+                "systems alike",
             ),
             (
                 "90 % interval, source never seen",
-                f"covers {100 * float(np.mean([share for share, _ in sources])):.0f} %",
-                f"worst source {100 * min(share for share, _ in sources):.0f} %",
+                f"covers {100 * sources[6]:.0f} %",
+                f"worst source {100 * min(by_source):.0f} %",
             ),
         ]
 

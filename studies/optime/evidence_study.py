@@ -1,18 +1,24 @@
 """Widths of intervals: fitted on steps whose source, device or family was left out, checked by leaving out more.
 
-The costs minimise the pinball loss of the 90 % quantile of |log(measured / predicted)|, each group alike (a device as
-one source measured it in one phase, or a fold of families), pulled weakly to the defaults of ``LogWidths``. All are
-then multiplied by what lets nine groups of ten have 85 % of their rows inside, the group to come counted as one more
-that is never covered: what is common to a group is one draw, however many rows it has.
+Rows are asked as a user asks, with nothing but what must be typed. The costs minimise the mean score of the 90 %
+interval of log(measured / predicted), 2 h + 20 max(0, |e| - h), each system alike, pulled weakly to the defaults of
+``LogWidths``: what is common to a system is one draw, however many rows it has. The differences between systems are
+those of pairs of systems that ran the same network on the same device:
+
+    (90 % quantile of |r_i - r_j| / 1.645)^2 = 2 system^2 + doubling^2 doublings
+
+with non-negative squares, each pair of systems alike.
+
+Source: Gneiting and Raftery 2007, J. Am. Stat. Assoc. 102(477), equation 43 (the score).
 """
 
 from __future__ import annotations
 
 import datetime
+import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
-from math import ceil
 from typing import Any
 
 import numpy as np
@@ -21,6 +27,7 @@ from scipy import optimize
 
 from forerun.cost.time.correction import PriorScales
 from forerun.cost.time.evidence import (
+    Z_90,
     ErrorSpreads,
     Evidence,
     Kind,
@@ -34,29 +41,25 @@ from forerun.cost.time.evidence import (
 from forerun.cost.time.rows import DistinctOps
 from forerun.evidence.fitting.measured_steps import Measured
 from forerun.question.devices.device import Device
-from studies.optime.fit import source_of, table_of
-from studies.optime.studies import HeldOut, StepStudies
+from studies.optime.fit import source_of, system_of, table_of
+from studies.optime.studies import StepStudies
 
 __all__ = [
-    "CoverageCheck",
     "JudgedRows",
     "KnownNetwork",
-    "check_widths",
     "evidence_of",
+    "fit_spreads",
     "fit_widths",
     "judged_rows",
+    "judged_widths",
+    "log_interval_scores",
 ]
 
 Floats = npt.NDArray[np.float64]
 Names = npt.NDArray[np.str_]
 
-_MOST_ROWS = 60
-"""Rows of a group that are looked at: what is common to the group does not get surer by more of them."""
-
 _MOST_MIXES, _MIX_APART = 24, 0.08
-_SHARE_OF_ROWS, _SHARE_OF_GROUPS = 0.85, 0.9
 _TARGET, _PULL = 0.9, 1e-3
-_LARGE_GROUP = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,33 +163,27 @@ def _apart(mixes: Floats) -> Floats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedRows:
-    """Held-out steps with their differences from what was measured without them, n rows.
+    """Held-out steps with what the others know about them, n rows.
 
     Attributes:
-        left_out: What was left out: ``families``, a device or a source, (n,).
         study: ``families``, ``devices`` or ``sources``, (n,).
-        group: Device, table and phase under what was left out, or the fold, (n,).
+        left_out: What was left out: a fold of families, a device or a source, (n,).
+        system: Device, source, release, compiler and phase under what was left out, (n,).
         source: Who measured the step, (n,).
         device: Where, (n,).
-        errors: |log(measured / predicted)|, (n,).
-        spread: Standard deviation over the ensemble, (n,).
-        differences: Differences from each measured system, large where there is none, (n, systems, 8).
+        asked: log(measured / predicted) as a user asks, (n,).
+        informed: The same with release, settings and machine known, (n,).
+        covariates: What errors follow (``evidence.step_covariates``), (n, 2).
     """
 
-    left_out: Names
     study: Names
-    group: Names
+    left_out: Names
+    system: Names
     source: Names
     device: Names
-    errors: Floats
-    spread: Floats
-    differences: npt.NDArray[np.float32]
-
-    def half_widths(self, widths: LogWidths) -> Floats:
-        """Half-widths of the log times, (n,)."""
-        costs = (self.differences @ widths.of_differences.astype(np.float32)).min(axis=1)
-        found: Floats = widths.base + costs + widths.spread * self.spread
-        return found
+    asked: Floats
+    informed: Floats
+    covariates: Floats
 
     def take(self, chosen: npt.NDArray[np.bool_]) -> JudgedRows:
         """Some of the rows."""
@@ -194,154 +191,119 @@ class JudgedRows:
 
     @property
     def weights(self) -> Floats:
-        """Weights of the rows, each group alike; they add up to one, (n,)."""
-        _, index, sizes = np.unique(self.group, return_inverse=True, return_counts=True)
+        """Weights of the rows, each system alike; they add up to one, (n,)."""
+        _, index, sizes = np.unique(self.system, return_inverse=True, return_counts=True)
         found: Floats = 1.0 / sizes[index] / len(sizes)
         return found
 
 
-def judged_rows(
-    studies: StepStudies, steps: Sequence[Measured], others: Sequence[KnownNetwork] = ()
-) -> JudgedRows:
-    """The held-out steps of all studies, at most sixty of a group.
-
-    Args:
-        studies: What was predicted without what.
-        steps: All steps, of which the studies left some out.
-        others: Networks beside them, of sources that no study leaves out.
-    """
-    parts: list[tuple[str, str, HeldOut, list[Measured]]] = []
-    for fold in np.unique(studies.families.fold):
-        held = studies.families.take(np.flatnonzero(studies.families.fold == fold))
-        families = {step.record.family for step in held.steps}
-        rest = [step for step in steps if step.record.family not in families]
-        parts.append(("families", f"fold {fold}", held, rest))
-    for name, held in studies.devices.items():
-        parts.append(("devices", name, held, [step for step in steps if step.device.name != name]))
-    for name, held in studies.sources.items():
-        parts.append(("sources", name, held, [step for step in steps if source_of(step) != name]))
-    random = np.random.default_rng(0)
-    columns: dict[str, list[str]] = {name: [] for name in ("left_out", "study", "group", "source", "device")}
-    errors, spread, differences = [], [], []
-    for study, name, whole, rest in parts:
-        evidence = evidence_of(rest, others=[one for one in others if one.device.name != name])
-        groups = np.asarray(
-            [f"{step.device.name}, {table_of(step)} {step.record.phase}" for step in whole.steps]
-        )
-        for group in dict.fromkeys(groups.tolist()):
-            rows = np.flatnonzero(groups == group)
-            if len(rows) > _MOST_ROWS:
-                rows = np.sort(random.choice(rows, _MOST_ROWS, replace=False))
-            for row in rows:
-                step = whole.steps[int(row)]
-                columns["left_out"].append(name)
-                columns["study"].append(study)
-                columns["group"].append(f"without {name}: {group}")
-                columns["source"].append(source_of(step))
-                columns["device"].append(step.device.name)
-                differences.append(evidence.differences(step.point, _mix_of(step)))
-            errors.append(np.abs(whole.residuals[rows]))
-            spread.append(whole.spread[rows])
-    # Fits that left systems out have fewer: the missing ones are infinitely far.
-    padded = np.full((len(differences), max(map(len, differences)), differences[0].shape[1]), 1e3, np.float32)
-    for own, found in zip(padded, differences, strict=True):
-        own[: len(found)] = found
-    return JudgedRows(
-        errors=np.concatenate(errors),
-        spread=np.concatenate(spread),
-        differences=padded,
-        **{name: np.asarray(values) for name, values in columns.items()},
-    )
+def judged_rows(studies: StepStudies) -> JudgedRows:
+    """All held-out steps of all studies."""
+    folds = {
+        f"fold {fold}": studies.families.take(np.flatnonzero(studies.families.fold == fold))
+        for fold in np.unique(studies.families.fold)
+    }
+    groups = {"families": folds, "devices": studies.devices, "sources": studies.sources}
+    parts = [(study, name, held) for study, found in groups.items() for name, held in found.items()]
+    columns: dict[str, list[Any]] = {field.name: [] for field in fields(JudgedRows)}
+    for study, name, held in parts:
+        for step in held.steps:
+            without = study if study == "families" else name
+            columns["system"].append(f"without {without}: {system_of(step)}")
+            columns["source"].append(source_of(step))
+            columns["device"].append(step.device.name)
+        columns["covariates"] += held.covariates.tolist()
+        columns["study"] += [study] * len(held.steps)
+        columns["left_out"] += [name] * len(held.steps)
+        columns["asked"] += held.as_asked().residuals.tolist()
+        columns["informed"] += held.residuals.tolist()
+    return JudgedRows(**{name: np.asarray(values) for name, values in columns.items()})
 
 
-def fit_widths(rows: JudgedRows) -> LogWidths:
-    """Costs of differences, by the rows."""
-    start = np.log([getattr(LogWidths(), field.name) for field in fields(LogWidths)])
+def log_interval_scores(errors: Floats, half_widths: Floats) -> Floats:
+    """Score of each 90 % interval of a log time, 2 h + 20 max(0, |e| - h), (n,); less is better."""
+    found: Floats = 2.0 * half_widths + 20.0 * np.maximum(np.abs(errors) - half_widths, 0.0)
+    return found
+
+
+def fit_widths(rows: JudgedRows, spreads: ErrorSpreads) -> LogWidths:
+    """Costs of the covariates with the least mean score, no cost below zero."""
+    first = LogWidths()
+    start = np.asarray([first.base, *np.sqrt([first.learned, first.spread])])
     weights = rows.weights
 
-    def loss(logs: Floats) -> float:
-        beyond = rows.errors - rows.half_widths(_widths(logs))
-        pinball = np.where(beyond > 0, _TARGET * beyond, (_TARGET - 1) * beyond)
-        return float((weights * pinball).sum() + _PULL * ((logs - start) ** 2).sum())
+    def loss(values: Floats) -> float:
+        widths = np.hypot(Z_90 * spreads.system, _widths(values).half_widths(rows.covariates))
+        scores = log_interval_scores(rows.asked, widths)
+        return float(weights @ scores + _PULL * ((values - start) ** 2).sum())
 
-    options: Any = {"maxiter": 4, "xtol": 0.03, "ftol": 1e-4}
-    found = np.asarray(optimize.minimize(loss, start, method="Powell", options=options).x)
-    factor = _common_factor(rows, _widths(found))
-    return _widths(found + np.log(factor))
+    options: Any = {"maxiter": 6, "xtol": 0.02, "ftol": 1e-5}
+    return _widths(np.asarray(optimize.minimize(loss, start, method="Powell", options=options).x))
 
 
-def _widths(logs: Floats) -> LogWidths:
-    return LogWidths(
-        **{field.name: float(value) for field, value in zip(fields(LogWidths), np.exp(logs), strict=True)}
-    )
+def _widths(values: Floats) -> LogWidths:
+    names = [field.name for field in fields(LogWidths)]
+    return LogWidths(**dict(zip(names, [float(values[0]), *(values[1:] ** 2).tolist()], strict=True)))
 
 
-def _common_factor(rows: JudgedRows, widths: LogWidths) -> float:
-    """Factor of all widths that lets nine groups of ten have 85 % of their rows inside."""
-    scores = rows.errors / rows.half_widths(widths)
-    own = sorted(
-        float(np.quantile(scores[rows.group == group], _SHARE_OF_ROWS)) for group in np.unique(rows.group)
-    )
-    return own[min(ceil((len(own) + 1) * _SHARE_OF_GROUPS), len(own)) - 1]
+def fit_spreads(
+    steps: Sequence[Measured], residuals: Floats, after_five: Iterable[Floats] = ()
+) -> ErrorSpreads:
+    """Differences between systems, of pairs that ran one network on one device in the same circumstances.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CoverageCheck:
-    """Coverage of 90 % intervals on groups that their costs have not seen.
-
-    Attributes:
-        num_groups: Number of groups.
-        coverage: Share of rows inside, each group alike.
-        worst_coverage: That of the worst group of twenty rows or more, of all groups if there is none.
-        worst_group: Its name.
-        median_half_width: Median over the groups of exp(half-width) - 1, the upper half-width as a share of the value.
-        by_left_out: Coverage of what was left out, its groups alike, and the median half-width there.
+    Args:
+        steps: Measured steps.
+        residuals: log(measured / predicted) of each by one cost model, (n,).
+        after_five: log(measured / predicted) of held-out systems after five measured steps; systems weigh alike.
     """
+    alike: dict[tuple[object, ...], list[int]] = {}
+    for index, step in enumerate(steps):
+        setup, record = step.setup, step.record
+        network = (record.model.partition(":")[2], record.image_size, step.run.model.sequence_length)
+        form = (setup.precision.is_half or setup.precision, setup.layout, setup.compile, setup.phase)
+        alike.setdefault((step.device.name, *network, *form), []).append(index)
+    pairs: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for rows in alike.values():
+        for one, other in itertools.combinations(rows, 2):
+            first, second = steps[one], steps[other]
+            names = sorted((system_of(first), system_of(second)))
+            if names[0] == names[1]:
+                continue
+            ratio = first.setup.batch_size_per_device / second.setup.batch_size_per_device
+            apart = abs(float(residuals[one] - residuals[other]))
+            pairs.setdefault((names[0], names[1]), []).append((apart, abs(float(np.log2(ratio)))))
+    columns, squares = [], []
+    for found in pairs.values():
+        apart, doublings = np.asarray(found).T
+        columns.append([2.0, doublings.mean()])
+        squares.append((np.quantile(apart, _TARGET) / Z_90) ** 2)
+    solved, _ = optimize.nnls(np.asarray(columns), np.asarray(squares))
+    system, doubling = np.sqrt(solved).tolist()
+    left = [np.quantile(np.abs(found), np.linspace(0.0, 1.0, 101)) for found in after_five if len(found)]
+    after = float(np.quantile(left, _TARGET)) / Z_90 if left else shipped_evidence().spreads.after_steps
+    return ErrorSpreads(system=system, doubling=doubling, after_steps=after)
 
-    num_groups: int
-    coverage: float
-    worst_coverage: float
-    worst_group: str
-    median_half_width: float
-    by_left_out: Mapping[str, tuple[float, float]]
 
-
-def check_widths(rows: JudgedRows) -> dict[str, CoverageCheck]:
-    """Coverage by study, each row by costs fitted without any row of its source, or of its device.
+def judged_widths(rows: JudgedRows, spreads: ErrorSpreads, constant: bool = False) -> Floats:
+    """Half-widths of log times by costs that have not seen the row's source, or its device, (n,).
 
     Rows of devices that were left out are judged by costs without that device, all others by costs without the source.
+
+    Args:
+        rows: The rows.
+        spreads: Differences between systems.
+        constant: Whether all rows get one width, that of the least score.
     """
-    widths = np.empty(len(rows.errors))
+    widths = np.empty(len(rows.asked))
     is_device = rows.study == "devices"
     for column, chosen in ((rows.source, ~is_device), (rows.device, is_device)):
         for name in np.unique(column[chosen]):
-            own = (column == name) & chosen
-            widths[own] = rows.take(own).half_widths(fit_widths(rows.take(column != name)))
-    return {
-        study: _check(rows.take(rows.study == study), widths[rows.study == study])
-        for study in dict.fromkeys(rows.study.tolist())
-    }
-
-
-def _check(rows: JudgedRows, widths: Floats) -> CoverageCheck:
-    inside = rows.errors <= widths
-    groups = {name: np.flatnonzero(rows.group == name) for name in dict.fromkeys(rows.group.tolist())}
-    shares = {name: float(inside[own].mean()) for name, own in groups.items()}
-    half = {name: float(np.expm1(np.median(widths[own]))) for name, own in groups.items()}
-    large = [name for name, own in groups.items() if len(own) >= _LARGE_GROUP] or list(groups)
-    worst = min(large, key=lambda name: shares[name])
-    left_out = {name: str(rows.left_out[own[0]]) for name, own in groups.items()}
-    return CoverageCheck(
-        num_groups=len(groups),
-        coverage=float(np.mean(list(shares.values()))),
-        worst_coverage=shares[worst],
-        worst_group=worst,
-        median_half_width=float(np.median(list(half.values()))),
-        by_left_out={
-            title: (
-                float(np.mean([shares[name] for name in groups if left_out[name] == title])),
-                float(np.median([half[name] for name in groups if left_out[name] == title])),
-            )
-            for title in dict.fromkeys(left_out.values())
-        },
-    )
+            own, rest = (column == name) & chosen, rows.take(column != name)
+            if constant:
+                order = np.argsort(np.abs(rest.asked))
+                shares = np.cumsum(rest.weights[order])
+                widths[own] = np.abs(rest.asked)[order][np.searchsorted(shares, _TARGET)]
+            else:
+                found = fit_widths(rest, spreads).half_widths(rows.covariates[own])
+                widths[own] = np.hypot(Z_90 * spreads.system, found)
+    return widths

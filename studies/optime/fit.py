@@ -28,6 +28,7 @@ __all__ = [
     "fit_ensemble",
     "sampling_weights",
     "source_of",
+    "system_of",
 ]
 
 TABLE_SHARES = {
@@ -67,6 +68,14 @@ def source_of(measured: Measured) -> str:
     if table != "gpu_benchmarks/torchvision":
         return table
     return f"torchvision by {measured.record.row_id.partition('/')[0]}"
+
+
+def system_of(measured: Measured) -> str:
+    """The machine of a step with its software: device, source, release, compiler and phase."""
+    record = measured.record
+    compiler = "compiled" if record.compile else "eager"
+    words = (f"{measured.device.name}, {source_of(measured)}", record.framework_version or "", compiler)
+    return " ".join((*words, str(record.phase)))
 
 
 def sampling_weights(steps: Sequence[Measured]) -> np.ndarray:

@@ -7,14 +7,14 @@ one row per tested measurement, so that any error figure can be computed, and pr
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from forerun.cost.time.correction import PriorScales, sensitivities, with_circumstances
-from forerun.cost.time.step_times import step_times
+from forerun.cost.time.evidence import operation_mix, step_covariates
+from forerun.cost.time.step_times import StepTimes, step_times
 from forerun.cost.time.weights import CostModel
 from forerun.evidence.fitting.evaluation import family_folds
 from forerun.evidence.fitting.measured_steps import Measured
@@ -32,7 +32,7 @@ from studies.tables.operators import OperatorTable
 
 __all__ = [
     "Corpus",
-    "DeviceResult",
+    "FewSteps",
     "HeldOut",
     "OperatorError",
     "StepStudies",
@@ -52,8 +52,9 @@ class HeldOut:
 
     Attributes:
         steps: The measurements.
-        log_predicted: Log of the predicted step time, mean of the ensemble, (n,).
-        spread: Standard deviation over the ensemble, (n,).
+        log_predicted: Log of the predicted step time with release, settings and machine known, (n,).
+        log_asked: The same as a user asks, who types what must be typed and nothing else, (n,).
+        covariates: What the prediction as asked says about its own error (``evidence.step_covariates``), (n, 2).
         fold: Split each row was tested in, (n,).
         sensitivities: Rows of the calibration's J, (n, c).
         forward_share: Share of the kernels' time that lies in the forward pass, (n,).
@@ -61,7 +62,8 @@ class HeldOut:
 
     steps: tuple[Measured, ...]
     log_predicted: Floats
-    spread: Floats
+    log_asked: Floats
+    covariates: Floats
     fold: npt.NDArray[np.int64]
     sensitivities: Floats
     forward_share: Floats
@@ -76,55 +78,65 @@ class HeldOut:
         """log(measured / predicted), (n,)."""
         return self.log_measured - self.log_predicted
 
+    def as_asked(self) -> HeldOut:
+        """The same rows, predicted as a user asks."""
+        return replace(self, log_predicted=self.log_asked)
+
     def take(self, rows: npt.NDArray[np.int64]) -> HeldOut:
         """The rows with these indices."""
-        return HeldOut(
-            steps=tuple(self.steps[int(i)] for i in rows),
-            log_predicted=self.log_predicted[rows],
-            spread=self.spread[rows],
-            fold=self.fold[rows],
-            sensitivities=self.sensitivities[rows],
-            forward_share=self.forward_share[rows],
-        )
+        arrays = {name: getattr(self, name)[rows] for name in _COLUMNS}
+        return HeldOut(steps=tuple(self.steps[int(i)] for i in rows), **arrays)
+
+
+_COLUMNS = tuple(field.name for field in fields(HeldOut) if field.name != "steps")
 
 
 def predict_with(
-    weights: CostModel, steps: Sequence[Measured], folds: npt.NDArray[np.int64] | None = None
+    weights: CostModel,
+    steps: Sequence[Measured],
+    asked: Sequence[Measured] | None = None,
+    folds: npt.NDArray[np.int64] | None = None,
 ) -> HeldOut:
-    """Predictions of steps by a model that was fitted without them, with the offsets that a user gets."""
-    logs, spreads, shares, rows = np.empty(len(steps)), np.empty(len(steps)), np.empty(len(steps)), []
-    for index, step in enumerate(steps):
-        offsets = weights.offsets_of_point(step.point)[:, None]
-        times = step_times(step.ops, [step.point], weights, offsets, with_kernels=True)
-        logs[index], spreads[index] = np.log(times.step_s[0]), times.spread[0]
+    """Predictions of steps by a model that was fitted without them, with the offsets that a user gets.
+
+    Args:
+        weights: The model.
+        steps: The steps.
+        asked: The same steps as a user asks for them; those of ``steps`` unless given.
+        folds: Split of each.
+    """
+    logs, shares = np.empty(len(steps)), np.empty(len(steps))
+    log_asked, own, rows = np.empty(len(steps)), np.empty((len(steps), 2)), []
+    for index, (step, question) in enumerate(zip(steps, asked or steps, strict=True)):
+        times = _times(weights, step)
+        logs[index] = np.log(times.step_s[0])
         rows.append(sensitivities(step.ops, times)[0])
         assert times.kernel_s is not None
         is_forward = step.ops.step_part == StepPart.FORWARD
         shares[index] = times.kernel_s[0, is_forward].sum() / times.kernel_s[0].sum()
+        times = times if question is step else _times(weights, question)
+        log_asked[index] = np.log(times.step_s[0])
+        own[index] = step_covariates(operation_mix(question.ops), times.spread)[0]
     return HeldOut(
         steps=tuple(steps),
         log_predicted=logs,
-        spread=spreads,
+        log_asked=log_asked,
+        covariates=own,
         fold=np.zeros(len(steps), dtype=np.int64) if folds is None else folds,
         sensitivities=np.asarray(rows),
         forward_share=shares,
     )
 
 
+def _times(weights: CostModel, step: Measured) -> StepTimes:
+    offsets = weights.offsets_of_point(step.point)[:, None]
+    return step_times(step.ops, [step.point], weights, offsets, with_kernels=True)
+
+
 def joined(parts: Sequence[HeldOut]) -> HeldOut:
     """Several results as one."""
-
-    def column(name: str) -> npt.NDArray[Any]:
-        return np.concatenate([getattr(part, name) for part in parts])
-
-    return HeldOut(
-        steps=tuple(step for part in parts for step in part.steps),
-        log_predicted=column("log_predicted"),
-        spread=column("spread"),
-        fold=column("fold"),
-        sensitivities=column("sensitivities"),
-        forward_share=column("forward_share"),
-    )
+    arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS}
+    return HeldOut(steps=tuple(step for part in parts for step in part.steps), **arrays)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,18 +169,30 @@ class Corpus:
 
     Attributes:
         steps: Measured whole steps.
+        asked: The same steps as a user asks for them.
         operators: Tables of operators timed alone.
         encoded: The steps, then the operators.
     """
 
     steps: tuple[Measured, ...]
+    asked: tuple[Measured, ...]
     operators: tuple[OperatorTable, ...]
     encoded: EncodedSamples
 
     @classmethod
-    def of(cls, steps: Sequence[Measured], operators: Sequence[OperatorTable] = ()) -> Corpus:
+    def of(
+        cls,
+        steps: Sequence[Measured],
+        asked: Sequence[Measured] = (),
+        operators: Sequence[OperatorTable] = (),
+    ) -> Corpus:
         """Encodes the samples."""
-        return cls(steps=tuple(steps), operators=tuple(operators), encoded=encode(steps, operators))
+        return cls(
+            steps=tuple(steps),
+            asked=tuple(asked or steps),
+            operators=tuple(operators),
+            encoded=encode(steps, operators),
+        )
 
     def fitted_without(
         self,
@@ -219,7 +243,8 @@ class Corpus:
 
     def predicted_by(self, weights: CostModel, chosen: npt.NDArray[np.int64], fold: int = 0) -> HeldOut:
         """Predictions of some of the steps."""
-        return predict_with(weights, [self.steps[int(i)] for i in chosen], np.full(len(chosen), fold))
+        steps, asked = ([rows[int(i)] for i in chosen] for rows in (self.steps, self.asked))
+        return predict_with(weights, steps, asked, np.full(len(chosen), fold))
 
 
 def family_study(
@@ -272,29 +297,29 @@ class StepStudies:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceResult:
-    """Errors on a device that the fit did not see, with k measured steps.
+class FewSteps:
+    """Errors on a system that the fit did not see, after k measured steps.
 
     Attributes:
-        device: The device.
-        num_rows: Its steps.
         corrected: For each k, log(measured / predicted) of the steps that were not measured, of all draws.
         deviation: For each k, the posterior standard deviation of those.
     """
 
-    device: str
-    num_rows: int
     corrected: dict[int, Floats]
     deviation: dict[int, Floats]
 
 
 def device_study(
-    corpus: Corpus, device: str, settings: Sequence[FitSettings]
-) -> tuple[HeldOut, tuple[OperatorError, ...]]:
-    """A device's steps and operators predicted by a fit without any row of it, in any table."""
-    is_own = np.asarray([step.device.name == device for step in corpus.steps])
-    fit = corpus.fitted_without(is_own, settings, corpus.operator_devices() == device)
-    return corpus.predicted_by(fit.weights, np.flatnonzero(is_own)), fit.operators
+    corpus: Corpus, devices: Sequence[str], settings: Sequence[FitSettings]
+) -> tuple[dict[str, HeldOut], tuple[OperatorError, ...]]:
+    """Steps and operators of some devices predicted by a fit without any row of them, in any table."""
+    names = np.asarray([step.device.name for step in corpus.steps])
+    fit = corpus.fitted_without(
+        np.isin(names, devices), settings, np.isin(corpus.operator_devices(), devices)
+    )
+    return {
+        device: corpus.predicted_by(fit.weights, np.flatnonzero(names == device)) for device in devices
+    }, fit.operators
 
 
 def source_study(corpus: Corpus, source: str, settings: Sequence[FitSettings]) -> HeldOut:
@@ -310,33 +335,32 @@ def few_shot(
     num_steps: Sequence[int] = (0, 1, 3, 5, 10),
     num_candidates: int = 60,
     num_draws: int = 5,
-) -> list[DeviceResult]:
+) -> dict[str, FewSteps]:
     """Errors after k chosen steps were measured; prior scales from the groups that are no kin.
 
     The candidates are drawn some times: what one draw gives may hang on a single step far from the others.
 
     Args:
-        held_out: Held-out steps by group.
-        prior: Groups that make the prior, unless they are kin.
-        kin: Device or source of a step: groups with the same one are kin.
+        held_out: Held-out steps by system.
+        prior: Systems that make the prior, unless they are kin.
+        kin: What a step's system shares with others, such as its source: systems with the same one are kin.
         num_steps: Numbers of measured steps.
-        num_candidates: Steps of a group among which those to measure are chosen.
+        num_candidates: Steps of a system among which those to measure are chosen.
         num_draws: Draws of candidates.
     """
     random = np.random.default_rng(0)
-    families = {name: kin(held.steps[0]) for name, held in prior.items()}
-    samples = {name: _sample(held, random, _PRIOR_ROWS) for name, held in prior.items()}
-    known = {
-        name: (_rows(held)[samples[name]], held.residuals[samples[name]]) for name, held in prior.items()
-    }
+    large = {name: held for name, held in prior.items() if len(held.steps) >= _FEWEST_PRIOR_ROWS}
+    families = {name: kin(held.steps[0]) for name, held in large.items()}
+    samples = {name: held.take(_sample(held, random, _PRIOR_ROWS)) for name, held in large.items()}
+    known = {name: (_rows(held), held.residuals) for name, held in samples.items()}
     scales: dict[str, PriorScales] = {}
-    results = []
+    results = {}
     for name, held in held_out.items():
         own = kin(held.steps[0])
         if own not in scales:
             others = [group for other, group in known.items() if families[other] != own]
             scales[own] = fit_scales(others or list(known.values()))
-        rows = _rows(held)
+        rows, residuals = _rows(held), held.residuals
         corrected: dict[int, Floats] = {k: np.empty(0) for k in num_steps}
         deviation: dict[int, Floats] = {k: np.empty(0) for k in num_steps}
         for _ in range(num_draws):
@@ -344,14 +368,12 @@ def few_shot(
             order = information_order(rows[candidates], np.ones(len(candidates)), scales[own])
             measured = [int(candidates[i]) for i in order[: max(num_steps)]]
             for k in num_steps:
-                known_steps = _unless_refused(rows, measured[:k], held.residuals, scales[own])
-                posterior = condition(rows, known_steps, held.residuals[known_steps], scales[own])
+                known_steps = _unless_refused(rows, measured[:k], residuals, scales[own])
+                posterior = condition(rows, known_steps, residuals[known_steps], scales[own])
                 rest = np.setdiff1d(np.arange(len(held.steps)), measured[:k])
-                corrected[k] = np.append(corrected[k], (held.residuals - posterior.mean)[rest])
+                corrected[k] = np.append(corrected[k], (residuals - posterior.mean)[rest])
                 deviation[k] = np.append(deviation[k], posterior.deviation[rest])
-        results.append(
-            DeviceResult(device=name, num_rows=len(held.steps), corrected=corrected, deviation=deviation)
-        )
+        results[name] = FewSteps(corrected=corrected, deviation=deviation)
     return results
 
 
@@ -368,7 +390,7 @@ def _unless_refused(rows: Floats, measured: list[int], residuals: Floats, scales
     return [] if np.abs(np.expm1(-after)).mean() > np.abs(np.expm1(-before)).mean() else measured
 
 
-_PRIOR_ROWS = 40
+_PRIOR_ROWS, _FEWEST_PRIOR_ROWS = 24, 5
 
 
 def _rows(held: HeldOut) -> Floats:
@@ -383,5 +405,5 @@ def _sample(held: HeldOut, random: np.random.Generator, limit: int) -> npt.NDArr
 def overall_scales(held_out: dict[str, HeldOut]) -> PriorScales:
     """Prior scales from all held-out groups, for devices nobody here has measured."""
     random = np.random.default_rng(0)
-    chosen = {name: _sample(held, random, _PRIOR_ROWS) for name, held in held_out.items()}
-    return fit_scales([(_rows(h)[chosen[n]], h.residuals[chosen[n]]) for n, h in held_out.items()])
+    chosen = [held.take(_sample(held, random, _PRIOR_ROWS)) for held in held_out.values()]
+    return fit_scales([(_rows(held), held.residuals) for held in chosen])

@@ -61,7 +61,7 @@ __all__ = [
 ]
 
 _DATA = Path(__file__).parent / "data"
-_GRID_MODELS = ("op", "ann", "linear", "boosting")
+_GRID_MODELS = ("op", "grey-box", "ann", "linear", "boosting")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

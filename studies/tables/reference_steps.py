@@ -13,7 +13,7 @@ from forerun.base.errors import ForerunError, RecordError
 from forerun.evidence.fitting.measured_steps import Measured, SkippedModel, measured_steps
 from forerun.evidence.records.step_record import StepRecord
 from forerun.question.model import ModelRequest
-from forerun.question.setup import Layout, Precision, TrainingSetup
+from forerun.question.setup import Layout, OptimizerImplementation, Precision, TrainingSetup
 from forerun.tracing.trace import trace
 from studies.tables.gpu_benchmarks import read_lambda_resnet50, read_torchvision
 from studies.tables.timm import FOLDER_VARIABLE, read_timm_infer, read_timm_train, reference_folder
@@ -26,9 +26,10 @@ Job = tuple[StepRecord, ModelRequest]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceSteps:
-    """Measured steps of the public tables that could be traced, and the models that could not."""
+    """Measured steps of the public tables, the same as users ask for them, and models that could not be traced."""
 
     steps: tuple[Measured, ...]
+    asked: tuple[Measured, ...]
     skipped: tuple[SkippedModel, ...]
 
 
@@ -58,12 +59,31 @@ def read_reference_steps(
         quick: Whether to leave out the largest tables.
     """
     jobs = _jobs(folder, quick)
+    questions = [(as_asked(record), request) for record, request in jobs]
     distinct = [
-        (request, replace(record.training_setup(), batch_size_per_device=1)) for record, request in jobs
+        (request, replace(record.training_setup(), batch_size_per_device=1))
+        for record, request in [*jobs, *questions]
     ]
     trace_all(distinct, report=report)
     steps, skipped = measured_steps([record for record, _ in jobs], [request for _, request in jobs])
-    return ReferenceSteps(steps=tuple(steps), skipped=tuple(skipped))
+    asked, _ = measured_steps([record for record, _ in questions], [request for _, request in questions])
+    answered = {(step.record.source, step.record.row_id): step for step in asked}
+    return ReferenceSteps(
+        steps=tuple(steps),
+        asked=tuple(answered.get((step.record.source, step.record.row_id), step) for step in steps),
+        skipped=tuple(skipped),
+    )
+
+
+def as_asked(record: StepRecord) -> StepRecord:
+    """A record as a user would ask for it, who types model, device, batch, precision, layout, phase and compiler."""
+    return replace(
+        record,
+        framework_version="",
+        optimizer_implementation=OptimizerImplementation.FOREACH,
+        fused_attention=True,
+        autocast_backward=False,
+    )
 
 
 def _jobs(folder: Path, quick: bool) -> list[Job]:

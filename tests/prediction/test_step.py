@@ -137,7 +137,7 @@ def width(device, weights=WEIGHTS, **options):
     return np.log(step.step_s.high / step.step_s.value)
 
 
-def test_less_known_devices_have_wider_intervals():
+def test_no_less_known_device_has_a_narrower_interval():
     known = find_device("rtx-3090")
     widths = [
         width(device, no_spread(), precision="amp")
@@ -147,7 +147,7 @@ def test_less_known_devices_have_wider_intervals():
             replace(known, name="rtx-3091", architecture="cdna1", vendor="amd"),
         )
     ]
-    assert widths == sorted(widths)
+    assert widths[0] <= min(widths[1:])
     assert len(set(widths)) == len(widths)
 
 

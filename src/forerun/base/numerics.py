@@ -17,6 +17,7 @@ __all__ = [
     "LinearFit",
     "fit_relative",
     "monotone_cubic",
+    "nonnegative_coefficients",
     "refuse_times",
     "refuse_unidentifiable",
     "relative_coefficients",
@@ -78,12 +79,16 @@ def relative_coefficients(columns: Floats, times_s: Floats) -> Floats:
 
     Source: Lawson and Hanson 1974, Solving Least Squares Problems, chapter 23.
     """
+    return nonnegative_coefficients(columns / times_s[:, None], np.ones(len(times_s)))
+
+
+def nonnegative_coefficients(rows: Floats, wanted: Floats) -> Floats:
+    """Theta >= 0 that minimises |X theta - y|^2, (k,); columns are scaled as for ``relative_coefficients``."""
     from scipy.optimize import nnls
 
-    weighted = columns / times_s[:, None]
-    scale = np.abs(weighted).max(axis=0)
+    scale = np.abs(rows).max(axis=0)
     scale[scale == 0] = 1.0
-    theta: Floats = nnls(weighted / scale, np.ones(len(times_s)))[0] / scale
+    theta: Floats = nnls(rows / scale, wanted)[0] / scale
     return theta
 
 

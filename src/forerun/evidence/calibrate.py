@@ -173,7 +173,7 @@ def calibrate(
         models=_left_out(result),
         duration_s=time.monotonic() - began_s,
         step_cost_s=result.weights.step_cost_s,
-        notes=(*notes, *([load_note] if load_note else [])),
+        notes=(*notes, *result.refused, *([load_note] if load_note else [])),
     )
 
 

@@ -231,7 +231,7 @@ def fit_regressor(
     Args:
         records: Stores (a file or an SQLAlchemy URL), tables of forerun (``.csv``, ``.parquet``), files with the
             columns of the CNN grid (these need ``device``), or for ``layers`` a public layer table.
-        kind: ``ann``, ``linear``, ``boosting``, ``op`` or ``layers``.
+        kind: ``ann``, ``grey-box``, ``linear``, ``boosting``, ``op`` or ``layers``.
         device: Device that the records were measured on, if not the one they name.
         hidden_sizes: Units of the hidden layers of a network.
         loss: ``mse`` or ``mae``, on the logarithm of the time.

@@ -11,7 +11,13 @@ import numpy.typing as npt
 
 from forerun.base.kept import Kept
 from forerun.cost.time.correction import REPEAT_NOISE
-from forerun.cost.time.evidence import ORDER_OF_MAGNITUDE, operation_mix, shipped_evidence
+from forerun.cost.time.evidence import (
+    ORDER_OF_MAGNITUDE,
+    Z_90,
+    operation_mix,
+    shipped_evidence,
+    step_covariates,
+)
 from forerun.cost.time.features import NEWEST_ERA, Point, least_times_s, software_era
 from forerun.cost.time.large_kernels import CONVOLUTIONS
 from forerun.cost.time.rows import DistinctOps, distinct_ops
@@ -68,7 +74,6 @@ _PART_NAMES = {
 _OTHER_PART = "element-wise and reductions"
 HOST_PART = "waiting for the host"
 """Part of a breakdown in which the device has nothing to do."""
-_Z_90 = 1.645
 _TRANSFER_PART = "weights and states on the host"
 _TRANSFER_BOUND = "offload"
 
@@ -178,7 +183,7 @@ def widened(step_s: float, own: Interval, log_spread: float, least_s: float) -> 
         log_spread: Standard deviation of the logarithm of the ratio of the two.
         least_s: Time that no such step undercuts [s].
     """
-    width = np.hypot(np.log(own.high / own.value), _Z_90 * log_spread)
+    width = np.hypot(np.log(own.high / own.value), Z_90 * log_spread)
     value, low, high = interval_ends_s(np.asarray(step_s), width, np.asarray(least_s)).tolist()
     return Interval(value, low, high)
 
@@ -220,28 +225,24 @@ def tier_of(model: PreparedModel, device: Device, setup: TrainingSetup, weights:
 
 
 def half_widths(
-    weights: CostModel, ops: DistinctOps, points: Sequence[Point], tiers: Sequence[Provenance], spread: Floats
+    weights: CostModel,
+    ops: DistinctOps,
+    points: Sequence[Point],
+    tiers: Sequence[Provenance],
+    times: StepTimes,
 ) -> Floats:
     """Half-widths of the 90 % intervals of the log step times of one model at p points, (p,).
 
     A calibration has a law of its own, quantile times (base + slope * spread of the ensemble). Otherwise they follow
-    from the distance to what was measured (``cost.time.evidence``), and are at least an order of magnitude on an
-    architecture that nobody measured.
+    from the step itself (``cost.time.evidence``), and are at least an order of magnitude on an architecture that nobody
+    measured.
     """
-    evidence, mix = shipped_evidence(), operation_mix(ops)
-    known: dict[tuple[object, ...], float] = {}
-    widths = np.empty(len(points))
+    widths = shipped_evidence().log_widths(step_covariates(operation_mix(ops), times.spread))
     for index, (point, tier) in enumerate(zip(points, tiers, strict=True)):
         if tier is Provenance.CALIBRATED:
             law: Mapping[str, Any] = weights.provenance["intervals"][str(tier)]
-            widths[index] = law["quantile"] * (law["base"] + law["slope"] * spread[index])
-            continue
-        setup = point.setup
-        key = (point.device.name, setup.precision, setup.phase, setup.compile)
-        if key not in known:
-            known[key] = evidence.log_width(point, mix)
-        widths[index] = known[key] + evidence.widths.spread * spread[index]
-        if is_order_of_magnitude(point.device, weights):
+            widths[index] = law["quantile"] * (law["base"] + law["slope"] * times.spread[index])
+        elif is_order_of_magnitude(point.device, weights):
             widths[index] = max(widths[index], ORDER_OF_MAGNITUDE)
     return widths
 
@@ -313,7 +314,7 @@ def timed_steps(
     if not _takes_published(model, weights):
         return found
     own = _in_own_layout(model, [computed_as(setup) for setup in setups])
-    return _with_published(found, model, devices, own, weights, torch_version, with_steps=with_kernels)
+    return _with_published(found, model, devices, own, weights, with_steps=with_kernels)
 
 
 def _takes_published(model: PreparedModel, weights: CostModel) -> bool:
@@ -336,10 +337,10 @@ def _steps_of_model(
     offsets = device_offsets(devices, setups, weights, torch_version)
     times = step_times(model.ops, points, weights, offsets, with_kernels=with_kernels)
     tiers = _tiers(devices, setups, weights, model.ops)
-    width = half_widths(weights, model.ops, points, tiers, times.spread)
+    width = half_widths(weights, model.ops, points, tiers, times)
     nearness, _ = weights.nearness_to_runs(model.ops, setups)
     # What is known of the run itself needs no law: only repeats of it differ.
-    width = np.hypot(width * np.sqrt(1.0 - nearness**2), _Z_90 * REPEAT_NOISE * nearness)
+    width = np.hypot(width * np.sqrt(1.0 - nearness**2), Z_90 * REPEAT_NOISE * nearness)
     effects = [stack_of(model.graph, device, weights) for device in devices]
     loops = [
         effect if setup.phase is Phase.TRAIN else None for effect, setup in zip(effects, setups, strict=True)
@@ -361,7 +362,7 @@ def _steps_of_model(
         system_log_width=np.where(
             [tier is Provenance.CALIBRATED for tier in tiers],
             0.0,
-            np.minimum(_Z_90 * shipped_evidence().spreads.system, width),
+            np.minimum(Z_90 * shipped_evidence().spreads.system, width),
         ),
     )
 
@@ -456,7 +457,6 @@ def _with_published(
     devices: Sequence[Device],
     setups: Sequence[TrainingSetup],
     weights: CostModel,
-    torch_version: str | None,
     *,
     with_steps: bool,
 ) -> TimedSteps:
@@ -466,21 +466,21 @@ def _with_published(
     ]
     if not any(one.rows for one in known):
         return steps
-    spreads, era = shipped_evidence().spreads, _era_of(torch_version)
+    spreads = shipped_evidence().spreads
     log_factor, width = np.zeros(len(known)), steps.log_width.copy()
     published: list[tuple[PublishedStep, ...]] = [()] * len(known)
     for index, (one, setup) in enumerate(zip(known, setups, strict=True)):
         if not one.rows:
             continue
         doublings = np.log2(one.batch_sizes / setup.batch_size_per_device)
-        system = float(steps.system_log_width[index]) / _Z_90
+        system = float(steps.system_log_width[index]) / Z_90
         log_factor[index], variance = posterior_of_system(
             one.residuals,
-            spreads.apart_variance(doublings, one.eras - era),
-            max((float(width[index]) / _Z_90) ** 2 - system**2, 0.0),
+            spreads.doubling**2 * np.abs(doublings),
+            max((float(width[index]) / Z_90) ** 2 - system**2, 0.0),
             system**2,
         )
-        width[index] = _Z_90 * np.sqrt(variance)
+        width[index] = Z_90 * np.sqrt(variance)
         if with_steps:
             order = np.lexsort((-one.eras, np.abs(doublings).round()))
             published[index] = _at_batch(model, devices[index], setup, weights, one, order.tolist())

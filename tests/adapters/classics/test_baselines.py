@@ -9,6 +9,7 @@ from regressor_contract import RegressorContract, StorableContract, one_thread  
 from forerun.adapters.classics import baselines
 from forerun.adapters.classics.ann import AnnSettings, NeuralNetwork
 from forerun.adapters.classics.baselines import (
+    GreyBox,
     LinearOnFlops,
     NonNegativeSums,
     Paleo,
@@ -78,6 +79,33 @@ class TestLinearOnFlops(StorableContract):
         regressor = LinearOnFlops()
         regressor.fit(features, line)
         np.testing.assert_allclose(regressor.predict(features), line, rtol=1e-9)
+
+
+class TestGreyBox(StorableContract):
+    def make(self):
+        return GreyBox()
+
+    def rows(self, n, seed=0):
+        """Steps whose operations the cost model thinks 1.4 times too slow, beside a constant that it does not know."""
+        rows = random_features(n, seed)
+        return dataclasses.replace(rows, op_time_s=1.4 * lawful_times_s(rows))
+
+    def far_rows(self):
+        return dataclasses.replace(self.rows(20, seed=9), flops=random_features(20, seed=9).flops * 1e-6)
+
+    def test_a_cost_model_that_is_off_by_a_factor_is_mended_by_a_few_rows(self):
+        few, unseen = self.rows(6), self.rows(50, seed=5)
+        errors = []
+        for regressor in (GreyBox(), LinearOnFlops()):
+            regressor.fit(few, lawful_times_s(few))
+            errors.append(np.mean(np.abs(regressor.predict(unseen) / lawful_times_s(unseen) - 1)))
+        assert errors[0] < 0.6 * errors[1]
+
+    def test_a_file_beside_another_cost_model_is_refused(self, fitted, monkeypatch):
+        state = fitted.state()
+        monkeypatch.setattr(baselines, "_weights_digest", lambda: "another")
+        with pytest.raises(ValueError, match="fit it again"):
+            GreyBox.from_state(state)
 
 
 class TestNonNegativeSums(RegressorContract):

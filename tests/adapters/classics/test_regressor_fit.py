@@ -94,6 +94,7 @@ def stored(linear, tmp_path_factory):
     [
         ("linear", {}, 0.99, 0.04),
         ("ann", {"seeds": (0,), "max_epochs": 150}, 0.95, 0.15),
+        ("grey-box", {}, 0.95, 0.15),
         ("boosting", {}, 0.5, 0.4),
         ("op", {}, 0.95, 0.15),
     ],
@@ -105,6 +106,9 @@ def test_held_out_configurations_follow_the_law(grid, kind, options, least_r2, m
     assert result.metrics[kind].mape < most_mape
     assert "linear on FLOPs" in result.metrics or kind == "linear"
     assert bool(result.summary) == (kind == "ann")
+    if kind == "grey-box":
+        apart = result.metrics["grey-box, whole networks left out"]
+        assert apart.r2 > result.metrics["linear on FLOPs, whole networks left out"].r2 - 0.02
 
 
 def test_the_offset_helps_a_device_that_is_far_from_its_datasheet(grid):

@@ -403,15 +403,24 @@ def test_open_axes_need_a_size(tmp_path):
         build_model(f"onnx:{path}", input_shape=(4, 8, 9))
 
 
-def test_external_float_weights_need_not_be_there(tmp_path):
+def test_external_weights_must_be_there(tmp_path):
     model = model_of(
         [N("Gemm", ["x", "w"], ["y"])],
         {"x": ["b", 64]},
         [onnx.numpy_helper.from_array(torch.ones(64, 64).numpy(), "w")],
     )
     onnx.save(model, str(tmp_path / "e.onnx"), save_as_external_data=True, location="e.bin", size_threshold=0)
-    (tmp_path / "e.bin").unlink()
     assert run_step(build_model(f"onnx:{tmp_path / 'e.onnx'}"), 3).shape == (3, 64)
+    (tmp_path / "e.bin").unlink()
+    with pytest.raises(ModelBuildError, match=r"'w' is kept in the file 'e.bin' beside the ONNX file"):
+        build_model(f"onnx:{tmp_path / 'e.onnx'}")
+
+
+def test_a_graph_with_a_circle_is_refused(tmp_path):
+    nodes = [N("Add", ["x", "b"], ["a"], name="first"), N("Relu", ["a"], ["b"]), N("Relu", ["b"], ["y"])]
+    path = saved(model_of(nodes, {"x": [2, 3]}), tmp_path)
+    with pytest.raises(ModelBuildError, match="the node 'first' reads 'b', which no node before it makes"):
+        build_model(f"onnx:{path}")
 
 
 @pytest.mark.parametrize("content", [b"", b"this is no ONNX file at all", b"\x08\x07\x12\x00\xff\xff\xff"])

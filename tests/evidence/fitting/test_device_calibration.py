@@ -115,6 +115,17 @@ def test_a_few_steps_give_offsets(samples, weights):
     assert len(result.weights.class_offsets) == len(OpClass)
 
 
+def test_one_odd_step_among_many_is_left_out_and_told(samples, weights):
+    whole = [sample for sample in samples if sample.is_whole_model]
+    odd = replace(whole[0], step_time_s=9.0 * whole[0].step_time_s)
+    result, clean = (calibrate(rows, DEVICE, weights) for rows in ([odd, *whole[1:]], whole[1:]))
+    (told,) = result.refused
+    assert whole[0].measurement.subject in told
+    assert clean.refused == ()
+    assert (result.num_models, clean.num_models) == (7, 7)
+    assert result.weights.class_offsets == pytest.approx(clean.weights.class_offsets)
+
+
 def test_measurements_that_contradict_each_other_are_refused(samples, weights):
     whole = [sample for sample in samples if sample.is_whole_model]
     families = sorted({sample.group for sample in whole})

@@ -17,7 +17,7 @@ from command_line import invoke
         (["fit", "rows.csv", "--out", "w.safetensors", "--model", "tree"], "expected one of ann"),
         (["fit", "rows.csv", "--out", "w.safetensors", "--model", "scaling"], "unknown model 'scaling'"),
         (["fit", "rows.csv", "--out", "w.safetensors", "--model", "ann", "--hidden", "a"], "with --hidden"),
-        (["fit", "rows.csv", "--out", "w.safetensors", "--plots", "no/such/folder"], "--plots"),
+        (["fit", "rows.csv", "--out", "w.safetensors", "--plots", __file__], "cannot be made"),
         (["fit", "rows.csv", "--out", "no/such/folder/w.safetensors"], "does not exist"),
     ],
 )

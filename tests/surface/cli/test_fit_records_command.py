@@ -21,7 +21,18 @@ def store(tmp_path_factory):
 
 def test_the_command_writes_a_model_plots_and_a_table(store, tmp_path):
     out = tmp_path / "ann.safetensors"
-    words = ("--model", "ann", "--out", str(out), "--plots", str(tmp_path), "--seeds", "0", "--epochs", "2")
+    words = (
+        "--model",
+        "ann",
+        "--out",
+        str(out),
+        "--plots",
+        str(tmp_path / "new" / "plots"),
+        "--seeds",
+        "0",
+        "--epochs",
+        "2",
+    )
     result = invoke("fit", str(store), *words)
     assert result.exit_code == 0, result.stderr
     assert "Total params:" in result.stdout
@@ -29,7 +40,7 @@ def test_the_command_writes_a_model_plots_and_a_table(store, tmp_path):
     plots = {
         "predicted-versus-actual.png", "residuals.png", "throughput.png", "accuracy.png", "accuracy-against-time.png",
     }  # fmt: skip
-    assert {path.name for path in tmp_path.iterdir()} == {out.name, *plots}
+    assert {path.name for path in (tmp_path / "new" / "plots").iterdir()} == plots
     assert predict_time(load_trained_model(out), {"depth": 2, "base_filters": 32, "batch_size": 64}) > 0
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
@@ -21,11 +22,13 @@ from forerun.adapters.classics.interface import (
 from forerun.adapters.classics.layer_net import LayerNetwork
 from forerun.adapters.classics.step_features import Case, WholeModelFeatures, whole_model_features
 from forerun.base.errors import UsageError, near_matches
-from forerun.base.numerics import relative_coefficients
+from forerun.base.numerics import nonnegative_coefficients, relative_coefficients
+from forerun.cost.time.weights import shipped_weights_path
 from forerun.evidence.fitting.evaluation import Baseline, Regressor, Rows
 
 __all__ = [
     "STORABLE_KINDS",
+    "GreyBox",
     "LinearOnFlops",
     "NonNegativeSums",
     "Paleo",
@@ -171,6 +174,84 @@ class LinearOnFlops:
         return found
 
 
+class GreyBox:
+    """t = a + b * t_op + c * F / P + d * D / B with all constants >= 0, least squares on the relative error.
+
+    t_op is the step by the cost model of operations, which knows the device without a measurement; the other terms are
+    what a handful of rows can say beyond it. A ridge of a hundredth of a row on each constant, in shares of the mean
+    step, keeps columns that move together from trading places.
+
+    Source of the idea: Bohlin 2006, Practical Grey-box Process Identification, chapter 1.
+    """
+
+    kind: ClassVar[str] = "grey-box"
+    version: ClassVar[int] = 1
+
+    _RIDGE_ROWS: ClassVar[float] = 0.01
+
+    def __init__(self) -> None:
+        self._coefficients: Floats | None = None
+
+    @staticmethod
+    def _columns(features: WholeModelFeatures) -> Floats:
+        assert features.op_time_s is not None, "whole_model_features(..., with_op_times=True)"
+        return np.column_stack(
+            [
+                np.ones(len(features)),
+                features.op_time_s,
+                features.flops / features.peak_flops_per_s,
+                features.traffic_bytes / features.bandwidth_bytes_per_s,
+            ]
+        )
+
+    def fit(self, features: WholeModelFeatures, step_time_s: Floats) -> None:
+        """Fit the four constants."""
+        times = check_fit_input(features, step_time_s)
+        columns = self._columns(features)
+        mean_s = np.exp(np.mean(np.log(times)))
+        # Each row of the ridge says: alone, a column at its mean makes none of the step.
+        ridge = np.diag(np.sqrt(self._RIDGE_ROWS) * columns.mean(axis=0)) / mean_s
+        rows = np.concatenate([columns / times[:, None], ridge])
+        wanted = np.concatenate([np.ones(len(times)), np.zeros(len(ridge))])
+        self._coefficients = nonnegative_coefficients(rows, wanted)
+
+    def predict(self, features: WholeModelFeatures) -> Floats:
+        """Summed times [s]."""
+        if self._coefficients is None:
+            raise not_fitted("the grey box")
+        return np.maximum(self._columns(features) @ self._coefficients, SHORTEST_STEP_S)
+
+    def state(self) -> RegressorState:
+        """The four constants, and the weights whose times they multiply."""
+        if self._coefficients is None:
+            raise not_fitted("the grey box")
+        return RegressorState(
+            features=("one", "op_time_s", "compute_s", "transfer_s"),
+            settings={"weights": _weights_digest()},
+            arrays={"coefficients": self._coefficients},
+        )
+
+    @classmethod
+    def from_state(cls, state: RegressorState) -> Self:
+        """The grey box with this state.
+
+        Raises:
+            ValueError: The constants belong to weights of another release.
+        """
+        found = cls()
+        found._coefficients = np.asarray(state.arrays["coefficients"], dtype=float)
+        if found._coefficients.shape != (4,):
+            raise ValueError(f"expected four coefficients, got shape {found._coefficients.shape}")
+        if state.settings["weights"] != _weights_digest():
+            raise ValueError("it was fitted beside the cost model of another release; fit it again")
+        return found
+
+
+@cache
+def _weights_digest() -> str:
+    return hashlib.sha256(shipped_weights_path().read_bytes()).hexdigest()[:16]
+
+
 class NonNegativeSums:
     """t = a + l * kernels + sum over op classes of (p_c * F_c / P + q_c * D_c / B), all constants >= 0.
 
@@ -220,7 +301,7 @@ _RULES = ("roofline", "pytorch rule")
 """Baselines that have nothing to learn."""
 
 STORABLE_KINDS: Mapping[str, type[StorableRegressor[Any]]] = {
-    kind.kind: kind for kind in (NeuralNetwork, LinearOnFlops, BoostedTrees, LayerNetwork)
+    kind.kind: kind for kind in (NeuralNetwork, GreyBox, LinearOnFlops, BoostedTrees, LayerNetwork)
 }
 """Regressors of this folder by the kind that model files name."""
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from forerun.adapters.classics.ann import AnnSettings, NeuralNetwork
-from forerun.adapters.classics.baselines import STORABLE_KINDS, LinearOnFlops
+from forerun.adapters.classics.baselines import STORABLE_KINDS, GreyBox, LinearOnFlops
 from forerun.adapters.classics.boosting import BoostedTrees
 from forerun.adapters.classics.interface import Floats, StorableRegressor
 from forerun.adapters.classics.layer_features import LAYER_WORDS
@@ -31,6 +31,7 @@ from forerun.evidence.fit import (
     step_provenance,
 )
 from forerun.evidence.fitting.evaluation import (
+    ErrorMetrics,
     configuration_of,
     configuration_splits,
     cross_validated_predictions,
@@ -46,6 +47,7 @@ from forerun.question.devices.device import Device
 from forerun.question.run import Run
 
 __all__ = [
+    "WHOLE_NETWORKS",
     "FitChoices",
     "StepTable",
     "fit_kind",
@@ -54,6 +56,10 @@ __all__ = [
     "step_table",
 ]
 
+WHOLE_NETWORKS = ", whole networks left out"
+"""Ending of the names of errors on networks of which no row was fitted to."""
+
+_FEWEST_NETWORKS = 3
 _TEST_SHARE = 0.1
 _LINEAR = "linear on FLOPs"
 # Cost of a step on any device, then the device; on one device only the first three vary.
@@ -102,15 +108,12 @@ class StepTable:
         """Device of each step."""
         return tuple(run.cluster.device for run in self.runs)
 
-    @property
-    def features(self) -> WholeModelFeatures:
+    def features(self, *, with_op_times: bool = False) -> WholeModelFeatures:
         """Features of the whole steps, (n,) each."""
-        return whole_model_features(
-            [
-                (graph, run.cluster.device, run.setup)
-                for run, graph in zip(self.runs, self.graphs, strict=True)
-            ]
-        )
+        cases = [
+            (graph, run.cluster.device, run.setup) for run, graph in zip(self.runs, self.graphs, strict=True)
+        ]
+        return whole_model_features(cases, with_op_times=with_op_times)
 
     @property
     def time_s(self) -> Floats:
@@ -158,7 +161,7 @@ def fit_kind(
 
     Args:
         names: Files, or SQLAlchemy URLs.
-        kind: ``ann``, ``linear``, ``boosting`` or ``layers``.
+        kind: ``ann``, ``grey-box``, ``linear``, ``boosting`` or ``layers``.
         device: Device that the records were measured on, if not the one they name.
         choices: Settings of ``FitChoices`` that are given.
 
@@ -185,7 +188,7 @@ def fit_step_regressor(
     """Fits a regressor of whole steps; errors by leaving configurations out.
 
     Args:
-        kind: ``ann``, ``linear`` or ``boosting``.
+        kind: ``ann``, ``grey-box``, ``linear`` or ``boosting``.
         table: Measured steps with their graphs.
         sources: Names of the record files, for the provenance.
         choices: Settings of the fit.
@@ -198,14 +201,20 @@ def fit_step_regressor(
     make = _maker(kind, choices or FitChoices())
     check_configurations(table.configurations)
     splits = configuration_splits(table.configurations)
-    rows, actual = table.features, table.time_s
+    rows, actual = table.features(with_op_times=kind == GreyBox.kind), table.time_s
     epochs = epochs or Epochs()
     steps = epochs.num_steps(table.records)
-    predicted = steps * cross_validated_predictions(make, rows, actual, splits)
-    metrics = {kind: errors(predicted, steps * actual)}
-    if kind != LinearOnFlops.kind:
-        linear = cross_validated_predictions(LinearOnFlops, rows, actual, splits)
-        metrics[_LINEAR] = errors(steps * linear, steps * actual)
+    networks = [run.model.model for run in table.runs]
+    makers = {kind: make} if kind == LinearOnFlops.kind else {kind: make, _LINEAR: LinearOnFlops}
+    metrics: dict[str, ErrorMetrics] = {}
+    held_out: dict[str, Floats] = {}
+    for name, one in makers.items():
+        held_out[name] = steps * cross_validated_predictions(one, rows, actual, splits)
+        metrics[name] = errors(held_out[name], steps * actual)
+        # The same network at another batch size says much; a network of which there is no row asks for more.
+        if len(set(networks)) >= _FEWEST_NETWORKS:
+            apart = cross_validated_predictions(one, rows, actual, configuration_splits(networks))
+            metrics[f"{name}{WHOLE_NETWORKS}"] = errors(steps * apart, steps * actual)
     regressor = make()
     regressor.fit(rows, actual)
     facts = {
@@ -216,7 +225,7 @@ def fit_step_regressor(
         model=TrainedModel(regressor=regressor, provenance=facts),
         split=split_name(splits),
         metrics=metrics,
-        predicted_s=predicted,
+        predicted_s=held_out[kind],
         actual_s=steps * actual,
         target=epochs.target,
         summary=regressor.summary() if isinstance(regressor, NeuralNetwork) else "",
@@ -266,7 +275,7 @@ def _maker(kind: str, choices: FitChoices) -> Callable[[], StorableRegressor[Any
     given = choices.given()
     if kind == NeuralNetwork.kind:
         return lambda: NeuralNetwork(AnnSettings(columns=_ANN_COLUMNS, **given))
-    if kind not in (LinearOnFlops.kind, BoostedTrees.kind):
+    if kind not in (LinearOnFlops.kind, BoostedTrees.kind, GreyBox.kind):
         raise UsageError(
             f"unknown model '{kind}'{near_matches(kind, model_kinds())}; expected one of {', '.join(model_kinds())}"
         )

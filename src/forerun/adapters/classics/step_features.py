@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from forerun.base.errors import RecordError
+from forerun.cost.time.weights import load_weights, shipped_weights_path
 from forerun.graph.graph import Graph, OpClass, at_batch
+from forerun.prediction.step import predict_intervals, prepare
 from forerun.question.devices.device import Device, NumberFormat
 from forerun.question.setup import Layout, Phase, Precision, TrainingSetup
 
@@ -107,6 +110,8 @@ class WholeModelFeatures:
         class_bytes: Traffic per ``OpClass`` [bytes], (n, classes).
         flags: Columns named by ``FLAG_NAMES``, 0 or 1, (n, flags).
         pytorch_rule_time_s: Time by PyTorch's own rule [s], (n,).
+        op_time_s: Time by the cost model of operations, nothing measured [s], (n,); None where nobody asked for it, as
+            it takes milliseconds a step.
     """
 
     flops: Floats
@@ -121,10 +126,13 @@ class WholeModelFeatures:
     class_bytes: Floats
     flags: Floats
     pytorch_rule_time_s: Floats
+    op_time_s: Floats | None = None
 
     def __post_init__(self) -> None:
         for column in fields(self):
             values = getattr(self, column.name)
+            if values is None:
+                continue
             if len(values) != len(self.flops):
                 raise RecordError(
                     f"features: expected {len(self.flops)} rows in '{column.name}', got {len(values)}"
@@ -139,13 +147,13 @@ class WholeModelFeatures:
 
     def take(self, rows: npt.NDArray[np.int64]) -> WholeModelFeatures:
         """The rows with these indices, in their order."""
-        return WholeModelFeatures(
-            **{column.name: getattr(self, column.name)[rows] for column in fields(self)}
-        )
+        known = {column.name: getattr(self, column.name) for column in fields(self)}
+        taken: dict[str, Any] = {name: v if v is None else v[rows] for name, v in known.items()}
+        return WholeModelFeatures(**taken)
 
 
-def whole_model_features(cases: Sequence[Case]) -> WholeModelFeatures:
-    """Features of steps given as (graph, device, setup)."""
+def whole_model_features(cases: Sequence[Case], *, with_op_times: bool = False) -> WholeModelFeatures:
+    """Features of steps given as (graph, device, setup), with the times of their operations if asked for."""
     if not cases:
         raise RecordError("expected at least one step to compute features of, got none")
     return WholeModelFeatures(
@@ -161,7 +169,14 @@ def whole_model_features(cases: Sequence[Case]) -> WholeModelFeatures:
         class_bytes=np.array([_class_sums(graph, setup)[1] for graph, _, setup in cases]),
         flags=np.array([_flags(graph, setup) for graph, _, setup in cases], dtype=float),
         pytorch_rule_time_s=_column(cases, pytorch_rule_time_s),
+        op_time_s=_column(cases, _op_time_s) if with_op_times else None,
     )
+
+
+def _op_time_s(graph: Graph, device: Device, setup: TrainingSetup) -> float:
+    weights = load_weights(shipped_weights_path())
+    value, _, _ = predict_intervals(prepare(graph), [device], [setup], weights)
+    return float(value[0])
 
 
 def _column(cases: Sequence[Case], figure: Callable[[Graph, Device, TrainingSetup], float]) -> Floats:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from forerun.adapters.classics.baselines import STORABLE_KINDS
+from forerun.adapters.classics.baselines import STORABLE_KINDS, GreyBox
 from forerun.adapters.classics.interface import Floats
 from forerun.adapters.classics.layer_net import LayerNetwork
 from forerun.adapters.classics.model_file import TrainedModel, load_model_file, save_model_file
@@ -166,7 +166,8 @@ def predict_step_time(
     if model.kind == LayerNetwork.kind:
         return float(_layer_times(model, request, setup, known).sum())
     case = (trace(request, setup), find_device(known["device"]), setup)
-    return float(model.regressor.predict(whole_model_features([case]))[0])
+    rows = whole_model_features([case], with_op_times=model.kind == GreyBox.kind)
+    return float(model.regressor.predict(rows)[0])
 
 
 def _warn_outside(ranges: Mapping[str, Sequence[float]], request: ModelRequest, setup: TrainingSetup) -> None:

@@ -17,7 +17,15 @@ import torch
 from forerun.adapters.onnx.operators import BRANCH, OPERATORS, OnnxNode, Runtime, host_inputs
 from forerun.base.errors import ModelBuildError, TraceError
 
-__all__ = ["OnnxGraph", "OnnxInput", "check_operators", "read_graph_proto", "torch_dtype", "weight_names"]
+__all__ = [
+    "OnnxGraph",
+    "OnnxInput",
+    "check_operators",
+    "check_order",
+    "read_graph_proto",
+    "torch_dtype",
+    "weight_names",
+]
 
 _TORCH_DTYPES = {
     1: torch.float32,
@@ -116,6 +124,13 @@ def _read_tensor(tensor: Any, folder: Path, *, with_values: bool) -> torch.Tenso
 
     dtype = torch_dtype(tensor.data_type, f"the tensor {tensor.name!r}")
     is_external = external_data_helper.uses_external_data(tensor)
+    if is_external:
+        location = next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
+        if not (folder / location).is_file():
+            raise ModelBuildError(
+                f"the tensor {tensor.name!r} is kept in the file {location!r} beside the ONNX file, and is missing; "
+                "put it there, or export the model into one file"
+            )
     if is_external and dtype.is_floating_point and not with_values:
         return torch.empty(tuple(tensor.dims), dtype=dtype, device="meta")
     if is_external:
@@ -185,6 +200,26 @@ def check_operators(graph: OnnxGraph, name: str) -> None:
             f"{name} uses ONNX operators that are not supported: {listed}; give the original PyTorch model, "
             "or re-export without them"
         )
+
+
+def check_order(graph: OnnxGraph, name: str, outside: frozenset[str] = frozenset()) -> None:
+    """Refuses a graph that reads a value before it is made: ONNX asks for nodes in topological order, without circles.
+
+    Raises:
+        ModelBuildError: A node or an output reads a value that nothing before it makes.
+    """
+    made = {*outside, *graph.initializers, *(value.name for value in graph.inputs)}
+    for node in graph.nodes:
+        if missing := [one for one in _names(node.inputs) if one not in made]:
+            raise ModelBuildError(
+                f"{name}: the node {node.name!r} reads {missing[0]!r}, which no node before it makes; the graph has a "
+                "circle or its nodes are out of order: export it again"
+            )
+        for body in (value for value in node.attributes.values() if isinstance(value, OnnxGraph)):
+            check_order(body, name, frozenset(made))
+        made.update(_names(node.outputs))
+    if missing := [one for one in graph.outputs if one not in made]:
+        raise ModelBuildError(f"{name}: no node makes the output {missing[0]!r}; export it again")
 
 
 class _Origin(IntEnum):

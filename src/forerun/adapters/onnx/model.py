@@ -16,7 +16,13 @@ import torch
 from forerun.adapters.onnx import elementwise as onnx_elementwise
 from forerun.adapters.onnx import layers as onnx_layers
 from forerun.adapters.onnx import shape_ops as onnx_shape_ops
-from forerun.adapters.onnx.file_graph import OnnxGraph, OnnxInput, check_operators, read_graph_proto
+from forerun.adapters.onnx.file_graph import (
+    OnnxGraph,
+    OnnxInput,
+    check_operators,
+    check_order,
+    read_graph_proto,
+)
 from forerun.adapters.onnx.module import OnnxModule
 from forerun.adapters.onnx.operators import Runtime
 from forerun.base.errors import InvalidSetupError, MissingExtraError, ModelBuildError, UnknownModelError
@@ -116,6 +122,7 @@ def load_onnx_module(path: Path, *, name: str = "", with_values: bool = False) -
     runtime = Runtime(training=False, float_dtype=torch.float32)
     graph = read_graph_proto(model.graph, opset, path.parent, runtime, with_values=with_values)
     check_operators(graph, name)
+    check_order(graph, name)
     return OnnxModule(graph, runtime, with_values=with_values)
 
 

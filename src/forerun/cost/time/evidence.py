@@ -1,16 +1,18 @@
-"""Evidence behind a step time: how far a question lies from the steps that were measured, and how wide that makes it.
+"""Evidence behind a step time: what was measured near a question, and how wide its interval is.
 
-The half-width of the 90 % interval of the log step time is
+The logarithm of a step over its prediction has two sources that are independent of each other: the system that one does
+not know, and the cost model. The half-width of the 90 % interval of the log step time is
 
-    h = b + min over measured systems s of d(question, s) + c * spread of the ensemble
+    h^2    = (1.645 system)^2 + m^2
+    log m  = base + learned * share of the mix whose times are learned + spread * spread of the ensemble
 
-    d = what another phase, number format, compiler, device, architecture and vendor cost, each if it differs,
-        + era * |difference of the software's era| + mix * (distance of the mixes of operations)
-
-The mix of a step is the share of each group of classes in its traffic plus its work at 50 FLOP a byte; the distance of
-two mixes is half the sum of the absolute differences, 0 to 1. What each difference costs is fitted on steps whose
-source, device or family of networks was left out of the fit of the cost model (docs/methods/intervals.md). Nobody can
-fit it for an architecture that no table has: there the interval is an order of magnitude wide.
+Linear layers and attention have closed laws, all other classes learned ones. What was measured where, which decides on
+the words of the provenance, says nothing about the width: one constant did as well (docs/decisions/0019). The mix of a
+step is the share of each group of classes in its traffic plus its work at 50 FLOP a byte; the distance of
+two mixes is half the sum of the absolute differences, 0 to 1. The costs are fitted on steps whose source, device or
+family of networks was left out of the fit of the cost model, the differences between systems on pairs of systems
+(docs/methods/intervals.md). Nobody can fit a width for an architecture that no table has: there the interval is an
+order of magnitude wide.
 """
 
 from __future__ import annotations
@@ -27,8 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.base.errors import CostModelError
-from forerun.cost.time.features import Point
-from forerun.cost.time.law import GROUP_OF_CLASS, NUM_GROUPS
+from forerun.cost.time.law import GROUP_OF_CLASS, LAW_CLASSES, NUM_GROUPS
 from forerun.cost.time.rows import DistinctOps
 from forerun.question.devices.device import Device
 from forerun.question.setup import Precision, TrainingSetup
@@ -37,6 +38,7 @@ __all__ = [
     "EVIDENCE_FORMAT_VERSION",
     "NEAR_MIX",
     "ORDER_OF_MAGNITUDE",
+    "Z_90",
     "ErrorSpreads",
     "Evidence",
     "Kind",
@@ -47,13 +49,14 @@ __all__ = [
     "operation_mix",
     "shipped_evidence",
     "shipped_evidence_path",
+    "step_covariates",
     "step_kind",
 ]
 
 Floats = npt.NDArray[np.float64]
 Kind = tuple[str, str, bool]
 
-EVIDENCE_FORMAT_VERSION = 2
+EVIDENCE_FORMAT_VERSION = 3
 
 ORDER_OF_MAGNITUDE = log(10.0) / 2.0
 """Least half-width of a log time on an architecture that no table has: high is ten times low."""
@@ -61,43 +64,35 @@ ORDER_OF_MAGNITUDE = log(10.0) / 2.0
 NEAR_MIX = 0.25
 """Distance of mixes up to which a network counts as one like those that were measured."""
 
+Z_90 = 1.645
+"""Half-width of a 90 % interval in standard deviations."""
+
+_CLOSED_GROUPS = np.unique(GROUP_OF_CLASS[list(LAW_CLASSES)])
+_WIDEST = 1.5
+"""Logarithm of the widest half-width: beyond it only the figure of an order of magnitude is said."""
+
 _FLOP_PER_BYTE = 50.0
 _MIX_BATCH = 32.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogWidths:
-    """Costs of differences: what each adds to the half-width of a log step time.
+    """The cost model's part of a half-width: the logarithm of it is the base plus the costs times their covariates.
 
     Attributes:
-        base: Half-width without any difference.
-        phase: Another phase.
-        number_format: Another number format.
-        compiler: Compiled or not.
-        era: A difference of one in the software's era (PyTorch 0.4 is 0, 2.9 is 1).
-        device: Another device.
-        architecture: Another architecture.
-        vendor: Another vendor.
-        mix: Networks of entirely other operations.
+        base: Logarithm of the half-width of a step of closed laws alone, on which the members agree.
+        learned: A step of learned laws alone.
         spread: A standard deviation of one over the ensemble.
     """
 
-    base: float = 0.25
-    phase: float = 0.12
-    number_format: float = 0.05
-    compiler: float = 0.2
-    era: float = 0.25
-    device: float = 0.1
-    architecture: float = 0.05
-    vendor: float = 0.2
-    mix: float = 0.25
-    spread: float = 0.5
+    base: float = -1.2
+    learned: float = 0.3
+    spread: float = 1.0
 
-    @property
-    def of_differences(self) -> Floats:
-        """Costs in the order of the columns of ``Evidence.differences``."""
-        names = ("phase", "number_format", "compiler", "era", "device", "architecture", "vendor", "mix")
-        return np.asarray([getattr(self, name) for name in names])
+    def half_widths(self, covariates: Floats) -> Floats:
+        """The cost model's half-widths of log times, (n, 2) -> (n,); columns as in ``step_covariates``."""
+        found: Floats = np.exp(np.minimum(self.base + covariates @ [self.learned, self.spread], _WIDEST))
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,17 +102,12 @@ class ErrorSpreads:
     Attributes:
         system: Between a system and the mean of all that run the same step on the same device.
         doubling: Added in squares between two steps of one network for each doubling of the batch.
-        release: The same for releases of PyTorch a whole era apart, 0.4 and 2.9.
+        after_steps: On a system of which five steps were measured, of a step that was not.
     """
 
     system: float
     doubling: float
-    release: float
-
-    def apart_variance(self, doublings: Floats, eras: Floats) -> Floats:
-        """Variance that so many doublings of the batch and so large a part of an era add, elementwise."""
-        found: Floats = self.doubling**2 * np.abs(doublings) + self.release**2 * np.abs(eras)
-        return found
+    after_steps: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,28 +151,9 @@ class Evidence:
     calibration_scales: Mapping[str, float]
     made: Mapping[str, Any]
 
-    def differences(self, point: Point, mix: Floats) -> Floats:
-        """Differences of a question from every measured system, (systems, 8); columns as in ``LogWidths``."""
-        columns = self._columns
-        phase, kept_format, is_compiled = step_kind(point.setup)
-        device = point.device
-        return np.column_stack(
-            [
-                columns["phase"] != phase,
-                columns["number_format"] != kept_format,
-                columns["compiler"] != is_compiled,
-                np.abs(columns["era"] - point.era),
-                columns["device"] != device.name,
-                columns["architecture"] != device.architecture,
-                columns["vendor"] != device.vendor,
-                self._mix_distances(mix),
-            ]
-        ).astype(np.float64)
-
-    def log_width(self, point: Point, mix: Floats) -> float:
-        """Half-width of the 90 % interval of the log step time where the members of the ensemble agree."""
-        costs = self.differences(point, mix) @ self.widths.of_differences
-        return self.widths.base + float(costs.min())
+    def log_widths(self, covariates: Floats) -> Floats:
+        """Half-widths of the 90 % intervals of log step times, (n, 2) -> (n,)."""
+        return np.hypot(Z_90 * self.spreads.system, self.widths.half_widths(covariates))
 
     def is_near(self, device: Device, setup: TrainingSetup, mix: Floats) -> bool:
         """True if networks like this one were measured on such a device in the same phase, format and compiler."""
@@ -197,16 +168,6 @@ class Evidence:
     def knows_architecture(self, device: Device) -> bool:
         """True if anything was measured on a device of this architecture."""
         return architecture_name(device) in self.architectures
-
-    @cached_property
-    def _columns(self) -> dict[str, npt.NDArray[Any]]:
-        found: dict[str, npt.NDArray[Any]] = {
-            name: np.asarray([getattr(system, name) for system in self.systems])
-            for name in ("device", "architecture", "vendor", "era")
-        }
-        for index, name in enumerate(("phase", "number_format", "compiler")):
-            found[name] = np.asarray([system.kind[index] for system in self.systems])
-        return found
 
     def _mix_distances(self, mix: Floats) -> Floats:
         """Distance of a mix from the nearest one of each system, (systems,)."""
@@ -244,6 +205,11 @@ class Evidence:
             ],
         }
         return json.dumps(whole, separators=(",", ":")).replace('],["', '],\n["') + "\n"
+
+
+def step_covariates(mix: Floats, spread: Floats) -> Floats:
+    """Covariates of errors of one network: share of learned times in its mix, and spread, (p,) -> (p, 2)."""
+    return np.column_stack([np.full(len(spread), 1.0 - mix[_CLOSED_GROUPS].sum()), spread])
 
 
 def architecture_name(device: Device) -> str:

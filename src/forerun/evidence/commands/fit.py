@@ -11,6 +11,7 @@ import typer
 from forerun.base.errors import InvalidSetupError, UsageError, near_matches
 from forerun.base.plugins import plugin_names
 from forerun.surface.cli.verbs import verb
+from forerun.surface.report.figure import make_plot_folder
 
 if TYPE_CHECKING:
     from forerun.evidence.fit import FitResult
@@ -53,7 +54,7 @@ def fit(
     ] = None,
     plots: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Existing folder for plots of the fit and of RECORDS."),
+        typer.Option(metavar="FOLDER", help="Folder for plots of the fit and of RECORDS; it is made."),
     ] = None,
 ) -> FitResult:
     """Fit a model to measured steps or layers."""
@@ -63,8 +64,8 @@ def fit(
         )
     if not out.parent.is_dir():
         raise UsageError(f"the folder of '{out}' does not exist; create it or choose another with --out")
-    if plots is not None and not plots.is_dir():
-        raise UsageError(f"the folder '{plots}' does not exist; create it or choose another with --plots")
+    if plots is not None:
+        make_plot_folder(plots)
     result = _fit(records, model, on, _choices(hidden, loss, seeds, max_epochs))
     result.model.save(out)
     if plots is not None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forerun.base.errors import UsageError
 from forerun.evidence.commands.measure_options import (
     CompositionOptions,
     CsvOption,
@@ -27,6 +26,7 @@ from forerun.evidence.commands.measure_options import (
 )
 from forerun.question.setup import Layout, Phase, Precision
 from forerun.surface.cli.verbs import Verbs, verb
+from forerun.surface.report.figure import make_plot_folder
 
 if TYPE_CHECKING:
     from forerun.evidence.measure_curve import TrainedCurve
@@ -149,15 +149,16 @@ def layers(
     plots: Annotated[
         Path | None,
         typer.Option(
-            metavar="FOLDER", help="Existing folder for a histogram of the times and for times against FLOPs."
+            metavar="FOLDER",
+            help="Folder, made if need be, for a histogram of the times and for times against FLOPs.",
         ),
     ] = None,
 ) -> MeasurementRun:
     """Time single layers whose sizes fill the space evenly, forward and as a training step."""
     from forerun.evidence.measurement.layer_design import LayerDesign
 
-    if plots is not None and not plots.is_dir():
-        raise UsageError(f"the folder '{plots}' does not exist; create it or choose another with --plots")
+    if plots is not None:
+        make_plot_folder(plots)
     session = session_of(settings)
     timing = timing_of(settings, num_repetitions=50, max_seconds=5.0, timeout_s=300.0)
     settings.setdefault("layout", _own_layout(settings))

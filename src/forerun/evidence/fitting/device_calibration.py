@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from forerun.base.errors import RecordError
 from forerun.cost.time.correction import Step, corrected, offsets_of, step_figures
-from forerun.cost.time.evidence import shipped_evidence
+from forerun.cost.time.evidence import Z_90, shipped_evidence
 from forerun.cost.time.step_times import step_times
 from forerun.cost.time.weights import CostModel, NetworkWeights, run_kind
 from forerun.evidence.fitting.conformal import IntervalLaw, fit_law
@@ -59,6 +59,7 @@ REFINE_SETTINGS = FitSettings(
 """Weak prior of the offsets, because another device may be twice as fast throughout as its figures say."""
 
 _LEAST_LAW_ROWS = 4
+_LEAST_TO_REFUSE = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +73,7 @@ class CalibrationResult:
         log_before: log(measured / predicted) of the whole models before, (m,).
         log_after: log(measured / predicted) by calibrations that had not seen the model's family, (m,).
         samples: The whole models, in that order.
+        refused: Measurements that the others contradict, which the calibration has not taken.
     """
 
     weights: CostModel
@@ -81,6 +83,7 @@ class CalibrationResult:
     log_before: Floats
     log_after: Floats
     samples: tuple[DeviceSample, ...]
+    refused: tuple[str, ...] = ()
 
 
 def calibrate(
@@ -112,6 +115,7 @@ def calibrate(
             "expected finished measurements of steps or layers on the device, got none; "
             "measure some with: forerun measure model MODEL"
         )
+    samples, refused = _without_outliers(samples, start)
     refines = len(samples) >= LEAST_TO_REFINE
     fit = partial(fitted_weights, settings=settings, refines=refines)
     whole = [sample for sample in samples if sample.is_whole_model]
@@ -137,7 +141,32 @@ def calibrate(
         log_before=before,
         log_after=after,
         samples=tuple(whole),
+        refused=refused,
     )
+
+
+def _without_outliers(
+    samples: Sequence[DeviceSample], start: CostModel
+) -> tuple[list[DeviceSample], tuple[str, ...]]:
+    """Samples without the whole models that all others contradict, and what is said about those.
+
+    A busy moment or a wrong row of a table moves everything where steps are few. A log residual is refused if it lies
+    further from the median than five robust deviations (1.483 times the median distance, but no less than systems
+    differ from each other) and than a factor of 1.5. One of few is never more than half of them.
+    """
+    whole = [index for index, sample in enumerate(samples) if sample.is_whole_model]
+    if len(whole) < _LEAST_TO_REFUSE:
+        return list(samples), ()
+    residuals = _residuals([replace(samples[index], loop_s=0.0) for index in whole], start)
+    apart = np.abs(residuals - np.median(residuals))
+    limit = max(5.0 * max(1.483 * float(np.median(apart)), shipped_evidence().spreads.system), np.log(1.5))
+    odd = [index for index, distance in zip(whole, apart, strict=True) if distance > limit]
+    told = tuple(
+        f"{samples[index].measurement.subject}, batch {samples[index].point.setup.batch_size_per_device}: left out, "
+        f"{np.exp(apart[whole.index(index)]):.1f} times as far from its prediction as the others; measure it again"
+        for index in odd
+    )
+    return [sample for index, sample in enumerate(samples) if index not in odd], told
 
 
 def _refuse_if_worse(before: Floats, after: Floats) -> None:
@@ -245,7 +274,7 @@ def _refined(settings: FitSettings, samples: Sequence[DeviceSample], start: Cost
 
 
 def _calibrated_law(log_after: Floats, whole: Sequence[DeviceSample], otherwise: IntervalLaw) -> IntervalLaw:
-    """Interval law of the models left out; with too few of them, that of other measured devices, or a wider one.
+    """Interval law of the models left out; of too few, that of other systems after five steps, or a wider one.
 
     A conformal quantile of fewer than nine rows is infinite.
     """
@@ -267,8 +296,7 @@ def _with_provenance(
     method: str,
     loop_s: float,
 ) -> CostModel:
-    widths = shipped_evidence().widths
-    known = IntervalLaw(quantile=1.0, base=widths.base, slope=widths.spread)
+    known = IntervalLaw(quantile=1.0, base=Z_90 * shipped_evidence().spreads.after_steps, slope=0.0)
     laws = {str(Provenance.CALIBRATED): asdict(_calibrated_law(log_after, whole, known))}
     kinds = {run_kind(sample.ops, sample.point.setup) for sample in samples}
     around = samples[0].measurement.circumstances

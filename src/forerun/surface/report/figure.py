@@ -30,6 +30,7 @@ __all__ = [
     "check_plot_path",
     "draw_band",
     "look_of",
+    "make_plot_folder",
     "new_figure",
     "number_labels",
     "plain_log_ticks",
@@ -81,6 +82,21 @@ def check_plot_path(path: Path) -> None:
     require("a plot", "matplotlib")
     if not path.parent.is_dir():
         raise UsageError(f"the folder of the plot '{path}' does not exist; create it or choose another")
+
+
+def make_plot_folder(path: Path) -> None:
+    """Makes a folder for plots, with those above it.
+
+    Raises:
+        UsageError: A file lies there, or it cannot be made; or matplotlib is missing.
+    """
+    require("a plot", "matplotlib")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"the folder of the plots '{path}' cannot be made: {error.strerror}; choose another"
+        ) from error
 
 
 def look_of(index: int) -> dict[str, Any]:

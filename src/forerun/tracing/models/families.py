@@ -60,10 +60,8 @@ class FamilyKey:
 
     def check(self, family_name: str, key: str, text: str) -> int:
         """The value of a text, or an error that names the allowed values."""
-        try:
-            value = int(text)
-        except ValueError:
-            value = self.low - 1
+        # int() also reads digits of other scripts, such as full-width ones, which a copied name may hold unseen.
+        value = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else self.low - 1
         if value not in range(self.low, self.high + 1, self.step):
             raise InvalidSetupError(
                 f"{key} of {family_name} ({self.meaning}) must be {self.allowed()}, got {text!r}"
