@@ -2,7 +2,7 @@
 
 import pytest
 
-from forerun.base.errors import InvalidSetupError, UnknownDeviceError, UsageError
+from forerun.base.errors import InvalidSetupError, RecordError, UnknownDeviceError, UsageError
 from forerun.jobs.schedule import schedule
 from forerun.jobs.schedule_jobs import Links, known_jobs, predicted_sizes
 from forerun.jobs.scheduling.cluster import NodeGroup, parse_cluster
@@ -59,7 +59,7 @@ def test_a_table_of_steps_is_fitted_and_its_holes_are_named(tmp_path):
     for n, batch, step_s in rows:
         assert batch / speed(n, 1, batch) == pytest.approx(step_s, rel=0.1)
     table.write_text("num_devices,batch_size,step_time_s\n1,32,\n", encoding="utf-8")
-    with pytest.raises(InvalidSetupError, match=r"steps\.csv, row 1: expected numbers above zero"):
+    with pytest.raises(RecordError, match=r"steps\.csv, line 2: .step_time_s. must be a number above zero"):
         known(row, "1x4xt4")
 
 
@@ -81,7 +81,7 @@ def test_a_target_is_forecast_from_the_losses_so_far(tmp_path):
     assert found.job.work_samples == pytest.approx(18_000, rel=0.1)
     assert found.work_spread > 0
     curve.write_text("accuracy\n0.5\n", encoding="utf-8")
-    with pytest.raises(InvalidSetupError, match="expected a column 'loss' of numbers"):
+    with pytest.raises(RecordError, match=r"line 2: .loss. must be a number above zero, got None; add it"):
         known(row, "1x1xt4")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import csv
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,7 @@ import numpy as np
 
 from forerun.base.answers import Answer
 from forerun.base.errors import InvalidSetupError, RecordError, near_matches
+from forerun.base.tables import csv_cells
 from forerun.jobs.forecasting.batch_scaling import BatchScaling, fit_batch_scaling
 from forerun.jobs.forecasting.curve import Floats
 from forerun.jobs.forecasting.network_regression import NetworkPrediction, NetworkRuns, predict_network
@@ -128,32 +129,29 @@ def forecast_batches(
 
 
 def read_rows(path: Path, needed: Sequence[str]) -> list[dict[str, str]]:
-    """Rows of a CSV, cells without spaces around them.
+    """Rows of a CSV whose columns are the user's own; an empty cell is "".
 
     Raises:
         RecordError: The file cannot be read, has no row, or lacks a needed column.
     """
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = [
-                {k.strip(): (v or "").strip() for k, v in row.items() if k} for row in csv.DictReader(file)
-            ]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise RecordError(f"{path}: expected a CSV, and it cannot be read: {error}") from error
-    if not rows:
-        raise RecordError(f"{path}: expected a header and a row or more below it, got none; add them")
-    missing = [name for name in needed if name not in rows[0]]
-    if missing:
-        raise RecordError(f"{path}: expected a column '{missing[0]}' and a row or more; add them")
-    return rows
+    cells = list(csv_cells(path).values())
+    columns = dict.fromkeys(name for row in cells for name in row)
+    missing = [name for name in needed if name not in columns]
+    if not columns or missing:
+        wanted = f"the column '{missing[0]}'" if missing else "a header"
+        raise RecordError(f"{path}: expected {wanted} and a row or more below it, got none; add them")
+    return [{name: row.get(name, "") for name in columns} for row in cells]
 
 
 def number_in(row: Mapping[str, str], name: str, path: Path) -> float:
-    """A cell as a number."""
+    """A cell as a number that is finite."""
     try:
-        return float(row[name])
+        value = float(row[name])
     except ValueError:
-        raise RecordError(f"{path}: expected a number in column '{name}', got '{row[name]}'") from None
+        value = math.nan
+    if not math.isfinite(value):
+        raise RecordError(f"{path}: expected a number in column '{name}', got '{row[name]}'")
+    return value
 
 
 _NETWORK = "network"

@@ -7,18 +7,19 @@ with b the batch size of the run and S_min, B_c those of ``forecasting.batch_sca
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import BaseModel, Field
 from scipy.stats import t as student_t
 
 from forerun.base.errors import ForecastError, InvalidSetupError, RecordError
+from forerun.base.tables import csv_cells, read_rows
 from forerun.jobs.forecast import forecast
 from forerun.jobs.forecast_tables import forecast_batches
 from forerun.jobs.forecasting.batch_scaling import BatchScaling
@@ -364,14 +365,16 @@ def read_curves(path: Path) -> Path | dict[str, str | Path | Curve]:
     if path.is_dir() or path.suffix.lower() != ".csv":
         return path
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file)
-            if not {"model", "run"} <= set(reader.fieldnames or ()):
-                return path
-            rows = list(reader)
-    except (OSError, UnicodeDecodeError, csv.Error):
+        named = {name for cells in csv_cells(path).values() for name in cells}
+    except RecordError:
         return path  # the reader of curves reports its errors
-    for number, row in enumerate(rows, start=2):
-        if not row["model"] or not row["run"]:
-            raise RecordError(f"{path}, line {number}: expected a model and its run, got {row}")
-    return {row["model"].strip(): path.parent / row["run"].strip() for row in rows}
+    if not {"model", "run"} <= named:
+        return path
+    return {row.model: path.parent / row.run for _, row in read_rows(path, _ModelRun)}
+
+
+class _ModelRun(BaseModel):
+    """A row of a table of curves."""
+
+    model: Annotated[str, Field(description="a model")]
+    run: Annotated[str, Field(description="the file of its curve, from the table")]

@@ -17,12 +17,13 @@ from forerun.jobs.schedule_jobs import KnownJob, Links, Say, known_jobs
 from forerun.jobs.scheduling.cluster import SharedCluster, parse_cluster
 from forerun.jobs.scheduling.job import DataParallelTraining, ScheduledJob
 from forerun.jobs.scheduling.jobs_file import JobEntry, check_entries, read_jobs
+from forerun.jobs.scheduling.marginal_gain import foresight_within
 from forerun.jobs.scheduling.outcome import ScheduleMetrics, SimulatedSchedule, Stretch
 from forerun.jobs.scheduling.plan import FIRST_PORT, NodeDevices, device_numbers, torchrun_lines
 from forerun.jobs.scheduling.policy import Policy, find_policy
 from forerun.jobs.scheduling.running_job import Standing
 from forerun.jobs.scheduling.simulation import Progress, SimulationOptions, simulate
-from forerun.jobs.scheduling.speed import SpeedModel
+from forerun.jobs.scheduling.speed import Floats, Ints, SpeedModel, speeds_on_grid
 from forerun.jobs.scheduling.trace import read_trace, rigid_policy, simulate_rigid
 from forerun.prediction.estimate import Interval
 
@@ -161,6 +162,7 @@ def schedule(
     seed: int = 0,
     intra: str | None = None,
     inter: str | None = None,
+    fair: float | None = None,
     say: Say | None = None,
 ) -> Schedule:
     """Devices of each job now, the time when it is done, and a comparison of policies.
@@ -173,6 +175,8 @@ def schedule(
         seed: Of the draws behind the intervals.
         intra: Link inside a node for jobs whose speed is predicted, where the form of the board does not say it.
         inter: Link between nodes for these jobs, such as ``"ethernet-25g"``.
+        fair: Finish-time fairness that ``foresight`` keeps every job within: its completion over that with an own
+            1/n of the cluster; 10 if None, infinite for no bound.
         say: Told what is being done, a few words at a time.
 
     Raises:
@@ -180,14 +184,34 @@ def schedule(
         FailureError: A model cannot be predicted, or a policy cannot serve a job.
     """
     found = parse_cluster(cluster) if isinstance(cluster, str) else cluster
-    chosen = _policies(policies)
+    chosen = _policies(policies, fair)
     known = known_jobs(entries_of(jobs), found, Links(intra=intra, inter=inter), say)
     options = SimulationOptions(round_s=round_s, seed=seed)
+    outcomes = tuple(_outcome(known, found, policy, options, say) for policy in chosen)
+    notes = schedule_notes(known, with_intervals=has_intervals(known))
+    for policy, outcome in zip(chosen, outcomes, strict=True):
+        bound = getattr(policy, "worst_fairness", inf)
+        if bound < inf:
+            notes.append(_price_of_fairness(known, found, outcome.metrics, bound, options))
     return Schedule(
-        cluster=str(found),
-        devices_by_node=_devices_by_node(found),
-        outcomes=tuple(_outcome(known, found, policy, options, say) for policy in chosen),
-        notes=tuple(schedule_notes(known, with_intervals=has_intervals(known))),
+        cluster=str(found), devices_by_node=_devices_by_node(found), outcomes=outcomes, notes=tuple(notes)
+    )
+
+
+def _price_of_fairness(
+    known: Sequence[KnownJob],
+    cluster: SharedCluster,
+    bounded: ScheduleMetrics,
+    bound: float,
+    options: SimulationOptions,
+) -> str:
+    """Cost of the bound of our policy, beside the same schedule without it."""
+    free = simulate([item.job for item in known], cluster, foresight_within(inf), options).metrics
+    change = bounded.average_completion_s / free.average_completion_s - 1
+    kept = "" if bounded.worst_fairness <= bound else ", which this load does not allow"
+    return (
+        f"foresight keeps finish-time fairness within {bound:g}{kept}: worst {bounded.worst_fairness:.1f}, "
+        f"{free.worst_fairness:.1f} without the bound; average completion {change:+.1%} (--fair)"
     )
 
 
@@ -234,10 +258,16 @@ def _devices_by_node(cluster: SharedCluster) -> tuple[int, ...]:
     return tuple(size for group in cluster.groups for size in group.node_sizes)
 
 
-def _policies(names: Sequence[str]) -> list[Policy]:
+def _policies(names: Sequence[str], fair: float | None = None) -> list[Policy]:
     if not names:
         raise UsageError("expected at least one policy, got none")
     found = [find_policy(name) for name in names]
+    if fair is not None:
+        if "foresight" not in {policy.name for policy in found}:
+            raise UsageError(
+                f"--fair bounds the fairness of foresight, and the policies are {', '.join(names)}; add foresight"
+            )
+        found = [foresight_within(fair) if policy.name == "foresight" else policy for policy in found]
     twice = next((policy.name for i, policy in enumerate(found) if policy.name in names[:i]), None)
     if twice is not None:
         raise UsageError(f"policy '{twice}' was asked for twice; name it once")
@@ -324,6 +354,9 @@ class _ScaledSpeed:
 
     def __call__(self, num_devices: int, num_nodes: int, batch_size: float) -> float:
         return self.factor * self.model(num_devices, num_nodes, batch_size)
+
+    def grid(self, num_devices: Ints, num_nodes: Ints, batch_sizes: Floats) -> Floats:
+        return self.factor * speeds_on_grid(self.model, num_devices, num_nodes, batch_sizes)
 
 
 def _plans(main: SimulatedSchedule, known: Sequence[KnownJob]) -> tuple[JobPlan, ...]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from math import inf, log
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field
 
 from forerun.base.errors import ForerunError, InvalidSetupError
+from forerun.base.tables import read_rows
 from forerun.jobs.scheduling.cluster import NodeGroup, SharedCluster
 from forerun.jobs.scheduling.job import DataParallelTraining, ScheduledJob, check_jobs
 from forerun.jobs.scheduling.jobs_file import JobEntry
@@ -183,7 +185,7 @@ def _work_to_target(entry: JobEntry, epoch_samples: float) -> float:
     assert entry.curve is not None
     assert entry.target is not None
     assert entry.epochs is not None
-    losses = _column(entry.curve, "loss")
+    losses = [row.loss for _, row in read_rows(entry.curve, _LossRow)]
     forecast = CurveForecast.from_curve(losses, entry.target, entry.epochs, epoch_samples)
     return forecast(len(losses) * epoch_samples)
 
@@ -214,18 +216,9 @@ def _measured(entry: JobEntry, cluster: SharedCluster) -> dict[str, SpeedModel]:
 
 def _fitted(entry: JobEntry, path: Path, cluster: SharedCluster) -> dict[str, SpeedModel]:
     """The seven-parameter form, fitted to the steps of each kind of device."""
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        rows = [{str(k).strip(): (v or "").strip() for k, v in row.items()} for row in csv.DictReader(file)]
     points: dict[str, list[StepPoint]] = {}
-    for number, row in enumerate(rows, start=1):
-        try:
-            kind, point = _step_point(row, cluster)
-        except (KeyError, ValueError) as error:
-            raise InvalidSetupError(
-                f"{path.name}, row {number}: expected numbers above zero in num_devices, batch_size and step_time_s, "
-                f"got {row} ({error})"
-            ) from error
-        points.setdefault(kind, []).append(point)
+    for _, row in read_rows(path, _StepRow):
+        points.setdefault(row.device.lower(), []).append(row.point(cluster))
     found: dict[str, SpeedModel] = {}
     for kind in cluster.kinds:
         own = points.get(kind) or points.get("")
@@ -236,35 +229,35 @@ def _fitted(entry: JobEntry, path: Path, cluster: SharedCluster) -> dict[str, Sp
     return found
 
 
-def _step_point(row: Mapping[str, str], cluster: SharedCluster) -> tuple[str, StepPoint]:
-    num_devices, batch, step_s = int(row["num_devices"]), float(row["batch_size"]), float(row["step_time_s"])
-    if not (num_devices > 0 and 0 < batch < inf and 0 < step_s < inf):
-        raise ValueError("a number is not above zero")
-    kind = row.get("device", "").lower()
-    per_node = cluster.group(kind if kind in cluster.kinds else cluster.kinds[0]).devices_per_node
-    num_nodes = int(row.get("num_nodes") or -(-num_devices // per_node))
-    point = StepPoint(
-        num_devices=num_devices,
-        num_nodes=num_nodes,
-        batch_size_per_device=batch / num_devices,
-        step_time_s=step_s,
-    )
-    return kind, point
+_Whole = Annotated[int, Field(gt=0, description="a whole number above zero")]
+_Above = Annotated[float, Field(gt=0, allow_inf_nan=False, description="a number above zero")]
 
 
-def _column(path: Path, name: str) -> list[float]:
-    """A column of numbers of a CSV file."""
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        rows = list(csv.DictReader(file))
-    try:
-        values = [float(row[name]) for row in rows]
-    except (KeyError, TypeError, ValueError) as error:
-        raise InvalidSetupError(
-            f"{path.name}: expected a column '{name}' of numbers, one row an epoch; got {error}"
-        ) from error
-    if not values or min(values) <= 0:
-        raise InvalidSetupError(f"{path.name}: expected losses above zero, got {values[:3]}")
-    return values
+class _StepRow(BaseModel):
+    """A measured step; ``batch_size`` is that of all devices, nodes are as few as hold them if not given."""
+
+    num_devices: _Whole
+    batch_size: _Above
+    step_time_s: _Above
+    device: str = ""
+    num_nodes: _Whole | None = None
+
+    def point(self, cluster: SharedCluster) -> StepPoint:
+        """The step as the fit takes it."""
+        kind = self.device.lower()
+        per_node = cluster.group(kind if kind in cluster.kinds else cluster.kinds[0]).devices_per_node
+        return StepPoint(
+            num_devices=self.num_devices,
+            num_nodes=self.num_nodes or -(-self.num_devices // per_node),
+            batch_size_per_device=self.batch_size / self.num_devices,
+            step_time_s=self.step_time_s,
+        )
+
+
+class _LossRow(BaseModel):
+    """One epoch of a curve."""
+
+    loss: _Above
 
 
 _FROM_90_PERCENT = 1.645

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field
 
 from forerun.base.answers import Answer, fields_of
-from forerun.base.errors import RecordError, UsageError
+from forerun.base.tables import read_rows
 from forerun.jobs.forecast import forecast
 from forerun.jobs.forecasting.curve import Target, parse_target
 from forerun.jobs.forecasting.forecast_answer import ranked
@@ -62,7 +63,28 @@ def pareto_front(points: Sequence[TradeOffPoint]) -> list[bool]:
     return [not any(beats(other, point) for other in points) for point in points]
 
 
-_COLUMNS = ("name", "run", "model", "device")
+_Text = Annotated[str, Field(min_length=1, description="a name")]
+_Above = Annotated[float, Field(gt=0, allow_inf_nan=False, description="a number above zero")]
+
+
+class _Configuration(BaseModel):
+    """A row of the table; ``run`` is a curve, by its path from the table."""
+
+    name: _Text
+    run: _Text
+    model: _Text
+    device: _Text
+    batch_size: Annotated[int, Field(ge=1, description="a whole number above zero")] | None = None
+    precision: str | None = None
+    optimizer: str | None = None
+    dataset: str | None = None
+    epochs: _Above | None = None
+    schedule: str | None = None
+    price: _Above | None = None
+
+    def setup(self) -> dict[str, Any]:
+        """The settings that were given, for the prediction."""
+        return self.model_dump(include={"batch_size", "precision", "optimizer", "dataset"}, exclude_none=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,52 +126,28 @@ def trade_off(
         RecordError: The table cannot be read or lacks columns.
     """
     wanted = parse_target(target) if isinstance(target, str) else target
-    points = [_point(row, Path(table), wanted, metric) for row in _configurations(Path(table))]
+    rows = read_rows(Path(table), _Configuration)
+    points = [_point(row, Path(table).parent, wanted, metric) for _, row in rows]
     return TradeOff(target=wanted, points=tuple(points), is_on_front=tuple(pareto_front(points)))
 
 
-def _configurations(table: Path) -> list[dict[str, str]]:
-    try:
-        with table.open(newline="", encoding="utf-8-sig") as file:
-            rows = [{k: (v or "").strip() for k, v in row.items() if k} for row in csv.DictReader(file)]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise RecordError(
-            f"{table}: expected a CSV of configurations, and it cannot be read: {error}"
-        ) from error
-    missing = [name for name in _COLUMNS if not rows or name not in rows[0]]
-    if missing:
-        raise RecordError(
-            f"{table}: expected the columns {', '.join(_COLUMNS)} and a row or more, {', '.join(missing)} missing"
-        )
-    return rows
-
-
-def _point(row: Mapping[str, str], table: Path, target: Target | None, metric: str | None) -> TradeOffPoint:
-    setup: dict[str, Any] = {k: row[k] for k in ("precision", "optimizer", "dataset") if row.get(k)}
-    try:
-        setup |= {"batch_size": int(row["batch_size"])} if row.get("batch_size") else {}
-        epochs = float(row["epochs"]) if row.get("epochs") else None
-        price = float(row["price"]) if row.get("price") else None
-    except ValueError as error:
-        raise UsageError(
-            f"{table}: expected numbers as batch_size, epochs and price of '{row['name']}': {error}"
-        ) from None
+def _point(row: _Configuration, folder: Path, target: Target | None, metric: str | None) -> TradeOffPoint:
     answer = forecast(
-        table.parent / row["run"],
+        folder / row.run,
         target=target,
         metric=metric,
-        schedule=row.get("schedule") or None,
-        epochs=epochs,
-        model=row["model"],
-        devices=[row["device"]],
-        price_usd_per_hour=price,
-        **setup,
+        schedule=row.schedule,
+        epochs=row.epochs,
+        model=row.model,
+        devices=[row.device],
+        price_usd_per_hour=row.price,
+        **row.setup(),
     )
     time = answer.times[0]
     found = answer.curve_forecast
     per_hour = time.clock.price_usd_per_hour
     return TradeOffPoint(
-        name=row["name"],
+        name=row.name,
         device=time.clock.device,
         epoch_time_s=time.clock.epoch_time_s,
         epochs_to_target=found.epochs_to_target[1],

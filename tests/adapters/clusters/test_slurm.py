@@ -83,3 +83,21 @@ def test_slurm_holds_before_it_frees_and_frees_before_it_starts():
     assert commands_for(SLURM, [action_of(long, "t4", [("n1", 2)])]) == []
     # It is held already.
     assert commands_for(SLURM, [action_of(waits, "", [])]) == []
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"state_reason": "Dependency"}, "other jobs"),
+        ({"state_reason": "JobArrayTaskLimit", "array_task_string": "3-9%2"}, "the tasks of its array"),
+        ({"state_reason": "Priority", "array_task_string": "3-9"}, "the tasks of its array"),
+        ({"state_reason": "QOSMaxGRESPerUser"}, "a limit of its quality of service"),
+        ({"state_reason": "Reservation"}, "its reservation"),
+        ({"state_reason": "PartitionTimeLimit"}, "its partition"),
+    ],
+)
+def test_a_job_that_waits_for_more_than_devices_is_left_alone(more, why):
+    waits = {**SQUEUE["jobs"][1], **more}
+    found = slurm_cluster({"jobs": [waits]}, SINFO, NOW_S)
+    assert not found.jobs
+    assert f"job {waits['job_id']} waits for {why}: left alone" in found.notes

@@ -11,6 +11,7 @@ from forerun.jobs.scheduling.policy import JobView
 from forerun.jobs.scheduling.speed import (
     BatchEfficiency,
     DataParallelSpeed,
+    offered_sizes,
     rate_curve,
 )
 
@@ -63,7 +64,11 @@ def view(of: ScheduledJob, cluster: SharedCluster, order: int = 0, **given) -> J
                 training.efficiency,
                 training.batch_range or fixed,
                 g.devices_per_node,
-                min(g.num_devices, of.max_workers if of.is_elastic else of.num_workers),
+                offered_sizes(
+                    g.devices_per_node,
+                    min(g.num_devices, of.max_workers if of.is_elastic else of.num_workers),
+                    of.num_workers,
+                ),
                 0.0,
             )
             for g in cluster.groups

@@ -2,7 +2,7 @@
 
 import pytest
 
-from forerun.base.errors import InvalidSetupError, UsageError
+from forerun.base.errors import InvalidSetupError, RecordError, UsageError
 from forerun.jobs.scheduling.jobs_file import check_entries, read_jobs
 
 GOOD = {"name": "a", "points": "1:100 2:190", "batch_size": 32, "steps": 1000}
@@ -83,7 +83,7 @@ def test_no_jobs_and_names_that_occur_twice(tmp_path):
         ("jobs.yaml", "a: [", InvalidSetupError, "jobs.yaml is no YAML"),
         ("jobs.yaml", "jobs: 3", InvalidSetupError, "expected a list of jobs"),
         ("jobs.yaml", "", InvalidSetupError, "expected at least one job"),
-        ("jobs.csv", "name,steps\na,1,2\n", InvalidSetupError, "job 1: more cells than columns"),
+        ("jobs.csv", "name,steps\na,1,2\n", RecordError, "line 2: more cells than columns"),
         ("jobs.csv", "name,table,batch_size,steps\na,t.csv,1,1\n", InvalidSetupError, "expected a file at"),
     ],
 )

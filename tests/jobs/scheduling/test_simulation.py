@@ -1,7 +1,9 @@
 """Time, restarts, failures, checkpoints and errors inside the simulator."""
 
+import time
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from scheduler_cases import job, server_job, speed
 
@@ -10,7 +12,7 @@ from forerun.jobs.scheduling.cluster import parse_cluster
 from forerun.jobs.scheduling.outcome import EventKind
 from forerun.jobs.scheduling.policy import find_policy
 from forerun.jobs.scheduling.running_job import ForecastError
-from forerun.jobs.scheduling.simulation import SimulationOptions, simulate
+from forerun.jobs.scheduling.simulation import SimulationOptions, _Simulation, simulate
 from forerun.jobs.scheduling.speed import BatchEfficiency
 
 FOUR = parse_cluster("1x4xt4")
@@ -200,3 +202,21 @@ def test_jobs_that_cannot_be_meant(field, value):
 def test_options_that_cannot_be_meant(options):
     with pytest.raises(InvalidSetupError):
         SimulationOptions(**options)
+
+
+def test_a_decision_about_ten_thousand_jobs_takes_seconds():
+    # Curves of speed, the policy and the nodes, all of it: what ``scheduler_ms`` counts.
+    chance = np.random.default_rng(0)
+    jobs = [
+        job(f"j{i}", sample_s=float(chance.uniform(1e-4, 1e-2)), batch=256.0, most=4096.0, num_workers=int(n))
+        for i, n in enumerate(chance.choice([1, 2, 4, 8], 10_000))
+    ]
+    begin = time.process_time()
+    state = _Simulation(
+        jobs, parse_cluster("512x8xt4"), find_policy("foresight"), SimulationOptions(), {}, {}
+    )
+    state._admit(0.0)
+    state._decide(0.0)
+    assert time.process_time() - begin < 5.0
+    assert state.decision_s[0] > 0
+    assert sum(s.current.num_workers for s in state.active if s.current is not None) == 4096

@@ -3,6 +3,7 @@
 import itertools
 from itertools import product
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +17,9 @@ from forerun.jobs.scheduling.speed import (
     MeasuredSpeed,
     StepPoint,
     fit_data_parallel,
+    offered_sizes,
     rate_curve,
+    speeds_on_grid,
     upper_hull,
 )
 
@@ -111,14 +114,15 @@ def test_fits_refuse_nothing_and_nonsense():
         fit_data_parallel([])
 
 
-RATES = st.lists(st.floats(0, 1e3), min_size=1, max_size=30).map(lambda values: [0.0, *values])
+RATES = st.lists(st.floats(0, 1e3), min_size=1, max_size=30).map(lambda values: dict(enumerate(values, 1)))
 
 
 @given(rates=RATES)
 def test_a_hull_is_concave_and_above_all_rates(rates):
     corners = upper_hull(rates)
     assert corners[0] == 0
-    assert rates[corners[-1]] == max(rates)
+    assert rates[corners[-1]] == max(rates.values())
+    rates = {0: 0.0, **rates}
     slopes = [(rates[b] - rates[a]) / (b - a) for a, b in itertools.pairwise(corners)]
     assert slopes == sorted(slopes, reverse=True)
     for a, b in itertools.pairwise(corners):
@@ -137,13 +141,34 @@ def test_efficiency_is_one_at_the_base_and_halves_where_noise_runs_out():
 
 def test_a_range_of_batches_never_makes_it_slower():
     worth = BatchEfficiency(noise_scale=500.0, base_batch_size=64.0)
-    fixed = rate_curve(speed(), None, (64.0, 64.0), 4, 16, 0.0)
-    free = rate_curve(speed(), worth, (64.0, 2048.0), 4, 16, 0.0)
-    assert all(a >= b - 1e-9 for a, b in zip(free.rates, fixed.rates, strict=True))
-    assert list(free.batch_sizes[1:]) == sorted(free.batch_sizes[1:])
+    sizes = offered_sizes(4, 16)
+    fixed = rate_curve(speed(), None, (64.0, 64.0), 4, sizes, 0.0)
+    free = rate_curve(speed(), worth, (64.0, 2048.0), 4, sizes, 0.0)
+    assert all(free.rate(n) >= fixed.rate(n) - 1e-9 for n in sizes)
+    assert list(free.batch_sizes.values()) == sorted(free.batch_sizes.values())
+
+
+def test_a_grid_of_sizes_and_batches_is_the_law_at_each():
+    sizes, batches = np.asarray(offered_sizes(4, 300, asked=77)), np.asarray([4.0, 64.0, 1000.0])
+    nodes = -(-sizes // 4)
+    for model in (speed(), MeasuredSpeed({1: 10.0, 4: 30.0, 9: 40.0})):
+        alone = [
+            [model(n, m, b) for b in batches.tolist()]
+            for n, m in zip(sizes.tolist(), nodes.tolist(), strict=True)
+        ]
+        np.testing.assert_allclose(speeds_on_grid(model, sizes, nodes, batches), alone, rtol=1e-12)
+
+
+@given(per_node=st.integers(1, 72), most=st.integers(1, 5000), asked=st.integers(1, 5000))
+def test_sizes_offered_are_few_and_hold_what_is_asked_for(per_node, most, asked):
+    sizes = offered_sizes(per_node, most, asked)
+    assert len(sizes) <= 64
+    assert list(sizes) == sorted(set(sizes))
+    assert {n for n in (*range(1, 17), per_node, asked, most) if n <= most} <= set(sizes)
 
 
 def test_the_fewest_and_the_best():
-    curve = rate_curve(speed(sync_s=5.0), None, (64.0, 64.0), 4, 8, 0.0)
-    assert (curve.fewest, curve.best, curve.best_within(8)) == (1, 1, 1)
-    assert curve.scaled([1.0, 1.0, 99.0] + [1.0] * 6).best == 2
+    curve = rate_curve(speed(sync_s=5.0), None, (64.0, 64.0), 4, offered_sizes(4, 8), 0.0)
+    assert (curve.fewest, curve.hull[-1], curve.best_within(8)) == (1, 1, 1)
+    assert curve.scaled([1.0, 1.0, 99.0] + [1.0] * 6).hull[-1] == 2
+    assert (curve.after(3, 8), curve.after(8, 8), curve.rate(99)) == (4, None, 0.0)

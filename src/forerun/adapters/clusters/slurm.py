@@ -27,6 +27,20 @@ __all__ = ["SLURM", "expand_host_list", "slurm_cluster", "slurm_commands"]
 _GRES = re.compile(r"(?:gres[:/])?gpu(?::([A-Za-z][^:=(,]*))?(?:[:=](\d+))?(?:\(.*?\))?")
 _UNUSABLE = ("DOWN", "DRAIN", "FAIL", "MAINT", "INVALID", "NOT_RESPONDING", "POWERED_DOWN")
 _WAITING, _RUNNING = "PENDING", "RUNNING"
+_OWN_REASONS = {
+    "dependency": "other jobs",
+    "arraytasklimit": "the tasks of its array",
+    "begintime": "its time",
+    "reservation": "its reservation",
+    "reqnodenotavail": "nodes that are not available",
+    "qos": "a limit of its quality of service",
+    "assoc": "a limit of its account",
+    "partition": "its partition",
+}
+"""Beginnings of reasons for which Slurm holds a job that free devices do not start, and what it waits for.
+
+Source: Slurm, squeue(1), "Job reason codes".
+"""
 
 
 def slurm_cluster(squeue: Any, sinfo: Any, now_s: float) -> LiveCluster:
@@ -87,6 +101,9 @@ def _job(row: Mapping[str, Any], now_s: float, notes: list[str]) -> LiveJob | No
     if not set(states) & {_WAITING, _RUNNING}:
         return None
     is_running = _RUNNING in states
+    if not is_running and (why := _why_not_ours(row)):
+        notes.append(f"job {name} waits for {why}: left alone")
+        return None
     had = [_devices(text) for text in row.get("gres_detail") or []]
     num_nodes = max(1, int(_number(row.get("node_count"), 1)))
     asked = _asked(row, num_nodes)
@@ -114,6 +131,14 @@ def _job(row: Mapping[str, Any], now_s: float, notes: list[str]) -> LiveJob | No
         fields=fields_of_text(_text(row.get("comment")), name),
         details={"held": "yes"} if "Held" in str(row.get("state_reason", "")) else {},
     )
+
+
+def _why_not_ours(row: Mapping[str, Any]) -> str:
+    """Reason for which a job waits beside devices, so that Slurm would not start it on ours; empty if nothing."""
+    reason = str(row.get("state_reason") or "").removeprefix("Job").lower()
+    found = next((words for start, words in _OWN_REASONS.items() if reason.startswith(start)), "")
+    # Tasks that were not yet told apart share one row: to give it nodes would give them to every task.
+    return found or ("the tasks of its array" if _text(row.get("array_task_string")) else "")
 
 
 def _name(row: Mapping[str, Any]) -> str:

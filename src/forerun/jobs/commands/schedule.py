@@ -38,7 +38,8 @@ PolicyOption = Annotated[
     typer.Option(
         metavar="NAMES",
         help="Policies to compare, the preferred one first: foresight (ours), srtf, fifo, las, equal, drf, tetris, "
-        "optimus, normalised, pollux, sia, deadline. [default: foresight,srtf,fifo]",
+        "optimus, normalised, pollux, sia, gavel, themis, deadline; NAME:raw changes jobs without asking whether that "
+        "pays its restarts. [default: foresight,srtf,fifo]",
         show_default=False,
     ),
 ]
@@ -79,6 +80,20 @@ class DecideOptions(TypedDict, total=False):
     ]
 
 
+class ShareOptions(DecideOptions, total=False):
+    """Settings of a schedule."""
+
+    fair: Annotated[
+        float | None,
+        Setting(
+            help="Worst finish-time fairness that foresight allows: completion over that with an equal share.",
+            group="limits",
+            default="10",
+            above=1,
+        ),
+    ]
+
+
 def _page(answer: Schedule) -> Iterator[Any]:
     from forerun.jobs.pages.schedule_page import command_lines, schedule_page
 
@@ -90,7 +105,7 @@ def _page(answer: Schedule) -> Iterator[Any]:
 
 @verb(
     "Share a cluster among jobs.",
-    options=DecideOptions,
+    options=ShareOptions,
     readers={"round_length": lambda text: parse_time_s("--round", text)},
     page=_page,
     plot="forerun.jobs.pages.gantt:gantt_chart",
@@ -105,7 +120,7 @@ def jobs(
     """Share a cluster among jobs: who gets which devices now and why, when each is done, how policies compare."""
     import forerun
 
-    asked = checked(settings, DecideOptions)
+    asked = checked(settings, ShareOptions)
     round_s = asked.pop("round_length", 60.0)
     with progress("sharing the cluster") as say:
         return forerun.schedule(jobs, cluster=cluster, round_s=round_s, say=say, **_policies(policy), **asked)

@@ -194,19 +194,17 @@ class _Engine:
         if not (view.job.is_elastic and view.job.is_preemptible):
             return view.asked(kind)
         curve = view.curves[kind]
-        most = min(view.job.max_workers, len(curve.rates) - 1, int(self._free.num_devices(kind)))
+        most = min(view.job.max_workers, int(self._free.num_devices(kind)))
         rate = view.rate(present)
-        n = next((n for n in (curve.fewest, *curve.hull) if 0 < n <= most and curve.rates[n] > rate), None)
+        n = next((n for n in (curve.fewest, *curve.hull) if 0 < n <= most and curve.rate(n) > rate), None)
         return None if n is None else Allocation(kind, n)
 
     def _next_size(self, view: JobView, present: Allocation) -> int:
         """Devices to offer next; as many as it has if none."""
         curve, w = view.curves[present.device], present.num_workers
-        most = min(
-            view.job.max_workers, len(curve.rates) - 1, w + int(self._free.num_devices(present.device))
-        )
+        most = min(view.job.max_workers, w + int(self._free.num_devices(present.device)))
         if self._one_at_a_time:
-            return min(w + 1, most)
+            return curve.after(w, most) or w
         corner = next((n for n in curve.hull if w < n <= most), None)
         # The next corner may not fit: then the best that does.
         return corner if corner is not None else max(w, curve.best_within(most))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from pydantic import (
 )
 
 from forerun.base.errors import InvalidSetupError, UsageError, near_matches
+from forerun.base.tables import csv_cells
 from forerun.base.units import parse_duration_s
 from forerun.question.options import RunOptions
 from forerun.question.settings import declared, setting_fields
@@ -213,16 +213,7 @@ def _checked(rows: Sequence[dict[str, Any]], folder: Path, source: str) -> list[
 
 
 def _csv_rows(path: Path) -> list[dict[str, Any]]:
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.DictReader(file, skipinitialspace=True)
-        rows = []
-        for number, row in enumerate(reader, start=1):
-            if None in row:
-                raise InvalidSetupError(
-                    f"{path.name}, job {number}: more cells than columns; quote cells that contain commas"
-                )
-            rows.append({str(k).strip(): v.strip() for k, v in row.items() if v is not None and v.strip()})
-    return [row for row in rows if row]
+    return [row for row in csv_cells(path).values() if row]
 
 
 def _yaml_rows(path: Path) -> list[dict[str, Any]]:

@@ -142,7 +142,8 @@ class ScheduleMetrics(Answer):
 
     Attributes:
         num_jobs: Jobs.
-        average_completion_s, median_completion_s, p99_completion_s: Of the jobs' completion times [s].
+        average_completion_s, median_completion_s, p95_completion_s, p99_completion_s: Of the jobs' completion times
+            [s].
         makespan_s: From the first arrival to the last end [s].
         device_hours: Hours of devices held, restarts included [h].
         average_fairness, worst_fairness: Finish-time fairness rho: completion over the completion with an own 1/n of
@@ -156,6 +157,7 @@ class ScheduleMetrics(Answer):
     num_jobs: int
     average_completion_s: float
     median_completion_s: float
+    p95_completion_s: float
     p99_completion_s: float
     makespan_s: float
     device_hours: float
@@ -202,6 +204,7 @@ def schedule_metrics(
         num_jobs=len(arrival),
         average_completion_s=float(completion.mean()),
         median_completion_s=float(np.median(completion)),
+        p95_completion_s=float(np.quantile(completion, 0.95)),
         p99_completion_s=float(np.quantile(completion, 0.99)),
         makespan_s=makespan,
         device_hours=held / 3600.0,

@@ -288,7 +288,7 @@ def placed_remaining_s(view: JobView, given: Allocation, num_nodes: int, cluster
     if not isinstance(training, DataParallelTraining):
         return left_s
     speed, n = training.speeds[given.device], given.num_workers
-    batch = view.curves[given.device].batch_sizes[n]
+    batch = view.curves[given.device].batch_sizes.get(n, training.batch_size)
     here = speed(n, num_nodes, batch)
     packed = speed(n, _fewest(n, given.device, cluster), batch)
     return left_s * packed / here if here > 0 else left_s
@@ -313,6 +313,7 @@ def consolidate(
         given: What each has, changed in place.
         placed: Where each is, changed in place.
     """
+    state: _Nodes | None = None  # few decisions have such a job, and a large cluster's is dear
     for view in views:
         name = view.job.name
         now, where = given.get(name), placed.get(name, ())
@@ -320,7 +321,8 @@ def consolidate(
             continue
         if len(where) <= _fewest(now.num_workers, now.device, cluster):
             continue
-        state = free_nodes(cluster, jobs, {other: place for other, place in placed.items() if other != name})
+        state = free_nodes(cluster, jobs, placed) if state is None else state
+        state.give_back(view.job, where)
         is_started = view.current is not None and view.current == now
         best_s = placed_remaining_s(view, now, len(where), cluster)
         price_s = 2 * view.job.restart_s if is_started else 0.0
@@ -336,6 +338,7 @@ def consolidate(
             if left_s < best_s:
                 best_s = left_s
                 given[name], placed[name] = option, found
+        state.keep(view.job, placed[name])
 
 
 def _fewest(num_devices: int, kind: str, cluster: SharedCluster) -> int:

@@ -4,24 +4,14 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from forerun.base.units import format_duration_s
 from forerun.jobs.scheduling.cluster import SharedCluster
 from forerun.jobs.scheduling.greedy import start_all
 from forerun.jobs.scheduling.job import Allocation, ServerTraining
-from forerun.jobs.scheduling.policy import FreeResources, JobView, hold, register
+from forerun.jobs.scheduling.policy import FreeResources, JobView, hold, policy
 
-__all__ = [
-    "LAS_THRESHOLDS_DEVICE_S",
-    "DominantResourceFairness",
-    "EqualShare",
-    "Fifo",
-    "LeastAttainedService",
-    "ShortestRemaining",
-    "Tetris",
-    "admit_in_order",
-]
+__all__ = ["LAS_THRESHOLDS_DEVICE_S", "admit_in_order"]
 
 LAS_THRESHOLDS_DEVICE_S = (3200.0,)
 """Device-seconds after which a job sinks to the next queue.
@@ -61,133 +51,82 @@ def _choices(view: JobView, cluster: SharedCluster) -> list[Allocation]:
     return [allocation for allocation in asked if view.rate(allocation) > 0]
 
 
-@register
-@dataclass(frozen=True, slots=True)
-class Fifo:
+@policy(
+    "fifo",
+    title="first come, first served, devices as asked for",
+    reason=lambda view, given: "first in the queue" if given else "waits for those who came before it",
+)
+def fifo(jobs: Sequence[JobView], cluster: SharedCluster, now_s: float) -> dict[str, Allocation]:
     """First come, first served; nobody overtakes and nobody is stopped."""
-
-    name: str = "fifo"
-    title: str = "first come, first served, devices as asked for"
-    adapts_batch: bool = False
-    is_stable: bool = True
-
-    def allocate(
-        self, jobs: Sequence[JobView], cluster: SharedCluster, now_s: float
-    ) -> dict[str, Allocation]:
-        """In the order of arrival; what runs keeps its place."""
-        running_first = sorted(jobs, key=lambda v: (v.current is None, v.order))
-        return admit_in_order(running_first, cluster, may_overtake=False)
-
-    def reason(self, view: JobView, given: Allocation | None) -> str:
-        """Its place in the queue."""
-        return "first in the queue" if given else "waits for those who came before it"
+    running_first = sorted(jobs, key=lambda v: (v.current is None, v.order))
+    return admit_in_order(running_first, cluster, may_overtake=False)
 
 
-@register
-@dataclass(frozen=True, slots=True)
-class ShortestRemaining:
-    """The job with the least time left first, by forecast; longer ones are stopped for it."""
-
-    name: str = "srtf"
-    title: str = "least remaining time first, devices as asked for"
-    adapts_batch: bool = False
-    is_stable: bool = True
-
-    def allocate(
-        self, jobs: Sequence[JobView], cluster: SharedCluster, now_s: float
-    ) -> dict[str, Allocation]:
-        """By forecast time to the end with what was asked for."""
-        order = sorted(jobs, key=lambda v: (self._left_s(v, cluster), v.order))
-        return admit_in_order(order, cluster, may_overtake=True)
-
-    @staticmethod
-    def _left_s(view: JobView, cluster: SharedCluster) -> float:
-        return view.asked_remaining_s(cluster) / view.job.weight
-
-    def reason(self, view: JobView, given: Allocation | None) -> str:
-        """Its remaining time."""
-        if given:
-            return f"{format_duration_s(view.remaining_s(given))} left, less than those that wait"
+def _time_left(view: JobView, given: Allocation | None) -> str:
+    if given is None:
         return "waits for jobs with less time left"
+    return f"{format_duration_s(view.remaining_s(given))} left, less than those that wait"
 
 
-@register
-@dataclass(frozen=True, slots=True)
-class LeastAttainedService:
-    """Tiresias-L: queues by what a job has had so far, first come first served within each.
-
-    Attributes:
-        thresholds_device_s: Device-seconds after which a job sinks to the next queue.
-    """
-
-    name: str = "las"
-    title: str = (
-        f"least attained service (Tiresias), queue ends at {LAS_THRESHOLDS_DEVICE_S[0]:.0f} device-seconds"
-    )
-    adapts_batch: bool = False
-    is_stable: bool = False
-    thresholds_device_s: tuple[float, ...] = LAS_THRESHOLDS_DEVICE_S
-
-    def queue(self, attained_device_s: float) -> int:
-        """Number of the queue, 0 is served first."""
-        return sum(attained_device_s >= end for end in self.thresholds_device_s)
-
-    def allocate(
-        self, jobs: Sequence[JobView], cluster: SharedCluster, now_s: float
-    ) -> dict[str, Allocation]:
-        """By queue, then by arrival."""
-        order = sorted(jobs, key=lambda v: (self.queue(v.attained_device_s), v.order))
-        return admit_in_order(order, cluster, may_overtake=True)
-
-    def reason(self, view: JobView, given: Allocation | None) -> str:
-        """Its queue."""
-        queue = self.queue(view.attained_device_s) + 1
-        return f"queue {queue}" if given else f"queue {queue}, waits for higher queues and earlier jobs"
+@policy("srtf", title="least remaining time first, devices as asked for", reason=_time_left)
+def shortest_remaining(
+    jobs: Sequence[JobView], cluster: SharedCluster, now_s: float
+) -> dict[str, Allocation]:
+    """The job with the least time left on what it asks for first, by forecast; longer ones are stopped for it."""
+    order = sorted(jobs, key=lambda v: (v.asked_remaining_s(cluster) / v.job.weight, v.order))
+    return admit_in_order(order, cluster, may_overtake=True)
 
 
-@register
-@dataclass(frozen=True, slots=True)
-class EqualShare:
-    """The same number of devices for all, never more than help."""
-
-    name: str = "equal"
-    title: str = "equal share, elastic, stops where more devices no longer help"
-    adapts_batch: bool = False
-    is_stable: bool = True
-
-    def allocate(
-        self, jobs: Sequence[JobView], cluster: SharedCluster, now_s: float
-    ) -> dict[str, Allocation]:
-        """Rounds of one more for each job that gains by it, the smallest share first."""
-        return _progressive_filling(jobs, cluster, until_best=True)
-
-    def reason(self, view: JobView, given: Allocation | None) -> str:
-        """Its share."""
-        return "its share of the devices" if given else "waits: more jobs than devices, it had most so far"
+def _queue(view: JobView) -> int:
+    """Number of the queue, 0 is served first."""
+    return sum(view.attained_device_s >= end for end in LAS_THRESHOLDS_DEVICE_S)
 
 
-@register
-@dataclass(frozen=True, slots=True)
-class DominantResourceFairness:
+def _its_queue(view: JobView, given: Allocation | None) -> str:
+    number = _queue(view) + 1
+    return f"queue {number}" if given else f"queue {number}, waits for higher queues and earlier jobs"
+
+
+@policy(
+    "las",
+    title=f"least attained service (Tiresias), queue ends at {LAS_THRESHOLDS_DEVICE_S[0]:.0f} device-seconds",
+    reason=_its_queue,
+    is_stable=False,
+)
+def least_attained_service(
+    jobs: Sequence[JobView], cluster: SharedCluster, now_s: float
+) -> dict[str, Allocation]:
+    """Tiresias-L: queues by what a job has had so far, first come first served within each."""
+    return admit_in_order(sorted(jobs, key=lambda v: (_queue(v), v.order)), cluster, may_overtake=True)
+
+
+@policy(
+    "equal",
+    title="equal share, elastic, stops where more devices no longer help",
+    reason=lambda view, given: (
+        "its share of the devices" if given else "waits: more jobs than devices, it had most so far"
+    ),
+)
+def equal_share(jobs: Sequence[JobView], cluster: SharedCluster, now_s: float) -> dict[str, Allocation]:
+    """Rounds of one more for each job that gains by it, the smallest share first."""
+    return _progressive_filling(jobs, cluster, until_best=True)
+
+
+@policy(
+    "drf",
+    title="dominant resource fairness",
+    reason=lambda view, given: (
+        "its fair dominant share" if given else "waits: more jobs than the cluster can start"
+    ),
+)
+def dominant_resource_fairness(
+    jobs: Sequence[JobView], cluster: SharedCluster, now_s: float
+) -> dict[str, Allocation]:
     """The smallest dominant share grows first, whether it helps or not; one server with each worker.
 
     Source: Ghodsi et al. 2011, "Dominant Resource Fairness", NSDI; as the baseline of Optimus, section 6.1.
     """
-
-    name: str = "drf"
-    title: str = "dominant resource fairness"
-    adapts_batch: bool = False
-    is_stable: bool = True
-
-    def allocate(
-        self, jobs: Sequence[JobView], cluster: SharedCluster, now_s: float
-    ) -> dict[str, Allocation]:
-        """Progressive filling."""
-        return _progressive_filling(jobs, cluster, until_best=False)
-
-    def reason(self, view: JobView, given: Allocation | None) -> str:
-        """Its share."""
-        return "its fair dominant share" if given else "waits: more jobs than the cluster can start"
+    return _progressive_filling(jobs, cluster, until_best=False)
 
 
 def _progressive_filling(
@@ -240,14 +179,13 @@ def _next_unit(
         wanted = Allocation(present.device, present.num_workers + 1, present.num_servers + 1)
         helps = not until_best or view.rate(wanted) > view.rate(present)
         return wanted if helps and wanted.num_workers <= view.job.max_workers else None
-    rates = view.curves[present.device].rates
-    most = min(
-        view.job.max_workers, len(rates) - 1, present.num_workers + int(free.num_devices(present.device))
-    )
-    for n in range(present.num_workers + 1, most + 1):
-        if rates[n] > 0 and (not until_best or rates[n] > rates[present.num_workers]):
-            return Allocation(present.device, n)
-    return None
+    curve, now = view.curves[present.device], present.num_workers
+    most = min(view.job.max_workers, now + int(free.num_devices(present.device)))
+    larger = (n for n in curve.rates if now < n <= most)
+    if until_best:
+        larger = (n for n in larger if curve.rate(n) > curve.rate(now))
+    n = next(larger, None)
+    return None if n is None else Allocation(present.device, n)
 
 
 def _share(view: JobView, given: Allocation, cluster: SharedCluster, free: FreeResources) -> float:
@@ -257,9 +195,14 @@ def _share(view: JobView, given: Allocation, cluster: SharedCluster, free: FreeR
     return max(owned, cores / capacity[-2], memory / capacity[-1]) / view.job.weight
 
 
-@register
-@dataclass(frozen=True, slots=True)
-class Tetris:
+@policy(
+    "tetris",
+    title="Tetris: alignment with what is free, short jobs first",
+    reason=lambda view, given: (
+        "its request fits what was free" if given else "waits: nothing left for the least it runs with"
+    ),
+)
+def tetris(jobs: Sequence[JobView], cluster: SharedCluster, now_s: float) -> dict[str, Allocation]:
     """Packing: a job's requests go where they align best with what is free, short jobs first.
 
     Score = demand . free (each as a share of the cluster) + the rank of the remaining time, both in 0 to 1. Each
@@ -268,49 +211,31 @@ class Tetris:
     Source: Grandl et al. 2014, "Multi-resource packing for cluster schedulers", SIGCOMM; tasks of a training job
     are not given in advance, so what its owner asks for stands for them.
     """
+    free = FreeResources(cluster)
+    shortest_first = sorted(jobs, key=lambda v: (v.asked_remaining_s(cluster), v.order))
+    given = start_all(shortest_first, cluster, free)
+    rank = {view.job.name: 1 - i / len(jobs) for i, view in enumerate(shortest_first)}
+    open_views = [view for view in jobs if view.job.name in given and not view.is_held]
+    while open_views:
+        best = max(
+            open_views, key=lambda v: (rank[v.job.name] + _alignment(v, given, cluster, free), -v.order)
+        )
+        open_views.remove(best)
+        _fill_request(best, given, free)
+    return given
 
-    name: str = "tetris"
-    title: str = "Tetris: alignment with what is free, short jobs first"
-    adapts_batch: bool = False
-    is_stable: bool = True
 
-    def allocate(
-        self, jobs: Sequence[JobView], cluster: SharedCluster, now_s: float
-    ) -> dict[str, Allocation]:
-        """By score, each what was asked for."""
-        free = FreeResources(cluster)
-        shortest_first = sorted(jobs, key=lambda v: (self._left_s(v, cluster), v.order))
-        given = start_all(shortest_first, cluster, free)
-        rank = {view.job.name: 1 - i / len(jobs) for i, view in enumerate(shortest_first)}
-        open_views = [view for view in jobs if view.job.name in given and not view.is_held]
-        while open_views:
-            best = max(
-                open_views, key=lambda v: (rank[v.job.name] + _alignment(v, given, cluster, free), -v.order)
-            )
-            open_views.remove(best)
-            self._fill_request(best, given, free)
-        return given
-
-    @staticmethod
-    def _fill_request(view: JobView, given: dict[str, Allocation], free: FreeResources) -> None:
-        """As much of the request as fits."""
-        present = given[view.job.name]
-        wanted = view.asked(present.device)
-        free.take(view.job, present, sign=-1)
-        while wanted.num_workers > present.num_workers and not free.fits(view.job, wanted):
-            smaller = min(wanted.num_servers, wanted.num_workers - 1)
-            wanted = Allocation(present.device, wanted.num_workers - 1, smaller)
-        chosen = wanted if wanted.num_workers > present.num_workers and view.rate(wanted) > 0 else present
-        free.take(view.job, chosen)
-        given[view.job.name] = chosen
-
-    @staticmethod
-    def _left_s(view: JobView, cluster: SharedCluster) -> float:
-        return view.asked_remaining_s(cluster)
-
-    def reason(self, view: JobView, given: Allocation | None) -> str:
-        """Where it came in the order."""
-        return "its request fits what was free" if given else "waits: nothing left for the least it runs with"
+def _fill_request(view: JobView, given: dict[str, Allocation], free: FreeResources) -> None:
+    """As much of the request as fits."""
+    present = given[view.job.name]
+    wanted = view.asked(present.device)
+    free.take(view.job, present, sign=-1)
+    while wanted.num_workers > present.num_workers and not free.fits(view.job, wanted):
+        smaller = min(wanted.num_servers, wanted.num_workers - 1)
+        wanted = Allocation(present.device, wanted.num_workers - 1, smaller)
+    chosen = wanted if wanted.num_workers > present.num_workers and view.rate(wanted) > 0 else present
+    free.take(view.job, chosen)
+    given[view.job.name] = chosen
 
 
 def _alignment(

@@ -19,9 +19,11 @@ __all__ = [
     "POLICIES",
     "FreeResources",
     "JobView",
+    "NamedPolicy",
     "Policy",
     "find_policy",
     "hold",
+    "policy",
     "policy_names",
     "register",
 ]
@@ -41,6 +43,7 @@ class JobView:
         current: What it has now; None while it waits.
         server_factor: Factor on the forecast speed at w workers and p servers.
         is_held: Whether it keeps what it has now, whatever a policy would like.
+        is_urgent: Whether a policy serves it first because its finish-time fairness would else exceed a bound.
     """
 
     job: ScheduledJob
@@ -52,6 +55,7 @@ class JobView:
     current: Allocation | None = None
     server_factor: Callable[[int, int], float] | None = None
     is_held: bool = False
+    is_urgent: bool = False
     _least_rate: float | None = field(default=None, repr=False)
     _asked_s: float | None = field(default=None, repr=False)
 
@@ -81,7 +85,7 @@ class JobView:
             return speed if factor is None else speed * factor(given.num_workers, given.num_servers)
         # Exchanges ask each job of a pair about the other's kind, which need not be one of its own.
         curve = self.curves.get(given.device)
-        return curve.rates[given.num_workers] if curve and given.num_workers < len(curve.rates) else 0.0
+        return curve.rates.get(given.num_workers, 0.0) if curve is not None else 0.0
 
     def remaining_s(self, given: Allocation) -> float:
         """Time to the end with this allocation [s]; infinite if it does not run."""
@@ -119,7 +123,7 @@ class JobView:
         known = [kind for kind in cluster.kinds if kind in self.curves]
         if len(known) == 1:
             return known
-        return sorted(known, key=lambda kind: (kind != present, -max(self.curves[kind].rates[:2])))
+        return sorted(known, key=lambda kind: (kind != present, -self.curves[kind].rate(1)))
 
 
 class FreeResources:
@@ -211,23 +215,77 @@ class Policy(Protocol):
         ...
 
 
-_Made = TypeVar("_Made", bound=Policy)
+Allocate = Callable[[Sequence[JobView], SharedCluster, float], dict[str, Allocation]]
+Reason = Callable[[JobView, Allocation | None], str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedPolicy:
+    """A policy made of two functions, as ``policy`` registers it.
+
+    Attributes:
+        name, title, adapts_batch, is_stable, allocate, reason: As in ``Policy``.
+        is_raw: Whether its answer is carried out as it is, without the question whether each change pays its restarts.
+        worst_fairness: Finish-time fairness that no job is to exceed, see ``fairness``; infinite without a bound.
+    """
+
+    name: str
+    title: str
+    allocate: Allocate
+    reason: Reason
+    adapts_batch: bool = False
+    is_stable: bool = True
+    is_raw: bool = False
+    worst_fairness: float = inf
+
+
 POLICIES: dict[str, Callable[[], Policy]] = {}
 """Makers of policies by name; a module of policies registers its own on import."""
 
 GROUP = "forerun.policies"
 """Entry points that name what makes a policy: a class, or a function without arguments."""
 
-_MODULES = ("plain_policies", "marginal_gain", "sia")
+_MODULES = ("plain_policies", "marginal_gain", "sia", "shares_of_time")
+_RAW = ":raw"
+_Function = TypeVar("_Function", bound=Allocate)
 
 
-def register(make: Callable[[], _Made]) -> Callable[[], _Made]:
-    """Adds a policy to those that are found by name; a name can be given once."""
-    name = make().name
+def policy(
+    name: str,
+    *,
+    title: str,
+    reason: Reason,
+    adapts_batch: bool = False,
+    is_stable: bool = True,
+    worst_fairness: float = inf,
+) -> Callable[[_Function], _Function]:
+    """Registers the decorated function as a policy under a name; a name can be given once."""
+
+    def decorate(allocate: _Function) -> _Function:
+        made = NamedPolicy(
+            name=name,
+            title=title,
+            allocate=allocate,
+            reason=reason,
+            adapts_batch=adapts_batch,
+            is_stable=is_stable,
+            worst_fairness=worst_fairness,
+        )
+        register(name, lambda: made)
+        return allocate
+
+    return decorate
+
+
+def register(name: str, make: Callable[[], Policy]) -> None:
+    """Adds a maker of policies to those that are found by name.
+
+    Raises:
+        ValueError: The name is taken.
+    """
     if name in POLICIES:
         raise ValueError(f"two policies are called '{name}'")
     POLICIES[name] = make
-    return make
 
 
 def policy_names() -> list[str]:
@@ -239,17 +297,30 @@ def policy_names() -> list[str]:
 def find_policy(name: str) -> Policy:
     """A new policy by name: one of our own, or an entry point of ``forerun.policies``.
 
+    ``NAME:raw`` is the policy as it was published: what it wants is done, without our question whether a change pays.
+
     Raises:
         UsageError: The name is not known.
     """
     _register_own()
     asked = name.strip().lower()
-    make = POLICIES.get(asked) or plugin(GROUP, asked)
+    plain = asked.removesuffix(_RAW)
+    make = POLICIES.get(plain) or plugin(GROUP, plain)
     if make is None:
         known = policy_names()
         raise UsageError(f"unknown policy '{name}'{near_matches(name, known)}; known: {', '.join(known)}")
     found: Policy = make()
-    return found
+    if plain == asked:
+        return found
+    return NamedPolicy(
+        name=asked,
+        title=f"{found.title}, as published",
+        allocate=found.allocate,
+        reason=found.reason,
+        adapts_batch=found.adapts_batch,
+        is_stable=found.is_stable,
+        is_raw=True,
+    )
 
 
 def _register_own() -> None:

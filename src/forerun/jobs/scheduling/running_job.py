@@ -15,7 +15,7 @@ from forerun.jobs.scheduling.cluster import SharedCluster
 from forerun.jobs.scheduling.job import Allocation, DataParallelTraining, ScheduledJob, ServerTraining
 from forerun.jobs.scheduling.placement import Placement
 from forerun.jobs.scheduling.policy import JobView
-from forerun.jobs.scheduling.speed import RateCurve, rate_curve
+from forerun.jobs.scheduling.speed import RateCurve, offered_sizes, rate_curve
 
 __all__ = [
     "FEWEST_POINTS",
@@ -307,7 +307,7 @@ class RunningJob:
             training.efficiency,
             training.batch_range or fixed if adapts_batch else fixed,
             group.devices_per_node,
-            most,
+            offered_sizes(group.devices_per_node, most, self.job.num_workers),
             phase,
         )
         if not self.errors.has_speed_error:
@@ -326,7 +326,7 @@ class RunningJob:
         if isinstance(training, ServerTraining):
             return training.batch_size * training.speed(given.num_workers, given.num_servers)
         believed = self.curves(cluster, adapts_batch, self._forecast()[1])[given.device]
-        batch = believed.batch_sizes[given.num_workers]
+        batch = believed.batch_sizes.get(given.num_workers, training.batch_size)
         speed = training.speeds[given.device](given.num_workers, len(self.placement), batch)
         return speed if training.efficiency is None else speed * training.efficiency(batch, self.phase)
 

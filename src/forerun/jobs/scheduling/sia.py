@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
@@ -15,81 +14,66 @@ import numpy as np
 from forerun.jobs.scheduling.cluster import SharedCluster
 from forerun.jobs.scheduling.job import Allocation, ServerTraining
 from forerun.jobs.scheduling.marginal_gain import speedup_reason
-from forerun.jobs.scheduling.policy import FreeResources, JobView, hold, register
+from forerun.jobs.scheduling.policy import FreeResources, JobView, hold, policy
 
-__all__ = ["Sia", "configurations"]
+__all__ = ["configurations"]
 
 _TIME_LIMIT_S = 20.0
+_POWER, _WAITING_COST = -0.5, 1.1
 
 
-@register
-@dataclass(frozen=True, slots=True)
-class Sia:
+@policy(
+    "sia",
+    title="Sia-like: integer program over configurations, batch chosen with the devices",
+    reason=speedup_reason,
+    adapts_batch=True,
+    is_stable=False,
+)
+def sia(jobs: Sequence[JobView], cluster: SharedCluster, now_s: float) -> dict[str, Allocation]:
     """Each job one configuration, so that the sum of normalised goodputs to the power p is best.
 
     Configurations are a kind of device and 1, 2, 4 ... devices within a node or whole nodes. Goodputs of a job are
     divided by its smallest; one that changes what the job has is multiplied by the restart factor
     (T - N S) / (T + S), T the age, N the restarts so far (one per configuration held) and S the restart time. A job
     starts on one device (the least it runs with) and at most doubles in a round. Minimised is
-    sum_j (goodput ** p, or ``waiting_cost`` if the job gets nothing); p = -0.5.
-
-    Attributes:
-        power: p, below zero.
-        waiting_cost: Cost of a job that waits.
+    sum_j (goodput ** p, or 1.1 if the job gets nothing); p = -0.5.
 
     Source: Subramanya et al. 2023, "Sia", SOSP, section 3; solved by HiGHS through scipy.
     """
+    free = FreeResources(cluster)
+    given = hold(jobs, free)
+    others = [view for view in jobs if view.job.name not in given]
+    columns = [(view, option, cost) for view in others for option, cost in _options(view, cluster, now_s)]
+    if columns:
+        chosen = _solve(columns, others, cluster, free)
+        given |= {columns[i][0].job.name: columns[i][1] for i in chosen}
+    return given
 
-    name: str = "sia"
-    title: str = "Sia-like: integer program over configurations, batch chosen with the devices"
-    adapts_batch: bool = True
-    is_stable: bool = False
-    power: float = -0.5
-    waiting_cost: float = 1.1
 
-    def allocate(
-        self, jobs: Sequence[JobView], cluster: SharedCluster, now_s: float
-    ) -> dict[str, Allocation]:
-        """The configurations that the integer program chooses."""
-        free = FreeResources(cluster)
-        given = hold(jobs, free)
-        others = [view for view in jobs if view.job.name not in given]
-        columns = [
-            (view, option, cost) for view in others for option, cost in self._options(view, cluster, now_s)
-        ]
-        if columns:
-            chosen = _solve(columns, others, cluster, free)
-            given |= {columns[i][0].job.name: columns[i][1] for i in chosen}
-        return given
+def _options(view: JobView, cluster: SharedCluster, now_s: float) -> list[tuple[Allocation, float]]:
+    """Configurations of one job, each with its cost less that of waiting, which is below zero."""
+    options = [(a, view.rate(a)) for a in configurations(view, cluster)]
+    options = [(a, rate) for a, rate in options if rate > 0]
+    if not options:
+        return []
+    smallest = min(rate for _, rate in options)
+    factor = _restart_factor(view, now_s)
+    found = []
+    for option, rate in options:
+        value = rate / smallest * (1.0 if option == view.current else factor)
+        cost = view.job.weight * (value**_POWER - _WAITING_COST)
+        # Running slowly is always better than waiting, however costly the last restarts were.
+        found.append((option, min(cost, -1e-3)))
+    return found
 
-    def _options(self, view: JobView, cluster: SharedCluster, now_s: float) -> list[tuple[Allocation, float]]:
-        """Configurations of one job, each with its cost less that of waiting, which is below zero."""
-        options = [(a, view.rate(a)) for a in configurations(view, cluster)]
-        options = [(a, rate) for a, rate in options if rate > 0]
-        if not options:
-            return []
-        smallest = min(rate for _, rate in options)
-        factor = self._restart_factor(view, now_s)
-        found = []
-        for option, rate in options:
-            value = rate / smallest * (1.0 if option == view.current else factor)
-            cost = view.job.weight * (value**self.power - self.waiting_cost)
-            # Running slowly is always better than waiting, however costly the last restarts were.
-            found.append((option, min(cost, -1e-3)))
-        return found
 
-    @staticmethod
-    def _restart_factor(view: JobView, now_s: float) -> float:
-        age_s = now_s - view.job.arrival_s
-        restart_s = view.job.restart_s
-        if view.current is None or restart_s <= 0:
-            return 1.0
-        # The factor of a job younger than its restart is below zero, and a power of it no number.
-        return max(0.05, (age_s - restart_s) / (age_s + restart_s))
-
-    def reason(self, view: JobView, given: Allocation | None) -> str:
-        """Its speedup."""
-        return speedup_reason(view, given)
+def _restart_factor(view: JobView, now_s: float) -> float:
+    age_s = now_s - view.job.arrival_s
+    restart_s = view.job.restart_s
+    if view.current is None or restart_s <= 0:
+        return 1.0
+    # The factor of a job younger than its restart is below zero, and a power of it no number.
+    return max(0.05, (age_s - restart_s) / (age_s + restart_s))
 
 
 def configurations(view: JobView, cluster: SharedCluster) -> list[Allocation]:
@@ -107,7 +91,7 @@ def configurations(view: JobView, cluster: SharedCluster) -> list[Allocation]:
             continue
         least = smallest.num_workers
         limit = max(least, 2 * view.current.num_workers if view.current else least)
-        limit = min(limit, view.job.max_workers, len(curve.rates) - 1)
+        limit = min(limit, view.job.max_workers)
         per_node = group.devices_per_node
         within = {1 << k for k in range(per_node.bit_length()) if 1 << k < per_node} | {least}
         whole = range(per_node, group.num_devices + 1, per_node)

@@ -11,6 +11,7 @@ import numpy as np
 
 from forerun.base.errors import FailureError, InvalidSetupError
 from forerun.jobs.scheduling.cluster import SharedCluster
+from forerun.jobs.scheduling.fairness import urgent_in_s
 from forerun.jobs.scheduling.job import Allocation, DataParallelTraining, ScheduledJob, check_jobs
 from forerun.jobs.scheduling.outcome import (
     Decision,
@@ -160,6 +161,7 @@ class _Simulation:
         if isfinite(options.checkpoint_interval_s):
             self._useful_share -= options.checkpoint_s / options.checkpoint_interval_s
         self._next_failure = self._draw_failures()
+        self._urgent_s = inf
 
     def run(self, say: Progress | None) -> SimulatedSchedule:
         """Rounds until all jobs are done."""
@@ -174,7 +176,7 @@ class _Simulation:
                 now_s = self._round_from(self.coming[-1].job.arrival_s)
                 continue
             # A stable policy would answer the same until something changes, so that most rounds are passed over.
-            if is_changed or not self.policy.is_stable:
+            if is_changed or not self.policy.is_stable or now_s >= self._urgent_s:
                 self._decide(now_s)
             end_s = self._next_round_s(now_s)
             self._fail_nodes(now_s, end_s)
@@ -210,6 +212,7 @@ class _Simulation:
         if not self.policy.is_stable or isfinite(self.options.node_mtbf_s):
             return next_s
         times = [self.coming[-1].job.arrival_s] if self.coming else []
+        times += [self._urgent_s] if self._urgent_s < inf else []
         for state in self.active:
             if state.is_held(now_s) and isfinite(state.held_until_s):
                 times.append(state.held_until_s)
@@ -219,9 +222,9 @@ class _Simulation:
         return max(next_s, self._round_from(min(times))) if times else next_s
 
     def _decide(self, now_s: float) -> None:
+        begin = time.perf_counter()
         adapts = self.policy.adapts_batch
         views = [state.view(self.cluster, adapts, now_s) for state in self.active]
-        begin = time.perf_counter()
         given = decide(self.policy, views, self.cluster, now_s, self.options.round_s)
         # A job whose share stays also keeps its nodes: elsewhere it would pay a restart for nothing.
         kept = {
@@ -230,7 +233,13 @@ class _Simulation:
             if self.by_name[name].current == allocation
         }
         placed = self.options.placer(self.cluster, self.jobs, given, kept)
-        consolidate(views, self.cluster, self.jobs, given, placed)
+        if not getattr(self.policy, "is_raw", False):
+            consolidate(views, self.cluster, self.jobs, given, placed)
+        bound = getattr(self.policy, "worst_fairness", inf)
+        if bound < inf:
+            waiting = (view for view in views if view.job.name not in given)
+            waits_s = (urgent_in_s(view, self.cluster, len(views), now_s, bound) for view in waiting)
+            self._urgent_s = now_s + min(waits_s, default=inf)
         self.decision_s.append(time.perf_counter() - begin)
         for state in self.active:
             self._apply(state, given.get(state.job.name), placed.get(state.job.name, ()), now_s)
@@ -248,7 +257,7 @@ class _Simulation:
         given = state.current
         batch = None
         if given is not None and given.device in view.curves:
-            batch = view.curves[given.device].batch_sizes[given.num_workers]
+            batch = view.curves[given.device].batch_sizes.get(given.num_workers)
         reason = self.policy.reason(view, given)
         return Decision(
             job=state.job.name, allocation=given, placement=state.placement, batch_size=batch, reason=reason
@@ -400,11 +409,13 @@ class _Simulation:
             if group.device in believed:
                 curve = believed[group.device]
                 n = max(curve.best_within(max(1, int(group.num_devices / share))), curve.fewest)
+                if not n:
+                    continue
                 batch, nodes = curve.batch_sizes[n], ceil(n / group.devices_per_node)
                 # The middle of the job stands for the whole of it.
                 worth = 1.0 if training.efficiency is None else training.efficiency(batch, 0.5)
                 rates.append(training.speeds[group.device](n, nodes, batch) * worth)
-        best = max(rates)
+        best = max(rates, default=0.0)
         return state.actual.work_samples / best if best > 0 else nan
 
     def _average_crowd(self, start_s: float, end_s: float) -> float:

@@ -17,6 +17,9 @@ import numpy.typing as npt
 
 from forerun.base.errors import InvalidSetupError
 
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
 __all__ = [
     "BatchEfficiency",
     "DataParallelSpeed",
@@ -27,7 +30,9 @@ __all__ = [
     "SpeedModel",
     "StepPoint",
     "fit_data_parallel",
+    "offered_sizes",
     "rate_curve",
+    "speeds_on_grid",
     "upper_hull",
 ]
 
@@ -115,6 +120,19 @@ class DataParallelSpeed:
             return 0.0
         return batch_size / self.step_time_s(num_devices, num_nodes, batch_size)
 
+    def grid(self, num_devices: Ints, num_nodes: Ints, batch_sizes: Floats) -> Floats:
+        """Samples per second of many sizes at many batches, (sizes, batches); the same law."""
+        n = num_devices[:, None].astype(float)
+        per_device = batch_sizes / n
+        num_passes = np.maximum(1.0, np.ceil(per_device / self.max_batch_per_device - 1e-9))
+        gradient = self.gradient_s + self.gradient_per_sample_s * per_device / num_passes
+        local = self.local_sync_s + self.local_sync_per_device_s * (n - 2)
+        apart = self.node_sync_s + self.node_sync_per_device_s * (n - 2)
+        sync = np.where(n == 1, 0.0, np.where(num_nodes[:, None] == 1, local, apart))
+        g = self.overlap
+        step = (num_passes - 1) * gradient + (gradient**g + sync**g) ** (1 / g)
+        return np.where(batch_sizes < n, 0.0, batch_sizes / step)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MeasuredSpeed:
@@ -156,8 +174,11 @@ class MeasuredSpeed:
         slope = min(1.0, max(0.0, log(speed / slower) / log(last / before)))
         return float(speed * (num_devices / last) ** slope)
 
+    def grid(self, num_devices: Ints, num_nodes: Ints, batch_sizes: Floats) -> Floats:
+        """Samples per second of many sizes, the same at every batch, (sizes, batches)."""
+        found = np.asarray([self(n, 1, 1.0) for n in num_devices.tolist()])
+        return np.broadcast_to(found[:, None], (len(found), len(batch_sizes)))
 
-Floats = npt.NDArray[np.float64]
 
 _SMALLEST_S = 1e-8
 
@@ -315,63 +336,101 @@ class RateCurve:
     """Useful samples per second against the number of devices of one kind, packed on as few nodes as they need.
 
     Attributes:
-        rates: By number of devices, from 0; zero where the job cannot run [1/s].
+        rates: By number of devices, ascending; only numbers on which the job runs [1/s].
         batch_sizes: Global batch that gives this rate, by number of devices.
         hull: Numbers of devices at the corners of the least concave curve above the rates, from 0 to the best.
     """
 
-    rates: tuple[float, ...]
-    batch_sizes: tuple[float, ...]
+    rates: Mapping[int, float]
+    batch_sizes: Mapping[int, float]
     hull: tuple[int, ...]
 
-    @property
-    def best(self) -> int:
-        """Fewest devices with the highest rate; 0 if the job cannot run here."""
-        return self.hull[-1]
+    @classmethod
+    def of(cls, rates: Mapping[int, float], batch_sizes: Mapping[int, float]) -> RateCurve:
+        """The curve through some numbers of devices; those without a rate are left out."""
+        running = {n: rate for n, rate in rates.items() if rate > 0}
+        return cls(rates=running, batch_sizes={n: batch_sizes[n] for n in running}, hull=upper_hull(running))
+
+    def rate(self, num_devices: int) -> float:
+        """Samples per second; zero on a number of devices that is not offered to the job [1/s]."""
+        return self.rates.get(num_devices, 0.0)
 
     @property
     def fewest(self) -> int:
         """Fewest devices the job runs on at all; 0 if it cannot run here."""
-        return next((n for n, rate in enumerate(self.rates) if rate > 0), 0)
+        return next(iter(self.rates), 0)
 
     def best_within(self, num_devices: int) -> int:
-        """Fewest devices with the highest rate among at most so many."""
-        end = min(num_devices, len(self.rates) - 1)
-        return max(range(end + 1), key=lambda n: (self.rates[n], -n))
+        """Fewest devices with the highest rate among at most so many; 0 if it runs on none of them."""
+        able = [n for n in self.rates if n <= num_devices]
+        return max(able, key=lambda n: (self.rates[n], -n), default=0)
+
+    def after(self, num_devices: int, most: int) -> int | None:
+        """The next larger number of devices, at most so many; None if there is none."""
+        return next((n for n in self.rates if num_devices < n <= most), None)
 
     def scaled(self, factors: Sequence[float]) -> RateCurve:
         """The same curve with each rate multiplied, by number of devices."""
-        rates = tuple(rate * factor for rate, factor in zip(self.rates, factors, strict=False))
-        return RateCurve(rates=rates, batch_sizes=self.batch_sizes, hull=upper_hull(rates))
+        return RateCurve.of({n: rate * factors[n] for n, rate in self.rates.items()}, self.batch_sizes)
 
 
-def upper_hull(rates: Sequence[float]) -> tuple[int, ...]:
-    """Corners of the least concave function above the rates, up to the first maximum.
+def upper_hull(rates: Mapping[int, float]) -> tuple[int, ...]:
+    """Corners of the least concave function above the rates and zero at zero, up to the first maximum.
 
-    >>> upper_hull([0.0, 1.0, 1.8, 1.2, 3.0, 3.0])
+    >>> upper_hull({1: 1.0, 2: 1.8, 3: 1.2, 4: 3.0, 5: 3.0})
     (0, 1, 4)
     """
-    end = max(range(len(rates)), key=lambda n: (rates[n], -n))
-    corners = [0]
-    for n in range(1, end + 1):
-        while len(corners) > 1 and _is_below(rates, corners[-2], corners[-1], n):
+    end = max(rates, key=lambda n: (rates[n], -n), default=0)
+    corners, heights = [0], [0.0]
+    for n, rate in rates.items():
+        if n > end:
+            break
+        while len(corners) > 1 and _is_below(corners, heights, n, rate):
             corners.pop()
+            heights.pop()
         corners.append(n)
+        heights.append(rate)
     return tuple(corners)
 
 
-def _is_below(rates: Sequence[float], a: int, b: int, c: int) -> bool:
-    """True if the point at b lies on or below the line from a to c."""
-    return (rates[b] - rates[a]) * (c - a) <= (rates[c] - rates[a]) * (b - a)
+def _is_below(corners: Sequence[int], heights: Sequence[float], n: int, rate: float) -> bool:
+    """True if the last corner lies on or below the line from the one before to a new point."""
+    (a, b), (low, middle) = corners[-2:], heights[-2:]
+    return (middle - low) * (n - a) <= (rate - low) * (b - a)
 
 
-@lru_cache(maxsize=20_000)
+_EACH_NUMBER = 16
+"""Numbers of devices up to which each is offered, and whole nodes likewise; beyond, doublings and their halves."""
+
+
+@lru_cache(maxsize=1024)
+def offered_sizes(devices_per_node: int, max_devices: int, asked: int = 1) -> tuple[int, ...]:
+    """Numbers of devices that a job may be offered, ascending.
+
+    Each up to 16, whole nodes up to 16 of them, then 2^k and 3 * 2^k, and what its owner asks for. Between them a curve
+    of speed hardly bends, and a decision about thousands of devices would ask for thousands of numbers.
+
+    >>> offered_sizes(8, 200)[-9:]
+    (80, 88, 96, 104, 112, 120, 128, 192, 200)
+    """
+    doubled = (base << k for base in (1, 3) for k in range(max_devices.bit_length()))
+    whole = (devices_per_node * k for k in range(1, _EACH_NUMBER + 1))
+    sizes = {*range(1, _EACH_NUMBER + 1), *whole, *doubled, asked, max_devices}
+    return tuple(sorted(n for n in sizes if n <= max_devices))
+
+
+@lru_cache(maxsize=1024)
+def _batches_tried(low: float, high: float) -> Floats:
+    return np.asarray([low]) if low == high else np.geomspace(low, high, NUM_BATCHES_TRIED)
+
+
+@lru_cache(maxsize=40_000)
 def rate_curve(
     speed: SpeedModel,
     efficiency: Efficiency | None,
     batch_range: tuple[float, float],
     devices_per_node: int,
-    max_devices: int,
+    sizes: tuple[int, ...],
     progress: float,
 ) -> RateCurve:
     """The curve of one job on one kind of device.
@@ -381,18 +440,27 @@ def rate_curve(
         efficiency: What a sample of a larger batch is worth; None: always the same.
         batch_range: Smallest and largest global batch to choose from.
         devices_per_node: Devices of a node.
-        max_devices: Length of the curve.
+        sizes: Numbers of devices, ascending, see ``offered_sizes``.
         progress: Share of the job that is done; the efficiency may depend on it.
     """
-    low, high = batch_range
-    steps = NUM_BATCHES_TRIED - 1
-    tried = [low] if low == high else [low * (high / low) ** (i / steps) for i in range(steps + 1)]
-    worth = [1.0 if efficiency is None else efficiency(batch, progress) for batch in tried]
-    rates, batches = [0.0], [low]
-    for n in range(1, max_devices + 1):
-        nodes = -(-n // devices_per_node)
-        found = [speed(n, nodes, batch) * use for batch, use in zip(tried, worth, strict=True)]
-        chosen = max(range(len(tried)), key=found.__getitem__)
-        rates.append(found[chosen])
-        batches.append(tried[chosen])
-    return RateCurve(rates=tuple(rates), batch_sizes=tuple(batches), hull=upper_hull(rates))
+    tried = _batches_tried(*batch_range)
+    worth = 1.0 if efficiency is None else np.asarray([efficiency(b, progress) for b in tried.tolist()])
+    counts = np.asarray(sizes)
+    found = speeds_on_grid(speed, counts, -(-counts // devices_per_node), tried) * worth
+    chosen = np.argmax(found, axis=1)
+    return RateCurve.of(
+        dict(zip(sizes, found[np.arange(len(sizes)), chosen].tolist(), strict=True)),
+        dict(zip(sizes, tried[chosen].tolist(), strict=True)),
+    )
+
+
+def speeds_on_grid(speed: SpeedModel, num_devices: Ints, num_nodes: Ints, batch_sizes: Floats) -> Floats:
+    """Samples per second of many sizes at each global batch, (sizes, batches).
+
+    A model with a method ``grid(num_devices, num_nodes, batch_sizes)`` answers all at once.
+    """
+    if (grid := getattr(speed, "grid", None)) is not None:
+        return np.asarray(grid(num_devices, num_nodes, batch_sizes), dtype=float)
+    places = list(zip(num_devices.tolist(), num_nodes.tolist(), strict=True))
+    batches = batch_sizes.tolist()
+    return np.asarray([[speed(n, m, batch) for batch in batches] for n, m in places])

@@ -29,6 +29,7 @@ def decide(
       others would be done, or until all that wait could have started anyway. It pays, for each job that it
       stops, the restart and the time it holds the devices; for each that it moves to a slower kind, two restarts and
       the time lost; for each that it only makes smaller, the restart, for how to share is the policy's own idea.
+    - A job that the policy marks as urgent takes devices at any price, and nobody takes its own.
 
     Args:
         policy: Who decides.
@@ -38,13 +39,17 @@ def decide(
         round_s: Time until the next decision [s].
     """
     given = policy.allocate(jobs, cluster, now_s)
+    if getattr(policy, "is_raw", False):
+        return given
     for question in range(_MOST_QUESTIONS):
-        kept = _Changes(jobs, cluster, given, round_s).unpaid()
+        changes = _Changes(jobs, cluster, given, round_s)
+        kept = changes.unpaid()
         if not kept:
             break
-        # Each answer may call for other jobs to be held, without end: the last question holds all that run.
+        # Each answer may call for other jobs to be held, without end: the last question holds all that run, but for
+        # those that make room for urgent ones.
         if question == _MOST_QUESTIONS - 2:
-            kept = [view for view in jobs if view.current is not None]
+            kept = [view for view in changes.running if view.job.name not in changes.yielding]
         for view in kept:
             view.is_held = True
         given = policy.allocate(jobs, cluster, now_s)
@@ -59,6 +64,7 @@ class _Changes:
     ) -> None:
         self.jobs, self.cluster, self.given, self.round_s = jobs, cluster, given, round_s
         self.running = [view for view in jobs if view.current is not None]
+        self.yielding: set[str] = set()
         self.changed = [
             view for view in self.running if not view.is_held and given.get(view.job.name) != view.current
         ]
@@ -73,14 +79,17 @@ class _Changes:
             free.take(view.job, view.current)
         gain_s = {view.job.name: self._own_gain_s(view) for view in self.changed}
         paid: set[str] = set()
-        self.victims = sorted(filter(self._is_worse_off, self.changed), key=lambda v: -self._left_s(v))
+        worse_off = [view for view in self.changed if not view.is_urgent and self._is_worse_off(view)]
+        self.victims = sorted(worse_off, key=lambda v: -self._left_s(v))
         self.waits: dict[str, float] = {}
         for view in self._takers(gain_s):
             wanted = self.given[view.job.name]
             stopped = self._enough(view, wanted, free)
             if stopped is None:
                 continue
-            if stopped:
+            if view.is_urgent:
+                self.yielding.update((view.job.name, *(victim.job.name for victim in stopped)))
+            elif stopped:
                 gain = gain_s[view.job.name] if view.current is not None else self._wait_s(wanted, stopped)
                 held_s = view.remaining_s(wanted) + view.job.restart_s
                 cost = sum(victim.job.weight * self._loss_s(victim, held_s) for victim in stopped)

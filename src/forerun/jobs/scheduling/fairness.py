@@ -1,0 +1,110 @@
+"""Finish-time fairness: a job's completion over that with its own share of the cluster, and jobs near a bound.
+
+    rho = (time it waited and ran + time left on its share) / time of the whole job on its share
+
+The share of a job is 1/n of each kind of devices, n the jobs that are there, at least the least it runs with. Served
+with its share from now on, a job keeps its rho; waiting raises it. A job whose rho has come to ``_ROOM`` of a bound
+gets its share before all others.
+
+Source of the measure: Mahajan et al. 2020, "Themis", NSDI, section 2.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+
+from forerun.jobs.scheduling.cluster import SharedCluster
+from forerun.jobs.scheduling.job import Allocation
+from forerun.jobs.scheduling.policy import FreeResources, JobView
+
+__all__ = ["fair_share", "finish_time_fairness", "serve_urgent", "urgent_in_s"]
+
+_ROOM = 0.2
+"""Share of a bound at which a waiting job is served first: rounds and restarts are long beside a job of half a minute,
+and forecasts of its work are off. On eight workloads of 160 jobs with errors of forecasts it costs nothing."""
+
+
+def fair_share(view: JobView, cluster: SharedCluster, num_jobs: int) -> Allocation | None:
+    """The fastest share of a job that has 1/n of each kind of devices; None where no speed is known."""
+    options = []
+    for group in cluster.groups:
+        curve = view.curves.get(group.device)
+        if curve is None or not curve.fewest:
+            continue
+        n = max(curve.best_within(max(1, group.num_devices // num_jobs)), curve.fewest)
+        options.append(Allocation(group.device, n))
+    return max(options, key=view.rate, default=None)
+
+
+def _served_with(view: JobView, share: Allocation) -> Allocation:
+    """Devices that a job on its share would be given: those asked for, if it has one size."""
+    asked = view.asked(share.device)
+    has_one_size = not (view.job.is_elastic and view.job.is_preemptible)
+    return asked if has_one_size and view.rate(asked) > 0 else share
+
+
+def finish_time_fairness(
+    view: JobView, cluster: SharedCluster, num_jobs: int, now_s: float
+) -> tuple[float, float]:
+    """Rho of a job served with its share from now on, and the time of the whole job on that share [s].
+
+    Both are zero and infinite where no speed is known, so that no bound is ever exceeded.
+    """
+    share = fair_share(view, cluster, num_jobs)
+    if share is None:
+        return 0.0, inf
+    left_s = view.remaining_s(_served_with(view, share))
+    whole_s = view.remaining_s(share) / max(1.0 - view.progress, 1e-3)
+    restart_s = 0.0 if view.current is not None else view.job.restart_s
+    return (now_s - view.job.arrival_s + restart_s + left_s) / whole_s, whole_s
+
+
+def serve_urgent(
+    jobs: Sequence[JobView], cluster: SharedCluster, now_s: float, bound: float, free: FreeResources
+) -> dict[str, Allocation]:
+    """Shares of waiting jobs that are about to exceed a bound, the worst first, taken out of what is free.
+
+    They are marked as urgent, and so are running jobs that are no better off, which keep what they have.
+    """
+    given: dict[str, Allocation] = {}
+    if bound == inf:
+        return given
+    rated = [(*finish_time_fairness(view, cluster, len(jobs), now_s), view) for view in jobs]
+    late = [(rho, whole_s, view) for rho, whole_s, view in rated if rho >= _ROOM * bound and not view.is_held]
+    for view in jobs:
+        view.is_urgent = False
+    waiting = max((item for item in late if item[2].current is None), default=None, key=lambda item: item[0])
+    if waiting is None:
+        return given
+    # A running job that would be later than the worst that waits, were it stopped for it, goes on: to take turns makes
+    # all of them later.
+    held_s = waiting[2].least_remaining_s
+    served = [
+        (view.current is None, -rho, view.order, view)
+        for rho, whole_s, view in rated
+        if not view.is_held
+        and (rho >= _ROOM * bound if view.current is None else rho + held_s / whole_s >= waiting[0])
+    ]
+    held = [view for view in jobs if view.is_held and view.current is not None]
+    for view in held:
+        assert view.current is not None
+        free.take(view.job, view.current)
+    for _, _, _, view in sorted(served, key=lambda item: item[:3]):
+        share = fair_share(view, cluster, len(jobs))
+        wanted = view.current or (None if share is None else _served_with(view, share))
+        if wanted is not None and free.fits(view.job, wanted):
+            view.is_urgent = True
+            free.take(view.job, wanted)
+            given[view.job.name] = wanted
+    for view in held:
+        assert view.current is not None
+        free.take(view.job, view.current, sign=-1)
+    return given
+
+
+def urgent_in_s(view: JobView, cluster: SharedCluster, num_jobs: int, now_s: float, bound: float) -> float:
+    """Time after which a job that waits becomes urgent [s]; infinite if it never does, or is so already."""
+    rho, whole_s = finish_time_fairness(view, cluster, num_jobs, now_s)
+    wait_s = (_ROOM * bound - rho) * whole_s
+    return wait_s if wait_s > 0 else inf

@@ -1,0 +1,204 @@
+"""Policies that share time: Gavel's max-min fairness on unlike devices, and Themis' auctions to the worst off."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.jobs.scheduling.cluster import SharedCluster
+from forerun.jobs.scheduling.fairness import finish_time_fairness
+from forerun.jobs.scheduling.job import Allocation
+from forerun.jobs.scheduling.plain_policies import admit_in_order
+from forerun.jobs.scheduling.policy import FreeResources, JobView, NamedPolicy, hold, register
+
+__all__ = ["max_min_shares"]
+
+Floats = npt.NDArray[np.float64]
+
+
+def max_min_shares(rates: Floats, sizes: Floats, num_devices: Floats, weights: Floats) -> Floats:
+    """Share of time of each job on each kind of devices, (jobs, kinds), so that the worst off job is best off.
+
+    Maximised is the least of
+
+        sum_k rate_jk X_jk size_j / (weight_j sum_k rate_jk N_k / sum N)
+
+    with X_jk >= 0, sum_k X_jk <= 1 and sum_j size_j X_jk <= N_k: the speed of a job relative to that with the same part
+    of each kind.
+
+    Args:
+        rates: Samples per second with what each asks for, zero where it cannot run, (jobs, kinds).
+        sizes: Devices that each asks for, (jobs,).
+        num_devices: N, (kinds,).
+        weights: Of the jobs, (jobs,).
+
+    Source: Narayanan et al. 2020, "Gavel", OSDI, section 4.1; ``MaxMinFairnessPolicyWithPerf`` of its artifact.
+    """
+    from scipy.optimize import Bounds, LinearConstraint, milp
+    from scipy.sparse import coo_array
+
+    jobs, kinds = rates.shape
+    equal = rates @ (num_devices / num_devices.sum())
+    worth = rates * (sizes / (weights * np.maximum(equal, 1e-12)))[:, None]
+    cells = np.arange(jobs * kinds)
+    job_of, kind_of = np.divmod(cells, kinds)
+    least = jobs * kinds
+    # Rows: the worth of each job is at least the last variable; a job's time; the devices of each kind.
+    rows = np.concatenate([job_of, np.arange(jobs), jobs + job_of, 2 * jobs + kind_of])
+    columns = np.concatenate([cells, np.full(jobs, least), cells, cells])
+    values = np.concatenate([-worth.ravel(), np.ones(jobs), np.ones(least), sizes[job_of]])
+    matrix = coo_array((values, (rows, columns)), shape=(2 * jobs + kinds, least + 1))
+    found = milp(
+        c=np.append(np.zeros(least), -1.0),
+        constraints=LinearConstraint(
+            matrix.tocsr(), ub=np.concatenate([np.zeros(jobs), np.ones(jobs), num_devices])
+        ),
+        bounds=Bounds(0, np.inf),
+    )
+    assert found.x is not None  # X = 0 always satisfies the constraints
+    return np.asarray(found.x[:least].reshape(jobs, kinds), dtype=float)
+
+
+LEASE_S = 360.0
+"""Time for which a job keeps what it was given; new jobs get what is free. Source: Gavel, section 7.1."""
+
+
+def running_first(jobs: Sequence[JobView], free: FreeResources) -> dict[str, Allocation]:
+    """Shares of the running jobs, taken out of what is free: inside a lease nothing is taken away."""
+    given: dict[str, Allocation] = {}
+    for view in jobs:
+        if view.current is not None:
+            free.take(view.job, view.current)
+            given[view.job.name] = view.current
+    return given
+
+
+@dataclass(slots=True)
+class _Gavel:
+    """Shares by the linear program, and the time that each job has had on each kind; one object a schedule."""
+
+    shares: dict[str, Mapping[str, float]] = field(default_factory=dict)
+    had_s: dict[tuple[str, str], float] = field(default_factory=dict)
+    last_s: float = 0.0
+    lease_end_s: float = 0.0
+
+    def allocate(
+        self, jobs: Sequence[JobView], cluster: SharedCluster, now_s: float
+    ) -> dict[str, Allocation]:
+        """Rounds go to the job and kind that are furthest behind their share of time."""
+        for view in jobs:
+            if view.current is not None:
+                key = (view.job.name, view.current.device)
+                self.had_s[key] = self.had_s.get(key, 0.0) + now_s - self.last_s
+        self.last_s = now_s
+        able = [view for view in jobs if any(view.rate(view.asked(kind)) > 0 for kind in cluster.kinds)]
+        if {view.job.name for view in able} != set(self.shares):
+            self.shares = self._solved(able, cluster)
+        free = FreeResources(cluster)
+        # One decision may ask several times.
+        is_leased = now_s < self.lease_end_s and now_s > self.lease_end_s - LEASE_S
+        given = running_first(jobs, free) if is_leased else hold(jobs, free)
+        self.lease_end_s = self.lease_end_s if is_leased else now_s + LEASE_S
+        wanted = [
+            (-self._priority(view, kind, share, now_s), view.order, kind, view)
+            for view in able
+            for kind, share in self.shares[view.job.name].items()
+        ]
+        for _, _, kind, view in sorted(wanted, key=lambda item: item[:3]):
+            asked = view.asked(kind)
+            if view.job.name not in given and free.fits(view.job, asked):
+                free.take(view.job, asked)
+                given[view.job.name] = asked
+        return given
+
+    def _priority(self, view: JobView, kind: str, share: float, now_s: float) -> float:
+        """Share of time that the job should have over the share that it has had."""
+        had = self.had_s.get((view.job.name, kind), 0.0) / max(now_s - view.job.arrival_s, 1e-9)
+        return share / max(had, 1e-6)
+
+    @staticmethod
+    def _solved(jobs: Sequence[JobView], cluster: SharedCluster) -> dict[str, Mapping[str, float]]:
+        if not jobs:
+            return {}
+        kinds = cluster.kinds
+        found = max_min_shares(
+            np.asarray([[view.rate(view.asked(kind)) for kind in kinds] for view in jobs]),
+            np.asarray([float(view.job.num_workers) for view in jobs]),
+            np.asarray([float(group.num_devices) for group in cluster.groups]),
+            np.asarray([view.job.weight for view in jobs]),
+        )
+        # A kind without a share is the last resort: an idle device helps nobody.
+        return {
+            view.job.name: {
+                kind: max(share, 1e-9)
+                for kind, share in zip(kinds, row.tolist(), strict=True)
+                if view.rate(view.asked(kind)) > 0
+            }
+            for view, row in zip(jobs, found, strict=True)
+        }
+
+
+def _its_share(view: JobView, given: Allocation | None) -> str:
+    return "behind its share of time" if given else "waits: others are further behind their share of time"
+
+
+register(
+    "gavel",
+    lambda: NamedPolicy(
+        name="gavel",
+        title="Gavel: shares of time by max-min fairness over unlike devices, devices as asked for",
+        allocate=_Gavel().allocate,
+        reason=_its_share,
+        is_stable=False,
+    ),
+)
+
+_OFFERED_SHARE = 0.2
+"""1 - f, the share of the jobs that are offered free devices. Source: Themis, section 8.1, f = 0.8."""
+
+
+@dataclass(slots=True)
+class _Themis:
+    """Leases end together, and all devices are offered to the fifth of the jobs with the worst fairness first.
+
+    Inside the offer, and for what it leaves, jobs with the least time left come first, which a bid that is worth most
+    for its devices is. Hidden payments of the auction, which keep bids honest, are left out.
+
+    Source: Mahajan et al. 2020, "Themis", NSDI, sections 3 and 5.
+    """
+
+    lease_end_s: float = 0.0
+
+    def allocate(
+        self, jobs: Sequence[JobView], cluster: SharedCluster, now_s: float
+    ) -> dict[str, Allocation]:
+        """The worst off first; inside a lease what is free only."""
+        rho = {v.job.name: finish_time_fairness(v, cluster, len(jobs), now_s)[0] for v in jobs}
+        worst = sorted(jobs, key=lambda v: (-rho[v.job.name], v.order))
+        offered = ceil(_OFFERED_SHARE * len(jobs))
+        is_leased = self.lease_end_s - LEASE_S < now_s < self.lease_end_s
+        self.lease_end_s = self.lease_end_s if is_leased else now_s + LEASE_S
+
+        def place(item: tuple[int, JobView]) -> tuple[bool, bool, float, int]:
+            rank, view = item
+            is_kept = is_leased and view.current is not None
+            return not is_kept, rank >= offered, view.asked_remaining_s(cluster), view.order
+
+        order = [view for _, view in sorted(enumerate(worst), key=place)]
+        return admit_in_order(order, cluster, may_overtake=True)
+
+
+register(
+    "themis",
+    lambda: NamedPolicy(
+        name="themis",
+        title="Themis-like: the worst fifth by finish-time fairness first, devices as asked for",
+        allocate=_Themis().allocate,
+        reason=lambda view, given: "worst off so far" if given else "waits for jobs that are worse off",
+        is_stable=False,
+    ),
+)
