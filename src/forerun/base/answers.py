@@ -49,7 +49,7 @@ class Answer:
 
 
 def _objects() -> Any:
-    """What shows answers, by its name: a base imports nothing of the rooms that stand on it."""
+    """The module that shows answers, by its name: a base imports nothing of the rooms that stand on it."""
     return import_module("forerun.surface.report.objects")
 
 

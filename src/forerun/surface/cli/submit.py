@@ -14,6 +14,7 @@ import shlex
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -115,7 +116,7 @@ def slurm_job(text: str, path: str, more: Sequence[str]) -> _Job:
     """
     options: dict[str, str] = {}
     words = [word for line in _SBATCH.findall(text) for word in _split(line)] + list(more)
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in pairwise([*words, ""]):
         name, equals, value = word.partition("=")
         if name.startswith("-"):
             options[name] = value if equals else following
