@@ -88,7 +88,7 @@ def answers_of(rows: Iterable[MeasuredTuning], say: Say = lambda text: None) -> 
                 "predicted_fits": peak is None or peak.value <= answer.device_memory_bytes,
                 "verdict": answer.fits,
             }
-            if row.memory_bytes is not None and row.memory_kind is not None:
+            if row.memory_bytes is not None and row.memory_kind is not None and peak is not None:
                 line |= {
                     "measured_bytes": row.memory_bytes,
                     "predicted_bytes": memory_of(answer, row.memory_kind),

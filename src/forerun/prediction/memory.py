@@ -50,7 +50,6 @@ __all__ = [
     "memory_constants_of",
     "optimizer_state_bytes",
     "run_memory",
-    "stage_peak",
     "weights_bytes",
     "worst_stage",
 ]
@@ -122,10 +121,10 @@ def _stages(
         gathered = model.gathered_bytes(Axes.of(run).shards, run.setup.batch_size_per_device)
         memory = replace(memory, kept=memory.kept + gathered, backward_net=memory.backward_net - gathered)
     units, width = model.stages(run.layout), memory_width(model.model.graph)
-    return tuple(stage_peak(run, memory, every, units[index], index, constants, width) for index in chosen)
+    return tuple(_stage_peak(run, memory, every, units[index], index, constants, width) for index in chosen)
 
 
-def stage_peak(
+def _stage_peak(
     run: Run,
     memory: UnitMemory,
     every: UnitMemory,
