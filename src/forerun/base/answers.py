@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Set
 from enum import Enum
+from importlib import import_module
 from pathlib import PurePath
 from typing import Any
 
@@ -25,6 +26,31 @@ class Answer:
         """The answer as types that JSON has, under the names of ``json_fields``."""
         found: dict[str, Any] = plain(self)
         return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as ``as_dict``, by the name that libraries of tables use."""
+        return self.as_dict()
+
+    def to_frame(self) -> Any:
+        """The rows of the answer as a ``pandas.DataFrame``, an interval as three columns; needs pandas."""
+        return _objects().frame_of(self)
+
+    def plot(self) -> Any:
+        """The chart of the answer as a figure of matplotlib, which a notebook shows."""
+        return _objects().plot_of(self)
+
+    def __str__(self) -> str:
+        """The page that the command line prints, for answers that have one."""
+        return str(_objects().text_of(self)) if _objects().has_page(self) else repr(self)
+
+    def _repr_html_(self) -> str | None:
+        """The same page for a notebook."""
+        return str(_objects().html_of(self)) if _objects().has_page(self) else None
+
+
+def _objects() -> Any:
+    """The module that shows answers, by its name: a base imports nothing of the rooms that stand on it."""
+    return import_module("forerun.surface.report.objects")
 
 
 def fields_of(answer: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 from forerun.base.errors import MissingExtraError
 
-__all__ = ["EXTRA_OF_PACKAGE", "extra_of", "needing", "require"]
+__all__ = ["EXTRA_OF_PACKAGE", "extra_of", "installed_version", "needing", "require"]
 
 EXTRA_OF_PACKAGE = {
     "torch": "torch",
@@ -35,6 +35,16 @@ EXTRA_OF_PACKAGE = {
     "PIL": "torchvision",
 }
 """Extra of each package that is imported only where it is needed, by the name it is imported under."""
+
+
+def installed_version(package: str) -> str | None:
+    """Version of a package, read without importing it; None where it is not installed."""
+    from importlib import metadata  # loads a reader of e-mail, and a kept prediction asks for no version
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def extra_of(error: BaseException) -> str | None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
+
+# Before the exit function below: it must end the children before the library's own, which runs later, waits for them.
 import multiprocessing
 import os
 import signal

@@ -19,13 +19,41 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterator
 from functools import cache
-from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points
-from typing import Any
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from forerun.base.errors import UsageError
 
 __all__ = ["plugin", "plugin_names"]
+
+
+class EntryPoint(NamedTuple):
+    """A name in a group and the object that it stands for, ``module:name``."""
+
+    name: str
+    value: str
+    group: str
+
+    @property
+    def module(self) -> str:
+        """Module that has the object."""
+        return self.value.partition(":")[0].strip()
+
+    def load(self) -> Any:
+        """The object."""
+        found: Any = import_module(self.module)
+        attributes = self.value.partition(":")[2].partition("[")[0].strip()
+        for name in filter(None, attributes.split(".")):
+            found = getattr(found, name)
+        return found
 
 
 def plugin(group: str, name: str) -> Any:
@@ -66,13 +94,54 @@ def plugin_names(group: str) -> list[str]:
 
 @cache
 def _own(group: str) -> dict[str, EntryPoint]:
-    try:
-        mine = distribution("forerun").entry_points
-    except PackageNotFoundError:  # sources that are only on the path
-        return {}
-    return {point.name: point for point in mine if point.group == group}
+    return {point.name: point for owner, point in _kept() if point.group == group and owner == "forerun"}
 
 
 @cache
 def _all(group: str) -> dict[str, EntryPoint]:
-    return {point.name: point for point in entry_points(group=group)}
+    return {point.name: point for _, point in _kept() if point.group == group}
+
+
+@cache
+def _kept() -> tuple[tuple[str, EntryPoint], ...]:
+    """The entry points of all groups of ours with the packages that declare them, kept between commands.
+
+    The library that reads them takes longer to load than a cached prediction to make. What is kept is that of the same
+    folders of packages, each with the times of its files of entry points.
+    """
+    from forerun.base.temporary import cache_folder
+
+    key = hashlib.sha256(repr(_sources()).encode()).hexdigest()[:16]
+    path = cache_folder() / "plugins" / f"{key}.json"
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        return tuple((owner, EntryPoint(*point)) for owner, *point in json.loads(path.read_text("utf-8")))
+    found = list(dict.fromkeys(_read()))
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(f".{os.getpid()}")
+        partial.write_text(json.dumps([[owner, *point] for owner, point in found]), encoding="utf-8")
+        partial.replace(path)
+    return tuple(found)
+
+
+def _sources() -> list[tuple[str, int]]:
+    """The files of entry points on the path, with their times [ns]."""
+    found = []
+    for folder in sys.path:
+        with contextlib.suppress(OSError), os.scandir(folder or ".") as entries:
+            for entry in entries:
+                if entry.name.endswith((".dist-info", ".egg-info")):
+                    file = f"{entry.path}/entry_points.txt"
+                    with contextlib.suppress(OSError):
+                        found.append((file, Path(file).stat().st_mtime_ns))
+    return sorted(found)
+
+
+def _read() -> Iterator[tuple[str, EntryPoint]]:
+    """Entry points of our groups with the names of their packages."""
+    from importlib.metadata import distributions
+
+    for package in distributions():
+        for point in package.entry_points:
+            if point.group.startswith("forerun."):
+                yield package.name, EntryPoint(point.name, point.value, point.group)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from forerun.base.answers import Answer
+from forerun.prediction.comparison import RunComparison, compare_answers
 from forerun.prediction.published import PublishedStep
 from forerun.question.run import Run
 
@@ -227,3 +228,7 @@ class Estimate(Answer):
     num_steps_per_epoch: int | None
     parallelism: Parallelism | None = None
     notes: tuple[str, ...]
+
+    def compare(self, other: Estimate) -> RunComparison:
+        """The differences between this run and another, with the parts of time and memory behind them."""
+        return compare_answers(self.as_dict(), other.as_dict())

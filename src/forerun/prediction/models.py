@@ -8,13 +8,12 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from forerun import __version__
 from forerun.base.errors import InvalidSetupError
+from forerun.base.extras import installed_version
 from forerun.base.kept import KeptBytes
 from forerun.base.temporary import cache_folder
 from forerun.cost.communication.constants import LayoutTable, load_layout_table
@@ -165,15 +164,10 @@ def kept_model_names() -> dict[str, Any] | None:
 
 
 def _names_file() -> Path:
-    key = json.dumps([__version__, *(_version(name) for name in ("torchvision", "timm"))])
+    from forerun import __version__  # read from the metadata of the package, which takes 40 ms
+
+    key = json.dumps([__version__, *(installed_version(name) or "" for name in ("torchvision", "timm"))])
     return cache_folder() / f"model-names-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def model_names() -> dict[str, Any]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
-from threadpoolctl import threadpool_limits
 
 from forerun.base.kept import Kept
 from forerun.base.numerics import monotone_cubic
@@ -85,6 +84,8 @@ def point_times(
     torch_version: str | None = None,
 ) -> PointTimes:
     """Steps of one model at p pairs of device and setup; arrays are (p,)."""
+    from threadpoolctl import threadpool_limits  # a single prediction is one product
+
     with threadpool_limits(1):  # the products are small: threads would wait for each other
         compute_s, memory_s = ideal_times_s(model, points_of(model, devices, setups, torch_version))
         found = timed_steps(model, devices, setups, weights, torch_version)

@@ -23,7 +23,7 @@ from forerun.base.errors import InvalidSetupError, near_matches
 
 if sys.version_info >= (3, 12):
     from typing import TypedDict
-else:  # pydantic needs this one before Python 3.12
+else:  # the one of the library keeps no record of what it extends before Python 3.12
     from typing_extensions import TypedDict
 
 __all__ = [

@@ -11,7 +11,6 @@ import io
 import json
 import lzma
 import re
-import tarfile
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import lru_cache
@@ -103,6 +102,8 @@ def _has_this_input(graph: Graph, request: ModelRequest) -> bool:
 
 @lru_cache(maxsize=8)
 def _read(path: Path, key: str) -> Graph | None:
+    import tarfile  # few questions read an archive: their graphs are kept
+
     try:
         with tarfile.open(path, "r|xz") as archive:
             for member in archive:  # what follows the one that is wanted need not be unpacked

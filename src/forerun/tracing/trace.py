@@ -9,12 +9,11 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forerun.base.errors import ForerunError, MissingExtraError, TraceError, UsageError, near_matches
-from forerun.base.extras import needing
+from forerun.base.extras import installed_version, needing
 from forerun.base.stages import stage
 from forerun.base.temporary import cache_folder
 from forerun.graph.captured import capture_path, read_capture
@@ -375,13 +374,7 @@ def library_versions(model: str, *, has_adapters: bool = False) -> tuple[tuple[s
     library = "transformers" if architecture else source and source.library
     if library:
         names.append(library)
-    found = []
-    for name in names:
-        try:
-            found.append((name, metadata.version(name)))
-        except metadata.PackageNotFoundError:
-            continue
-    return tuple(found)
+    return tuple((name, version) for name in names if (version := installed_version(name)))
 
 
 def _cache_path(request: ModelRequest, setup: TrainingSetup) -> Path | None:

@@ -1,4 +1,5 @@
 import pytest
+from command_line import invoke
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,3 +44,12 @@ def test_plot_holds_the_batch_asked_about_and_stays_small(batch_size, largest):
 def test_plot_shows_the_first_batch_that_no_longer_fits():
     assert plot_batch_sizes(32, 391.0) == (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
     assert plot_batch_sizes(24, None) == (1, 2, 4, 8, 16, 24, 32, 64, 128)
+
+
+def test_the_help_of_predict_is_short_and_the_rest_is_one_option_away():
+    short, whole = invoke("predict", "--help").stdout, invoke("predict", "--help-all").stdout
+    assert len(short.splitlines()) <= 65
+    assert "--batch-size" in short
+    assert "--help-all shows all" in short
+    assert "--bucket-mb" not in short
+    assert "--bucket-mb" in whole

@@ -35,7 +35,7 @@ def test_a_verb_loads_no_part_of_another():
 
 
 def test_a_question_is_chosen_by_its_name_or_by_an_option():
-    assert "missing argument 'MODEL'" in invoke("scale", "--on", "t4").stderr
+    assert "expected a model, got none" in invoke("scale", "--on", "t4").stderr
     assert "no such option: --devicse" in invoke("scale", "servers", "--devicse", "1").stderr
     assert "expected measured points" in invoke("scale", "points").stderr
     assert "give --fit POINTS.csv" in invoke("scale", "points", "--devices", "2").stderr

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Literal
 
 from forerun.base.errors import InvalidSetupError
@@ -284,10 +284,11 @@ def max_batch_size(
     limit_bytes = device_memory_bytes - constants.overhead_bytes
     by_replay &= constants.uses_caching_allocator
     plans = plans_for_setup(graph, setup, constants) if by_replay else ()
-    value = _largest_batch(graph, constants, plans, limit_bytes)
+    need_bytes = cache(partial(_needed_bytes, plans))
+    value = _largest_batch(graph, constants, plans, limit_bytes, need_bytes)
     factor = constants.live_factor
     if plans and value > 0:
-        factor = _needed_bytes(plans, value) / live_peak_bytes(graph.memory, value)
+        factor = need_bytes(value) / live_peak_bytes(graph.memory, value)
     fraction = close_fraction(graph)
     low = _largest_by_live_bytes(graph, factor, limit_bytes * (1 - fraction))
     high = _largest_by_live_bytes(graph, factor, limit_bytes * (1 + fraction))
@@ -297,7 +298,11 @@ def max_batch_size(
 
 
 def _largest_batch(
-    graph: Graph, constants: MemoryConstants, plans: Sequence[ReplayPlan], limit_bytes: float
+    graph: Graph,
+    constants: MemoryConstants,
+    plans: Sequence[ReplayPlan],
+    limit_bytes: float,
+    need_bytes: Callable[[int], int],
 ) -> int:
     """Largest batch within a limit of the allocator; 0 if there is none."""
     if not plans:
@@ -308,7 +313,6 @@ def _largest_batch(
     )
     # One replay at the limit and the search for the smallest limit can differ by the tolerance of the search;
     # the answer has to agree with ``fits``, which uses the smallest limit.
-    need_bytes = cache(lambda batch: _needed_bytes(plans, batch))
     while found > 0 and need_bytes(found) > limit_bytes:
         found -= 1
     while found < by_live_bytes and need_bytes(found + 1) <= limit_bytes:

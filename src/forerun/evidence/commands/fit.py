@@ -11,7 +11,6 @@ import typer
 from forerun.base.errors import InvalidSetupError, UsageError, near_matches
 from forerun.base.plugins import plugin_names
 from forerun.surface.cli.verbs import verb
-from forerun.surface.report.figure import make_plot_folder
 
 if TYPE_CHECKING:
     from forerun.evidence.fit import FitResult
@@ -65,6 +64,8 @@ def fit(
     if not out.parent.is_dir():
         raise UsageError(f"the folder of '{out}' does not exist; create it or choose another with --out")
     if plots is not None:
+        from forerun.surface.report.figure import make_plot_folder  # loads NumPy, which the help does without
+
         make_plot_folder(plots)
     result = _fit(records, model, on, _choices(hidden, loss, seeds, max_epochs))
     result.model.save(out)

@@ -14,6 +14,7 @@ from forerun.question.devices.device import Device
 from forerun.question.devices.device_file import device_of
 
 __all__ = [
+    "devices_of_architecture",
     "index_by_key",
     "load_catalog",
     "matching_devices",
@@ -139,6 +140,14 @@ def _entries(path: Path) -> Iterator[_Entry]:
         aliases = _ALIASES.search(part)
         others = _QUOTED.findall(aliases[1]) if aliases else ()
         yield _Entry(text=f"{heading}\n{part}", name=name[1], spellings=(name[1], title[1], *others))
+
+
+@cache
+def devices_of_architecture(architecture: str) -> tuple[Device, ...]:
+    """The devices of one architecture; no other is read."""
+    line = f'\narchitecture = "{architecture}"\n'
+    catalogue = _catalogue()
+    return tuple(catalogue[name] for name, entry in catalogue.entries.items() if line in entry.text)
 
 
 def index_by_key(spellings: Mapping[str, Iterable[str]]) -> dict[str, str]:

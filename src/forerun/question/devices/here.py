@@ -8,12 +8,12 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
 
 from forerun.base.answers import Answer
+from forerun.base.extras import installed_version
 
 __all__ = [
     "ContainerLimits",
@@ -359,13 +359,5 @@ def describe_host() -> Host:
         gpus=list_gpus(),
         operating_system=platform.platform(terse=True),
         python_version=platform.python_version(),
-        torch_version=_installed_version("torch"),
+        torch_version=installed_version("torch"),
     )
-
-
-def _installed_version(package: str) -> str | None:
-    """Version of a package, read from its metadata without importing the package."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None

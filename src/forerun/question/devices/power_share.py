@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from functools import cache
-from statistics import median
 
-from forerun.question.devices.catalogue import load_catalog
+from forerun.question.devices.catalogue import devices_of_architecture
 from forerun.question.devices.device import Device, DeviceKind, NumberFormat
 
 __all__ = ["POWER_EXPONENT", "power_share", "same_die", "sustained_clock_share"]
@@ -30,7 +29,7 @@ def power_share(device: Device) -> float:
     own = _watts_per_flop(device)
     if device.kind is not DeviceKind.GPU or own is None:
         return 1.0
-    usual = _usual_watts_per_flop().get(_die(device))
+    usual = _usual_watts_per_flop(_die(device))
     return 1.0 if usual is None else own / usual
 
 
@@ -47,20 +46,13 @@ def same_die(device: Device) -> tuple[str, ...]:
     >>> same_die(find_device("h200-sxm"))
     ('gh200', 'gh200-144gb', 'h100-sxm')
     """
-    return tuple(name for name in _boards_of_die().get(_computing(device), ()) if name != device.name)
+    boards = (board for board in devices_of_architecture(device.architecture) if board.kind is DeviceKind.GPU)
+    names = sorted(board.name for board in boards if _computing(board) == _computing(device))
+    return tuple(name for name in names if name != device.name)
 
 
 def _computing(device: Device) -> tuple[object, ...]:
     return (*_die(device), device.num_compute_units, device.boost_clock_hz, device.power_limit_w)
-
-
-@cache
-def _boards_of_die() -> dict[tuple[object, ...], tuple[str, ...]]:
-    found: dict[tuple[object, ...], list[str]] = {}
-    for name, device in sorted(load_catalog().items()):
-        if device.kind is DeviceKind.GPU:
-            found.setdefault(_computing(device), []).append(name)
-    return {key: tuple(names) for key, names in found.items()}
 
 
 def _die(device: Device) -> tuple[str, str, bool]:
@@ -73,10 +65,9 @@ def _watts_per_flop(device: Device) -> float | None:
 
 
 @cache
-def _usual_watts_per_flop() -> dict[tuple[str, str, bool], float]:
-    found: dict[tuple[str, str, bool], list[float]] = {}
-    for device in load_catalog().values():
-        value = _watts_per_flop(device)
-        if device.kind is DeviceKind.GPU and value is not None:
-            found.setdefault(_die(device), []).append(value)
-    return {key: median(values) for key, values in found.items()}
+def _usual_watts_per_flop(die: tuple[str, str, bool]) -> float | None:
+    """The median over the boards of a die; None where none has both figures."""
+    boards = [board for board in devices_of_architecture(die[1]) if board.kind is DeviceKind.GPU]
+    values = sorted(value for board in boards if _die(board) == die and (value := _watts_per_flop(board)))
+    middle = len(values) // 2
+    return (values[middle] + values[~middle]) / 2 if values else None

@@ -119,6 +119,11 @@ def plot_batch_sizes(batch_size: int, largest_that_fits: float | None) -> tuple[
     plot=_plot,
     width=96,
     traces=True,
+    examples=(
+        "forerun predict torchvision:resnet50 --on l4 --batch-size 128 --precision amp --dataset imagenet --epochs 90",
+        "forerun predict llama-3.1-8b --on rtx-4090 --lora 16 --quantize nf4 --sequence-length 2048",
+        "forerun predict --on a100-sxm4-80gb -- python train.py --batch-size 64",
+    ),
 )
 def predict(
     model: Annotated[list[str], typer.Argument(metavar="MODEL", help=MODEL_HELP + COMMAND_HELP)],

@@ -7,7 +7,8 @@ import logging
 import os
 import socket
 import sys
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -18,6 +19,15 @@ from forerun.surface.cli.output import quiet_libraries
 from forerun.surface.cli.verbs import verb
 
 __all__ = ["mcp", "serve"]
+
+AllowCodeOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--allow-code",
+        metavar="DIR",
+        help="Run code in this folder to build models such as DIR/net.py:make; without it, no code of yours is run.",
+    ),
+]
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -49,6 +59,7 @@ def serve(
             "other names are refused.",
         ),
     ] = None,
+    allow_code: AllowCodeOption = None,
     quiet: Annotated[
         bool, typer.Option("--quiet", help="Write no log line for each request to stderr.")
     ] = False,
@@ -63,8 +74,17 @@ def serve(
         raise UsageError(
             f"'{host}' can be reached by others, and there is no password; add --allow-remote to allow it"
         )
+    from forerun.surface.web.app import make_app
+
     with quiet_libraries(debug=debug):
-        _serve(host, port, _hosts(host, allow_host), limit_s, quiet=quiet, debug=debug)
+        app = make_app(limit_s=limit_s, hosts=_hosts(host, allow_host), code=_code_folder(allow_code))
+        _serve(host, port, app, quiet=quiet, debug=debug)
+
+
+def _code_folder(path: Path | None) -> Path | None:
+    if path is not None and not path.is_dir():
+        raise UsageError(f"expected a folder for --allow-code, got '{path}'; name the folder of the code")
+    return None if path is None else path.resolve()
 
 
 def _hosts(host: str, allowed: list[str] | None) -> list[str]:
@@ -72,8 +92,7 @@ def _hosts(host: str, allowed: list[str] | None) -> list[str]:
     return [host, *(allowed or []), *(["*"] if host not in _LOOPBACK else [])]
 
 
-def _serve(host: str, port: int, hosts: list[str], limit_s: float, *, quiet: bool, debug: bool) -> None:
-    from forerun.surface.web.app import make_app
+def _serve(host: str, port: int, app: Any, *, quiet: bool, debug: bool) -> None:
     from forerun.surface.web.guard import REQUEST_LOG
     from forerun.surface.web.server import make_server
 
@@ -82,7 +101,7 @@ def _serve(host: str, port: int, hosts: list[str], limit_s: float, *, quiet: boo
         REQUEST_LOG.addHandler(logging.StreamHandler(sys.stderr))
         REQUEST_LOG.setLevel(logging.INFO)
         REQUEST_LOG.propagate = False
-    server = make_server(make_app(limit_s=limit_s, hosts=hosts), debug=debug)
+    server = make_server(app, debug=debug)
     found_port = listener.getsockname()[1]
     typer.echo(
         f"forerun at http://{'[::1]' if host == '::1' else host}:{found_port}/ (Ctrl-C ends it)", err=True
@@ -109,9 +128,9 @@ def _listener(host: str, port: int) -> socket.socket:
 
 
 @verb("Serve the questions as tools for agents and editors.")
-def mcp() -> None:
-    """Serve predict, plan, scale and hardware as tools of the Model Context Protocol, over stdin and stdout."""
+def mcp(allow_code: AllowCodeOption = None) -> None:
+    """Serve the questions as tools of the Model Context Protocol, over stdin and stdout."""
     require("forerun mcp", "mcp")
     from forerun.surface.web.agent import make_server
 
-    make_server().run("stdio")
+    make_server(_code_folder(allow_code)).run("stdio")

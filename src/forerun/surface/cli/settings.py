@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
@@ -16,6 +17,7 @@ from forerun.question.settings import Declared, check_number, declared
 
 __all__ = [
     "GroupedHelp",
+    "PlainValues",
     "grouped_options",
     "parse_input_shape",
     "parse_numbers",
@@ -200,16 +202,102 @@ def _annotation(item: Declared, alias: str | None, *, is_text: bool) -> Any:
     ]
 
 
-class GroupedHelp(TyperCommand):
+_ALL = "--help-all"
+
+_COMMON = {
+    "--on", "--batch-size", "--precision", "--dataset", "--epochs", "--tokens", "--sequence-length", "--lora",
+    "--recompute", "--compile", "--price", "--within", "--minimize", "--json", "--plot", "--help",
+}  # fmt: skip
+"""Options that the short help shows."""
+
+
+def _is_common(words: str) -> bool:
+    """True for a record of an argument or of a common option."""
+    return not words.startswith("-") or bool(_COMMON & set(words.replace(",", " ").replace("/", " ").split()))
+
+
+class PlainValues:
+    """A command whose plain options are read without a schema."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The options, each with its own reading of plain texts."""
+        found: list[Any] = super().get_params(ctx)  # type: ignore[misc]  # of the command that this is mixed into
+        for parameter in found:
+            vars(parameter).setdefault(
+                "process_value", partial(_plain_value, parameter, parameter.process_value)
+            )
+        return found
+
+
+def _plain_value(parameter: Any, convert: Callable[[Any, Any], Any], context: Any, value: Any) -> Any:
+    """The value of an option; plain texts and numbers are read here.
+
+    The parser makes a schema for each option, given or not, with a library that takes longer to import than a cached
+    prediction to make. It still reads whatever is not plain, and words the refusals.
+    """
+    read = {} if parameter.callback else _PLAIN.get(_kind_of(parameter), {})
+    for kind, convert_text in read.items():
+        if isinstance(value, str) and kind.fullmatch(value):
+            return convert_text(value)
+    if isinstance(value, tuple) and value and _annotation_of(parameter) == list[str]:
+        return list(value)
+    if value is None and not parameter.required and not parameter.multiple:
+        return parameter.callback(context, parameter, None) if parameter.callback else None
+    return convert(context, value)
+
+
+def _kind_of(parameter: Any) -> Any:
+    """The type of an option that has no bounds of its own, None for others."""
+    described = getattr(parameter, "type_descriptor", None)
+    if described is None or described.is_ranged or parameter.multiple or parameter.nargs != 1:
+        return None
+    return described.annotation
+
+
+def _annotation_of(parameter: Any) -> Any:
+    return getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
+
+
+_PLAIN: Mapping[Any, Mapping[re.Pattern[str], Callable[[str], Any]]] = {
+    str: {re.compile(".*", re.DOTALL): str},
+    int: {re.compile("-?[0-9]{1,18}"): int},
+    float: {re.compile(r"-?[0-9]+(\.[0-9]+)?"): float},
+}
+"""Texts of options that need no schema, by the type of the option."""
+
+
+class GroupedHelp(PlainValues, TyperCommand):
     """A command whose help lists its options under headings, and the other questions of its verb."""
 
     questions: TyperGroup | None = None
+    examples: Sequence[str] = ()
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Reads the words; ``--help-all`` before a script's own prints the whole help."""
+        own = args[: args.index("--")] if "--" in args else args
+        if _ALL in own:
+            ctx.meta[_ALL] = True
+            typer.echo(ctx.get_help())
+            ctx.exit()
+        found: list[str] = super().parse_args(ctx, args)
+        return found
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Writes the options, group by group."""
-        for heading, records in grouped_options(self, ctx):
-            with formatter.section(heading):
-                formatter.write_dl(records)
+        """Writes the options, group by group; of many, those that most questions need."""
+        groups = grouped_options(self, ctx)
+        number = sum(len(records) for _, records in groups)
+        is_short = bool(self.examples) and not ctx.meta.get(_ALL)
+        for heading, records in groups:
+            shown = [record for record in records if not is_short or _is_common(record[0])]
+            if shown:
+                with formatter.section(heading):
+                    formatter.write_dl(shown)
+        if self.examples:
+            with formatter.section("Examples"):
+                for example in self.examples:
+                    formatter.write(f"{'':{formatter.current_indent}}{example}\n")
+        if is_short:
+            formatter.write(f"\n{_ALL} shows all {number} options by group.\n")
         if self.questions is not None:
             self.questions.format_commands(ctx, formatter)
 

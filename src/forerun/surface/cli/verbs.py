@@ -40,6 +40,7 @@ from forerun.surface.cli.output import (
 )
 from forerun.surface.cli.settings import (
     GroupedHelp,
+    PlainValues,
     parse_time_s,
     read_settings,
     setting_parameters,
@@ -54,9 +55,15 @@ _CORE = {
     "scale": "forerun.surface.cli.scale:scale",
     "layouts": "forerun.surface.cli.layouts:layouts",
     "advise": "forerun.surface.cli.layouts:advise",
+    "compare": "forerun.surface.cli.compare:compare",
     "hardware": "forerun.surface.cli.hardware:hardware",
+    "sbatch": "forerun.surface.cli.submit:sbatch",
+    "sky": "forerun.surface.cli.submit:sky",
+    "torchrun": "forerun.surface.cli.submit:torchrun",
+    "models": "forerun.surface.cli.doctor:models",
     "prices": "forerun.surface.cli.hardware:prices",
     "report": "forerun.surface.cli.report:report",
+    "doctor": "forerun.surface.cli.doctor:doctor",
     "serve": "forerun.surface.cli.serve:serve",
     "mcp": "forerun.surface.cli.serve:mcp",
 }
@@ -95,6 +102,8 @@ def verb(
     traces: bool = False,
     width: int = TABLE_WIDTH_IN_A_PIPE,
     after: Callable[[Any], None] | None = None,
+    examples: Sequence[str] = (),
+    context_settings: Mapping[str, Any] = MappingProxyType({}),
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Makes a command of a function that asks.
 
@@ -111,6 +120,8 @@ def verb(
         traces: Whether models are traced: the function receives ``use_cache``.
         width: Largest width of the page [columns].
         after: Called with the answer once it is printed, to fail.
+        examples: Commands for the help, which is short with them: ``--help-all`` has every option.
+        context_settings: How the parser reads words, such as those that another command is handed.
     """
     known = {} if options is None else settings_of(options, without)
     shown = None if page is None else _Shown(page=page, as_dict=as_dict, plot=plot, width=width, after=after)
@@ -146,7 +157,12 @@ def verb(
         command.__name__, command.__doc__ = ask.__name__, ask.__doc__
         kept = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
         # What the parser reads to know the options; a type checker knows no such attributes of functions.
-        vars(command).update(__signature__=inspect.Signature(kept), short_help=short_help)
+        vars(command).update(
+            __signature__=inspect.Signature(kept),
+            short_help=short_help,
+            examples=examples,
+            context_settings=dict(context_settings),
+        )
         command.__annotations__ = {parameter.name: parameter.annotation for parameter in kept}
         return command
 
@@ -279,11 +295,16 @@ def _command_of(name: str, found: Any, prefix: str) -> Any:
         commands = _Commands(found.questions, f"{prefix}{name}.")
         return _Questions(found, name=name, commands=commands, help=found.help, short_help=found.short_help)
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    app.command(name, cls=GroupedHelp, short_help=getattr(found, "short_help", "") or None)(found)
-    return typer.main.get_command(app)
+    short_help, context_settings = getattr(found, "short_help", ""), getattr(found, "context_settings", {})
+    app.command(name, cls=GroupedHelp, short_help=short_help or None, context_settings=context_settings)(
+        found
+    )
+    command: Any = typer.main.get_command(app)
+    command.examples = getattr(found, "examples", ())
+    return command
 
 
-class _Group(TyperGroup):
+class _Group(PlainValues, TyperGroup):
     """A command of commands that are loaded one by one."""
 
     def list_commands(self, ctx: Any) -> list[str]:

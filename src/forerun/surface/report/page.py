@@ -27,7 +27,16 @@ from forerun.surface.report.wording import (
     setup_words,
 )
 
-__all__ = ["PAGE_WIDTH", "WIDTH_WITH_BARS", "Bar", "bar_cells", "bar_text", "estimate_page", "merge_small"]
+__all__ = [
+    "PAGE_WIDTH",
+    "WIDTH_WITH_BARS",
+    "Bar",
+    "bar_cells",
+    "bar_text",
+    "estimate_page",
+    "merge_small",
+    "object_page",
+]
 
 PAGE_WIDTH = 96
 """Longest line of the page, because longer ones are hard to read on any terminal."""
@@ -59,6 +68,11 @@ def estimate_page(estimate: Estimate, width: int) -> RenderableType:
     parts.append(Text.assemble(("Rests on  ", "bold"), provenance_sentence(estimate)))
     parts += _remarks(estimate)
     return Group(*parts)
+
+
+def object_page(estimate: Estimate) -> RenderableType:
+    """An estimate as a page of the usual width."""
+    return estimate_page(estimate, PAGE_WIDTH)
 
 
 def _title(estimate: Estimate) -> Text:

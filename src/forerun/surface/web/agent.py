@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from mcp.server import MCPServer
@@ -13,20 +15,26 @@ from pydantic import BaseModel
 
 from forerun import __version__
 from forerun.base.errors import ForerunError
-from forerun.prediction.estimate import Estimate, Interval
+from forerun.prediction.estimate import Interval
 from forerun.question.devices import find_device, load_catalog
-from forerun.search.advise import ways_to_fit
+from forerun.question.options import LayoutOptions, RunOptions, ScaleOptions
+from forerun.question.settings import declared
+from forerun.search.advise import advise, ways_to_fit
+from forerun.search.layouts import layouts
+from forerun.search.options import PlanOptions
 from forerun.search.plan import plan
 from forerun.search.predict import predict
 from forerun.search.scale import scale
+from forerun.surface.web.reach import Reach, joined
 
 __all__ = ["Quantity", "make_server"]
 
 _INSTRUCTIONS = (
     "Predicts training runs before they are run. Models: torchvision:resnet50, timm:NAME, llama-3.1-8b, hf:FILE.json, "
-    "path/to/file.py:factory. Devices: names of the tool hardware. Other settings are those of 'forerun predict', by "
-    "their names in Python, in 'settings': optimizer, layout, compile, image_size, accumulation, num_devices."
+    "capture:FILE. Devices: names of the tool hardware. Other settings are those of 'forerun predict', by "
+    "their names in Python, in 'settings': optimizer, layout, compile, image_size, accumulation, num_devices. "
 )
+_RUNS_NO_CODE = "No code of a user is run: a model in FILE.py needs a server started with --allow-code DIR. "
 
 
 class Quantity(BaseModel):
@@ -82,25 +90,46 @@ class DeviceList(BaseModel):
     devices: list[DeviceRow]
 
 
-def make_server() -> MCPServer[Any]:
-    """The server with its four tools; they read nothing but named files and change nothing."""
-    server: MCPServer[Any] = MCPServer("forerun", instructions=_INSTRUCTIONS, version=__version__)
-    reading = ToolAnnotations(read_only_hint=True, open_world_hint=False)
-    for tool in (_predict, _plan, _scale, _hardware):
-        server.tool(name=tool.__name__.removeprefix("_"), annotations=reading)(_told(tool))
+def make_server(code: Path | None = None) -> MCPServer[Any]:
+    """The server with its tools.
+
+    Args:
+        code: Folder whose code is run to build models; None runs none.
+    """
+    runs = f"Models may be {code}/FILE.py:factory, whose code is run here. " if code else _RUNS_NO_CODE
+    server: MCPServer[Any] = MCPServer("forerun", instructions=_INSTRUCTIONS + runs, version=__version__)
+    reach = Reach(files=Path.cwd(), code=code)
+    for tool, options in _TOOLS.items():
+        # Code that builds a model can do anything to this machine: a tool that runs it is not read-only.
+        reads_only = code is None or options is None
+        server.tool(
+            name=tool.__name__.removeprefix("_"),
+            description=(tool.__doc__ or "") + ("" if options is None else f" {runs}"),
+            annotations=ToolAnnotations(read_only_hint=reads_only, open_world_hint=False),
+        )(_told(tool, reach, options))
     return server
 
 
-def _told(tool: Callable[..., Any]) -> Callable[..., Any]:
-    """A tool that tells the agent what was wrong with its question, and the next step."""
+def _told(tool: Callable[..., Any], reach: Reach, options: type | None) -> Callable[..., Any]:
+    """A tool that checks its question first, and tells the agent what was wrong with it, and the next step."""
+    known = {} if options is None else declared(options)
 
     @functools.wraps(tool)
-    def told(*arguments: Any, **settings: Any) -> Any:
+    def told(**arguments: Any) -> Any:
         try:
-            return tool(*arguments, **settings)
+            given = joined(arguments, arguments.pop("settings", None))
+            reach.check(given, known)
+            return tool(**given)
         except ForerunError as error:
             raise ToolError(str(error)) from error
+        except TypeError as error:  # a value of another type than the setting has
+            raise ToolError(
+                f"expected settings as in 'forerun predict', got {error}; see the examples"
+            ) from error
 
+    signature = inspect.signature(tool, eval_str=True)
+    named = [part for part in signature.parameters.values() if part.kind is not part.VAR_KEYWORD]
+    vars(told)["__signature__"] = signature.replace(parameters=named)
     return told
 
 
@@ -117,39 +146,35 @@ def _predict(
     dataset_size: int | None = None,
     epochs: float | None = None,
     settings: dict[str, Any] | None = None,
+    **asked: Any,
 ) -> Prediction:
-    """Time, memory, cost and energy of training a model on a device, each with a 90 % interval."""
-    asked: dict[str, Any] = {
+    """Time, memory, cost and energy of training a model on a device, each with a 90 % interval.
+
+    Example: {"model": "llama-3.1-8b", "device": "rtx-4090", "settings": {"lora": 16, "quantize": "nf4"}}.
+    """
+    given: dict[str, Any] = {
         "batch_size": batch_size,
         "precision": precision,
         "dataset": dataset,
         "dataset_size": dataset_size,
         "epochs": epochs,
-        **(settings or {}),
     }
-    asked = {name: value for name, value in asked.items() if value is not None}
-    estimate: Estimate = predict(model, device=device, **asked)
-    quantities = (
-        "step_time_s",
-        "throughput_samples_per_s",
-        "epoch_time_s",
-        "job_time_s",
-        "peak_memory_bytes",
-        "max_batch_size",
-        "cost_usd",
-        "energy_j",
-    )
-    answer: dict[str, Any] = {name: _quantity(getattr(estimate, name)) for name in quantities}
+    estimate = predict(model, device=device, **given, **asked)
+    quantities: dict[str, Any] = {
+        name: _quantity(getattr(estimate, name))
+        for name, field in Prediction.model_fields.items()
+        if field.annotation in (Quantity, Quantity | None)
+    }
+    plain: dict[str, Any] = {
+        name: getattr(estimate, name) for name in ("model", "device", "fits", "bound_by")
+    }
     ways = [
         WayToFit(words=way.words, change=dict(way.change), peak_memory_bytes=way.peak_memory_bytes)
         for way in ways_to_fit(estimate)
     ]
     return Prediction(
-        **answer,
-        model=estimate.model,
-        device=estimate.device,
-        fits=estimate.fits,
-        bound_by=estimate.bound_by,
+        **quantities,
+        **plain,
         provenance=str(estimate.provenance),
         notes=list(estimate.notes),
         ways_to_fit=ways,
@@ -162,10 +187,14 @@ def _plan(
     within: str = "",
     minimize: str = "time",
     settings: dict[str, Any] | None = None,
+    **asked: Any,
 ) -> dict[str, Any]:
-    """The best device, batch size and precision within limits such as 'time<=2h, cost<=20, memory<=24GB'."""
-    asked: dict[str, Any] = {"within": within, "minimize": minimize, "max_rejected": 20, **(settings or {})}
-    found = plan(models, devices=devices, **asked).as_dict()
+    """The best device, batch size and precision within limits such as 'time<=2h, cost<=20, memory<=24GB'.
+
+    Example: {"models": "torchvision:resnet50", "devices": "t4,l4", "settings": {"dataset": "imagenet", "epochs": 20}}.
+    """
+    asked = {"max_rejected": 20, **asked}
+    found = plan(models, devices=devices, within=within, minimize=minimize, **asked).as_dict()
     found.pop("candidates", None)  # rows for plots
     return found
 
@@ -176,17 +205,56 @@ def _scale(
     num_devices: list[int],
     batch_size: int | None = None,
     settings: dict[str, Any] | None = None,
+    **asked: Any,
 ) -> dict[str, Any]:
-    """Throughput and efficiency of training on more and more devices."""
-    asked: dict[str, Any] = {} if batch_size is None else {"batch_size": batch_size}
-    return scale(model, device=device, num_devices=num_devices, **asked, **(settings or {})).as_dict()
+    """Throughput and efficiency of training on more and more devices.
+
+    Example: {"model": "torchvision:resnet50", "device": "v100-sxm2-16gb", "num_devices": [1, 2, 4, 8]}.
+    """
+    return scale(model, device=device, num_devices=num_devices, batch_size=batch_size, **asked).as_dict()
+
+
+def _layouts(model: str, device: str, settings: dict[str, Any] | None = None, **asked: Any) -> dict[str, Any]:
+    """The best ways to divide a model among many devices: tensor, pipeline, context and data parallelism.
+
+    Example: {"model": "llama-3.1-70b", "device": "4x8xh100-sxm", "settings": {"sequence_length": 8192}}.
+    """
+    return layouts(model, device=device, **asked).as_dict()
+
+
+def _advise(model: str, device: str, settings: dict[str, Any] | None = None, **asked: Any) -> dict[str, Any]:
+    """The three changes that help a run most, each predicted.
+
+    Example: {"model": "torchvision:resnet50", "device": "a100-sxm4-40gb", "settings": {"batch_size": 64}}.
+    """
+    return advise(model, device=device, **asked).as_dict()
+
+
+def _compare(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """The differences of two runs and their reasons: time by kind of work, memory by part, money.
+
+    Example: {"first": {"model": "cnn", "device": "t4"}, "second": {"model": "cnn", "device": "l4"}}.
+    """
+    return predict(**first).compare(predict(**second)).as_dict()
 
 
 def _hardware(device: str | None = None) -> DeviceList:
-    """The devices of the catalogue, or the one of a name."""
+    """The devices of the catalogue, or the one of a name. Example: {"device": "h100-sxm"}."""
     found = load_catalog().values() if device is None else [find_device(device)]
     return DeviceList(
         devices=[
             DeviceRow(**{name: getattr(each, name) for name in DeviceRow.model_fields}) for each in found
         ]
     )
+
+
+_TOOLS: Mapping[Callable[..., Any], type | None] = {
+    _predict: RunOptions,
+    _plan: PlanOptions,
+    _scale: ScaleOptions,
+    _layouts: LayoutOptions,
+    _advise: RunOptions,
+    _compare: RunOptions,
+    _hardware: None,
+}
+"""The tools, with the settings of those that trace a model."""

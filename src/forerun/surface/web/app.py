@@ -54,10 +54,11 @@ class _ClosingError(Exception):
 class _Desk:
     """Answers questions without letting cheap ones wait for expensive ones."""
 
-    def __init__(self, answers: Answers, tracer: Tracer, limit_s: float) -> None:
+    def __init__(self, answers: Answers, tracer: Tracer, limit_s: float, code: Path | None) -> None:
         self.answers = answers
         self.tracer = tracer
         self.limit_s = limit_s
+        self.code = code
         self.tracing = Lane("traced", _NUM_TRACED_AT_ONCE + _NUM_WAITING, 0)
         self.computing = Lane("computed", _NUM_COMPUTED_AT_ONCE, _NUM_COMPUTED_WAITING)
         self.planning = Lane("planned", 1, _NUM_WAITING)
@@ -82,7 +83,7 @@ class _Desk:
 
     async def answer(self, kind: Kind, body: PredictBody | ScaleBody | PlanBody, client: str) -> Response:
         """The answer to a question as JSON."""
-        arguments = body.arguments()
+        arguments = body.arguments(self.code)
         kept = self.answers.kept(kind, arguments)
         if kept is not None:
             return Response(kept, media_type="application/json")
@@ -136,7 +137,11 @@ def _is_large(kind: Kind, arguments: dict[str, Any]) -> bool:
 
 
 def make_app(
-    *, limit_s: float = 60.0, hosts: Iterable[str] = (), body_timeout_s: float = BODY_TIMEOUT_S
+    *,
+    limit_s: float = 60.0,
+    hosts: Iterable[str] = (),
+    body_timeout_s: float = BODY_TIMEOUT_S,
+    code: Path | None = None,
 ) -> FastAPI:
     """The application.
 
@@ -144,9 +149,10 @@ def make_app(
         limit_s: Time that tracing a model, or half of what any answer, may take [s].
         hosts: Names by which the server is reached besides the loopback ones, see ``Guard``.
         body_timeout_s: Longest time in which the body of a request must arrive [s].
+        code: Folder whose code is run to build models; None runs none.
     """
     tracer = Tracer(limit_s, num_children=_NUM_TRACED_AT_ONCE, num_waiting=_NUM_WAITING)
-    desk = _Desk(Answers(tracer), tracer, limit_s)
+    desk = _Desk(Answers(tracer), tracer, limit_s, code)
     figures = Figures()
     figures.watch("traces", "Models that are traced or wait for it", lambda: tracer.num_calls)
     figures.watch(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator
@@ -14,6 +15,7 @@ from forerun.question.settings import declared, field_type, setting_fields
 from forerun.search.axes import expand_models, searched_values
 from forerun.search.options import PlanOptions
 from forerun.surface.web.configs import CONFIG_NAME, config_file
+from forerun.surface.web.reach import Reach, code_of
 
 __all__ = [
     "MAX_HTTP_CANDIDATES",
@@ -43,13 +45,20 @@ _LARGEST_DEPTH = 512
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 
 
-def check_model_name(model: str) -> str:
-    """A model's name, if it names a model of a library or a family and no file.
+def check_model_name(model: str, code: Path | None = None) -> str:
+    """A model's name, if it names a model of a library or a family and no file but code of an allowed folder.
+
+    Args:
+        model: The name.
+        code: Folder whose code may be run.
 
     Raises:
         UsageError: It names a file or code, or is not a name.
     """
     text = model.strip()
+    if code_of(text) is not None and (code is not None or not text.startswith("keras:")):
+        Reach(code=code).check_name(text)
+        return text
     if CONFIG_NAME.fullmatch(text):
         return config_file(text)
     if find_architecture(text) is not None and not text.startswith("hf:"):
@@ -134,14 +143,14 @@ class RunBody(_Body):
     intra: Name | None = None
     inter: Name | None = None
 
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self, code: Path | None = None) -> dict[str, Any]:
         """Arguments of the package's function.
 
         Raises:
             UsageError: A name reaches beyond the catalogue and the libraries.
         """
         found = self.given()
-        found["model"] = check_model_name(self.model)
+        found["model"] = check_model_name(self.model, code)
         found["device"] = check_device_name(self.device)
         for name in ("intra", "inter"):
             if name in found:
@@ -184,14 +193,14 @@ class PlanRequest(_Body):
     models: Annotated[list[Name], Field(min_length=1, max_length=16)] = Field(examples=[["cnn:depth=2..4"]])
     devices: Annotated[list[Name], Field(min_length=1, max_length=24)] = Field(examples=[["t4", "l4"]])
 
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self, code: Path | None = None) -> dict[str, Any]:
         """Arguments of ``forerun.plan``.
 
         Raises:
             UsageError: A name reaches beyond the catalogue and the libraries, or there are too many candidates.
         """
         found = self.given()
-        models = expand_models(";".join(check_model_name(model) for model in self.models))
+        models = expand_models(";".join(check_model_name(model, code) for model in self.models))
         found["devices"] = [check_device_name(device) for device in self.devices]
         for name in ("intra", "inter"):
             if name in found:

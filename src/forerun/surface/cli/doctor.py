@@ -1,0 +1,166 @@
+"""``forerun models`` and ``forerun doctor``: the names that are known, and the state of this installation."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from forerun.base.answers import Answer
+from forerun.base.errors import UsageError, near_matches
+from forerun.base.extras import EXTRA_OF_PACKAGE, installed_version
+from forerun.surface.cli.verbs import verb
+
+__all__ = ["doctor", "models"]
+
+_MOST_NAMES = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Names(Answer):
+    """Models by name.
+
+    Attributes:
+        word: Part of the names that was asked for.
+        models: The names.
+    """
+
+    word: str
+    models: tuple[str, ...]
+
+
+def _names_page(found: _Names) -> Iterator[str]:
+    yield from found.models[:_MOST_NAMES]
+    left = len(found.models) - _MOST_NAMES
+    if left > 0:
+        yield f"... and {left:,} more; name more of the word, or --json for all"
+
+
+@verb("List the models that are known by name.", page=_names_page)
+def models(
+    word: Annotated[str, typer.Argument(metavar="[WORD]", help="Part of the name, such as resnet.")] = "",
+) -> _Names:
+    """List the models that predict knows by name; --json gives all."""
+    from forerun.prediction.models import kept_model_names, model_names
+
+    known = list(dict.fromkeys(_flat(kept_model_names() or model_names())))
+    found = tuple(name for name in known if word.lower() in name.lower())
+    if not found:
+        raise UsageError(f"no model has '{word}' in its name{near_matches(word, known)}; see docs/models.md")
+    return _Names(word=word, models=found)
+
+
+def _flat(names: Any) -> Iterator[str]:
+    """The names in a listing by source."""
+    if isinstance(names, str):
+        yield names
+    elif isinstance(names, dict):
+        for part in names.values() if "name" not in names else [names["name"]]:
+            yield from _flat(part)
+    elif isinstance(names, list | tuple):
+        for part in names:
+            yield from _flat(part)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Health(Answer):
+    """The state of an installation.
+
+    Attributes:
+        version, python: Versions of forerun and of Python.
+        extras: Version of each optional library, None for one that is not installed.
+        cache_folder: Folder of kept graphs.
+        cache_bytes: Size of its files [bytes].
+        processes: Numbers of the processes of forerun that run on this machine.
+        leftovers: Temporary folders of commands that ended.
+        problems: Whatever keeps a question from being answered, with the remedy.
+    """
+
+    version: str
+    python: str
+    extras: dict[str, str | None]
+    cache_folder: str
+    cache_bytes: int
+    processes: tuple[int, ...]
+    leftovers: int
+    problems: tuple[str, ...]
+
+
+def _health_page(found: _Health) -> Iterator[str]:
+    from forerun.base.units import format_bytes
+
+    yield f"forerun {found.version}, Python {found.python}"
+    there = [f"{name} {version}" for name, version in found.extras.items() if version]
+    missing = [name for name, version in found.extras.items() if not version]
+    yield f"libraries  {', '.join(there) or 'none of the optional ones'}"
+    if missing:
+        yield f"not there  {', '.join(missing)}: pip install 'forerun[all]' installs all"
+    yield f"cache      {found.cache_folder}, {format_bytes(found.cache_bytes)}"
+    own = ", ".join(map(str, found.processes))
+    yield f"processes  {own or 'none beside this one'}"
+    if found.leftovers:
+        yield f"removed    {found.leftovers} temporary folders of commands that were ended"
+    for problem in found.problems:
+        yield f"problem    {problem}"
+    if not found.problems:
+        yield "no problem found"
+
+
+@verb("Check this installation.", page=_health_page)
+def doctor() -> _Health:
+    """Check this installation: libraries, cache, processes that are still there, and what killed commands left."""
+    from forerun import __version__
+    from forerun.base.temporary import cache_folder, remove_leftovers
+
+    folder = cache_folder()
+    problems = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        problems.append(
+            f"the cache folder {folder} cannot be written ({error.strerror or error}): every model is traced anew; "
+            "set FORERUN_CACHE to a folder of your own"
+        )
+    if find_spec("torch") is None:
+        problems.append(
+            "torch is not installed: only the models of the package are answered; pip install 'forerun[torch]'"
+        )
+    return _Health(
+        version=__version__,
+        python=sys.version.split()[0],
+        extras={name: installed_version(_PACKAGES.get(name, name)) for name in sorted(EXTRA_OF_PACKAGE)},
+        cache_folder=str(folder),
+        cache_bytes=_size_bytes(folder),
+        processes=tuple(_processes()),
+        leftovers=remove_leftovers(),
+        problems=tuple(problems),
+    )
+
+
+_PACKAGES = {"sklearn": "scikit-learn", "PIL": "pillow", "tensorflow": "tensorflow-cpu"}
+"""Names of packages that differ from those of their modules."""
+
+
+def _size_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _processes() -> Iterator[int]:
+    """Processes of this user that run forerun, this one and its parents left out."""
+    import psutil
+
+    own = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
+    for process in psutil.process_iter(["pid", "cmdline", "username"]):
+        words = process.info["cmdline"] or []
+        is_forerun = any(Path(word).name == "forerun" or word == "forerun" for word in words[:3])
+        if is_forerun and process.info["pid"] not in own:
+            yield process.info["pid"]

@@ -1,0 +1,281 @@
+"""``forerun sbatch``, ``sky`` and ``torchrun``: a job is predicted just before it is handed to the real command.
+
+The job's file is read and never written. Its run is named by a line of its own,
+``#FORERUN torchvision:resnet50 --batch-size 256 --dataset imagenet --epochs 90``, or found by capturing the training
+command that it starts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from forerun.base.errors import FailureError, UsageError
+from forerun.surface.cli.verbs import verb
+
+__all__ = ["sbatch", "sky", "torchrun"]
+
+_LAUNCHERS = ("srun", "torchrun", "accelerate", "python", "python3")
+_GPUS = re.compile(r"(?:gpu:)?(?P<name>[A-Za-z][\w.-]*)?:?(?P<number>\d+)?")
+_OWN = re.compile(r"^\s*#FORERUN\s+(.*)$", re.MULTILINE)
+_SBATCH = re.compile(r"^#SBATCH\s+(.*?)(?:\s+#.*)?$", re.MULTILINE)
+
+OnOption = Annotated[
+    str | None,
+    typer.Option("--on", metavar="DEVICE", help="Device of the job, where its file does not name it."),
+]
+WithinOption = Annotated[
+    str,
+    typer.Option(
+        "--within", metavar="LIMITS", help="Limits that the job must keep, such as 'time<=24h, cost<=50'."
+    ),
+]
+DryOption = Annotated[
+    bool, typer.Option("--dry-run", help="Print the command that would be run, and run nothing.")
+]
+FileArgument = Annotated[
+    list[str],
+    typer.Argument(metavar="FILE [OPTIONS]...", help="File of the job, and options of the real command."),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """A job as its file says it.
+
+    Attributes:
+        words: The words of ``forerun predict`` about it: a model and options, or -- and a command.
+        device: Device with its numbers, such as 2x8xh100-sxm; empty where the file names none.
+        has_time: Whether it has a time limit.
+    """
+
+    words: tuple[str, ...]
+    device: str
+    has_time: bool
+
+
+def _text_of(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read the job's file {path}: {error}; name a text file") from None
+
+
+def _training_words(text: str, path: str) -> tuple[str, ...]:
+    """The words of a question: those of the line #FORERUN, or the last training command of a script."""
+    own = _OWN.search(text)
+    if own is not None:
+        return tuple(shlex.split(own[1]))
+    for line in reversed(text.replace("\\\n", " ").splitlines()):
+        words = [] if line.lstrip().startswith("#") else _split(line)
+        while words and (
+            words[0] in ("exec", "srun", "time") or (words[0].startswith("-") and ".py" not in words[0])
+        ):
+            words = words[1:]
+        if words and Path(words[0]).name in _LAUNCHERS and any(word.endswith(".py") for word in words):
+            return ("--", *words)
+    raise UsageError(
+        f"{path}: expected a line such as 'python train.py' or '#FORERUN torchvision:resnet50 --dataset imagenet "
+        "--epochs 90', got neither; add the latter"
+    )
+
+
+def _split(line: str) -> list[str]:
+    try:
+        return shlex.split(line)
+    except ValueError:  # half of a quotation over several lines
+        return []
+
+
+def _numbered(device: str, per_node: int, num_nodes: int) -> str:
+    """A device with its numbers, as ``--on`` takes it."""
+    if not device:
+        return ""
+    if num_nodes > 1:
+        return f"{num_nodes}x{per_node}x{device}"
+    return f"{per_node}x{device}" if per_node > 1 else device
+
+
+def slurm_job(text: str, path: str, more: Sequence[str]) -> _Job:
+    """A batch script of Slurm with the options of its command line.
+
+    Args:
+        text: The script.
+        path: Its name, for messages.
+        more: Options after the script, which win over its own.
+    """
+    options: dict[str, str] = {}
+    words = [word for line in _SBATCH.findall(text) for word in _split(line)] + list(more)
+    for word, following in pairwise([*words, ""]):
+        name, equals, value = word.partition("=")
+        if name.startswith("-"):
+            options[name] = value if equals else following
+    gpus = (
+        options.get("--gres")
+        or options.get("--gpus-per-node")
+        or options.get("--gpus")
+        or options.get("-G")
+        or ""
+    )
+    found = _GPUS.fullmatch(gpus.split(",")[0])
+    name, number = (found["name"] or "", int(found["number"] or 1)) if found else ("", 1)
+    nodes = (options.get("--nodes") or options.get("-N") or "1").partition("-")[0]
+    return _Job(
+        words=_training_words(text, path),
+        device=_numbered("" if name == "gpu" else name, number, int(nodes) if nodes.isdigit() else 1),
+        has_time=bool({"--time", "-t"} & options.keys()),
+    )
+
+
+def sky_task(text: str, path: str) -> _Job:
+    """A task of SkyPilot.
+
+    Raises:
+        UsageError: It is no YAML of a task.
+    """
+    import yaml
+
+    try:
+        task = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UsageError(
+            f"{path}: expected a task of SkyPilot, got no YAML ({' '.join(str(error).split())})"
+        ) from None
+    if not isinstance(task, dict):
+        raise UsageError(f"{path}: expected a task of SkyPilot, got {type(task).__name__}; see its examples")
+    wanted = (task.get("resources") or {}).get("accelerators") or ""
+    if isinstance(wanted, dict):
+        wanted = next((f"{name}:{number}" for name, number in wanted.items()), "")
+    name, _, number = str(wanted).partition(":")
+    source = text if _OWN.search(text) else str(task.get("run") or "")
+    return _Job(
+        words=_training_words(source, path),
+        device=_numbered(name.lower(), int(number or 1), int(task.get("num_nodes") or 1)),
+        has_time=True,
+    )
+
+
+def _estimate_of(job: _Job, on: str | None, within: str) -> Any:
+    """The prediction of a job, as the command line makes it; its page goes to stderr, for the user to see.
+
+    Raises:
+        UsageError: No device is named, or a limit is broken.
+    """
+    from forerun.search.search import parse_limits
+    from forerun.surface.report.plan_page import format_quantity
+
+    device = on or job.device
+    if not device:
+        raise UsageError("the job names no kind of device; add --on DEVICE, such as --on 4xl40s")
+    limits = parse_limits(within)
+    found = _predicted(job, device)
+    for limit in limits:
+        value = found.get(limit.quantity.field)
+        if value is None:
+            raise UsageError(
+                f"'{limit.text}' cannot be checked: the prediction has no {limit.quantity.field}; give the job its "
+                "dataset, epochs and price in a line #FORERUN"
+            )
+        amount = value["value"] if isinstance(value, dict) else value
+        if amount > limit.bound if limit.is_upper else amount < limit.bound:
+            raise FailureError(
+                f"the job breaks '{limit.text}': {limit.quantity.name} is "
+                f"{format_quantity(amount, limit.quantity.kind)}; it was not submitted"
+            )
+    if found["fits"] == "no":
+        raise FailureError(f"the job does not fit {device}, so it was not submitted; see forerun advise")
+    return found
+
+
+def _predicted(job: _Job, device: str) -> dict[str, Any]:
+    """The answer of ``forerun predict --json`` in a process of its own, for it reads the job's own options."""
+    import subprocess
+    import sys
+
+    split = job.words.index("--") if "--" in job.words else len(job.words)
+    words = [*job.words[:split], "--on", device, "--json", *job.words[split:]]
+    command = [sys.executable, "-m", "forerun", "predict", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise FailureError(f"the job could not be predicted: {done.stderr.strip().splitlines()[-1]}")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def _told(found: dict[str, Any]) -> Iterator[str]:
+    from forerun.base.units import format_bytes, format_duration_s
+
+    yield f"step {format_duration_s(found['step_time_s']['value'])}"
+    if found["job_time_s"]:
+        low, high = (format_duration_s(found["job_time_s"][end]) for end in ("low", "high"))
+        yield f"job {low} to {high}"
+    if found["cost_usd"]:
+        yield f"${found['cost_usd']['value']:,.2f}"
+    if found["peak_memory_bytes"]:
+        yield f"memory {format_bytes(found['peak_memory_bytes']['value'])}, {found['fits']}"
+
+
+def _hand_over(words: list[str], found: dict[str, Any], *, dry_run: bool) -> None:
+    typer.echo(f"forerun: {found['model']} on {found['device_title']}: {', '.join(_told(found))}", err=True)
+    if dry_run:
+        typer.echo(shlex.join(words))
+        return
+    program = shutil.which(words[0])
+    if program is None:
+        raise UsageError(f"'{words[0]}' is not installed here; use --dry-run to see the command")
+    typer.echo(f"forerun: runs {shlex.join(words)}", err=True)
+    os.execv(program, words)
+
+
+_PASSES_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+"""Options after the job's file are those of the real command."""
+
+
+@verb("Predict a Slurm job, then submit it.", context_settings=_PASSES_ON)
+def sbatch(
+    job: FileArgument, on: OnOption = None, within: WithinOption = "", dry_run: DryOption = False
+) -> None:
+    """Predict the job of a batch script, refuse it over a limit, fill its time limit, and hand it to sbatch."""
+    read = slurm_job(_text_of(job[0]), job[0], job[1:])
+    found = _estimate_of(read, on, within)
+    filled = []
+    if not read.has_time and found["job_time_s"]:
+        # As --format slurm-time: 1.15 times the upper end and five minutes, in whole minutes.
+        minutes = int((1.15 * found["job_time_s"]["high"] + 300) // 60) + 1
+        filled = [f"--time={minutes}"]
+        typer.echo(f"forerun: the job has no time limit; {filled[0]} minutes is added", err=True)
+    _hand_over(["sbatch", *filled, *job[1:], job[0]], found, dry_run=dry_run)
+
+
+@verb("Predict a SkyPilot task, then launch it.", context_settings=_PASSES_ON)
+def sky(
+    job: FileArgument, on: OnOption = None, within: WithinOption = "", dry_run: DryOption = False
+) -> None:
+    """Predict the run of a task, refuse it over a limit, and hand it to sky launch."""
+    found = _estimate_of(sky_task(_text_of(job[0]), job[0]), on, within)
+    _hand_over(["sky", "launch", job[0], *job[1:]], found, dry_run=dry_run)
+
+
+@verb("Predict a training command, then run it.", context_settings=_PASSES_ON)
+def torchrun(
+    job: Annotated[
+        list[str],
+        typer.Argument(metavar="WORDS...", help="Options of torchrun, the script and its arguments."),
+    ],
+    on: OnOption = None,
+    within: WithinOption = "",
+    dry_run: DryOption = False,
+) -> None:
+    """Predict the script that torchrun would start, refuse it over a limit, and hand over to torchrun."""
+    found = _estimate_of(_Job(words=("--", "torchrun", *job), device="", has_time=True), on, within)
+    _hand_over(["torchrun", *job], found, dry_run=dry_run)

@@ -1,0 +1,206 @@
+"""Answers as objects of a notebook: their page as text and as HTML, their rows as a table, their chart."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forerun.base.answers import fields_of, plain
+from forerun.base.errors import UsageError
+from forerun.base.extras import require
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["frame_of", "has_page", "html_of", "plot_of", "rows_of", "save_plot", "text_of"]
+
+_WIDTH = 96
+
+_REPORT = "forerun.surface.report"
+_PAGES: Mapping[str, str] = {
+    "Estimate": f"{_REPORT}.page:object_page",
+    "RunComparison": f"{_REPORT}.comparison_page:comparison_page",
+    "Plan": f"{_REPORT}.plan_page:plan_page",
+    "Sweep": f"{_REPORT}.comparison_page:sweep_page",
+    "ScaleCurve": f"{_REPORT}.scale_page:scale_page",
+    "LayoutPlan": f"{_REPORT}.layouts_page:layouts_page",
+    "AdvicePlan": f"{_REPORT}.layouts_page:advice_page",
+    "Schedule": "forerun.jobs.pages.schedule_page:schedule_page",
+    "RunForecast": "forerun.jobs.pages.forecast_page:forecast_page",
+    "Profile": "forerun.script.pages.profile_page:profile_page",
+}
+"""Pages of answers by the name of their class, found by name: those of satellites are there where the satellite is."""
+
+_ROWS = {
+    "Estimate": "breakdown",
+    "RunComparison": "quantities",
+    "Plan": "pareto",
+    "ScaleCurve": "points",
+    "LayoutPlan": "best",
+    "AdvicePlan": "changes",
+    "Schedule": "jobs",
+}
+"""Fields that hold the rows of an answer; others are one row."""
+
+_CHARTS = {
+    "Plan": f"{_REPORT}.plan_page:pareto_figure",
+    "ScaleCurve": f"{_REPORT}.scale_page:scale_figure",
+}
+"""Charts of answers; others are drawn as bars of their rows."""
+
+_CARD = (
+    '<pre style="font-family: ui-monospace, Menlo, Consolas, monospace; font-size: 12px; line-height: 1.35; '
+    "padding: 12px 16px; border: 1px solid #8884; border-radius: 8px; width: fit-content; max-width: 100%; "
+    'overflow-x: auto; white-space: pre">{code}</pre>'
+)
+
+
+def has_page(answer: Any) -> bool:
+    """True for the answers that are printed as a page."""
+    return type(answer).__name__ in _PAGES
+
+
+def _load(place: str) -> Callable[..., Any]:
+    module, _, name = place.partition(":")
+    found: Callable[..., Any] = getattr(import_module(module), name)
+    return found
+
+
+def _recorded(answer: Any) -> Any:
+    from rich.console import Console
+
+    console = Console(
+        file=io.StringIO(), width=_WIDTH, record=True, markup=False, highlight=False, emoji=False,
+        color_system="truecolor", force_terminal=False,
+    )  # fmt: skip
+    made = _load(_PAGES[type(answer).__name__])(answer)
+    for part in made if hasattr(made, "__next__") else [made]:
+        console.print(part)
+    return console
+
+
+def text_of(answer: Any) -> str:
+    """The page of an answer as plain text."""
+    text: str = _recorded(answer).export_text()
+    return "\n".join(line.rstrip() for line in text.rstrip().splitlines())
+
+
+def html_of(answer: Any) -> str:
+    """The page of an answer as a card of HTML, with no script and no style from elsewhere."""
+    html: str = _recorded(answer).export_html(inline_styles=True, code_format=_CARD)
+    return html
+
+
+def frame_of(answer: Any) -> pd.DataFrame:
+    """The rows of an answer as a table of pandas, intervals as three columns.
+
+    Raises:
+        MissingExtraError: pandas is not installed.
+    """
+    require("to_frame()", "pandas")
+    import pandas as pd
+
+    return pd.DataFrame(rows_of(answer))
+
+
+def rows_of(answer: Any) -> list[dict[str, Any]]:
+    """The rows of an answer as plain values, each under a name without a table in it."""
+    if type(answer).__name__ == "Sweep":
+        return _sweep_rows(answer)
+    if type(answer).__name__ == "Estimate":
+        return [_flat({name: value for name, value in answer.as_dict().items() if name != "run"})]
+    field = _ROWS.get(type(answer).__name__)
+    rows = getattr(answer, field, None) if field else None
+    if rows is None:
+        rows = [answer]
+    return [_flat(plain(fields_of(row) if is_dataclass(row) else row)) for row in rows]
+
+
+def _flat(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in row.items():
+        if isinstance(value, Mapping):
+            is_interval = value.keys() == {"value", "low", "high"}
+            inner = {("" if key == "value" and is_interval else key): part for key, part in value.items()}
+            found |= {f"{prefix}{name}{'_' if key else ''}{key}": part for key, part in inner.items()}
+        elif not isinstance(value, list):
+            found[f"{prefix}{name}"] = value
+    return found
+
+
+def _sweep_rows(sweep: Any) -> list[dict[str, Any]]:
+    arrays = (
+        "step_time_s",
+        "step_time_low_s",
+        "step_time_high_s",
+        "throughput_samples_per_s",
+        "peak_memory_bytes",
+    )
+    return [
+        {
+            "device": device, "precision": precision, "batch_size": size,
+            **{name: float(getattr(sweep, name)[i, j, k]) for name in arrays},
+        }
+        for i, device in enumerate(sweep.devices)
+        for j, precision in enumerate(sweep.precisions)
+        for k, size in enumerate(sweep.batch_sizes)
+    ]  # fmt: skip
+
+
+def save_plot(path: Path, answer: Any) -> None:
+    """Draws the chart of an answer to a file."""
+    from forerun.surface.report.figure import save_figure
+
+    save_figure(plot_of(answer), path)
+
+
+def plot_of(answer: Any) -> Any:
+    """The chart of an answer as a figure of matplotlib.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+        UsageError: The answer has nothing to draw.
+    """
+    require("plot()", "matplotlib")
+    name = type(answer).__name__
+    if name in _CHARTS:
+        return _load(_CHARTS[name])(answer)
+    from forerun.surface.report.figure import new_figure
+
+    if name == "Sweep":
+        rows = rows_of(answer)
+        groups: dict[tuple[str, str], list[dict[str, Any]]] = {
+            (row["device"], row["precision"]): [] for row in rows
+        }
+        for row in rows:
+            groups[row["device"], row["precision"]].append(row)
+        figure = new_figure(width_in=6, height_in=4)
+        axes = figure.add_subplot()
+        for words, line in groups.items():
+            axes.plot(
+                [row["batch_size"] for row in line],
+                [row["throughput_samples_per_s"] for row in line],
+                marker="o", label=", ".join(words),
+            )  # fmt: skip
+        axes.set_xscale("log", base=2)
+        axes.set_xlabel("batch size")
+        axes.set_ylabel("samples/s")
+        axes.legend()
+        return figure
+    if name not in ("Estimate", "RunComparison"):
+        raise UsageError(f"{name} has no chart; see its to_frame()")
+    bars = answer.breakdown if name == "Estimate" else answer.time_parts
+    figure = new_figure(width_in=7, height_in=0.9 + 0.35 * len(bars))
+    axes = figure.add_subplot()
+    names = [bar.name for bar in bars][::-1]
+    if name == "Estimate":
+        axes.barh(names, [1e3 * bar.time_s for bar in bars][::-1])
+        axes.set_xlabel("time of one step [ms]")
+    else:
+        axes.barh(names, [1e3 * (bar.after - bar.before) for bar in bars][::-1])
+        axes.set_xlabel("change of the time of one step [ms]")
+    return figure

@@ -1,0 +1,150 @@
+"""Bounds of what a question over MCP or HTTP may reach: names of the catalogue, files of one folder, code of another.
+
+A question from an agent or a page is written by somebody else: a model's name must not run code of this machine that
+its owner did not offer, nor tell what other files there are. Both are decided before anything is opened, by the path
+alone, so that the refusal of a file that exists is that of one that does not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forerun.base.errors import UsageError
+from forerun.question.settings import Declared
+from forerun.tracing.source import named_source
+
+__all__ = ["MOST_VALUES", "Reach", "code_of", "joined"]
+
+MOST_VALUES = 4096
+"""Longest list in a question; beyond it an answer takes minutes and nobody reads its rows."""
+
+_MOST_TEXT = 20_000
+_COUNTS = re.compile(r"^(?:\s*\d+\s*[x×*]\s*)+")
+"""Numbers of nodes and devices before the file of a device, as in 4x8xMY.toml."""
+_FILES = (
+    ".toml",
+    ".csv",
+    ".json",
+    ".yaml",
+    ".yml",
+    ".keras",
+    ".h5",
+    ".hdf5",
+    ".pt",
+    ".npz",
+    ".db",
+    ".parquet",
+)
+
+
+def code_of(model: str) -> str | None:
+    """The file of Python code in the name of a model, None if it names none.
+
+    >>> code_of("nets/small.py:make")
+    'nets/small.py'
+    """
+    head, ending, _ = model.strip().partition(".py")
+    return head + ending if ending else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """The files that questions may name.
+
+    Attributes:
+        files: Folder of files that are read; None where no file may be named.
+        code: Folder whose code is run; None where no code is.
+    """
+
+    files: Path | None = None
+    code: Path | None = None
+
+    def check(self, arguments: Mapping[str, Any], known: Mapping[str, Declared]) -> None:
+        """Checks every text of a question.
+
+        Args:
+            arguments: The question.
+            known: Its settings; those that name a file are taken as paths whatever they end in.
+
+        Raises:
+            UsageError: A name reaches beyond the folders, or a list or a text is too long.
+        """
+        for name, value in arguments.items():
+            if isinstance(value, Mapping):
+                self.check(value, known)
+            is_path = name in known and known[name].setting.is_local
+            for text in _texts(name, value):
+                for part in text.split(";"):
+                    self.check_name(part.strip(), is_path=is_path)
+
+    def check_name(self, text: str, *, is_path: bool = False) -> None:
+        """Checks one name.
+
+        Raises:
+            UsageError: It reaches beyond the folders.
+        """
+        code = code_of(text)
+        if code is not None:
+            self._check_code(code)
+            return
+        source = named_source(text)
+        path = (
+            text.partition(":")[2] if (source and source.reads_file) or text.startswith("capture:") else text
+        )
+        if is_path or path is not text or text.lower().endswith(_FILES):
+            path = _COUNTS.sub("", path.removeprefix("keras:"))
+            if self.files is None or not _lies_in(path, self.files):
+                raise UsageError(
+                    f"'{text}' lies outside the working folder of this server, which reads no other files; start it "
+                    "in the folder of the file, or use the command line"
+                )
+
+    def _check_code(self, path: str) -> None:
+        if self.code is None:
+            raise UsageError(
+                f"'{path}' is code, which this server does not run; start it with --allow-code DIR to allow the code "
+                "in DIR, or use the command line"
+            )
+        if not _lies_in(path, self.code):
+            raise UsageError(f"'{path}' lies outside the folder of --allow-code; only code inside it is run")
+
+
+def _lies_in(path: str, folder: Path) -> bool:
+    """True if a path is inside a folder once links are followed."""
+    return Path(path).expanduser().resolve().is_relative_to(folder.resolve())
+
+
+def _texts(name: str, value: Any) -> Iterator[str]:
+    """The texts of a value, and of the lists and tables in it."""
+    if isinstance(value, str):
+        if len(value) > _MOST_TEXT:
+            raise UsageError(
+                f"'{name}' has at most {_MOST_TEXT:,} characters here, got {len(value):,}; ask for less"
+            )
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        if len(value) > MOST_VALUES:
+            raise UsageError(
+                f"'{name}' has at most {MOST_VALUES:,} values here, got {len(value):,}; ask for less"
+            )
+        for part in [*value, *value.values()] if isinstance(value, Mapping) else value:
+            yield from _texts(name, part)
+
+
+def joined(arguments: Mapping[str, Any], settings: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The arguments of a tool and its settings as one question; what is None is not given.
+
+    Raises:
+        UsageError: A name stands in both.
+    """
+    given = {name: value for name, value in arguments.items() if value is not None}
+    twice = sorted(given.keys() & (settings or {}).keys())
+    if twice:
+        raise UsageError(
+            f"'{twice[0]}' is an argument of this tool and stands in 'settings' as well; give it once, as the argument"
+        )
+    return {**given, **(settings or {})}

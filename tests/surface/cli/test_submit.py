@@ -1,0 +1,68 @@
+"""Jobs are predicted, then handed to the real command."""
+
+import os
+
+import pytest
+from command_line import invoke
+
+from forerun.base.errors import UsageError
+from forerun.surface.cli.submit import sky_task, slurm_job
+
+RUN = "#FORERUN cnn --batch-size 64 --dataset cifar10 --epochs 2 --price 0.5/h\n"
+JOB = f"#!/bin/bash\n#SBATCH --gres=gpu:t4:2\n#SBATCH --nodes 2\n{RUN}srun python train.py\n"
+
+
+@pytest.fixture
+def job(tmp_path):
+    path = tmp_path / "job.sh"
+    path.write_text(JOB, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("directives", "device", "has_time"),
+    [
+        ("--gres=gpu:t4:2", "2xt4", False),
+        ("--gpus-per-node=a100:8 --nodes=4 --time=1:00:00", "4x8xa100", True),
+        ("-G 4", "", False),
+        ("--gres gpu:4 -t 60", "", True),
+    ],
+)
+def test_the_device_of_a_job_is_that_of_its_directives(directives, device, has_time):
+    found = slurm_job(f"#SBATCH {directives}\npython train.py --epochs 3", "job.sh", ())
+    assert (found.device, found.has_time) == (device, has_time)
+    assert found.words == ("--", "python", "train.py", "--epochs", "3")
+
+
+def test_a_task_of_skypilot_names_its_accelerators_and_command():
+    text = "resources:\n  accelerators: L4:2\nnum_nodes: 2\nrun: |\n  cd code\n  torchrun \\\n    train.py\n"
+    found = sky_task(text, "task.yaml")
+    assert found.device == "2x2xl4"
+    assert found.words == ("--", "torchrun", "train.py")
+    for wrong in ("- a", "{", "run: echo"):
+        with pytest.raises(UsageError, match=r"task\.yaml: expected"):
+            sky_task(wrong, "task.yaml")
+
+
+def test_the_command_has_a_time_limit_and_the_file_is_as_it_was(job):
+    done = invoke("sbatch", "--dry-run", str(job), "--partition", "gpu")
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout.startswith("sbatch --time=")
+    assert done.stdout.rstrip().endswith(f"--partition gpu {job}")
+    assert "no time limit" in done.stderr
+    assert job.read_text(encoding="utf-8") == JOB
+
+
+def test_a_job_over_its_budget_is_not_submitted(job, tmp_path, monkeypatch):
+    (tmp_path / "sbatch").write_text(f"#!/bin/sh\ntouch {tmp_path}/submitted\n", encoding="utf-8")
+    (tmp_path / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    done = invoke("sbatch", "--within", "cost<=0.001", str(job))
+    assert done.exit_code
+    assert "breaks 'cost<=0.001'" in done.stderr
+    assert not (tmp_path / "submitted").exists()
+
+
+def test_a_job_without_a_device_asks_for_it(job):
+    job.write_text(f"{RUN}python train.py\n", encoding="utf-8")
+    assert "add --on DEVICE" in invoke("sbatch", "--dry-run", str(job)).stderr
