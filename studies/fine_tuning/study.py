@@ -88,17 +88,19 @@ def answers_of(rows: Iterable[MeasuredTuning], say: Say = lambda text: None) -> 
                 "predicted_fits": peak is None or peak.value <= answer.device_memory_bytes,
                 "verdict": answer.fits,
             }
-            if row.memory_bytes is not None and row.memory_kind is not None:
+            if row.memory_bytes is not None and row.memory_kind is not None and peak is not None:
                 line |= {
                     "measured_bytes": row.memory_bytes,
                     "predicted_bytes": memory_of(answer, row.memory_kind),
+                    "low_share": peak.low / peak.value,
+                    "high_share": peak.high / peak.value,
                 }
         except ForerunError as error:
             line["refused"] = str(error)
         say(" ".join(f"{name}={value}" for name, value in line.items()))
         found.append(line)
     columns = ["measured_s", "predicted_s", "low_s", "high_s", "at_peak_s", "fits", "predicted_fits", "verdict",
-               "measured_bytes", "predicted_bytes", "refused"]  # fmt: skip
+               "measured_bytes", "predicted_bytes", "low_share", "high_share", "refused"]  # fmt: skip
     return pd.DataFrame(found).reindex(columns=list(dict.fromkeys([*(found[0] if found else ()), *columns])))
 
 
@@ -113,6 +115,7 @@ def summary_of(answers: pd.DataFrame) -> dict[str, float]:
     constant = timed.at_peak_s * (timed.measured_s / timed.at_peak_s).median()
     sized = answers.dropna(subset=["measured_bytes", "predicted_bytes"])
     off = (sized.predicted_bytes / sized.measured_bytes - 1).abs()
+    share = sized.measured_bytes / sized.predicted_bytes
     told = answers[answers.refused.isna()]
     ran, oom = told[told.fits.isin([True])], told[told.fits.isin([False])]
     silent = told[told.fits.isna()]
@@ -128,6 +131,7 @@ def summary_of(answers: pd.DataFrame) -> dict[str, float]:
         "memory_median": off.median(),
         "memory_p90": float(np.quantile(off, 0.9)) if len(off) else np.nan,
         "memory_bias": (sized.predicted_bytes / sized.measured_bytes).median() - 1,
+        "memory_inside": ((share >= sized.low_share) & (share <= sized.high_share)).mean(),
         "ran": len(ran),
         "ran_fits": ran.predicted_fits.astype(float).sum(),
         "oom": len(oom),
@@ -161,8 +165,8 @@ def study_page(folder: Path, sources: tuple[str, ...] = tuple(SOURCES), say: Say
     """The figures of all sources and the rows left out, as Markdown."""
     lines = [
         "| source | steps | MAPE % | median % | bias % | in 90 % interval | constant MFU % | sizes | memory median % | "
-        "p90 % | bias % | ran, called fits | out of memory, called so | failed, called out of memory |",
-        "| --- " * 14 + "|",
+        "p90 % | bias % | in interval | ran, called fits | out of memory, called so | failed, called out of memory |",
+        "| --- " * 15 + "|",
     ]
     left = ["", "Rows left out:", ""]
     all_answers = []
@@ -180,6 +184,7 @@ def study_page(folder: Path, sources: tuple[str, ...] = tuple(SOURCES), say: Say
                 _percent(found["baseline"]),
                 f"{found['n_memory']:.0f}",
                 *(_percent(found[key]) for key in ("memory_median", "memory_p90", "memory_bias")),
+                "" if np.isnan(found["memory_inside"]) else f"{found['memory_inside']:.2f}",
                 *(
                     f"{found[right]:.0f} of {found[number]:.0f}" if found[number] else ""
                     for right, number in (("ran_fits", "ran"), ("oom_right", "oom"), ("silent_no", "silent"))

@@ -12,7 +12,7 @@ from scipy.optimize import minimize
 
 from forerun.cost.communication.measured_layouts import ErrorLaw, MeasuredLayouts
 from studies.layouts.rows import SOURCES
-from studies.layouts.study import predicted_rows, quoted_rows
+from studies.layouts.study import predicted_rows
 
 __all__ = ["few_steps_page", "fit_error_law", "rows_with_errors"]
 
@@ -30,7 +30,7 @@ def rows_with_errors(folder: Path) -> dict[str, pd.DataFrame]:
     """Rows of every source with the logarithm of measured over predicted; of nanotron those above 20 % MFU."""
     found = {}
     for source in SOURCES:
-        rows = quoted_rows(predicted_rows(folder, source), source)
+        rows = predicted_rows(folder, source)
         found[source] = rows.assign(log=np.log(rows.measured_s / rows.predicted_s)).reset_index(drop=True)
     return found
 

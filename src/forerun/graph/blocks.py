@@ -266,7 +266,10 @@ def _divisions(graph: Graph, unit: Ints, phase: Ints, num_blocks: int) -> tuple[
                 continue
             n, k = _weight_shape(sizes[row])
             width = width or k
-            closes = bool(group) and n == width and (k != width or attended)
+            # The experts of gpt-oss are as wide as a token, so that only their order tells the last product.
+            closes = (
+                bool(group) and n == width and (k != width or attended or of_expert[[row, group[-1]]].all())
+            )
             if closes:
                 num_groups += 1
                 for member in group:

@@ -17,12 +17,13 @@ from forerun.base.kept import Kept
 from forerun.cost.communication.data_parallel import ShardedMemory, sharded_memory
 from forerun.cost.memory.constants import MemoryConstants, memory_constants, visible_memory
 from forerun.cost.memory.peak import (
-    COMPILED_FRACTION,
     MaxBatchSize,
     MemoryEstimate,
+    MemoryWidth,
     estimate_memory,
     fits,
     max_batch_size,
+    memory_width,
 )
 from forerun.cost.memory.units import UnitMemory
 from forerun.graph.graph import AllocationKind, Graph, MemoryEvent
@@ -49,7 +50,6 @@ __all__ = [
     "memory_constants_of",
     "optimizer_state_bytes",
     "run_memory",
-    "stage_peak",
     "weights_bytes",
     "worst_stage",
 ]
@@ -58,8 +58,6 @@ _COMMUNICATOR_BYTES = 2 * 24 * 4 * 1024**2
 """Buffers of one communicator of NCCL: 24 channels of 4 MiB (``NCCL_BUFFSIZE``) to each of two neighbours."""
 _COPY_RATIO = 2.0
 """Bytes of a gradient in fp32 over those in half precision."""
-_UNCERTAINTY = 0.05
-"""Half-width of the 90 % interval of the bytes of tensors of an eager step, as a fraction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,12 +120,18 @@ def _stages(
     if run.layout.keep_gathered and run.layout.tensor > 1 and run.setup.saving.recompute == "none":
         gathered = model.gathered_bytes(Axes.of(run).shards, run.setup.batch_size_per_device)
         memory = replace(memory, kept=memory.kept + gathered, backward_net=memory.backward_net - gathered)
-    units = model.stages(run.layout)
-    return tuple(stage_peak(run, memory, every, units[index], index, constants) for index in chosen)
+    units, width = model.stages(run.layout), memory_width(model.model.graph)
+    return tuple(_stage_peak(run, memory, every, units[index], index, constants, width) for index in chosen)
 
 
-def stage_peak(
-    run: Run, memory: UnitMemory, every: UnitMemory, units: range, stage: int, constants: MemoryConstants
+def _stage_peak(
+    run: Run,
+    memory: UnitMemory,
+    every: UnitMemory,
+    units: range,
+    stage: int,
+    constants: MemoryConstants,
+    width: MemoryWidth,
 ) -> StageMemory:
     """Memory of one stage at its peak.
 
@@ -138,6 +142,7 @@ def stage_peak(
         units: Units of the stage.
         stage: Its number.
         constants: Overhead and factors of device and software.
+        width: Interval of the bytes of tensors.
     """
     own = list(units)
     held = _held(run, memory, every, own, stage)
@@ -170,12 +175,12 @@ def stage_peak(
         MemoryShare("context", constants.overhead_bytes),
     )
     peak = allocated + fragmentation + buffers + constants.overhead_bytes
-    margin = (COMPILED_FRACTION if run.setup.compile else _UNCERTAINTY) * allocated
+    whole = allocated + fragmentation
     return StageMemory(
         stage=stage,
         num_blocks=sum(unit not in (0, last) for unit in own),
         parts=tuple(part for part in parts if part.size_bytes > 0),
-        peak_bytes=Interval(peak, peak - margin, peak + margin),
+        peak_bytes=Interval(peak, peak - (1 - width.low) * whole, peak + (width.high - 1) * whole),
         allocated_bytes=allocated,
     )
 

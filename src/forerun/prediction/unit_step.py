@@ -24,6 +24,7 @@ from forerun.cost.communication.constants import LayoutConstants, LayoutTable
 from forerun.cost.communication.groups import Collective, Group, group_of
 from forerun.cost.communication.measured_layouts import MeasuredLayouts, StepShape
 from forerun.cost.memory.units import UnitMemory
+from forerun.cost.time.large_kernels import sustained_products
 from forerun.cost.time.step_times import smooth_maximum
 from forerun.cost.time.weights import CostModel
 from forerun.graph.shards import Shards
@@ -120,7 +121,7 @@ def layout_step(model: DividedModel, run: Run, weights: CostModel, table: Layout
     least_s = micro_steps * times.alone.least_s / layout.pipeline
     compute_s = micro_steps * stage.compute_s + updates[last]
     found = DividedStep(
-        step_s=widened(step_s, times.alone.step_s, table.log_spread, least_s),
+        step_s=_interval(run, model, step_s, times.alone.step_s, table.log_spread, least_s),
         model=times.model,
         alone=times.alone,
         stages=tuple(stages),
@@ -138,6 +139,19 @@ def layout_step(model: DividedModel, run: Run, weights: CostModel, table: Layout
         ),
     )
     return found if table.measured is None else _as_measured(found, table.measured)
+
+
+def _interval(
+    run: Run, model: DividedModel, step_s: float, alone: Interval, log_spread: float, least_s: float
+) -> Interval:
+    """The 90 % interval of a step of several devices.
+
+    The spread is that of whole steps of language models on sources left out of every fit, on dies that these sources
+    have: there it holds what is unknown of one device as well. Of other models and dies both are unknown.
+    """
+    is_known = model.model.graph.tokens_per_sample is not None and sustained_products(run.cluster.device)
+    own = Interval(step_s, step_s, step_s) if is_known else alone
+    return widened(step_s, own, log_spread, least_s)
 
 
 def _kinds(times: UnitTimes, memory: UnitMemory, stages: Sequence[range]) -> list[bytes]:
@@ -298,10 +312,11 @@ def _tensor(run: Run, times: UnitTimes, group: Group, own: Sequence[int]) -> tup
     zero = np.zeros(len(own))
     if group.num_devices == 1:
         return zero, zero, zero
-    message = times.message_bytes
-    sum_s = group.time_s(Collective.ALL_REDUCE, message)
-    gather_s = group.time_s(Collective.ALL_GATHER, message)
-    scatter_s = group.time_s(Collective.REDUCE_SCATTER, message)
+    crossing_s = group.constants.crossing_s * (group.num_nodes - 1)
+    sum_s, gather_s, scatter_s = (
+        group.time_s(kind, times.message_bytes) + crossing_s
+        for kind in (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
+    )
     # The embedding sums its tokens once, the head its gradients.
     pairs = times.num_pairs[list(own)].copy()
     last = len(times.num_pairs) - 1

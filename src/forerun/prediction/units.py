@@ -25,7 +25,6 @@ from forerun.question.setup import TrainingSetup
 __all__ = [
     "DividedModel",
     "UnitTimes",
-    "unit_times",
     "with_host",
 ]
 
@@ -75,7 +74,7 @@ class UnitTimes:
     num_recomputed_routes: Floats
 
 
-def unit_times(
+def _unit_times(
     model: PreparedModel,
     blocks: Blocks,
     shards: Shards,
@@ -275,9 +274,9 @@ class DividedModel:
         weights: CostModel,
         torch_version: str | None = None,
     ) -> list[UnitTimes]:
-        """Times of the units of micro-steps; see ``unit_times``."""
+        """Times of the units of micro-steps; see ``_unit_times``."""
         copies = self._counts() if self._added else None
-        found = unit_times(self.model, self.traced, shards, device, setups, weights, torch_version, copies)
+        found = _unit_times(self.model, self.traced, shards, device, setups, weights, torch_version, copies)
         if not self._added:
             return [with_host(times) for times in found]
         growth = float(self.memory(Shards(), 1).gradients.sum()) / max(

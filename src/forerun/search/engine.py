@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.cost.memory.constants import MemoryConstants, visible_memory
-from forerun.cost.memory.peak import MemoryEstimate, close_fraction, estimate_memory
+from forerun.cost.memory.peak import MemoryEstimate, MemoryWidth, estimate_memory, memory_width
 from forerun.cost.time.weights import CostModel
 from forerun.prediction.division import compute_setup, uses_layout
 from forerun.prediction.memory import (
@@ -231,7 +231,7 @@ class Engine:
                 last_samples=samples,
                 validation=None if validation is None else validation.row(row),
             )
-            memory = self._live_memory(number, live, close_fraction(model.graph))
+            memory = self._live_memory(number, live, memory_width(model.graph))
             parts.append(self._table(index, number, sizes, model, steps, memory, exact=False))
         return parts
 
@@ -360,12 +360,12 @@ class Engine:
         known = None if run.job is None else run.job.num_epochs
         return np.full((3, len(global_batch)), float(known or 1))
 
-    def _live_memory(self, number: int, live_bytes: Floats, fraction: float) -> Floats:
+    def _live_memory(self, number: int, live_bytes: Floats, width: MemoryWidth) -> Floats:
         constants = self._constants[number]
         # The allocator needs more than what lives at once, for it leaves gaps; how much more, only a replay tells. The
         # grid takes the usual factor, and the band in which the verdict is "close" as its interval.
         limit = live_bytes * constants.live_factor
-        ends = np.stack([limit, limit / (1 + fraction), limit / (1 - fraction)])
+        ends = np.stack([limit, limit * width.low, limit * width.high])
         return np.asarray(ends + constants.overhead_bytes)
 
     def _replayed(self, index: int, number: int, model: PreparedModel, run: Run, size: int) -> Floats:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from forerun.base.errors import InvalidSetupError, TraceError
 from forerun.cost.memory.constants import MemoryConstants
-from forerun.cost.memory.peak import estimate_memory, fits, step_runs
+from forerun.cost.memory.peak import estimate_memory, fits, memory_width, step_runs
 from forerun.graph.graph import MemoryEvent, MemoryStream
 from forerun.question.setup import Layout, Precision, TrainingSetup
 from memory_streams import MIB, graph_of, training_stream
@@ -91,6 +91,20 @@ def test_verdict_has_three_values():
     assert fits(estimate, estimate.peak_bytes) == "close"
     assert fits(estimate, estimate.overhead_bytes + estimate.limit_bytes / 1.029) == "close"
     assert fits(estimate, estimate.overhead_bytes + estimate.limit_bytes / 1.031) == "no"
+
+
+def test_unusual_fragmentation_refuses_no_language_model():
+    estimate = estimate_at(100, graph=replace(graph_of(training_stream()), tokens_per_sample=8))
+    least = min(estimate.limit_bytes, CONSTANTS.live_factor * estimate.live_peak_bytes)
+    assert estimate.low_bytes == pytest.approx(estimate.overhead_bytes + least / 1.15)
+
+
+def test_the_interval_is_as_wide_as_published_bytes_of_such_steps_scatter():
+    images = graph_of(training_stream())
+    language, few = replace(images, tokens_per_sample=8), replace(images, num_trainable_parameters=0)
+    widths = [memory_width(graph) for graph in (images, language, few)]
+    assert [width.high for width in widths] == sorted(width.high for width in widths)
+    assert all(0.8 < width.low < 1 < width.high <= 1.5 for width in widths)
 
 
 def test_a_device_smaller_than_the_overhead_fits_nothing():

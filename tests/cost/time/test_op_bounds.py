@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from forerun.cost.time.features import Point, peak_rates
+from forerun.cost.time.large_kernels import sustained_products
 from forerun.cost.time.rows import DistinctOps
 from forerun.cost.time.step_times import step_times
 from forerun.graph.graph import OpClass, StepPart
@@ -112,6 +113,20 @@ def test_large_products_take_the_rate_that_boards_sustain(name, most):
     rates = ops.flops[:, 0] / times.kernel_s[0]
     peak, _, _ = peak_rates(device, Precision.BF16)
     assert rates.max() == pytest.approx(most * peak, rel=0.01)
+
+
+def test_products_follow_the_power_limit_of_a_board():
+    board = find_device("h100-sxm")
+    shares = [
+        sustained_products(replace(board, power_limit_w=watts)) for watts in (350.0, 500.0, 700.0, 4000.0)
+    ]
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
+    assert shares[2] / shares[1] == pytest.approx((700 / 500) ** (1 / 3))
+    # A device left out of its own figure: the rates of the three that were measured.
+    for name, measured in (("a100-sxm4-80gb", 0.83), ("h100-sxm", 0.68), ("b300", 0.58)):
+        assert sustained_products(find_device(name)) == pytest.approx(measured, rel=0.04)
+    assert sustained_products(find_device("l40s")) is None
 
 
 def stream_shares(ops, precision):

@@ -51,6 +51,8 @@ class LayoutConstants:
         slowdown: Time that a second of hidden communication adds to the computation beside it.
         launch_s: Time in which the host launches one collective of tensor or context parallelism, with the framework's
             own work around it [s].
+        crossing_s: Time that a collective of tensor parallelism waits for each further node of its group: nothing hides
+            it, and the hosts of several nodes never launch at one moment [s].
         stage_s: Time of handing over a micro-step between two stages, beside the transfer [s].
     """
 
@@ -62,6 +64,7 @@ class LayoutConstants:
     network_hops: float = 2.0
     slowdown: float = 0.1
     launch_s: float = 0.0
+    crossing_s: float = 0.0
     stage_s: float = 0.0
 
     def intra_share_of(self, kind: str) -> float:
@@ -75,8 +78,8 @@ class LayoutTable:
 
     Attributes:
         constants: The constants.
-        log_spread: Standard deviation of the logarithm of predicted over measured steps of several devices, on
-            sources that were left out of the fit.
+        log_spread: Standard deviation of the logarithm of predicted over measured steps of several devices, on the
+            worst of the sources that were left out of the fit.
         provenance: Tables, rows and date.
         measured: Steps that were measured on the user's cluster, None without.
     """

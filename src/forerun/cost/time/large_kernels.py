@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.graph.graph import OpClass, StepPart
-from forerun.question.devices.device import Device
+from forerun.question.devices.device import Device, NumberFormat
 from forerun.question.setup import FLASH_3_GAIN
 
 __all__ = [
@@ -42,10 +42,14 @@ seen under autocast have more, if only in their first layer (0.05 % in SwinV2 of
 library does around convolutions, such as conversions of the memory order, on the streams beside them: bounded, steps
 of ResNet-50 (``gpu_benchmarks``) come out 8 % too fast."""
 
-_SUSTAINED_PRODUCTS = {("ampere", True): 0.83, ("hopper", True): 0.68, ("blackwell", True): 0.58}
-"""Largest share of the two-byte peak by (architecture, stacked memory): the median rate of products of 4,096 and more
-in ``llm/gemm`` (A100 284, H100 784, B300 1,649 TFLOP/s) over 1.10, 1.18 and 1.26, the best rate there over the best of
-``llm/matmul_peaks`` (271, 795 and 1,769), for its products ran in bursts."""
+_FULL_CLOCK_W = 2.3
+"""Power limit per dense two-byte TFLOP/s at which large products would hold the clock of their peak [W]. Products of
+4,096 and more in ``llm/gemm``, less the 1.10, 1.18 and 1.26 by which its short bursts beat the long runs of
+``llm/matmul_peaks``, reach 0.83 of the peak on A100 (1.28 W), 0.68 on H100 (0.71 W) and 0.58 on B300 (0.49 W): 2.24,
+2.25 and 2.51 W. Each device is found from the two others within 4 %."""
+_POWER_EXPONENT = 1 / 3
+"""Far above the lowest voltage power goes with the cube of the clock (P ~ f V^2, V ~ f)."""
+_MEASURED_DIES = ("ampere", "hopper", "blackwell")
 
 _ATTENTION_COST = {"hopper": FLASH_3_GAIN}
 """PyTorch's fused attention is FlashAttention-2; ``llm/attention``, on which the law of attention rests, has
@@ -86,8 +90,18 @@ def holds_under_autocast(op_class: npt.NDArray[np.int64]) -> npt.NDArray[np.bool
 
 
 def sustained_products(device: Device) -> float | None:
-    """Largest share of the peak that products of two-byte operands sustain; None where nobody measured."""
-    return _SUSTAINED_PRODUCTS.get((device.architecture, device.memory_type.startswith("HBM")))
+    """Largest share of the peak that products of two-byte operands sustain; None for dies that nobody measured.
+
+    share = min(1, p / p0)^(1/3), with p the power limit over the dense peak and p0 = 2.3 W per TFLOP/s. A board with a
+    lower limit or more units has a lower clock: 0.68 on H100 SXM (700 W), 0.60 at 500 W, 0.59 on H100 PCIe (350 W, 756
+    TFLOP/s). Measured on data-centre dies with stacked memory of three architectures.
+    """
+    peak = device.peak_flops_per_s.get(NumberFormat.BF16)
+    is_measured = device.architecture in _MEASURED_DIES and device.memory_type.startswith("HBM")
+    if not is_measured or not peak or not device.power_limit_w:
+        return None
+    found: float = min(1.0, device.power_limit_w / (peak * 1e-12 * _FULL_CLOCK_W)) ** _POWER_EXPONENT
+    return found
 
 
 def attention_cost(device: Device) -> float:

@@ -12,7 +12,7 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -241,7 +241,14 @@ _PASSES_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 """Options after the job's file are those of the real command."""
 
 
-@verb("Predict a Slurm job, then submit it.", context_settings=_PASSES_ON)
+def _passes_on(command: Callable[..., None]) -> Callable[..., None]:
+    """A verb whose unknown words are handed to another command."""
+    command.context_settings = _PASSES_ON  # type: ignore[attr-defined]
+    return command
+
+
+@_passes_on
+@verb("Predict a Slurm job, then submit it.")
 def sbatch(
     job: FileArgument, on: OnOption = None, within: WithinOption = "", dry_run: DryOption = False
 ) -> None:
@@ -257,7 +264,8 @@ def sbatch(
     _hand_over(["sbatch", *filled, *job[1:], job[0]], found, dry_run=dry_run)
 
 
-@verb("Predict a SkyPilot task, then launch it.", context_settings=_PASSES_ON)
+@_passes_on
+@verb("Predict a SkyPilot task, then launch it.")
 def sky(
     job: FileArgument, on: OnOption = None, within: WithinOption = "", dry_run: DryOption = False
 ) -> None:
@@ -266,7 +274,8 @@ def sky(
     _hand_over(["sky", "launch", job[0], *job[1:]], found, dry_run=dry_run)
 
 
-@verb("Predict a training command, then run it.", context_settings=_PASSES_ON)
+@_passes_on
+@verb("Predict a training command, then run it.")
 def torchrun(
     job: Annotated[
         list[str],

@@ -103,7 +103,6 @@ def verb(
     width: int = TABLE_WIDTH_IN_A_PIPE,
     after: Callable[[Any], None] | None = None,
     examples: Sequence[str] = (),
-    context_settings: Mapping[str, Any] = MappingProxyType({}),
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Makes a command of a function that asks.
 
@@ -121,7 +120,6 @@ def verb(
         width: Largest width of the page [columns].
         after: Called with the answer once it is printed, to fail.
         examples: Commands for the help, which is short with them: ``--help-all`` has every option.
-        context_settings: How the parser reads words, such as those that another command is handed.
     """
     known = {} if options is None else settings_of(options, without)
     shown = None if page is None else _Shown(page=page, as_dict=as_dict, plot=plot, width=width, after=after)
@@ -161,7 +159,6 @@ def verb(
             __signature__=inspect.Signature(kept),
             short_help=short_help,
             examples=examples,
-            context_settings=dict(context_settings),
         )
         command.__annotations__ = {parameter.name: parameter.annotation for parameter in kept}
         return command
