@@ -83,7 +83,6 @@ class AccuracyPage:
             self._other_tools(),
             self._memory(),
             forecast_section(self.forecasts),
-            schedule_section(self.schedule),
             self.choices,
             self.energy,
             self.scaling,
@@ -93,6 +92,14 @@ class AccuracyPage:
             self._skipped(),
         ]
         return "\n".join(sections)
+
+    def scheduling_as_markdown(self) -> str:
+        """The page of the scheduler's figures, which lies beside its study."""
+        return (
+            "# Figures of scheduling\n\nMade by `python -m studies accuracy` beside "
+            "[the other figures](../../docs/accuracy.md).\n\n"
+            + schedule_section(self.schedule).replace("](methods/", "](../../docs/methods/")
+        )
 
     def _other_tools(self) -> str:
         layers = self.layers.metrics

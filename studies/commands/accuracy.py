@@ -14,6 +14,7 @@ from forerun.surface.cli.output import quiet_libraries
 __all__ = ["accuracy", "with_accuracy"]
 
 _PAGE = Path("docs/accuracy.md")
+_SCHEDULING = Path(__file__).parents[1] / "schedule" / "figures.md"
 _LARGE_MODELS = "\n## Large models\n"
 _BEGIN, _END = "<!-- accuracy:begin -->", "<!-- accuracy:end -->"
 
@@ -51,6 +52,8 @@ def accuracy(
     typer.echo(page)
     typer.echo(f"page written to {out}", err=True)
     readme = out.resolve().parent.parent / "README.md"
+    if not quick:
+        _SCHEDULING.write_text(results.scheduling_as_markdown(), encoding="utf-8")
     if not quick and readme.is_file():
         text = readme.read_text(encoding="utf-8")
         readme.write_text(with_accuracy(text, results.summary()), encoding="utf-8")

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import nnls
 
 from forerun.base.errors import InvalidSetupError
+from forerun.base.numerics import relative_coefficients
 from forerun.prediction.estimate import BreakdownPart, Estimate, Interval
 from forerun.question.lengths import Batching, SampleLengths, Samples, read_lengths
 from forerun.question.run import Run
@@ -149,7 +149,7 @@ def _step_s(knots: Ints, at_knots: Floats, batches: _Batches, run: Run) -> Float
         found = np.exp(np.interp(np.log(batches.longest), np.log(knots), np.log(at_knots)))
     else:
         law = np.stack([np.ones(len(knots)), size * knots, size * knots.astype(float) ** 2], axis=1)
-        shares, _ = nnls(law / at_knots[:, None], np.ones(len(knots)))
+        shares = relative_coefficients(law, at_knots)
         if kind is Batching.PADDING_FREE:
             inputs = (batches.tokens, batches.squares)
         else:

@@ -80,8 +80,8 @@ def trace(
         setup: Training configuration; the batch size matters only for models whose sizes are not affine in it.
         module: Module or ``keras.Model`` to trace in place of the one the request names.
         use_cache: True reads and writes the cache, and takes graphs that came with the package.
-        few_blocks: Whether three of many equal blocks are enough; ``Graph.blocks`` names all of them. A graph of all
-            blocks that is known is taken as well.
+        few_blocks: Whether three of many equal blocks are enough; ``Graph.blocks`` names all of them. A kept graph of
+            all blocks is not taken instead: an answer must not depend on what was asked before.
 
     Raises:
         UsageError: The model or an option is not known.
@@ -121,12 +121,13 @@ def _eager_graph(
     libraries to trace it anew are missing.
     """
     path = _cache_path(request, setup) if use_cache and module is None else None
-    known = _known(path, setup)
-    if known is None and path is not None:
-        known = _shipped(request, setup)
-    if few_blocks and known is None and path is not None:
+    known = None
+    if few_blocks and path is not None and (known := _shipped(request, setup)) is None:
         path = path.with_suffix(_FEW_SUFFIX)
+    if known is None:
         known = _known(path, setup)
+    if known is None and path is not None and not few_blocks:
+        known = _shipped(request, setup)
     if known is not None and (len(known.memory.compiled_end) or not needs_compiled_ends):
         return known
     few_blocks = few_blocks and module is None
