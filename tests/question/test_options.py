@@ -78,7 +78,7 @@ def test_a_value_is_checked_against_its_declaration():
 def test_help_stands_under_headings():
     from typer.testing import CliRunner
 
-    text = CliRunner().invoke(app, ["predict", "--help"]).stdout
+    text = CliRunner().invoke(app, ["predict", "--help-all"]).stdout
     places = [
         text.index(f"\n{heading}:") for heading in ("Model", "Run", "Devices and links", "Job", "Output")
     ]

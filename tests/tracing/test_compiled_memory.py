@@ -117,9 +117,16 @@ def test_the_answer_of_a_compiled_run_needs_less_and_says_so():
     assert compiled < eager
     assert answers[1].max_batch_size.value > answers[0].max_batch_size.value
     assert any("memory is that of a compiled step" in note for note in answers[1].notes)
-    widths = [answer.peak_memory_bytes.high / answer.peak_memory_bytes.value - 1 for answer in answers]
-    assert widths[1] > 2 * widths[0]
     assert answers[0].tokens_per_s.value == pytest.approx(512 * answers[0].throughput_samples_per_s.value)
+
+
+def test_the_memory_of_a_compiled_image_network_is_less_certain():
+    peaks = [
+        forerun.predict("cnn", device="t4", batch_size=64, compile=compiled).peak_memory_bytes
+        for compiled in (False, True)
+    ]
+    eager, compiled = (peak.high / peak.value - 1 for peak in peaks)
+    assert compiled > 1.5 * eager
 
 
 def test_a_graph_without_ends_keeps_the_memory_of_eager_execution(graphs):

@@ -1,5 +1,6 @@
 """Laws of our own policy on random jobs; FORERUN_LAW_CASES sets the cases of each, such as 1000."""
 
+import math
 import os
 from dataclasses import dataclass, replace
 
@@ -104,7 +105,10 @@ def test_like_jobs_of_one_size_are_served_as_well_as_in_the_order_of_arrival(pol
 def test_jobs_of_one_size_are_served_as_well_as_by_least_time_left(data):
     cluster = data.draw(clusters(most_kinds=1))
     jobs = data.draw(different_jobs(cluster, is_elastic=False))
-    assert average_s("foresight", jobs, cluster) <= 1.05 * average_s("srtf", jobs, cluster)
+    # Without its bound on fairness, which may cost average time and is there for it.
+    unbounded = replace(find_policy("foresight"), worst_fairness=math.inf)
+    foresight_s = simulate(jobs, cluster, unbounded).metrics.average_completion_s
+    assert foresight_s <= 1.05 * average_s("srtf", jobs, cluster)
 
 
 @LAW

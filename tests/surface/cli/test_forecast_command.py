@@ -280,7 +280,7 @@ def test_configurations_are_compared_by_time_and_value(tmp_path):
     assert plot.stat().st_size > 10_000
     assert "beats those with a star" in invoke("forecast", "trade-off", str(table)).stdout
     table.write_text("name,run\nx,y\n")
-    assert "model, device missing" in refused("trade-off", table, status=1)
+    assert "'model' must be a name, got None; add it" in refused("trade-off", table, status=1)
 
 
 def test_batch_sizes_follow_the_law(tmp_path):
@@ -300,7 +300,7 @@ def test_batch_sizes_follow_the_law(tmp_path):
     table.write_text("batch_size,steps\n64,many\n128,2\n")
     assert "got 'many'" in refused("batches", table, status=1)
     table.write_text("size,steps\n64,1\n")
-    assert "expected a column 'batch_size'" in refused("batches", table, status=1)
+    assert "expected the column 'batch_size'" in refused("batches", table, status=1)
 
 
 NETWORKS = (

@@ -84,7 +84,7 @@ def test_plots(words, tmp_path):
         ((MODEL, "--on", "t4", "--intra", "nvlnk"), "expected a link of the catalogue"),
         ((MODEL, "--on", "2x4xt4", "--devices", "8"), "name it with --inter"),
         ((MODEL,), "missing option '--on'"),
-        ((), "missing argument 'MODEL'"),
+        ((), "missing option '--on'"),
         ((*OPTIMUS, "--price", "2/h"), "cannot be used for workers and servers"),
         ((*DEVICES, "--plot", "figure.xyz"), "xyz"),
     ],

@@ -351,7 +351,8 @@ def test_a_language_model_that_does_not_fit_is_trained_with_adapters(opened, com
     page.evaluate("delete document.body.dataset.exact")
     page.locator("#ways button", has_text="--lora 16").click()
     page.wait_for_selector("body[data-exact]")
-    assert page.locator("#verdict").inner_text().startswith("Fits: ")
+    # Memory of adapters is known to -13 and +50 %.
+    assert page.locator("#verdict").inner_text().startswith("Too close to call: about ")
     assert page.locator("#question").inner_text().endswith("batch 1, bf16, LoRA 16, recompute full")
     assert page.locator("#adapters").input_value() == "lora"
     assert "lora=16" in page.evaluate("location.hash")
