@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from forerun.jobs.scheduling.cluster import SharedCluster, parse_cluster
 from forerun.jobs.scheduling.job import DataParallelTraining, ScheduledJob
+from forerun.jobs.scheduling.marginal_gain import foresight_within
 from forerun.jobs.scheduling.policy import find_policy
 from forerun.jobs.scheduling.simulation import simulate
 from forerun.jobs.scheduling.speed import DataParallelSpeed, SpeedModel
@@ -106,7 +107,7 @@ def test_jobs_of_one_size_are_served_as_well_as_by_least_time_left(data):
     cluster = data.draw(clusters(most_kinds=1))
     jobs = data.draw(different_jobs(cluster, is_elastic=False))
     # Without its bound on fairness, which may cost average time and is there for it.
-    unbounded = replace(find_policy("foresight"), worst_fairness=math.inf)
+    unbounded = foresight_within(math.inf)
     foresight_s = simulate(jobs, cluster, unbounded).metrics.average_completion_s
     assert foresight_s <= 1.05 * average_s("srtf", jobs, cluster)
 
