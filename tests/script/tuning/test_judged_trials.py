@@ -30,9 +30,11 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--ceiling", type=float, default=0.9)
 parser.add_argument("--values", type=int, default=4)
 parser.add_argument("--then-wait", action="store_true")
+parser.add_argument("--first-run-waits-after", type=int)
 args = parser.parse_args()
 with open({started!r}, "a") as file:
     file.write(f"{{os.getpid()}}\\n")
+is_first_run = len(open({started!r}).readlines()) == 1
 model = torch.nn.Linear(2, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for number in range(1, args.values + 1):
@@ -40,6 +42,8 @@ for number in range(1, args.values + 1):
         model(images).sum().backward()
         optimizer.step()
     print(f"val_acc={{args.ceiling * (1 - 0.6 ** number):.4f}}", flush=True)
+    if is_first_run and number == args.first_run_waits_after:
+        time.sleep(600)
 if args.then_wait:
     time.sleep(600)
 """
@@ -182,7 +186,8 @@ def test_a_trial_whose_node_dies_is_judged_again_from_its_first_value(cluster, s
             process.wait(60)
         return judge(number, value)
 
-    wanted = order(tmp_path, "--ceiling", str(WINNING))
+    # Its last values must not be on their way yet when the node goes, however slow the one who reads them is.
+    wanted = order(tmp_path, "--ceiling", str(WINNING), "--first-run-waits-after", "2")
     with ray_runner(cluster.address) as run:
         result = run(wanted, ScriptConfiguration(arguments={}, hooks={}), on_value=on_value)
     values = list(enumerate(curve(WINNING, 4), start=1))
