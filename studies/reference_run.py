@@ -405,7 +405,7 @@ def _kept(stage: str, quick: bool, make: Callable[[], _Result]) -> _Result:
     if path.exists():
         # The user's own cache, written by this program: nothing else is ever read by pickle.
         with path.open("rb") as file:
-            found: _Result = pickle.load(file)
+            found: _Result = pickle.load(file)  # noqa: S301
         return found
     result = make()
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -18,13 +18,30 @@ from forerun.tracing.trace import TRACE_VERSION, library_versions, trace, traced
 CHILD = """
 import json, sys
 import without_extras
+NETWORK = ("socket.connect", "socket.bind", "socket.sendto", "socket.getaddrinfo", "socket.gethostbyname")
+seen = []
+def callers():
+    frame = sys._getframe(2)
+    while frame is not None:
+        yield frame.f_globals.get("__name__", "").partition(".")[0]
+        frame = frame.f_back
+def watch(event, arguments):
+    if event in NETWORK:
+        seen.append([event, repr(arguments)])
+        raise RuntimeError(f"nobody asked for {event} {arguments}")
+    # A pickle from one of our own child processes is no file of a stranger.
+    if event == "pickle.find_class" and "multiprocessing" not in callers() or event == "os.system":
+        seen.append([event, repr(arguments)])
+    if event == "subprocess.Popen" and str(arguments[0]).rpartition("/")[2] in ("sh", "bash", "cmd.exe"):
+        seen.append([event, repr(arguments)])
+sys.addaudithook(watch)
 from typer.testing import CliRunner
 from forerun.surface.cli.main import app
 answers = []
 for line in json.load(sys.stdin):
     result = CliRunner().invoke(app, line.split())
     answers.append([result.exit_code, result.stdout, result.stderr, repr(result.exception)])
-json.dump({"answers": answers, "modules": sorted(sys.modules)}, sys.__stdout__)
+json.dump({"answers": answers, "modules": sorted(sys.modules), "seen": seen}, sys.__stdout__)
 """
 
 R50 = "torchvision:resnet50"
@@ -72,7 +89,7 @@ def alone(tmp_path_factory):
         check=True,
     )
     kept = json.loads(found.stdout)
-    return dict(zip(lines, kept["answers"], strict=True)), kept["modules"]
+    return dict(zip(lines, kept["answers"], strict=True)), kept["modules"], kept["seen"]
 
 
 @pytest.mark.parametrize("line", ANSWERED)
@@ -90,6 +107,10 @@ def test_a_missing_extra_is_named(alone, line):
 
 def test_no_optional_package_is_loaded(alone):
     assert set(alone[1]) & set(EXTRA_OF_PACKAGE) == set()
+
+
+def test_nothing_goes_to_the_network_and_neither_a_pickle_nor_a_shell_is_used(alone):
+    assert alone[2] == []
 
 
 def test_an_answer_says_which_libraries_its_graph_is_of(alone):

@@ -186,7 +186,7 @@ def test_examples_run(page, folder):
     values: dict[str, object] = {}
     for block in blocks(page):
         if block.language == "python" and not block.file:
-            exec(compile(block.text, name(page), "exec"), values)
+            exec(compile(block.text, name(page), "exec"), values)  # noqa: S102
     for command in shell_commands(page):
         assert_runs(command)
 

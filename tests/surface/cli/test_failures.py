@@ -113,7 +113,9 @@ def test_a_signal_ends_with_its_status_and_one_line(tmp_path, sent, status, line
 @pytest.mark.skipif(os.name == "nt", reason="shell pipe")
 def test_a_reader_that_stops_early_causes_no_traceback():
     command = f"{sys.executable} -m forerun hardware list | head -n 1"
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, env=child_environment())
+    done = subprocess.run(  # noqa: S602
+        command, shell=True, capture_output=True, text=True, env=child_environment()
+    )
     assert done.stdout.count("\n") == 1
     assert done.stderr == ""
 

@@ -196,7 +196,8 @@ def _value(expression: ast.expr, frame: FrameType) -> Any:
     if not all(isinstance(node, _SAFE) for node in ast.walk(expression)):
         return None
     try:
-        value = eval(compile(ast.Expression(expression), "<loop>", "eval"), frame.f_globals, frame.f_locals)
+        code = compile(ast.Expression(expression), "<loop>", "eval")
+        value = eval(code, frame.f_globals, frame.f_locals)  # noqa: S307 - the script's own names, nothing that calls
     except Exception:  # an attribute may run any code
         return None
     return None if isinstance(value, (bool, torch.Tensor)) else value
