@@ -12,7 +12,7 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -23,7 +23,7 @@ import typer
 from forerun.base.errors import FailureError, UsageError
 from forerun.surface.cli.verbs import verb
 
-__all__ = ["sbatch", "sky", "torchrun"]
+__all__ = ["broken_limits", "predicted", "sbatch", "sky", "torchrun"]
 
 _LAUNCHERS = ("srun", "torchrun", "accelerate", "python", "python3")
 _GPUS = re.compile(r"(?:gpu:)?(?P<name>[A-Za-z][\w.-]*)?:?(?P<number>\d+)?")
@@ -171,45 +171,64 @@ def _estimate_of(job: _Job, on: str | None, within: str) -> Any:
     Raises:
         UsageError: No device is named, or a limit is broken.
     """
-    from forerun.search.search import parse_limits
-    from forerun.surface.report.plan_page import format_quantity
-
     device = on or job.device
     if not device:
         raise UsageError("the job names no kind of device; add --on DEVICE, such as --on 4xl40s")
-    limits = parse_limits(within)
-    found = _predicted(job, device)
-    for limit in limits:
-        value = found.get(limit.quantity.field)
-        if value is None:
-            raise UsageError(
-                f"'{limit.text}' cannot be checked: the prediction has no {limit.quantity.field}; give the job its "
-                "dataset, epochs and price in a line #FORERUN"
-            )
-        amount = value["value"] if isinstance(value, dict) else value
-        if amount > limit.bound if limit.is_upper else amount < limit.bound:
-            raise FailureError(
-                f"the job breaks '{limit.text}': {limit.quantity.name} is "
-                f"{format_quantity(amount, limit.quantity.kind)}; it was not submitted"
-            )
+    split = job.words.index("--") if "--" in job.words else len(job.words)
+    found = predicted([*job.words[:split], "--on", device, *job.words[split:]])
+    for sentence in broken_limits(found, within):
+        raise FailureError(f"the job breaks {sentence}; it was not submitted")
     if found["fits"] == "no":
         raise FailureError(f"the job does not fit {device}, so it was not submitted; see forerun advise")
     return found
 
 
-def _predicted(job: _Job, device: str) -> dict[str, Any]:
-    """The answer of ``forerun predict --json`` in a process of its own, for it reads the job's own options."""
+def predicted(words: Sequence[str], folder: Path | None = None) -> dict[str, Any]:
+    """The answer of ``forerun predict --json`` in a process of its own, which reads the words of a user.
+
+    Args:
+        words: Model or command, and options.
+        folder: Where it runs; this folder unless given.
+
+    Raises:
+        FailureError: It failed; its last line is told.
+    """
     import subprocess
     import sys
 
-    split = job.words.index("--") if "--" in job.words else len(job.words)
-    words = [*job.words[:split], "--on", device, "--json", *job.words[split:]]
-    command = [sys.executable, "-m", "forerun", "predict", *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "forerun", "predict", "--json", *words]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise FailureError(f"the job could not be predicted: {done.stderr.strip().splitlines()[-1]}")
+        last = (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[-1]
+        raise FailureError(f"it could not be predicted: {last.removeprefix('error: ')}")
     found: dict[str, Any] = json.loads(done.stdout)
     return found
+
+
+def broken_limits(found: Mapping[str, Any], within: str) -> Iterator[str]:
+    """The limits that a prediction breaks, each with its value.
+
+    Args:
+        found: An answer of ``forerun predict --json``.
+        within: Limits as ``plan --within`` takes them.
+
+    Raises:
+        UsageError: The prediction has nothing to check a limit against.
+    """
+    from forerun.search.search import parse_limits
+    from forerun.surface.report.plan_page import format_quantity
+
+    for limit in parse_limits(within):
+        value = found.get(limit.quantity.field)
+        if value is None:
+            raise UsageError(
+                f"'{limit.text}' cannot be checked: the prediction has no {limit.quantity.field}; name the dataset, "
+                "epochs and price of the job"
+            )
+        amount = value["value"] if isinstance(value, dict) else value
+        if amount > limit.bound if limit.is_upper else amount < limit.bound:
+            words = format_quantity(amount, limit.quantity.kind)
+            yield f"'{limit.text}': {limit.quantity.name} is {words}"
 
 
 def _told(found: dict[str, Any]) -> Iterator[str]:

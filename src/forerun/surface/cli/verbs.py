@@ -56,6 +56,7 @@ _CORE = {
     "layouts": "forerun.surface.cli.layouts:layouts",
     "advise": "forerun.surface.cli.layouts:advise",
     "compare": "forerun.surface.cli.compare:compare",
+    "review": "forerun.surface.cli.review:review",
     "hardware": "forerun.surface.cli.hardware:hardware",
     "sbatch": "forerun.surface.cli.submit:sbatch",
     "sky": "forerun.surface.cli.submit:sky",
