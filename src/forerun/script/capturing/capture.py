@@ -21,9 +21,8 @@ from forerun.graph.captured import Capture, CaptureFacts
 from forerun.graph.file import read_graph
 from forerun.graph.graph import Graph, OpClass, StepPart
 from forerun.script.capturing.hooks.isolation import GUARDED_FILE
-from forerun.script.capturing.hooks.settings import HOOKS, CaptureSettings, FileAccess
 from forerun.script.command_words import PythonCommand, is_python, parse_command, with_batch_size
-from forerun.script.profiling.hooks.messages import write_settings
+from forerun.script.profiling.hooks.messages import CAPTURE_HOOKS, CaptureSettings, FileAccess, write_settings
 from forerun.script.profiling.launch import end_tree, start_with_hooks
 
 __all__ = ["DEFAULT_TIMEOUT_S", "ScriptServer", "capture_command", "captured_by", "join_graphs"]
@@ -278,7 +277,7 @@ def _variables(command: PythonCommand, folder: Path) -> dict[str, str]:
     own = {
         **_OFFLINE,
         "PATH": os.pathsep.join([str(programs), os.environ.get("PATH", "")]),
-        "FORERUN_HOOKS": HOOKS,
+        "FORERUN_HOOKS": CAPTURE_HOOKS,
         "TMPDIR": str(scratch),
         "HF_DATASETS_CACHE": str(scratch / "datasets"),
     }

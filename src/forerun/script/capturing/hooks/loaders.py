@@ -10,9 +10,9 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.data import BatchSampler, DataLoader, dataloader
 
-from forerun.script.capturing.hooks.settings import CaptureSettings
 from forerun.script.capturing.hooks.steps import Steps, first_tensor
 from forerun.script.patching import around_batches, around_making_loaders, surround
+from forerun.script.profiling.hooks.messages import CaptureSettings
 
 __all__ = ["Loaders"]
 

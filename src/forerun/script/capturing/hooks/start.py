@@ -17,9 +17,8 @@ from typing import Any
 
 from forerun.base.process_control import die_with_parent
 from forerun.script.capturing.hooks.isolation import isolate
-from forerun.script.capturing.hooks.settings import CaptureSettings
 from forerun.script.patching import after_import
-from forerun.script.profiling.hooks.messages import read_settings
+from forerun.script.profiling.hooks.messages import CaptureSettings, read_settings
 
 __all__ = ["CAPTURED_STATUS", "END_FILE", "install"]
 
