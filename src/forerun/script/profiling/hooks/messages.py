@@ -74,6 +74,7 @@ class CaptureSettings:
         world_size: Processes that the script believes to be one of.
         devices_per_node: Processes on this machine, as the script believes.
         files: Way in which the script sees files.
+        timeout_s: Longest time of the script [s].
     """
 
     folder: str
@@ -84,6 +85,7 @@ class CaptureSettings:
     world_size: int = 1
     devices_per_node: int = 1
     files: FileAccess = "view"
+    timeout_s: float = 600.0
 
 
 def trace_file(folder: Path, pid: int) -> Path:
