@@ -83,7 +83,9 @@ class Checkpoints:
         surround(torch.Tensor, "__reduce_ex__")(self._reduce)
         # Savers look for weights that share memory by its address; a storage of the device has none but its own.
         surround(torch.UntypedStorage, "data_ptr")(
-            lambda address, storage: storage._cdata if storage.device.type in ("meta", "cuda") else address(storage)
+            lambda address, storage: (
+                storage._cdata if storage.device.type in ("meta", "cuda") else address(storage)
+            )
         )
         for kind in (torch.UntypedStorage, torch.TypedStorage):
             kind.cuda = lambda storage, *args, **kwargs: self._mark(storage)  # type: ignore[method-assign]
@@ -163,7 +165,9 @@ class Checkpoints:
             try:
                 return load(url, *args, **kwargs)
             except OSError:  # the network is off
-                self._note(f"the values of {url.rpartition('/')[2]}: it is not on this machine, and a step needs none")
+                self._note(
+                    f"the values of {url.rpartition('/')[2]}: it is not on this machine, and a step needs none"
+                )
                 return AbsentWeights()
 
         @surround(torch.nn.Module, "load_state_dict")
@@ -174,7 +178,9 @@ class Checkpoints:
 
     def _cover_safetensors(self, module: Any) -> None:
         @surround(module, "save_file")
-        def save(original: Any, tensors: dict[str, torch.Tensor], filename: Any, metadata: Any = None) -> None:
+        def save(
+            original: Any, tensors: dict[str, torch.Tensor], filename: Any, metadata: Any = None
+        ) -> None:
             _write_safetensors(tensors, self._target(filename), metadata)
 
         @surround(module, "load_file")

@@ -21,7 +21,7 @@ from typing import Any
 from forerun.base.process_control import die_with_parent
 from forerun.script.capturing.hooks.isolation import isolate
 from forerun.script.capturing.hooks.places import error_words, place_in_script, place_of
-from forerun.script.patching import after_import
+from forerun.script.patching import after_import, trainer_patches
 from forerun.script.profiling.hooks.messages import CaptureSettings, read_settings
 
 __all__ = ["CAPTURED_STATUS", "END_FILE", "LATE_FILE", "install"]
@@ -145,7 +145,9 @@ class _End:
 
         builtins.input = noting(builtins.input)
         stdin: Any = sys.stdin
-        sys.stdin = _Proxy(stdin, {name: noting(getattr(stdin, name)) for name in ("read", "readline", "readlines")})  # type: ignore[assignment]
+        sys.stdin = _Proxy(
+            stdin, {name: noting(getattr(stdin, name)) for name in ("read", "readline", "readlines")}
+        )  # type: ignore[assignment]
 
     def note(self, way: str, **more: Any) -> None:
         """Adds a line on an end, or on what may have caused it."""
@@ -253,7 +255,7 @@ class _Session:
         self.loaders.cover()
         self.parallel.cover()
         Checkpoints(settings, self.pretence, self._note).cover()
-        after_import(cover_keras(steps))
+        after_import({**cover_keras(steps), **trainer_patches(self._job_seen)})
         recorder.__enter__()  # type: ignore[no-untyped-call]
         if self.pretence is not None:
             self.pretence.recorder = recorder
@@ -261,6 +263,10 @@ class _Session:
             pretend.cover_attributes()
             pretend.skip_initial_values()
             self.pretence.__enter__()  # type: ignore[no-untyped-call]
+
+    def _job_seen(self, **known: Any) -> None:
+        """Keeps what a framework's trainer says about its job."""
+        self.flags["job"] = {name: value for name, value in known.items() if value is not None}
 
     def _note(self, text: str) -> None:
         """Adds a sentence to what was not captured, once."""
@@ -284,7 +290,7 @@ class _Session:
 
     def finish(self) -> None:
         """Writes the result and ends the process."""
-        from forerun.script.capturing.hooks.job import argument_options, job_of
+        from forerun.script.capturing.hooks.job import argument_options
         from forerun.script.capturing.hooks.result import write_result
 
         recorder = self.steps.recorder
@@ -294,7 +300,7 @@ class _Session:
         self.flags["configurator"] = _names_of_main()
         guesses = self.pretence.guesses if self.pretence is not None else {}
         write_result(
-            Path(self._settings.folder), self.steps, self.loaders, self.parallel, job_of(sys._getframe()), self.flags,
+            Path(self._settings.folder), self.steps, self.loaders, self.parallel, sys._getframe(), self.flags,
             guesses,
         )  # fmt: skip
         for stream in (sys.stdout, sys.stderr):
