@@ -84,9 +84,11 @@ class CaptureFacts:
         loader: The data loader; None without one.
         dataset_size: Samples of one epoch; None if not known.
         epochs: Epochs of the job; None if not known.
-        max_steps: Steps of the job, if it is counted in steps.
+        max_steps: Steps of the job, if it does not end with an epoch.
         not_captured: What the step of the script does or needs beyond the graph, in words.
         torch_version: PyTorch that ran the script.
+        steps_per_epoch: Steps of an epoch; None if not known.
+        job_notes: Sources of the job's length that disagree, in words.
     """
 
     command: tuple[str, ...]
@@ -113,6 +115,8 @@ class CaptureFacts:
     max_steps: int | None
     not_captured: tuple[str, ...]
     torch_version: str
+    steps_per_epoch: int | None = None
+    job_notes: tuple[str, ...] = ()
 
     @property
     def samples_per_step(self) -> int:
@@ -175,7 +179,7 @@ class CaptureFacts:
             found.append(f"{took}; {waits}")
         if self.max_steps is not None:
             found.append(f"the job is counted in steps: {self.max_steps:,}")
-        return (*found, *(f"not captured: {text}" for text in self.not_captured))
+        return (*found, *self.job_notes, *(f"not captured: {text}" for text in self.not_captured))
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> CaptureFacts:
@@ -183,8 +187,8 @@ class CaptureFacts:
         values = dict(fields)
         for name in ("models", "optimizers"):
             values[name] = tuple(CapturedPart(**part) for part in values[name])
-        for name in ("command", "not_captured"):
-            values[name] = tuple(values[name])
+        for name in ("command", "not_captured", "job_notes"):
+            values[name] = tuple(values.get(name, ()))
         if values["loader"] is not None:
             values["loader"] = CapturedLoader(**values["loader"])
         return cls(**values)

@@ -18,9 +18,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from forerun.script.callbacks.curve_callback import CurveCallback, CurveLog
-    from forerun.script.callbacks.for_keras import keras_callback
-    from forerun.script.callbacks.for_lightning import lightning_callback, lightning_timer
-    from forerun.script.callbacks.for_trainer import trainer_callback
+    from forerun.script.callbacks.frameworks import (
+        keras_callback,
+        lightning_callback,
+        lightning_timer,
+        trainer_callback,
+    )
     from forerun.script.callbacks.loop_timer import LoopTimer
     from forerun.script.callbacks.pruner import ForecastPruner
 
@@ -39,11 +42,11 @@ _MODULES = {
     "CurveCallback": "curve_callback",
     "CurveLog": "curve_callback",
     "ForecastPruner": "pruner",
-    "keras_callback": "for_keras",
+    "keras_callback": "frameworks",
     "LoopTimer": "loop_timer",
-    "lightning_callback": "for_lightning",
-    "lightning_timer": "for_lightning",
-    "trainer_callback": "for_trainer",
+    "lightning_callback": "frameworks",
+    "lightning_timer": "frameworks",
+    "trainer_callback": "frameworks",
 }
 
 

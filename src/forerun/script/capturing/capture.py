@@ -21,9 +21,10 @@ from forerun.graph.captured import Capture, CaptureFacts
 from forerun.graph.file import read_graph
 from forerun.graph.graph import Graph, OpClass, StepPart
 from forerun.script.capturing.hooks.isolation import GUARDED_FILE
-from forerun.script.capturing.hooks.settings import HOOKS, CaptureSettings, FileAccess
+from forerun.script.capturing.hooks.places import is_of_script
+from forerun.script.capturing.hooks.start import LATE_FILE
 from forerun.script.command_words import PythonCommand, is_python, parse_command, with_batch_size
-from forerun.script.profiling.hooks.messages import write_settings
+from forerun.script.profiling.hooks.messages import CAPTURE_HOOKS, CaptureSettings, FileAccess, write_settings
 from forerun.script.profiling.launch import end_tree, start_with_hooks
 
 __all__ = ["DEFAULT_TIMEOUT_S", "ScriptServer", "capture_command", "captured_by", "join_graphs"]
@@ -236,6 +237,7 @@ class ScriptServer:
             batch_to=batch[1] if batch else None,
             world_size=self._command.world_size,
             files=self._files,
+            timeout_s=self._timeout_s,
         )
         write_settings(settings)
         status = self._wait(folder)
@@ -278,7 +280,7 @@ def _variables(command: PythonCommand, folder: Path) -> dict[str, str]:
     own = {
         **_OFFLINE,
         "PATH": os.pathsep.join([str(programs), os.environ.get("PATH", "")]),
-        "FORERUN_HOOKS": HOOKS,
+        "FORERUN_HOOKS": CAPTURE_HOOKS,
         "TMPDIR": str(scratch),
         "HF_DATASETS_CACHE": str(scratch / "datasets"),
     }
@@ -309,25 +311,35 @@ def _outcome(folder: Path, status: int | None, timeout_s: float, *, pretends: bo
         )
     ends = _ends(folder)
     steps = max((end["num_steps"] for end in ends), default=0)
-    said = _last_error(folder)
+    errors = [end for end in ends if end["way"] == "error"]
+    said = errors[-1]["text"] if errors else _last_error(folder)
+    if errors and errors[-1]["place"]:
+        said += f" ({errors[-1]['place']})"
     done = f"after {steps} steps" if steps != 1 else "after 1 step"
     ways = {end["way"] for end in ends}
-    refused = next((end for end in ends if end["way"] == "refused" or end.get("refused")), None)
-    if refused is not None:
-        return _Outcome(failure=refused["text"], is_final=True)
+    for end in ends:
+        if refusal := end.get("refusal"):
+            place = end["place"]
+            return _Outcome(failure=refusal + (f" ({place})" if place not in refusal else ""), is_final=True)
     if "no device" in ways:
         return _Outcome(failure=_NO_DEVICE)
     if status is None:
+        where = _late_place(folder)
         return _Outcome(
-            failure=f"it took more than {timeout_s:.0f} s {done}; give a longer --timeout, or smaller sizes",
-            is_final=not pretends,
+            failure=f"it took more than {timeout_s:.0f} s {done}{where}; give a longer --timeout, or smaller sizes",
+            is_final=True,  # the process is ended, and on the processor the script would take longer
         )
     if "os._exit" in ways:
-        number = next(end["status"] for end in ends if end["way"] == "os._exit")
-        return _Outcome(failure=f"it left by os._exit({number}) {done}; a capture needs three", is_final=True)
-    if "EOFError" in said or "reading a line" in said:
+        end = next(end for end in ends if end["way"] == "os._exit")
         return _Outcome(
-            failure=f"it waits for input ({said}); give what it asks for as arguments", is_final=True
+            failure=f"it left by os._exit({end['status']}) {done} ({end['place']}); a capture needs three",
+            is_final=True,
+        )
+    asked = next((end["place"] for end in ends if end["way"] == "input"), None)
+    if asked is not None and (status or "EOFError" in said):
+        return _Outcome(
+            failure=f"it waits for input ({asked}), and gets none; give what it asks for as arguments",
+            is_final=True,
         )
     if unknown := _UNKNOWN_OPERATION.search(said):
         name = unknown[1] or unknown[2]
@@ -353,6 +365,16 @@ def _outcome(folder: Path, status: int | None, timeout_s: float, *, pretends: bo
         failure=f"it ended {done}, and a capture needs three; give it more data or more epochs",
         is_final=steps > 0,
     )
+
+
+def _late_place(folder: Path) -> str:
+    """The user's line at which a script was when its time was nearly over; empty if it is not known."""
+    with contextlib.suppress(OSError):
+        frames = re.findall(r'File "([^"]+)", line (\d+)', (folder / LATE_FILE).read_text(encoding="utf-8"))
+        for name, line in frames:
+            if is_of_script(name):
+                return f" (at {Path(name).name}, line {line})"
+    return ""
 
 
 def _ends(folder: Path) -> list[dict[str, Any]]:

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from forerun.script.capturing.hooks.settings import CaptureSettings
 from forerun.script.capturing.hooks.steps import Steps, first_tensor
 from forerun.script.patching import after_import
+from forerun.script.profiling.hooks.messages import CaptureSettings
 
 __all__ = ["Parallelism"]
 

@@ -10,14 +10,16 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.data import BatchSampler, DataLoader, dataloader
 
-from forerun.script.capturing.hooks.settings import CaptureSettings
 from forerun.script.capturing.hooks.steps import Steps, first_tensor
 from forerun.script.patching import around_batches, around_making_loaders, surround
+from forerun.script.profiling.hooks.messages import CaptureSettings
 
 __all__ = ["Loaders"]
 
 _MEASURED_S = 0.6
 _MEASURED_BATCHES = 20
+_MOST_PASSES = 100
+"""Passes over its data that one pass of a loader may make; more stand for no end."""
 
 
 class Loaders:
@@ -74,6 +76,13 @@ class Loaders:
             begin(iterator, loader)
             iterator._forerun_loader = loader
 
+        @surround(dataloader._BaseDataLoaderIter, "_next_index")
+        def drawn(draw: Any, iterator: Any) -> Any:
+            index = draw(iterator)
+            # The rows of a batch need not be its samples: pairs, graphs and packed sequences have more or fewer.
+            iterator._forerun_samples = len(index) if isinstance(index, (list, tuple)) else 0
+            return index
+
         @around_batches(dataloader)
         def fetched(fetch: Any, iterator: Any) -> Any:
             recorder = steps.recorder
@@ -85,7 +94,7 @@ class Loaders:
                 recorder.is_paused, steps.in_loader = was_paused, False
             if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
                 self.last, self.last_iterator = iterator._forerun_loader, iterator
-                self.num_samples = _samples_of(batch)
+                self.num_samples = getattr(iterator, "_forerun_samples", 0) or _samples_of(batch)
                 steps.batch_loaded(self.num_samples)
             return batch
 
@@ -94,12 +103,14 @@ class Loaders:
         if self.last is None:
             return {}
         loader = self.last
-        num_batches = _length(loader)
+        num_batches, size = _length(loader), _length(getattr(loader, "dataset", None))
+        if num_batches and size and num_batches * self.num_samples > _MOST_PASSES * size:
+            num_batches = None  # a sampler that is meant not to end
         return {
             "num_workers": self._workers.get(id(loader), 0),
             "num_batches": num_batches,
             "batch_samples": self.num_samples,
-            "dataset_size": _length(getattr(loader, "dataset", None)),
+            "dataset_size": size,
             "sample_cost_s": self._measured_cost_s(),
         }
 

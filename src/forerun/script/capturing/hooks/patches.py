@@ -40,7 +40,6 @@ def cover_torch(steps: Steps, flags: dict[str, Any], *, pretends: bool) -> None:
     _cover_modules(steps)
     _cover_compilation(flags)
     _cover_clipping(steps)
-    _cover_saving()
     _cover_extensions()
     supported = _foreach_utils._get_foreach_kernels_supported_devices()
     _foreach_utils._get_foreach_kernels_supported_devices = lambda: [*supported, "meta", "cpu"]
@@ -154,13 +153,6 @@ def _cover_clipping(steps: Steps) -> None:
 
         setattr(nn.utils, name, clip)
         setattr(nn.utils.clip_grad, name, clip)
-
-
-def _cover_saving() -> None:
-    def save(*args: Any, **kwargs: Any) -> None:
-        return None
-
-    torch.save = save
 
 
 def _cover_extensions() -> None:

@@ -8,9 +8,7 @@ the driver.
 from __future__ import annotations
 
 import threading
-import traceback
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +16,7 @@ from torch import _C
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from forerun.script.capturing.hooks.cuda_answers import cuda_type, cuda_type_name
+from forerun.script.capturing.hooks.places import place_in_script
 from forerun.script.capturing.hooks.values import KnownValues
 
 __all__ = ["Pretence", "ValueNeededError", "is_pretended"]
@@ -59,15 +58,6 @@ def is_pretended(tensor: Any) -> bool:
     finally:
         _asks = before
     return found
-
-
-def place_in_script() -> str:
-    """``file.py, line 12`` of the innermost frame outside PyTorch and forerun."""
-    inside = (f"{Path(torch.__file__).parent}/", f"{Path(__file__).parents[3]}/")
-    for frame in reversed(traceback.extract_stack()):
-        if not frame.filename.startswith(inside) and not frame.filename.startswith("<"):
-            return f"{Path(frame.filename).name}, line {frame.lineno}"
-    return "the script"
 
 
 class Pretence(TorchDispatchMode):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import json
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from math import prod
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from forerun.graph.captured import CapturedLoader, CapturedPart, CaptureFacts
 from forerun.graph.file import write_graph
 from forerun.graph.graph import AllocationKind, Graph, MemoryEvent, OpClass, StepPart
 from forerun.script.capturing.hooks.distributed import Parallelism
+from forerun.script.capturing.hooks.job import Job, Progress, job_of
 from forerun.script.capturing.hooks.loaders import Loaders
 from forerun.script.capturing.hooks.steps import RecordedStep, Steps, unwrapped
 from forerun.tracing.affine import memory_stream, op_table, product_flops
@@ -28,7 +31,11 @@ __all__ = ["GRAPH_FILE", "RESULT_FILE", "write_result"]
 RESULT_FILE = "result.json"
 GRAPH_FILE = "graph.npz"
 
-_AVERAGE = re.compile(r"^(Model)?E(MA|ma)|AveragedModel|ModelEma|EMACallback")
+_AVERAGE = re.compile(
+    r"^(Model)?(EMA|Ema)(?![a-z])|^AveragedModel$|^ExponentialMovingAverage|^WeightAveraging$"
+)
+_ENDLESS = 10**9
+"""Samples that stand for a stream."""
 _HALF = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 _AUTOCAST = {torch.float16: "amp", torch.bfloat16: "amp-bf16"}
 
@@ -38,7 +45,7 @@ def write_result(
     steps: Steps,
     loaders: Loaders,
     parallel: Parallelism,
-    job: dict[str, float],
+    frame: FrameType,
     flags: dict[str, Any],
     guesses: dict[str, int],
 ) -> None:
@@ -49,12 +56,12 @@ def write_result(
         steps: The recorded steps.
         loaders: The loader of the script.
         parallel: The script's group of processes.
-        job: Epochs and steps, from ``job.job_of``.
+        frame: Frame of the script's update, from which its loops are read.
         flags: Facts that patches noticed: compile, fused, autocast dtypes, and more.
         guesses: Places that decided by an unknown value.
     """
     chosen, pair = _chosen(steps)
-    num_micro_steps = steps.micro_steps(chosen)
+    num_micro_steps = steps.micro_steps(chosen, flags["options"])
     named = [(name, tuple(p.shape)) for name, p in _named_parameters(steps)]
     rows, place = _rows(steps, chosen, num_micro_steps)
     events, names = _events(steps, pair, num_micro_steps, place if chosen is pair[1] else None)
@@ -79,7 +86,9 @@ def write_result(
         versions=(("torch", torch.__version__.partition("+")[0]),),
     )
     write_graph(graph, folder / GRAPH_FILE)
-    facts = _facts(steps, chosen, loaders.facts(), parallel, job, flags, batch_size, num_micro_steps)
+    loader = loaders.facts()
+    job = job_of(frame, _progress(steps, loader, flags, num_micro_steps))
+    facts = _facts(steps, chosen, loader, parallel, job, flags, batch_size, num_micro_steps)
     notes = _notes(steps, chosen, guesses, flags)
     document = {
         "facts": asdict(facts) | {"not_captured": [*facts.not_captured, *notes]},
@@ -290,22 +299,19 @@ def _facts(
     step: RecordedStep,
     loader: dict[str, Any],
     parallel: Parallelism,
-    job: dict[str, float],
+    job: Job,
     flags: dict[str, Any],
     batch_size: int,
     num_micro_steps: int,
 ) -> CaptureFacts:
     every = [*steps.optimizers.values(), *steps.keras_optimizers.values()]
     used = [(o, step.updates.get(id(o), 0)) for o in every]
-    dataset_size = _dataset_size(loader, parallel.world_size)
-    max_steps = int(job["max_steps"]) if "max_steps" in job else None
-    if "iterations" in job and num_micro_steps == 1 and set(step.updates.values()) <= {1}:
-        max_steps = int(job["iterations"])
-    epochs = job.get("epochs")
-    global_batch = batch_size * num_micro_steps * parallel.world_size
-    if max_steps is not None:
-        dataset_size = dataset_size or max_steps * global_batch
-        epochs = max_steps * global_batch / dataset_size
+    samples_global = batch_size * num_micro_steps * parallel.world_size
+    dataset_size = _dataset_size(loader, job.steps_per_epoch, samples_global)
+    epochs = job.epochs
+    if job.max_steps is not None and job.steps_per_epoch is None:
+        dataset_size = dataset_size or job.max_steps * samples_global
+        epochs = job.max_steps / -(-dataset_size // samples_global)
     return CaptureFacts(
         command=(),
         way="pretended" if steps.recorder.pretends else "recorded",
@@ -324,8 +330,7 @@ def _facts(
         optimizer_implementation=_implementation([o for o, n in used if n], flags),
         recomputes=steps.has_recomputation,
         clips=steps.clips,
-        averages=steps.recorder.averages
-        or any(_AVERAGE.search(type(thing).__name__) for thing in gc.get_objects() if _has_class(thing)),
+        averages=steps.recorder.averages or any(map(_averages_weights, gc.get_objects())),
         num_reads=step.num_reads,
         world_size=parallel.world_size,
         strategy=parallel.strategy if parallel.world_size > 1 or parallel.strategy == "fsdp" else "",
@@ -337,25 +342,51 @@ def _facts(
         ),
         dataset_size=dataset_size,
         epochs=epochs,
-        max_steps=max_steps,
+        max_steps=job.max_steps,
+        steps_per_epoch=job.steps_per_epoch,
+        job_notes=job.notes,
         not_captured=(),
         torch_version=torch.__version__,
     )
 
 
-def _has_class(thing: Any) -> bool:
-    return type(thing).__module__ not in ("builtins", "types", "typing")
+def _averages_weights(thing: Any) -> bool:
+    """True for an object of a class that is called after moving averages and holds weights."""
+    if not any(_AVERAGE.search(kind.__name__) for kind in type(thing).__mro__[:-1]):
+        return False
+    held = [
+        inner for value in vars(thing).values() for inner in (value if isinstance(value, list) else [value])
+    ]
+    return isinstance(thing, torch.nn.Module) or any(
+        isinstance(inner, (torch.nn.Module, torch.Tensor, dict)) for inner in held
+    )
 
 
-def _dataset_size(loader: dict[str, Any], world_size: int) -> int | None:
-    if not loader:
-        return None
-    batches, samples = loader["num_batches"], loader["batch_samples"]
-    whole = loader["dataset_size"]
-    counted = batches * samples * world_size if batches and samples else None
-    if whole and counted:
-        return int(whole) if abs(whole - counted) < samples * world_size else int(counted)
-    return int(counted or whole) if counted or whole else None
+def _progress(steps: Steps, loader: dict[str, Any], flags: dict[str, Any], num_micro_steps: int) -> Progress:
+    fetches = [len(step.loader_samples) for step in steps.recorded]
+    accelerate: Any = sys.modules.get("accelerate.state")
+    return Progress(
+        num_steps=steps.num_steps,
+        num_micro_steps=num_micro_steps,
+        num_fetches=round(sum(fetches) / len(fetches)),
+        num_batches=loader.get("num_batches"),
+        trainer=flags.get("job"),
+        # Accelerate updates at the end of an epoch whatever is left.
+        keeps_last=accelerate is not None and bool(accelerate.GradientState._shared_state),
+    )
+
+
+def _dataset_size(loader: dict[str, Any], steps_per_epoch: int | None, samples_global: int) -> int | None:
+    """Samples of an epoch: those of the data set, if as many steps take them; else those of the steps.
+
+    They differ where a last batch is dropped, samples are taken several times, or a sampler takes its own number.
+    """
+    whole = loader.get("dataset_size")
+    if steps_per_epoch is None:
+        return int(whole) if whole and whole < _ENDLESS else None
+    if whole and -(-whole // samples_global) == steps_per_epoch:
+        return int(whole)
+    return steps_per_epoch * samples_global
 
 
 def _model(module: torch.nn.Module, steps: Steps, step: RecordedStep) -> CapturedPart:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import builtins
 import contextlib
+import faulthandler
 import functools
 import gc
 import importlib
@@ -11,22 +13,26 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from forerun.base.process_control import die_with_parent
 from forerun.script.capturing.hooks.isolation import isolate
-from forerun.script.capturing.hooks.settings import CaptureSettings
-from forerun.script.patching import after_import
-from forerun.script.profiling.hooks.messages import read_settings
+from forerun.script.capturing.hooks.places import error_words, place_in_script, place_of
+from forerun.script.patching import after_import, trainer_patches
+from forerun.script.profiling.hooks.messages import CaptureSettings, read_settings
 
-__all__ = ["CAPTURED_STATUS", "END_FILE", "install"]
+__all__ = ["CAPTURED_STATUS", "END_FILE", "LATE_FILE", "install"]
 
 CAPTURED_STATUS = 78
 """Exit status of a script whose steps were captured."""
 
 _WAIT_S = 0.02
+
+LATE_FILE = "late"
+"""File with the frames of a script whose time was nearly over, as ``faulthandler`` writes them."""
 
 END_FILE = "end.json"
 """File that says in what way the script ended without a capture."""
@@ -47,6 +53,8 @@ def install(settings_file: Path) -> None:
     settings = read_settings(request / "settings.json", CaptureSettings)
     sys.argv[1:] = settings.arguments if settings.arguments is not None else sys.argv[1:]
     isolate(request, settings.files)
+    # Just before its time is over the process says where it is.
+    faulthandler.dump_traceback_later(0.98 * settings.timeout_s, file=(request / LATE_FILE).open("w"))
     end = _End(request)
     end.cover()
     session = _Session(settings, end)
@@ -95,8 +103,6 @@ class _End:
         self._file = folder / END_FILE
         self._pid = os.getpid()
         self.steps: Any = None
-        self.refusal = ""
-        self.uses_device = False
 
     def cover(self) -> None:
         """Watches the ways to end."""
@@ -104,7 +110,7 @@ class _End:
 
         def left(status: int = 0) -> None:
             if os.getpid() == self._pid:
-                self.note("os._exit", status=status)
+                self.note("os._exit", status=status, place=place_in_script())
             leave(status)
 
         @functools.wraps(fork)
@@ -119,12 +125,29 @@ class _End:
         hook = sys.excepthook
 
         def failed(kind: Any, error: BaseException, trace: Any) -> None:
-            self.refusal = self.refusal or (type(error).__name__ if _is_refusal(error) else "")
-            self.note("error", kind=kind.__name__, text=str(error)[:2000], refused=_is_refusal(error))
+            self.note("error", text=error_words(error), refusal=_refusal(error), place=place_of(trace))
             hook(kind, error, trace)
 
         sys.excepthook = failed
+        self._cover_input()
         atexit.register(lambda: self.note("end") if os.getpid() == self._pid else None)
+
+    def _cover_input(self) -> None:
+        """Notes that the script read its standard input, which is empty."""
+
+        def noting(read: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(read)
+            def noted(*args: Any, **kwargs: Any) -> Any:
+                self.note("input", place=place_in_script())
+                return read(*args, **kwargs)
+
+            return noted
+
+        builtins.input = noting(builtins.input)
+        stdin: Any = sys.stdin
+        sys.stdin = _Proxy(
+            stdin, {name: noting(getattr(stdin, name)) for name in ("read", "readline", "readlines")}
+        )  # type: ignore[assignment]
 
     def note(self, way: str, **more: Any) -> None:
         """Adds a line on an end, or on what may have caused it."""
@@ -140,13 +163,27 @@ class _End:
         os.close(handle)
 
 
-def _is_refusal(error: BaseException | None) -> bool:
+class _Proxy:
+    """An object with some of its methods replaced."""
+
+    def __init__(self, inner: Any, own: dict[str, Any]) -> None:
+        vars(self).update(own, _inner=inner)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def __iter__(self) -> Any:
+        return iter(self.readline, "")
+
+
+def _refusal(error: BaseException | None) -> str:
+    """Words of the refusal behind an error; empty if it is an error of the script."""
     depth = 0
     while error is not None and depth < 8:
         if type(error).__name__ in ("ValueNeededError", "RefusedError"):
-            return True
+            return str(error)
         error, depth = error.__cause__ or error.__context__, depth + 1
-    return False
+    return ""
 
 
 class _Session:
@@ -186,13 +223,14 @@ class _Session:
 
     def refuse(self, why: str) -> None:
         """Ends the process because the script cannot be captured."""
-        self._end.note("refused", text=why)
+        self._end.note("refused", refusal=why, place=place_in_script())
         sys.stdout.flush()
         self._end.leave(1)
 
     def torch(self, torch: Any) -> None:
         """Patches PyTorch as soon as it is loaded."""
         from forerun.script.capturing.hooks import pretend
+        from forerun.script.capturing.hooks.checkpoints import Checkpoints
         from forerun.script.capturing.hooks.cuda_answers import pretend_cuda
         from forerun.script.capturing.hooks.distributed import Parallelism
         from forerun.script.capturing.hooks.flexible_attention import FlexibleAttention
@@ -216,7 +254,8 @@ class _Session:
         after_import({"torch.nn.attention.flex_attention": flexible.cover})
         self.loaders.cover()
         self.parallel.cover()
-        after_import(cover_keras(steps))
+        Checkpoints(settings, self.pretence, self._note).cover()
+        after_import({**cover_keras(steps), **trainer_patches(self._job_seen)})
         recorder.__enter__()  # type: ignore[no-untyped-call]
         if self.pretence is not None:
             self.pretence.recorder = recorder
@@ -224,6 +263,15 @@ class _Session:
             pretend.cover_attributes()
             pretend.skip_initial_values()
             self.pretence.__enter__()  # type: ignore[no-untyped-call]
+
+    def _job_seen(self, **known: Any) -> None:
+        """Keeps what a framework's trainer says about its job."""
+        self.flags["job"] = {name: value for name, value in known.items() if value is not None}
+
+    def _note(self, text: str) -> None:
+        """Adds a sentence to what was not captured, once."""
+        if text not in self.flags["notes"]:
+            self.flags["notes"].append(text)
 
     def first_step_ended(self) -> None:
         """Ends the process if the script does not use the pretended device."""
@@ -242,7 +290,7 @@ class _Session:
 
     def finish(self) -> None:
         """Writes the result and ends the process."""
-        from forerun.script.capturing.hooks.job import argument_options, job_of
+        from forerun.script.capturing.hooks.job import argument_options
         from forerun.script.capturing.hooks.result import write_result
 
         recorder = self.steps.recorder
@@ -252,7 +300,7 @@ class _Session:
         self.flags["configurator"] = _names_of_main()
         guesses = self.pretence.guesses if self.pretence is not None else {}
         write_result(
-            Path(self._settings.folder), self.steps, self.loaders, self.parallel, job_of(sys._getframe()), self.flags,
+            Path(self._settings.folder), self.steps, self.loaders, self.parallel, sys._getframe(), self.flags,
             guesses,
         )  # fmt: skip
         for stream in (sys.stdout, sys.stderr):

@@ -8,7 +8,7 @@ pass.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -324,8 +324,16 @@ class Steps:
         found += [(s, AllocationKind.OPTIMIZER_STATE) for s in self.states()]
         return found
 
-    def micro_steps(self, step: RecordedStep) -> int:
-        """Micro-steps of a step: backward passes of one optimizer with the same heavy operations and weights each."""
+    def micro_steps(self, step: RecordedStep, options: Sequence[Mapping[str, Any]] = ()) -> int:
+        """Micro-steps of a step: backward passes of one optimizer that do the same work on samples of their own.
+
+        Passes are alike if they have the same heavy operations and weights, if each has a batch of the loader, or if an
+        argument for accumulated gradients says their number: sequences of different lengths differ in their kernels.
+
+        Args:
+            step: The recorded step.
+            options: Options of the script's parsers, ``name`` and ``value``.
+        """
         ends = step.backward_ends
         if len(ends) < 2 or len(step.updates) > 1 or sum(step.updates.values()) > 1:
             return 1
@@ -333,7 +341,9 @@ class Steps:
             return 1  # a second look at the same samples, such as that of sharpness-aware updates
         begins = [step.first_row, *ends[:-1]]
         works = [self._heavy(begin, end) for begin, end in zip(begins, ends, strict=True)]
-        return len(ends) if works[0] and all(work == works[0] for work in works) else 1
+        is_alike = bool(works[0]) and all(work == works[0] for work in works)
+        is_said = any(o["value"] == len(ends) and "accum" in o["name"].lower() for o in options)
+        return len(ends) if is_alike or is_said or len(step.loader_samples) == len(ends) else 1
 
     def _heavy(self, begin: int, end: int) -> list[tuple[str, str]]:
         rows = self.recorder.rows[begin:end]

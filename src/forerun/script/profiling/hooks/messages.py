@@ -7,11 +7,14 @@ import os
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 __all__ = [
+    "CAPTURE_HOOKS",
     "STARTUP_VARIABLE",
     "STOPPED_STATUS",
+    "CaptureSettings",
+    "FileAccess",
     "HookSettings",
     "Recording",
     "read_settings",
@@ -49,6 +52,40 @@ class HookSettings:
     stop_after_s: float | None = None
     knobs: dict[str, Any] = field(default_factory=dict)
     keeps_trace: bool = False
+
+
+CAPTURE_HOOKS = "forerun.script.capturing.hooks.start"
+"""Module whose ``install`` the start-up of Python calls in the script's process."""
+
+FileAccess = Literal["view", "guard", "unsafe"]
+"""Way in which a script sees files: a copy-on-write view where the system has it, else a guard that redirects or
+refuses what would change them; that guard in any case; or the files themselves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureSettings:
+    """Settings of one capture.
+
+    Attributes:
+        folder: Scratch folder, which also receives the result.
+        arguments: Arguments of the script instead of its own; None keeps them.
+        pretends: Whether a CUDA device is pretended; else the script runs on the processor and finds none.
+        batch_from, batch_to: Batch size of loaders to replace, and its replacement; None leaves them alone.
+        world_size: Processes that the script believes to be one of.
+        devices_per_node: Processes on this machine, as the script believes.
+        files: Way in which the script sees files.
+        timeout_s: Longest time of the script [s].
+    """
+
+    folder: str
+    arguments: list[str] | None = None
+    pretends: bool = True
+    batch_from: int | None = None
+    batch_to: int | None = None
+    world_size: int = 1
+    devices_per_node: int = 1
+    files: FileAccess = "view"
+    timeout_s: float = 600.0
 
 
 def trace_file(folder: Path, pid: int) -> Path:

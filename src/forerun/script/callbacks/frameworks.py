@@ -1,0 +1,265 @@
+"""Callbacks for Keras, Lightning and the Trainer of Hugging Face: they write curves and records, and may stop a run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from forerun.base.errors import MissingExtraError, UsageError
+from forerun.script.callbacks.curve_callback import CurveCallback
+from forerun.script.callbacks.loop_timer import LoopTimer
+from forerun.script.profiling.hooks.step_hooks import num_samples_of
+
+__all__ = ["keras_callback", "lightning_callback", "lightning_timer", "trainer_callback"]
+
+
+def keras_callback(path: str | Path, **options: Any) -> Any:
+    """A ``keras.callbacks.Callback`` around a ``CurveCallback``, which is its attribute ``curve``.
+
+    Args:
+        path: CSV file that receives the curve.
+        options: Arguments of ``CurveCallback``.
+
+    Raises:
+        MissingExtraError: Keras is not installed.
+    """
+    curve = CurveCallback(path, **options)
+    try:
+        base = import_module("keras").callbacks.Callback
+    except ModuleNotFoundError as error:
+        raise MissingExtraError("the callback for Keras", "keras") from error
+    return _keras_class(base)(curve)
+
+
+def _keras_class(base: type[Any]) -> type[Any]:
+    class ForecastCallback(base):  # type: ignore[misc]  # the base is known at run time only
+        """Writes the curve of a run and stops it, see ``CurveCallback``."""
+
+        def __init__(self, curve: CurveCallback) -> None:
+            super().__init__()
+            self.curve = curve
+
+        def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+            """Called by ``fit`` after each epoch, counted from 0."""
+            metrics = {name: float(value) for name, value in (logs or {}).items()}
+            rate = getattr(getattr(self.model, "optimizer", None), "learning_rate", None)
+            if rate is not None and "learning_rate" not in metrics:
+                metrics["learning_rate"] = float(rate)
+            if self.curve.log(epoch + 1, **metrics):
+                self.model.stop_training = True
+
+    return ForecastCallback
+
+
+_PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+_PRECISIONS = {"16-mixed": "amp", "bf16-mixed": "amp-bf16", "16-true": "fp16", "bf16-true": "bf16"}
+
+
+def lightning_callback(path: str | Path, **options: Any) -> Any:
+    """A ``lightning.pytorch.Callback`` around a ``CurveCallback``, which is its attribute ``curve``.
+
+    Args:
+        path: CSV file that receives the curve.
+        options: Arguments of ``CurveCallback``.
+
+    Raises:
+        UsageError: Lightning is not installed.
+    """
+    curve = CurveCallback(path, **options)
+    return _lightning_class(_lightning())(curve)
+
+
+def _lightning() -> type[Any]:
+    for package in _PACKAGES:
+        try:
+            found: type[Any] = import_module(package).Callback
+        except ModuleNotFoundError:
+            continue
+        return found
+    raise UsageError(
+        f"the callback for Lightning expects one of {', '.join(_PACKAGES)}, found none; install it with: pip install "
+        "lightning"
+    )
+
+
+def _lightning_class(base: type[Any]) -> type[Any]:
+    class ForecastCallback(base):  # type: ignore[misc]  # the base is known at run time only
+        """Writes the curve of a run and stops it, see ``CurveCallback``."""
+
+        def __init__(self, curve: CurveCallback) -> None:
+            super().__init__()
+            self.curve = curve
+
+        def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+            """Called by the trainer after each validation."""
+            if getattr(trainer, "sanity_checking", False) or not getattr(trainer, "is_global_zero", True):
+                return
+            metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+            optimizers = getattr(trainer, "optimizers", None) or []
+            if optimizers:
+                metrics["learning_rate"] = float(optimizers[0].param_groups[0]["lr"])
+            names = self.curve.log_file.columns
+            kept = {k: v for k, v in metrics.items() if not names or k in names}
+            done = int(trainer.current_epoch) + 1
+            if self.curve.log(done, step=int(trainer.global_step), **kept):
+                trainer.should_stop = True
+
+    return ForecastCallback
+
+
+def lightning_timer(records: str | Path | None = None, *, subject: str, **options: Any) -> Any:
+    """A ``lightning.pytorch.Callback`` around a ``LoopTimer``, which is its attribute ``timer``.
+
+    A step is a batch; with accumulated gradients an optimizer step takes several. The record is written when ``fit``
+    ends.
+
+    Args:
+        records: Store that receives the record; None for the default store.
+        subject: Model as ``forerun.predict`` names it.
+        options: Further arguments of ``LoopTimer``; precision and model are the trainer's.
+
+    Raises:
+        UsageError: Lightning is not installed.
+    """
+    return _timer_class(_lightning())(records, subject, options)
+
+
+def _timer_class(base: type[Any]) -> type[Any]:
+    class TimerCallback(base):  # type: ignore[misc]  # the base is known at run time only
+        """Times the steps of ``fit``, see ``LoopTimer``."""
+
+        def __init__(self, records: str | Path | None, subject: str, options: dict[str, Any]) -> None:
+            super().__init__()
+            self.timer: LoopTimer | None = None
+            self._records, self._subject, self._options = records, subject, options
+
+        def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+            """Called by the trainer."""
+            if trainer.is_global_zero:
+                known = {"model": pl_module, "precision": _PRECISIONS.get(str(trainer.precision))}
+                self.timer = LoopTimer(self._records, subject=self._subject, **{**known, **self._options})
+
+        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+            """Called by the trainer."""
+            if self.timer is not None:
+                self.timer.start_epoch()
+
+        def on_train_batch_end(
+            self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+        ) -> None:
+            """Called by the trainer after a batch."""
+            if self.timer is not None:
+                self.timer.step(num_samples_of(batch))
+
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            """Called by the trainer."""
+            if self.timer is not None:
+                self.timer.end_epoch()
+
+        def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+            """Called by the trainer; writes the record."""
+            if self.timer is not None:
+                self.timer.finish()
+
+    return TimerCallback
+
+
+def trainer_callback(
+    path: str | Path, *, records: str | Path | None = None, subject: str | None = None, **options: Any
+) -> Any:
+    """A ``transformers.TrainerCallback`` with the attributes ``curve`` and ``timer``.
+
+    Each evaluation, and each log before the first one, is a row of the curve, which ``forerun forecast`` reads. With a
+    subject the steps are timed as well, and a record of them is written when training ends.
+
+    Args:
+        path: CSV file that receives the curve.
+        records: Store that receives the record; None for the default store.
+        subject: Model as ``forerun.predict`` names it, such as ``hf:config.json``; None times no steps.
+        options: Arguments of ``CurveCallback``.
+
+    Raises:
+        MissingExtraError: Transformers is not installed.
+    """
+    curve = CurveCallback(path, **options)
+    try:
+        base = import_module("transformers").TrainerCallback
+    except ModuleNotFoundError as error:
+        raise MissingExtraError("the callback for the Trainer", "hf") from error
+    return _trainer_class(base)(curve, records, subject)
+
+
+def _trainer_class(base: type[Any]) -> type[Any]:
+    class ForecastCallback(base):  # type: ignore[misc]  # the base is known at run time only
+        """Writes the curve of a run and stops it, see ``CurveCallback``; times its steps, see ``LoopTimer``."""
+
+        def __init__(self, curve: CurveCallback, records: str | Path | None, subject: str | None) -> None:
+            super().__init__()
+            self.curve = curve
+            self.timer: LoopTimer | None = None
+            self._records, self._subject = records, subject
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            """Called by the trainer."""
+            if self._subject is None or not state.is_world_process_zero:
+                return
+            accumulated = args.gradient_accumulation_steps
+            self.timer = LoopTimer(
+                self._records,
+                subject=self._subject,
+                model=kwargs.get("model"),
+                batch_size=args.per_device_train_batch_size * accumulated,
+                optimizer=str(args.optim).split(".")[-1].split("_")[0].lower(),
+                precision="amp" if args.fp16 else "amp-bf16" if args.bf16 else None,
+                compile=bool(args.torch_compile),
+            )
+
+        def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            """Called by the trainer."""
+            if self.timer is not None:
+                self.timer.start_epoch()
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            """Called by the trainer after an optimizer step."""
+            if self.timer is not None:
+                self.timer.step()
+
+        def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            """Called by the trainer."""
+            if self.timer is not None:
+                self.timer.end_epoch()
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+            """Called by the trainer with figures of training, and with those of an evaluation."""
+            if not state.is_world_process_zero or not state.epoch:
+                return
+            found = {name: _number(value) for name, value in (logs or {}).items()}
+            metrics = {name: value for name, value in found.items() if value is not None and name != "epoch"}
+            columns = self.curve.log_file.columns
+            is_evaluation = any(name.startswith("eval_") for name in metrics)
+            if columns and not set(metrics) & set(columns) and not is_evaluation:
+                return
+            if args.eval_strategy != "no" and not is_evaluation:
+                return  # rows of the curve are evaluations, with the figures of training that came last
+            kept = {name: value for name, value in metrics.items() if not columns or name in columns}
+            if kept and self.curve.log(float(state.epoch), step=int(state.global_step), **kept):
+                control.should_training_stop = True
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            """Called by the trainer; writes the record."""
+            if self.timer is not None:
+                self.timer.finish()
+
+    return ForecastCallback
+
+
+def _number(value: Any) -> float | None:
+    """A finite number, also one that is written as text, as the Trainer logs it; None for anything else."""
+    try:
+        found = float(value)
+    except (TypeError, ValueError):
+        return None
+    return found if math.isfinite(found) else None
