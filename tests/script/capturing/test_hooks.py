@@ -8,7 +8,7 @@ import torch
 
 from forerun.graph.graph import OpClass
 from forerun.script.capturing.hooks.flexible_attention import FlexibleAttention
-from forerun.script.capturing.hooks.job import loops_around, repetitions
+from forerun.script.capturing.hooks.job import Progress, job_of, loops_around
 from forerun.script.capturing.hooks.script_recorder import ScriptRecorder
 
 
@@ -25,18 +25,55 @@ def test_loops_of_all_functions_around_a_step_are_counted():
         return None
 
     for _ in range(settings.epochs):
-        assert loops_around(step())[-2:] == [4, 4]
+        assert [(loop.rounds, loop.is_data) for loop in loops_around(step())[-2:]] == [(4, False), (4, False)]
 
 
-def test_an_outer_loop_that_counts_gives_the_epochs():
+def test_the_loop_through_the_data_gives_the_steps_and_the_ones_around_it_the_epochs():
+    data = [1, 2]
     for _ in range(3):
-        for _ in [1, 2]:
-            assert repetitions(here())[0] == 3
+        for _ in data:
+            job = job_of(here(), Progress(num_steps=2))
+            assert (job.epochs, job.steps_per_epoch, job.max_steps) == (3, 2, None)
 
 
 def test_a_loop_whose_length_only_running_code_could_say_is_not_counted():
     for _ in range(int("2")):
-        assert loops_around(here())[-1] is None
+        assert loops_around(here())[-1].rounds is None
+
+
+def test_a_limit_in_a_nested_configuration_ends_the_job_however_long_the_loader_is():
+    config = SimpleNamespace(trainer=SimpleNamespace(max_iters=100))
+    loader = range(10**10)  # a sampler that goes on for ever, as minGPT has it
+    done = 0
+    while True:
+        job = job_of(here(), Progress(num_steps=done + 2, num_fetches=1, num_batches=len(loader)))
+        assert (job.max_steps, job.epochs, job.notes) == (100, None, ())
+        done += 1
+        if config.trainer.max_iters is not None and done >= config.trainer.max_iters:
+            break
+        if done > 1:
+            break
+
+
+@pytest.mark.parametrize("num_micro_steps", [1, 4])
+def test_micro_steps_are_not_steps(num_micro_steps):
+    epochs, data = 5, [0] * 10
+    for _ in range(epochs):
+        for number, _ in enumerate(data):
+            if (number + 1) % num_micro_steps == 0:
+                job = job_of(here(), Progress(num_steps=1, num_micro_steps=num_micro_steps))
+                assert (job.epochs, job.steps_per_epoch) == (5, 10 // num_micro_steps)
+
+
+def test_two_sources_that_disagree_are_both_said():
+    max_train_steps, data = 7, [1, 2, 3]
+    for _ in range(2):
+        for _ in data:
+            job = job_of(here(), Progress(num_steps=2))
+            assert (job.epochs, job.steps_per_epoch) == (2, 3)
+            assert any(
+                f"max_train_steps is {max_train_steps}" in note and "6 steps" in note for note in job.notes
+            )
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ class Checkpoints:
             )
         )
         for kind in (torch.UntypedStorage, torch.TypedStorage):
-            kind.cuda = lambda storage, *args, **kwargs: self._mark(storage)  # type: ignore[method-assign]
+            kind.cuda = lambda storage, *args, **kwargs: self._mark(storage)  # type: ignore[method-assign, assignment]
         after_import(
             {
                 "safetensors.torch": self._cover_safetensors,
@@ -110,7 +110,14 @@ class Checkpoints:
         return self._saved.setdefault(os.path.abspath(file), place)  # noqa: PTH100
 
     def _save(self, save: Any, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-        save(obj, self._target(f), *args, **kwargs)
+        file = self._target(f)
+        if not isinstance(file, (str, os.PathLike)):
+            save(obj, file, *args, **kwargs)
+            return
+        # By a file of Python: where there is no view, its ``open`` is what redirects, and PyTorch's own writer would
+        # go to the place that is named.
+        with Path(file).open("wb") as opened:
+            save(obj, opened, *args, **kwargs)
 
     def _load(self, load: Any, f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         def place(storage: Any, location: str) -> str:

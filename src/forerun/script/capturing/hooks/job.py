@@ -375,7 +375,7 @@ def _compared(
             continue
         left, kind, right = node.left, type(node.ops[0]), node.comparators[0]
         if ast.unparse(right) in changed:
-            left, right, kind = right, left, turned.get(kind, kind)  # type: ignore[arg-type]
+            left, right, kind = right, left, turned.get(kind, kind)
         if kind not in kinds or ast.unparse(left) not in changed:
             continue
         value, bound = value_in(left, frame), value_in(right, frame)

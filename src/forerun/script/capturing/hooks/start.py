@@ -147,7 +147,7 @@ class _End:
         stdin: Any = sys.stdin
         sys.stdin = _Proxy(
             stdin, {name: noting(getattr(stdin, name)) for name in ("read", "readline", "readlines")}
-        )  # type: ignore[assignment]
+        )
 
     def note(self, way: str, **more: Any) -> None:
         """Adds a line on an end, or on what may have caused it."""
