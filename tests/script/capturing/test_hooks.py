@@ -36,6 +36,16 @@ def test_the_loop_through_the_data_gives_the_steps_and_the_ones_around_it_the_ep
             assert (job.epochs, job.steps_per_epoch, job.max_steps) == (3, 2, None)
 
 
+def test_a_loader_that_is_made_in_the_loop_is_as_long_as_its_batches_and_not_as_its_samples():
+    def loader(samples):
+        yield samples
+
+    samples = [0] * 640
+    for _ in loader(samples):
+        job = job_of(here(), Progress(num_steps=2, num_fetches=1, num_batches=20))
+        assert job.steps_per_epoch == 20
+
+
 def test_a_loop_whose_length_only_running_code_could_say_is_not_counted():
     for _ in range(int("2")):
         assert loops_around(here())[-1].rounds is None

@@ -93,6 +93,8 @@ class Loop:
     Attributes:
         rounds: Number of its rounds; None if they are not counted.
         is_data: Whether it goes through data, and not through numbers.
+        is_of_argument: Whether its rounds are the length of what it gives to a function, which may be a data set whose
+            loader is made there.
         most_steps: Steps of the whole job, by a limit at which the loop is left; None without one.
         is_update_skipped: Whether some of its rounds leave the update out.
         keeps_rest: Whether the last of its rounds never does.
@@ -101,6 +103,7 @@ class Loop:
 
     rounds: int | None = None
     is_data: bool = False
+    is_of_argument: bool = False
     most_steps: int | None = None
     is_update_skipped: bool = False
     keeps_rest: bool = False
@@ -121,7 +124,8 @@ def job_of(frame: FrameType | None, progress: Progress) -> Job:
     per_epoch = trainer.get("steps_per_epoch") or _steps_per_epoch(loops, progress)
     of_loops, limit = _counted(loops, progress)
     limit_place = next((loop.place for loop in loops if loop.most_steps is not None), "")
-    epochs = trainer.get("num_epochs") or of_loops or (named_epochs.value if named_epochs else None)
+    given = trainer.get("num_epochs")
+    epochs = (float(given) if given else None) or of_loops or (named_epochs.value if named_epochs else None)
     if trainer.get("num_steps"):
         limit = int(trainer["num_steps"])
     elif limit is None and named_steps is not None and (of_loops is None or per_epoch is None):
@@ -168,6 +172,8 @@ def _steps_per_epoch(loops: Sequence[Loop], progress: Progress) -> int | None:
     """Steps of a pass over the data, by the loop that goes through it, else by the length of the loader."""
     data = next((loop for loop in loops if loop.is_data and loop.rounds), None)
     batches = data.rounds if data is not None else progress.num_batches
+    if data is not None and data.is_of_argument and progress.num_batches is not None:
+        batches = progress.num_batches
     if batches is None or batches >= _ENDLESS:
         return None
     fetches = progress.num_fetches or progress.num_micro_steps
@@ -273,7 +279,9 @@ def parsed(path: str) -> ast.AST | None:
 def _read(
     loop: ast.For | ast.While, frame: FrameType, num_steps: int, num_micro_steps: int, *, is_outer: bool
 ) -> Loop:
-    rounds, is_data = (None, False) if isinstance(loop, ast.While) else _rounds(loop.iter, frame)
+    rounds, is_data, is_of_argument = (
+        (None, False, False) if isinstance(loop, ast.While) else _rounds(loop.iter, frame)
+    )
     own = set() if isinstance(loop, ast.While) else {ast.unparse(n) for n in ast.walk(loop.target)}
     most_steps = None
     for limit in _limits(loop, frame):
@@ -293,6 +301,7 @@ def _read(
     return Loop(
         rounds=rounds,
         is_data=is_data,
+        is_of_argument=is_of_argument,
         most_steps=most_steps,
         is_update_skipped=bool(skipping),
         keeps_rest=any(isinstance(part, ast.Or) for test in skipping for part in ast.walk(test)),
@@ -300,21 +309,22 @@ def _read(
     )
 
 
-def _rounds(found: ast.expr, frame: FrameType) -> tuple[int | None, bool]:
-    """Number of items that a loop goes through, None if it is not known; and whether they are data."""
+def _rounds(found: ast.expr, frame: FrameType) -> tuple[int | None, bool, bool]:
+    """Number of items that a loop goes through, None if not known; whether they are data; ``Loop.is_of_argument``."""
     while isinstance(found, ast.Call) and _name(found.func) in _AROUND and found.args:
         found = found.args[0]
     if not isinstance(found, ast.Call):
-        return _length(value_in(found, frame)), True
+        return _length(value_in(found, frame)), True, False
     values = [value_in(argument, frame) for argument in found.args]
     if _name(found.func) in _RANGES:
         is_known = bool(values) and all(isinstance(value, int) for value in values)
-        return (len(range(*values)) if is_known else None), False
+        return (len(range(*values)) if is_known else None), False, False
     lengths = [length for value in values if (length := _length(value)) is not None]
-    if _name(found.func) == "islice" and len(values) > 1 and isinstance(values[1], int):
+    is_cut = _name(found.func) == "islice" and len(values) > 1 and isinstance(values[1], int)
+    if is_cut:
         lengths.append(values[1])
     # Another function goes through what it is given, as torchvision's log_every does.
-    return min(lengths, default=None), True
+    return min(lengths, default=None), True, not is_cut
 
 
 def _length(value: Any) -> int | None:
