@@ -18,7 +18,18 @@ from forerun.surface.cli.options import DebugOption
 
 __all__ = ["faults"]
 
-_PARTS = ("input", "stores", "postgres", "journal", "grids", "grids-postgres", "studies", "server", "ray")
+_PARTS = (
+    "input",
+    "files",
+    "stores",
+    "postgres",
+    "journal",
+    "grids",
+    "grids-postgres",
+    "studies",
+    "server",
+    "ray",
+)
 _STORE_COLUMNS = ("faults", "acknowledged", "lost", "twice", "changed", "damaged", "refused", "not written")
 _COMMAND_COLUMNS = (
     "faults", "inside a trial", "acknowledged", "lost", "twice", "changed", "damaged", "unfinished", "profiled again",
@@ -41,7 +52,7 @@ def faults(
 ) -> None:
     """Feed bad input, kill writers, fill disks, flip bits and load the server; print tables of what happened."""
     makers: tuple[Callable[[float], Iterator[str]], ...] = (
-        _input, _stores, _postgres, _journal, _grids, _grids_postgres, _studies, _server, _ray,
+        _input, _files, _stores, _postgres, _journal, _grids, _grids_postgres, _studies, _server, _ray,
     )  # fmt: skip
     parts = dict(zip(_PARTS, makers, strict=True))
     _longest_s.set(60 * minutes)
@@ -85,6 +96,16 @@ def _input(share: float) -> Iterator[str]:
         if fault:
             said = (ended.err.strip().splitlines() or [""])[-1][:160]
             yield f"- {fault}: `{' '.join(word[:60] for word in case.words)}`: {said}"
+
+
+def _files(share: float) -> Iterator[str]:
+    from studies.faults.damaged_files import damage_table
+
+    yield "\n## Damaged captures\n"
+    with _folder() as folder:
+        lines, faults = damage_table(folder, _number(10_000, share))
+    yield from lines
+    yield from (f"- {found.outcome}, {found.damage}: {found.words[:160]}" for found in faults)
 
 
 def _stores(share: float) -> Iterator[str]:

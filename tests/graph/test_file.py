@@ -13,16 +13,18 @@ import pytest
 from forerun.graph import file as graph_file
 from forerun.graph.file import read_graph, write_graph
 from forerun.graph.graph import Graph, MemoryStream, OpTable, at_batch
+from memory_streams import training_stream
 
 
-def small_graph(num_rows=3, num_events=4):
+def small_graph(num_rows=3):
     random = np.random.default_rng(0)
-    pairs = {"flops": 1, "read_bytes": 1, "write_bytes": 1, "elements": 1}
+    pairs = ("flops", "read_bytes", "write_bytes", "elements", "joined_bytes")
     columns = {
         field.name: random.random(num_rows) for field in fields(OpTable) if not field.name.endswith("names")
     }
     columns |= {name: random.random((num_rows, 2)) for name in pairs}
-    columns |= {name: np.arange(num_rows) for name in ("op_class", "step_part", "kernel", "module")}
+    columns |= {name: np.arange(num_rows) for name in ("kernel", "module", "joined")}
+    columns |= {name: np.arange(num_rows) % 4 for name in ("op_class", "step_part")}
     columns["gemm"] = random.random((num_rows, 4, 2))
     names = tuple(f"kernel {i}" for i in range(num_rows))
     return Graph(
@@ -31,12 +33,7 @@ def small_graph(num_rows=3, num_events=4):
         num_parameters=10,
         num_trainable_parameters=9,
         ops=OpTable(kernel_names=names, module_names=("", *names), **columns),
-        memory=MemoryStream(
-            event=np.arange(num_events),
-            block=np.arange(num_events),
-            size_bytes=random.random((num_events, 2)),
-            kind=np.arange(num_events),
-        ),
+        memory=training_stream(),
         only_batch_size=4,
         uses_layer_norm=True,
         unsupported_ops=("strange",),

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import forerun
-from forerun.cost.memory.stream import check_stream, live_peak_bytes
+from forerun.cost.memory.stream import live_peak_bytes
 from forerun.graph.compiled import compiled_graph
 from forerun.graph.graph import OpClass
+from forerun.graph.schema import check_stream
 from forerun.question.run import Run
 from forerun.tracing.compiled_memory import saved_values
 from forerun.tracing.fusion import Access, DataFlow

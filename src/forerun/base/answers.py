@@ -1,4 +1,4 @@
-"""Answers as JSON: converts frozen dataclasses to the types that JSON has."""
+"""Answers as JSON: frozen dataclasses as the types that JSON has, and back from a file that may be damaged."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from collections.abc import Mapping, Set
 from enum import Enum
 from importlib import import_module
 from pathlib import PurePath
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
-__all__ = ["Answer", "fields_of", "plain"]
+__all__ = ["Answer", "fields_of", "from_plain", "plain"]
 
 
 class Answer:
@@ -94,3 +95,71 @@ def plain(value: Any) -> Any:
 def _key(key: Any) -> str:
     key = plain(key)
     return f"{key:g}" if isinstance(key, float) else str(key)
+
+
+_MOST = 1e18
+"""Largest number that is taken for a size."""
+
+
+def from_plain(kind: Any, value: Any, name: str = "") -> Any:
+    """A value of a type from what JSON made of it: the reverse of ``plain`` for dataclasses whose numbers are sizes.
+
+    Numbers must be finite and not negative, and a whole number may stand for a float; an unknown name is refused and
+    a missing one takes its default.
+
+    Args:
+        kind: A dataclass, or a type of its fields: bool, int, float, str, None, a tuple or a choice of these.
+        value: The value.
+        name: Its name, for messages.
+
+    Raises:
+        ValueError: The value is not of the type; the message names it.
+
+    >>> from_plain(tuple[int, ...], [3, "x"], "shape")
+    Traceback (most recent call last):
+    ValueError: shape 1: expected int, got 'x'
+    """
+    if dataclasses.is_dataclass(kind):
+        return _dataclass_from(kind, value, name)
+    choices = get_args(kind) if isinstance(kind, UnionType) else (kind,)
+    if value is None and NoneType in choices:
+        return None
+    (kind, *others) = [choice for choice in choices if choice is not NoneType]
+    if others:
+        raise TypeError(f"{name}: expected one type and perhaps None, got {choices}")
+    if dataclasses.is_dataclass(kind):
+        return _dataclass_from(kind, value, name)
+    if get_origin(kind) is tuple and isinstance(value, list | tuple):
+        inner = get_args(kind)
+        if inner[-1] is ...:
+            inner = (inner[0],) * len(value)
+        if len(inner) == len(value):
+            pairs = enumerate(zip(inner, value, strict=True))
+            return tuple(from_plain(each, item, f"{name} {index}") for index, (each, item) in pairs)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if (
+        kind in (int, float)
+        and is_number
+        and (kind is float or isinstance(value, int))
+        and 0 <= value <= _MOST
+    ):
+        return kind(value)
+    if kind in (bool, str) and isinstance(value, kind):
+        return value
+    raise ValueError(f"{name}: expected {getattr(kind, '__name__', kind)}, got {str(value)[:60]!r}")
+
+
+def _dataclass_from(kind: Any, value: Any, name: str) -> Any:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{name}: expected the fields of {kind.__name__}, got {str(value)[:60]!r}")
+    hints = get_type_hints(kind)
+    known = {field.name: field for field in dataclasses.fields(kind)}
+    for unknown in value.keys() - known.keys():
+        raise ValueError(f"{name} {unknown}: no field of {kind.__name__}".strip())
+    for field in known.values():
+        has_default = (
+            field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
+        )
+        if field.name not in value and not has_default:
+            raise ValueError(f"{name} {field.name}: missing".strip())
+    return kind(**{key: from_plain(hints[key], item, f"{name} {key}".strip()) for key, item in value.items()})

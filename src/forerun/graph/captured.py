@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
+import struct
 import tempfile
 import zipfile
-from collections.abc import Mapping
+import zlib
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forerun.base.errors import UsageError
-from forerun.base.temporary import temporary_folder
+from forerun.base.answers import from_plain
+from forerun.base.errors import TraceError, UsageError
 
 if TYPE_CHECKING:
     from forerun.graph.graph import Graph
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 __all__ = [
     "CAPTURE_FORMAT_VERSION",
     "CAPTURE_PREFIX",
+    "DAMAGE",
+    "LARGEST_FILE_BYTES",
     "Capture",
     "CaptureFacts",
     "CapturedLoader",
@@ -31,7 +35,37 @@ __all__ = [
 CAPTURE_FORMAT_VERSION = 1
 CAPTURE_PREFIX = "capture:"
 
+LARGEST_FILE_BYTES = 128 * 1024**2
+"""Most bytes that the arrays of a graph may take: some 300,000 operations; 70B models have 20,000."""
+DAMAGE = (
+    OSError,
+    EOFError,
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    RuntimeError,  # zipfile: flags that claim encryption or patches, NotImplementedError of other compressions
+    MemoryError,  # NumPy: an array header that claims a huge shape
+    OverflowError,
+    RecursionError,  # JSON: a thousand brackets
+    ValueError,
+    KeyError,
+    IndexError,
+    TypeError,
+    AttributeError,
+)
+"""Exceptions raised by reading a damaged archive or a file that is not a graph."""
+
 _FACTS, _GRAPH = "capture.json", "graph.npz"
+_NEEDED = (
+    "batch_size",
+    "num_micro_steps",
+    "world_size",
+    "precision",
+    "layout",
+    "optimizer",
+    "optimizer_implementation",
+)
+_LARGEST_FACTS_BYTES = 1024**2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,18 +215,6 @@ class CaptureFacts:
             found.append(f"the job is counted in steps: {self.max_steps:,}")
         return (*found, *self.job_notes, *(f"not captured: {text}" for text in self.not_captured))
 
-    @classmethod
-    def from_fields(cls, fields: Mapping[str, Any]) -> CaptureFacts:
-        """Facts from the plain values of ``dataclasses.asdict``."""
-        values = dict(fields)
-        for name in ("models", "optimizers"):
-            values[name] = tuple(CapturedPart(**part) for part in values[name])
-        for name in ("command", "not_captured", "job_notes"):
-            values[name] = tuple(values.get(name, ()))
-        if values["loader"] is not None:
-            values["loader"] = CapturedLoader(**values["loader"])
-        return cls(**values)
-
 
 def _count(number: int) -> str:
     return f"{number / 1e6:,.4g} million" if number >= 1e6 else f"{number:,}"
@@ -247,6 +269,9 @@ def read_capture_facts(path: Path) -> CaptureFacts:
     """
     try:
         with zipfile.ZipFile(path) as archive:
+            size = archive.getinfo(_FACTS).file_size
+            if size > _LARGEST_FACTS_BYTES:
+                raise ValueError(f"{_FACTS} takes {size:,} bytes")
             header = json.loads(archive.read(_FACTS))
         version = header["format_version"]
     except FileNotFoundError:
@@ -254,19 +279,29 @@ def read_capture_facts(path: Path) -> CaptureFacts:
             f"expected a captured graph, but there is no file '{path}'; make one with: "
             f"forerun capture --out {path} -- python train.py"
         ) from None
-    except (OSError, zipfile.BadZipFile, ValueError, KeyError, TypeError) as error:
+    except DAMAGE as error:
         raise UsageError(
             f"expected a captured graph in '{path}', but it is no file of forerun capture; capture the script again"
         ) from error
     if version != CAPTURE_FORMAT_VERSION:
+        found = str(version)[:20]
         raise UsageError(
-            f"'{path}' has version {version} of captured graphs, this forerun reads {CAPTURE_FORMAT_VERSION}; "
+            f"'{path}' has version {found} of captured graphs, this forerun reads {CAPTURE_FORMAT_VERSION}; "
             "capture the script again"
         )
     try:
-        return CaptureFacts.from_fields(header["facts"])
-    except (KeyError, TypeError) as error:
-        raise UsageError(f"the captured graph '{path}' is damaged; capture the script again") from error
+        facts: CaptureFacts = from_plain(CaptureFacts, header["facts"])
+        for name in _NEEDED:
+            if not getattr(facts, name):
+                raise ValueError(f"{name} is empty or zero")
+    except (KeyError, ValueError) as error:
+        raise _damaged(path, error) from error
+    return facts
+
+
+def _damaged(path: Path, error: Exception) -> UsageError:
+    words = " ".join(str(error).split()) or type(error).__name__
+    return UsageError(f"the captured graph '{path}' is damaged: {words}; capture the script again")
 
 
 def read_capture(path: Path) -> Capture:
@@ -275,19 +310,16 @@ def read_capture(path: Path) -> Capture:
     Raises:
         UsageError: As in ``read_capture_facts``, or the graph is damaged or of another version.
     """
-    from forerun.graph.file import read_graph  # loads NumPy, which a question does without
+    from forerun.graph.file import parse_graph  # loads NumPy, which a question does without
+    from forerun.graph.schema import check_stream
 
     facts = read_capture_facts(path)
-    with temporary_folder() as folder:
-        try:
-            with zipfile.ZipFile(path) as archive:
-                archive.extract(_GRAPH, folder)
-        except (OSError, zipfile.BadZipFile, KeyError):
-            graph = None
-        else:
-            graph = read_graph(Path(folder) / _GRAPH)
-    if graph is None:
-        raise UsageError(
-            f"the graph in '{path}' is damaged, or of another version of forerun; capture the script again"
-        )
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if archive.getinfo(_GRAPH).file_size > LARGEST_FILE_BYTES:
+                raise ValueError(f"{_GRAPH} takes more than {LARGEST_FILE_BYTES:,} bytes")
+            graph = parse_graph(io.BytesIO(archive.read(_GRAPH)))
+        check_stream(graph.memory)
+    except (*DAMAGE, TraceError) as error:
+        raise _damaged(path, error) from error
     return Capture(graph=graph, facts=facts)

@@ -55,7 +55,7 @@ def _compiled(stream: MemoryStream) -> MemoryStream:
             number += 1
             free(freed_before.pop(number, []), position)
             own_end[block] = end
-            if end > 0:
+            if end > 0 and block in free_of:
                 freed_before.setdefault(end, []).append(free_of[block])
             if end == NEVER_ALLOCATED:
                 continue

@@ -3,38 +3,24 @@
 from __future__ import annotations
 
 import json
-import struct
 import tempfile
-import zipfile
-import zlib
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, get_type_hints
 
 import numpy as np
 
-from forerun.graph.graph import Graph, HostTraffic, MemoryStream, OpClass, OpTable
+from forerun.base.answers import from_plain
+from forerun.graph.captured import DAMAGE
+from forerun.graph.graph import Graph, OpClass
+from forerun.graph.schema import checked_memory, checked_ops, read_arrays
 
-__all__ = ["GRAPH_FORMAT_VERSION", "read_graph", "write_graph"]
+__all__ = ["GRAPH_FORMAT_VERSION", "parse_graph", "read_graph", "write_graph"]
 
 GRAPH_FORMAT_VERSION = 6
 
 _HEADER = "header"
 _TEXTS = ("kernel_names", "module_names")
-_DAMAGE = (
-    OSError,
-    EOFError,
-    zipfile.BadZipFile,
-    zlib.error,
-    struct.error,
-    RuntimeError,  # zipfile: flags that claim encryption or patches
-    MemoryError,  # NumPy: an array header that claims a huge shape
-    ValueError,
-    KeyError,
-    TypeError,
-    AttributeError,
-)
-"""Exceptions raised by reading a damaged archive or a file that is not a graph."""
 
 
 def write_graph(graph: Graph, path: Path) -> None:
@@ -68,33 +54,39 @@ def write_graph(graph: Graph, path: Path) -> None:
 def read_graph(path: Path | BinaryIO) -> Graph | None:
     """Reads a graph from a file; None if it is missing, damaged or of another format version."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-        header = json.loads(arrays.pop(_HEADER).tobytes().decode())
-        return _graph(header, arrays) if header.pop("format_version") == GRAPH_FORMAT_VERSION else None
-    except _DAMAGE:
+        return parse_graph(path)
+    except ValueError:
         return None
 
 
+def parse_graph(path: Path | BinaryIO) -> Graph:
+    """Reads a graph from a file, which may come from anybody.
+
+    Raises:
+        ValueError: It is missing, damaged or of another format version; the message names the column and the row.
+    """
+    try:
+        arrays = read_arrays(path)
+        header = json.loads(arrays.pop(_HEADER).tobytes().decode())
+        version = header.pop("format_version")
+        if version != GRAPH_FORMAT_VERSION:
+            raise ValueError(f"its format version is {str(version)[:20]}, not {GRAPH_FORMAT_VERSION}")
+        return _graph(header, arrays)
+    except DAMAGE as error:
+        raise ValueError(f"{error}" or type(error).__name__) from error
+
+
 def _graph(header: dict[str, Any], arrays: dict[str, Any]) -> Graph:
-    texts: dict[str, Any] = {name: tuple(header.pop(name)) for name in _TEXTS}
+    texts = {name: from_plain(tuple[str, ...], header.pop(name), name) for name in _TEXTS}
 
     def table(prefix: str) -> dict[str, Any]:
         start = len(prefix) + 1
         return {name[start:]: value for name, value in arrays.items() if name.startswith(f"{prefix}.")}
 
-    header["input_shape"] = tuple(header["input_shape"])
-    header["unsupported_ops"] = tuple(header["unsupported_ops"])
-    for name in ("notes", "parameter_names", "blocks", "model_flops", "recomputed_flops"):
-        header[name] = tuple(header[name])
-    if header["host_traffic"] is not None:
-        header["host_traffic"] = HostTraffic(**header["host_traffic"])
-    header["versions"] = tuple((name, version) for name, version in header["versions"])
-    return Graph(
-        ops=OpTable(**_with_law_sizes(table("ops")), **texts),
-        memory=MemoryStream(**table("memory")),
-        **header,
-    )
+    hints = get_type_hints(Graph)
+    known = {name: from_plain(hints[name], value, name) for name, value in header.items()}
+    ops = checked_ops({**_with_law_sizes(table("ops")), **texts})
+    return Graph(ops=ops, memory=checked_memory(table("memory")), **known)
 
 
 def _with_law_sizes(columns: dict[str, Any]) -> dict[str, Any]:

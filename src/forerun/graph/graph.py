@@ -25,8 +25,10 @@ __all__ = [
     "OpTable",
     "Share",
     "StepPart",
+    "Within",
     "at_batch",
     "divided_of",
+    "within_of",
 ]
 
 Floats = npt.NDArray[np.float64]
@@ -142,13 +144,54 @@ class Divided:
         return cls(tensor=share, context=share, expert=share, data=data)
 
 
-_DIVIDED = "divided"
-_KIND: Any = {_DIVIDED: Divided()}
+@dataclass(frozen=True, slots=True)
+class Within:
+    """Values that a column of a file may have; what lies outside is damage.
+
+    Attributes:
+        low, high: Ends of the range, both possible. A word as ``high`` is a number of rows: of ``kernel_names`` or
+            ``module_names``, below which an index stays, or of the table itself (``rows``).
+        tail: Lengths of the axes behind the rows; the last of two is (constant, slope) in the batch.
+        is_whole: Whether its numbers are integers of 64 bits; else they are floats.
+        may_fall_short: Whether a size that is affine in the batch may be negative at the smallest batches.
+    """
+
+    low: float
+    high: float | str
+    tail: tuple[int, ...] = ()
+    is_whole: bool = False
+    may_fall_short: bool = False
+
+
+_DIVIDED, _WITHIN = "divided", "within"
 _NAMES: Any = {_DIVIDED: Divided(pipeline=Share.WHOLE)}
+_MOST = 1e18
+"""Largest size that is taken for one: a thousand times the work of a kernel of the largest models."""
+_MOST_BYTES = 1e12
+"""Largest allocation, for any number of samples of which sums of bytes stay within 64 bits."""
 
 
-def _size(share: Share) -> Any:
-    return {_DIVIDED: Divided.by_sequence(share)}
+def _kind(low: float, high: float | str, divided: Divided | None = None) -> Any:
+    """A kind, an index or a flag, which no device divides."""
+    return {_DIVIDED: divided or Divided(), _WITHIN: Within(low, high, is_whole=True)}
+
+
+def _number(low: float, high: float, divided: Divided | None = None) -> Any:
+    return {_DIVIDED: divided or Divided(), _WITHIN: Within(low, high)}
+
+
+def _size(
+    share: Share, *tail: int, data: Share = Share.WHOLE, may_fall_short: bool = False, most: float = _MOST
+) -> Any:
+    return {
+        _DIVIDED: Divided.by_sequence(share, data=data),
+        _WITHIN: Within(0.0, most, tail=(*tail, 2), may_fall_short=may_fall_short),
+    }
+
+
+def within_of(column: Field[Any]) -> Within | None:
+    """The values that a column may have; None for names."""
+    return column.metadata.get(_WITHIN)
 
 
 def divided_of(column: Field[Any]) -> Divided:
@@ -218,28 +261,28 @@ class OpTable:
         module_names: Dotted module paths, ``""`` for the step itself.
     """
 
-    op_class: Ints = field(metadata=_KIND)
-    step_part: Ints = field(metadata=_KIND)
-    kernel: Ints = field(metadata=_KIND)
-    module: Ints = field(metadata=_KIND)
-    count: Floats = field(metadata=_KIND)
-    element_bytes: Floats = field(metadata=_KIND)
+    op_class: Ints = field(metadata=_kind(0, max(OpClass)))
+    step_part: Ints = field(metadata=_kind(0, max(StepPart)))
+    kernel: Ints = field(metadata=_kind(0, "kernel_names"))
+    module: Ints = field(metadata=_kind(0, "module_names"))
+    count: Floats = field(metadata=_number(0.0, 1e9))
+    element_bytes: Floats = field(metadata=_number(0.0, 64.0))
     flops: Floats = field(metadata=_size(Share.WORK))
     read_bytes: Floats = field(metadata=_size(Share.READ))
     write_bytes: Floats = field(metadata=_size(Share.WRITTEN))
-    gemm: Floats = field(metadata=_size(Share.SIDES))
+    gemm: Floats = field(metadata=_size(Share.SIDES, 4))
     elements: Floats = field(metadata=_size(Share.OPERANDS))
-    kernel_area: Floats = field(metadata=_KIND)
-    stride: Floats = field(metadata=_KIND)
-    groups: Floats = field(metadata=_KIND)
-    width: Floats = field(metadata={_DIVIDED: Divided(tensor=Share.HEAD)})
-    serial_steps: Floats = field(metadata=_KIND)
-    law_size: Floats = field(metadata=_KIND)
-    in_place: Floats = field(metadata=_KIND)
-    permuted: Floats = field(metadata=_KIND)
-    joined: Ints = field(metadata=_KIND)
-    joined_bytes: Floats = field(metadata=_size(Share.MOVED))
-    recomputed: Floats = field(metadata=_KIND)
+    kernel_area: Floats = field(metadata=_number(0.0, 1e12))
+    stride: Floats = field(metadata=_number(0.0, 1e9))
+    groups: Floats = field(metadata=_number(0.0, 1e12))
+    width: Floats = field(metadata=_number(0.0, 1e12, Divided(tensor=Share.HEAD)))
+    serial_steps: Floats = field(metadata=_number(0.0, 1e12))
+    law_size: Floats = field(metadata=_number(0.0, 1e12))
+    in_place: Floats = field(metadata=_number(0.0, 1.0))
+    permuted: Floats = field(metadata=_number(0.0, 1.0))
+    joined: Ints = field(metadata=_kind(0, "rows"))
+    joined_bytes: Floats = field(metadata=_size(Share.MOVED, may_fall_short=True))
+    recomputed: Floats = field(metadata=_number(0.0, 1.0))
     kernel_names: tuple[str, ...] = field(metadata=_NAMES)
     module_names: tuple[str, ...] = field(metadata=_NAMES)
 
@@ -268,14 +311,14 @@ class MemoryStream:
             entries. Empty where it is not known, (n,) or (0,).
     """
 
-    event: Ints = field(metadata=_KIND)
-    block: Ints = field(metadata=_KIND)
-    size_bytes: Floats = field(
-        metadata={_DIVIDED: Divided.by_sequence(Share.ALLOCATED, data=Share.STATE)},
+    event: Ints = field(metadata=_kind(0, max(MemoryEvent)))
+    block: Ints = field(metadata=_kind(-1, "rows"))
+    size_bytes: Floats = field(metadata=_size(Share.ALLOCATED, data=Share.STATE, most=_MOST_BYTES))
+    kind: Ints = field(metadata=_kind(-1, max(AllocationKind)))
+    row: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64), metadata=_kind(-1, 1e9))
+    compiled_end: Ints = field(
+        default_factory=lambda: np.zeros(0, dtype=np.int64), metadata=_kind(-1, "rows")
     )
-    kind: Ints = field(metadata=_KIND)
-    row: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64), metadata=_KIND)
-    compiled_end: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64), metadata=_KIND)
 
     def __len__(self) -> int:
         return len(self.event)

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import Any
 
-from forerun.base.errors import InvalidSetupError
+from forerun.base.errors import InvalidSetupError, UsageError
 from forerun.graph.captured import CAPTURE_PREFIX, CaptureFacts, capture_path, read_capture_facts
-from forerun.question.setup import Phase
+from forerun.question.setup import Layout, OptimizerImplementation, Phase, Precision
+from forerun.question.sharing import Strategy
 
 __all__ = ["captured_facts", "is_captured", "with_captured_settings"]
 
 _FIXED = ("layout", "optimizer", "optimizer_implementation")
+_KINDS: Mapping[str, type[StrEnum]] = {
+    "precision": Precision,
+    "layout": Layout,
+    "optimizer_implementation": OptimizerImplementation,
+    "strategy": Strategy,
+}
 _OF_INPUT = ("image_size", "input_shape", "sequence_length")
 _SAME_KERNELS = ({"fp32", "tf32"}, {"bf16", "fp16"}, {"amp", "amp-bf16"})
 """Precisions that share a graph."""
@@ -47,6 +55,13 @@ def with_captured_settings(model: Any, given: Mapping[str, Any], *, one_device: 
     if facts is None:
         return dict(given)
     own = facts.settings()
+    for name, kind in _KINDS.items():
+        said = getattr(facts, name)
+        if said and said not in list(kind):
+            raise UsageError(
+                f"expected a captured graph whose {name.replace('_', ' ')} is one of {', '.join(kind)}, got "
+                f"'{said[:20]}'; capture the script again"
+            )
     for name in _OF_INPUT:
         if given.get(name) is not None:
             raise _contradiction(name, given[name], "the inputs of the script")

@@ -5,13 +5,13 @@ from hypothesis import strategies as st
 
 from forerun.base.errors import TraceError
 from forerun.cost.memory.stream import (
-    check_stream,
     live_peak,
     live_peak_bytes,
     repeating_step,
     steady_state_events,
 )
 from forerun.graph.graph import AllocationKind, MemoryEvent
+from forerun.graph.schema import check_stream
 from memory_streams import MIB, StreamBuilder, training_stream
 
 

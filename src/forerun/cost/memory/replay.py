@@ -19,11 +19,11 @@ import numpy.typing as npt
 from forerun.cost.memory.allocator import BLOCK_BYTES, CachingAllocator
 from forerun.cost.memory.stream import (
     block_sizes_bytes,
-    check_stream,
     live_peak_bytes,
     repeating_step,
 )
 from forerun.graph.graph import MemoryEvent, MemoryStream
+from forerun.graph.schema import check_stream
 
 __all__ = [
     "NUM_STEPS",

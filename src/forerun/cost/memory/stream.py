@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from forerun.base.errors import TraceError
 from forerun.cost.memory.allocator import BLOCK_BYTES
 from forerun.graph.graph import AllocationKind, MemoryEvent, MemoryStream, at_batch
 
@@ -21,7 +20,6 @@ __all__ = [
     "LivePeak",
     "RepeatingStep",
     "block_sizes_bytes",
-    "check_stream",
     "live_peak",
     "live_peak_bytes",
     "repeating_step",
@@ -76,37 +74,6 @@ def block_sizes_bytes(size_bytes: npt.NDArray[np.float64], batch_size: float) ->
     requested = np.rint(at_batch(size_bytes, batch_size)).astype(np.int64)
     sizes: Ints = -(-requested // BLOCK_BYTES) * BLOCK_BYTES
     return sizes
-
-
-def check_stream(stream: MemoryStream) -> None:
-    """Raise ``TraceError`` unless the stream is two steps in which every free has its allocation.
-
-    Args:
-        stream: Any stream; entries after the second ``STEP_ENDS`` are allowed and ignored elsewhere.
-    """
-    num_steps = int(np.count_nonzero(stream.event == MemoryEvent.STEP_ENDS))
-    if num_steps != 2 or not np.any(stream.event == MemoryEvent.FORWARD_BEGINS):
-        raise TraceError(
-            f"a memory stream holds two training steps, got {num_steps} ends of a step; trace the model again"
-        )
-    seen: set[int] = set()
-    alive: set[int] = set()
-    for position, (event, block) in enumerate(zip(stream.event.tolist(), stream.block.tolist(), strict=True)):
-        if event == MemoryEvent.ALLOCATE:
-            if block in seen or block < 0:
-                raise TraceError(
-                    f"every allocation needs its own block, but entry {position} repeats block {block}; "
-                    "trace the model again"
-                )
-            seen.add(block)
-            alive.add(block)
-        elif event == MemoryEvent.FREE:
-            if block not in alive:
-                raise TraceError(
-                    f"a free needs a block that is allocated, but entry {position} frees block {block}; "
-                    "trace the model again"
-                )
-            alive.remove(block)
 
 
 def live_peak_bytes(stream: MemoryStream, batch_size: float) -> int:

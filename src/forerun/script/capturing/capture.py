@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from forerun.base.answers import from_plain
 from forerun.base.errors import ScriptError, TraceError
 from forerun.base.temporary import temporary_folder
 from forerun.graph.captured import Capture, CaptureFacts
@@ -117,7 +118,7 @@ def captured_by(parsed: PythonCommand, server: ScriptServer) -> Capture:
         if outcome.guarded and "denied" in why:
             why += f" ({_guarded_note(outcome.guarded)})"
         raise kind(f"{_short(parsed)} cannot be captured: {why}")
-    facts = CaptureFacts.from_fields({**outcome.document["facts"], "command": parsed.asked})
+    facts = from_plain(CaptureFacts, {**outcome.document["facts"], "command": parsed.asked})
     notes = list(facts.not_captured)
     if facts.way == "recorded" and pretended.failure != _NO_DEVICE:
         notes.append(f"recorded on the processor, because on a pretended GPU it failed: {pretended.failure}")
