@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import io
 import json
-import struct
 import tempfile
 import zipfile
-import zlib
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forerun.base.answers import from_plain
 from forerun.base.errors import TraceError, UsageError
+from forerun.graph.archive import DAMAGE, LARGEST_FILE_BYTES, read_member
 
 if TYPE_CHECKING:
     from forerun.graph.graph import Graph
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
 __all__ = [
     "CAPTURE_FORMAT_VERSION",
     "CAPTURE_PREFIX",
-    "DAMAGE",
-    "LARGEST_FILE_BYTES",
     "Capture",
     "CaptureFacts",
     "CapturedLoader",
@@ -34,26 +31,6 @@ __all__ = [
 
 CAPTURE_FORMAT_VERSION = 1
 CAPTURE_PREFIX = "capture:"
-
-LARGEST_FILE_BYTES = 128 * 1024**2
-"""Most bytes that the arrays of a graph may take: some 300,000 operations; 70B models have 20,000."""
-DAMAGE = (
-    OSError,
-    EOFError,
-    zipfile.BadZipFile,
-    zlib.error,
-    struct.error,
-    RuntimeError,  # zipfile: flags that claim encryption or patches, NotImplementedError of other compressions
-    MemoryError,  # NumPy: an array header that claims a huge shape
-    OverflowError,
-    RecursionError,  # JSON: a thousand brackets
-    ValueError,
-    KeyError,
-    IndexError,
-    TypeError,
-    AttributeError,
-)
-"""Exceptions raised by reading a damaged archive or a file that is not a graph."""
 
 _FACTS, _GRAPH = "capture.json", "graph.npz"
 _NEEDED = (
@@ -268,11 +245,7 @@ def read_capture_facts(path: Path) -> CaptureFacts:
         UsageError: There is no such file, it is no capture, or one of another version.
     """
     try:
-        with zipfile.ZipFile(path) as archive:
-            size = archive.getinfo(_FACTS).file_size
-            if size > _LARGEST_FACTS_BYTES:
-                raise ValueError(f"{_FACTS} takes {size:,} bytes")
-            header = json.loads(archive.read(_FACTS))
+        header = json.loads(read_member(path, _FACTS, _LARGEST_FACTS_BYTES))
         version = header["format_version"]
     except FileNotFoundError:
         raise UsageError(
@@ -315,10 +288,7 @@ def read_capture(path: Path) -> Capture:
 
     facts = read_capture_facts(path)
     try:
-        with zipfile.ZipFile(path) as archive:
-            if archive.getinfo(_GRAPH).file_size > LARGEST_FILE_BYTES:
-                raise ValueError(f"{_GRAPH} takes more than {LARGEST_FILE_BYTES:,} bytes")
-            graph = parse_graph(io.BytesIO(archive.read(_GRAPH)))
+        graph = parse_graph(io.BytesIO(read_member(path, _GRAPH, LARGEST_FILE_BYTES)))
         check_stream(graph.memory)
     except (*DAMAGE, TraceError) as error:
         raise _damaged(path, error) from error

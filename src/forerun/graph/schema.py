@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from forerun.base.errors import TraceError
-from forerun.graph.captured import LARGEST_FILE_BYTES
+from forerun.graph.archive import LARGEST_FILE_BYTES
 from forerun.graph.graph import MemoryEvent, MemoryStream, OpTable, Within, within_of
 
 __all__ = ["check_stream", "checked_memory", "checked_ops", "read_arrays"]
@@ -82,6 +82,8 @@ def checked_memory(columns: Mapping[str, Any]) -> MemoryStream:
     stream = MemoryStream(**columns)
     is_made = stream.event == MemoryEvent.ALLOCATE
     _refuse("memory.kind", stream.kind, is_made & (stream.kind < 0), "a kind of contents")
+    if is_made.any() and not stream.size_bytes.any():
+        raise ValueError("memory.size_bytes: expected sizes above zero, got none")
     return stream
 
 
