@@ -20,9 +20,12 @@ def small_graph(num_rows=3):
     random = np.random.default_rng(0)
     pairs = ("flops", "read_bytes", "write_bytes", "elements", "joined_bytes")
     columns = {
-        field.name: random.random(num_rows) for field in fields(OpTable) if not field.name.endswith("names")
+        field.name: 0.5 + random.random(num_rows) / 2
+        for field in fields(OpTable)
+        if not field.name.endswith("names")
     }
     columns |= {name: random.random((num_rows, 2)) for name in pairs}
+    columns["count"] = 1 + random.random(num_rows)
     columns |= {name: np.arange(num_rows) for name in ("kernel", "module", "joined")}
     columns |= {name: np.arange(num_rows) % 4 for name in ("op_class", "step_part")}
     columns["gemm"] = random.random((num_rows, 4, 2))
