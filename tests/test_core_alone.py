@@ -53,6 +53,7 @@ ANSWERED = [
     "hardware list",
     f"predict {R50} --on a100-sxm4-40gb --batch-size 256 --precision amp --dataset imagenet --epochs 90 --json",
     f"predict {R50} --on 1x8xh100-sxm --image-size 224 --precision bf16 --layout nhwc --optimizer adamw",
+    "predict resnet50 --on t4",
     f"scale {R50} --on v100-sxm2-16gb --devices 1,2,4,8",
     "predict llama-3.1-8b --on h200-sxm --batch-size 1 --precision bf16 --optimizer adamw",
     "predict llama-3.1-8b --lora 16 --quantize nf4 --recompute full --sequence-length 4096 --on rtx-4090",

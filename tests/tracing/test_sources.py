@@ -586,7 +586,7 @@ def test_our_own_errors_pass_through():
 @pytest.mark.parametrize(
     ("spec", "error", "message"),
     [
-        ("resnet50", UnknownModelError, r"did you mean torchvision:resnet50 or timm:resnet50\?"),
+        ("resnet26", UnknownModelError, r"did you mean timm:resnet26\?"),
         ("convnext_nano", UnknownModelError, r"did you mean timm:convnext_nano\?"),
         ("resnet5o", UnknownModelError, "did you mean torchvision:resnet50"),
         ("torchvision:resnet51", UnknownModelError, "did you mean resnet50"),

@@ -23,6 +23,7 @@ from forerun.question.model import ModelRequest, find_architecture
 __all__ = [
     "SHIPPED_FOLDER",
     "SHIPPED_OPTIMIZERS",
+    "full_name",
     "graph_key",
     "shipped_archive",
     "shipped_graph",
@@ -55,6 +56,20 @@ def _index() -> dict[str, frozenset[str]]:
         return {model: frozenset(keys) for model, keys in graphs.items()}
     except (OSError, ValueError, KeyError):
         return {}
+
+
+def full_name(model: str) -> str:
+    """``torchvision:resnet50`` for ``resnet50``: the library of a bare name whose graphs come with the package.
+
+    Where several libraries have the name, the first of them counts: torchvision before timm.
+
+    >>> full_name("resnet50"), full_name("timm:resnet50"), full_name("gpt2")
+    ('torchvision:resnet50', 'timm:resnet50', 'gpt2')
+    """
+    if ":" in model or model in _index():
+        return model
+    found = (f"{library}:{model}" for library in ("torchvision", "timm"))
+    return next((name for name in found if name in _index()), model)
 
 
 def graph_key(request: ModelRequest, settings: Mapping[str, object], trace_version: int) -> str:

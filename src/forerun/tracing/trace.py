@@ -25,7 +25,7 @@ from forerun.question.saving import Fp8Recipe, Saving, Unquantized
 from forerun.question.setup import OptimizerImplementation, Phase, Precision, TrainingSetup
 from forerun.tracing.isolated import is_isolated, run_isolated
 from forerun.tracing.models.hub import is_hub_name, kept_config_path
-from forerun.tracing.shipped import SHIPPED_OPTIMIZERS, shipped_graph, shipped_models
+from forerun.tracing.shipped import SHIPPED_OPTIMIZERS, full_name, shipped_graph, shipped_models
 from forerun.tracing.source import Question, find_source, named_source
 
 if TYPE_CHECKING:
@@ -90,6 +90,9 @@ def trace(
         TraceError: The step could not be recorded.
         IsolationError: The model's own code ended its process, took too long or needed too much memory.
     """
+    if module is None and (name := full_name(request.model)) != request.model:
+        found = trace(replace(request, model=name), setup, use_cache=use_cache, few_blocks=few_blocks)
+        return replace(found, notes=(*found.notes, f"{request.model} is taken for {name}"))
     is_compiled = setup.compile and not is_keras(request.model if module is None else module)
     captured = capture_path(request.model) if module is None else None
     if captured is not None:
@@ -211,6 +214,7 @@ def _captured(path: Path, setup: TrainingSetup) -> Graph:
 
 def is_traced(request: ModelRequest, setup: TrainingSetup) -> bool:
     """True if the cache holds a sound graph of a model, or it came with the package: tracing it needs no framework."""
+    request = replace(request, model=full_name(request.model))
     path = _cache_path(request, setup)
     return path is not None and (_known(path, setup) is not None or _shipped(request, setup) is not None)
 
