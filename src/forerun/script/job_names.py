@@ -82,7 +82,7 @@ def _levels(scope: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]
 
 
 def _held(value: Any) -> Mapping[str, Any]:
-    """What a configuration holds: a mapping, a namespace, a dataclass or any object with attributes of its own."""
+    """The values of a configuration: a mapping, a namespace, a dataclass or any object with attributes of its own."""
     if isinstance(value, Mapping):
         return value
     library = (value.__name__ if isinstance(value, ModuleType) else type(value).__module__).split(".")[0]
