@@ -17,6 +17,7 @@ from forerun.evidence.records.measurement import Outcome
 from forerun.evidence.records.record_store import RecordStore
 from forerun.surface.cli.main import app
 from made_measurements import measurement
+from optimus_networks import NETWORKS
 
 PAGE = (Path(__file__).parents[1] / "docs" / "lineage.md").read_text(encoding="utf-8")
 SHORT = [
@@ -72,22 +73,10 @@ def make_files(folder: Path) -> None:
     losses = 1 / (0.02 * (steps + 1) + 0.6) + 0.5 + 0.01 * rng.normal(size=200)
     rows = [f"{k // 50},{k % 50},{loss},{1 - loss / 3}" for k, loss in zip(steps, losses, strict=True)]
     (folder / "log.csv").write_text("\n".join(["epoch,step,loss,acc", *rows]))
-    published = {
-        18: (27, 29, 31),
-        20: (58, 65, 52),
-        32: (63, 40, 49),
-        44: (43, 43, 45),
-        56: (40, 28, 43),
-        50: (32, 28, 35),
-    }
-    epochs = ["depth,gpu,epochs"]
-    networks = ["depth,gpu,b0,b1,b2,epochs"]
-    for depth, found in published.items():
-        for gpu, count in zip(("A100", "V100", "RTX 8000"), found, strict=True):
-            epochs.append(f"{depth},{gpu},{count}")
-            networks.append(f"{depth},{gpu},{0.2 + depth / 100},0.6,{0.3 - depth / 1000},{count}")
+    printed = [line.split(",") for line in NETWORKS.splitlines()[1:]]
+    epochs = ["depth,gpu,epochs", *(f"{row[0]},{row[1]},{row[5]}" for row in printed)]
     (folder / "epochs.csv").write_text("\n".join(epochs))
-    (folder / "networks.csv").write_text("\n".join(networks))
+    (folder / "networks.csv").write_text(NETWORKS)
     curve = ["epoch,val_accuracy", *(f"{n},{0.95 - 0.6 * n**-0.7:.4f}" for n in range(1, 16))]
     (folder / "curve-of-a-run.csv").write_text("\n".join(curve))
     (folder / "jobs.csv").write_text(

@@ -157,7 +157,12 @@ def number_in(row: Mapping[str, str], name: str, path: Path) -> float:
 _NETWORK = "network"
 _DEVICES = ("device", "gpu")
 _COEFFICIENTS = ("b0", "b1", "b2")
-_EPOCHS = "epochs"
+_RATES = {"b0": "", "b0_per_step": "steps", "b0_per_epoch": "epochs"}
+"""Columns of Optimus' b0 with what they count; the loss is 1 / (b0 k + b1) + b2 after k of them."""
+_EPOCHS, _EPOCHS_TO = "epochs", "epochs_to_"
+_ASYMPTOTE = "b2"
+"""The loss that a curve falls to: near zero a relative error of it says nothing."""
+_OF_EPOCH = ("steps_per_epoch", "batch_size", "dataset_size")
 _DEFAULT_EPOCHS = 60
 
 
@@ -182,10 +187,17 @@ class NetworkValue:
 
     @property
     def error(self) -> float | None:
-        """|predicted - actual| / actual; None without an actual value above zero."""
-        if not self.actual:
+        """|predicted - actual| / actual; None without an actual value above zero, and for b2."""
+        if not self.actual or self.name == _ASYMPTOTE:
             return None
         return abs(self.predicted.value - self.actual) / self.actual
+
+    @property
+    def error_in_loss(self) -> float | None:
+        """|predicted - actual| of b2, the loss that the curve falls to; None for other columns."""
+        if self.actual is None or self.name != _ASYMPTOTE:
+            return None
+        return abs(self.predicted.value - self.actual)
 
     @property
     def note(self) -> str | None:
@@ -207,7 +219,7 @@ class CurvePoint:
     """A point of the curve of a network.
 
     Attributes:
-        k: Epoch, or what the coefficients count.
+        k: Steps or epochs, whichever b0 counts.
         predicted: Loss by the predicted coefficients.
         actual: Mean loss of the network's own coefficients over its runs, None for one that was never trained.
     """
@@ -233,6 +245,7 @@ class NetworkForecast(Answer):
         networks: Values by network.
         curves: Points of each network whose three coefficients are predicted.
         actual_curves: Losses of each run of such a network by label, at the points of its curve.
+        unit: What the curves count, ``steps`` or ``epochs``; None without curves.
     """
 
     value_name: str
@@ -241,6 +254,7 @@ class NetworkForecast(Answer):
     networks: Mapping[str, tuple[NetworkValue, ...]]
     curves: Mapping[str, tuple[CurvePoint, ...]]
     actual_curves: Mapping[str, Mapping[str, Floats]]
+    unit: str | None = None
 
     def value_of(self, network: str, name: str) -> NetworkValue:
         """One column of one network."""
@@ -251,6 +265,7 @@ class NetworkForecast(Answer):
         return {
             "value": self.value_name,
             "features": self.features,
+            **({"unit": self.unit} if self.unit else {}),
             "networks": [self._row(name, values) for name, values in self.networks.items()],
         }
 
@@ -273,35 +288,38 @@ def _value_fields(value: NetworkValue) -> dict[str, Any]:
     fields["forms"] = [{"name": c.name, "value": c.value, "weight": c.weight} for c in found.candidates]
     if value.actual is not None:
         fields |= {"actual": value.actual, "error": value.error, "note": value.note}
+        fields |= {} if value.error_in_loss is None else {"error_in_loss": value.error_in_loss}
     return fields
 
 
 def forecast_networks(
-    table: str | Path, *, value: str | None = None, leave_out: str | None = None
+    table: str | Path, *, value: str | None = None, leave_out: str | None = None, unit: str | None = None
 ) -> NetworkForecast:
     """Networks whose values are empty, or left out, from those whose values are known.
 
     Rows of one network are repetitions, on whatever device: a column ``device`` or ``gpu`` is read over, because the
-    steps that training needs do not depend on it. The table of the earlier study, ``depth, gpu, b0, b1, b2, epochs``,
-    is taken as it is: a network is its depth.
+    steps that training needs do not depend on it. The printed table of the earlier study, ``depth, gpu, b0_per_step,
+    b1, b2, epochs_to_92_accuracy, steps_per_epoch``, is taken as it is: a network is its depth.
 
     Args:
-        table: A CSV with a column network or depth, values (``epochs``, Optimus' ``b0``, ``b1``, ``b2``, or ``value``),
-            and features of the network such as depth and parameters.
-        value: Column to predict alone; all of ``epochs``, ``b0``, ``b1`` and ``b2`` that are there if None.
+        table: A CSV with a column network or depth, values (``epochs`` or ``epochs_to_...``, Optimus' ``b0_per_step``
+            or ``b0_per_epoch``, ``b1`` and ``b2``, or ``value``), and features of the network such as depth and
+            parameters. Curves per step need ``steps_per_epoch``, or ``batch_size`` and ``dataset_size``.
+        value: Column to predict alone; all of the epochs, ``b0``, ``b1`` and ``b2`` that are there if None.
         leave_out: Network to predict from the others although its values are known; if None, the networks with an empty
             value are predicted, and where there are none each network in turn.
+        unit: What a column that is called ``b0`` alone counts, ``steps`` or ``epochs``.
 
     Raises:
-        RecordError: The table cannot be read, or lacks a column.
+        RecordError: The table cannot be read, or lacks a column or the unit of b0.
         InvalidSetupError: Fewer than three networks with a value, an unknown network, or impossible numbers.
     """
     path = Path(table)
     rows = _named(read_rows(path, ()), path)
     columns = list(rows[0])
     values = _values(columns, value, path)
-    others = {_NETWORK, *_DEVICES, *values, _EPOCHS, *_COEFFICIENTS}
-    features = tuple(name for name in columns if name not in others)
+    others = {_NETWORK, *_DEVICES, *values, *_RATES, *_COEFFICIENTS, *_OF_EPOCH}
+    features = tuple(name for name in columns if name not in others and not _is_epochs(name))
     if not features:
         raise RecordError(
             f"{path}: expected a feature of the networks, such as a column 'depth' or 'parameters', got "
@@ -313,7 +331,14 @@ def forecast_networks(
     for name in asked:
         known = {other: group for other, group in groups.items() if other != name}
         networks[name] = tuple(_predicted(column, name, groups, known, features, path) for column in values)
-    curves, actual = _curves(networks, groups, path) if set(_COEFFICIENTS) <= set(values) else ({}, {})
+    rate = next((name for name in _RATES if name in values), None)
+    curves: dict[str, tuple[CurvePoint, ...]] = {}
+    actual: dict[str, dict[str, Floats]] = {}
+    counted = None
+    if rate is not None and {"b1", "b2"} <= set(values):
+        counted = _unit_of(rate, unit, path)
+        apart = {name: _steps_per_epoch(group, counted, path) for name, group in groups.items()}
+        curves, actual = _curves(networks, groups, (rate, "b1", "b2"), apart, path)
     return NetworkForecast(
         value_name=values[0],
         features=features,
@@ -321,7 +346,57 @@ def forecast_networks(
         networks=networks,
         curves=curves,
         actual_curves=actual,
+        unit=counted,
     )
+
+
+def _is_epochs(column: str) -> bool:
+    return column == _EPOCHS or column.startswith(_EPOCHS_TO)
+
+
+def _unit_of(rate: str, unit: str | None, path: Path) -> str:
+    """What b0 counts.
+
+    Raises:
+        RecordError: The table and the option say nothing, or two things.
+    """
+    known = _RATES[rate]
+    if unit not in (None, "steps", "epochs"):
+        raise InvalidSetupError(f"expected the unit of b0 to be steps or epochs, got '{unit}'")
+    if known and unit not in (None, known):
+        raise RecordError(f"{path}: the column {rate} is of {known}, got --unit {unit}; leave it out")
+    if not (known or unit):
+        raise RecordError(
+            f"{path}: expected b0 per step or per epoch, and the column 'b0' says neither: call it b0_per_step or "
+            "b0_per_epoch, or give --unit steps or --unit epochs"
+        )
+    return known or str(unit)
+
+
+def _steps_per_epoch(group: Sequence[Mapping[str, str]], unit: str, path: Path) -> int:
+    """Of what b0 counts, the number of an epoch: its steps, or 1 for epochs.
+
+    Raises:
+        RecordError: Steps are counted, and the table does not say how many an epoch has.
+    """
+    if unit == "epochs":
+        return 1
+    row = group[0]
+    steps, batch, samples = _OF_EPOCH
+    if row.get(steps):
+        found = number_in(row, steps, path)
+    elif row.get(batch) and row.get(samples):
+        found = math.ceil(number_in(row, samples, path) / max(number_in(row, batch, path), 1e-9))
+    else:
+        raise RecordError(
+            f"{path}: b0 is of steps; expected a column 'steps_per_epoch', or 'batch_size' and 'dataset_size', to draw "
+            "the curve over the run, got neither; add it"
+        )
+    if found < 1:
+        raise RecordError(
+            f"{path}: expected an epoch of one step or more, got {found:g}; correct the column {steps}"
+        )
+    return round(found)
 
 
 def _named(rows: list[dict[str, str]], path: Path) -> list[dict[str, str]]:
@@ -339,7 +414,9 @@ def _values(columns: Sequence[str], value: str | None, path: Path) -> tuple[str,
     if value is not None:
         found: tuple[str, ...] = tuple(name for name in (value,) if name in columns)
     else:
-        found = tuple(name for name in (_EPOCHS, *_COEFFICIENTS) if name in columns)
+        epochs = next((name for name in columns if _is_epochs(name)), _EPOCHS)
+        rate = next((name for name in ("b0_per_step", "b0_per_epoch") if name in columns), "b0")
+        found = tuple(name for name in (epochs, rate, "b1", "b2") if name in columns)
     if not found:
         wanted = value or _EPOCHS
         raise RecordError(
@@ -405,18 +482,22 @@ def _neighbours(
 
 
 def _curves(
-    networks: Mapping[str, Sequence[NetworkValue]], groups: Mapping[str, list[dict[str, str]]], path: Path
+    networks: Mapping[str, Sequence[NetworkValue]],
+    groups: Mapping[str, list[dict[str, str]]],
+    coefficients: tuple[str, str, str],
+    per_epoch: Mapping[str, int],
+    path: Path,
 ) -> tuple[dict[str, tuple[CurvePoint, ...]], dict[str, dict[str, Floats]]]:
-    """The curve of each network by its predicted coefficients, and of each of its runs by their own."""
+    """The curve of each network by its predicted coefficients, and of each of its runs by their own, epoch by epoch."""
     curves: dict[str, tuple[CurvePoint, ...]] = {}
     actual: dict[str, dict[str, Floats]] = {}
     for name, values in networks.items():
         found = {value.name: value for value in values}
-        k = np.arange(1, _length(found) + 1)
-        predicted = _losses(k, [found[c].predicted.value for c in _COEFFICIENTS])
-        rows = [row for row in groups[name] if all(row[c] for c in _COEFFICIENTS)]
+        k = np.arange(1, _length(found) + 1) * per_epoch[name]
+        predicted = _losses(k, [found[c].predicted.value for c in coefficients])
+        rows = [row for row in groups[name] if all(row[c] for c in coefficients)]
         actual[name] = {
-            _label(row, number): _losses(k, [number_in(row, c, path) for c in _COEFFICIENTS])
+            _label(row, number): _losses(k, [number_in(row, c, path) for c in coefficients])
             for number, row in enumerate(rows, start=1)
         }
         means = np.mean(list(actual[name].values()), axis=0) if rows else None
@@ -429,9 +510,9 @@ def _curves(
 
 def _length(found: Mapping[str, NetworkValue]) -> int:
     """Epochs of a curve: those that the runs took, else those predicted, else sixty."""
-    if _EPOCHS not in found:
+    epochs = next((value for name, value in found.items() if _is_epochs(name)), None)
+    if epochs is None:
         return _DEFAULT_EPOCHS
-    epochs = found[_EPOCHS]
     return max(2, round(epochs.highest or epochs.predicted.value))
 
 

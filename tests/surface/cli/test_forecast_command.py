@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from command_line import invoke
 
+import optimus_networks
+
 TARGET = ("--target", "accuracy>=0.92")
 LENGTH = ("--epochs", "100")
 
@@ -327,27 +329,50 @@ def test_a_network_never_trained_does_not_depend_on_the_device(tmp_path):
     assert rows[1]["error"] == pytest.approx(abs(rows[1]["value"] - 1.0))
 
 
-ORIGINAL = "depth,gpu,b0,b1,b2,epochs\n" + "".join(
-    f"{depth},{gpu},{0.2 + depth / 100},{0.6},{0.3 - depth / 1000},{80 - depth + noise}\n"
-    for depth in (18, 20, 32, 44, 56, 50)
-    for noise, gpu in enumerate(("A100", "V100", "RTX8000"))
-)
-
-
-def test_the_one_table_of_the_earlier_study_is_taken_as_it_is(tmp_path):
+def test_the_printed_table_of_the_earlier_study_is_taken_as_it_is(tmp_path):
     table, plot = tmp_path / "table.csv", tmp_path / "curve.png"
-    table.write_text(ORIGINAL)
+    table.write_text(optimus_networks.NETWORKS)
     told = asked("networks", table, "--leave-out", "50", "--plot", plot)
     (row,) = told["networks"]
-    assert (row["network"], told["features"], told["value"]) == ("depth 50", ["depth"], "epochs")
-    assert row["error"] < 0.15
-    assert [other["name"] for other in row["others"]] == ["b0", "b1", "b2"]
-    assert all(other["error"] < 0.15 for other in row["others"])
-    assert max(point["error"] for point in row["curve"]) < 0.1
+    assert (row["network"], told["features"], told["value"]) == (
+        "depth 50",
+        ["depth"],
+        "epochs_to_92_accuracy",
+    )
+    assert (row["actual"], told["unit"]) == (pytest.approx(31.67, abs=0.01), "steps")
+    others = {other["name"]: other for other in row["others"]}
+    assert set(others) == {"b0_per_step", "b1", "b2"}
+    assert others["b2"]["error"] is None
+    assert others["b2"]["error_in_loss"] < 1e-3
+    # The run of 35 epochs in steps, as b0 counts them: the loss falls from 1.8 to 0.27.
+    first, last = row["curve"][0], row["curve"][-1]
+    assert (first["k"], last["k"]) == (391, 35 * 391)
+    assert (first["actual"], last["actual"]) == (pytest.approx(1.80, abs=0.01), pytest.approx(0.27, abs=0.01))
+    assert np.mean([point["error"] for point in row["curve"]]) < 0.25
     assert plot.stat().st_size > 10_000
     page = invoke("forecast", "networks", str(table), "--leave-out", "50").stdout
-    assert "Loss of depth 50" in page
+    assert "Loss of depth 50 after k steps" in page
     assert "no network '51'" in refused("networks", table, "--leave-out", "51")
+
+
+def test_the_unit_of_b0_is_the_tables_or_is_asked_for(tmp_path):
+    table, by_epoch = tmp_path / "table.csv", tmp_path / "epochs.csv"
+    table.write_text(optimus_networks.NETWORKS.replace("b0_per_step", "b0"))
+    assert "b0_per_step or b0_per_epoch" in refused("networks", table, "--leave-out", "50", status=1)
+    by_step = asked("networks", table, "--leave-out", "50", "--unit", "steps")["networks"][0]["curve"]
+    rows = [line.split(",") for line in optimus_networks.NETWORKS.splitlines()[1:]]
+    by_epoch.write_text(
+        "depth,b0_per_epoch,b1,b2,epochs\n"
+        + "".join(f"{r[0]},{float(r[2]) * 391},{r[3]},{r[4]},{r[5]}\n" for r in rows)
+    )
+    told = asked("networks", by_epoch, "--leave-out", "50")
+    curve = told["networks"][0]["curve"]
+    assert (told["unit"], [p["k"] * 391 for p in curve]) == ("epochs", [p["k"] for p in by_step])
+    assert [p["actual"] for p in curve] == pytest.approx([p["actual"] for p in by_step])
+    assert "leave it out" in refused("networks", by_epoch, "--unit", "steps", status=1)
+    assert "steps or epochs" in refused("networks", table, "--unit", "hours")
+    table.write_text(optimus_networks.NETWORKS.replace("steps_per_epoch", "other"))
+    assert "'steps_per_epoch', or 'batch_size' and 'dataset_size'" in refused("networks", table, "--unit", "steps", status=1)
 
 
 def test_depth_alone_cannot_tell_networks_whose_neighbours_are_both_above(tmp_path):

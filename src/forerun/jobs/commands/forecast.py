@@ -317,7 +317,8 @@ def networks(
         Path,
         typer.Argument(
             metavar="FILE.csv",
-            help="Networks that were trained: columns network or depth, features, and epochs, b0, b1, b2.",
+            help="Networks that were trained: columns network or depth, features, and epochs, b0_per_step or "
+            "b0_per_epoch, b1, b2, steps_per_epoch.",
         ),
     ],
     metric: Annotated[str | None, typer.Option(metavar="NAME", help="Column that is wanted.")] = None,
@@ -330,11 +331,15 @@ def networks(
             show_default=False,
         ),
     ] = None,
+    unit: Annotated[
+        str | None,
+        typer.Option(metavar="steps|epochs", help="What a column that is called b0 alone counts."),
+    ] = None,
 ) -> NetworkForecast:
     """Forecast what a network that was never trained needs, from others."""
     from forerun.jobs.forecast_tables import forecast_networks
 
-    return forecast_networks(table, value=metric, leave_out=leave_out)
+    return forecast_networks(table, value=metric, leave_out=leave_out, unit=unit)
 
 
 @verb(

@@ -72,7 +72,8 @@ def networks_page(answer: NetworkForecast) -> RenderableType:
     parts: list[RenderableType] = [table]
     for name, points in answer.curves.items():
         if len(answer.curves) == 1:
-            parts += [Text(""), Text(f"Loss of {name}, 1 / (b0 k + b1) + b2:"), _curve_table(points)]
+            words = f"Loss of {name} after k {answer.unit}, 1 / (b0 k + b1) + b2:"
+            parts += [Text(""), Text(words), _curve_table(points)]
     parts += [Text(""), Text("from " + ", ".join(answer.features) + "; the device takes no part")]
     return Group(*parts, *(Text(f"- {note}") for note in notes))
 
@@ -81,6 +82,8 @@ def _actual_cells(value: NetworkValue) -> tuple[str, str, str]:
     if value.actual is None or value.lowest is None or value.highest is None:
         return "-", "-", "-"
     error = "-" if value.error is None else format_percent(value.error)
+    if value.error_in_loss is not None:
+        error = f"{value.error_in_loss:.1g} loss"
     return f"{value.actual:.4g}", f"{value.lowest:.4g} to {value.highest:.4g}", error
 
 
@@ -88,9 +91,9 @@ def _curve_table(points: Sequence[CurvePoint]) -> Table:
     """A dozen points of a curve; the error is |predicted - actual| / actual."""
     table = _grid("k", "predicted", "actual", "error")
     apart = max(1, -(-len(points) // _MOST_POINTS))
-    for point in [p for p in points if p.k == 1 or p.k % apart == 0 or p is points[-1]]:
+    for point in [p for i, p in enumerate(points) if i == 0 or (i + 1) % apart == 0 or p is points[-1]]:
         table.add_row(
-            str(point.k),
+            f"{point.k:,}",
             f"{point.predicted:.4f}",
             "-" if point.actual is None else f"{point.actual:.4f}",
             "-" if point.error is None else format_percent(point.error),

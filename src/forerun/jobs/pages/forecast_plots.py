@@ -249,7 +249,7 @@ def _draw_network_curves(path: Path, answer: NetworkForecast) -> None:
         axes.plot(
             k, [point.predicted for point in points], color=COLOURS[0], linewidth=2.2, label="predicted"
         )
-        axes.set(xlabel="epoch", ylabel="loss", ylim=(0, None))
+        axes.set(xlabel=answer.unit, ylabel="loss", ylim=(0, None))
         axes.grid(visible=True, alpha=0.3)
         errors = [point.error for point in points if point.error is not None]
         words = f", mean error {100 * sum(errors) / len(errors):.0f} %" if errors else ""
