@@ -355,7 +355,7 @@ def _is_epochs(column: str) -> bool:
 
 
 def _unit_of(rate: str, unit: str | None, path: Path) -> str:
-    """What b0 counts.
+    """The unit of b0: steps or epochs.
 
     Raises:
         RecordError: The table and the option say nothing, or two things.
