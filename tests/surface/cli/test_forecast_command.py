@@ -372,7 +372,9 @@ def test_the_unit_of_b0_is_the_tables_or_is_asked_for(tmp_path):
     assert "leave it out" in refused("networks", by_epoch, "--unit", "steps", status=1)
     assert "steps or epochs" in refused("networks", table, "--unit", "hours")
     table.write_text(optimus_networks.NETWORKS.replace("steps_per_epoch", "other"))
-    assert "'steps_per_epoch', or 'batch_size' and 'dataset_size'" in refused("networks", table, "--unit", "steps", status=1)
+    assert "'steps_per_epoch', or 'batch_size' and 'dataset_size'" in refused(
+        "networks", table, "--unit", "steps", status=1
+    )
 
 
 def test_depth_alone_cannot_tell_networks_whose_neighbours_are_both_above(tmp_path):
