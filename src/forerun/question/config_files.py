@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +47,7 @@ class ConfigFile:
 
 @cache
 def _tools() -> Mapping[str, Mapping[str, Any]]:
-    text = resources.files("forerun.question").joinpath("config_files.toml").read_text(encoding="utf-8")
+    text = Path(__file__).with_name("config_files.toml").read_text(encoding="utf-8")
     return tomllib.loads(text)
 
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import ceil, inf
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict
 
 from forerun.base.errors import InvalidSetupError, near_matches
-from forerun.question.settings import Setting, TypedDict, from_settings, refuse, setting
+from forerun.question.settings import Setting, from_settings, refuse, setting
 
 __all__ = ["DATASETS", "Dataset", "Job", "JobOptions", "find_dataset", "job_from", "parse_tokens"]
 

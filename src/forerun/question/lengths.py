@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import re
@@ -11,11 +10,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache, partial
 from pathlib import Path
-from statistics import NormalDist
-from typing import Any
+from typing import Any, TypedDict
 
 from forerun.base.errors import InvalidSetupError, UsageError
-from forerun.question.settings import TypedDict, setting
+from forerun.question.settings import setting
 
 __all__ = ["CHARACTERS_PER_TOKEN", "Batching", "SampleLengths", "Samples", "SamplesOptions", "read_lengths"]
 
@@ -97,6 +95,8 @@ def _of_law(words: str) -> SampleLengths:
             "a law of lengths is lognormal:median=600,p95=3000, with max=8192 if there is a longest sample; got "
             f"'{words}'"
         )
+    from statistics import NormalDist  # brings fractions and decimals along
+
     spread = math.log(p95 / median) / NormalDist().inv_cdf(0.95)
     quantiles = (NormalDist().inv_cdf((k + 0.5) / _DRAWN) for k in range(_DRAWN))
     tokens = tuple(round(max(1.0, min(most, median * math.exp(spread * each)))) for each in quantiles)
@@ -105,6 +105,8 @@ def _of_law(words: str) -> SampleLengths:
 
 @lru_cache(maxsize=8)
 def _of_file(path: Path, changed: int) -> SampleLengths:
+    import csv
+
     read = _of_csv if path.suffix.lower() in (".csv", ".txt") else _of_json
     try:
         with path.open(encoding="utf-8", newline="") as file:
@@ -119,6 +121,8 @@ def _of_file(path: Path, changed: int) -> SampleLengths:
 
 
 def _of_csv(file: Any) -> tuple[list[int], str]:
+    import csv
+
     rows = [row for row in csv.reader(file) if row]
     if not rows:
         return [], ""

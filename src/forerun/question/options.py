@@ -183,4 +183,4 @@ class LayoutOptions(RunOptions, total=False):
 PARTS = (ModelRequest, TrainingSetup, Sharing, Job, Samples, InputPipeline, Software)
 """Parts of a run that hold its settings."""
 
-held_by(PARTS, CommonOptions)
+held_by(*PARTS)

@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from forerun.base.errors import InvalidSetupError
@@ -47,7 +47,7 @@ class RecipeLine:
 @cache
 def recipes() -> Mapping[str, tuple[RecipeLine, ...]]:
     """The recipes by the names of their tools."""
-    text = resources.files("forerun.question").joinpath("recipes.toml").read_text(encoding="utf-8")
+    text = Path(__file__).with_name("recipes.toml").read_text(encoding="utf-8")
     return {
         tool: tuple(RecipeLine(name=name, **line) for name, line in lines.items())
         for tool, lines in tomllib.loads(text).items()

@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict
 
 from forerun.base.errors import InvalidSetupError
 from forerun.question.parallel import AXES, DeviceLayout, parse_parallel
 from forerun.question.settings import (
     Setting,
-    TypedDict,
     flags,
     from_settings,
     names_needing,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Annotated
 
 import typer
@@ -60,6 +61,7 @@ def root(
 
 def run() -> None:
     """Entry point of the command ``forerun``."""
+    gc.set_threshold(50_000)  # imports and short answers leave few cycles, and looking for them takes time
     show_any_sign()
     show_own_warnings()
     end_cleanly_on_signals()

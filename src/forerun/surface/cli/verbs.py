@@ -21,7 +21,6 @@ from typer.core import TyperGroup
 
 from forerun.base.errors import UsageError
 from forerun.base.plugins import plugin, plugin_names
-from forerun.question.config_files import config_model
 from forerun.surface.cli.options import (
     DebugOption,
     InProcessOption,
@@ -139,6 +138,8 @@ def verb(
             if known:
                 given["settings"] = read_settings(known, readers, given)
             if names_a_model and not given["model"]:
+                from forerun.question.config_files import config_model
+
                 found = config_model(given["settings"].get("config"))
                 given["model"] = found if own["model"].annotation is ModelArgument else [found]
             if traces:
