@@ -30,11 +30,10 @@ from forerun.prediction.division import Axes, uses_layout, wide_factor
 from forerun.prediction.estimate import Interval, MemoryShare
 from forerun.prediction.step import PreparedModel
 from forerun.question.devices.device import Device
-from forerun.question.parallel import PipelineSchedule
 from forerun.question.run import Run
 from forerun.question.saving import MasterWeights
 from forerun.question.setup import OptimizerImplementation, TrainingSetup, parse_release
-from forerun.question.sharing import Sharing, Strategy
+from forerun.question.sharing import PipelineSchedule, Sharing, Strategy
 
 if TYPE_CHECKING:  # of several devices, which most runs do not have
     from forerun.cost.communication.data_parallel import ShardedMemory

@@ -14,9 +14,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from forerun.base.errors import InvalidSetupError, near_matches
-from forerun.question.captured import captured_facts, is_captured, with_captured_settings
 from forerun.question.model import is_keras, own_layout
-from forerun.question.recipes import own_precision
+from forerun.question.recipes import captured_facts, is_captured, own_precision, with_captured_settings
 from forerun.question.setup import Layout, Precision, TrainingSetup, choice
 
 __all__ = [

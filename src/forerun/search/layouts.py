@@ -15,12 +15,11 @@ from forerun.prediction.uneven_samples import refuse_lengths
 from forerun.question.devices.cluster import Cluster
 from forerun.question.devices.device import Device
 from forerun.question.options import LayoutOptions
-from forerun.question.parallel import PipelineSchedule, StageSplit
 from forerun.question.recipes import recipe_notes
 from forerun.question.run import Run
 from forerun.question.settings import checked
 from forerun.question.setup import Precision
-from forerun.question.sharing import FsdpVersion, Strategy
+from forerun.question.sharing import FsdpVersion, PipelineSchedule, StageSplit, Strategy
 from forerun.search.layout_search import LayoutPoint, chosen_points, search_layouts
 from forerun.search.predict import run_from
 

@@ -11,10 +11,10 @@ from forerun.cost.time.weights import CostModel
 from forerun.prediction.estimate import Estimate
 from forerun.prediction.estimate_run import RunEstimate, estimate_run
 from forerun.prediction.models import TracedModels, cost_model_of
-from forerun.question.captured import with_captured_settings
 from forerun.question.devices.cluster import Cluster
 from forerun.question.devices.device import Device
 from forerun.question.options import RunOptions
+from forerun.question.recipes import with_captured_settings
 from forerun.question.run import Run
 from forerun.question.settings import declared
 from forerun.question.sharing import Strategy

@@ -13,12 +13,10 @@ from forerun.cost.time.weights import CostModel
 from forerun.prediction.estimate import Interval
 from forerun.prediction.estimate_run import RunEstimate
 from forerun.prediction.models import TracedModels
-from forerun.question.captured import captured_facts
-from forerun.question.devices.cluster import Cluster, check_num_devices
+from forerun.question.devices.cluster import Cluster, LinkKind, check_num_devices
 from forerun.question.devices.device import Device
-from forerun.question.devices.link import LinkKind
 from forerun.question.options import ScaleOptions
-from forerun.question.recipes import recipe_notes
+from forerun.question.recipes import captured_facts, recipe_notes
 from forerun.question.run import Run, cluster_from
 from forerun.question.settings import checked
 from forerun.question.sharing import Strategy

@@ -133,8 +133,8 @@ def _eager_graph(
         known = _known(path, setup)
     if known is None and path is not None and not few_blocks:
         known = _shipped(request, setup)
-        if known is not None:
-            _keep(known, path)  # reading it from its archive takes longer than to use it
+        if known is not None and not known.notes:  # a file of the cache holds no notes
+            _keep(known, path)  # unpacking the archive takes longer than reading a file
     if known is not None and (len(known.memory.compiled_end) or not needs_compiled_ends):
         return known
     few_blocks = few_blocks and module is None

@@ -9,8 +9,7 @@ import typer
 
 from forerun.question.options import DEVICE_HELP, RunOptions, ScaleOptions
 from forerun.question.settings import Setting, declared
-from forerun.surface.cli.options import COMMAND_HELP, UnsafeFilesOption, model_of
-from forerun.surface.cli.settings import parse_numbers
+from forerun.surface.cli.settings import COMMAND_HELP, UnsafeFilesOption, model_of, parse_numbers
 from forerun.surface.cli.verbs import verb
 
 if TYPE_CHECKING:

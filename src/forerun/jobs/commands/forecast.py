@@ -11,8 +11,8 @@ import typer
 
 from forerun.base.errors import ForecastError, RecordError
 from forerun.question.settings import Setting, checked
-from forerun.surface.cli.options import PlotOption
 from forerun.surface.cli.output import page_width, print_page, quiet_libraries
+from forerun.surface.cli.settings import PlotOption
 from forerun.surface.cli.verbs import Verbs, verb
 
 if TYPE_CHECKING:

@@ -12,9 +12,8 @@ import typer
 from forerun.base.errors import FailureError, InvalidSetupError, UsageError
 from forerun.base.stages import progress
 from forerun.question.settings import Setting, checked
-from forerun.surface.cli.options import JsonOption
 from forerun.surface.cli.output import page_width, print_json, print_page, quiet_libraries
-from forerun.surface.cli.settings import parse_time_s
+from forerun.surface.cli.settings import JsonOption, parse_time_s
 from forerun.surface.cli.verbs import Verbs, verb
 
 if TYPE_CHECKING:

@@ -6,10 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from forerun.question.devices.catalogue import load_catalog
-    from forerun.question.devices.device import Device, DeviceKind, NumberFormat
-    from forerun.question.devices.device_file import load_device_file
-    from forerun.question.devices.finder import find_device
+    from forerun.question.devices.catalogue import find_device, load_catalog
+    from forerun.question.devices.device import Device, DeviceKind, NumberFormat, load_device_file
     from forerun.question.devices.here import Host, HostGpu, describe_host
 
 __all__ = [
@@ -31,9 +29,9 @@ _MODULES = {
     "HostGpu": "here",
     "NumberFormat": "device",
     "describe_host": "here",
-    "find_device": "finder",
+    "find_device": "catalogue",
     "load_catalog": "catalogue",
-    "load_device_file": "device_file",
+    "load_device_file": "device",
 }
 
 

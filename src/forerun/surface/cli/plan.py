@@ -13,8 +13,8 @@ import typer
 from forerun.base.errors import UsageError
 from forerun.base.plugins import plugin, plugin_names
 from forerun.search.options import PlanOptions
-from forerun.surface.cli.options import COMMAND_HELP, UnsafeFilesOption, model_of
 from forerun.surface.cli.output import json_text
+from forerun.surface.cli.settings import COMMAND_HELP, UnsafeFilesOption, model_of
 from forerun.surface.cli.verbs import verb
 
 if TYPE_CHECKING:

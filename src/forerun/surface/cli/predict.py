@@ -12,8 +12,8 @@ import typer
 
 from forerun.base.errors import UsageError
 from forerun.question.options import MODEL_HELP, RunOptions
-from forerun.surface.cli.options import COMMAND_HELP, OnDevice, UnsafeFilesOption, model_of
 from forerun.surface.cli.output import page_width
+from forerun.surface.cli.settings import COMMAND_HELP, OnDevice, UnsafeFilesOption, model_of
 from forerun.surface.cli.verbs import verb
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def _page(found: _Prediction) -> Iterator[Any]:
 def _plot(path: Path, found: _Prediction) -> None:
     """Throughput and memory against the batch size."""
     import forerun
-    from forerun.surface.report.plots import throughput_and_memory
+    from forerun.surface.report.figure import throughput_and_memory
     from forerun.surface.report.wording import plot_title
 
     estimate = found.estimate
