@@ -43,7 +43,8 @@ from forerun.evidence.fitting.measured_layers import DeviceSample, device_sample
 from forerun.evidence.records.files import import_measurements
 from forerun.evidence.records.measurement import JobKind, Measurement
 from forerun.evidence.records.step_record import step_records
-from forerun.question.devices.device import Device, load_device_file
+from forerun.question.devices.device import Device
+from forerun.question.devices.rows import load_device_file
 from forerun.question.model import ModelRequest
 
 __all__ = [

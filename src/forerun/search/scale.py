@@ -22,6 +22,7 @@ from forerun.question.settings import checked
 from forerun.question.sharing import Strategy
 from forerun.search.predict import estimates, run_from
 from forerun.search.search import SETTINGS, Search
+from forerun.tracing.shipped import full_name
 
 if TYPE_CHECKING:
     import torch
@@ -273,7 +274,7 @@ def _answer(run: Run, points: list[ScalePoint], graph_notes: Sequence[str]) -> S
     kinds = dict.fromkeys(point.scaling for point in points)
     return ScaleCurve(
         run=run,
-        model=run.model.model,
+        model=full_name(run.model.model),
         device=cluster.device.name,
         strategy=str(run.sharing.strategy),
         precision=str(run.setup.precision),

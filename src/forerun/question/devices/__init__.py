@@ -6,9 +6,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from forerun.question.devices.catalogue import find_device, load_catalog
-    from forerun.question.devices.device import Device, DeviceKind, NumberFormat, load_device_file
+    from forerun.question.devices.catalogue import load_catalog
+    from forerun.question.devices.device import Device, DeviceKind, NumberFormat
+    from forerun.question.devices.finder import find_device
     from forerun.question.devices.here import Host, HostGpu, describe_host
+    from forerun.question.devices.rows import load_device_file
 
 __all__ = [
     "Device",
@@ -29,9 +31,9 @@ _MODULES = {
     "HostGpu": "here",
     "NumberFormat": "device",
     "describe_host": "here",
-    "find_device": "catalogue",
+    "find_device": "finder",
     "load_catalog": "catalogue",
-    "load_device_file": "device",
+    "load_device_file": "rows",
 }
 
 

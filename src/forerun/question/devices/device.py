@@ -1,18 +1,16 @@
-"""A device: figures of its datasheet, each with its source, and the file they are read from, a unit in every key."""
+"""A device: figures of its datasheet, each with its source; and the kinds of devices, links and prices."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
 from forerun.base.answers import Answer
-from forerun.base.errors import CatalogError
-from forerun.base.tables import checked_table, read_toml
 
 __all__ = [
+    "PEAKS",
     "SOURCE_GROUPS",
     "SOURCE_KEYS",
     "Device",
@@ -21,9 +19,6 @@ __all__ = [
     "NumberFormat",
     "PriceKind",
     "device_of",
-    "load_device_file",
-    "parse_devices",
-    "read_device_file",
 ]
 
 
@@ -161,46 +156,7 @@ _FIGURES: Mapping[str, tuple[str, float]] = {
     "power_limit_w": ("power_limit_w", 1.0),
 }
 _TEXTS = ("name", "title", "vendor", "architecture", "segment", "release", "memory_type", "bus")
-_PEAKS = "peak_tflops"
-
-
-def load_device_file(path: str | Path) -> Device:
-    """The one device of a user's TOML file; its table may be ``[device]`` or ``[[device]]``."""
-    devices = read_device_file(Path(path))
-    if len(devices) != 1:
-        raise CatalogError(
-            f"{path}: expected one device, got {len(devices)}; keep one [device] table per file"
-        )
-    return devices[0]
-
-
-def read_device_file(path: Path) -> tuple[Device, ...]:
-    """All devices of one TOML file."""
-    return parse_devices(read_toml(path, "hardware"), str(path))
-
-
-def parse_devices(document: Mapping[str, Any], where: str) -> tuple[Device, ...]:
-    """All devices of one parsed document, each checked; ``where`` names it in messages.
-
-    Raises:
-        CatalogError: A figure or its source is missing or impossible, or a key is unknown.
-    """
-    from forerun.question.devices.rows import DeviceRow
-
-    tables = document.get("device", [])
-    tables = [tables] if isinstance(tables, dict) else tables
-    is_list = isinstance(tables, list) and all(isinstance(table, dict) for table in tables)
-    if set(document) - {"device"} or not is_list or not tables:
-        raise CatalogError(
-            f"{where}: expected at least one [[device]] table and nothing else, got {sorted(document)}"
-        )
-    found = []
-    for table in tables:
-        place = f"{where}, device '{table.get('name', '?')}'"
-        checked_table(table, DeviceRow, place)
-        _check_sources(table, place)
-        found.append(device_of(table))
-    return tuple(found)
+PEAKS = "peak_tflops"
 
 
 def device_of(table: Mapping[str, Any]) -> Device:
@@ -212,7 +168,7 @@ def device_of(table: Mapping[str, Any]) -> Device:
         **figures,
         kind=DeviceKind(table["kind"]),
         num_compute_units=table["num_compute_units"],
-        peak_flops_per_s={NumberFormat(key): float(rate) * 1e12 for key, rate in table[_PEAKS].items()},
+        peak_flops_per_s={NumberFormat(key): float(rate) * 1e12 for key, rate in table[PEAKS].items()},
         aliases=tuple(table.get("aliases", ())),
         sources=_sources(table["sources"]),
         notes=table.get("notes", ""),
@@ -224,21 +180,8 @@ def _sources(given: Mapping[str, Any]) -> dict[str, str]:
         _FIGURES[key][0] if key in _FIGURES else key: given[key if key in given else group]
         for key, group in SOURCE_GROUPS.items()
     }
-    rates = given[_PEAKS]
+    rates = given[PEAKS]
     field = "peak_flops_per_s"
     if isinstance(rates, str):
         return found | {field: rates}
     return found | {f"{field}.{rate}": rates[rate] for rate in sorted(rates)}
-
-
-def _check_sources(table: Mapping[str, Any], where: str) -> None:
-    """Every figure has a source of its own or that of its group, every rate too."""
-    given, rates = table["sources"], table["sources"].get(_PEAKS)
-    for key, group in {**SOURCE_GROUPS, _PEAKS: _PEAKS}.items():
-        if key not in given and group not in given:
-            raise CatalogError(f"{where}: '{key}' has no source; add sources.{key} or sources.{group}")
-    unlike = {} if isinstance(rates, str) else set(rates) ^ set(table[_PEAKS])
-    if unlike:
-        raise CatalogError(
-            f"{where}, sources.{_PEAKS}: expected a source for each rate, unlike are {', '.join(sorted(unlike))}"
-        )

@@ -17,8 +17,8 @@ from typing import Any
 
 from forerun.base.errors import CatalogError, ForerunError, InvalidSetupError
 from forerun.base.tables import checked_table, read_toml
-from forerun.question.devices.catalogue import find_device
 from forerun.question.devices.device import PriceKind
+from forerun.question.devices.finder import find_device
 
 __all__ = [
     "OLD_PRICE_DAYS",

@@ -20,7 +20,7 @@ from forerun.base.errors import UsageError, near_matches
 from forerun.base.extras import EXTRA_OF_PACKAGE, installed_version
 from forerun.surface.cli.verbs import verb
 
-__all__ = ["doctor", "models", "version_lines"]
+__all__ = ["doctor", "flat_names", "models", "version_lines"]
 
 
 _MOST_NAMES = 40
@@ -53,23 +53,23 @@ def models(
     """List the models that predict knows by name; --json gives all."""
     from forerun.prediction.models import kept_model_names, model_names
 
-    known = list(dict.fromkeys(_flat(kept_model_names() or model_names())))
+    known = list(dict.fromkeys(flat_names(kept_model_names() or model_names())))
     found = tuple(name for name in known if word.lower() in name.lower())
     if not found:
         raise UsageError(f"no model has '{word}' in its name{near_matches(word, known)}; see docs/models.md")
     return _Names(word=word, models=found)
 
 
-def _flat(names: Any) -> Iterator[str]:
+def flat_names(names: Any) -> Iterator[str]:
     """The names in a listing by source."""
     if isinstance(names, str):
         yield names
     elif isinstance(names, dict):
         for part in names.values() if "name" not in names else [names["name"]]:
-            yield from _flat(part)
+            yield from flat_names(part)
     elif isinstance(names, list | tuple):
         for part in names:
-            yield from _flat(part)
+            yield from flat_names(part)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from forerun.question.options import MODEL_HELP, LayoutOptions, RunOptions, ScaleOptions
+from forerun.question.options import LayoutOptions, RunOptions, ScaleOptions
 from forerun.surface.cli.settings import (
-    COMMAND_HELP,
     ModelArgument,
+    ModelOrCommand,
     OnDevice,
     UnsafeFilesOption,
     model_of,
@@ -41,7 +39,7 @@ _QUESTION_OF = {"--fit": "points", "--propose": "points", "--workers": "servers"
     traces=True,
 )
 def devices(
-    model: Annotated[list[str], typer.Argument(metavar="MODEL", help=MODEL_HELP + COMMAND_HELP)],
+    model: ModelOrCommand,
     on: OnDevice,
     settings: dict[str, Any],
     use_cache: bool,

@@ -27,6 +27,7 @@ __all__ = [
     "JsonOption",
     "MetricOption",
     "ModelArgument",
+    "ModelOrCommand",
     "NoCacheOption",
     "OnDevice",
     "PlainValues",
@@ -36,6 +37,8 @@ __all__ = [
     "TimeoutOption",
     "UnsafeFilesOption",
     "grouped_options",
+    "known_devices",
+    "known_models",
     "model_of",
     "parse_input_shape",
     "parse_numbers",
@@ -215,10 +218,20 @@ def _annotation(item: Declared, alias: str | None, *, is_text: bool) -> Any:
             *names,
             help=words,
             metavar=setting.metavar or None,
+            autocompletion=_completed(setting.choices) if setting.choices else None,
             rich_help_panel=setting.group,
             show_default=False,
         ),
     ]
+
+
+def _completed(choices: Sequence[str]) -> Callable[[str], list[str]]:
+    """The completion of a shell for a setting of several words."""
+
+    def completed(incomplete: str) -> list[str]:
+        return [str(word) for word in choices if word.startswith(incomplete)]
+
+    return completed
 
 
 _ALL = "--help-all"
@@ -363,8 +376,35 @@ NoCacheOption = Annotated[
     bool, typer.Option("--no-cache", help="Trace the model anew instead of reading the cached trace.")
 ]
 
-ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
-OnDevice = Annotated[str, typer.Option(metavar="DEVICE", help=DEVICE_HELP)]
+
+def known_models(incomplete: str) -> list[str]:
+    """Names of models for the completion of a shell."""
+    from forerun.prediction.models import kept_model_names
+    from forerun.question.model import architectures
+    from forerun.surface.cli.doctor import flat_names
+    from forerun.tracing.shipped import shipped_models
+
+    names = [*architectures(), *shipped_models(), *flat_names(kept_model_names() or {})]
+    bare = [name.rpartition(":")[2] for name in shipped_models() if "=" not in name]
+    return [name for name in dict.fromkeys([*bare, *names]) if name.startswith(incomplete)]
+
+
+def known_devices(incomplete: str) -> list[str]:
+    """Names of devices for the completion of a shell, after numbers such as 4x8x and commas."""
+    from forerun.question.devices import load_catalog
+
+    before, number, name = _NUMBERED.fullmatch(incomplete).groups()  # type: ignore[union-attr]  # matches all
+    return [f"{before}{number}{device}" for device in [*load_catalog(), "here"] if device.startswith(name)]
+
+
+_NUMBERED = re.compile(r"((?:.*,)?)((?:\d+x)*)(.*)", re.DOTALL)
+
+ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP, autocompletion=known_models)]
+ModelOrCommand = Annotated[
+    list[str],
+    typer.Argument(metavar="MODEL", help=MODEL_HELP + COMMAND_HELP, autocompletion=known_models),
+]
+OnDevice = Annotated[str, typer.Option(metavar="DEVICE", help=DEVICE_HELP, autocompletion=known_devices)]
 
 RecordsOption = Annotated[
     str | None,
