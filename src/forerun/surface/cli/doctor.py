@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -18,9 +18,10 @@ from forerun import __version__
 from forerun.base.answers import Answer
 from forerun.base.errors import UsageError, near_matches
 from forerun.base.extras import EXTRA_OF_PACKAGE, installed_version
+from forerun.surface.cli.settings import flat_names
 from forerun.surface.cli.verbs import verb
 
-__all__ = ["doctor", "flat_names", "models", "version_lines"]
+__all__ = ["doctor", "models", "version_lines"]
 
 
 _MOST_NAMES = 40
@@ -58,18 +59,6 @@ def models(
     if not found:
         raise UsageError(f"no model has '{word}' in its name{near_matches(word, known)}; see docs/models.md")
     return _Names(word=word, models=found)
-
-
-def flat_names(names: Any) -> Iterator[str]:
-    """The names in a listing by source."""
-    if isinstance(names, str):
-        yield names
-    elif isinstance(names, dict):
-        for part in names.values() if "name" not in names else [names["name"]]:
-            yield from flat_names(part)
-    elif isinstance(names, list | tuple):
-        for part in names:
-            yield from flat_names(part)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
