@@ -24,6 +24,7 @@ from typing import Any
 
 from forerun.base.errors import InvalidSetupError, near_matches
 from forerun.base.units import parse_amount
+from forerun.question.devices.currencies import amount_in_usd
 from forerun.question.run import Run
 
 __all__ = ["QUANTITIES", "SETTINGS", "Limit", "Quantity", "Search", "find_quantity", "parse_limits"]
@@ -164,7 +165,8 @@ def _parse(text: str) -> Limit:
     if found["relation"] not in ("<=", ">=", "≤", "≥"):
         raise InvalidSetupError(f"a limit needs <= or >=, got '{found['relation']}' in '{text}'")
     try:
-        bound = parse_amount(found["amount"], quantity.kind)
+        amount = amount_in_usd(found["amount"]) if quantity.kind == "money" else found["amount"]
+        bound = parse_amount(amount, quantity.kind)
     except InvalidSetupError as error:
         raise InvalidSetupError(f"limit '{text}': {error}") from None
     is_upper = found["relation"] in ("<=", "≤")

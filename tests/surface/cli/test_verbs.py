@@ -1,5 +1,8 @@
 """A verb is declared once, and its part is loaded when it is asked for."""
 
+import csv
+import json
+import os
 import subprocess
 import sys
 
@@ -70,3 +73,67 @@ def test_a_part_that_is_not_there_is_left_out_of_the_help(monkeypatch):
     assert done.exit_code == 0
     assert "forecast" not in done.stdout
     assert "predict" in done.stdout
+
+
+def test_every_answer_has_its_rows_as_csv_and_markdown():
+    rows = list(csv.DictReader(invoke("hardware", "list", "--format", "csv").stdout.splitlines()))
+    assert {"t4", "h100-sxm"} <= {row["name"] for row in rows}
+    head, line, first = invoke("models", "resnet50", "--format", "markdown").stdout.splitlines()[:3]
+    assert (head, line) == ("| models |", "|---|")
+    assert "resnet50" in first
+    (row,) = csv.DictReader(
+        invoke("predict", "resnet50", "--on", "t4", "--format", "csv").stdout.splitlines()
+    )
+    assert float(row["step_time_s_low"]) < float(row["step_time_s"]) < float(row["step_time_s_high"])
+    assert "one of table, json, csv, markdown" in invoke("models", "--format", "xml").stderr
+    assert "contradict" in invoke("models", "--json", "--format", "csv").stderr
+
+
+def test_a_page_is_in_the_currency_that_was_asked_for_and_json_in_dollars():
+    asked = [
+        "predict",
+        "resnet50",
+        "--on",
+        "t4",
+        "--dataset",
+        "cifar10",
+        "--price",
+        "1.0411/h",
+        "--currency",
+        "eur",
+    ]
+    page = invoke(*asked).stdout
+    assert "€" in page
+    assert page.splitlines()[-1].startswith("amounts in EUR: 1 EUR = 1.0411 USD")
+    euros = [*asked[:7], "1eur/h", "--json"]
+    assert (
+        json.loads(invoke(*asked, "--json").stdout)["cost_usd"]
+        == json.loads(invoke(*euros).stdout)["cost_usd"]
+    )
+    assert "unknown currency 'xyz'" in invoke(*asked[:4], "--currency", "xyz").stderr
+
+
+def completions(*words):
+    variables = {
+        "_FORERUN_COMPLETE": "complete_bash",
+        "COMP_WORDS": " ".join(words),
+        "COMP_CWORD": str(len(words) - 1),
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "forerun"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **variables},
+    )
+    return done.stdout.split()
+
+
+def test_a_shell_completes_models_devices_and_words_of_settings():
+    from forerun.surface.cli.settings import known_devices, known_models
+
+    assert "resnet50" in known_models("resnet5")
+    assert "torchvision:resnet50" in known_models("torchvision:resnet5")
+    assert "4x8xh100-sxm" in known_devices("4x8xh100")
+    assert "t4,l40s" in known_devices("t4,l40")
+    assert completions("forerun", "predict", "x", "--precision", "amp") == ["amp", "amp-bf16"]

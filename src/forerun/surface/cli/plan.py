@@ -16,6 +16,7 @@ from forerun.search.options import PlanOptions
 from forerun.surface.cli.output import json_text
 from forerun.surface.cli.settings import (
     COMMAND_HELP,
+    FORMATS,
     UnsafeFilesOption,
     known_devices,
     known_models,
@@ -84,6 +85,10 @@ class _Planned:
 def _page(found: _Planned) -> Iterator[Any]:
     if found.form == "json":
         yield json_text(found.as_dict())
+    elif found.form in FORMATS[2:]:
+        from forerun.surface.report.objects import rows_of, rows_text
+
+        yield rows_text(rows_of(found.plan), found.form).removesuffix("\n")
     elif found.form != "table":
         yield format_of_job(found.form, found.plan)
     else:
@@ -109,6 +114,7 @@ def format_of_job(name: str, answer: Any) -> str:
     readers={"price_usd_per_hour": _prices, "accuracies": _accuracies},
     page=_page,
     traces=True,
+    money=True,
 )
 def plan(
     model: Annotated[
@@ -139,13 +145,14 @@ def plan(
         typer.Option(
             "--format",
             metavar="NAME",
-            help="Format: table, json, job (the chosen job, for a scheduler) or slurm-time (a --time with a margin).",
+            help="Format: table, json, csv or markdown (the rows), job (the chosen job, for a scheduler) or slurm-time "
+            "(a --time with a margin).",
         ),
     ] = "table",
     unsafe_files: UnsafeFilesOption = False,
 ) -> _Planned:
     """Find the best device, batch size and precision within limits on time, money, memory and energy."""
-    known = ("table", "json", *plugin_names("forerun.formats"))
+    known = (*FORMATS, *plugin_names("forerun.formats"))
     if output not in known:
         raise UsageError(f"the format of a plan must be one of {', '.join(known)}, got '{output}'")
     if pareto is not None:

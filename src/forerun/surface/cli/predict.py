@@ -117,6 +117,8 @@ def plot_batch_sizes(batch_size: int, largest_that_fits: float | None) -> tuple[
     plot=_plot,
     width=96,
     traces=True,
+    rows=lambda found: found.estimate,
+    money=True,
     examples=(
         "forerun predict torchvision:resnet50 --on l4 --batch-size 128 --precision amp --dataset imagenet --epochs 90",
         "forerun predict llama-3.1-8b --on rtx-4090 --lora 16 --quantize nf4 --sequence-length 2048",

@@ -37,6 +37,7 @@ _QUESTION_OF = {"--fit": "points", "--propose": "points", "--workers": "servers"
     page="forerun.surface.report.scale_page:scale_page",
     plot="forerun.surface.report.scale_page:scale_plot",
     traces=True,
+    money=True,
 )
 def devices(
     model: ModelOrCommand,
@@ -86,7 +87,13 @@ def _page(found: _Layouts) -> Any:
     return layouts_page(found.plan)
 
 
-@verb("Find the best way to divide a model among devices.", options=LayoutOptions, page=_page, traces=True)
+@verb(
+    "Find the best way to divide a model among devices.",
+    options=LayoutOptions,
+    page=_page,
+    traces=True,
+    rows=lambda found: found.plan,
+)
 def layouts(model: ModelArgument, on: OnDevice, settings: dict[str, Any], use_cache: bool) -> _Layouts:
     """Find the best way to divide MODEL among the devices of a cluster."""
     import forerun

@@ -19,9 +19,12 @@ from forerun.question.settings import Declared, check_number, declared
 
 __all__ = [
     "COMMAND_HELP",
+    "FORMATS",
     "RUN_TIME_HELP",
     "SETTING_HELP",
+    "CurrencyOption",
     "DebugOption",
+    "FormatOption",
     "GroupedHelp",
     "InProcessOption",
     "JsonOption",
@@ -100,9 +103,14 @@ def parse_price_usd_per_hour(text: str) -> float:
     Raises:
         InvalidSetupError: The text is not a price per hour.
     """
-    found = _PRICE.fullmatch(text.strip())
+    from forerun.question.devices.currencies import amount_in_usd
+
+    amount, slash, hour = text.partition("/")
+    found = _PRICE.fullmatch(amount_in_usd(amount) + slash + hour.strip())
     if found is None:
-        raise InvalidSetupError(f"a price must be US dollars per hour, such as 1.89/h, got '{text}'")
+        raise InvalidSetupError(
+            f"a price must be an amount per hour, such as 1.89/h in US dollars or 1.75eur/h, got '{text}'"
+        )
     return float(found[1])
 
 
@@ -224,15 +232,6 @@ def _annotation(item: Declared, alias: str | None, *, is_text: bool) -> Any:
             show_default=False,
         ),
     ]
-
-
-def _completed(choices: Sequence[str]) -> Callable[[str], list[str]]:
-    """The completion of a shell for a setting of several words."""
-
-    def completed(incomplete: str) -> list[str]:
-        return [str(word) for word in choices if word.startswith(incomplete)]
-
-    return completed
 
 
 _ALL = "--help-all"
@@ -366,6 +365,39 @@ COMMAND_HELP = " Or, after --, the command of a training script, such as: -- pyt
 RUN_TIME_HELP = "Longest time of one run of the script, such as 10min."
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+FORMATS = ("table", "json", "csv", "markdown")
+"""Formats of every answer: a page, one JSON object, or its rows."""
+
+
+def _completed(choices: Sequence[str]) -> Callable[[str], list[str]]:
+    """The completion of a shell for a setting of several words."""
+
+    def completed(incomplete: str) -> list[str]:
+        return [str(word) for word in choices if word.startswith(incomplete)]
+
+    return completed
+
+
+FormatOption = Annotated[
+    str,
+    typer.Option(
+        "--format",
+        metavar="NAME",
+        help="Format: table, json, or the rows of the answer as csv or markdown.",
+        autocompletion=_completed(FORMATS),
+    ),
+]
+
+CurrencyOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="eur",
+        help="Currency of the page: a code such as eur, at the dated rate of the catalogue, or eur=1.08 for a rate of "
+        "your own in dollars. JSON stays in US dollars.",
+        rich_help_panel="price",
+    ),
+]
 
 PlotOption = Annotated[
     Path | None, typer.Option(metavar="FILE.png", help="Write a plot as well (.png, .svg or .pdf).")

@@ -9,12 +9,14 @@ with a dot, such as ``schedule.live``, is a further question of a verb.
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperGroup
@@ -29,7 +31,10 @@ from forerun.surface.cli.output import (
     quiet_libraries,
 )
 from forerun.surface.cli.settings import (
+    FORMATS,
+    CurrencyOption,
     DebugOption,
+    FormatOption,
     GroupedHelp,
     InProcessOption,
     JsonOption,
@@ -43,6 +48,9 @@ from forerun.surface.cli.settings import (
     setting_parameters,
     settings_of,
 )
+
+if TYPE_CHECKING:
+    from forerun.question.devices.currencies import Currency
 
 __all__ = ["Root", "Verbs", "load", "verb"]
 
@@ -85,6 +93,8 @@ class _Shown:
     plot: str | Callable[[Path, Any], None] | None
     width: int
     after: Callable[[Any], None] | None
+    rows: Callable[[Any], Any] | None
+    money: bool
 
 
 def verb(
@@ -101,6 +111,8 @@ def verb(
     width: int = TABLE_WIDTH_IN_A_PIPE,
     after: Callable[[Any], None] | None = None,
     examples: Sequence[str] = (),
+    rows: Callable[[Any], Any] | None = None,
+    money: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Makes a command of a function that asks.
 
@@ -118,9 +130,15 @@ def verb(
         width: Largest width of the page [columns].
         after: Called with the answer once it is printed, to fail.
         examples: Commands for the help, which is short with them: ``--help-all`` has every option.
+        rows: Function from the answer to the part of it that has the rows of ``--format csv``; itself unless given.
+        money: Whether the page has amounts of money, which ``--currency`` shows in another one.
     """
     known = {} if options is None else settings_of(options, without)
-    shown = None if page is None else _Shown(page=page, as_dict=as_dict, plot=plot, width=width, after=after)
+    shown = (
+        None
+        if page is None
+        else _Shown(page=page, as_dict=as_dict, plot=plot, width=width, after=after, rows=rows, money=money)
+    )
 
     def declare(ask: Callable[..., Any]) -> Callable[..., None]:
         # The type of the answer may be known to type checkers only; the parser has no use for it.
@@ -151,7 +169,7 @@ def verb(
                 _run(ask, given, shown, debug=debug)
 
         parameters = [p for name, p in own.items() if name not in ("settings", "use_cache", "debug")]
-        parameters += _common(shown, traces=traces) + setting_parameters(known, aliases, readers)
+        parameters += _common(shown, own, traces=traces) + setting_parameters(known, aliases, readers)
         command.__name__, command.__doc__ = ask.__name__, ask.__doc__
         kept = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
         # What the parser reads to know the options; a type checker knows no such attributes of functions.
@@ -166,11 +184,17 @@ def verb(
     return declare
 
 
-def _common(shown: _Shown | None, *, traces: bool) -> list[inspect.Parameter]:
+def _common(
+    shown: _Shown | None, own: Mapping[str, inspect.Parameter], *, traces: bool
+) -> list[inspect.Parameter]:
     """The options that every verb of a kind has."""
     kinds: dict[str, tuple[Any, Any]] = {}
     if shown is not None:
         kinds["as_json"] = (JsonOption, False)
+        if "output" not in own:  # a verb with further formats has an option of its own
+            kinds["form"] = (FormatOption, "table")
+    if shown is not None and shown.money:
+        kinds["currency"] = (CurrencyOption, None)
     if shown is not None and shown.plot is not None:
         kinds["plot"] = (PlotOption, None)
     if traces:
@@ -189,7 +213,8 @@ def _run(ask: Callable[..., Any], given: dict[str, Any], shown: _Shown | None, *
     if shown is None:
         ask(**given)
         return
-    as_json, path = given.pop("as_json"), given.pop("plot", None)
+    form = _form(given)
+    path, currency = given.pop("plot", None), _currency(given.pop("currency", None))
     with quiet_libraries(debug=debug):
         if path is not None:
             from forerun.surface.report.figure import check_plot_path
@@ -198,18 +223,58 @@ def _run(ask: Callable[..., Any], given: dict[str, Any], shown: _Shown | None, *
         answer = ask(**given)
         if path is not None and shown.plot is not None:
             (load(shown.plot) if isinstance(shown.plot, str) else shown.plot)(path, answer)
-    if as_json:
+    if form == "table":
+        page = load(shown.page) if isinstance(shown.page, str) else shown.page
+        with _in_currency(currency):
+            for part in _parts(page, answer, debug=debug):
+                _print(part, shown.width)
+    else:
         with quiet_libraries(debug=debug):
             found = answer.as_dict() if shown.as_dict is None else shown.as_dict(answer)
-        print_json(found)
-    else:
-        page = load(shown.page) if isinstance(shown.page, str) else shown.page
-        for part in _parts(page, answer, debug=debug):
-            _print(part, shown.width)
+        if form == "json":
+            print_json(found)
+        else:
+            from forerun.surface.report.objects import rows_of, rows_text
+
+            rows = rows_of(answer if shown.rows is None else shown.rows(answer), found)
+            sys.stdout.write(rows_text(rows, form))
     if path is not None:
         typer.echo(f"plot written to {path}", err=True)
     if shown.after is not None:
         shown.after(answer)
+
+
+def _form(given: dict[str, Any]) -> str:
+    """The format that was asked for.
+
+    Raises:
+        UsageError: There is no such format, or two were asked for.
+    """
+    as_json, form = given.pop("as_json"), given.pop("form", "table")
+    if form not in FORMATS:
+        raise UsageError(f"the format must be one of {', '.join(FORMATS)}, got '{form}'")
+    if as_json and form not in ("table", "json"):
+        raise UsageError(f"--json and --format {form} contradict each other; give one of them")
+    return "json" if as_json else form
+
+
+def _currency(word: str | None) -> Currency | None:
+    from forerun.question.devices.currencies import find_currency
+
+    return None if word is None else find_currency(word)
+
+
+@contextmanager
+def _in_currency(currency: Currency | None) -> Iterator[None]:
+    """Amounts of a page in a currency, with its rate below them."""
+    if currency is None:
+        yield
+        return
+    from forerun.surface.report.wording import amounts_in
+
+    with amounts_in(currency):
+        yield
+    typer.echo(currency.words)
 
 
 def _parts(page: Callable[[Any], Any], answer: Any, *, debug: bool) -> Iterator[Any]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass
 from importlib import import_module
 from pathlib import Path
@@ -16,7 +17,7 @@ from forerun.base.extras import require
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["frame_of", "has_page", "html_of", "plot_of", "rows_of", "save_plot", "text_of"]
+__all__ = ["frame_of", "has_page", "html_of", "plot_of", "rows_of", "rows_text", "save_plot", "text_of"]
 
 _WIDTH = 96
 
@@ -107,17 +108,49 @@ def frame_of(answer: Any) -> pd.DataFrame:
     return pd.DataFrame(rows_of(answer))
 
 
-def rows_of(answer: Any) -> list[dict[str, Any]]:
-    """The rows of an answer as plain values, each under a name without a table in it."""
+def rows_of(answer: Any, found: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+    """The rows of an answer as plain values, each under a name without a table in it.
+
+    Args:
+        answer: The answer; one whose rows are not declared has those of its longest list, or is one row.
+        found: Its JSON, where the answer cannot say it itself.
+    """
     if type(answer).__name__ == "Sweep":
         return _sweep_rows(answer)
     if type(answer).__name__ == "Estimate":
         return [_flat({name: value for name, value in answer.as_dict().items() if name != "run"})]
     field = _ROWS.get(type(answer).__name__)
-    rows = getattr(answer, field, None) if field else None
-    if rows is None:
-        rows = [answer]
-    return [_flat(plain(fields_of(row) if is_dataclass(row) else row)) for row in rows]
+    if field is not None:
+        return [_flat(plain(fields_of(row) if is_dataclass(row) else row)) for row in getattr(answer, field)]
+    known = answer.as_dict() if found is None else found
+    lists = {name: value for name, value in known.items() if isinstance(value, list) and value}
+    tables = [value for value in lists.values() if all(isinstance(row, Mapping) for row in value)]
+    if not tables and len(lists) == 1:
+        ((name, values),) = lists.items()
+        return [{name: value} for value in values]
+    return [_flat(row) for row in max(tables, key=len, default=[known])]
+
+
+def rows_text(rows: Sequence[Mapping[str, Any]], form: str) -> str:
+    r"""Rows as text, ``csv`` or ``markdown``, with a column for every name that one of them has.
+
+    >>> print(rows_text([{"name": "a|b", "time_s": 0.5}, {"name": "c"}], "markdown"), end="")
+    | name | time_s |
+    |---|---|
+    | a\|b | 0.5 |
+    | c |  |
+    """
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    if form == "csv":
+        text = io.StringIO()
+        writer = csv.DictWriter(text, names, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        return text.getvalue()
+    cells = [["" if row.get(name) is None else str(row[name]) for name in names] for row in rows]
+    lines = [names, *([cell.replace("|", "\\|").replace("\n", " ") for cell in line] for line in cells)]
+    made = [f"| {' | '.join(line)} |" for line in lines]
+    return "\n".join([made[0], "|---" * len(names) + "|", *made[1:]]) + "\n"
 
 
 def _flat(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -135,8 +135,8 @@ def _figures(point: PlanPoint) -> list[str]:
     carbon = [f"CO2 {_with_range(point.co2_g, 'mass')}"] if point.co2_g else []
     if money or energy:
         lines.append(", ".join([*money, *energy, *carbon]))
-    if point.price_source:
-        lines.append(f"price ${point.price_usd_per_hour:.2f}/h: {point.price_source}")
+    if point.price_source and point.price_usd_per_hour is not None:
+        lines.append(f"price {format_usd(point.price_usd_per_hour)}/h: {point.price_source}")
     if point.workers_needed is not None:
         lines.append(f"needs {point.workers_needed} loader workers to keep a device busy")
     return lines

@@ -19,6 +19,7 @@ from forerun.search.layouts import LayoutPlan
 from forerun.search.scale import ScalePoint
 from forerun.surface.report.figure import draw_band, look_of, new_figure, number_labels, save_figure
 from forerun.surface.report.tables import Columns, table, table_of
+from forerun.surface.report.wording import format_usd
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,7 +57,9 @@ _COLUMNS: Columns[ScalePoint] = {
     "epoch": lambda point: (
         None if point.epoch_time_s is None else format_duration_s(point.epoch_time_s.value)
     ),
-    "$/epoch": lambda point: None if point.cost_usd_per_epoch is None else f"{point.cost_usd_per_epoch:,.2f}",
+    "cost/epoch": lambda point: (
+        None if point.cost_usd_per_epoch is None else format_usd(point.cost_usd_per_epoch)
+    ),
 }
 
 

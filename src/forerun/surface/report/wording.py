@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 from forerun.base.units import format_count
 from forerun.prediction.estimate import Estimate, Interval, Provenance
+from forerun.question.devices.currencies import Currency
 
 __all__ = [
+    "amounts_in",
     "bound_sentence",
     "fit_sentence",
     "format_flops",
@@ -54,11 +58,23 @@ def range_words(interval: Interval, format_value: Callable[[float], str]) -> str
     return f"{number if unit == high.partition(' ')[2] else low} to {high}"
 
 
+_DOLLAR = Currency(code="USD", usd=1.0, source="")
+_shown: ContextVar[Currency] = ContextVar("forerun_currency", default=_DOLLAR)
+
+
+@contextmanager
+def amounts_in(currency: Currency) -> Iterator[None]:
+    """Inside the context, amounts of money are written in another currency."""
+    token = _shown.set(currency)
+    try:
+        yield
+    finally:
+        _shown.reset(token)
+
+
 def format_usd(amount_usd: float) -> str:
-    """An amount of money: '$0.0123', '$4.20', '$1,234'."""
-    if amount_usd >= 1000:
-        return f"${amount_usd:,.0f}"
-    return f"${amount_usd:.2f}" if amount_usd >= 1 or amount_usd == 0 else f"${amount_usd:.3g}"
+    """An amount of money, in dollars or the currency of ``amounts_in``: '$0.0123', '$4.20', '$1,234'."""
+    return _shown.get().format(amount_usd)
 
 
 def format_flops(work_flop: float) -> str:
