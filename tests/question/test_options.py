@@ -84,3 +84,12 @@ def test_help_stands_under_headings():
         text.index(f"\n{heading}:") for heading in ("Model", "Run", "Devices and links", "Job", "Output")
     ]
     assert places == sorted(places)
+
+
+def test_a_call_shows_its_common_settings_with_their_types_and_help():
+    for call in (forerun.predict, forerun.scale, forerun.layouts, forerun.advise):
+        shown = inspect.signature(call).parameters
+        assert str(shown["epochs"]) == "epochs: float | None = None"
+        assert list(shown)[-1] == "options"
+        assert "batch_size: Batch size of one device" in call.__doc__
+    assert shown["num_devices"].annotation == int | None

@@ -5,14 +5,15 @@ Declared here are only the words that no field holds as they are given: devices,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 from forerun.question.input_pipeline import InputPipeline, LoaderOptions
 from forerun.question.job import Job, JobOptions, Samples, SamplesOptions
 from forerun.question.model import ModelOptions, ModelRequest
 from forerun.question.saving import SavingOptions
-from forerun.question.settings import Setting, held_by
+from forerun.question.settings import Setting, declared, held_by
 from forerun.question.setup import SetupOptions, Software, SoftwareOptions, TrainingSetup
 from forerun.question.sharing import Sharing, SharingOptions
 
@@ -24,6 +25,7 @@ __all__ = [
     "LayoutOptions",
     "RunOptions",
     "ScaleOptions",
+    "with_common_settings",
 ]
 
 MODEL_HELP = (
@@ -183,3 +185,41 @@ PARTS = (ModelRequest, TrainingSetup, Sharing, Job, Samples, InputPipeline, Soft
 """Parts of a run that hold its settings."""
 
 held_by(*PARTS)
+
+_COMMON = (
+    "batch_size", "precision", "image_size", "sequence_length", "num_devices", "optimizer", "compile", "lora",
+    "recompute", "dataset", "epochs", "price_usd_per_hour",
+)  # fmt: skip
+"""Settings that most questions name."""
+
+_Call = TypeVar("_Call", bound=Callable[..., Any])
+
+
+def with_common_settings(options: type) -> Callable[[_Call], _Call]:
+    """Shows the settings that most questions name in the signature and docstring of a call that takes ``**options``.
+
+    Type checkers read all settings from the typed dictionary; a notebook and ``help`` read what is shown here.
+
+    >>> @with_common_settings(RunOptions)
+    ... def ask(model: str, **options: object) -> None:
+    ...     "Asks."
+    >>> str(inspect.signature(ask).parameters["epochs"])
+    'epochs: float | None = None'
+
+    Args:
+        options: The typed dictionary of the settings.
+    """
+
+    def show(call: _Call) -> _Call:
+        *own, rest = inspect.signature(call).parameters.values()
+        hints, known = get_type_hints(options), declared(options)
+        common = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hints[name])
+            for name in _COMMON
+        ]
+        vars(call)["__signature__"] = inspect.signature(call).replace(parameters=[*own, *common, rest])
+        lines = "".join(f"{name}: {known[name].setting.help}\n        " for name in _COMMON)
+        call.__doc__ = (call.__doc__ or "").replace("        options: ", f"        {lines}options: ")
+        return call
+
+    return show

@@ -13,7 +13,7 @@ from forerun.prediction.estimate import Estimate, Interval
 from forerun.prediction.models import TracedModels
 from forerun.question.devices.cluster import Cluster
 from forerun.question.devices.device import Device
-from forerun.question.options import RunOptions
+from forerun.question.options import RunOptions, with_common_settings
 from forerun.question.run import Run
 from forerun.search.offers import (
     Offer,
@@ -97,6 +97,7 @@ class AdvicePlan(Answer):
     notes: tuple[str, ...]
 
 
+@with_common_settings(RunOptions)
 def advise(
     model: str | torch.nn.Module | Run,
     *,

@@ -14,7 +14,7 @@ from forerun.prediction.models import TracedModels
 from forerun.prediction.uneven_samples import refuse_lengths
 from forerun.question.devices.cluster import Cluster
 from forerun.question.devices.device import Device
-from forerun.question.options import LayoutOptions
+from forerun.question.options import LayoutOptions, with_common_settings
 from forerun.question.recipes import recipe_notes
 from forerun.question.run import Run
 from forerun.question.settings import checked
@@ -61,6 +61,7 @@ class LayoutPlan(Answer):
     notes: tuple[str, ...]
 
 
+@with_common_settings(LayoutOptions)
 def layouts(
     model: str | torch.nn.Module | Run,
     *,

@@ -13,7 +13,7 @@ from forerun.prediction.estimate_run import RunEstimate, estimate_run
 from forerun.prediction.models import TracedModels, cost_model_of
 from forerun.question.devices.cluster import Cluster
 from forerun.question.devices.device import Device
-from forerun.question.options import RunOptions
+from forerun.question.options import RunOptions, with_common_settings
 from forerun.question.recipes import with_captured_settings
 from forerun.question.run import Run
 from forerun.question.settings import declared
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["estimates", "estimates_of", "predict", "run_from"]
 
 
+@with_common_settings(RunOptions)
 def predict(
     model: str | torch.nn.Module | Run,
     *,

@@ -15,7 +15,7 @@ from forerun.prediction.estimate_run import RunEstimate
 from forerun.prediction.models import TracedModels
 from forerun.question.devices.cluster import Cluster, LinkKind, check_num_devices
 from forerun.question.devices.device import Device
-from forerun.question.options import ScaleOptions
+from forerun.question.options import ScaleOptions, with_common_settings
 from forerun.question.recipes import captured_facts, recipe_notes
 from forerun.question.run import Run, cluster_from
 from forerun.question.settings import checked
@@ -105,6 +105,7 @@ class ScaleCurve(Answer):
     notes: tuple[str, ...]
 
 
+@with_common_settings(ScaleOptions)
 def scale(
     model: str | torch.nn.Module | Run,
     *,
