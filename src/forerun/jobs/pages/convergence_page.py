@@ -32,16 +32,20 @@ def batches_page(answer: BatchForecast) -> RenderableType:
         if math.isfinite(critical)
         else "steps fall as 1 / batch: no batch size measured is large enough to show an end of that"
     )
-    table = _grid("batch size", "steps", "epochs", "measured steps")
+    steps = _grid("batch size", "steps", "epochs", "measured steps")
     for row in answer.points:
-        table.add_row(
+        steps.add_row(
             f"{row.batch_size:,}",
             f"{row.steps:,.0f}",
-            "-" if row.epochs is None else f"{row.epochs:,.1f}",
-            "-" if row.measured_steps is None else f"{row.measured_steps:,.0f}",
+            _or_dash(row.epochs, "{:,.1f}"),
+            _or_dash(row.measured_steps, "{:,.0f}"),
         )
     error = f"worst error at the points it was fitted to: {format_percent(answer.law.worst_error)}"
-    return Group(Text(words), Text(""), table, Text(""), Text(error))
+    return Group(Text(words), Text(""), steps, Text(""), Text(error))
+
+
+def _or_dash(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)
 
 
 def networks_page(answer: NetworkForecast) -> RenderableType:
