@@ -147,7 +147,7 @@ def test_a_table_survives_its_file(results, tmp_path):
     np.testing.assert_allclose(again.quantiles(Tier.CURVE, 0.4), table.quantiles(Tier.CURVE, 0.4), atol=1e-3)
     assert again.provenance == {"source": "made"}
     assert again.drop_shares == table.drop_shares
-    assert again.num_origins(Tier.CURVE, 0.4) == 5
+    assert again.stored(0.4)(Tier.CURVE)[1] == 5
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"schema": 99, "levels": []}', "[1]"])

@@ -279,9 +279,8 @@ class ResultGroup:
         names = [name for name in PRIORS[self.tier] if name in self.names]
         weights = member_weights(names, self.tier, stored)
         members = np.stack([self.of(name, drop_share) for name in names])
-        shares = trusted(weights, self._trust)
-        mean = np.einsum("mr,mrh->rh", shares, members)
-        scale = scale_of(self._level, self._noise, self._spread, self._misfit, members, shares, mean)
+        mean = np.einsum("mr,mrh->rh", trusted(weights, self._trust), members)
+        scale = scale_of(self._level, self._noise, self._spread, self._misfit, members, mean)
         return MixedGroup(errors=mean, scale=scale, scores=(self._actual - mean) / scale)
 
 

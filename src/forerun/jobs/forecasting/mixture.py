@@ -75,12 +75,13 @@ Stored = Callable[[Tier], tuple[Mapping[str, float], int]]
 
 _POWER = 8.0
 _HALF_POWER_ORIGINS = 4.0
-_LEAST_SCALE = 0.001
+_LEAST_SCALE = 0.01
 _LEVEL_SHARE = 0.01
-_FALL_SHARE = 0.1
-_DEVIATION_SHARE = 0.5
-_SPREAD_SHARE = 0.25
-_MISFIT_SHARE = 0.5
+_FALL_SHARE = 0.2
+_DEVIATION_SHARE = 0.3
+_NOISE_SHARE = 2.0
+_SPREAD_SHARE = 0.5
+_MISFIT_SHARE = 0.3
 _REFERENCE = "power law"
 """The member of every tier whose distance from the points that were seen says how regular the run is."""
 
@@ -161,7 +162,7 @@ def combined(
     weights = dict(zip(weights, shares.tolist(), strict=True))
     mean = shares @ stacked
     misfit = misfit_of(prefix, paths)
-    scale = scale_of(prefix.level, prefix.noise, spread_of(prefix, tier), misfit, stacked, shares, mean)
+    scale = scale_of(prefix.level, prefix.noise, spread_of(prefix, tier), misfit, stacked, mean)
     return Mixture(errors=mean, scale=scale, weights=weights, members=paths)
 
 
@@ -198,7 +199,6 @@ def scale_of(
     spread: npt.ArrayLike,
     misfit: npt.ArrayLike,
     members: Floats,
-    shares: Floats,
     mean: Floats,
 ) -> Floats:
     """Uncertainty of a mixture before calibration, of the shape of ``mean``.
@@ -206,7 +206,7 @@ def scale_of(
     It grows with how far its members disagree, how irregular the run was, how noisy evaluations are, how unlike
     finished runs of the job are, how far the forecast falls, and the level:
 
-        scale = 0.001 + 0.01 level + 0.1 (level - mean) + 0.5 deviation + noise * mean + 0.25 spread + 0.5 misfit
+        scale = 0.01 + 0.01 level + 0.2 (level - mean) + 0.3 deviation + 2 noise * mean + 0.5 spread + 0.3 misfit
 
     A loss of a language model follows its law to a part in a thousand where an accuracy scatters by parts in a hundred;
     the misfit tells them apart, so that neither has the interval of the other.
@@ -217,14 +217,12 @@ def scale_of(
         spread: How unlike runs of the same job are, see ``spread_of``.
         misfit: How far a smooth law is from the points seen, see ``misfit_of``.
         members: Errors of each member, (members, ...).
-        shares: Weights of the members, (members, ...) or (members,); the deviation is weighted by them.
         mean: Errors of their mixture, (...).
     """
-    weights = np.reshape(shares, shares.shape + (1,) * (members.ndim - shares.ndim))
-    deviation = np.sqrt(np.sum(weights * (members - mean) ** 2, axis=0))
+    deviation = np.sqrt(np.mean((members - mean) ** 2, axis=0))
     level = np.asarray(level, dtype=float)
     scale = _LEAST_SCALE + _LEVEL_SHARE * level + _FALL_SHARE * np.maximum(level - mean, 0.0)
-    scale = scale + _DEVIATION_SHARE * deviation + np.asarray(noise) * mean
+    scale = scale + _DEVIATION_SHARE * deviation + _NOISE_SHARE * np.asarray(noise) * mean
     return np.asarray(
         scale + _SPREAD_SHARE * np.asarray(spread) + _MISFIT_SHARE * np.asarray(misfit), dtype=float
     )

@@ -39,7 +39,7 @@ FEWEST_RUNS = 4
 _EXPONENT, _EXPONENT_SPREAD = 0.35, 0.05
 _FLOOR_SHARE, _FLOOR_SPREAD = 0.7, 0.3
 _FALL_SHARE, _FALL_SPREAD = 0.12, 2.3
-"""Share of the mean loss that A / N^alpha and B / D^beta have at the middle of the runs, and its spread in logarithm."""
+"""Share of the mean loss that either fall has at the middle of the runs, and its spread in logarithm."""
 
 _NOISE = 0.005
 """Least spread of the logarithm of a loss about the law: .002 to .004 on the tuned runs of the Step Law grid."""
@@ -147,10 +147,12 @@ class ScalingLaw:
         return found if reached.mean() >= 0.95 else _open_ended(found)
 
     def _places(self, log_n: Floats | float, log_d: Floats | float) -> tuple[Floats, Floats]:
-        return np.asarray(log_n - self.middle[0], dtype=float), np.asarray(log_d - self.middle[1], dtype=float)
+        return np.asarray(log_n - self.middle[0], dtype=float), np.asarray(
+            log_d - self.middle[1], dtype=float
+        )
 
     def _best_size(self, log_flop: Floats) -> tuple[Floats, Floats]:
-        """log N and log D where the loss is least, from the middle of the runs, by draw."""
+        """Log N and log D where the loss is least, from the middle of the runs, by draw."""
         _, log_a, log_b, alpha, beta = self.draws.T
         total = log_flop - np.log(FLOP_PER_TOKEN) - sum(self.middle)
         x = (np.log(alpha) + log_a - np.log(beta) - log_b + beta * total) / (alpha + beta)
@@ -195,7 +197,7 @@ def _open_ended(found: Frontier) -> Frontier:
 
 
 def _log_losses(theta: Floats, x: Floats, y: Floats) -> Floats:
-    """log L by draw; x and y are log N and log D from the middle of the runs, one for each or for all."""
+    """Log L by draw; x and y are log N and log D from the middle of the runs, one for each or for all."""
     log_e, log_a, log_b, alpha, beta = theta.T
     falls = np.logaddexp(log_a - alpha * x, log_b - beta * y)
     return np.asarray(np.logaddexp(log_e, falls), dtype=float)
@@ -271,6 +273,11 @@ def _most_probable(
 
     lowest = np.asarray([-np.inf, -np.inf, -np.inf, 0.02, 0.02])
     found = least_squares(
-        residuals, np.maximum(start, lowest), bounds=(lowest, np.inf), loss="huber", x_scale=width, max_nfev=60
+        residuals,
+        np.maximum(start, lowest),
+        bounds=(lowest, np.inf),
+        loss="huber",
+        x_scale=width,
+        max_nfev=60,
     )
     return np.asarray(found.x, dtype=float)

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from forerun.surface.report.figure import COLOURS, drawn, look_of, plain_log_ticks
 
 if TYPE_CHECKING:
@@ -18,10 +20,19 @@ if TYPE_CHECKING:
     from forerun.jobs.forecast_tables import NetworkForecast
     from forerun.jobs.forecasting.forecast import CurveForecast
     from forerun.jobs.forecasting.forecast_answer import RunForecast
+    from forerun.jobs.scaling import ScalingForecast
     from forerun.jobs.trade_off import TradeOff, TradeOffPoint
 
-__all__ = ["backtest_plot", "curve_fit_plot", "forecast_plot", "networks_plot", "trade_off_plot"]
+__all__ = [
+    "backtest_plot",
+    "curve_fit_plot",
+    "forecast_plot",
+    "networks_plot",
+    "scaling_plot",
+    "trade_off_plot",
+]
 
+_POINTS_OF_A_FRONTIER = 40
 _BASELINES = ("optimus", "pow3", "best so far", "scaled siblings")
 
 
@@ -146,6 +157,26 @@ def networks_plot(path: Path, answer: NetworkForecast) -> None:
         _draw_network_curves(path, answer)
     else:
         _draw_network_values(path, answer)
+
+
+def scaling_plot(path: Path, answer: ScalingForecast) -> None:
+    """Losses of the runs against their work, and the least loss that each budget buys, with its 90 % interval."""
+    work = [run.flop for run in answer.runs]
+    asked = [found.best.flop.value for found in answer.answers if found.best is not None]
+    budgets = np.geomspace(min(work), max([*work, *asked]), _POINTS_OF_A_FRONTIER)
+    bests = [answer.law.at_budget(float(budget)).loss for budget in budgets]
+    with _chart(
+        path, f"{len(answer.runs)} runs, the best of each of {answer.law.num_runs} sizes fitted"
+    ) as axes:
+        axes.plot(work, [run.loss for run in answer.runs], "o", color="#888888", markersize=3.5, label="runs")
+        axes.plot(budgets, [best.value for best in bests], color=COLOURS[0], label="best size for the work")
+        ends = ([best.low for best in bests], [best.high for best in bests])
+        axes.fill_between(budgets, *ends, color=COLOURS[0], alpha=0.15, linewidth=0, label="90 % interval")
+        for found in answer.answers:
+            if found.best is not None:
+                axes.plot([found.best.flop.value], [found.best.loss.value], "D", label=found.question)
+        axes.set_xscale("log")
+        axes.set(xlabel="work, 6 x parameters x tokens [FLOP]", ylabel="loss")
 
 
 def _draw_network_curves(path: Path, answer: NetworkForecast) -> None:
