@@ -5,8 +5,8 @@ from __future__ import annotations
 import typer
 
 from forerun.surface.cli.failures import OneLineErrors
-from forerun.surface.cli.options import DebugOption
 from forerun.surface.cli.output import show_any_sign
+from forerun.surface.cli.settings import DebugOption
 from studies.commands.accuracy import accuracy
 from studies.commands.backtest import backtest
 from studies.commands.faults import faults

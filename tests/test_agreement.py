@@ -10,8 +10,8 @@ from forerun.cost.time.weights import save_weights
 from forerun.question.devices import find_device
 from forerun.question.sharing import Strategy
 from forerun.surface.web.answers import Answers
+from forerun.surface.web.load import Tracer
 from forerun.surface.web.questions import PlanBody, PredictBody, ScaleBody
-from forerun.surface.web.tracer import Tracer
 from made_calibrations import made_calibration
 
 CNN = "cnn:depth=2,base_filters=32"

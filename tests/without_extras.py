@@ -3,6 +3,7 @@
 import sys
 from importlib.machinery import PathFinder
 
+from forerun.base import extras
 from forerun.base.extras import EXTRA_OF_PACKAGE
 
 
@@ -17,10 +18,8 @@ class Without(PathFinder):
             else super().find_spec(fullname, path, target)
         )
 
-    @classmethod
-    def find_distributions(cls, *args, **kwargs):
-        found = super().find_distributions(*args, **kwargs)
-        return (each for each in found if each.metadata["Name"] not in EXTRA_OF_PACKAGE)
-
 
 sys.meta_path[:] = [Without if finder is PathFinder else finder for finder in sys.meta_path]
+
+_installed_version = extras.installed_version
+extras.installed_version = lambda name: None if name in EXTRA_OF_PACKAGE else _installed_version(name)

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from forerun.base.errors import UsageError
-from forerun.surface.cli.options import DebugOption
 from forerun.surface.cli.output import quiet_libraries
+from forerun.surface.cli.settings import DebugOption
 
 __all__ = ["accuracy", "with_accuracy"]
 

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from forerun.base.errors import UsageError
-from forerun.surface.cli.options import DebugOption, JsonOption, PlotOption
 from forerun.surface.cli.output import print_json, quiet_libraries
+from forerun.surface.cli.settings import DebugOption, JsonOption, PlotOption
 
 __all__ = ["backtest"]
 

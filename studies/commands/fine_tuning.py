@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from forerun.surface.cli.options import DebugOption
 from forerun.surface.cli.output import quiet_libraries
+from forerun.surface.cli.settings import DebugOption
 from studies.commands.sources import SourceOption, chosen_sources
 
 __all__ = ["fine_tuning"]

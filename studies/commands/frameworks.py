@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from forerun.surface.cli.options import DebugOption, JsonOption
 from forerun.surface.cli.output import print_json, quiet_libraries
+from forerun.surface.cli.settings import DebugOption, JsonOption
 
 __all__ = ["parity", "stack"]
 

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from forerun.surface.cli.options import DebugOption, PlotOption
 from forerun.surface.cli.output import quiet_libraries
+from forerun.surface.cli.settings import DebugOption, PlotOption
 
 __all__ = ["schedule"]
 

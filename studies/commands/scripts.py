@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from forerun.base.errors import UsageError
-from forerun.surface.cli.options import DebugOption
+from forerun.surface.cli.settings import DebugOption
 
 __all__ = ["scripts"]
 

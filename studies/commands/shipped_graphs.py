@@ -18,7 +18,7 @@ from forerun.graph.file import write_graph
 from forerun.question.model import ModelRequest
 from forerun.question.run import Run
 from forerun.question.setup import Layout, Phase, Precision, TrainingSetup
-from forerun.surface.cli.options import DebugOption
+from forerun.surface.cli.settings import DebugOption
 from forerun.tracing.shipped import SHIPPED_FOLDER, SHIPPED_OPTIMIZERS, graph_key, shipped_archive
 from forerun.tracing.trace import TRACE_VERSION, library_versions, trace, traced_settings
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from forerun.evidence.commands.measure_options import ThreadsOption
-from forerun.surface.cli.options import DebugOption, JsonOption
 from forerun.surface.cli.output import (
     TABLE_WIDTH_IN_A_PIPE,
     page_width,
@@ -16,6 +15,7 @@ from forerun.surface.cli.output import (
     print_page,
     quiet_libraries,
 )
+from forerun.surface.cli.settings import DebugOption, JsonOption
 
 if TYPE_CHECKING:
     from studies.suite.run import SuiteRun
@@ -94,7 +94,7 @@ def _run(
 def _write_plot(run: SuiteRun, folder: Path) -> None:
     import numpy as np
 
-    from forerun.surface.report.plots import predicted_versus_actual
+    from forerun.surface.report.figure import predicted_versus_actual
 
     assert run.comparison is not None
     rows = run.comparison.rows

@@ -110,7 +110,7 @@ _PRELOADED = (
     "pyarrow.csv",
     "scipy.optimize",
     "sqlalchemy.dialects.sqlite",
-    "forerun.surface.report.plots",
+    "forerun.surface.report.figure",
     "forerun.jobs.pages.forecast_plots",
 )
 _NEVER = ("--help", "--version", "--debug", "--json")

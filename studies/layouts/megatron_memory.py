@@ -16,11 +16,10 @@ from forerun.prediction.division import compute_setup
 from forerun.prediction.memory import layout_memory
 from forerun.question.devices.cluster import parse_cluster
 from forerun.question.model import ModelRequest
-from forerun.question.parallel import DeviceLayout, PipelineSchedule, StageSplit
 from forerun.question.run import Run
 from forerun.question.saving import Saving
 from forerun.question.setup import OptimizerImplementation, Precision, TrainingSetup
-from forerun.question.sharing import Sharing, Strategy
+from forerun.question.sharing import DeviceLayout, PipelineSchedule, Sharing, StageSplit, Strategy
 from studies.layouts.networks import Sizes
 from studies.layouts.traced import traced_model
 

@@ -11,11 +11,17 @@ import pandas as pd
 
 from forerun.question.devices.cluster import Cluster, parse_cluster
 from forerun.question.model import ModelRequest
-from forerun.question.parallel import DeviceLayout, PipelineSchedule, StageSplit
 from forerun.question.run import Run
 from forerun.question.saving import Fp8Recipe, MasterWeights, Saving
 from forerun.question.setup import AttentionKernel, OptimizerImplementation, Precision, TrainingSetup
-from forerun.question.sharing import FsdpVersion, Sharing, Strategy
+from forerun.question.sharing import (
+    DeviceLayout,
+    FsdpVersion,
+    PipelineSchedule,
+    Sharing,
+    StageSplit,
+    Strategy,
+)
 from studies.layouts.networks import Sizes
 
 __all__ = ["SOURCES", "MeasuredLayout", "measured_layouts", "whole_table"]

@@ -44,7 +44,7 @@ from forerun.evidence.records.files import import_measurements
 from forerun.evidence.records.measurement import JobKind, Measurement
 from forerun.evidence.records.step_record import step_records
 from forerun.question.devices.device import Device
-from forerun.question.devices.device_file import load_device_file
+from forerun.question.devices.rows import load_device_file
 from forerun.question.model import ModelRequest
 
 __all__ = [

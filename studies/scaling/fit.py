@@ -21,7 +21,7 @@ from forerun.cost.communication.data_parallel import (
     uniform_gradients,
 )
 from forerun.cost.communication.tuner import AllReduce
-from forerun.question.devices.link import load_links
+from forerun.question.devices.cluster import load_links
 from studies.scaling.measured_step import scale_measured_step
 from studies.scaling.rows import ScalingRow
 

@@ -18,7 +18,7 @@ from forerun.jobs.forecasting.curve_files import read_curve
 from forerun.jobs.scheduling import cluster as shared
 from forerun.jobs.scheduling.jobs_file import check_entries
 from forerun.question.devices.cluster import parse_cluster
-from forerun.question.devices.device_file import parse_devices
+from forerun.question.devices.rows import parse_devices
 from forerun.surface.report.reading import read_answer
 
 json_values = st.recursive(

@@ -19,7 +19,7 @@ from forerun.jobs.plan_targets import (
     epochs_of_ranks,
 )
 from forerun.prediction.estimate import Interval
-from forerun.search.candidates import product
+from forerun.search.choice import product
 
 
 def test_ranks_of_a_log_normal_become_its_90_per_cent_interval():

@@ -48,7 +48,7 @@ def test_the_order_of_the_ways_to_batch(known):
 
 
 def forerun_tokens():
-    from forerun.question.lengths import read_lengths
+    from forerun.question.job import read_lengths
 
     return read_lengths(LAW).tokens
 

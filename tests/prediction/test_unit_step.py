@@ -21,9 +21,8 @@ from forerun.prediction.models import TracedModels, cost_model_of
 from forerun.prediction.schedules import pipeline_s, stage_units
 from forerun.prediction.unit_step import layout_step
 from forerun.prediction.units import DividedModel
-from forerun.question.parallel import PipelineSchedule
 from forerun.question.run import Run
-from forerun.question.sharing import FsdpVersion
+from forerun.question.sharing import FsdpVersion, PipelineSchedule
 from forerun.search.layouts import LayoutPlan, hand_over
 
 MODEL = "gpt:depth=4,width=512,vocabulary=4096"

@@ -3,7 +3,7 @@
 import pytest
 
 from forerun.base.errors import UsageError
-from forerun.question.config_files import config_note, read_config
+from forerun.question.recipes import config_note, read_config
 from forerun.question.run import Run
 
 AXOLOTL = """

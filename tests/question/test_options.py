@@ -1,6 +1,7 @@
 """Settings are declared once: command line, HTTP and documentation follow from it."""
 
 import inspect
+from typing import TypedDict
 
 import pytest
 from typer.main import get_command
@@ -66,7 +67,7 @@ def test_flags_and_names_are_unique_and_documented():
 
 
 def test_a_value_is_checked_against_its_declaration():
-    class Options(forerun.question.settings.TypedDict, total=False):
+    class Options(TypedDict, total=False):
         size: "forerun.question.options.Annotated[int | None, Setting(help='Size.', group='run', low=1, high=9)]"
 
     assert checked({"size": 3}, Options) == {"size": 3}

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypedDict
 
 import pytest
 
@@ -75,7 +76,7 @@ def test_every_setting_that_a_run_holds_is_a_word_of_a_question_and_told_by_a_ru
 
 
 def test_a_word_beside_fields_is_declared_by_its_key():
-    class Options(forerun.question.settings.TypedDict, total=False):
+    class Options(TypedDict, total=False):
         size: "forerun.question.options.Annotated[int | None, forerun.question.options.Setting(help='S.', group='x')]"
 
     assert checked({"size": 2}, Options) == {"size": 2}

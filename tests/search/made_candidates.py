@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from forerun.search.candidates import CandidateTable
+from forerun.search.choice import CandidateTable
 from forerun.search.devices import parse_devices
 
 WIDTH = 1.1

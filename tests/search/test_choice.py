@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from made_candidates import table
 
-from forerun.search.candidates import HIGH
-from forerun.search.choice import DEVICE_MEMORY, Choice, pareto_front
+from forerun.search.choice import DEVICE_MEMORY, HIGH, Choice, pareto_front
 from forerun.search.search import parse_limits
 
 NAN = float("nan")

@@ -4,9 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from forerun.question.parallel import StageSplit
 from forerun.question.saving import Fp8Recipe
-from forerun.question.sharing import Strategy
+from forerun.question.sharing import StageSplit, Strategy
 from studies.layouts.few_steps import fit_error_law
 from studies.layouts.rows import measured_layouts
 from studies.layouts.study import choices, constant_mfu_error

@@ -5,7 +5,6 @@ A refusal names the file, the line or the entry, the column, and what it must be
 
 from __future__ import annotations
 
-import csv
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -55,6 +54,8 @@ def csv_cells(path: Path) -> dict[int, dict[str, str]]:
     Raises:
         RecordError: The file cannot be read, or a line has more cells than columns.
     """
+    import csv
+
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file, skipinitialspace=True)

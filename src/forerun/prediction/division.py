@@ -8,14 +8,17 @@ context, expert, pipeline and fully sharded). Both read the same axes and give a
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from forerun.cost.communication.measured_layouts import StepShape
-from forerun.graph.shards import Shards
 from forerun.prediction.estimate import BreakdownPart, Interval
 from forerun.prediction.step import PreparedModel, StepPrediction
 from forerun.question.run import Run
 from forerun.question.setup import Precision, TrainingSetup
 from forerun.question.sharing import Strategy
+
+if TYPE_CHECKING:  # of several devices, which most runs do not have
+    from forerun.cost.communication.measured_layouts import StepShape
+    from forerun.graph.shards import Shards
 
 __all__ = [
     "Axes",
@@ -76,6 +79,8 @@ class Axes:
     @property
     def shards(self) -> Shards:
         """Devices that divide the operations of a step."""
+        from forerun.graph.shards import Shards
+
         return Shards(
             tensor=self.tensor,
             context=self.context,

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from forerun.base.answers import Answer
-from forerun.prediction.comparison import RunComparison, compare_answers
 from forerun.prediction.published import PublishedStep
 from forerun.question.run import Run
+
+if TYPE_CHECKING:
+    from forerun.prediction.comparison import RunComparison
 
 __all__ = [
     "BreakdownPart",
@@ -231,4 +234,6 @@ class Estimate(Answer):
 
     def compare(self, other: Estimate) -> RunComparison:
         """The differences between this run and another, with the parts of time and memory behind them."""
+        from forerun.prediction.comparison import compare_answers
+
         return compare_answers(self.as_dict(), other.as_dict())

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from forerun.base.kept import Kept
-from forerun.cost.communication.data_parallel import ShardedMemory, sharded_memory
 from forerun.cost.memory.constants import MemoryConstants, memory_constants, visible_memory
 from forerun.cost.memory.peak import (
     MaxBatchSize,
@@ -25,19 +25,20 @@ from forerun.cost.memory.peak import (
     max_batch_size,
     memory_width,
 )
-from forerun.cost.memory.units import UnitMemory
 from forerun.graph.graph import AllocationKind, Graph, MemoryEvent
 from forerun.prediction.division import Axes, uses_layout, wide_factor
 from forerun.prediction.estimate import Interval, MemoryShare
-from forerun.prediction.schedules import in_flight
 from forerun.prediction.step import PreparedModel
-from forerun.prediction.units import DividedModel
 from forerun.question.devices.device import Device
-from forerun.question.parallel import PipelineSchedule
 from forerun.question.run import Run
 from forerun.question.saving import MasterWeights
 from forerun.question.setup import OptimizerImplementation, TrainingSetup, parse_release
-from forerun.question.sharing import Sharing, Strategy
+from forerun.question.sharing import PipelineSchedule, Sharing, Strategy
+
+if TYPE_CHECKING:  # of several devices, which most runs do not have
+    from forerun.cost.communication.data_parallel import ShardedMemory
+    from forerun.cost.memory.units import UnitMemory
+    from forerun.prediction.units import DividedModel
 
 __all__ = [
     "HeldMemory",
@@ -144,6 +145,8 @@ def _stage_peak(
         constants: Overhead and factors of device and software.
         width: Interval of the bytes of tensors.
     """
+    from forerun.prediction.schedules import in_flight
+
     own = list(units)
     held = _held(run, memory, every, own, stage)
     micro_steps = run.sharing.num_accumulation_steps
@@ -333,6 +336,8 @@ class HeldMemory:
 
 def held_state(one: HeldMemory, settings: Sharing, num_devices: int) -> ShardedMemory:
     """Weights, gradients and optimizer state that each of n devices holds when its memory peaks."""
+    from forerun.cost.communication.data_parallel import sharded_memory
+
     return sharded_memory(
         one.weight_bytes, one.held_gradient_bytes, one.state_bytes, num_devices, settings.strategy.stage
     )
@@ -435,6 +440,8 @@ def _layout_memory(
     model: PreparedModel, run: Run, constants: MemoryConstants, visible_bytes: float
 ) -> RunMemory:
     """Memory of the stage that needs most."""
+    from forerun.prediction.units import DividedModel
+
     stages = layout_memory(DividedModel.of(model), run, constants)
     worst = max(stages, key=lambda stage: stage.peak_bytes.value)
     return RunMemory(

@@ -10,26 +10,27 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forerun.base.errors import InvalidSetupError
 from forerun.base.extras import installed_version
 from forerun.base.kept import KeptBytes
 from forerun.base.temporary import cache_folder
-from forerun.cost.communication.constants import LayoutTable, load_layout_table
-from forerun.cost.communication.measured_layouts import is_layouts_file, load_measured_layouts
 from forerun.cost.time.correction import calibration_path, find_calibration, load_calibration
 from forerun.cost.time.weights import DEFAULT_STACK, CostModel, load_weights, shipped_weights_path
 from forerun.graph.captured import capture_path
 from forerun.prediction.division import compute_setup, uses_layout
 from forerun.prediction.step import PreparedModel, prepare
-from forerun.prediction.units import DividedModel
 from forerun.question.model import ModelRequest, architectures
 from forerun.question.run import HERE, Run
 from forerun.question.setup import TrainingSetup
 from forerun.tracing.shipped import shipped_models
 from forerun.tracing.source import named_source
 from forerun.tracing.trace import trace
+
+if TYPE_CHECKING:  # of several devices, which most runs do not have
+    from forerun.cost.communication.constants import LayoutTable
+    from forerun.prediction.units import DividedModel
 
 __all__ = [
     "TracedModels",
@@ -126,6 +127,8 @@ class TracedModels:
             InvalidSetupError: Its sizes hold for one batch size only.
             UsageError, FailureError: It cannot be built or traced.
         """
+        from forerun.prediction.units import DividedModel
+
         setup = replace(compute_setup(run), batch_size_per_device=_GENERAL_BATCH_SIZE)
         return DividedModel.of(self._traced(run, setup, few_blocks=True))
 
@@ -247,12 +250,14 @@ def cost_model_of(run: Run) -> CostModel:
         CostModelError: A file is damaged, or was made for other features than this version computes.
     """
     named = run.software.calibration
+    if named is None or named == HERE:
+        own = find_calibration(run.cluster.device, run.stack) if named == HERE else None
+        return own or load_weights(shipped_weights_path())
+    from forerun.cost.communication.measured_layouts import is_layouts_file
+
     if is_layouts_file(named):
         return load_weights(shipped_weights_path())
-    if named is not None and named != HERE:
-        return load_calibration(Path(named), run.cluster.device, run.stack)
-    own = find_calibration(run.cluster.device, run.stack) if named == HERE else None
-    return own or load_weights(shipped_weights_path())
+    return load_calibration(Path(named), run.cluster.device, run.stack)
 
 
 def layout_table_of(run: Run) -> LayoutTable:
@@ -261,6 +266,9 @@ def layout_table_of(run: Run) -> LayoutTable:
     Raises:
         CostModelError: The file is damaged, or of another device.
     """
+    from forerun.cost.communication.constants import load_layout_table
+    from forerun.cost.communication.measured_layouts import is_layouts_file, load_measured_layouts
+
     named, table = run.software.calibration, load_layout_table()
     if named is None or not is_layouts_file(named):
         return table

@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -164,7 +164,7 @@ def _lines(text: str, begin: str) -> list[tuple[int, list[str]]]:
 @cache
 def _table() -> tuple[str, Mapping[str, _System]]:
     """The lines of the networks, and the systems by their codes."""
-    text = resources.files("forerun.prediction").joinpath("published_steps.txt").read_text(encoding="utf-8")
+    text = Path(__file__).with_name("published_steps.txt").read_text(encoding="utf-8")
     head, _, networks = text.partition("\n\n")
     systems = {}
     for line in head.splitlines():

@@ -1,7 +1,7 @@
 """The step of a run: one micro-step on one device, its sharing with others, and the wait for its loader.
 
 Every verb comes here for its step times: ``run_step`` for one run with all details, ``shared_times`` and ``fed_times``
-for arrays of them.
+for arrays of them. The laws of several devices are loaded when a run has several.
 """
 
 from __future__ import annotations
@@ -14,17 +14,11 @@ import numpy.typing as npt
 
 from forerun.base.errors import InvalidSetupError
 from forerun.base.kept import Kept
-from forerun.cost.communication.measured_layouts import is_layouts_file
 from forerun.cost.time.weights import CostModel
 from forerun.prediction.division import DividedStep, compute_setup, is_divided, uses_layout
 from forerun.prediction.estimate import Interval
 from forerun.prediction.input_pipeline import fed_step_s
-from forerun.prediction.models import layout_table_of
-from forerun.prediction.point_times import ideal_times_s
-from forerun.prediction.replica_step import one_steps, replica_step
 from forerun.prediction.step import PreparedModel, StepPrediction, points_of, predict_steps
-from forerun.prediction.unit_step import layout_step
-from forerun.prediction.units import DividedModel
 from forerun.question.run import Run
 from forerun.question.setup import Phase, TrainingSetup
 
@@ -79,17 +73,24 @@ def run_step(model: PreparedModel, run: Run, weights: CostModel) -> RunStep:
     Raises:
         UnknownDeviceError: A link that is needed is not known.
     """
-    if is_layouts_file(run.software.calibration) and not uses_layout(run):
-        raise InvalidSetupError(
-            f"{run.software.calibration} holds measured steps of layouts, and this run has none; give --parallel or "
-            "--strategy fsdp, or leave --calibration out"
-        )
+    if run.software.calibration is not None and not uses_layout(run):
+        _refuse_measured_layouts(run.software.calibration)
     several = None
     if is_divided(run):
         (several,) = divided_steps(model, run, [run.setup.batch_size_per_device], weights)
     alone = step_alone(model, run, run.setup, weights) if several is None else several.alone
     busy_s = alone.step_s if several is None else several.step_s
     return RunStep(alone=alone, several=several, busy_s=busy_s, step_s=fed_interval(run, busy_s))
+
+
+def _refuse_measured_layouts(calibration: str) -> None:
+    from forerun.cost.communication.measured_layouts import is_layouts_file
+
+    if is_layouts_file(calibration):
+        raise InvalidSetupError(
+            f"{calibration} holds measured steps of layouts, and this run has none; give --parallel or "
+            "--strategy fsdp, or leave --calibration out"
+        )
 
 
 def divided_steps(
@@ -107,6 +108,10 @@ def divided_steps(
 def _steps_by_units(
     model: PreparedModel, run: Run, batch_sizes: Sequence[int], weights: CostModel
 ) -> list[DividedStep]:
+    from forerun.prediction.models import layout_table_of
+    from forerun.prediction.unit_step import layout_step
+    from forerun.prediction.units import DividedModel
+
     units, table = DividedModel.of(model), layout_table_of(run)
     return [layout_step(units, _at(run, size), weights, table) for size in batch_sizes]
 
@@ -114,6 +119,8 @@ def _steps_by_units(
 def _steps_of_replicas(
     model: PreparedModel, run: Run, batch_sizes: Sequence[int], weights: CostModel
 ) -> list[DividedStep]:
+    from forerun.prediction.replica_step import one_steps, replica_step
+
     ones = one_steps(model, run, batch_sizes, weights)
     return [replica_step(model, _at(run, size), one) for one, size in zip(ones, batch_sizes, strict=True)]
 
@@ -209,6 +216,8 @@ def _ratios(model: PreparedModel, run: Run, sizes: Sequence[int], weights: CostM
 
     The shape is (6, n).
     """
+    from forerun.prediction.models import layout_table_of
+
     parts = (model, weights, run.cluster.device)
     general = replace(run.setup, batch_size_per_device=1)
     cluster = run.cluster
@@ -245,6 +254,8 @@ def activity_of(model: PreparedModel, run: Run, step: StepPrediction | DividedSt
         run: The run.
         step: The step of one device or of several.
     """
+    from forerun.prediction.point_times import ideal_times_s
+
     points = points_of(model, [run.cluster.device], [compute_setup(run)], run.software.torch_version)
     compute_s, memory_s = (float(part[0]) for part in ideal_times_s(model, points))
     ideal_s = compute_s + memory_s

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from forerun.base.errors import InvalidSetupError
 from forerun.graph.blocks import Blocks
-from forerun.question.parallel import DeviceLayout, PipelineSchedule, StageSplit
+from forerun.question.sharing import DeviceLayout, PipelineSchedule, StageSplit
 
 __all__ = [
     "Overlap",

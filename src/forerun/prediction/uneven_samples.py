@@ -16,7 +16,7 @@ import numpy.typing as npt
 from forerun.base.errors import InvalidSetupError
 from forerun.base.numerics import relative_coefficients
 from forerun.prediction.estimate import BreakdownPart, Estimate, Interval
-from forerun.question.lengths import Batching, SampleLengths, Samples, read_lengths
+from forerun.question.job import Batching, SampleLengths, Samples, read_lengths
 from forerun.question.run import Run
 
 __all__ = ["epoch_estimate", "has_lengths", "refuse_lengths"]

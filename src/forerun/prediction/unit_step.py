@@ -40,9 +40,8 @@ from forerun.prediction.schedules import (
 )
 from forerun.prediction.step import HOST_PART, StepPrediction, widened
 from forerun.prediction.units import DividedModel, UnitTimes
-from forerun.question.parallel import ContextKind, DeviceLayout
 from forerun.question.run import Run
-from forerun.question.sharing import FsdpVersion
+from forerun.question.sharing import ContextKind, DeviceLayout, FsdpVersion
 
 __all__ = [
     "layout_step",

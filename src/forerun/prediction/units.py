@@ -19,8 +19,8 @@ from forerun.graph.shards import Shards, sharded_ops
 from forerun.prediction.schedules import stage_units
 from forerun.prediction.step import PreparedModel, StepPrediction, predict_steps, prepare
 from forerun.question.devices.device import Device
-from forerun.question.parallel import DeviceLayout, StageSplit
 from forerun.question.setup import TrainingSetup
+from forerun.question.sharing import DeviceLayout, StageSplit
 
 __all__ = [
     "DividedModel",

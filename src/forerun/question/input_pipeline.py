@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict
 
 from forerun.base.errors import InvalidSetupError
-from forerun.question.settings import TypedDict, flags, from_settings, names_needing, setting
+from forerun.question.settings import flags, from_settings, names_needing, setting
 
 __all__ = ["InputPipeline", "LoaderOptions", "loader_from"]
 

@@ -7,11 +7,10 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
-from forerun.question.settings import TypedDict, setting
+from forerun.question.settings import setting
 from forerun.question.setup import Layout
 
 __all__ = [
@@ -57,11 +56,15 @@ class Architecture:
 
 
 @cache
+def _catalogue_text() -> str:
+    return Path(__file__).with_name("architectures.toml").read_text(encoding="utf-8")
+
+
+@cache
 def architectures() -> Mapping[str, Architecture]:
     """The catalogue by name."""
-    text = resources.files("forerun.question").joinpath("architectures.toml").read_text(encoding="utf-8")
     found = {}
-    for name, entry in tomllib.loads(text).items():
+    for name, entry in tomllib.loads(_catalogue_text()).items():
         found[name] = Architecture(
             name=name,
             hub=entry["hub"],
@@ -88,7 +91,9 @@ def find_architecture(word: str) -> Architecture | None:
     >>> find_architecture("hf:meta-llama/Llama-3.1-8B").name
     'llama-3.1-8b'
     """
-    return _by_word().get(word.strip().removeprefix("hf:").lower())
+    wanted = word.strip().removeprefix("hf:").lower()
+    # Most models are no architecture, and reading the whole catalogue takes longer than to look for a word in it.
+    return _by_word().get(wanted) if wanted in _catalogue_text().lower() else None
 
 
 _IMPORTS_KERAS = re.compile(r"^\s*(?:import|from)\s+(?:keras|tensorflow)\b", re.MULTILINE)

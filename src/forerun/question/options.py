@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from forerun.question.input_pipeline import InputPipeline, LoaderOptions
-from forerun.question.job import Job, JobOptions
-from forerun.question.lengths import Samples, SamplesOptions
+from forerun.question.job import Job, JobOptions, Samples, SamplesOptions
 from forerun.question.model import ModelOptions, ModelRequest
 from forerun.question.saving import SavingOptions
 from forerun.question.settings import Setting, held_by
@@ -183,4 +182,4 @@ class LayoutOptions(RunOptions, total=False):
 PARTS = (ModelRequest, TrainingSetup, Sharing, Job, Samples, InputPipeline, Software)
 """Parts of a run that hold its settings."""
 
-held_by(PARTS, CommonOptions)
+held_by(*PARTS)

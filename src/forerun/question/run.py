@@ -9,8 +9,6 @@ from typing import Any, Unpack, cast
 
 from forerun.base.answers import Answer
 from forerun.base.errors import InvalidSetupError
-from forerun.question.captured import with_captured_settings
-from forerun.question.config_files import config_model
 from forerun.question.devices.cluster import (
     Cluster,
     check_num_devices,
@@ -21,12 +19,10 @@ from forerun.question.devices.cluster import (
 )
 from forerun.question.devices.device import Device, NumberFormat
 from forerun.question.input_pipeline import InputPipeline, loader_from
-from forerun.question.job import Job, job_from
-from forerun.question.lengths import Samples, read_lengths
+from forerun.question.job import Job, Samples, job_from, read_lengths
 from forerun.question.model import ModelRequest, own_layout, own_settings, own_stack
 from forerun.question.options import RunOptions
-from forerun.question.parallel import AXES, DeviceLayout, parse_parallel
-from forerun.question.recipes import recipe_settings
+from forerun.question.recipes import config_model, recipe_settings, with_captured_settings
 from forerun.question.saving import Offload, Saving, Unquantized, saving_from
 from forerun.question.settings import (
     changed_fields,
@@ -38,7 +34,7 @@ from forerun.question.settings import (
     told,
 )
 from forerun.question.setup import AttentionKernel, Phase, Precision, Software, TrainingSetup
-from forerun.question.sharing import Sharing, sharing_from
+from forerun.question.sharing import AXES, DeviceLayout, Sharing, parse_parallel, sharing_from
 
 __all__ = ["HERE", "Run", "check_format", "cluster_from"]
 

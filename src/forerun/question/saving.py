@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict
 
 from forerun.base.errors import InvalidSetupError
-from forerun.question.settings import TypedDict, from_settings, setting
+from forerun.question.settings import from_settings, setting
 
 __all__ = [
     "LARGEST_DROPOUT",

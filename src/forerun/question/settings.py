@@ -9,7 +9,6 @@ a typed dictionary.
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -21,15 +20,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from forerun.base.errors import InvalidSetupError, near_matches
 
-if sys.version_info >= (3, 12):
-    from typing import TypedDict
-else:  # the one of the library keeps no record of what it extends before Python 3.12
-    from typing_extensions import TypedDict
-
 __all__ = [
     "Declared",
     "Setting",
-    "TypedDict",
     "changed_fields",
     "check_number",
     "checked",
@@ -166,17 +159,12 @@ def flag_of(name: str, options: type) -> str:
     return declared(options)[name].flag
 
 
-_HOLDERS: dict[type, tuple[type, ...]] = {}
+_HOLDERS: list[type] = []
 
 
-def held_by(parts: tuple[type, ...], options: type) -> None:
-    """Says which dataclasses hold the undeclared keys of a typed dictionary and of those that extend it."""
-    _HOLDERS[options] = parts
-
-
-def _holders(options: type) -> tuple[type, ...]:
-    bases = getattr(options, "__orig_bases__", ())
-    return _HOLDERS.get(options, ()) + tuple(part for base in bases for part in _holders(base))
+def held_by(*parts: type) -> None:
+    """Says which dataclasses hold the keys of typed dictionaries that these do not declare themselves."""
+    _HOLDERS.extend(parts)
 
 
 def flags(names: Iterable[str]) -> str:
@@ -205,7 +193,7 @@ def declared(options: type) -> Mapping[str, Declared]:
     """The settings of a dataclass or of a typed dictionary by name, in the order of their declaration."""
     if dataclasses.is_dataclass(options):
         return {item.name: item for item in _of_fields(options)}
-    held = {name: item for part in _holders(options) for name, item in declared(part).items()}
+    held = {name: item for part in _HOLDERS for name, item in declared(part).items()}
     found = {}
     for name, hint in get_type_hints(options, include_extras=True).items():
         own = [item for item in getattr(hint, "__metadata__", ()) if isinstance(item, Setting)]

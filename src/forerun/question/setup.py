@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import TypedDict, TypeVar
 
 from forerun.base.errors import InvalidSetupError
 from forerun.question.saving import FusedKernel, MasterWeights, Offload, Saving, Unquantized
-from forerun.question.settings import TypedDict, setting
+from forerun.question.settings import setting
 
 __all__ = [
     "FLASH_3_GAIN",

@@ -25,7 +25,7 @@ from forerun.question.setup import Layout, Precision
 from forerun.script.profiling.profile import Profile
 from forerun.script.tuning.device_steps import DevicePoint, DeviceSteps, device_points, script_point
 from forerun.script.tuning.space import Space
-from forerun.search.candidates import HIGH, CandidateTable
+from forerun.search.choice import HIGH, CandidateTable
 from forerun.search.devices import DeviceOption
 from forerun.search.engine import Engine
 from forerun.search.search import SETTINGS, Search

@@ -27,6 +27,7 @@ from forerun.search.offers import (
 )
 from forerun.search.predict import estimates, estimates_of, run_from
 from forerun.search.search import SETTINGS, Search
+from forerun.tracing.shipped import full_name
 
 if TYPE_CHECKING:
     import torch
@@ -147,7 +148,7 @@ def advise(
     assert now.peak_memory_bytes is not None
     return AdvicePlan(
         run=run,
-        model=run.model.model,
+        model=full_name(run.model.model),
         device=run.cluster.spec,
         step_time_s=now.step_time_s,
         samples_per_s=now.throughput_samples_per_s.value,

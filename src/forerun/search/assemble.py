@@ -10,8 +10,7 @@ import numpy.typing as npt
 
 from forerun.prediction.input_pipeline import LOADER_BOUND_NOTE, is_loader_bound, workers_needed
 from forerun.question.input_pipeline import InputPipeline
-from forerun.search.candidates import HIGH, LOW, VALUE, CandidateTable
-from forerun.search.choice import Choice
+from forerun.search.choice import HIGH, LOW, VALUE, CandidateTable, Choice
 from forerun.search.engine import Engine
 from forerun.search.plan_answer import (
     BrokenLimit,

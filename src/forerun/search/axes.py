@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from forerun.base.errors import InvalidSetupError, near_matches
-from forerun.question.captured import captured_facts, is_captured, with_captured_settings
 from forerun.question.model import is_keras, own_layout
-from forerun.question.recipes import own_precision
+from forerun.question.recipes import captured_facts, is_captured, own_precision, with_captured_settings
 from forerun.question.setup import Layout, Precision, TrainingSetup, choice
+from forerun.tracing.shipped import full_name
 
 __all__ = [
     "MAX_CANDIDATES",
@@ -98,13 +98,15 @@ def parse_batch_sizes(text: str, what: str = "batch size") -> tuple[int, ...]:
 def expand_models(text: str) -> tuple[str, ...]:
     """Models of a specification whose keys may be ranges or values separated by bars; several separated by semicolons.
 
+    A bare name becomes the full one, under which every verb answers.
+
     >>> expand_models("cnn:depth=2..3,base_filters=32")
     ('cnn:depth=2,base_filters=32', 'cnn:depth=3,base_filters=32')
     """
     words = [word.strip() for word in text.split(";") if word.strip()]
     if not words:
         raise InvalidSetupError("expected at least one model, got none")
-    return tuple(dict.fromkeys(model for word in words for model in _members(word)))
+    return tuple(dict.fromkeys(full_name(model) for word in words for model in _members(word)))
 
 
 def _members(spec: str) -> Sequence[str]:

@@ -31,7 +31,7 @@ from forerun.prediction.units import DividedModel
 from forerun.question.input_pipeline import InputPipeline
 from forerun.question.run import HERE, Run
 from forerun.question.setup import TrainingSetup
-from forerun.search.candidates import CandidateTable, JobArrays, joined, quantities
+from forerun.search.choice import CandidateTable, JobArrays, joined, quantities
 from forerun.search.devices import DeviceOption
 from forerun.search.search import SETTINGS, Search
 

@@ -20,9 +20,8 @@ from forerun.prediction.memory import StageMemory, memory_constants_of, worst_st
 from forerun.prediction.models import TracedModels, cost_model_of, layout_table_of
 from forerun.prediction.unit_step import layout_step
 from forerun.prediction.units import DividedModel
-from forerun.question.parallel import DeviceLayout
 from forerun.question.run import Run
-from forerun.question.sharing import Strategy
+from forerun.question.sharing import DeviceLayout, Strategy
 from forerun.search.choice import pareto_front
 from forerun.search.search import SETTINGS, Search
 

@@ -15,14 +15,14 @@ from forerun.prediction.uneven_samples import refuse_lengths
 from forerun.question.devices.cluster import Cluster
 from forerun.question.devices.device import Device
 from forerun.question.options import LayoutOptions
-from forerun.question.parallel import PipelineSchedule, StageSplit
 from forerun.question.recipes import recipe_notes
 from forerun.question.run import Run
 from forerun.question.settings import checked
 from forerun.question.setup import Precision
-from forerun.question.sharing import FsdpVersion, Strategy
+from forerun.question.sharing import FsdpVersion, PipelineSchedule, StageSplit, Strategy
 from forerun.search.layout_search import LayoutPoint, chosen_points, search_layouts
 from forerun.search.predict import run_from
+from forerun.tracing.shipped import full_name
 
 if TYPE_CHECKING:
     import torch
@@ -101,7 +101,7 @@ def layouts(
     best, front = chosen_points(points, own["top"] or 5)
     names = (own["write"],) if own["write"] else tuple(FRAMEWORKS)
     return LayoutPlan(
-        model=run.model.model,
+        model=full_name(run.model.model),
         cluster=run.cluster.spec,
         global_batch=total,
         num_compared=len(points),

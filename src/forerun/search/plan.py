@@ -16,10 +16,9 @@ from forerun.base.plugins import plugin
 from forerun.base.stages import stage
 from forerun.base.tables import read_rows
 from forerun.prediction.models import TracedModels
-from forerun.question.captured import captured_facts
 from forerun.question.job import DATASETS, Dataset, Job
 from forerun.question.options import RunOptions
-from forerun.question.recipes import recipe_notes
+from forerun.question.recipes import captured_facts, recipe_notes
 from forerun.question.run import Run, check_format
 from forerun.question.settings import checked, declared
 from forerun.question.setup import AttentionKernel, Precision
@@ -31,6 +30,7 @@ from forerun.search.engine import Engine, JobTerms, TargetEpochs
 from forerun.search.options import DEFAULT_BATCH_SIZES, PlanOptions
 from forerun.search.plan_answer import Plan
 from forerun.search.search import SETTINGS, Search, parse_limits
+from forerun.tracing.shipped import full_name
 
 __all__ = ["plan", "read_accuracies", "runs_to_trace"]
 
@@ -93,7 +93,7 @@ def plan(
     terms = JobTerms(
         power_limit_w=given.get("power_limit_w"),
         co2_g_per_kwh=given.get("co2_g_per_kwh"),
-        accuracies=dict(given.get("accuracies") or {}),
+        accuracies={full_name(model): value for model, value in (given.get("accuracies") or {}).items()},
         epochs_of=None if needed is None else needed.epochs,
     )
     axes = {SETTINGS: changes, "device": choices, "batch_size": sizes}

@@ -11,18 +11,18 @@ from forerun.cost.time.weights import CostModel
 from forerun.prediction.estimate import Estimate
 from forerun.prediction.estimate_run import RunEstimate, estimate_run
 from forerun.prediction.models import TracedModels, cost_model_of
-from forerun.prediction.uneven_samples import epoch_estimate, has_lengths
-from forerun.question.captured import with_captured_settings
 from forerun.question.devices.cluster import Cluster
 from forerun.question.devices.device import Device
 from forerun.question.options import RunOptions
+from forerun.question.recipes import with_captured_settings
 from forerun.question.run import Run
 from forerun.question.settings import declared
 from forerun.question.sharing import Strategy
-from forerun.search.search import Search
 
 if TYPE_CHECKING:
     import torch
+
+    from forerun.search.search import Search
 
 __all__ = ["estimates", "estimates_of", "predict", "run_from"]
 
@@ -123,7 +123,9 @@ def estimates_of(
 
 
 def _estimate(run: Run, models: TracedModels, cost_model: CostModel | None) -> RunEstimate:
-    if has_lengths(run):
+    if run.samples.lengths is not None:
+        from forerun.prediction.uneven_samples import epoch_estimate
+
         found: list[RunEstimate] = []
 
         def estimate_at(each: Run) -> Estimate:

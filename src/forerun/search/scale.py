@@ -13,17 +13,16 @@ from forerun.cost.time.weights import CostModel
 from forerun.prediction.estimate import Interval
 from forerun.prediction.estimate_run import RunEstimate
 from forerun.prediction.models import TracedModels
-from forerun.question.captured import captured_facts
-from forerun.question.devices.cluster import Cluster, check_num_devices
+from forerun.question.devices.cluster import Cluster, LinkKind, check_num_devices
 from forerun.question.devices.device import Device
-from forerun.question.devices.link import LinkKind
 from forerun.question.options import ScaleOptions
-from forerun.question.recipes import recipe_notes
+from forerun.question.recipes import captured_facts, recipe_notes
 from forerun.question.run import Run, cluster_from
 from forerun.question.settings import checked
 from forerun.question.sharing import Strategy
 from forerun.search.predict import estimates, run_from
 from forerun.search.search import SETTINGS, Search
+from forerun.tracing.shipped import full_name
 
 if TYPE_CHECKING:
     import torch
@@ -275,7 +274,7 @@ def _answer(run: Run, points: list[ScalePoint], graph_notes: Sequence[str]) -> S
     kinds = dict.fromkeys(point.scaling for point in points)
     return ScaleCurve(
         run=run,
-        model=run.model.model,
+        model=full_name(run.model.model),
         device=cluster.device.name,
         strategy=str(run.sharing.strategy),
         precision=str(run.setup.precision),

@@ -17,7 +17,7 @@ from forerun.prediction.models import TracedModels
 from forerun.question.devices.device import Device
 from forerun.question.options import RunOptions
 from forerun.question.run import Run
-from forerun.search.candidates import HIGH, LOW, VALUE
+from forerun.search.choice import HIGH, LOW, VALUE
 from forerun.search.devices import DeviceOption
 from forerun.search.engine import Engine
 from forerun.search.predict import run_from

@@ -8,12 +8,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forerun.base.errors import InvalidSetupError
-from forerun.base.isolation import Worker, in_worker
-from forerun.question.devices.here import container_limits
 from forerun.tracing.source import named_source
+
+if TYPE_CHECKING:
+    from forerun.base.isolation import Worker
 
 __all__ = [
     "TRACED_MODULES",
@@ -77,6 +78,8 @@ def is_isolated(model: str) -> bool:
 
     Files of the user always are; models of libraries where this process has not loaded the framework anyway.
     """
+    from forerun.base.isolation import in_worker  # children are not needed for a kept graph
+
     if in_worker() or _limits.get().in_process:
         return False
     source = named_source(model)
@@ -92,6 +95,8 @@ def run_isolated(work: Callable[..., Any], *arguments: Any, what: str) -> Any:
         IsolationError: The process ended, or a limit was reached.
     """
     global _worker
+    from forerun.base.isolation import Worker
+
     with _lock:
         if _worker is None:
             _worker = Worker(memory_limit_bytes=trace_memory_bytes(), preload=TRACED_MODULES)
@@ -101,6 +106,8 @@ def run_isolated(work: Callable[..., Any], *arguments: Any, what: str) -> Any:
 def trace_memory_bytes() -> float:
     """Memory that building a model may take: most of what is free on this machine now [bytes]."""
     import psutil
+
+    from forerun.question.devices.here import container_limits
 
     free = float(psutil.virtual_memory().available)
     limit = container_limits().memory_bytes

@@ -17,14 +17,12 @@ from forerun.base.extras import installed_version, needing
 from forerun.base.stages import stage
 from forerun.base.temporary import cache_folder
 from forerun.graph.captured import capture_path, read_capture
-from forerun.graph.compiled import compiled_graph
 from forerun.graph.file import GRAPH_FORMAT_VERSION, read_graph, write_graph
 from forerun.graph.graph import Graph
 from forerun.question.model import ModelRequest, find_architecture, is_keras
 from forerun.question.saving import Fp8Recipe, Saving, Unquantized
 from forerun.question.setup import OptimizerImplementation, Phase, Precision, TrainingSetup
 from forerun.tracing.isolated import is_isolated, run_isolated
-from forerun.tracing.models.hub import is_hub_name, kept_config_path
 from forerun.tracing.shipped import SHIPPED_OPTIMIZERS, full_name, shipped_graph, shipped_models
 from forerun.tracing.source import Question, find_source, named_source
 
@@ -106,7 +104,11 @@ def trace(
             few_blocks=few_blocks,
             needs_compiled_ends=is_compiled,
         )
-    return compiled_graph(graph) if is_compiled else graph
+    if not is_compiled:
+        return graph
+    from forerun.graph.compiled import compiled_graph
+
+    return compiled_graph(graph)
 
 
 def _eager_graph(
@@ -131,6 +133,8 @@ def _eager_graph(
         known = _known(path, setup)
     if known is None and path is not None and not few_blocks:
         known = _shipped(request, setup)
+        if known is not None and not known.notes:  # a file of the cache holds no notes
+            _keep(known, path)  # unpacking the archive takes longer than reading a file
     if known is not None and (len(known.memory.compiled_end) or not needs_compiled_ends):
         return known
     few_blocks = few_blocks and module is None
@@ -404,8 +408,10 @@ def _definition(model: str) -> str | None:
     known = find_architecture(model)
     if known is not None and not Path(rest).expanduser().exists():
         return json.dumps([known.model_class, dict(known.config)], sort_keys=True)
-    if prefix == "hf" and is_hub_name(rest):
-        rest = str(kept_config_path(rest))
+    if prefix == "hf":
+        from forerun.tracing.models.hub import is_hub_name, kept_config_path
+
+        rest = str(kept_config_path(rest)) if is_hub_name(rest) else rest
     is_keras_file = model.endswith((".keras", ".h5", ".hdf5"))
     source = named_source(model)
     if is_keras_file or (source is not None and source.reads_file):

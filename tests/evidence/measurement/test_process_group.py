@@ -17,7 +17,7 @@ from forerun.evidence.measurement.runners.link_runner import (
 )
 from forerun.evidence.measurement.runners.process_group import run_in_group
 from forerun.evidence.records.measurement import JobKind, Measurement, Outcome, Summary
-from forerun.question.devices.link import find_link
+from forerun.question.devices.cluster import find_link
 
 
 def ranks(rank, num_processes, device, argument):

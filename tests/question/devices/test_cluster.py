@@ -6,8 +6,15 @@ from hypothesis import strategies as st
 
 from forerun.base.errors import CatalogError, InvalidSetupError, UnknownDeviceError
 from forerun.question.devices import load_catalog
-from forerun.question.devices.cluster import link_of_board, parse_cluster, parse_link
-from forerun.question.devices.link import LinkKind, find_link, load_links, parse_links
+from forerun.question.devices.cluster import (
+    LinkKind,
+    find_link,
+    link_of_board,
+    load_links,
+    parse_cluster,
+    parse_link,
+    parse_links,
+)
 
 
 def test_every_figure_of_every_link_has_a_source():

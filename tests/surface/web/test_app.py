@@ -12,9 +12,8 @@ from fastapi.testclient import TestClient
 import forerun
 from forerun.base.errors import FailureError, UsageError
 from forerun.surface.web.app import MAX_BODY_BYTES, make_app
-from forerun.surface.web.load import ClientLimit
+from forerun.surface.web.load import BusyError, ClientLimit, Tracer
 from forerun.surface.web.questions import check_device_name, check_link_name, check_model_name
-from forerun.surface.web.tracer import BusyError, Tracer
 
 MODEL = "cnn:depth=2,base_filters=32"
 PREDICT = {"model": MODEL, "device": "t4"}

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import typer
 
 from forerun.question.options import DEVICE_HELP, RunOptions, ScaleOptions
-from forerun.question.settings import Setting, TypedDict, declared
-from forerun.surface.cli.options import COMMAND_HELP, UnsafeFilesOption, model_of
-from forerun.surface.cli.settings import parse_numbers
+from forerun.question.settings import Setting, declared
+from forerun.surface.cli.settings import COMMAND_HELP, UnsafeFilesOption, model_of, parse_numbers
 from forerun.surface.cli.verbs import verb
 
 if TYPE_CHECKING:

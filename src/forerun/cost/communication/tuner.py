@@ -18,8 +18,7 @@ from forerun.cost.communication.collectives import (
     hierarchical_all_reduce_time_s,
     ring_all_reduce_time_s,
 )
-from forerun.question.devices.cluster import Cluster, require_link
-from forerun.question.devices.link import Link, LinkKind
+from forerun.question.devices.cluster import Cluster, Link, LinkKind, require_link
 from forerun.question.sharing import Algorithm
 
 __all__ = ["AllReduce", "Choice", "all_reduce_of", "nccl_choice"]

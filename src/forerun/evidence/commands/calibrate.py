@@ -10,7 +10,7 @@ import typer
 from forerun.base.errors import UsageError
 from forerun.base.units import parse_amount
 from forerun.evidence.commands.measure_options import FrameworkOption
-from forerun.surface.cli.options import SETTING_HELP, RecordsOption
+from forerun.surface.cli.settings import SETTING_HELP, RecordsOption
 from forerun.surface.cli.verbs import verb
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forerun.surface.cli.options import SETTING_HELP
+from forerun.surface.cli.settings import SETTING_HELP
 from forerun.surface.cli.verbs import Verbs, verb
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ _TIMM = " For timm's CSV only."
 
 
 def _plot(path: Path, found: tuple[Evaluation, str]) -> None:
-    from forerun.surface.report.plots import predicted_versus_actual
+    from forerun.surface.report.figure import predicted_versus_actual
 
     evaluation, records = found
     predicted_versus_actual(

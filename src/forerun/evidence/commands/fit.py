@@ -114,8 +114,7 @@ def _write_plots(result: FitResult, records: list[str], device: str | None, fold
         throughputs,
     )
     from forerun.question.devices import find_device
-    from forerun.surface.report.figure import STEP_TIMES, TimeAxis
-    from forerun.surface.report.plots import predicted_versus_actual
+    from forerun.surface.report.figure import STEP_TIMES, TimeAxis, predicted_versus_actual
 
     title = f"{result.model.kind} on held-out configurations"
     # The table's own target, on the axes that its reader draws it on.

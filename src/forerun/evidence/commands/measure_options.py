@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypedDict, TypeVar
 
 import typer
 
 from forerun.base.errors import InvalidSetupError
 from forerun.evidence.measurement.step_options import BatchSizes, ImageSize, Precisions, StepOptions
-from forerun.question.settings import Setting, TypedDict
+from forerun.question.settings import Setting
 
 __all__ = [
     "CompositionOptions",

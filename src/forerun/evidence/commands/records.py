@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forerun.base.errors import UsageError
-from forerun.surface.cli.options import RecordsOption
+from forerun.surface.cli.settings import RecordsOption
 from forerun.surface.cli.verbs import Verbs, verb
 
 if TYPE_CHECKING:

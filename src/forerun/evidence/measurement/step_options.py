@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, TypedDict
 
-from forerun.question.settings import Setting, TypedDict
+from forerun.question.settings import Setting
 
 __all__ = ["BatchSizes", "ImageSize", "Precisions", "StepOptions", "StepSettings"]
 

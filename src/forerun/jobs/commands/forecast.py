@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import typer
 
 from forerun.base.errors import ForecastError, RecordError
-from forerun.question.settings import Setting, TypedDict, checked
-from forerun.surface.cli.options import PlotOption
+from forerun.question.settings import Setting, checked
 from forerun.surface.cli.output import page_width, print_page, quiet_libraries
+from forerun.surface.cli.settings import PlotOption
 from forerun.surface.cli.verbs import Verbs, verb
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from forerun.question.devices.catalogue import load_catalog
     from forerun.question.devices.device import Device, DeviceKind, NumberFormat
-    from forerun.question.devices.device_file import load_device_file
     from forerun.question.devices.finder import find_device
     from forerun.question.devices.here import Host, HostGpu, describe_host
+    from forerun.question.devices.rows import load_device_file
 
 __all__ = [
     "Device",
@@ -33,7 +33,7 @@ _MODULES = {
     "describe_host": "here",
     "find_device": "finder",
     "load_catalog": "catalogue",
-    "load_device_file": "device_file",
+    "load_device_file": "rows",
 }
 
 

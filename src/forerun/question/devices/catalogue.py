@@ -10,8 +10,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 
 from forerun.base.errors import CatalogError
-from forerun.question.devices.device import Device
-from forerun.question.devices.device_file import device_of
+from forerun.question.devices.device import Device, device_of
 
 __all__ = [
     "devices_of_architecture",

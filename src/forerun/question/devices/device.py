@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from forerun.base.answers import Answer
 
 __all__ = [
+    "PEAKS",
     "SOURCE_GROUPS",
     "SOURCE_KEYS",
     "Device",
@@ -16,6 +18,7 @@ __all__ = [
     "LinkKind",
     "NumberFormat",
     "PriceKind",
+    "device_of",
 ]
 
 
@@ -142,3 +145,43 @@ class Device(Answer):
             return True
         half = max(peaks.get(NumberFormat.FP16, 0.0), peaks.get(NumberFormat.BF16, 0.0))
         return half > 2.5 * peaks[NumberFormat.FP32]
+
+
+# Key in the file -> (field of Device, SI value of one unit). Vendors' GB of memory, MB of cache are binary.
+_FIGURES: Mapping[str, tuple[str, float]] = {
+    "boost_clock_mhz": ("boost_clock_hz", 1e6),
+    "l2_cache_mb": ("l2_cache_bytes", 1024**2),
+    "memory_gb": ("memory_bytes", 1024**3),
+    "memory_bandwidth_gb_s": ("memory_bandwidth_bytes_per_s", 1e9),
+    "power_limit_w": ("power_limit_w", 1.0),
+}
+_TEXTS = ("name", "title", "vendor", "architecture", "segment", "release", "memory_type", "bus")
+PEAKS = "peak_tflops"
+
+
+def device_of(table: Mapping[str, Any]) -> Device:
+    """A device from a table that was checked, its figures in SI units."""
+    figures: dict[str, Any] = {field: float(table[key]) * unit for key, (field, unit) in _FIGURES.items()}
+    texts: dict[str, Any] = {key: table[key] for key in _TEXTS}
+    return Device(
+        **texts,
+        **figures,
+        kind=DeviceKind(table["kind"]),
+        num_compute_units=table["num_compute_units"],
+        peak_flops_per_s={NumberFormat(key): float(rate) * 1e12 for key, rate in table[PEAKS].items()},
+        aliases=tuple(table.get("aliases", ())),
+        sources=_sources(table["sources"]),
+        notes=table.get("notes", ""),
+    )
+
+
+def _sources(given: Mapping[str, Any]) -> dict[str, str]:
+    found = {
+        _FIGURES[key][0] if key in _FIGURES else key: given[key if key in given else group]
+        for key, group in SOURCE_GROUPS.items()
+    }
+    rates = given[PEAKS]
+    field = "peak_flops_per_s"
+    if isinstance(rates, str):
+        return found | {field: rates}
+    return found | {f"{field}.{rate}": rates[rate] for rate in sorted(rates)}

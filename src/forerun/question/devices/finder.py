@@ -9,7 +9,6 @@ from forerun.base.errors import UnknownDeviceError, near_matches
 from forerun.base.stages import LOGGER
 from forerun.question.devices.catalogue import load_catalog, matching_devices, normalise_name
 from forerun.question.devices.device import Device
-from forerun.question.devices.device_file import load_device_file
 
 __all__ = ["find_device"]
 
@@ -38,7 +37,14 @@ def find_device(name: str, *, prefer_sxm: bool = False) -> Device:
 
         return this_device()
     if name.strip().lower().endswith(".toml"):
-        return _device_of_file(name.strip())
+        from forerun.question.devices.rows import load_device_file  # with its library of schemas
+
+        path = Path(name.strip()).expanduser()
+        if not path.is_file():
+            raise UnknownDeviceError(
+                f"expected a hardware file at '{name.strip()}', but there is none; check the path"
+            )
+        return load_device_file(path)
     found = matching_devices(name)
     if len(found) == 1:
         return found[0]
@@ -48,13 +54,6 @@ def find_device(name: str, *, prefer_sxm: bool = False) -> Device:
         LOGGER.warning("'%s' is taken as %s, the SXM board; also known: %s", name, boards[0].name, others)
         return boards[0]
     raise UnknownDeviceError(_many_message(name, found) if found else _none_message(name))
-
-
-def _device_of_file(name: str) -> Device:
-    path = Path(name).expanduser()
-    if not path.is_file():
-        raise UnknownDeviceError(f"expected a hardware file at '{name}', but there is none; check the path")
-    return load_device_file(path)
 
 
 def _many_message(name: str, found: Iterable[Device]) -> str:

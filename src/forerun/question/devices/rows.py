@@ -1,4 +1,4 @@
-"""Tables of a user's TOML files of devices, links, prices and clusters, with a unit in every key.
+"""Tables of a user's TOML files of devices, links, prices and clusters, with a unit in every key; devices from them.
 
 The shipped catalogue was checked against these models when it was packed (``tests/question/devices``), so that naming a
 device of it needs no schema library, which takes longer to import than the device to read.
@@ -7,13 +7,36 @@ device of it needs no schema library, which takes longer to import than the devi
 from __future__ import annotations
 
 import datetime
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from forerun.question.devices.device import SOURCE_KEYS, DeviceKind, LinkKind, NumberFormat, PriceKind
+from forerun.base.errors import CatalogError
+from forerun.base.tables import checked_table, read_toml
+from forerun.question.devices.device import (
+    PEAKS,
+    SOURCE_GROUPS,
+    SOURCE_KEYS,
+    Device,
+    DeviceKind,
+    LinkKind,
+    NumberFormat,
+    PriceKind,
+    device_of,
+)
 
-__all__ = ["ClusterRow", "DeviceRow", "LinkRow", "OwnedRow", "PriceRow"]
+__all__ = [
+    "ClusterRow",
+    "DeviceRow",
+    "LinkRow",
+    "OwnedRow",
+    "PriceRow",
+    "load_device_file",
+    "parse_devices",
+    "read_device_file",
+]
 
 Text = Annotated[str, Field(pattern=r"\S", description="a text that is not empty")]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True, description="a positive number")]
@@ -128,3 +151,53 @@ class ClusterRow(_Table):
     num_devices_per_node: int = Field(default=1, strict=True, description="a whole number")
     intra_link: Text | None = None
     inter_link: Text | None = None
+
+
+def load_device_file(path: str | Path) -> Device:
+    """The one device of a user's TOML file; its table may be ``[device]`` or ``[[device]]``."""
+    devices = read_device_file(Path(path))
+    if len(devices) != 1:
+        raise CatalogError(
+            f"{path}: expected one device, got {len(devices)}; keep one [device] table per file"
+        )
+    return devices[0]
+
+
+def read_device_file(path: Path) -> tuple[Device, ...]:
+    """All devices of one TOML file."""
+    return parse_devices(read_toml(path, "hardware"), str(path))
+
+
+def parse_devices(document: Mapping[str, Any], where: str) -> tuple[Device, ...]:
+    """All devices of one parsed document, each checked; ``where`` names it in messages.
+
+    Raises:
+        CatalogError: A figure or its source is missing or impossible, or a key is unknown.
+    """
+    tables = document.get("device", [])
+    tables = [tables] if isinstance(tables, dict) else tables
+    is_list = isinstance(tables, list) and all(isinstance(table, dict) for table in tables)
+    if set(document) - {"device"} or not is_list or not tables:
+        raise CatalogError(
+            f"{where}: expected at least one [[device]] table and nothing else, got {sorted(document)}"
+        )
+    found = []
+    for table in tables:
+        place = f"{where}, device '{table.get('name', '?')}'"
+        checked_table(table, DeviceRow, place)
+        _check_sources(table, place)
+        found.append(device_of(table))
+    return tuple(found)
+
+
+def _check_sources(table: Mapping[str, Any], where: str) -> None:
+    """Every figure has a source of its own or that of its group, every rate too."""
+    given, rates = table["sources"], table["sources"].get(PEAKS)
+    for key, group in {**SOURCE_GROUPS, PEAKS: PEAKS}.items():
+        if key not in given and group not in given:
+            raise CatalogError(f"{where}: '{key}' has no source; add sources.{key} or sources.{group}")
+    unlike = {} if isinstance(rates, str) else set(rates) ^ set(table[PEAKS])
+    if unlike:
+        raise CatalogError(
+            f"{where}, sources.{PEAKS}: expected a source for each rate, unlike are {', '.join(sorted(unlike))}"
+        )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forerun.surface.cli.options import UnsafeFilesOption
+from forerun.surface.cli.settings import UnsafeFilesOption
 from forerun.surface.cli.verbs import verb
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forerun.surface.cli.options import JsonOption, MetricOption, ShowOutputOption
 from forerun.surface.cli.output import print_json
+from forerun.surface.cli.settings import JsonOption, MetricOption, ShowOutputOption
 from forerun.surface.cli.verbs import verb
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forerun.surface.cli.options import RUN_TIME_HELP, SETTING_HELP
+from forerun.surface.cli.settings import RUN_TIME_HELP, SETTING_HELP
 from forerun.surface.cli.verbs import verb
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import typer
 from forerun.base.units import parse_amount
 from forerun.question.settings import checked, declared
 from forerun.script.tuning.options import ScenarioOptions, TuneOptions
-from forerun.surface.cli.options import ShowOutputOption
+from forerun.surface.cli.settings import ShowOutputOption
 from forerun.surface.cli.verbs import Verbs, verb
 
 if TYPE_CHECKING:

@@ -1,24 +1,28 @@
-"""``forerun models`` and ``forerun doctor``: the names that are known, and the state of this installation."""
+"""The names that are known, the state of this installation and its versions: ``models``, ``doctor``, ``--version``."""
 
 from __future__ import annotations
 
 import os
+import platform
 import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from forerun import __version__
 from forerun.base.answers import Answer
 from forerun.base.errors import UsageError, near_matches
 from forerun.base.extras import EXTRA_OF_PACKAGE, installed_version
+from forerun.surface.cli.settings import flat_names
 from forerun.surface.cli.verbs import verb
 
-__all__ = ["doctor", "models"]
+__all__ = ["doctor", "models", "version_lines"]
+
 
 _MOST_NAMES = 40
 
@@ -50,23 +54,11 @@ def models(
     """List the models that predict knows by name; --json gives all."""
     from forerun.prediction.models import kept_model_names, model_names
 
-    known = list(dict.fromkeys(_flat(kept_model_names() or model_names())))
+    known = list(dict.fromkeys(flat_names(kept_model_names() or model_names())))
     found = tuple(name for name in known if word.lower() in name.lower())
     if not found:
         raise UsageError(f"no model has '{word}' in its name{near_matches(word, known)}; see docs/models.md")
     return _Names(word=word, models=found)
-
-
-def _flat(names: Any) -> Iterator[str]:
-    """The names in a listing by source."""
-    if isinstance(names, str):
-        yield names
-    elif isinstance(names, dict):
-        for part in names.values() if "name" not in names else [names["name"]]:
-            yield from _flat(part)
-    elif isinstance(names, list | tuple):
-        for part in names:
-            yield from _flat(part)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,3 +156,36 @@ def _processes() -> Iterator[int]:
         is_forerun = any(Path(word).name == "forerun" or word == "forerun" for word in words[:3])
         if is_forerun and process.info["pid"] not in own:
             yield process.info["pid"]
+
+
+_LIBRARIES = (
+    "numpy", "scipy", "pydantic", "typer", "rich", "torch", "torchvision", "timm", "transformers", "onnx", "keras",
+    "tensorflow-cpu", "tensorflow", "scikit-learn", "pandas", "pyarrow", "sqlalchemy", "optuna", "matplotlib", "ray",
+    "fastapi", "mcp",
+)  # fmt: skip
+
+
+def version_lines(*, verbose: bool) -> Iterator[str]:
+    """The version, and with ``verbose`` those of Python, the system, the libraries and the GPUs."""
+    yield f"forerun {__version__}"
+    if not verbose:
+        return
+    from forerun.base.temporary import cache_folder
+    from forerun.cost.time.weights import shipped_weights_path
+    from forerun.question.devices.here import describe_host
+    from forerun.tracing.shipped import shipped_models
+
+    yield f"Python {platform.python_version()} at {sys.executable}"
+    yield platform.platform()
+    host = describe_host()
+    yield f"{host.cpu.model}, {host.num_usable_cores:g} cores usable"
+    for gpu in host.gpus:
+        yield f"GPU {gpu.name}, driver {gpu.driver_version}"
+    yield "libraries: " + ", ".join(_versions())
+    yield f"cost model {shipped_weights_path().name}, graphs of {len(shipped_models())} models"
+    yield f"traced graphs are kept in {cache_folder()}"
+
+
+def _versions() -> Iterator[str]:
+    found = {name: installed_version(name) for name in _LIBRARIES}
+    yield from (f"{name} {version}" for name, version in found.items() if version)

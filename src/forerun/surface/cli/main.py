@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Annotated
 
 import typer
 
 from forerun.base.temporary import remove_leftovers
 from forerun.surface.cli.failures import OneLineErrors, end_cleanly_on_signals
-from forerun.surface.cli.options import DebugOption
 from forerun.surface.cli.output import show_any_sign, show_own_warnings
+from forerun.surface.cli.settings import DebugOption
 from forerun.surface.cli.verbs import Root
 
 __all__ = ["app", "run"]
@@ -47,7 +48,7 @@ def root(
 ) -> None:
     """Know what a training run will take before you run it."""
     if version:
-        from forerun.surface.cli.version import version_lines
+        from forerun.surface.cli.doctor import version_lines
 
         for line in version_lines(verbose=verbose):
             typer.echo(line)
@@ -60,6 +61,7 @@ def root(
 
 def run() -> None:
     """Entry point of the command ``forerun``."""
+    gc.set_threshold(50_000)  # imports and short answers leave few cycles, and looking for them takes time
     show_any_sign()
     show_own_warnings()
     end_cleanly_on_signals()

@@ -13,8 +13,14 @@ import typer
 from forerun.base.errors import UsageError
 from forerun.base.plugins import plugin, plugin_names
 from forerun.search.options import PlanOptions
-from forerun.surface.cli.options import COMMAND_HELP, UnsafeFilesOption, model_of
 from forerun.surface.cli.output import json_text
+from forerun.surface.cli.settings import (
+    COMMAND_HELP,
+    UnsafeFilesOption,
+    known_devices,
+    known_models,
+    model_of,
+)
 from forerun.surface.cli.verbs import verb
 
 if TYPE_CHECKING:
@@ -111,6 +117,7 @@ def plan(
             metavar="MODEL",
             help="Model, as in 'forerun predict'; keys of a family may be ranges (cnn:depth=2..4,base_filters=32..64). "
             "Several models are separated by semicolons." + COMMAND_HELP,
+            autocompletion=known_models,
         ),
     ],
     on: Annotated[
@@ -118,6 +125,7 @@ def plan(
         typer.Option(
             metavar="DEVICES",
             help="Devices to compare, separated by commas; 4xt4 is one job on four, 2x4xt4 on two nodes of four.",
+            autocompletion=known_devices,
         ),
     ],
     settings: dict[str, Any],

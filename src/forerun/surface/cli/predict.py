@@ -6,14 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from forerun.base.errors import UsageError
-from forerun.question.options import MODEL_HELP, RunOptions
-from forerun.surface.cli.options import COMMAND_HELP, OnDevice, UnsafeFilesOption, model_of
+from forerun.question.options import RunOptions
 from forerun.surface.cli.output import page_width
+from forerun.surface.cli.settings import ModelOrCommand, OnDevice, UnsafeFilesOption, model_of
 from forerun.surface.cli.verbs import verb
 
 if TYPE_CHECKING:
@@ -70,7 +68,7 @@ def _page(found: _Prediction) -> Iterator[Any]:
 def _plot(path: Path, found: _Prediction) -> None:
     """Throughput and memory against the batch size."""
     import forerun
-    from forerun.surface.report.plots import throughput_and_memory
+    from forerun.surface.report.figure import throughput_and_memory
     from forerun.surface.report.wording import plot_title
 
     estimate = found.estimate
@@ -126,7 +124,7 @@ def plot_batch_sizes(batch_size: int, largest_that_fits: float | None) -> tuple[
     ),
 )
 def predict(
-    model: Annotated[list[str], typer.Argument(metavar="MODEL", help=MODEL_HELP + COMMAND_HELP)],
+    model: ModelOrCommand,
     on: OnDevice,
     settings: dict[str, Any],
     use_cache: bool,

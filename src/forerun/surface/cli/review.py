@@ -1,8 +1,12 @@
-"""``forerun review``: the runs of a project before and after a change, as a comment on a pull request shows them."""
+"""Two answers side by side: ``forerun compare``, and ``forerun review`` of a project before and after a change.
+
+A review is printed as a comment on a pull request shows it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,9 +19,10 @@ from forerun.base.errors import FailureError, UsageError
 from forerun.base.units import format_bytes, format_duration_s
 from forerun.prediction.comparison import RunComparison, change_words, compare_answers
 from forerun.surface.cli.submit import broken_limits, predicted
-from forerun.surface.cli.verbs import verb
+from forerun.surface.cli.verbs import Verbs, verb
 
-__all__ = ["ReviewedRun", "RunsReview", "review", "review_markdown"]
+__all__ = ["ReviewedRun", "RunsReview", "compare", "review", "review_markdown"]
+
 
 _LEAST_CHANGE = 0.01
 """Relative change from which a quantity counts as changed: the same run predicted with another trace scatters less."""
@@ -191,3 +196,43 @@ def review(
             _reviewed(name, command, within, before, file.parent) for name, (command, within) in runs.items()
         )
     )
+
+
+@verb(
+    "Compare two predictions kept with --json.",
+    page="forerun.surface.report.page:comparison_page",
+    plot="forerun.surface.report.objects:save_plot",
+)
+def answers(
+    first: Annotated[Path, typer.Argument(metavar="A.json", help="Answer of 'forerun predict --json'.")],
+    second: Annotated[Path, typer.Argument(metavar="B.json", help="The other answer.")],
+) -> RunComparison:
+    """Compare two predictions: what differs in the question, and which parts of time, memory and money follow."""
+    from forerun.prediction.comparison import compare_answers
+
+    return compare_answers(_read(first), _read(second))
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(
+            f"cannot read {path}: {error.strerror or error}; make it with forerun predict --json"
+        ) from None
+    except ValueError as error:
+        raise UsageError(
+            f"{path}: expected an answer of 'forerun predict --json', got no JSON ({error}); make it anew"
+        ) from None
+
+
+def _chosen(words: Sequence[str]) -> str:
+    return "answers" if words and words[0].endswith(".json") else "runs"
+
+
+compare = Verbs(
+    help="Compare two predictions (A.json B.json), or two configurations of a script by running them in turns.",
+    short_help="Compare two predictions, or two configurations of a script.",
+    questions={"answers": answers, "runs": "forerun.script.commands.compare:compare"},
+    chosen=_chosen,
+)

@@ -1,21 +1,29 @@
-"""``forerun scale``: on devices and nodes; other forms of it are entry points ``scale.NAME``."""
+"""Questions about many devices: ``scale`` (other forms of it are entry points), ``layouts`` and ``advise``."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from forerun.question.options import MODEL_HELP, ScaleOptions
-from forerun.surface.cli.options import COMMAND_HELP, OnDevice, UnsafeFilesOption, model_of
-from forerun.surface.cli.settings import parse_numbers
+from forerun.question.options import LayoutOptions, RunOptions, ScaleOptions
+from forerun.surface.cli.settings import (
+    ModelArgument,
+    ModelOrCommand,
+    OnDevice,
+    UnsafeFilesOption,
+    model_of,
+    parse_numbers,
+)
 from forerun.surface.cli.verbs import Verbs, verb
 
 if TYPE_CHECKING:
+    from forerun.search.advise import AdvicePlan
+    from forerun.search.layouts import LayoutPlan
     from forerun.search.scale import ScaleCurve
 
-__all__ = ["scale"]
+__all__ = ["advise", "layouts", "scale"]
+
 
 _QUESTION_OF = {"--fit": "points", "--propose": "points", "--workers": "servers", "--servers": "servers"}
 """Options that only one other question has, which may then stay unnamed."""
@@ -31,7 +39,7 @@ _QUESTION_OF = {"--fit": "points", "--propose": "points", "--workers": "servers"
     traces=True,
 )
 def devices(
-    model: Annotated[list[str], typer.Argument(metavar="MODEL", help=MODEL_HELP + COMMAND_HELP)],
+    model: ModelOrCommand,
     on: OnDevice,
     settings: dict[str, Any],
     use_cache: bool,
@@ -56,3 +64,45 @@ scale = Verbs(
     short_help="Predict how training scales with devices or servers.",
     chosen=_chosen,
 )
+
+
+@dataclass(frozen=True)
+class _Layouts:
+    """The layouts, and the framework whose file alone is wanted."""
+
+    plan: LayoutPlan
+    framework: str | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The layouts as plain data."""
+        return self.plan.as_dict()
+
+
+def _page(found: _Layouts) -> Any:
+    if found.framework:
+        return found.plan.files[found.framework].removesuffix("\n")
+    from forerun.surface.report.scale_page import layouts_page
+
+    return layouts_page(found.plan)
+
+
+@verb("Find the best way to divide a model among devices.", options=LayoutOptions, page=_page, traces=True)
+def layouts(model: ModelArgument, on: OnDevice, settings: dict[str, Any], use_cache: bool) -> _Layouts:
+    """Find the best way to divide MODEL among the devices of a cluster."""
+    import forerun
+
+    plan = forerun.layouts(model, device=on, use_cache=use_cache, **settings)
+    return _Layouts(plan, settings.get("write"))
+
+
+@verb(
+    "Name the changes that help a run most.",
+    options=RunOptions,
+    page="forerun.surface.report.scale_page:advice_page",
+    traces=True,
+)
+def advise(model: ModelArgument, on: OnDevice, settings: dict[str, Any], use_cache: bool) -> AdvicePlan:
+    """Name the three changes that help training MODEL on DEVICE most, with their gain and memory."""
+    import forerun
+
+    return forerun.advise(model, device=on, use_cache=use_cache, **settings)

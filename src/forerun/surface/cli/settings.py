@@ -1,10 +1,10 @@
-"""Declared settings as options of a command, and help that groups them."""
+"""Options of commands: those that several share, and declared settings; and help that groups them."""
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Optional
@@ -12,13 +12,35 @@ from typing import Annotated, Any, Optional
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from forerun.base.errors import InvalidSetupError
+from forerun.base.errors import InvalidSetupError, UsageError
+from forerun.base.plugins import plugin
+from forerun.question.options import DEVICE_HELP, MODEL_HELP, RunOptions
 from forerun.question.settings import Declared, check_number, declared
 
 __all__ = [
+    "COMMAND_HELP",
+    "RUN_TIME_HELP",
+    "SETTING_HELP",
+    "DebugOption",
     "GroupedHelp",
+    "InProcessOption",
+    "JsonOption",
+    "MetricOption",
+    "ModelArgument",
+    "ModelOrCommand",
+    "NoCacheOption",
+    "OnDevice",
     "PlainValues",
+    "PlotOption",
+    "RecordsOption",
+    "ShowOutputOption",
+    "TimeoutOption",
+    "UnsafeFilesOption",
+    "flat_names",
     "grouped_options",
+    "known_devices",
+    "known_models",
+    "model_of",
     "parse_input_shape",
     "parse_numbers",
     "parse_price_usd_per_hour",
@@ -27,6 +49,7 @@ __all__ = [
     "setting_parameters",
     "settings_of",
 ]
+
 
 _HEADINGS = {
     "axes": "What to compare",
@@ -196,10 +219,20 @@ def _annotation(item: Declared, alias: str | None, *, is_text: bool) -> Any:
             *names,
             help=words,
             metavar=setting.metavar or None,
+            autocompletion=_completed(setting.choices) if setting.choices else None,
             rich_help_panel=setting.group,
             show_default=False,
         ),
     ]
+
+
+def _completed(choices: Sequence[str]) -> Callable[[str], list[str]]:
+    """The completion of a shell for a setting of several words."""
+
+    def completed(incomplete: str) -> list[str]:
+        return [str(word) for word in choices if word.startswith(incomplete)]
+
+    return completed
 
 
 _ALL = "--help-all"
@@ -322,3 +355,124 @@ def _own_group(parameter: Any) -> str:
     if parameter.param_type_name == "argument":
         return "arguments"
     return "output" if _OUTPUT & set(parameter.opts) else "main"
+
+
+SETTING_HELP = {name: item.setting.help for name, item in declared(RunOptions).items()}
+"""Help of the settings of a run, for commands that declare such an option themselves."""
+
+COMMAND_HELP = " Or, after --, the command of a training script, such as: -- python train.py --epochs 3."
+"""End of the help of a model that may also be a command."""
+
+RUN_TIME_HELP = "Longest time of one run of the script, such as 10min."
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+PlotOption = Annotated[
+    Path | None, typer.Option(metavar="FILE.png", help="Write a plot as well (.png, .svg or .pdf).")
+]
+
+DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+NoCacheOption = Annotated[
+    bool, typer.Option("--no-cache", help="Trace the model anew instead of reading the cached trace.")
+]
+
+
+def known_models(incomplete: str) -> list[str]:
+    """Names of models for the completion of a shell."""
+    from forerun.prediction.models import kept_model_names
+    from forerun.question.model import architectures
+    from forerun.tracing.shipped import shipped_models
+
+    names = [*architectures(), *shipped_models(), *flat_names(kept_model_names() or {})]
+    bare = [name.rpartition(":")[2] for name in shipped_models() if "=" not in name]
+    return [name for name in dict.fromkeys([*bare, *names]) if name.startswith(incomplete)]
+
+
+def flat_names(names: Any) -> Iterator[str]:
+    """The names in a listing by source."""
+    if isinstance(names, str):
+        yield names
+    elif isinstance(names, dict):
+        for part in names.values() if "name" not in names else [names["name"]]:
+            yield from flat_names(part)
+    elif isinstance(names, list | tuple):
+        for part in names:
+            yield from flat_names(part)
+
+
+def known_devices(incomplete: str) -> list[str]:
+    """Names of devices for the completion of a shell, after numbers such as 4x8x and commas."""
+    from forerun.question.devices import load_catalog
+
+    before, number, name = _NUMBERED.fullmatch(incomplete).groups()  # type: ignore[union-attr]  # matches all
+    return [f"{before}{number}{device}" for device in [*load_catalog(), "here"] if device.startswith(name)]
+
+
+_NUMBERED = re.compile(r"((?:.*,)?)((?:\d+x)*)(.*)", re.DOTALL)
+
+ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP, autocompletion=known_models)]
+ModelOrCommand = Annotated[
+    list[str],
+    typer.Argument(metavar="MODEL", help=MODEL_HELP + COMMAND_HELP, autocompletion=known_models),
+]
+OnDevice = Annotated[str, typer.Option(metavar="DEVICE", help=DEVICE_HELP, autocompletion=known_devices)]
+
+RecordsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--records",
+        metavar="STORE",
+        help="Store of the records: a file or a database URL; if not given, the variable FORERUN_RECORDS or a "
+        "file in your data folder.",
+    ),
+]
+
+MetricOption = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Metric that the script prints, such as val_acc.")
+]
+
+ShowOutputOption = Annotated[
+    bool, typer.Option("--show-output", help="Show the output of the script on stderr.")
+]
+
+UnsafeFilesOption = Annotated[
+    bool,
+    typer.Option(
+        "--unsafe-files",
+        help="Let a captured script change your files; without it, it sees a copy of what it changes.",
+    ),
+]
+
+TimeoutOption = Annotated[
+    str,
+    typer.Option(
+        "--timeout", metavar="120s", help="Longest time of building and tracing one model, on processors."
+    ),
+]
+InProcessOption = Annotated[
+    bool,
+    typer.Option(
+        "--in-process",
+        help="Build the model in this process, not in one of its own; without limits of time and memory.",
+    ),
+]
+
+
+def model_of(words: Sequence[str], *, unsafe_files: bool = False) -> str:
+    """The model of a question: its name, or the capture of the command that stands in its place.
+
+    Raises:
+        UsageError, FailureError: The command cannot be captured.
+    """
+    if len(words) == 1 and not words[0].endswith(".py"):
+        return words[0]
+    captured = plugin("forerun.models", "command")
+    if captured is None:
+        raise UsageError(
+            f"expected the name of one MODEL, got '{' '.join(words)}'; no installed part captures the command of a "
+            "script"
+        )
+    model: str = captured(list(words), unsafe_files=unsafe_files)
+    typer.echo(f"captured {' '.join(words)}; without the script ask again with {model}", err=True)
+    return model

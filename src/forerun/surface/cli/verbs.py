@@ -21,16 +21,6 @@ from typer.core import TyperGroup
 
 from forerun.base.errors import UsageError
 from forerun.base.plugins import plugin, plugin_names
-from forerun.question.config_files import config_model
-from forerun.surface.cli.options import (
-    DebugOption,
-    InProcessOption,
-    JsonOption,
-    ModelArgument,
-    NoCacheOption,
-    PlotOption,
-    TimeoutOption,
-)
 from forerun.surface.cli.output import (
     TABLE_WIDTH_IN_A_PIPE,
     page_width,
@@ -39,8 +29,15 @@ from forerun.surface.cli.output import (
     quiet_libraries,
 )
 from forerun.surface.cli.settings import (
+    DebugOption,
     GroupedHelp,
+    InProcessOption,
+    JsonOption,
+    ModelArgument,
+    NoCacheOption,
     PlainValues,
+    PlotOption,
+    TimeoutOption,
     parse_time_s,
     read_settings,
     setting_parameters,
@@ -53,9 +50,9 @@ _CORE = {
     "predict": "forerun.surface.cli.predict:predict",
     "plan": "forerun.surface.cli.plan:plan",
     "scale": "forerun.surface.cli.scale:scale",
-    "layouts": "forerun.surface.cli.layouts:layouts",
-    "advise": "forerun.surface.cli.layouts:advise",
-    "compare": "forerun.surface.cli.compare:compare",
+    "layouts": "forerun.surface.cli.scale:layouts",
+    "advise": "forerun.surface.cli.scale:advise",
+    "compare": "forerun.surface.cli.review:compare",
     "review": "forerun.surface.cli.review:review",
     "hardware": "forerun.surface.cli.hardware:hardware",
     "sbatch": "forerun.surface.cli.submit:sbatch",
@@ -139,6 +136,8 @@ def verb(
             if known:
                 given["settings"] = read_settings(known, readers, given)
             if names_a_model and not given["model"]:
+                from forerun.question.recipes import config_model
+
                 found = config_model(given["settings"].get("config"))
                 given["model"] = found if own["model"].annotation is ModelArgument else [found]
             if traces:

@@ -23,12 +23,12 @@ _WIDTH = 96
 _REPORT = "forerun.surface.report"
 _PAGES: Mapping[str, str] = {
     "Estimate": f"{_REPORT}.page:object_page",
-    "RunComparison": f"{_REPORT}.comparison_page:comparison_page",
+    "RunComparison": f"{_REPORT}.page:comparison_page",
     "Plan": f"{_REPORT}.plan_page:plan_page",
-    "Sweep": f"{_REPORT}.comparison_page:sweep_page",
+    "Sweep": f"{_REPORT}.page:sweep_page",
     "ScaleCurve": f"{_REPORT}.scale_page:scale_page",
-    "LayoutPlan": f"{_REPORT}.layouts_page:layouts_page",
-    "AdvicePlan": f"{_REPORT}.layouts_page:advice_page",
+    "LayoutPlan": f"{_REPORT}.scale_page:layouts_page",
+    "AdvicePlan": f"{_REPORT}.scale_page:advice_page",
     "Schedule": "forerun.jobs.pages.schedule_page:schedule_page",
     "RunForecast": "forerun.jobs.pages.forecast_page:forecast_page",
     "Profile": "forerun.script.pages.profile_page:profile_page",

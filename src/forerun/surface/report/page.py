@@ -1,9 +1,10 @@
-"""The page of a prediction, with its bars of characters, as wide as the terminal leaves room for."""
+"""The page of a prediction, with bars as wide as the terminal leaves room for, of two side by side, and of a sweep."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.measure import Measurement
@@ -15,6 +16,7 @@ from rich.text import Text
 
 from forerun.base.units import format_bytes, format_count, format_duration_s, format_energy_j
 from forerun.prediction.estimate import Estimate, Interval
+from forerun.surface.report.tables import table, table_of
 from forerun.surface.report.wording import (
     bound_sentence,
     fit_sentence,
@@ -27,16 +29,23 @@ from forerun.surface.report.wording import (
     setup_words,
 )
 
+if TYPE_CHECKING:
+    from forerun.prediction.comparison import Difference, RunComparison
+    from forerun.search.sweep import Sweep
+
 __all__ = [
     "PAGE_WIDTH",
     "WIDTH_WITH_BARS",
     "Bar",
     "bar_cells",
     "bar_text",
+    "comparison_page",
     "estimate_page",
     "merge_small",
     "object_page",
+    "sweep_page",
 ]
+
 
 PAGE_WIDTH = 96
 """Longest line of the page, because longer ones are hard to read on any terminal."""
@@ -271,3 +280,69 @@ class Bar:
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         return Measurement(min(10, options.max_width), options.max_width)
+
+
+_NUM_PARTS = 6
+
+
+def comparison_page(found: RunComparison) -> RenderableType:
+    """Two predictions: the settings that differ, the changes with their reasons, and the parts of time and memory."""
+    settings = table(
+        ("setting", "first", "second"),
+        [(item.name, _word(item.before), _word(item.after)) for item in found.settings],
+        left=("setting", "first", "second"),
+    )
+    parts: list[RenderableType] = [
+        Text.assemble(("first   ", "bold"), found.first),
+        Text.assemble(("second  ", "bold"), found.second),
+        Text(""),
+    ]
+    if found.settings:
+        parts += [settings, Text("")]
+    parts += [Text(f"  -  {sentence}") for sentence in found.sentences]
+    for title, items, words in (
+        ("time of a step", found.time_parts, format_duration_s),
+        ("memory", found.memory_parts, format_bytes),
+    ):
+        if items:
+            parts += [Text(""), _table(title, items, words)]
+    return Group(*parts)
+
+
+def _word(value: Any) -> str:
+    return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _table(title: str, items: tuple[Difference, ...], words: Any) -> RenderableType:
+    from forerun.prediction.comparison import change_words
+
+    return table_of(
+        items[:_NUM_PARTS],
+        {
+            title: lambda item: item.name,
+            "first": lambda item: words(item.before),
+            "second": lambda item: words(item.after),
+            "change": lambda item: None if item.change is None else change_words(item.change),
+        },
+        left=(title,),
+    )
+
+
+def sweep_page(sweep: Sweep) -> RenderableType:
+    """A row for each device, precision and batch size."""
+    rows = [
+        (
+            device,
+            precision,
+            str(size),
+            format_duration_s(float(sweep.step_time_s[i, j, k])),
+            format_count(float(sweep.throughput_samples_per_s[i, j, k])),
+            format_bytes(float(sweep.peak_memory_bytes[i, j, k])),
+        )
+        for i, device in enumerate(sweep.devices)
+        for j, precision in enumerate(sweep.precisions)
+        for k, size in enumerate(sweep.batch_sizes)
+    ]
+    return table(
+        ("device", "precision", "batch", "step", "samples/s", "memory"), rows, left=("device", "precision")
+    )

@@ -22,9 +22,9 @@ from forerun.question.settings import declared
 from forerun.question.setup import TrainingSetup
 from forerun.search.advise import ways_to_fit
 from forerun.search.plan import runs_to_trace
-from forerun.surface.web.configs import kept_config
+from forerun.surface.web.load import Tracer
 from forerun.surface.web.questions import PlanBody, PredictBody, ScaleBody
-from forerun.surface.web.tracer import Tracer
+from forerun.surface.web.reach import kept_config
 from forerun.tracing.trace import is_traced
 
 __all__ = ["Answers", "Kind"]

@@ -23,9 +23,8 @@ from forerun import __version__
 from forerun.base.errors import FailureError, ForerunError
 from forerun.surface.web.answers import Answers, Kind
 from forerun.surface.web.guard import BODY_TIMEOUT_S, MAX_BODY_BYTES, Guard, problem
-from forerun.surface.web.load import ClientLimit, Figures, Lane
+from forerun.surface.web.load import BusyError, ClientLimit, Figures, Lane, Tracer
 from forerun.surface.web.questions import PlanBody, PredictBody, ScaleBody
-from forerun.surface.web.tracer import BusyError, Tracer
 
 __all__ = ["MAX_BODY_BYTES", "make_app"]
 

@@ -14,8 +14,7 @@ from forerun.question.options import RunOptions, ScaleOptions
 from forerun.question.settings import declared, field_type, setting_fields
 from forerun.search.axes import expand_models, searched_values
 from forerun.search.options import PlanOptions
-from forerun.surface.web.configs import CONFIG_NAME, config_file
-from forerun.surface.web.reach import Reach, code_of
+from forerun.surface.web.reach import CONFIG_NAME, Reach, code_of, config_file
 
 __all__ = [
     "MAX_HTTP_CANDIDATES",

@@ -7,6 +7,9 @@ alone, so that the refusal of a file that exists is that of one that does not.
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,10 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from forerun.base.errors import UsageError
+from forerun.base.temporary import cache_folder
 from forerun.question.settings import Declared
 from forerun.tracing.source import named_source
 
-__all__ = ["MOST_VALUES", "Reach", "code_of", "joined"]
+__all__ = ["CONFIG_NAME", "MOST_VALUES", "Reach", "code_of", "config_file", "joined", "kept_config"]
+
 
 MOST_VALUES = 4096
 """Longest list in a question; beyond it an answer takes minutes and nobody reads its rows."""
@@ -148,3 +153,43 @@ def joined(arguments: Mapping[str, Any], settings: Mapping[str, Any] | None) -> 
             f"'{twice[0]}' is an argument of this tool and stands in 'settings' as well; give it once, as the argument"
         )
     return {**given, **(settings or {})}
+
+
+CONFIG_NAME = re.compile(r"config:[0-9a-f]{16}")
+"""Name of a configuration that was pasted."""
+
+
+def kept_config(config: dict[str, Any]) -> str:
+    """Keeps a configuration in the cache folder, and returns its name.
+
+    Raises:
+        UsageError: It is no configuration of a model.
+    """
+    if not isinstance(config.get("model_type"), str):
+        raise UsageError("expected the config.json of a Transformers model, which has a model_type; got none")
+    if "auto_map" in config:
+        raise UsageError("this configuration loads code of its own, which is not run; use the command line")
+    content = json.dumps(config, sort_keys=True)
+    name = f"config:{hashlib.sha256(content.encode()).hexdigest()[:16]}"
+    path = _path(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(f".{os.getpid()}")
+    partial.write_text(content, encoding="utf-8")
+    partial.replace(path)
+    return name
+
+
+def config_file(name: str) -> str:
+    """The model of a kept configuration, ``hf:FILE``.
+
+    Raises:
+        UsageError: It was not kept here.
+    """
+    path = _path(name)
+    if not path.is_file():
+        raise UsageError(f"the configuration of '{name}' is not kept on this server; paste it once more")
+    return f"hf:{path}"
+
+
+def _path(name: str) -> Path:
+    return cache_folder() / "configs" / f"{name.removeprefix('config:')}.json"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from forerun.base.errors import CatalogError
 from forerun.question.devices import DeviceKind, NumberFormat, load_catalog, load_device_file
-from forerun.question.devices.device_file import parse_devices
+from forerun.question.devices.rows import parse_devices
 
 COMPLETE = {
     "name": "my-card",

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from forerun.base.errors import FailureError, UsageError
-from forerun.surface.report.plots import check_plot_path, predicted_versus_actual, throughput_and_memory
+from forerun.surface.report.figure import check_plot_path, predicted_versus_actual, throughput_and_memory
 
 SIZES = (1, 2, 4, 8)
 TIMES = np.asarray([0.010, 0.012, 0.016, 0.024])

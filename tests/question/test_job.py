@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from forerun.base.errors import UsageError
-from forerun.question.lengths import CHARACTERS_PER_TOKEN, Samples, read_lengths
+from forerun.question.job import CHARACTERS_PER_TOKEN, Samples, read_lengths
 from forerun.question.run import Run
 
 
