@@ -75,12 +75,12 @@ Stored = Callable[[Tier], tuple[Mapping[str, float], int]]
 
 _POWER = 8.0
 _HALF_POWER_ORIGINS = 4.0
-_LEAST_SCALE = 0.01
+_LEAST_SCALE = 0.006
 _LEVEL_SHARE = 0.01
 _FALL_SHARE = 0.2
-_DEVIATION_SHARE = 0.3
+_DEVIATION_SHARE = 0.6
 _NOISE_SHARE = 2.0
-_SPREAD_SHARE = 0.5
+_SPREAD_SHARE = 0.25
 _MISFIT_SHARE = 0.3
 _REFERENCE = "power law"
 """The member of every tier whose distance from the points that were seen says how regular the run is."""
@@ -206,7 +206,7 @@ def scale_of(
     It grows with how far its members disagree, how irregular the run was, how noisy evaluations are, how unlike
     finished runs of the job are, how far the forecast falls, and the level:
 
-        scale = 0.01 + 0.01 level + 0.2 (level - mean) + 0.3 deviation + 2 noise * mean + 0.5 spread + 0.3 misfit
+        scale = 0.006 + 0.01 level + 0.2 (level - mean) + 0.6 deviation + 2 noise * mean + 0.25 spread + 0.3 misfit
 
     A loss of a language model follows its law to a part in a thousand where an accuracy scatters by parts in a hundred;
     the misfit tells them apart, so that neither has the interval of the other.
