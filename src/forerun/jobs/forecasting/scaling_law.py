@@ -174,7 +174,8 @@ class ScalingLaw:
     def _scatter(self) -> Floats:
         """A single run's own factor, one for each draw and none for the fit itself."""
         chance = np.random.default_rng(1)
-        return np.exp(np.append(0.0, self.log_spread * chance.standard_normal(len(self.draws) - 1)))
+        own = self.log_spread * chance.standard_normal(len(self.draws) - 1)
+        return np.asarray(np.exp(np.append(0.0, own)), dtype=float)
 
 
 def _interval(values: Floats) -> Interval:
