@@ -27,7 +27,7 @@ __all__ = ["FORECAST_STUDY_VERSION", "ForecastStudy", "OriginCoverage", "TargetE
 
 SCHEDULED_TABLE = CURVE_TABLES[0]
 
-FORECAST_STUDY_VERSION = 5
+FORECAST_STUDY_VERSION = 6
 """Raised whenever forecasters, weights or intervals change; a kept study of another version is not used."""
 
 _DROP_SHARE = 0.98
@@ -174,7 +174,7 @@ def _likely_epoch(held: HeldOutForecast) -> float:
     result, table, tier = held.result, held.table, held.tier
     prefix, cut = result.prefix, result.cut
     names = [name for name in PRIORS[tier] if name in result.paths]
-    weights = member_weights(names, tier, table.errors(tier, cut), table.num_origins(tier, cut))
+    weights = member_weights(names, tier, table.stored(cut))
     mix = combined(prefix, tier, result.paths, weights)
     seen = prefix.num_seen
     lucky = futures_of(mix, prefix, held.quantiles) * (1 - prefix.noise)

@@ -87,7 +87,7 @@ def leave_origins_out(results: Sequence[CutResult]) -> list[HeldOutForecast]:
 
 def _held_out(group: ResultGroup, table: BacktestTable) -> list[HeldOutForecast]:
     tier, cut, share = group.tier, group.cut, table.drop_shares[group.kind]
-    mix = group.mixed(table.errors(tier, cut), table.num_origins(tier, cut), share)
+    mix = group.mixed(table.stored(cut), share)
     quantiles = stored_quantiles(tier, table, cut)
     ends = [_ends(mix, quantiles, level) for level in (0.05, 0.95, 0.1, 0.9)]
     return [

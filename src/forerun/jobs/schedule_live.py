@@ -9,6 +9,7 @@ from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
+from forerun.base.answers import Answer
 from forerun.base.errors import FailureError, InvalidSetupError, RecordError, UnknownDeviceError, UsageError
 from forerun.jobs.schedule import draws_of, entries_of, finish_times, schedule_notes, simulation_progress
 from forerun.jobs.schedule_jobs import KnownJob, Links, Say, known_jobs
@@ -44,7 +45,7 @@ _PATIENCE_S = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobAdvice:
+class JobAdvice(Answer):
     """One job: its share now and the share it should have.
 
     Attributes:
@@ -63,7 +64,7 @@ class JobAdvice:
     finish_s: Interval
     reason: str
 
-    def as_dict(self) -> dict[str, Any]:
+    def json_fields(self) -> dict[str, Any]:
         """Its part of the JSON object."""
         return {
             "job": self.job,
@@ -72,13 +73,13 @@ class JobAdvice:
             "action": str(self.action.kind),
             "device": self.action.device or None,
             "gets": [{"node": node, "num_devices": number} for node, number in self.action.nodes],
-            "finish_s": {"value": self.finish_s.value, "low": self.finish_s.low, "high": self.finish_s.high},
+            "finish_s": self.finish_s,
             "reason": self.reason,
         }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LiveSchedule:
+class LiveSchedule(Answer):
     """Advice for a cluster.
 
     Attributes:
@@ -96,17 +97,6 @@ class LiveSchedule:
     jobs: tuple[JobAdvice, ...]
     commands: tuple[str, ...]
     notes: tuple[str, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """The JSON object of ``forerun schedule live ... --json``."""
-        return {
-            "system": self.system,
-            "cluster": self.cluster,
-            "policy": self.policy,
-            "jobs": [job.as_dict() for job in self.jobs],
-            "commands": list(self.commands),
-            "notes": list(self.notes),
-        }
 
 
 def schedule_live(

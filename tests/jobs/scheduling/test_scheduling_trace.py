@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from forerun.base.errors import InvalidSetupError, RecordError, UsageError
 from forerun.jobs.scheduling.trace import (
-    OrderedLoad,
     RigidJob,
     RigidPolicy,
     read_trace,
@@ -88,19 +87,6 @@ def test_it_agrees_with_a_slow_replay(rows, policy):
     jobs = jobs_of(*((float(a), n, float(d) + a / 7919) for a, n, d in rows))
     found = simulate_rigid(jobs, 6, policy, thresholds_device_s=(100.5, 700.5))
     assert found.end_s == pytest.approx(slow(jobs, 6, str(policy), (100.5, 700.5)), abs=1e-3)
-
-
-@given(keys=st.lists(st.integers(0, 10**6), unique=True, max_size=400), asked=st.integers(0, 10**6))
-def test_an_ordered_load_adds_up_what_lies_above(keys, asked):
-    load = OrderedLoad()
-    for k in keys:
-        load.add((float(k), 0.0, k), 1 + k % 7)
-    for k in keys[::3]:
-        load.remove((float(k), 0.0, k))
-    kept = [k for i, k in enumerate(keys) if i % 3]
-    assert load.above((float(asked), 0.0, asked)) == sum(1 + k % 7 for k in kept if k > asked)
-    assert [k for _, _, k in reversed(load)] == sorted(kept, reverse=True)
-    assert len(load) == len(kept)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from forerun.jobs.fit_curve import CurveFit
     from forerun.jobs.forecast_tables import BatchForecast, NetworkForecast
     from forerun.jobs.forecasting.forecast_answer import RunForecast
+    from forerun.jobs.scaling import ScalingForecast
     from forerun.jobs.trade_off import TradeOff
 
 __all__ = ["forecast"]
@@ -342,6 +343,76 @@ def networks(
     return forecast_networks(table, value=metric, leave_out=leave_out, unit=unit)
 
 
+class ScalingOptions(TypedDict, total=False):
+    """Settings of the runs that a law of scaling is asked about."""
+
+    target: Annotated[
+        str | None,
+        Setting(
+            help="Loss to reach with the least work, such as loss<=2.3.",
+            group="target",
+            metavar="LOSS<=VALUE",
+        ),
+    ]
+    model: Annotated[
+        str | None,
+        Setting(
+            help="A language model of the kind, as in predict; with --on its rate of useful work times the answers.",
+            group="model",
+            metavar="MODEL",
+        ),
+    ]
+    sequence_length: Annotated[int | None, Setting(help="With --model: tokens of one sample.", group="model")]
+    batch_size: Annotated[int | None, Setting(help="With --model: samples of one step.", group="run")]
+    precision: Annotated[
+        str | None, Setting(help="With --model: numeric recipe, as in predict.", group="run", metavar="NAME")
+    ]
+    price_usd_per_hour: Annotated[
+        float | None,
+        Setting(
+            help="Price of one device [US dollars per hour].", group="price", metavar="1.89/h", flag="price"
+        ),
+    ]
+    seed: Annotated[
+        int | None, Setting(help="Seed of the draws behind the intervals.", group="limits", low=0)
+    ]
+
+
+@verb(
+    "Forecast the best size of a language model.",
+    options=ScalingOptions,
+    page=f"{_PAGES}.convergence_page:scaling_page",
+    plot=f"{_PAGES}.forecast_plots:scaling_plot",
+    width=_WIDTH,
+)
+def scaling(
+    runs: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUNS",
+            help="Finished runs: a CSV with the columns parameters, tokens and loss, or run (the file of a curve); "
+            "or a folder of such tables.",
+        ),
+    ],
+    settings: dict[str, Any],
+    budget: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="WORK",
+            help="Work, such as 1e21flop, or hours of a device, such as 500gpuh; may be repeated. "
+            "[default: ten times the largest run, without a target]",
+            show_default=False,
+        ),
+    ] = None,
+    on: OnDevices = None,
+) -> ScalingForecast:
+    """Forecast the best size and tokens for a budget, and the price of a loss, from a few finished runs."""
+    from forerun.jobs.scaling import forecast_scaling
+
+    asked = checked(settings, ScalingOptions)
+    return forecast_scaling(runs, budgets=budget or [], devices=on or [], **asked)
+
+
 @verb(
     "Fit a law to the losses of a run.",
     page=f"{_PAGES}.convergence_page:curve_fit_page",
@@ -371,7 +442,7 @@ def _metric_of(target: str | None) -> str | None:
 
 
 forecast = Verbs(
-    "Forecast when a run reaches an accuracy, and what other batch sizes and networks need.",
+    "Forecast when a run reaches an accuracy, and what other batch sizes, networks and sizes of a model need.",
     {
         "run": run,
         "watch": watch,
@@ -379,6 +450,7 @@ forecast = Verbs(
         "trade-off": trade_off,
         "batches": batches,
         "networks": networks,
+        "scaling": scaling,
         "law": law,
     },
     short_help="Forecast when a run reaches an accuracy.",

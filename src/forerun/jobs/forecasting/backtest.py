@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -27,8 +28,10 @@ from forerun.jobs.forecasting.forecaster import Prefix, can_answer, forecaster_n
 from forerun.jobs.forecasting.laws import DROP_SHARES, USUAL_DROP_SHARES, annealing_paths
 from forerun.jobs.forecasting.mixture import (
     PRIORS,
+    Stored,
     Tier,
     member_weights,
+    misfit_of,
     scale_of,
     sibling_trust,
     spread_of,
@@ -250,6 +253,7 @@ class ResultGroup:
         self._actual = np.stack([r.actual for r in results])
         self._level = np.asarray([r.prefix.level for r in results])[:, None]
         self._noise = np.asarray([r.prefix.noise for r in results])[:, None]
+        self._misfit = np.asarray([misfit_of(r.prefix, r.paths) for r in results])[:, None]
         self._trust = np.asarray([sibling_trust(r.prefix) for r in results])
         self._spread = np.stack(
             [horizon_values(r.run.epochs, spread_of(r.prefix, tier), r.prefix.num_seen) for r in results]
@@ -265,19 +269,18 @@ class ResultGroup:
         """Absolute errors of the final value by a forecaster, (runs,)."""
         return np.abs(self.of(name, drop_share)[:, -1] - self._actual[:, -1])
 
-    def mixed(self, errors: Mapping[str, float], num_origins: int, drop_share: float) -> MixedGroup:
+    def mixed(self, stored: Stored, drop_share: float) -> MixedGroup:
         """The mixture of the tier.
 
         Args:
-            errors: Stored errors, see ``member_weights``.
-            num_origins: Origins behind them.
+            stored: Stored errors, see ``member_weights``.
             drop_share: Of the annealing law.
         """
         names = [name for name in PRIORS[self.tier] if name in self.names]
-        weights = member_weights(names, self.tier, errors, num_origins)
+        weights = member_weights(names, self.tier, stored)
         members = np.stack([self.of(name, drop_share) for name in names])
         mean = np.einsum("mr,mrh->rh", trusted(weights, self._trust), members)
-        scale = scale_of(self._level, self._noise, self._spread, members, mean)
+        scale = scale_of(self._level, self._noise, self._spread, self._misfit, members, mean)
         return MixedGroup(errors=mean, scale=scale, scores=(self._actual - mean) / scale)
 
 
@@ -440,7 +443,7 @@ def summarise(
             continue
         left_out = (group.origin, *others)
         share = errors.drop_shares(left_out)[group.kind]
-        mix = group.mixed(*errors.without(group.tier, group.cut, left_out), share)
+        mix = group.mixed(partial(errors.without, cut=group.cut, origins=left_out), share)
         found[group.tier, group.cut].append((group, mix.scores))
     summaries = {}
     for tier, cut in found:

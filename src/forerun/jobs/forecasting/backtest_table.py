@@ -17,7 +17,7 @@ import numpy as np
 
 from forerun.base.errors import CostModelError
 from forerun.jobs.forecasting.curve import Floats, MetricKind
-from forerun.jobs.forecasting.mixture import Tier
+from forerun.jobs.forecasting.mixture import Stored, Tier
 
 __all__ = [
     "CUTS",
@@ -87,14 +87,14 @@ class BacktestTable:
         """True if there are back-tests of the tier."""
         return any(found is tier for found, _ in self.summaries)
 
-    def errors(self, tier: Tier, progress: float) -> Mapping[str, float]:
-        """Errors at the nearest share of the run."""
-        cuts = self._cuts(tier)
-        return {} if not cuts else self._nearest(tier, progress).errors
+    def stored(self, progress: float) -> Stored:
+        """Errors of a tier at the nearest share of the run, and the origins behind them."""
 
-    def num_origins(self, tier: Tier, progress: float) -> int:
-        """Origins behind them."""
-        return 0 if not self._cuts(tier) else self._nearest(tier, progress).num_origins
+        def of(tier: Tier) -> tuple[Mapping[str, float], int]:
+            found = self._nearest(tier, progress) if self._cuts(tier) else None
+            return ({}, 0) if found is None else (found.errors, found.num_origins)
+
+        return of
 
     def num_runs(self, tier: Tier, progress: float) -> int:
         """Runs behind the interval at the nearest share of the run."""

@@ -160,7 +160,7 @@ def forecast_curve(
     prefix = _prefix(seen, scale, epochs, planned, finished, table)
     tier = tier_of(prefix)
     progress = prefix.progress
-    mix = mixture(prefix, tier, table.errors(tier, progress), table.num_origins(tier, progress))
+    mix = mixture(prefix, tier, table.stored(progress))
     notes = [*curve.notes, *cleaned.notes, *([end_note] if end_note else [])]
     notes += [*_notes(tier, table, prefix, follows_metric), *(schedule.notes if schedule else ())]
     return _answer(seen, scale, prefix, tier, mix, table, target, reached, notes)

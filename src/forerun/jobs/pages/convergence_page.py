@@ -1,4 +1,4 @@
-"""The pages of ``forerun forecast batches``, ``networks`` and ``law``."""
+"""The pages of ``forerun forecast batches``, ``networks``, ``scaling`` and ``law``."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from forerun.surface.report.wording import format_percent
+from forerun.base.units import format_count, format_duration_s
+from forerun.surface.report.wording import format_percent, format_usd, range_words
 
 if TYPE_CHECKING:
     from forerun.jobs.fit_curve import CurveFit
     from forerun.jobs.forecast_tables import BatchForecast, CurvePoint, NetworkForecast, NetworkValue
+    from forerun.jobs.scaling import PricedFrontier, ScalingForecast
 
 from forerun.surface.report.tables import table
 
-__all__ = ["batches_page", "curve_fit_page", "networks_page"]
+__all__ = ["batches_page", "curve_fit_page", "networks_page", "scaling_page"]
 
 _MOST_POINTS = 12
 
@@ -32,16 +34,20 @@ def batches_page(answer: BatchForecast) -> RenderableType:
         if math.isfinite(critical)
         else "steps fall as 1 / batch: no batch size measured is large enough to show an end of that"
     )
-    table = _grid("batch size", "steps", "epochs", "measured steps")
+    steps = _grid("batch size", "steps", "epochs", "measured steps")
     for row in answer.points:
-        table.add_row(
+        steps.add_row(
             f"{row.batch_size:,}",
             f"{row.steps:,.0f}",
-            "-" if row.epochs is None else f"{row.epochs:,.1f}",
-            "-" if row.measured_steps is None else f"{row.measured_steps:,.0f}",
+            _or_dash(row.epochs, "{:,.1f}"),
+            _or_dash(row.measured_steps, "{:,.0f}"),
         )
     error = f"worst error at the points it was fitted to: {format_percent(answer.law.worst_error)}"
-    return Group(Text(words), Text(""), table, Text(""), Text(error))
+    return Group(Text(words), Text(""), steps, Text(""), Text(error))
+
+
+def _or_dash(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)
 
 
 def networks_page(answer: NetworkForecast) -> RenderableType:
@@ -128,6 +134,44 @@ def curve_fit_page(answer: CurveFit) -> RenderableType:
     )
     notes = [f"- {note}" for note in curve.notes]
     return Group(Text(title), Text(""), table, Text(""), *(Text(line) for line in [*lines, *notes]))
+
+
+def scaling_page(answer: ScalingForecast) -> RenderableType:
+    """The law, the best training for each budget and target, and its time and price on each device."""
+    found = answer.law.coefficients()
+    law = _grid("coefficient", "value", "90 % interval")
+    for name, value in found.items():
+        law.add_row(name, f"{value.value:.3g}", range_words(value, "{:.3g}".format))
+    best = _grid("asked", "parameters", "tokens", "loss", "work [FLOP]")
+    for asked in answer.answers:
+        best.add_row(asked.question, *_best_cells(asked))
+    parts: list[RenderableType] = [
+        Text(f"loss = E + A / parameters^alpha + B / tokens^beta, from {answer.law.num_runs} sizes"),
+        *(Text(""), law, Text(""), best),
+    ]
+    if answer.rates:
+        prices = _grid("asked", "on", "device hours", "time", "cost")
+        for asked in answer.answers:
+            for price in asked.prices:
+                cost = "-" if price.cost_usd is None else format_usd(price.cost_usd.value)
+                on = price.device if price.num_devices == 1 else f"{price.num_devices} {price.device}"
+                hours = (
+                    f"{price.device_hours.value:,.3g} ({range_words(price.device_hours, '{:,.3g}'.format)})"
+                )
+                prices.add_row(asked.question, on, hours, format_duration_s(price.time_s.value), cost)
+        parts += [Text(""), prices]
+    return Group(*parts, Text(""), *(Text(f"- {note}") for note in answer.notes))
+
+
+def _best_cells(asked: PricedFrontier) -> tuple[str, str, str, str]:
+    best = asked.best
+    if best is None:
+        return ("none reaches it", "-", "-", "-")
+    sizes = (
+        f"{format_count(i.value)} ({range_words(i, format_count)})" for i in (best.parameters, best.tokens)
+    )
+    loss = f"{best.loss.value:.3f} ({range_words(best.loss, '{:.3f}'.format)})"
+    return (*sizes, loss, f"{best.flop.value:.3g}")  # type: ignore[return-value]  # two sizes
 
 
 def _grid(*headings: str) -> Table:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
@@ -11,13 +11,13 @@ from rich.table import Table
 from rich.text import Text
 
 from forerun.base.units import format_duration_s
-from forerun.surface.report.tables import bare_table
+from forerun.surface.report.tables import table
 from forerun.surface.report.wording import format_percent, format_usd
 
 if TYPE_CHECKING:
     from forerun.jobs.backtest import Backtest
     from forerun.jobs.forecasting.forecast import CurveForecast
-    from forerun.jobs.forecasting.forecast_answer import Advice, RunForecast, RunOutcome
+    from forerun.jobs.forecasting.forecast_answer import Advice, RunForecast
     from forerun.jobs.trade_off import TradeOff
 
 __all__ = ["backtest_page", "forecast_page", "trade_off_page"]
@@ -46,58 +46,44 @@ def _title(answer: RunForecast) -> Text:
     )
 
 
+def _grid(titles: Sequence[str], rows: Iterable[Sequence[str]], *, words: int = 1) -> Table:
+    """A table whose first columns are words."""
+    return table(titles, rows, left=titles[:words], fold=titles)
+
+
 def _headline(answer: RunForecast) -> Table:
-    table = bare_table()
-    table.add_column("")
-    table.add_column("likely", justify="right")
-    table.add_column("80 % interval", justify="right")
-    table.add_column("90 % interval", justify="right")
-    found = answer.curve_forecast
-    final = found.final
-    table.add_row(
-        f"{found.curve.metric} at the end",
-        f"{final.value:.4g}",
-        f"{final.low_80:.4g} to {final.high_80:.4g}",
-        f"{final.low_90:.4g} to {final.high_90:.4g}",
-    )
+    found, came = answer.curve_forecast, answer.outcome
+    metric, unit, final = found.curve.metric, found.curve.unit, found.final
+    ends_80 = f"{final.low_80:.4g} to {final.high_80:.4g}"
+    ends_90 = f"{final.low_90:.4g} to {final.high_90:.4g}"
+    rows = [(f"{metric} at the end", f"{final.value:.4g}", ends_80, ends_90)]
     if found.target is not None:
-        _add_target(table, answer, found.target.value)
-    if answer.outcome is not None:
-        _add_outcome(table, found, answer.outcome)
-    return table
+        rows += _target_rows(answer, found.target.value)
+    if came is not None:
+        inside = "inside" if came.is_inside_90 else "outside"
+        rows.append((f"{metric} as it came", f"{came.final_value:.4g}", "", inside))
+        if found.target is not None:
+            reached = "never" if came.reached_epoch is None else f"{unit} {came.reached_epoch:g}"
+            rows.append(("target as it came", reached, "", ""))
+    return _grid(("", "likely", "80 % interval", "90 % interval"), rows)
 
 
-def _add_outcome(table: Table, found: CurveForecast, came: RunOutcome) -> None:
-    inside = "inside" if came.is_inside_90 else "outside"
-    table.add_row(f"{found.curve.metric} as it came", f"{came.final_value:.4g}", "", inside)
-    if found.target is not None:
-        reached = came.reached_epoch
-        words = "never" if reached is None else f"{found.curve.unit} {reached:g}"
-        table.add_row("target as it came", words, "", "")
-
-
-def _add_target(table: Table, answer: RunForecast, target: float) -> None:
+def _target_rows(answer: RunForecast, target: float) -> list[tuple[str, str, str, str]]:
     found = answer.curve_forecast
     unit = found.curve.unit
     if found.reached_epoch is not None:
-        table.add_row(f"target {target:g}", f"reached at {unit} {found.reached_epoch:g}", "", "")
-        return
-    table.add_row(f"target {target:g} by the end", format_percent(found.probability_at_end), "", "")
+        return [(f"target {target:g}", f"reached at {unit} {found.reached_epoch:g}", "", "")]
     p10, p50, p90 = found.epochs_to_target
-    table.add_row(
-        f"{unit}s to the target",
-        _ranked(found.likely_epoch, "{:,.1f}"),
-        f"{_ranked(p10, '{:,.1f}')} to {_ranked(p90, '{:,.1f}')}",
-        "",
-    )
+    ends = f"{_ranked(p10, '{:,.1f}')} to {_ranked(p90, '{:,.1f}')}"
+    rows = [
+        (f"target {target:g} by the end", format_percent(found.probability_at_end), "", ""),
+        (f"{unit}s to the target", _ranked(found.likely_epoch, "{:,.1f}"), ends, ""),
+    ]
     steps = answer.steps_per_epoch
     if steps is not None and unit == "epoch":
-        table.add_row(
-            "steps to the target",
-            _ranked(p50 * steps, "{:,.0f}"),
-            f"{_ranked(p10 * steps, '{:,.0f}')} to {_ranked(p90 * steps, '{:,.0f}')}",
-            "",
-        )
+        ends = f"{_ranked(p10 * steps, '{:,.0f}')} to {_ranked(p90 * steps, '{:,.0f}')}"
+        rows.append(("steps to the target", _ranked(p50 * steps, "{:,.0f}"), ends, ""))
+    return rows
 
 
 def _ranked(value: float, form: str) -> str:
@@ -105,23 +91,18 @@ def _ranked(value: float, form: str) -> str:
 
 
 def _clocks(answer: RunForecast) -> Table:
-    table = bare_table()
-    for heading in ("on", "epoch", "to target, p50", "p90", "left, p50", "whole run", "cost p50", "p90"):
-        table.add_column(heading, justify="left" if heading == "on" else "right")
+    titles = ("on", "epoch", "to target, p50", "p90", "left, p50", "whole run", "cost p50", "p90")
+    has_target = answer.curve_forecast.target is not None
+    rows = []
     for entry in answer.times:
-        has_target = answer.curve_forecast.target is not None
-        cost = entry.cost_usd
-        table.add_row(
-            Text(entry.clock.device),
-            format_duration_s(entry.clock.epoch_time_s.value),
-            _duration(entry.total_s[1]) if has_target else "-",
-            _duration(entry.total_s[2]) if has_target else "-",
-            _duration(entry.left_s[1]) if has_target else "-",
-            format_duration_s(entry.end_s.value),
-            _usd(cost[1]) if has_target and cost is not None else "-",
-            _usd(cost[2]) if has_target and cost is not None else "-",
-        )
-    return table
+        total_s, left_s, cost = entry.total_s, entry.left_s, entry.cost_usd
+        to_target = [
+            _duration(time_s) if has_target else "-" for time_s in (total_s[1], total_s[2], left_s[1])
+        ]
+        costs = ["-", "-"] if cost is None or not has_target else [_usd(cost[1]), _usd(cost[2])]
+        epoch, whole = (format_duration_s(time.value) for time in (entry.clock.epoch_time_s, entry.end_s))
+        rows.append((entry.clock.device, epoch, *to_target, whole, *costs))
+    return _grid(titles, rows)
 
 
 def _duration(value_s: float) -> str:
@@ -140,13 +121,10 @@ def _advice(advice: Advice) -> Text:
 
 
 def _forecasters(found: CurveForecast) -> Table:
-    table = bare_table()
-    table.add_column("forecaster")
-    table.add_column("weight", justify="right")
-    table.add_column("at the end", justify="right")
-    for name, weight in found.weights.items():
-        table.add_row(name, format_percent(weight), f"{found.finals[name]:.4g}")
-    return table
+    rows = [
+        (name, format_percent(weight), f"{found.finals[name]:.4g}") for name, weight in found.weights.items()
+    ]
+    return _grid(("forecaster", "weight", "at the end"), rows)
 
 
 def _rests_on(answer: RunForecast) -> Text:
@@ -186,39 +164,25 @@ def backtest_page(answer: Backtest) -> RenderableType:
 def _cut_table(
     heading: str, cuts: Sequence[float], rows: Mapping[str, Mapping[float, float]], form: str
 ) -> Table:
-    table = bare_table()
-    table.add_column(heading)
-    for cut in cuts:
-        table.add_column(format_percent(cut), justify="right")
-    for name, row in rows.items():
-        table.add_row(name, *(form.format(row[cut]) if cut in row else "-" for cut in cuts))
-    return table
+    cells = [[name, *(form.format(row[c]) if c in row else "-" for c in cuts)] for name, row in rows.items()]
+    return _grid((heading, *map(format_percent, cuts)), cells)
 
 
 def trade_off_page(answer: TradeOff) -> RenderableType:
     """Configurations against each other, the Pareto front marked by a star."""
-    table = bare_table()
-    for heading in (
-        "",
-        "configuration",
-        "device",
-        "epoch",
-        "epochs to target",
-        "to target, p50",
-        "whole run",
-        "end",
-    ):
-        table.add_column(heading, justify="left" if heading in ("", "configuration", "device") else "right")
-    for point, is_on_front in zip(answer.points, answer.is_on_front, strict=True):
-        table.add_row(
+    rows = [
+        (
             "*" if is_on_front else "",
-            Text(point.name),
-            Text(point.device),
+            point.name,
+            point.device,
             format_duration_s(point.epoch_time_s.value),
             _ranked(point.epochs_to_target, "{:,.1f}"),
             _duration(point.time_to_target_s[1]),
             format_duration_s(point.end_time_s.value),
             f"{point.final_value.value:.4g}",
         )
+        for point, is_on_front in zip(answer.points, answer.is_on_front, strict=True)
+    ]
+    times = ("epoch", "epochs to target", "to target, p50", "whole run", "end")
     words = "no configuration beats those with a star in both time and value at the end"
-    return Group(table, Text(""), Text(words))
+    return Group(_grid(("", "configuration", "device", *times), rows, words=3), Text(""), Text(words))

@@ -7,8 +7,8 @@ seconds. Devices are counted, not placed, and a job that is stopped loses nothin
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left, insort
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import inf, isfinite
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = [
-    "Key",
-    "OrderedLoad",
     "RigidJob",
     "RigidOutcome",
     "RigidPolicy",
@@ -297,6 +295,9 @@ def _check(jobs: Sequence[RigidJob], num_devices: int) -> None:
             )
 
 
+_Key = tuple[float, float, int]
+
+
 class _Queue:
     """State of one run. A key orders jobs, the smallest first; it ends in the job's number, so that none are equal.
 
@@ -315,9 +316,10 @@ class _Queue:
         self.num_starts = [0] * len(jobs)
         self.end_s = [inf] * len(jobs)
         # Waiting jobs by size: only the first of each size can be next.
-        self.waiting: dict[int, list[Key]] = {}
-        self.running = OrderedLoad()
-        self.running_key: dict[int, Key] = {}
+        self.waiting: dict[int, list[_Key]] = {}
+        # A job has a device at least: as many run as there are devices at most, in order.
+        self.running: list[_Key] = []
+        self.running_key: dict[int, _Key] = {}
         self.events: list[tuple[float, int, int]] = []
 
     def run(self) -> tuple[list[float], list[int]]:
@@ -345,7 +347,7 @@ class _Queue:
         had = self._had_device_s(i) + _LEAST_S * self.jobs[i].num_devices
         return sum(had >= end for end in self.thresholds)
 
-    def _key(self, i: int) -> Key:
+    def _key(self, i: int) -> _Key:
         """Place of a job that does not run."""
         arrival_s = self.jobs[i].arrival_s
         if self.policy is RigidPolicy.SRTF:
@@ -368,7 +370,7 @@ class _Queue:
         key = self._key(i)
         if self.policy is RigidPolicy.SRTF:
             key = (key[0] + now_s, key[1], i)
-        self.running.add(key, self.jobs[i].num_devices)
+        insort(self.running, key)
         self.running_key[i] = key
         next_s = self.left_s[i]
         if self.policy is RigidPolicy.LAS and (queue := self._queue(i)) < len(self.thresholds):
@@ -379,7 +381,7 @@ class _Queue:
     def _leave(self, i: int, now_s: float) -> None:
         """Takes a running job out, its work up to now done."""
         key = self.running_key.pop(i)
-        self.running.remove(key)
+        del self.running[bisect_left(self.running, key)]
         self.left_s[i] = max(0.0, self.left_s[i] - (now_s - self.since_s[i]))
         self.version[i] += 1
 
@@ -397,7 +399,7 @@ class _Queue:
         while (size := self._next_size(now_s)) is not None:
             key = heapq.heappop(self.waiting[size])
             while self.free < size:
-                self._stop(self.running.last()[2], now_s)
+                self._stop(self.running[-1][2], now_s)
             self._start(key[2], now_s)
 
     def _next_size(self, now_s: float) -> int | None:
@@ -411,81 +413,16 @@ class _Queue:
                 return size
         return None
 
-    def _room(self, key: Key, size: int) -> bool:
+    def _room(self, key: _Key, size: int) -> bool:
         """True if enough devices are free or held by jobs later in the order."""
-        return self.free >= size or self.free + self.running.above(key) >= size
+        missing = size - self.free
+        for later in reversed(self.running):
+            if missing <= 0 or later < key:
+                break
+            missing -= self.jobs[later[2]].num_devices
+        return missing <= 0
 
     def _stop(self, i: int, now_s: float) -> None:
         self._leave(i, now_s)
         self.free += self.jobs[i].num_devices
         self._wait(i)
-
-
-Key = tuple[float, float, int]
-
-_LONGEST_BLOCK = 128
-
-
-class OrderedLoad:
-    """Keys in order, in blocks of at most a hundred or so, each with the sum of its weights.
-
-    Adding, removing and asking for the weight above a key cost about the square root of the number of keys.
-    """
-
-    def __init__(self) -> None:
-        self._blocks: list[list[Key]] = []
-        self._highest: list[Key] = []
-        self._loads: list[int] = []
-        self._weights: dict[Key, int] = {}
-
-    def __len__(self) -> int:
-        return len(self._weights)
-
-    def __reversed__(self) -> Iterator[Key]:
-        for block in reversed(self._blocks):
-            yield from reversed(block)
-
-    def last(self) -> Key:
-        """The highest key."""
-        return self._blocks[-1][-1]
-
-    def add(self, key: Key, weight: int) -> None:
-        """Enters a key, which must be new."""
-        self._weights[key] = weight
-        if not self._blocks:
-            self._blocks, self._highest, self._loads = [[key]], [key], [weight]
-            return
-        i = min(bisect_left(self._highest, key), len(self._blocks) - 1)
-        block = self._blocks[i]
-        insort(block, key)
-        self._highest[i] = block[-1]
-        self._loads[i] += weight
-        if len(block) > _LONGEST_BLOCK:
-            self._split(i)
-
-    def _split(self, i: int) -> None:
-        block = self._blocks[i]
-        half = len(block) // 2
-        parts = [block[:half], block[half:]]
-        self._blocks[i : i + 1] = parts
-        self._highest[i : i + 1] = [part[-1] for part in parts]
-        self._loads[i : i + 1] = [sum(self._weights[key] for key in part) for part in parts]
-
-    def remove(self, key: Key) -> None:
-        """Takes a key out, which must be there."""
-        i = bisect_left(self._highest, key)
-        block = self._blocks[i]
-        del block[bisect_left(block, key)]
-        self._loads[i] -= self._weights.pop(key)
-        if block:
-            self._highest[i] = block[-1]
-        else:
-            del self._blocks[i], self._highest[i], self._loads[i]
-
-    def above(self, key: Key) -> int:
-        """Sum of the weights of all higher keys."""
-        i = bisect_right(self._highest, key)
-        if i == len(self._blocks):
-            return 0
-        block = self._blocks[i]
-        return sum(self._loads[i + 1 :]) + sum(self._weights[k] for k in block[bisect_right(block, key) :])

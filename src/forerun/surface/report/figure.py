@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ __all__ = [
     "TimeAxis",
     "check_plot_path",
     "draw_band",
+    "drawn",
     "look_of",
     "make_plot_folder",
     "new_figure",
@@ -125,6 +127,24 @@ def new_figure(*, width_in: float, height_in: float) -> Figure:
         from matplotlib.figure import Figure
 
     return Figure(figsize=(width_in, height_in), layout="constrained")
+
+
+@contextmanager
+def drawn(path: Path, *, width_in: float = 7.5, height_in: float = 4.8) -> Iterator[Figure]:
+    """A figure to draw on, which is written to its file in the end.
+
+    Args:
+        path: File to write, one of ``PLOT_SUFFIXES``.
+        width_in: Width [inches].
+        height_in: Height [inches].
+
+    Raises:
+        UsageError, FailureError: The file cannot be written.
+    """
+    check_plot_path(path)
+    figure = new_figure(width_in=width_in, height_in=height_in)
+    yield figure
+    save_figure(figure, path)
 
 
 def number_labels(axes: Axes, values: Floats) -> None:

@@ -1,0 +1,298 @@
+"""``forerun forecast scaling`` as a function: the best size for a budget and the price of a loss, from some runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field
+
+from forerun.base.answers import Answer, fields_of
+from forerun.base.errors import InvalidSetupError, RecordError
+from forerun.base.tables import csv_cells, read_rows
+from forerun.jobs.forecasting.curve import Target, final_error, parse_target
+from forerun.jobs.forecasting.curve_files import read_curve
+from forerun.jobs.forecasting.scaling_law import (
+    FLOP_PER_TOKEN,
+    FinishedRun,
+    Frontier,
+    ScalingLaw,
+    fit_scaling_law,
+)
+from forerun.prediction.estimate import Interval
+
+__all__ = ["DeviceRate", "PricedFrontier", "ScalingForecast", "TrainingPrice", "forecast_scaling"]
+
+_FAR = 10.0
+"""A size or a number of tokens this many times beyond those of the runs is called far."""
+
+_BUDGET = re.compile(r"(?P<number>[\d.]+(?:e[+-]?\d+)?)\s*(?P<unit>flops?|gpuh|h)", re.IGNORECASE)
+_USUAL_BUDGET_TIMES = 10.0
+_SAMPLES_OF_A_PRICE = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceRate:
+    """Useful work of a device: 6 N times the tokens a second that ``predict`` says of a model.
+
+    Attributes:
+        device: Name of the device.
+        model: The model.
+        num_devices: Devices that train together.
+        flop_per_s: Of one device [FLOP/s].
+        price_usd_per_hour: Of all devices, or None.
+    """
+
+    device: str
+    model: str
+    num_devices: int
+    flop_per_s: Interval
+    price_usd_per_hour: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingPrice(Answer):
+    """Time and price of a training on some devices.
+
+    Attributes:
+        device, num_devices: The devices.
+        device_hours: Hours of one device [h].
+        time_s: Time of all of them together [s].
+        cost_usd: Price, or None where none is known.
+    """
+
+    device: str
+    num_devices: int
+    device_hours: Interval
+    time_s: Interval
+    cost_usd: Interval | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PricedFrontier(Answer):
+    """The best training for a budget or a target.
+
+    Attributes:
+        question: The budget or the target, as it was given.
+        best: Its size, tokens, loss and work; None where no budget reaches the target.
+        prices: Its time and price on each device.
+    """
+
+    question: str
+    best: Frontier | None
+    prices: tuple[TrainingPrice, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingForecast(Answer):
+    """A law of scaling and what follows from it.
+
+    Attributes:
+        runs: The runs, as they were given.
+        law: The law, fitted to the best of each size.
+        answers: The best training for each budget and target.
+        rates: Of each device.
+        notes: What a reader must know.
+    """
+
+    runs: tuple[FinishedRun, ...]
+    law: ScalingLaw
+    answers: tuple[PricedFrontier, ...]
+    rates: tuple[DeviceRate, ...]
+    notes: tuple[str, ...]
+
+    def json_fields(self) -> dict[str, Any]:
+        """The coefficients, and the answers with their intervals."""
+        return {
+            "num_runs": len(self.runs),
+            "num_sizes": self.law.num_runs,
+            "coefficients": self.law.coefficients(),
+            "log_spread": self.law.log_spread,
+            "answers": [{**fields_of(found), "best": found.best} for found in self.answers],
+            "rates": self.rates,
+            "notes": self.notes,
+        }
+
+
+_Above = Annotated[float, Field(gt=0, allow_inf_nan=False, description="a number above zero")]
+
+
+class _RunRow(BaseModel):
+    """A run: its size, and its loss or the file of its curve."""
+
+    parameters: _Above
+    tokens: _Above
+    loss: _Above | None = None
+    run: str | None = None
+
+
+def forecast_scaling(
+    runs: str | Path,
+    *,
+    budgets: Sequence[str] = (),
+    target: str | Target | None = None,
+    model: Any = None,
+    devices: Sequence[str] = (),
+    price_usd_per_hour: float | None = None,
+    seed: int = 0,
+    **setup: Any,
+) -> ScalingForecast:
+    """The best size and tokens for a budget, and the least work that reaches a loss.
+
+    Args:
+        runs: A CSV of finished runs with the columns parameters, tokens and loss, or run (the file of a curve, from
+            the table); or a folder of such tables.
+        budgets: Work such as ``1e21flop``, or hours of a device such as ``500gpuh``; ten times the largest run where
+            neither a budget nor a target is given.
+        target: Such as ``loss<=2.3``.
+        model: A model of the kind, whose rate of useful work the others are taken to have.
+        devices: Where it might be trained.
+        price_usd_per_hour: Price of one device.
+        seed: Of the draws behind the intervals.
+        setup: Further arguments of ``predict``, such as ``batch_size`` and ``sequence_length``.
+
+    Raises:
+        RecordError: A table cannot be read, or a row has no loss.
+        InvalidSetupError: Too few runs, or a budget or target that cannot be read.
+        FailureError: The model cannot be predicted.
+    """
+    if (model is None) != (not devices):
+        raise InvalidSetupError("times on a device need both the model and the device; give --model and --on")
+    found = tuple(_runs(Path(runs)))
+    law = fit_scaling_law(found, seed=seed)
+    rates = tuple(_rate(model, device, price_usd_per_hour, setup) for device in devices)
+    wanted = parse_target(target) if isinstance(target, str) else target
+    if not budgets and wanted is None:
+        budgets = (f"{_USUAL_BUDGET_TIMES * max(run.flop for run in found):.3g}flop",)
+    answers = [_priced(text, law.at_budget(_flop(text, rates)), rates) for text in budgets]
+    if wanted is not None:
+        if wanted.is_rising:
+            raise InvalidSetupError(f"a law of scaling is of a loss, which falls; got the target '{wanted}'")
+        answers.append(_priced(str(wanted), law.at_target(wanted.value), rates))
+    notes = tuple(_notes(found, law, answers, rates))
+    return ScalingForecast(runs=found, law=law, answers=tuple(answers), rates=rates, notes=notes)
+
+
+def _runs(place: Path) -> list[FinishedRun]:
+    """The runs of a table, or of all tables of a folder that have such columns."""
+    if not place.is_dir():
+        return _runs_of_table(place)
+    tables = [
+        file
+        for file in sorted(place.rglob("*.csv"))
+        if {"parameters", "tokens"} <= {name for cells in csv_cells(file).values() for name in cells}
+    ]
+    if not tables:
+        raise RecordError(f"{place}: expected a CSV with the columns parameters, tokens and loss, got none")
+    return [run for file in tables for run in _runs_of_table(file)]
+
+
+def _runs_of_table(path: Path) -> list[FinishedRun]:
+    found = []
+    for number, row in read_rows(path, _RunRow):
+        loss = row.loss
+        if loss is None and row.run is not None:
+            curve = read_curve(path.parent / row.run)
+            if curve.is_rising:
+                raise RecordError(
+                    f"{curve.name}: expected the curve of a loss, got {curve.metric}, which rises"
+                )
+            loss = final_error(curve.values)
+        if loss is None:
+            raise RecordError(f"{path.name}, line {number}: expected a loss, or the run's curve, got neither")
+        found.append(FinishedRun(parameters=row.parameters, tokens=row.tokens, loss=loss))
+    return found
+
+
+def _rate(model: Any, device: str, price: float | None, setup: Mapping[str, Any]) -> DeviceRate:
+    """Useful work of a device by ``predict``, with its price."""
+    from forerun.search.predict import predict
+
+    # The samples of an epoch are of no account to its rate; with them the answer has a price.
+    estimate = predict(
+        model, device=device, price_usd_per_hour=price, dataset_size=_SAMPLES_OF_A_PRICE, **setup
+    )
+    if estimate.tokens_per_s_per_device is None:
+        raise InvalidSetupError(
+            f"{estimate.model} reads no tokens, and a law of scaling is of language models; give one with --model"
+        )
+    per_hour = None
+    if estimate.cost_usd is not None and estimate.epoch_time_s is not None:
+        per_hour = estimate.cost_usd.value / estimate.epoch_time_s.value * 3600
+    return DeviceRate(
+        device=estimate.device,
+        model=str(estimate.model),
+        num_devices=estimate.num_devices,
+        flop_per_s=estimate.tokens_per_s_per_device.scaled(FLOP_PER_TOKEN * estimate.num_parameters),
+        price_usd_per_hour=per_hour,
+    )
+
+
+def _flop(text: str, rates: Sequence[DeviceRate]) -> float:
+    """A budget in FLOP; hours count on the only device."""
+    match = _BUDGET.fullmatch(text.strip().replace(",", ""))
+    if match is None:
+        raise InvalidSetupError(
+            f"expected a budget such as 1e21flop or 500gpuh, got '{text}'; name the number and its unit"
+        )
+    number = float(match["number"])
+    if number <= 0:
+        raise InvalidSetupError(f"expected a budget above zero, got '{text}'")
+    if match["unit"].lower().startswith("flop"):
+        return number
+    if len(rates) != 1:
+        raise InvalidSetupError(
+            f"hours of a device are of one device, got the budget '{text}' and {len(rates)} devices; give one with "
+            "--on and --model, or the budget in FLOP"
+        )
+    return number * 3600 * rates[0].flop_per_s.value
+
+
+def _priced(question: str, best: Frontier | None, rates: Sequence[DeviceRate]) -> PricedFrontier:
+    if best is None:
+        return PricedFrontier(question=question, best=None, prices=())
+    return PricedFrontier(question=question, best=best, prices=tuple(_price(best, rate) for rate in rates))
+
+
+def _price(best: Frontier, rate: DeviceRate) -> TrainingPrice:
+    """Time of the work on a device; the interval joins that of the work and that of the rate at their worst."""
+    work, speed = best.flop, rate.flop_per_s
+    device_s = Interval(work.value / speed.value, work.low / speed.high, work.high / speed.low)
+    time_s = device_s.scaled(1 / rate.num_devices)
+    per_hour = rate.price_usd_per_hour
+    return TrainingPrice(
+        device=rate.device,
+        num_devices=rate.num_devices,
+        device_hours=device_s.scaled(1 / 3600),
+        time_s=time_s,
+        cost_usd=None if per_hour is None else time_s.scaled(per_hour / 3600),
+    )
+
+
+def _notes(
+    runs: Sequence[FinishedRun],
+    law: ScalingLaw,
+    answers: Sequence[PricedFrontier],
+    rates: Sequence[DeviceRate],
+) -> list[str]:
+    notes = []
+    if len(runs) > law.num_runs:
+        notes.append(f"of {len(runs)} runs the best of each of {law.num_runs} sizes counts: tuned runs")
+    for found in answers:
+        if found.best is None:
+            notes.append(f"{found.question} lies below what the law says that any budget reaches")
+            continue
+        sizes = found.best.parameters.value / max(run.parameters for run in runs)
+        tokens = found.best.tokens.value / max(run.tokens for run in runs)
+        if max(sizes, tokens) > _FAR:
+            notes.append(
+                f"{found.question}: {sizes:.2g} times the parameters and {tokens:.2g} times the tokens of the largest "
+                "runs: the law is far from what it was fitted to"
+            )
+    if rates:
+        notes.append(f"time: other sizes are taken to have the rate of useful work of {rates[0].model}")
+    notes.append("work is 6 N D; parameters must be counted for the answer as they were for the runs")
+    return notes

@@ -1,0 +1,97 @@
+"""Laws of scaling: known coefficients come back, the best size is best, and public runs lie where small ones say."""
+
+import numpy as np
+import pytest
+
+from forerun.base.errors import InvalidSetupError
+from forerun.jobs.forecasting.scaling_law import FLOP_PER_TOKEN, FinishedRun, fit_scaling_law
+
+# Hoffmann et al. 2022, approach 3 (arXiv 2203.15556, equation 10).
+HOFFMANN = {"E": 1.69, "A": 406.4, "B": 410.7, "alpha": 0.34, "beta": 0.28}
+
+# The least loss at each size of the dense grid of Step Law (arXiv 2503.04715, data/dense_lr_bs_loss.csv).
+STEP_LAW = [
+    (214663680, 4e9, 2.621446),
+    (214663680, 11.4e9, 2.484705),
+    (214663680, 20e9, 2.440110),
+    (214663680, 100e9, 2.342014),
+    (268304384, 5e9, 2.557717),
+    (268304384, 14.2e9, 2.431947),
+    (268304384, 25e9, 2.384887),
+    (268304384, 80e9, 2.304973),
+    (429260800, 8e9, 2.437313),
+    (429260800, 22.7e9, 2.322571),
+    (429260800, 40e9, 2.274885),
+    (429260800, 50e9, 2.256551),
+    (536872960, 10e9, 2.383273),
+    (536872960, 28.4e9, 2.262901),
+    (536872960, 50e9, 2.217085),
+    (1073741824, 20e9, 2.225496),
+    (1073741824, 56.9e9, 2.120634),
+]
+
+
+def runs_of(rows):
+    return [FinishedRun(parameters=n, tokens=d, loss=loss) for n, d, loss in rows]
+
+
+def hoffmann_loss(n, d):
+    return HOFFMANN["E"] + HOFFMANN["A"] / n ** HOFFMANN["alpha"] + HOFFMANN["B"] / d ** HOFFMANN["beta"]
+
+
+@pytest.fixture(scope="module")
+def made():
+    grid = [(n, d) for n in (1e8, 4e8, 1.6e9, 6.4e9) for d in (2e9, 2e10, 2e11)]
+    return fit_scaling_law(runs_of([(n, d, hoffmann_loss(n, d)) for n, d in grid]))
+
+
+def test_a_known_law_comes_back(made):
+    for name, value in made.coefficients().items():
+        assert value.low <= HOFFMANN[name] <= value.high, name
+    assert made.loss(7e10, 1.4e12).value == pytest.approx(hoffmann_loss(7e10, 1.4e12), rel=0.02)
+
+
+def test_the_best_size_of_a_budget_is_the_best_and_spends_it(made):
+    best = made.at_budget(1e22)
+    assert FLOP_PER_TOKEN * best.parameters.value * best.tokens.value == pytest.approx(1e22)
+    for factor in (0.8, 1.25):
+        other = made.loss(factor * best.parameters.value, best.tokens.value / factor)
+        assert other.value > made.loss(best.parameters.value, best.tokens.value).value
+    assert best.loss.low < best.loss.value < best.loss.high
+
+
+def test_a_target_is_reached_by_its_own_budget_and_none_below_the_floor(made):
+    found = made.at_target(2.1)
+    assert made.at_budget(found.flop.value).loss.value == pytest.approx(2.1, abs=1e-6)
+    assert found.flop.low < found.flop.value < found.flop.high
+    assert made.at_target(1.2) is None
+
+
+@pytest.mark.parametrize(
+    ("num_known", "worst"), [(8, 0.04), (15, 0.025)], ids=["from 215 and 268 M", "from all but 1.07 G"]
+)
+def test_larger_public_runs_lie_where_smaller_ones_say(num_known, worst):
+    law = fit_scaling_law(runs_of(STEP_LAW[:num_known]))
+    held = [(law.loss(n, d), loss) for n, d, loss in STEP_LAW[num_known:]]
+    assert max(abs(found.value - loss) for found, loss in held) < worst
+    assert np.mean([found.low <= loss <= found.high for found, loss in held]) >= 0.5
+
+
+def test_of_runs_with_one_size_only_the_best_counts():
+    once = fit_scaling_law(runs_of(STEP_LAW[:6]))
+    twice = fit_scaling_law(runs_of(STEP_LAW[:6] + [(n, d, loss + 1) for n, d, loss in STEP_LAW[:6]]))
+    assert once.num_runs == twice.num_runs == 6
+    assert once.loss(1e9, 1e10) == twice.loss(1e9, 1e10)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (STEP_LAW[:3], "4 or more runs that differ in parameters and in tokens, got 3 of 1 sizes"),
+        (STEP_LAW[:4], "got 4 of 1 sizes and 4 numbers of tokens"),
+        ([*STEP_LAW[:5], (1e9, 0.0, 2.0)], "above zero"),
+    ],
+)
+def test_runs_that_determine_no_law(rows, message):
+    with pytest.raises(InvalidSetupError, match=message):
+        fit_scaling_law(runs_of(rows))

@@ -1,0 +1,85 @@
+"""``forecast scaling``: tables and folders of runs, budgets in work and in hours, times by predict."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from forerun.base.errors import InvalidSetupError, RecordError
+from forerun.jobs.scaling import forecast_scaling
+from forerun.surface.cli.main import app
+
+ROWS = "parameters,tokens,loss\n2e8,4e9,2.62\n2e8,2e10,2.44\n2.7e8,5e9,2.558\n2.7e8,2.5e10,2.385\n4.3e8,8e9,2.437\n"
+
+
+@pytest.fixture
+def table(tmp_path):
+    path = tmp_path / "runs.csv"
+    path.write_text(ROWS)
+    return path
+
+
+def test_budgets_and_targets_have_the_work_that_was_asked_for(table, tmp_path):
+    found = forecast_scaling(table, budgets=["1e20flop", "2e20 FLOP"], target="loss<=2.3")
+    works = [answer.best.flop.value for answer in found.answers]
+    assert works[:2] == pytest.approx([1e20, 2e20])
+    assert found.answers[2].best.loss.value == pytest.approx(2.3)
+    unasked = forecast_scaling(tmp_path)
+    assert unasked.runs == found.runs
+    assert unasked.answers[0].best.flop.value == pytest.approx(10 * 6 * 2.7e8 * 2.5e10, rel=0.01)
+    assert any(
+        "tokens of the largest" in note for note in forecast_scaling(table, budgets=["1e24flop"]).notes
+    )
+
+
+def test_a_run_may_be_named_by_its_curve(table, tmp_path):
+    (tmp_path / "last.csv").write_text(
+        "step,val_loss\n" + "".join(f"{k},{2 + 1 / k}\n" for k in range(1, 41))
+    )
+    table.write_text(ROWS.replace("loss\n", "loss,run\n", 1).replace("2.437\n", ",last.csv\n"))
+    assert forecast_scaling(table).runs[-1].loss == pytest.approx(2 + (1 / 39 + 1 / 40) / 2)
+
+
+def test_hours_of_a_device_are_its_useful_work_by_predict(table):
+    asked = {"model": "gpt2", "devices": ["h100-sxm"], "batch_size": 8, "price_usd_per_hour": 2.0}
+    found = forecast_scaling(table, budgets=["500gpuh"], **asked)
+    (price,) = found.answers[0].prices
+    assert price.device_hours.value == pytest.approx(500)
+    assert price.cost_usd.value == pytest.approx(1000, rel=0.01)
+    from forerun.search.predict import predict
+
+    rate = predict("gpt2", device="h100-sxm", batch_size=8)
+    assert found.rates[0].flop_per_s.value == pytest.approx(
+        6 * rate.num_parameters * rate.tokens_per_s_per_device.value
+    )
+
+
+def test_the_command_prints_the_answer_and_draws_it(table, tmp_path):
+    words = ["forecast", "scaling", str(table), "--target", "loss<=2.3"]
+    page = CliRunner().invoke(app, [*words, "--plot", str(tmp_path / "law.svg")])
+    assert page.exit_code == 0, page.output
+    assert "alpha" in page.output
+    assert (tmp_path / "law.svg").stat().st_size > 1000
+    answer = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
+    assert answer["num_sizes"] == 5
+    assert set(answer["answers"][0]["best"]) == {"flop", "parameters", "tokens", "loss"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "message"),
+    [
+        ({"budgets": ["1e21"]}, InvalidSetupError, "such as 1e21flop or 500gpuh, got '1e21'"),
+        ({"budgets": ["500gpuh"]}, InvalidSetupError, "hours of a device are of one device"),
+        ({"target": "accuracy>=0.9"}, InvalidSetupError, "a law of scaling is of a loss"),
+        ({"model": "gpt2"}, InvalidSetupError, "both the model and the device"),
+    ],
+)
+def test_questions_that_cannot_be_answered(table, asked, error, message):
+    with pytest.raises(error, match=message):
+        forecast_scaling(table, **asked)
+
+
+def test_a_row_without_a_loss_is_named(table):
+    table.write_text(ROWS.replace("2.437", ""))
+    with pytest.raises(RecordError, match=r"runs.csv, line 6: expected a loss, or the run's curve"):
+        forecast_scaling(table)
