@@ -25,6 +25,8 @@ def test_every_command_and_option_has_help():
     for command in all_commands():
         assert command.help, command.name
         assert all(parameter.help for parameter in command.params), command.name
+        flags = [flag for parameter in command.params for flag in parameter.opts]
+        assert len(flags) == len(set(flags)), command.name
 
 
 def test_a_verb_loads_no_part_of_another():

@@ -191,7 +191,7 @@ def _common(
     kinds: dict[str, tuple[Any, Any]] = {}
     if shown is not None:
         kinds["as_json"] = (JsonOption, False)
-        if "output" not in own:  # a verb with further formats has an option of its own
+        if not any(_is_format(part) for part in own.values()):  # of a file it reads, or with further formats
             kinds["form"] = (FormatOption, "table")
     if shown is not None and shown.money:
         kinds["currency"] = (CurrencyOption, None)
@@ -206,6 +206,11 @@ def _common(
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default)
         for name, (kind, default) in kinds.items()
     ]
+
+
+def _is_format(parameter: inspect.Parameter) -> bool:
+    declared_as = getattr(parameter.annotation, "__metadata__", ())
+    return any("--format" in (getattr(part, "param_decls", None) or ()) for part in declared_as)
 
 
 def _run(ask: Callable[..., Any], given: dict[str, Any], shown: _Shown | None, *, debug: bool) -> None:
