@@ -209,8 +209,9 @@ def _common(
 
 
 def _is_format(parameter: inspect.Parameter) -> bool:
-    declared_as = getattr(parameter.annotation, "__metadata__", ())
-    return any("--format" in (getattr(part, "param_decls", None) or ()) for part in declared_as)
+    # In an annotation, the first name of an option stands where its default does elsewhere.
+    options = getattr(parameter.annotation, "__metadata__", ())
+    return any(getattr(option, "default", None) == "--format" for option in options)
 
 
 def _run(ask: Callable[..., Any], given: dict[str, Any], shown: _Shown | None, *, debug: bool) -> None:
