@@ -15,7 +15,7 @@ def test_a_price_may_be_written_in_the_usual_ways(text):
     assert parse_price_usd_per_hour(text) == 1.89
 
 
-@pytest.mark.parametrize("text", ["", "abc", "-1/h", "1.89/day", "1.89€/h", "1,89/h", "nan", "inf", "1e3"])
+@pytest.mark.parametrize("text", ["", "abc", "-1/h", "1.89/day", "1.89xyz/h", "1,89/h", "nan", "inf", "1e3"])
 def test_anything_else_is_no_price(text):
     with pytest.raises(InvalidSetupError, match=r"such as 1\.89/h"):
         parse_price_usd_per_hour(text)

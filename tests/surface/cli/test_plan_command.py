@@ -119,7 +119,7 @@ def test_without_a_choice_there_is_no_job_to_schedule():
         (("--precision", ","), "at least one precision"),
         (
             ("--format", "yaml"),
-            "the format of a plan must be one of table, json, job, slurm-time, got 'yaml'",
+            "the format of a plan must be one of table, json, csv, markdown, job, slurm-time, got 'yaml'",
         ),
         (("--pareto", "nowhere/front.png"), "nowhere"),
         (("--accuracies", "none.csv"), "cannot be read"),

@@ -36,13 +36,21 @@ class Currency:
         """The rate as a sentence for a page."""
         return f"amounts in {self.code}: 1 {self.code} = {self.usd:.5g} USD ({self.source})"
 
+    @property
+    def sign(self) -> str:
+        """What stands before an amount."""
+        return next((sign for sign, code in _SIGNS.items() if code == self.code), f"{self.code} ")
+
     def format(self, amount_usd: float) -> str:
         """An amount of US dollars in this currency: '€46.20', 'CHF 1,234'."""
-        sign = next((sign for sign, code in _SIGNS.items() if code == self.code), f"{self.code} ")
         amount = amount_usd / self.usd
         if amount >= 1000:
-            return f"{sign}{amount:,.0f}"
-        return f"{sign}{amount:.2f}" if amount >= 1 or amount == 0 else f"{sign}{amount:.3g}"
+            return f"{self.sign}{amount:,.0f}"
+        return f"{self.sign}{amount:.2f}" if amount >= 1 or amount == 0 else f"{self.sign}{amount:.3g}"
+
+    def format_price(self, price_usd: float) -> str:
+        """A price of dollars to the hundredth: '$0.50'."""
+        return f"{self.sign}{price_usd / self.usd:.2f}"
 
 
 @cache

@@ -26,7 +26,7 @@ from forerun.search.plan_answer import (
 from forerun.search.search import QUANTITIES, Quantity
 from forerun.surface.report.figure import check_plot_path, look_of, new_figure, plain_log_ticks, save_figure
 from forerun.surface.report.tables import table
-from forerun.surface.report.wording import format_percent, format_usd, format_whole, range_words
+from forerun.surface.report.wording import format_percent, format_price, format_usd, format_whole, range_words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -136,7 +136,7 @@ def _figures(point: PlanPoint) -> list[str]:
     if money or energy:
         lines.append(", ".join([*money, *energy, *carbon]))
     if point.price_source and point.price_usd_per_hour is not None:
-        lines.append(f"price {format_usd(point.price_usd_per_hour)}/h: {point.price_source}")
+        lines.append(f"price {format_price(point.price_usd_per_hour)}/h: {point.price_source}")
     if point.workers_needed is not None:
         lines.append(f"needs {point.workers_needed} loader workers to keep a device busy")
     return lines

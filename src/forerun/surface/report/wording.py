@@ -16,6 +16,7 @@ __all__ = [
     "fit_sentence",
     "format_flops",
     "format_percent",
+    "format_price",
     "format_usd",
     "format_whole",
     "plot_title",
@@ -75,6 +76,11 @@ def amounts_in(currency: Currency) -> Iterator[None]:
 def format_usd(amount_usd: float) -> str:
     """An amount of money, in dollars or the currency of ``amounts_in``: '$0.0123', '$4.20', '$1,234'."""
     return _shown.get().format(amount_usd)
+
+
+def format_price(price_usd: float) -> str:
+    """A price to the hundredth, in dollars or the currency of ``amounts_in``: '$0.50'."""
+    return _shown.get().format_price(price_usd)
 
 
 def format_flops(work_flop: float) -> str:
