@@ -101,7 +101,11 @@ def serve_urgent(
     served = [
         (view.current is None, -found.rho, view.order, view)
         for found, view in rated
-        if (found.is_late(bound) if view.current is None else found.rho + held_s / found.whole_s >= worst.rho)
+        if (
+            found.is_late(bound)
+            if view.current is None
+            else found.rho + (held_s + view.job.restart_s) / found.whole_s >= worst.rho
+        )
     ]
     held = [view for view in jobs if view.is_held and view.current is not None]
     for view in held:
