@@ -95,18 +95,20 @@ def serve_urgent(
     if not late:
         return given
     worst, waiting = max(late, key=lambda item: item[0].rho)
-    # A running job that would be later than the worst that waits, were it stopped for it, goes on: to take turns makes
-    # all of them later.
+    # A running job that would be later than the worst that waits, were it stopped for it, goes on, and so does one that
+    # would lose more than the other by waiting for its end: to take turns makes all of them later.
     held_s = waiting.least_remaining_s
-    served = [
-        (view.current is None, -found.rho, view.order, view)
-        for found, view in rated
-        if (
-            found.is_late(bound)
-            if view.current is None
-            else found.rho + (held_s + view.job.restart_s) / found.whole_s >= worst.rho
-        )
-    ]
+    served = []
+    for found, view in rated:
+        if view.current is None:
+            is_served = found.is_late(bound)
+        else:
+            lost = (held_s + view.job.restart_s) / found.whole_s
+            is_served = (
+                found.rho + lost >= worst.rho or lost >= view.remaining_s(view.current) / worst.whole_s
+            )
+        if is_served:
+            served.append((view.current is None, -found.rho, view.order, view))
     held = [view for view in jobs if view.is_held and view.current is not None]
     for view in held:
         assert view.current is not None
