@@ -21,8 +21,7 @@ def test_a_job_served_with_its_share_keeps_its_fairness():
     share = fair_share(waiting, FOUR, num_jobs=4)
     assert share is not None
     whole_s = waiting.remaining_s(share)
-    rho, found_s = finish_time_fairness(waiting, FOUR, 4, now_s=2 * whole_s)
-    assert (rho, found_s) == pytest.approx((3.0, whole_s))
+    assert finish_time_fairness(waiting, FOUR, 4, now_s=2 * whole_s) == pytest.approx((3.0, 2.0, whole_s))
     assert urgent_in_s(waiting, FOUR, 4, 0.0, bound=10.0) == pytest.approx(whole_s)
     assert urgent_in_s(waiting, FOUR, 4, 9 * whole_s, bound=10.0) == float("inf")
 
@@ -39,6 +38,32 @@ def test_a_bound_keeps_a_long_job_from_starving():
     assert bounded.worst_fairness <= 10.0 < free.worst_fairness
     with pytest.raises(InvalidSetupError, match=r"must be above 1, got 0\.5"):
         foresight_within(0.5)
+
+
+SHORT_BESIDE_LONG = (
+    "1x1xt4",
+    job("a", work=24_815, sample_s=0.0179, restart_s=10),
+    job("b", work=80_694, sample_s=0.0161, restart_s=10, is_elastic=False, is_preemptible=False),
+    job("c", work=4_573, sample_s=0.0014),
+)
+ONE_KIND_BESIDE_ANY = (
+    "1x2xt4+1x2xv100",
+    job("a", work=276_592, sample_s=0.0027, restart_s=10, is_elastic=False, kinds=("t4", "v100")),
+    job("b", work=14_689, sample_s=0.0182, restart_s=10, is_elastic=False, num_workers=2),
+)
+
+
+@pytest.mark.parametrize("bound", [2.0, 3.0, 10.0])
+@pytest.mark.parametrize("case", [SHORT_BESIDE_LONG, ONE_KIND_BESIDE_ANY], ids=["short", "one kind"])
+def test_a_bound_that_all_keep_anyway_changes_nothing(case, bound):
+    # Nobody has waited yet: no job is urgent for what it takes by itself, however close the bound.
+    cluster, *jobs = case
+    free, bounded = (
+        simulate(jobs, parse_cluster(cluster), foresight_within(f)).metrics for f in (np.inf, bound)
+    )
+    assert free.worst_fairness < 2
+    assert bounded.worst_fairness == pytest.approx(free.worst_fairness)
+    assert bounded.average_completion_s == pytest.approx(free.average_completion_s)
 
 
 def test_the_price_of_fairness_is_told():
