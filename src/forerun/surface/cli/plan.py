@@ -22,7 +22,7 @@ from forerun.surface.cli.settings import (
     known_models,
     model_of,
 )
-from forerun.surface.cli.verbs import verb
+from forerun.surface.cli.verbs import told_in, verb
 
 if TYPE_CHECKING:
     from forerun.search.advise import Way
@@ -114,8 +114,8 @@ def format_of_job(name: str, answer: Any) -> str:
     readers={"price_usd_per_hour": _prices, "accuracies": _accuracies},
     page=_page,
     traces=True,
-    money=True,
 )
+@told_in(money=True)
 def plan(
     model: Annotated[
         list[str],

@@ -15,7 +15,7 @@ from forerun.surface.cli.settings import (
     model_of,
     parse_numbers,
 )
-from forerun.surface.cli.verbs import Verbs, verb
+from forerun.surface.cli.verbs import Verbs, told_in, verb
 
 if TYPE_CHECKING:
     from forerun.search.advise import AdvicePlan
@@ -37,8 +37,8 @@ _QUESTION_OF = {"--fit": "points", "--propose": "points", "--workers": "servers"
     page="forerun.surface.report.scale_page:scale_page",
     plot="forerun.surface.report.scale_page:scale_plot",
     traces=True,
-    money=True,
 )
+@told_in(money=True)
 def devices(
     model: ModelOrCommand,
     on: OnDevice,
@@ -87,13 +87,8 @@ def _page(found: _Layouts) -> Any:
     return layouts_page(found.plan)
 
 
-@verb(
-    "Find the best way to divide a model among devices.",
-    options=LayoutOptions,
-    page=_page,
-    traces=True,
-    rows=lambda found: found.plan,
-)
+@verb("Find the best way to divide a model among devices.", options=LayoutOptions, page=_page, traces=True)
+@told_in(rows=lambda found: found.plan)
 def layouts(model: ModelArgument, on: OnDevice, settings: dict[str, Any], use_cache: bool) -> _Layouts:
     """Find the best way to divide MODEL among the devices of a cluster."""
     import forerun

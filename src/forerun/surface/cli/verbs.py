@@ -52,7 +52,7 @@ from forerun.surface.cli.settings import (
 if TYPE_CHECKING:
     from forerun.question.devices.currencies import Currency
 
-__all__ = ["Root", "Verbs", "load", "verb"]
+__all__ = ["Root", "Verbs", "load", "told_in", "verb"]
 
 _CORE = {
     "predict": "forerun.surface.cli.predict:predict",
@@ -111,8 +111,6 @@ def verb(
     width: int = TABLE_WIDTH_IN_A_PIPE,
     after: Callable[[Any], None] | None = None,
     examples: Sequence[str] = (),
-    rows: Callable[[Any], Any] | None = None,
-    money: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Makes a command of a function that asks.
 
@@ -130,17 +128,24 @@ def verb(
         width: Largest width of the page [columns].
         after: Called with the answer once it is printed, to fail.
         examples: Commands for the help, which is short with them: ``--help-all`` has every option.
-        rows: Function from the answer to the part of it that has the rows of ``--format csv``; itself unless given.
-        money: Whether the page has amounts of money, which ``--currency`` shows in another one.
     """
     known = {} if options is None else settings_of(options, without)
-    shown = (
-        None
-        if page is None
-        else _Shown(page=page, as_dict=as_dict, plot=plot, width=width, after=after, rows=rows, money=money)
-    )
 
     def declare(ask: Callable[..., Any]) -> Callable[..., None]:
+        told = {"rows": None, "money": False, **vars(ask)}  # see ``told_in``
+        shown = (
+            None
+            if page is None
+            else _Shown(
+                page=page,
+                as_dict=as_dict,
+                plot=plot,
+                width=width,
+                after=after,
+                rows=told["rows"],
+                money=told["money"],
+            )
+        )
         # The type of the answer may be known to type checkers only; the parser has no use for it.
         ask.__annotations__.pop("return", None)
         own = dict(inspect.signature(ask, eval_str=True).parameters)
@@ -182,6 +187,23 @@ def verb(
         return command
 
     return declare
+
+
+def told_in(
+    *, rows: Callable[[Any], Any] | None = None, money: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Says more of the answer of a function that ``verb`` makes a command of.
+
+    Args:
+        rows: Function from the answer to the part of it that has the rows of ``--format csv``; itself unless given.
+        money: Whether the page has amounts of money, which ``--currency`` shows in another one.
+    """
+
+    def tell(ask: Callable[..., Any]) -> Callable[..., Any]:
+        vars(ask).update(rows=rows, money=money)
+        return ask
+
+    return tell
 
 
 def _common(
