@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from typing import Any
 
@@ -22,7 +22,7 @@ from forerun.jobs.scheduling.live import (
     wanted_list,
 )
 
-__all__ = ["SLURM", "expand_host_list", "slurm_cluster", "slurm_commands"]
+__all__ = ["SLURM", "expand_host_list", "slurm_cluster", "slurm_plan"]
 
 _GRES = re.compile(r"(?:gres[:/])?gpu(?::([A-Za-z][^:=(,]*))?(?:[:=](\d+))?(?:\(.*?\))?")
 _UNUSABLE = ("DOWN", "DRAIN", "FAIL", "MAINT", "INVALID", "NOT_RESPONDING", "POWERED_DOWN")
@@ -230,7 +230,17 @@ def _numbers(parts: Iterable[str]) -> Iterable[str]:
             yield str(number).zfill(len(low))
 
 
-def slurm_commands(action: Action) -> list[str]:
+def slurm_plan(actions: Sequence[Action]) -> list[str]:
+    """Commands of a whole decision: jobs that will start are held before any device becomes free.
+
+    Otherwise Slurm itself may start one of them on the devices that a stopped job leaves, before the job is given its nodes.
+    """
+    starting = [action.job for action in actions if action.kind is ActionKind.START]
+    held = [f"scontrol hold {shlex.quote(job.name)}" for job in starting if not job.details.get("held")]
+    return held + [line for action in actions for line in _commands(action)]
+
+
+def _commands(action: Action) -> list[str]:
     """A job that is changed goes back to the queue, held, so that it can be changed, and is let go."""
     job, name = action.job, shlex.quote(action.job.name)
     if action.kind is ActionKind.STOP:
@@ -261,6 +271,6 @@ SLURM = ClusterSystem(
     keys=("squeue", "sinfo"),
     documents=lambda address: {name: printed_document([name, "--json"]) for name in ("squeue", "sinfo")},
     read=lambda found, now_s: slurm_cluster(found["squeue"], found["sinfo"], now_s),
-    commands=lambda actions: [line for action in actions for line in slurm_commands(action)],
+    commands=slurm_plan,
 )
 """Slurm as a system of ``forerun schedule live``."""

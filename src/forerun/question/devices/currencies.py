@@ -38,7 +38,7 @@ class Currency:
 
     @property
     def sign(self) -> str:
-        """What stands before an amount."""
+        """Sign before an amount: "€", or the code and a space."""
         return next((sign for sign, code in _SIGNS.items() if code == self.code), f"{self.code} ")
 
     def format(self, amount_usd: float) -> str:
