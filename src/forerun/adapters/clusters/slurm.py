@@ -233,7 +233,7 @@ def _numbers(parts: Iterable[str]) -> Iterable[str]:
 def slurm_plan(actions: Sequence[Action]) -> list[str]:
     """Commands of a whole decision: jobs that will start are held before any device becomes free.
 
-    Otherwise Slurm itself may start one of them on the devices that a stopped job leaves, before the job is given its nodes.
+    Otherwise Slurm itself may start one of them on the devices that a stopped job leaves, before it is given its nodes.
     """
     starting = [action.job for action in actions if action.kind is ActionKind.START]
     held = [f"scontrol hold {shlex.quote(job.name)}" for job in starting if not job.details.get("held")]
