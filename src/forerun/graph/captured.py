@@ -283,8 +283,10 @@ def read_capture(path: Path) -> Capture:
     Raises:
         UsageError: As in ``read_capture_facts``, or the graph is damaged or of another version.
     """
-    from forerun.graph.file import parse_graph  # loads NumPy, which a question does without
-    from forerun.graph.schema import check_stream
+    from forerun.graph.file import (
+        check_stream,
+        parse_graph,  # loads NumPy, which a question does without
+    )
 
     facts = read_capture_facts(path)
     try:

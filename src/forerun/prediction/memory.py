@@ -145,7 +145,7 @@ def _stage_peak(
         constants: Overhead and factors of device and software.
         width: Interval of the bytes of tensors.
     """
-    from forerun.prediction.schedules import in_flight
+    from forerun.prediction.division import in_flight
 
     own = list(units)
     held = _held(run, memory, every, own, stage)

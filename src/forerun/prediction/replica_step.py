@@ -19,12 +19,14 @@ from forerun.cost.communication.data_parallel import (
     Bucket,
     DataParallelStep,
     Gradient,
+    HostAndDevice,
     Pass,
     data_parallel_step,
+    device_part_s,
     gradient_buckets,
+    mirrored_step_s,
     straggler_factor,
 )
-from forerun.cost.communication.mirrored import HostAndDevice, device_part_s, mirrored_step_s
 from forerun.cost.communication.tuner import AllReduce, all_reduce_of
 from forerun.cost.time.weights import CostModel
 from forerun.graph.graph import AllocationKind, Graph, MemoryEvent, OpClass, StepPart

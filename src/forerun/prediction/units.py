@@ -16,7 +16,7 @@ from forerun.cost.time.weights import CostModel
 from forerun.graph.blocks import Blocks, Division, Phase, blocks_of
 from forerun.graph.graph import Graph, OpClass, OpTable, StepPart, at_batch
 from forerun.graph.shards import Shards, sharded_ops
-from forerun.prediction.schedules import stage_units
+from forerun.prediction.division import stage_units
 from forerun.prediction.step import PreparedModel, StepPrediction, predict_steps, prepare
 from forerun.question.devices.device import Device
 from forerun.question.setup import TrainingSetup

@@ -10,7 +10,7 @@ from typing import Any
 from forerun.base.errors import ForerunError
 from forerun.base.units import format_bytes
 from forerun.prediction.estimate import Estimate, Interval
-from forerun.prediction.input_pipeline import loader_rate_samples_per_s, workers_needed
+from forerun.prediction.run_step import loader_rate_samples_per_s, workers_needed
 from forerun.question.devices.catalogue import load_catalog
 from forerun.question.devices.device import Device, NumberFormat
 from forerun.question.devices.finder import find_device

@@ -21,8 +21,8 @@ from forerun.base.units import format_bytes
 from forerun.cost.memory.constants import MemoryConstants
 from forerun.cost.memory.replay import ReplayPlan, replay, replay_plan, smallest_limit_bytes
 from forerun.cost.memory.stream import LivePeak, live_peak, live_peak_bytes
+from forerun.graph.file import check_stream
 from forerun.graph.graph import AllocationKind, Graph, MemoryEvent, at_batch
-from forerun.graph.schema import check_stream
 from forerun.question.setup import MAX_BATCH_SIZE, Layout, TrainingSetup
 
 __all__ = [

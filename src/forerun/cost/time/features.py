@@ -27,8 +27,8 @@ from forerun.cost.time.large_kernels import (
 from forerun.cost.time.law import LAW_CLASSES
 from forerun.cost.time.rows import MATRIX_CLASSES, DistinctOps
 from forerun.graph.graph import OpClass, StepPart
+from forerun.question.devices.catalogue import sustained_clock_share
 from forerun.question.devices.device import Device, DeviceKind, NumberFormat
-from forerun.question.devices.power_share import sustained_clock_share
 from forerun.question.setup import Layout, Phase, Precision, TrainingSetup
 
 __all__ = [

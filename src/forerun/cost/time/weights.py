@@ -25,8 +25,8 @@ from forerun.cost.time.large_kernels import CONVOLUTIONS
 from forerun.cost.time.law import NUM_FORMATS, NUM_LATENTS
 from forerun.cost.time.rows import DistinctOps
 from forerun.graph.graph import OpClass
+from forerun.question.devices.catalogue import same_die
 from forerun.question.devices.device import Device
-from forerun.question.devices.power_share import same_die
 from forerun.question.setup import Layout, Phase, Precision, TrainingSetup
 
 __all__ = [
