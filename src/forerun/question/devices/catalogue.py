@@ -237,6 +237,7 @@ def sustained_clock_share(device: Device) -> float:
 def same_die(device: Device) -> tuple[str, ...]:
     """Names of the other boards that compute like a device: units of one architecture, their number, clock and power.
 
+    >>> from forerun.question.devices.finder import find_device
     >>> same_die(find_device("h200-sxm"))
     ('gh200', 'gh200-144gb', 'h100-sxm')
     """
