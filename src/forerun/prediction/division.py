@@ -32,7 +32,7 @@ from forerun.question.setup import Precision, TrainingSetup
 from forerun.question.sharing import DeviceLayout, PipelineSchedule, StageSplit, Strategy
 
 if TYPE_CHECKING:
-    from forerun.cost.communication.measured_layouts import StepShape
+    from forerun.cost.communication.constants import StepShape
     from forerun.graph.shards import Shards
 
 __all__ = [

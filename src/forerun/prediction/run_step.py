@@ -104,7 +104,7 @@ def run_step(model: PreparedModel, run: Run, weights: CostModel) -> RunStep:
 
 
 def _refuse_measured_layouts(calibration: str) -> None:
-    from forerun.cost.communication.measured_layouts import is_layouts_file
+    from forerun.cost.communication.constants import is_layouts_file
 
     if is_layouts_file(calibration):
         raise InvalidSetupError(

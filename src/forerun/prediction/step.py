@@ -19,7 +19,7 @@ from forerun.cost.time.evidence import (
     step_covariates,
 )
 from forerun.cost.time.features import NEWEST_ERA, Point, least_times_s, software_era
-from forerun.cost.time.large_kernels import CONVOLUTIONS
+from forerun.cost.time.law import CONVOLUTIONS
 from forerun.cost.time.rows import DistinctOps, distinct_ops
 from forerun.cost.time.step_times import StepTimes, step_times
 from forerun.cost.time.weights import CostModel, run_kind

@@ -21,10 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.cost.communication.collectives import Collective, Group, group_of
-from forerun.cost.communication.constants import LayoutConstants, LayoutTable
-from forerun.cost.communication.measured_layouts import MeasuredLayouts, StepShape
+from forerun.cost.communication.constants import LayoutConstants, LayoutTable, MeasuredLayouts, StepShape
 from forerun.cost.memory.units import UnitMemory
-from forerun.cost.time.large_kernels import sustained_products
+from forerun.cost.time.law import sustained_products
 from forerun.cost.time.step_times import smooth_maximum
 from forerun.cost.time.weights import CostModel
 from forerun.graph.shards import Shards

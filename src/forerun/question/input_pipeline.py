@@ -1,4 +1,4 @@
-"""The data loader of a training process, as plain numbers; ``prediction.input_pipeline`` computes its throughput."""
+"""The data loader of a training process, as plain numbers; ``prediction.run_step`` computes its throughput."""
 
 from __future__ import annotations
 

@@ -22,9 +22,8 @@ from forerun.graph.graph import Graph
 from forerun.question.model import ModelRequest, find_architecture, is_keras
 from forerun.question.saving import Fp8Recipe, Saving, Unquantized
 from forerun.question.setup import OptimizerImplementation, Phase, Precision, TrainingSetup
-from forerun.tracing.isolated import is_isolated, run_isolated
 from forerun.tracing.shipped import SHIPPED_OPTIMIZERS, full_name, shipped_graph, shipped_models
-from forerun.tracing.source import Question, find_source, named_source
+from forerun.tracing.source import Question, find_source, is_isolated, named_source, run_isolated
 
 if TYPE_CHECKING:
     from forerun.tracing.models.built_model import BuiltModel

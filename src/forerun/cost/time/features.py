@@ -20,11 +20,11 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from forerun.cost.time.large_kernels import (
+from forerun.cost.time.law import (
+    LAW_CLASSES,
     attention_cost,
     sustained_products,
 )
-from forerun.cost.time.law import LAW_CLASSES
 from forerun.cost.time.rows import MATRIX_CLASSES, DistinctOps
 from forerun.graph.graph import OpClass, StepPart
 from forerun.question.devices.catalogue import sustained_clock_share

@@ -21,8 +21,7 @@ from forerun.cost.time.features import (
     Point,
     software_era,
 )
-from forerun.cost.time.large_kernels import CONVOLUTIONS
-from forerun.cost.time.law import NUM_FORMATS, NUM_LATENTS
+from forerun.cost.time.law import CONVOLUTIONS, NUM_FORMATS, NUM_LATENTS
 from forerun.cost.time.rows import DistinctOps
 from forerun.graph.graph import OpClass
 from forerun.question.devices.catalogue import same_die

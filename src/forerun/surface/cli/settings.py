@@ -103,7 +103,7 @@ def parse_price_usd_per_hour(text: str) -> float:
     Raises:
         InvalidSetupError: The text is not a price per hour.
     """
-    from forerun.question.devices.currencies import amount_in_usd
+    from forerun.question.devices.prices import amount_in_usd
 
     amount, slash, hour = text.partition("/")
     found = _PRICE.fullmatch(amount_in_usd(amount) + slash + hour.strip())

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 
 from forerun.base.units import format_count
 from forerun.prediction.estimate import Estimate, Interval, Provenance
-from forerun.question.devices.currencies import Currency
+from forerun.question.devices.prices import Currency
 
 __all__ = [
     "amounts_in",

@@ -31,6 +31,7 @@ from torch.utils.checkpoint import checkpoint
 from forerun.base.errors import InvalidSetupError
 from forerun.question.saving import FusedKernel, Loss, Quantization
 from forerun.tracing.cuda_semantics import autocast_dtype_now
+from forerun.tracing.saving.blocks import autocast_contexts
 from forerun.tracing.saving.device_ops import (
     add_product,
     cross_entropy,
@@ -43,7 +44,6 @@ from forerun.tracing.saving.device_ops import (
     rotate,
 )
 from forerun.tracing.saving.quantized import QuantizedLinear, input_gradient
-from forerun.tracing.saving.recompute import autocast_contexts
 
 __all__ = [
     "NUM_CHUNKS",
