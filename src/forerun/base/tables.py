@@ -20,17 +20,6 @@ if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
     from pydantic_core import ErrorDetails
 
-__all__ = [
-    "check_columns",
-    "check_positive",
-    "check_unique",
-    "checked_table",
-    "csv_cells",
-    "read_rows",
-    "read_table",
-    "read_toml",
-]
-
 _Row = TypeVar("_Row", bound="BaseModel")
 
 

@@ -17,18 +17,6 @@ from forerun.graph.archive import DAMAGE, LARGEST_FILE_BYTES, read_member
 if TYPE_CHECKING:
     from forerun.graph.graph import Graph
 
-__all__ = [
-    "CAPTURE_FORMAT_VERSION",
-    "CAPTURE_PREFIX",
-    "Capture",
-    "CaptureFacts",
-    "CapturedLoader",
-    "CapturedPart",
-    "capture_path",
-    "read_capture",
-    "read_capture_facts",
-]
-
 CAPTURE_FORMAT_VERSION = 1
 CAPTURE_PREFIX = "capture:"
 

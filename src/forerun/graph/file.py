@@ -23,17 +23,6 @@ from forerun.base.errors import TraceError
 from forerun.graph.archive import DAMAGE, LARGEST_FILE_BYTES
 from forerun.graph.graph import Graph, MemoryEvent, MemoryStream, OpClass, OpTable, Within, within_of
 
-__all__ = [
-    "GRAPH_FORMAT_VERSION",
-    "check_stream",
-    "checked_memory",
-    "checked_ops",
-    "parse_graph",
-    "read_arrays",
-    "read_graph",
-    "write_graph",
-]
-
 GRAPH_FORMAT_VERSION = 6
 
 _HEADER = "header"

@@ -35,24 +35,6 @@ if TYPE_CHECKING:
     from forerun.cost.communication.constants import StepShape
     from forerun.graph.shards import Shards
 
-__all__ = [
-    "Axes",
-    "DividedStep",
-    "Overlap",
-    "StageTime",
-    "check_layout",
-    "compute_setup",
-    "fully_sharded_backward",
-    "fully_sharded_forward",
-    "in_flight",
-    "is_divided",
-    "pipeline_s",
-    "reduced_backward",
-    "stage_units",
-    "uses_layout",
-    "wide_factor",
-]
-
 _COMPUTED = {Precision.AMP_BF16: Precision.BF16, Precision.AMP: Precision.FP16}
 _WIDE_BYTES = 4.0
 

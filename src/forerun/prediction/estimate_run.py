@@ -30,8 +30,6 @@ from forerun.question.devices.device import DeviceKind
 from forerun.question.recipes import recipe_notes
 from forerun.question.run import Run
 
-__all__ = ["RunEstimate", "estimate_run"]
-
 _LOADER_PART = "waiting for the data loader"
 
 

@@ -32,17 +32,6 @@ if TYPE_CHECKING:  # of several devices, which most runs do not have
     from forerun.cost.communication.constants import LayoutTable
     from forerun.prediction.units import DividedModel
 
-__all__ = [
-    "TracedModels",
-    "cost_model_of",
-    "is_fixed",
-    "kept_model_names",
-    "layout_table_of",
-    "model_names",
-    "other_calibration_note",
-    "trace_model",
-]
-
 _MODELS_BYTES = 256 * 2**20
 """Size of all traced models that are kept in memory [bytes]."""
 _GENERAL_BATCH_SIZE = 32

@@ -34,20 +34,10 @@ from forerun.prediction.division import Axes, DividedStep
 from forerun.prediction.estimate import BreakdownPart, Interval
 from forerun.prediction.memory import weights_bytes
 from forerun.prediction.step import PreparedModel, StepPrediction, predict_steps, widened
-from forerun.question.devices.cluster import Cluster, LinkKind
+from forerun.question.devices.cluster import Cluster
+from forerun.question.devices.device import LinkKind
 from forerun.question.run import Run
 from forerun.question.sharing import Sharing, Strategy
-
-__all__ = [
-    "OneStep",
-    "batch_norms",
-    "gradients_of",
-    "link_class",
-    "one_steps",
-    "pass_of",
-    "replica_step",
-    "scaled_step",
-]
 
 Floats = npt.NDArray[np.float64]
 

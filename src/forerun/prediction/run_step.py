@@ -36,25 +36,6 @@ from forerun.question.input_pipeline import InputPipeline
 from forerun.question.run import Run
 from forerun.question.setup import Phase, TrainingSetup
 
-__all__ = [
-    "LOADER_BOUND_NOTE",
-    "LOADER_RANGE",
-    "STEP_LAWS",
-    "RunStep",
-    "SharedTimes",
-    "activity_of",
-    "divided_steps",
-    "fed_interval",
-    "fed_step_s",
-    "fed_times",
-    "is_loader_bound",
-    "loader_rate_samples_per_s",
-    "run_step",
-    "shared_times",
-    "step_alone",
-    "workers_needed",
-]
-
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 

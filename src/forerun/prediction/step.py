@@ -30,25 +30,6 @@ from forerun.prediction.stack import host_wait_s, scaled, stack_of
 from forerun.question.devices.device import Device, DeviceKind, NumberFormat
 from forerun.question.setup import Layout, Phase, Precision, TrainingSetup
 
-__all__ = [
-    "HOST_PART",
-    "PreparedModel",
-    "StepPrediction",
-    "TimedSteps",
-    "device_offsets",
-    "half_widths",
-    "is_order_of_magnitude",
-    "layer_times",
-    "missing_format_note",
-    "points_of",
-    "predict_intervals",
-    "predict_steps",
-    "prepare",
-    "provenance_of",
-    "tier_of",
-    "timed_steps",
-]
-
 Floats = npt.NDArray[np.float64]
 
 _PART_NAMES = {

@@ -46,10 +46,6 @@ from forerun.prediction.units import DividedModel, UnitTimes
 from forerun.question.run import Run
 from forerun.question.sharing import ContextKind, DeviceLayout, FsdpVersion
 
-__all__ = [
-    "layout_step",
-]
-
 Floats = npt.NDArray[np.float64]
 
 _COPY_SHARE = 0.82

@@ -22,12 +22,6 @@ from forerun.question.devices.device import Device
 from forerun.question.setup import TrainingSetup
 from forerun.question.sharing import DeviceLayout, StageSplit
 
-__all__ = [
-    "DividedModel",
-    "UnitTimes",
-    "with_host",
-]
-
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 

@@ -11,9 +11,6 @@ from typing import Any, TypedDict
 from forerun.base.errors import InvalidSetupError
 from forerun.question.settings import flags, from_settings, names_needing, setting
 
-__all__ = ["InputPipeline", "LoaderOptions", "loader_from"]
-
-
 _input = partial(setting, group="input")
 
 

@@ -22,8 +22,6 @@ from forerun.search.plan_answer import (
     Rejection,
 )
 
-__all__ = ["make_plan"]
-
 Ints = npt.NDArray[np.int64]
 
 _MOST_ROUNDS = 4

@@ -21,18 +21,6 @@ from forerun.question.saving import own_loss_of
 from forerun.question.setup import Layout, Phase, Precision
 from forerun.question.sharing import Strategy
 
-__all__ = [
-    "Offer",
-    "faster",
-    "forgotten",
-    "half_of",
-    "larger_devices",
-    "shared",
-    "smaller",
-    "together",
-    "with_workers",
-]
-
 _OTHER_DEVICES = ("h100-sxm", "h200-sxm", "b200")
 _NUMBERS = (2, 4, 8)
 """Devices of one machine."""

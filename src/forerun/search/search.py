@@ -27,8 +27,6 @@ from forerun.base.units import parse_amount
 from forerun.question.devices.prices import amount_in_usd
 from forerun.question.run import Run
 
-__all__ = ["QUANTITIES", "SETTINGS", "Limit", "Quantity", "Search", "find_quantity", "parse_limits"]
-
 SETTINGS = "settings"
 """The axis of changes of several settings at once."""
 

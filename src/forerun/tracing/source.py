@@ -27,20 +27,6 @@ if TYPE_CHECKING:
     from forerun.question.setup import TrainingSetup
     from forerun.tracing.models.built_model import BuiltModel, InputOptions
 
-__all__ = [
-    "TRACED_MODULES",
-    "Question",
-    "Source",
-    "TraceLimits",
-    "find_source",
-    "is_isolated",
-    "named_source",
-    "run_isolated",
-    "source_names",
-    "trace_limits",
-    "trace_memory_bytes",
-]
-
 Question = tuple["ModelRequest", "TrainingSetup", Any]
 """A model, its setup, and an object in place of the model's name or None."""
 

@@ -28,15 +28,6 @@ from forerun.tracing.source import Question, find_source, is_isolated, named_sou
 if TYPE_CHECKING:
     from forerun.tracing.models.built_model import BuiltModel
 
-__all__ = [
-    "TRACE_VERSION",
-    "is_traced",
-    "library_versions",
-    "trace",
-    "trace_keras_models",
-    "traced_settings",
-]
-
 TRACE_VERSION = 2
 """Version of graphs, raised whenever the tracer or a rule changes the contents of a graph."""
 
@@ -335,7 +326,7 @@ def _evict(folder: Path) -> None:
 def trace_built(built: BuiltModel, setup: TrainingSetup) -> Graph:
     """Traces a built model at two batch sizes and joins the traces; at one if sizes are not affine."""
     from forerun.tracing.affine import are_comparable, is_affine, join_traces
-    from forerun.tracing.models.sources import explain_failure
+    from forerun.tracing.failures import explain_failure
     from forerun.tracing.step import record_step
 
     versions = library_versions(built.name, has_adapters=setup.saving.lora_rank is not None)

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from forerun.base.errors import CatalogError, InvalidSetupError, UnknownDeviceError
 from forerun.question.devices import find_device
+from forerun.question.devices.device import PriceKind
 from forerun.question.devices.prices import (
     OLD_PRICE_DAYS,
-    PriceKind,
     amount_in_usd,
     cheapest_rental,
     find_currency,

@@ -28,19 +28,6 @@ from forerun.question.devices.cluster import Cluster, require_link
 if TYPE_CHECKING:
     from forerun.cost.communication.constants import LayoutConstants
 
-__all__ = [
-    "Collective",
-    "Group",
-    "all_gather_time_s",
-    "broadcast_time_s",
-    "group_of",
-    "hierarchical_all_reduce_time_s",
-    "one_to_all_time_s",
-    "reduce_scatter_time_s",
-    "ring_all_reduce_time_s",
-    "tree_all_reduce_time_s",
-]
-
 
 def _check(message_bytes: float, num_devices: int, latency_s: float, bandwidth_bytes_per_s: float) -> None:
     if num_devices < 1:

@@ -39,22 +39,6 @@ import numpy.typing as npt
 from forerun.base.errors import CostModelError
 from forerun.cost.communication.tuner import AllReduce
 
-__all__ = [
-    "ErrorLaw",
-    "LayoutConstants",
-    "LayoutTable",
-    "MeasuredLayouts",
-    "ScalingConstants",
-    "ScalingTable",
-    "StepShape",
-    "is_layouts_file",
-    "layout_table_path",
-    "load_layout_table",
-    "load_measured_layouts",
-    "load_scaling_table",
-    "shipped_table_path",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutConstants:

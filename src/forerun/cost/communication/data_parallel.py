@@ -30,29 +30,6 @@ from math import erf, exp, pi, sqrt
 from forerun.base.errors import InvalidSetupError
 from forerun.question.sharing import DEFAULT_BUCKET_BYTES
 
-__all__ = [
-    "FIRST_BUCKET_BYTES",
-    "Bucket",
-    "BucketSchedule",
-    "DataParallelStep",
-    "Gradient",
-    "HostAndDevice",
-    "Pass",
-    "ShardedMemory",
-    "bucket_schedule",
-    "check_stage",
-    "communication_bytes",
-    "data_parallel_step",
-    "device_part_s",
-    "expected_normal_maximum",
-    "gradient_buckets",
-    "mirrored_step_s",
-    "sharded_memory",
-    "split_step",
-    "straggler_factor",
-    "uniform_gradients",
-]
-
 FIRST_BUCKET_BYTES = 1024**2
 """PyTorch, torch/csrc/distributed/c10d/reducer.hpp: kDefaultFirstBucketBytes."""
 

@@ -25,20 +25,6 @@ from forerun.graph.file import check_stream
 from forerun.graph.graph import AllocationKind, Graph, MemoryEvent, at_batch
 from forerun.question.setup import MAX_BATCH_SIZE, Layout, TrainingSetup
 
-__all__ = [
-    "MaxBatchSize",
-    "MemoryEstimate",
-    "MemoryPart",
-    "MemoryWidth",
-    "Verdict",
-    "estimate_memory",
-    "fits",
-    "max_batch_size",
-    "memory_width",
-    "plans_for_setup",
-    "step_runs",
-]
-
 Verdict = Literal["yes", "no", "close"]
 
 

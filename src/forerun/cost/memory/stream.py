@@ -34,19 +34,6 @@ import numpy.typing as npt
 
 from forerun.graph.graph import AllocationKind, MemoryEvent, MemoryStream, at_batch
 
-__all__ = [
-    "BLOCK_BYTES",
-    "CachingAllocator",
-    "LivePeak",
-    "RepeatingStep",
-    "block_sizes_bytes",
-    "live_peak",
-    "live_peak_bytes",
-    "repeating_step",
-    "round_to_blocks",
-    "steady_state_events",
-]
-
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 

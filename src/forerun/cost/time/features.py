@@ -31,34 +31,6 @@ from forerun.question.devices.catalogue import sustained_clock_share
 from forerun.question.devices.device import Device, DeviceKind, NumberFormat
 from forerun.question.setup import Layout, Phase, Precision, TrainingSetup
 
-__all__ = [
-    "DEVICE_FEATURES",
-    "DYNAMIC_FEATURES",
-    "GROUP_KERNEL_WIDTHS",
-    "LARGEST_SHARE_OF_PEAK",
-    "NEWEST_ERA",
-    "POINT_FEATURES",
-    "STATIC_FEATURES",
-    "Point",
-    "PointArrays",
-    "at_batches",
-    "counts",
-    "dynamic_features",
-    "flops_of",
-    "format_classes",
-    "group_inputs",
-    "least_times_s",
-    "moved_of",
-    "peak_rates",
-    "peaks_of",
-    "point_arrays",
-    "point_features",
-    "resident_share",
-    "roofline_terms_s",
-    "software_era",
-    "static_features",
-]
-
 Floats = npt.NDArray[np.float64]
 
 NEWEST_ERA = 1.0

@@ -49,20 +49,6 @@ from forerun.cost.time.law import (
 from forerun.cost.time.rows import DistinctOps
 from forerun.graph.graph import OpClass, StepPart
 
-__all__ = [
-    "FITTED_PRODUCT_LAW",
-    "TILES",
-    "Gives",
-    "KernelLaw",
-    "Kernels",
-    "ProductLaw",
-    "kernel_law",
-    "kernel_laws",
-    "kernel_terms",
-    "longest_times_s",
-    "terms_in_step",
-]
-
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 

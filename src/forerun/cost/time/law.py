@@ -25,33 +25,6 @@ from forerun.graph.graph import OpClass, StepPart
 from forerun.question.devices.device import Device, NumberFormat
 from forerun.question.setup import FLASH_3_GAIN
 
-__all__ = [
-    "CAP_LATENCY_S",
-    "CLASS_GROUPS",
-    "CONVOLUTIONS",
-    "GROUP_OF_CLASS",
-    "LARGE_STREAM_BYTES",
-    "LARGE_UPDATE_BYTES",
-    "LAW_CLASSES",
-    "LEAST_CONVOLVED_SHARE",
-    "MAX_EFFICIENCY",
-    "MAX_LATENCY_S",
-    "MIN_MEMORY_EFFICIENCY",
-    "NUM_FORMATS",
-    "NUM_GROUPS",
-    "NUM_LATENTS",
-    "NUM_PAIRS",
-    "SMOOTH_OP",
-    "SMOOTH_STEP",
-    "STREAM_LATENCY_S",
-    "KernelTerms",
-    "attention_cost",
-    "busy_times",
-    "holds_under_autocast",
-    "least_stream_share",
-    "sustained_products",
-]
-
 SMOOTH_OP = 4.0
 """Power of the smooth maximum of a kernel's compute and memory time."""
 

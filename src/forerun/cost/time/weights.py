@@ -28,26 +28,6 @@ from forerun.question.devices.catalogue import same_die
 from forerun.question.devices.device import Device
 from forerun.question.setup import Layout, Phase, Precision, TrainingSetup
 
-__all__ = [
-    "DEFAULT_STACK",
-    "NUM_CIRCUMSTANCES",
-    "WEIGHTS_FORMAT_VERSION",
-    "CostModel",
-    "MeasuredRun",
-    "NetworkWeights",
-    "SizeLaw",
-    "circumstance_flags",
-    "is_cost_model",
-    "load_weights",
-    "network_key",
-    "run_circumstances",
-    "run_kind",
-    "save_weights",
-    "shipped_weights_path",
-    "system_distance",
-    "system_key",
-]
-
 Floats32 = npt.NDArray[np.float32]
 Floats64 = npt.NDArray[np.float64]
 

@@ -15,20 +15,6 @@ from pathlib import Path
 from forerun.base.errors import CatalogError
 from forerun.question.devices.device import Device, DeviceKind, NumberFormat, device_of
 
-__all__ = [
-    "POWER_EXPONENT",
-    "devices_of_architecture",
-    "index_by_key",
-    "load_catalog",
-    "matching_devices",
-    "name_key",
-    "name_tokens",
-    "normalise_name",
-    "power_share",
-    "same_die",
-    "sustained_clock_share",
-]
-
 # Words that drivers and people add or leave out at will; none of them tells two devices apart.
 _FILLER_WORDS = frozenset({"nvidia", "geforce", "tesla", "gpu", "amd", "instinct", "1x"})
 _WATTAGE = re.compile(r"\(\s*\d+\s*w\s*\)")

@@ -18,8 +18,6 @@ from forerun.question.devices.device import Device, NumberFormat
 if TYPE_CHECKING:
     from forerun.question.devices.here import Host, HostCpu, HostGpu
 
-__all__ = ["cpu_device", "cpu_flops_per_clock", "device_at", "find_device", "gpu_device", "this_device"]
-
 _GENERIC_CPU = "cpu"
 # Error correction takes up to 1/16 of the memory, reserved areas a little more; with less, it is another board.
 _MEMORY_TOLERANCE = 0.10

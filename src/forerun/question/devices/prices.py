@@ -23,23 +23,6 @@ from forerun.base.tables import checked_table, read_toml
 from forerun.question.devices.device import PriceKind
 from forerun.question.devices.finder import find_device
 
-__all__ = [
-    "OLD_PRICE_DAYS",
-    "Currency",
-    "InstancePrice",
-    "PriceKind",
-    "Rental",
-    "amount_in_usd",
-    "cheapest_rental",
-    "find_currency",
-    "load_prices",
-    "owned_price_usd_per_hour",
-    "price_age_note",
-    "read_price_file",
-    "update_prices",
-    "updated_prices_path",
-]
-
 _HOURS_PER_YEAR = 365.25 * 24
 
 OLD_PRICE_DAYS = 90

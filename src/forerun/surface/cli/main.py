@@ -26,17 +26,6 @@ from forerun.surface.cli.output import show_any_sign, show_own_warnings, shown_s
 from forerun.surface.cli.settings import DebugOption
 from forerun.surface.cli.verbs import Root
 
-__all__ = [
-    "INTERRUPTED_STATUS",
-    "OneLineErrors",
-    "app",
-    "end_cleanly_on_signals",
-    "error_line",
-    "exit_status",
-    "run",
-]
-
-
 INTERRUPTED_STATUS = 130
 """128 + SIGINT, what shells expect of an interrupted program."""
 

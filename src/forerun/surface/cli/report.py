@@ -17,8 +17,6 @@ from forerun.surface.cli.verbs import verb
 if TYPE_CHECKING:
     from forerun.surface.report.document import Readable
 
-__all__ = ["report"]
-
 _OWN_FORMATS = ("html", "markdown", "json")
 _FORMAT_OF_SUFFIX = {".html": "html", ".htm": "html", ".md": "markdown", ".json": "json"}
 

@@ -18,8 +18,6 @@ from forerun.surface.cli.main import error_line, exit_status
 from forerun.surface.cli.output import quiet_libraries
 from forerun.surface.cli.verbs import verb
 
-__all__ = ["mcp", "serve"]
-
 AllowCodeOption = Annotated[
     Path | None,
     typer.Option(

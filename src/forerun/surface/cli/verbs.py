@@ -52,8 +52,6 @@ from forerun.surface.cli.settings import (
 if TYPE_CHECKING:
     from forerun.question.devices.prices import Currency
 
-__all__ = ["Root", "Verbs", "load", "told_in", "verb"]
-
 _CORE = {
     "predict": "forerun.surface.cli.predict:predict",
     "plan": "forerun.surface.cli.plan:plan",

@@ -44,14 +44,6 @@ from forerun.surface.report.wording import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = [
-    "Readable",
-    "command_of",
-    "html_document",
-    "markdown_document",
-    "read_answer",
-]
-
 _MOST_REJECTED = 20
 
 

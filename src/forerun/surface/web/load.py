@@ -22,9 +22,6 @@ from forerun.base.errors import FailureError, ForerunError, IsolationError, Usag
 from forerun.base.isolation import Worker
 from forerun.tracing.source import TRACED_MODULES, trace_memory_bytes
 
-__all__ = ["BusyError", "ClientLimit", "Figures", "Lane", "Tracer"]
-
-
 _Result = TypeVar("_Result")
 
 

@@ -38,15 +38,6 @@ from forerun.tracing.models.hub import config_path
 from forerun.tracing.models.losses import INFERRED_LOSS_NOTE, inferred_loss
 from forerun.tracing.models.meta_build import build_on_meta, move_to_meta
 
-__all__ = [
-    "NO_PADDING_NOTE",
-    "ModelInputs",
-    "build_catalogued",
-    "build_transformers",
-    "prepare_for_trace",
-    "transformers_inputs",
-]
-
 
 def build_transformers(text: str, options: InputOptions) -> BuiltModel:
     """Builds the architecture of a Transformers configuration, in fp32 and without weights.

@@ -47,8 +47,6 @@ from forerun.tracing.models.transformers_models import (
 )
 from forerun.tracing.models.vision_models import timm_input_shape
 
-__all__ = ["build_from_file", "build_from_module", "factory_of", "guess_inputs", "is_transformers"]
-
 _RETURNS = (
     "an nn.Module, (module, example_batch), or a dict with 'module' and 'input_shape' or 'example_batch'"
 )

@@ -23,15 +23,6 @@ from forerun.tracing.models.built_model import BuiltModel, InputOptions
 from forerun.tracing.models.losses import classification_loss, image_batch, sum_of_means
 from forerun.tracing.models.meta_build import build_on_meta, move_to_meta
 
-__all__ = [
-    "build_timm",
-    "build_torchvision",
-    "timm_input_shape",
-    "timm_names",
-    "torchvision_input_shape",
-    "torchvision_names",
-]
-
 # Weights of the auxiliary heads' losses. Their values do not change the cost of a step; that the heads run does:
 # Szegedy et al. 2015 (section 5), the fine-tuning tutorial of PyTorch, torchvision references/segmentation.
 _AUX_WEIGHT = {"googlenet": 0.3, "inception_v3": 0.4}

@@ -27,15 +27,6 @@ from forerun.tracing.models.built_model import BuiltModel
 from forerun.tracing.saving.device_ops import eight_bit_product
 from forerun.tracing.saving.quantized import num_weights
 
-__all__ = [
-    "NUM_TRACED_BLOCKS",
-    "autocast_contexts",
-    "block_names",
-    "keep_few_blocks",
-    "of_all_blocks",
-    "recompute_blocks",
-]
-
 _LISTS = (nn.ModuleList, nn.Sequential)
 
 

@@ -45,12 +45,6 @@ from forerun.tracing.saving.device_ops import (
 )
 from forerun.tracing.saving.quantized import QuantizedLinear, input_gradient
 
-__all__ = [
-    "NUM_CHUNKS",
-    "fuse_kernels",
-    "fuse_loss",
-]
-
 _ROTATION = "apply_rotary_pos_emb"
 _GATED = "self.down_proj(self.act_fn(self.gate_proj("
 _WORDS = {

@@ -16,8 +16,6 @@ from forerun.tracing.saving.blocks import block_names, recompute_blocks
 from forerun.tracing.saving.fused_kernels import fuse_kernels, fuse_loss
 from forerun.tracing.saving.quantized import multiply_in_fp8
 
-__all__ = ["STORAGE_DTYPE", "convert_weights", "with_saving"]
-
 STORAGE_DTYPE = {
     Precision.FP16: torch.float16,
     Precision.BF16: torch.bfloat16,

@@ -42,14 +42,6 @@ from forerun.tracing.saving.device_ops import (
     to_eight_bits_twice,
 )
 
-__all__ = [
-    "NF4_BLOCK",
-    "QuantizedLinear",
-    "input_gradient",
-    "multiply_in_fp8",
-    "num_weights",
-]
-
 NF4_BLOCK = 64
 """Weights that share a scale."""
 
