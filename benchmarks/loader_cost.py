@@ -5,7 +5,7 @@
 Images of three sizes are made, decoded and augmented in seven ways: 64 in a loop, which is what
 ``forerun measure loader`` calls the cost of a sample, then all by a ``DataLoader`` of one or two workers with batches
 of 32 and 128, three rounds of each. Processor time is compared, so that other programs on the machine change little.
-``LOADER_RANGE`` of ``forerun.prediction.input_pipeline`` is from here.
+``LOADER_RANGE`` of ``forerun.prediction.run_step`` is from here.
 """
 
 from __future__ import annotations

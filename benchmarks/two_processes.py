@@ -24,7 +24,7 @@ from forerun.cost.communication.tuner import AllReduce
 from forerun.evidence.measure import measure_link, measure_model
 from forerun.evidence.measurement.jobs import Protocol
 from forerun.evidence.records.measurement import Measurement
-from forerun.question.devices.cluster import LinkKind
+from forerun.question.devices.device import LinkKind
 from studies.scaling.measured_step import scale_measured_step
 
 NUM_ROUNDS = 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from forerun.surface.cli.failures import OneLineErrors
+from forerun.surface.cli.main import OneLineErrors
 from forerun.surface.cli.output import show_any_sign
 from forerun.surface.cli.settings import DebugOption
 from studies.commands.accuracy import accuracy

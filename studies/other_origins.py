@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 import forerun
 from forerun.base.errors import ForerunError
-from forerun.base.frames import read_table
+from forerun.base.tables import read_table
 from studies.markdown import markdown_table
 from studies.optime.evidence_study import log_interval_scores
 

@@ -9,7 +9,7 @@ from scipy.optimize import least_squares
 
 from forerun.base.errors import InvalidSetupError
 from forerun.base.numerics import refuse_times
-from forerun.cost.communication.mirrored import SHARPNESS, HostAndDevice
+from forerun.cost.communication.data_parallel import SHARPNESS, HostAndDevice
 
 __all__ = ["split_host_and_device"]
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from forerun.base.frames import read_table
-from forerun.cost.communication.mirrored import HostAndDevice, mirrored_step_s
+from forerun.base.tables import read_table
+from forerun.cost.communication.data_parallel import HostAndDevice, mirrored_step_s
 from forerun.cost.communication.tuner import all_reduce_of
 from forerun.evidence.fitting.evaluation import ErrorMetrics, errors
 from forerun.question.devices.cluster import cluster_of

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pandas as pd
 from scipy.optimize import minimize
 
-from forerun.cost.communication.measured_layouts import ErrorLaw, MeasuredLayouts
+from forerun.cost.communication.constants import ErrorLaw, MeasuredLayouts
 from studies.layouts.rows import SOURCES
 from studies.layouts.study import predicted_rows
 

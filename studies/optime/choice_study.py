@@ -17,8 +17,8 @@ from forerun.evidence.fitting.measured_steps import Measured
 from forerun.evidence.fitting.op_time_fit import FitSettings
 from forerun.evidence.records.step_record import StepRecord
 from forerun.question.devices import find_device
-from forerun.question.devices.device import NumberFormat
-from forerun.question.devices.prices import PriceKind, cheapest_rental, load_prices
+from forerun.question.devices.device import NumberFormat, PriceKind
+from forerun.question.devices.prices import cheapest_rental, load_prices
 from forerun.question.setup import Phase, Precision
 from studies.optime.choice_sets import MeasuredRate, groups_of, kind_of
 from studies.optime.studies import Corpus, HeldOut, family_study

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from forerun.base.frames import read_table
+from forerun.base.tables import read_table
 from forerun.cost.communication.constants import ScalingTable, load_scaling_table
 from forerun.cost.time.weights import load_weights, shipped_weights_path
 from forerun.prediction.replica_step import one_steps, scaled_step

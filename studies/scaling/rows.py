@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forerun.base.frames import read_table
+from forerun.base.tables import read_table
 from studies.scaling.models import parameters_of
 
 if TYPE_CHECKING:

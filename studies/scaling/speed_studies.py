@@ -18,8 +18,8 @@ from forerun.adapters.classics.smoothing import SmoothedModel
 from forerun.adapters.classics.speed_models import SpeedModel
 from forerun.adapters.classics.speed_points import SpeedPoint
 from forerun.base.errors import InvalidSetupError
-from forerun.base.frames import read_table
 from forerun.base.numerics import fit_relative
+from forerun.base.tables import read_table
 
 __all__ = ["FewPoints", "placement_study", "read_placements", "read_server_points", "server_study"]
 

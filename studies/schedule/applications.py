@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from forerun.base.frames import check_columns, read_table
+from forerun.base.tables import check_columns, read_table
 from forerun.jobs.scheduling.job import DataParallelTraining
 from forerun.jobs.scheduling.running_job import NUM_PHASES, CurveForecast
 from forerun.jobs.scheduling.speed import DataParallelSpeed, StepPoint, fit_data_parallel

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from forerun.base.frames import check_columns, read_table
+from forerun.base.tables import check_columns, read_table
 from forerun.jobs.scheduling.job import DataParallelTraining, ScheduledJob
 
 __all__ = ["GAVEL_CLUSTER", "GAVEL_ROUND_S", "GavelSpeed", "draw_mixed_jobs", "read_gavel_speeds"]

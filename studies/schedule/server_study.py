@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from forerun.base.frames import check_columns, read_table
+from forerun.base.tables import check_columns, read_table
 from forerun.base.units import GIB
 from forerun.jobs.scheduling.cluster import NodeGroup, SharedCluster
 from forerun.jobs.scheduling.job import ScheduledJob, ServerTraining, TaskDemand

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from forerun.base.frames import check_columns, read_table
+from forerun.base.tables import check_columns, read_table
 from forerun.jobs.scheduling.job import DataParallelTraining, ScheduledJob
 from studies.schedule.applications import RESTART_S, Application, RecordedEfficiency
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forerun.base.errors import RecordError
-from forerun.base.frames import check_columns, check_positive, read_table
+from forerun.base.tables import check_columns, check_positive, read_table
 from forerun.evidence.records.measured_run import default_optimizer_implementation, framework_release
 from forerun.evidence.records.model_names import model_family
 from forerun.evidence.records.step_record import StepRecord

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.base.errors import RecordError
-from forerun.base.frames import (
+from forerun.base.tables import (
     check_columns,
     check_positive,
     check_unique,

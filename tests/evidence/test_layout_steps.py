@@ -9,7 +9,7 @@ import pytest
 
 import forerun
 from forerun.base.errors import ForerunError
-from forerun.cost.communication.measured_layouts import ErrorLaw, MeasuredLayouts, StepShape
+from forerun.cost.communication.constants import ErrorLaw, MeasuredLayouts, StepShape
 
 MODEL = "gpt:depth=4,width=512,vocabulary=4096"
 SETTINGS: dict[str, Any] = {"precision": "bf16", "sequence_length": 256, "batch_size": 4}

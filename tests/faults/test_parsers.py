@@ -19,7 +19,7 @@ from forerun.jobs.scheduling import cluster as shared
 from forerun.jobs.scheduling.jobs_file import check_entries
 from forerun.question.devices.cluster import parse_cluster
 from forerun.question.devices.rows import parse_devices
-from forerun.surface.report.reading import read_answer
+from forerun.surface.report.document import read_answer
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),

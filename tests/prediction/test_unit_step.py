@@ -16,9 +16,9 @@ from forerun.cost.communication.constants import load_layout_table
 from forerun.cost.memory.units import unit_memory
 from forerun.graph.blocks import blocks_of
 from forerun.graph.shards import Shards, sharded_ops
+from forerun.prediction.division import pipeline_s, stage_units
 from forerun.prediction.memory import layout_memory, memory_constants_of
 from forerun.prediction.models import TracedModels, cost_model_of
-from forerun.prediction.schedules import pipeline_s, stage_units
 from forerun.prediction.unit_step import layout_step
 from forerun.prediction.units import DividedModel
 from forerun.question.run import Run

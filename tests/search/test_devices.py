@@ -7,7 +7,8 @@ import datetime
 import pytest
 
 from forerun.base.errors import InvalidSetupError, UnknownDeviceError
-from forerun.question.devices.prices import InstancePrice, PriceKind
+from forerun.question.devices.device import PriceKind
+from forerun.question.devices.prices import InstancePrice
 from forerun.search.devices import parse_devices, parse_prices, with_prices
 
 

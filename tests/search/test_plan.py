@@ -7,7 +7,7 @@ import pytest
 
 import forerun
 from forerun.base.errors import InvalidSetupError, UnknownDeviceError, UnknownModelError
-from forerun.prediction.input_pipeline import LOADER_BOUND_NOTE
+from forerun.prediction.run_step import LOADER_BOUND_NOTE
 from forerun.search.plan_answer import Plan
 
 MODELS = "cnn:depth=2..3,base_filters=32"

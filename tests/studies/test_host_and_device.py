@@ -5,7 +5,7 @@ import math
 import pytest
 
 from forerun.base.errors import InvalidSetupError
-from forerun.cost.communication.mirrored import HostAndDevice
+from forerun.cost.communication.data_parallel import HostAndDevice
 from studies.keras.host_and_device import split_host_and_device
 
 ONE = HostAndDevice(host_s=0.002, device_fixed_s=0.001, device_per_sample_s=1e-4)

@@ -54,7 +54,7 @@ def test_figures_of_a_choice_and_of_one_mfu() -> None:
 
 
 def test_the_law_of_errors_finds_what_shapes_have_in_common() -> None:
-    from forerun.cost.communication.measured_layouts import StepShape
+    from forerun.cost.communication.constants import StepShape
 
     rng = np.random.default_rng(0)
     shapes = [

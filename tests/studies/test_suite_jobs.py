@@ -9,8 +9,7 @@ from forerun.evidence.records.measurement import JobKind
 from forerun.question.setup import Layout, Precision
 from forerun.tracing.models.families import FAMILIES
 from forerun.tracing.models.sources import build_model
-from forerun.tracing.models.timm_models import timm_names
-from forerun.tracing.models.torchvision_models import torchvision_names
+from forerun.tracing.models.vision_models import timm_names, torchvision_names
 from studies.suite.jobs import LIMIT, REPEAT, batch_searches, kernel_jobs, repeat_jobs, step_jobs
 from studies.suite.models import SUITE_MODELS, on_processor
 

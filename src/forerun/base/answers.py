@@ -11,8 +11,6 @@ from pathlib import PurePath
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-__all__ = ["Answer", "fields_of", "from_plain", "plain"]
-
 
 class Answer:
     """A frozen dataclass that answers a question; ``--json`` prints its ``as_dict``."""

@@ -28,28 +28,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = [
-    "CatalogError",
-    "CostModelError",
-    "DeviceBusyError",
-    "FailureError",
-    "ForecastError",
-    "ForerunError",
-    "InvalidSetupError",
-    "IsolationError",
-    "MeasurementError",
-    "MissingExtraError",
-    "ModelBuildError",
-    "RecordError",
-    "ScriptError",
-    "StoreWarning",
-    "TraceError",
-    "UnknownDeviceError",
-    "UnknownModelError",
-    "UsageError",
-    "near_matches",
-]
-
 
 class ForerunError(Exception):
     """Base of all errors raised on purpose."""

@@ -12,8 +12,6 @@ from pathlib import Path
 
 from forerun.base.errors import MissingExtraError
 
-__all__ = ["EXTRA_OF_PACKAGE", "extra_of", "installed_version", "needing", "require"]
-
 EXTRA_OF_PACKAGE = {
     "torch": "torch",
     "torchvision": "torchvision",

@@ -31,22 +31,6 @@ from forerun.base import errors, process_control
 from forerun.base.errors import ForerunError, IsolationError
 from forerun.base.process_control import ProcessOption, set_process_option
 
-__all__ = [
-    "Child",
-    "EndedError",
-    "LateError",
-    "Reply",
-    "Worker",
-    "error_from",
-    "fork_server",
-    "in_worker",
-    "limit_memory",
-    "patched_environment",
-    "replies",
-    "tell",
-    "unlimited_memory",
-]
-
 _EXIT_TIMEOUT_S = 2.0
 _CPU_LOOK_S = 0.5
 """Shortest time between two looks at what a child has spent on processors [s]."""

@@ -13,16 +13,6 @@ import numpy.typing as npt
 
 from forerun.base.errors import InvalidSetupError
 
-__all__ = [
-    "LinearFit",
-    "fit_relative",
-    "monotone_cubic",
-    "nonnegative_coefficients",
-    "refuse_times",
-    "refuse_unidentifiable",
-    "relative_coefficients",
-]
-
 Floats = npt.NDArray[np.float64]
 
 _RANK_TOLERANCE = 1e-9

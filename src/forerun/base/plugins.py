@@ -32,8 +32,6 @@ from typing import Any, NamedTuple
 
 from forerun.base.errors import UsageError
 
-__all__ = ["plugin", "plugin_names"]
-
 
 class EntryPoint(NamedTuple):
     """A name in a group and the object that it stands for, ``module:name``."""

@@ -18,8 +18,6 @@ import sys
 from collections.abc import Iterable
 from enum import IntEnum
 
-__all__ = ["MODULE", "ProcessOption", "die_with_parent", "preload_variables", "set_process_option"]
-
 
 class ProcessOption(IntEnum):
     """Options of ``prctl(2)``."""

@@ -9,8 +9,6 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
-__all__ = ["LOGGER", "progress", "stage"]
-
 LOGGER = logging.getLogger("forerun")
 """Logger of the stages; the attribute ``stage`` of a record is ``begin`` or ``end``."""
 

@@ -11,8 +11,6 @@ import shutil
 import tempfile
 from pathlib import Path
 
-__all__ = ["cache_folder", "remove_leftovers", "temporary_folder"]
-
 _NAME = re.compile(r"forerun-of-(?P<machine>[0-9a-f]{8})-(?P<pid>\d+)-.*")
 _CLOCK_ERROR_S = 2.0
 

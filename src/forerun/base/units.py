@@ -12,19 +12,6 @@ from collections.abc import Mapping
 
 from forerun.base.errors import InvalidSetupError
 
-__all__ = [
-    "GIB",
-    "UNITS",
-    "format_bytes",
-    "format_count",
-    "format_duration_s",
-    "format_energy_j",
-    "format_flops_per_s",
-    "format_mass_g",
-    "parse_amount",
-    "parse_duration_s",
-]
-
 GIB = 1024**3
 
 _DURATIONS = (

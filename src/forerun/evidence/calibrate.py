@@ -15,7 +15,7 @@ import numpy as np
 from forerun.base.answers import Answer, fields_of
 from forerun.base.errors import InvalidSetupError, RecordError
 from forerun.base.extras import require
-from forerun.cost.communication.measured_layouts import MeasuredLayouts, is_layouts_file
+from forerun.cost.communication.constants import MeasuredLayouts, is_layouts_file
 from forerun.cost.time.correction import calibration_path
 from forerun.cost.time.weights import load_weights, shipped_weights_path
 from forerun.evidence.calibration_session import LOOP_MODEL, loop_cost_s, measure_for_calibration
@@ -28,8 +28,8 @@ from forerun.evidence.records.measurement import Measurement, Outcome
 from forerun.evidence.records.record_store import RecordStore
 from forerun.question.devices import find_device
 from forerun.question.devices.device import Device
+from forerun.question.devices.finder import device_at
 from forerun.question.devices.local import check_device, gpu_index, lock_device
-from forerun.question.devices.this_device import device_at
 from forerun.question.setup import Precision, choice
 
 __all__ = ["Calibration", "LeftOutModel", "calibrate", "fit_device"]

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.base.errors import RecordError, UsageError, near_matches
-from forerun.cost.communication.constants import load_layout_table
-from forerun.cost.communication.measured_layouts import StepShape
+from forerun.cost.communication.constants import StepShape, load_layout_table
 from forerun.cost.time.weights import load_weights, shipped_weights_path
 from forerun.evidence.records.tables import above_zero, yes_or_no
 from forerun.prediction.division import uses_layout

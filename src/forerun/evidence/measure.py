@@ -24,8 +24,8 @@ from forerun.evidence.records.measurement import JobKind, Measurement, Scalar
 from forerun.evidence.records.model_names import subject_family
 from forerun.question.devices.catalogue import matching_devices
 from forerun.question.devices.device import Device
+from forerun.question.devices.finder import cpu_device
 from forerun.question.devices.here import describe_host, visible_gpus
-from forerun.question.devices.this_device import cpu_device
 from forerun.question.model import ModelRequest, is_keras, own_layout, own_stack
 from forerun.question.run import Run
 from forerun.question.settings import checked

@@ -14,7 +14,7 @@ from forerun.base.errors import InvalidSetupError
 from forerun.base.extras import require
 from forerun.evidence.measurement.image_loading import image_files, loader_rates, loading_times
 from forerun.prediction.estimate import Interval
-from forerun.prediction.input_pipeline import loader_rate_samples_per_s, workers_needed
+from forerun.prediction.run_step import loader_rate_samples_per_s, workers_needed
 from forerun.question.devices.here import container_limits
 from forerun.question.input_pipeline import InputPipeline
 

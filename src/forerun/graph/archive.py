@@ -7,8 +7,6 @@ import zipfile
 import zlib
 from pathlib import Path
 
-__all__ = ["DAMAGE", "LARGEST_FILE_BYTES", "read_member"]
-
 LARGEST_FILE_BYTES = 128 * 1024**2
 """Most bytes that the arrays of a graph may take: some 300,000 operations; 70B models have 20,000."""
 DAMAGE = (

@@ -23,18 +23,6 @@ from forerun.base.errors import InvalidSetupError
 from forerun.base.kept import Kept
 from forerun.graph.graph import AllocationKind, Graph, MemoryEvent, OpClass, OpTable, StepPart
 
-__all__ = [
-    "EIGHT_BIT_PRODUCT",
-    "EIGHT_BIT_RATE",
-    "Blocks",
-    "Division",
-    "Phase",
-    "blocks_of",
-    "expert_products",
-    "weight_products",
-    "whole_sizes",
-]
-
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]

@@ -17,18 +17,6 @@ from forerun.graph.archive import DAMAGE, LARGEST_FILE_BYTES, read_member
 if TYPE_CHECKING:
     from forerun.graph.graph import Graph
 
-__all__ = [
-    "CAPTURE_FORMAT_VERSION",
-    "CAPTURE_PREFIX",
-    "Capture",
-    "CaptureFacts",
-    "CapturedLoader",
-    "CapturedPart",
-    "capture_path",
-    "read_capture",
-    "read_capture_facts",
-]
-
 CAPTURE_FORMAT_VERSION = 1
 CAPTURE_PREFIX = "capture:"
 
@@ -283,8 +271,10 @@ def read_capture(path: Path) -> Capture:
     Raises:
         UsageError: As in ``read_capture_facts``, or the graph is damaged or of another version.
     """
-    from forerun.graph.file import parse_graph  # loads NumPy, which a question does without
-    from forerun.graph.schema import check_stream
+    from forerun.graph.file import (
+        check_stream,
+        parse_graph,  # loads NumPy, which a question does without
+    )
 
     facts = read_capture_facts(path)
     try:

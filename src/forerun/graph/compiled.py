@@ -10,8 +10,6 @@ import numpy.typing as npt
 
 from forerun.graph.graph import AllocationKind, Graph, MemoryEvent, MemoryStream
 
-__all__ = ["AS_IN_EAGER", "NEVER_ALLOCATED", "compiled_graph"]
-
 AS_IN_EAGER = -1
 """End of a block that lives as long under a compiler as in eager execution."""
 NEVER_ALLOCATED = 0

@@ -1,21 +1,27 @@
-"""Graphs on disk: one compressed NumPy archive, written atomically, no pickle."""
+"""Graphs on disk: one compressed NumPy archive, written atomically, no pickle.
+
+Every column is held against its declaration before anything is computed with it. A file may come from a stranger, and
+its indices reach code that does not look again. A column says beside its name which values it may have
+(``graph.Within``); what lies outside is refused with the column, the row and the value.
+"""
 
 from __future__ import annotations
 
+import io
 import json
 import tempfile
-from dataclasses import asdict, fields
+import zipfile
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 from typing import Any, BinaryIO, get_type_hints
 
 import numpy as np
 
 from forerun.base.answers import from_plain
-from forerun.graph.archive import DAMAGE
-from forerun.graph.graph import Graph, OpClass
-from forerun.graph.schema import checked_memory, checked_ops, read_arrays
-
-__all__ = ["GRAPH_FORMAT_VERSION", "parse_graph", "read_graph", "write_graph"]
+from forerun.base.errors import TraceError
+from forerun.graph.archive import DAMAGE, LARGEST_FILE_BYTES
+from forerun.graph.graph import Graph, MemoryEvent, MemoryStream, OpClass, OpTable, Within, within_of
 
 GRAPH_FORMAT_VERSION = 6
 
@@ -99,3 +105,160 @@ def _with_law_sizes(columns: dict[str, Any]) -> dict[str, Any]:
         "serial_steps": np.where(is_recurrent, serial, 1.0),
         "law_size": np.where(is_recurrent, 1.0, serial),
     }
+
+
+_SMALLEST_BATCHES = 16
+_LEAST = -1e-6
+"""Of an affine size at a batch of one, and of its slope: fits of sizes leave remainders of rounding."""
+
+
+def read_arrays(file: Path | BinaryIO) -> dict[str, Any]:
+    """The arrays of an archive of NumPy, none of them pickled.
+
+    The sizes that it declares are added up before anything is unpacked, and no member is unpacked beyond its own.
+
+    Raises:
+        ValueError: It is too large, or no such archive; ``zipfile`` and NumPy raise others.
+    """
+    with zipfile.ZipFile(file) as archive:
+        size = sum(member.file_size for member in archive.infolist())
+        if size > LARGEST_FILE_BYTES:
+            raise ValueError(f"its arrays take {size:,} bytes, more than {LARGEST_FILE_BYTES:,}")
+        members = {name.removesuffix(".npy"): archive.read(name) for name in archive.namelist()}
+    return {name: _array(name, content) for name, content in members.items()}
+
+
+def _array(name: str, content: bytes) -> Any:
+    stream = io.BytesIO(content)
+    version = np.lib.format.read_magic(stream)
+    read_header = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }
+    shape, is_fortran, dtype = read_header[version](stream)
+    wanted = dtype.itemsize * int(np.prod(shape, dtype=np.float64))
+    if dtype.hasobject or is_fortran or wanted != len(content) - stream.tell():
+        raise ValueError(
+            f"{name}: expected {shape} numbers of {dtype}, got {len(content) - stream.tell()} bytes"
+        )
+    # A copy: columns are aligned, and may be written to like any other array.
+    return np.frombuffer(content, dtype=dtype, offset=stream.tell()).reshape(shape).copy()
+
+
+def checked_ops(columns: Mapping[str, Any]) -> OpTable:
+    """The operations of a file.
+
+    Raises:
+        ValueError: A column is missing, unknown, or has a value that it may not have.
+    """
+    names = {name: len(columns[name]) for name in ("kernel_names", "module_names")}
+    rows = len(columns["op_class"])
+    _check("ops", OpTable, columns, {**names, "rows": rows})
+    return OpTable(**columns)
+
+
+def checked_memory(columns: Mapping[str, Any]) -> MemoryStream:
+    """The memory stream of a file; ``check_stream`` looks at the order of its entries.
+
+    Raises:
+        ValueError: As in ``checked_ops``.
+    """
+    rows = len(columns["event"])
+    _check("memory", MemoryStream, columns, {"rows": rows})
+    stream = MemoryStream(**columns)
+    is_made = stream.event == MemoryEvent.ALLOCATE
+    _refuse("memory.kind", stream.kind, is_made & (stream.kind < 0), "a kind of contents")
+    if is_made.any() and not stream.size_bytes.any():
+        raise ValueError("memory.size_bytes: expected sizes above zero, got none")
+    return stream
+
+
+def _check(name: str, table: type[Any], columns: Mapping[str, Any], lengths: Mapping[str, int]) -> None:
+    known = {column.name: column for column in fields(table)}
+    for unknown in sorted(columns.keys() - known.keys()):
+        raise ValueError(f"unknown column {name}.{unknown}")
+    for column_name, column in known.items():
+        is_optional = column.default_factory is not MISSING
+        if column_name not in columns and not is_optional:
+            raise ValueError(f"the column {name}.{column_name} is missing")
+        within = within_of(column)
+        if within is not None and column_name in columns:
+            _check_column(
+                f"{name}.{column_name}", columns[column_name], within, lengths, is_optional=is_optional
+            )
+
+
+def _check_column(
+    name: str, values: Any, within: Within, lengths: Mapping[str, int], *, is_optional: bool
+) -> None:
+    rows = lengths["rows"]
+    dtype = np.dtype(np.int64 if within.is_whole else np.float64)
+    if is_optional and values.size == 0 and values.ndim == 1 and values.dtype == dtype:
+        return
+    if values.dtype != dtype or values.shape != (rows, *within.tail):
+        raise ValueError(
+            f"{name}: expected {dtype} in the shape {(rows, *within.tail)}, got {values.dtype} in {values.shape}"
+        )
+    if isinstance(within.high, str):
+        # An index stays below the number of names; a kernel may have as many numbers as the table has rows.
+        high: float = lengths[within.high] - within.high.endswith("names")
+    else:
+        high = within.high
+    low = within.low
+    if within.tail:
+        _check_sizes(name, values, within)
+    # What is no number is within nothing.
+    elif values.size and not (values.min() >= low and values.max() <= high):
+        _refuse(name, values, ~((values >= low) & (values <= high)), f"{low:g} to {high:g}")
+
+
+def _check_sizes(name: str, values: Any, within: Within) -> None:
+    """Sizes, constant + slope * batch: they grow with the batch, and are no less than nothing."""
+    if not values.size:
+        return
+    constant, slope = values[..., 0], values[..., 1]
+    if within.may_fall_short:
+        # Found on batches of two and more: what a pass over half a batch leaves is no size yet.
+        is_fine = (constant >= -_SMALLEST_BATCHES * slope + _LEAST) & (slope >= _LEAST)
+    else:
+        is_fine = (constant + slope >= _LEAST) & (slope >= _LEAST)
+    is_fine &= (np.abs(constant) <= within.high) & (slope <= within.high)
+    _refuse(name, values, ~is_fine, f"a size from 0 to {within.high:g} that grows with the batch")
+
+
+def _refuse(name: str, values: Any, is_wrong: Any, wanted: str) -> None:
+    """Refuses the first row of a column that has a wrong value, if there is one."""
+    rows = np.nonzero(is_wrong)[0]
+    if len(rows):
+        raise ValueError(f"{name}, row {rows[0]}: expected {wanted}, got {values[rows[0]].tolist()}")
+
+
+def check_stream(stream: MemoryStream) -> None:
+    """Raise ``TraceError`` unless the stream is two steps in which every free has its allocation.
+
+    Args:
+        stream: Any stream; entries after the second ``STEP_ENDS`` are allowed and ignored elsewhere.
+    """
+    num_steps = int(np.count_nonzero(stream.event == MemoryEvent.STEP_ENDS))
+    if num_steps != 2 or not np.any(stream.event == MemoryEvent.FORWARD_BEGINS):
+        raise TraceError(
+            f"a memory stream holds two training steps, got {num_steps} ends of a step; trace the model again"
+        )
+    seen: set[int] = set()
+    alive: set[int] = set()
+    for position, (event, block) in enumerate(zip(stream.event.tolist(), stream.block.tolist(), strict=True)):
+        if event == MemoryEvent.ALLOCATE:
+            if block in seen or block < 0:
+                raise TraceError(
+                    f"every allocation needs its own block, but entry {position} repeats block {block}; "
+                    "trace the model again"
+                )
+            seen.add(block)
+            alive.add(block)
+        elif event == MemoryEvent.FREE:
+            if block not in alive:
+                raise TraceError(
+                    f"a free needs a block that is allocated, but entry {position} frees block {block}; "
+                    "trace the model again"
+                )
+            alive.remove(block)

@@ -14,23 +14,6 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "AllocationKind",
-    "Divided",
-    "Graph",
-    "HostTraffic",
-    "MemoryEvent",
-    "MemoryStream",
-    "OpClass",
-    "OpTable",
-    "Share",
-    "StepPart",
-    "Within",
-    "at_batch",
-    "divided_of",
-    "within_of",
-]
-
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 

@@ -19,8 +19,6 @@ import numpy.typing as npt
 from forerun.graph.blocks import Blocks, Division, Phase, weight_products, whole_sizes
 from forerun.graph.graph import Graph, OpTable, Share, divided_of
 
-__all__ = ["Shards", "allocation_shares", "fixed_shares", "sharded_ops", "token_shares"]
-
 Floats = npt.NDArray[np.float64]
 
 

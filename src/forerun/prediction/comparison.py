@@ -10,8 +10,6 @@ from forerun.base.answers import Answer
 from forerun.base.errors import InvalidSetupError
 from forerun.base.units import format_bytes, format_count, format_duration_s, format_energy_j
 
-__all__ = ["Difference", "RunComparison", "change_words", "compare_answers"]
-
 _QUANTITIES = {
     "step_time_s": ("step", format_duration_s),
     "throughput_samples_per_s": ("throughput [samples/s]", format_count),

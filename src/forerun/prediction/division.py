@@ -3,32 +3,37 @@
 A data parallel run is a layout whose tensor, context and pipeline axes are one. Two laws say what communication costs:
 that of replicas (``replica_step``: buckets of DDP, ZeRO, one host for all) and that of units (``unit_step``: tensor,
 context, expert, pipeline and fully sharded). Both read the same axes and give a ``DividedStep``.
+
+A layout with a pipeline has stages. With m micro-steps, p stages of t_s seconds each (forward and backward) and v
+groups of blocks on each device,
+
+    1F1B, GPipe   T = (m - 1) max t_s + sum t_s
+    interleaved   T = m max t_s + (sum t_s - max t_s) / v
+    zero bubble   T = m max t_s + sum over the other stages of (t_s - 2 w_s)
+
+with w_s the gradients of weights, which fill the waiting. For equal stages the bubble of 1F1B is (p - 1)/(m + p -
+1) of T.
+Sources: Narayanan et al. 2021, SC21 (arXiv 2104.04473), section 2.2; Qi et al. 2023 (arXiv 2401.10241), table 2.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from forerun.base.errors import InvalidSetupError
+from forerun.graph.blocks import Blocks
 from forerun.prediction.estimate import BreakdownPart, Interval
 from forerun.prediction.step import PreparedModel, StepPrediction
 from forerun.question.run import Run
 from forerun.question.setup import Precision, TrainingSetup
-from forerun.question.sharing import Strategy
+from forerun.question.sharing import DeviceLayout, PipelineSchedule, StageSplit, Strategy
 
-if TYPE_CHECKING:  # of several devices, which most runs do not have
-    from forerun.cost.communication.measured_layouts import StepShape
+if TYPE_CHECKING:
+    from forerun.cost.communication.constants import StepShape
     from forerun.graph.shards import Shards
-
-__all__ = [
-    "Axes",
-    "DividedStep",
-    "StageTime",
-    "compute_setup",
-    "is_divided",
-    "uses_layout",
-    "wide_factor",
-]
 
 _COMPUTED = {Precision.AMP_BF16: Precision.BF16, Precision.AMP: Precision.FP16}
 _WIDE_BYTES = 4.0
@@ -191,3 +196,219 @@ class DividedStep:
     bubble_s: float = 0.0
     stages: tuple[StageTime, ...] = ()
     shape: StepShape | None = None
+
+
+def stage_units(
+    num_blocks: int, num_stages: int, head_blocks: float | None = None, *, counts_ends: bool = False
+) -> list[range]:
+    """Units of each stage: the blocks spread evenly, earlier stages take the rest; input and head at the ends.
+
+    Args:
+        num_blocks: Blocks of the model.
+        num_stages: Stages of the pipeline.
+        head_blocks: Blocks that the head is worth, by its weights: the last stage has as many fewer as make the
+            heaviest stage lightest; None for evenly.
+        counts_ends: Whether input and head count as one block each.
+
+    >>> [len(units) for units in stage_units(8, 2, head_blocks=2.0)]
+    [6, 4]
+    """
+    own = num_blocks // num_stages
+    if counts_ends and num_stages > 1:
+        others = _even(num_blocks + 2, num_stages)
+        others[0], others[-1] = others[0] - 1, others[-1] - 1
+    elif head_blocks is not None and num_stages > 1:
+        own = min(
+            range(own, -1, -1), key=lambda k: max(k + head_blocks, -(-(num_blocks - k) // (num_stages - 1)))
+        )
+        others = [*_even(num_blocks - own, num_stages - 1), own]
+    else:
+        others = _even(num_blocks, num_stages)
+    ends = [1, *(1 + end for end in itertools.accumulate(others))]
+    ranges = [range(begin, end) for begin, end in itertools.pairwise(ends)]
+    ranges[0] = range(ranges[0].stop)
+    ranges[-1] = range(ranges[-1].start, num_blocks + 2)
+    return ranges
+
+
+def _even(num_blocks: int, num_stages: int) -> list[int]:
+    each, rest = divmod(num_blocks, num_stages)
+    return [each + (stage < rest) for stage in range(num_stages)]
+
+
+def pipeline_s(
+    stage_s: Sequence[float],
+    weight_gradient_s: Sequence[float],
+    num_micro_steps: int,
+    schedule: PipelineSchedule,
+    virtual_stages: int = 1,
+) -> float:
+    """Time of all micro-steps through all stages [s].
+
+    Args:
+        stage_s: Forward and backward pass of one micro-step on each stage [s].
+        weight_gradient_s: Part of it that makes gradients of weights [s].
+        num_micro_steps: Micro-steps of a step.
+        schedule: Their order.
+        virtual_stages: Groups of blocks on each device in the interleaved schedule.
+
+    >>> pipeline_s([3.0] * 4, [1.0] * 4, 8, PipelineSchedule.ONE_FORWARD_ONE_BACKWARD)
+    33.0
+    """
+    slowest = max(range(len(stage_s)), key=lambda stage: stage_s[stage])
+    others = [stage for stage in range(len(stage_s)) if stage != slowest]
+    busy_s = num_micro_steps * stage_s[slowest]
+    waiting = sum(stage_s[stage] for stage in others)
+    if schedule is PipelineSchedule.INTERLEAVED:
+        return busy_s + waiting / virtual_stages
+    if schedule is PipelineSchedule.ZERO_BUBBLE:
+        return busy_s + sum(max(0.0, stage_s[stage] - 2 * weight_gradient_s[stage]) for stage in others)
+    return busy_s + waiting
+
+
+def in_flight(layout: DeviceLayout, stage: int, num_micro_steps: int) -> float:
+    """Micro-steps whose activations a stage holds at its peak, each of all its blocks.
+
+    1F1B: min(m, p - s). GPipe: m. Interleaved: the warm-up of 2(p - s - 1) + (v - 1)p + 1 groups of blocks, each 1/v of
+    the stage (Megatron-LM, ``schedules.py``).
+    """
+    stages, groups = layout.pipeline, layout.virtual_stages
+    if stages == 1:
+        return 1.0
+    if layout.schedule is PipelineSchedule.GPIPE:
+        return float(num_micro_steps)
+    if layout.schedule is PipelineSchedule.INTERLEAVED:
+        held = 2 * (stages - stage - 1) + (groups - 1) * stages + 1
+        return min(num_micro_steps * groups, held) / groups
+    return float(min(num_micro_steps, stages - stage))
+
+
+def check_layout(
+    layout: DeviceLayout, blocks: Blocks, num_blocks: int, model: str, num_micro_steps: int
+) -> None:
+    """Refuses a layout that the model cannot have, with one that it can.
+
+    Raises:
+        InvalidSetupError: Heads or blocks cannot be divided so, or the micro-steps do not fit the schedule.
+    """
+    number, heads = num_blocks, blocks.num_heads
+    if layout.tensor > 1:
+        if not blocks.can_be_divided:
+            raise InvalidSetupError(
+                f"tp={layout.tensor} divides pairs of linear layers in repeated blocks, which {model} has not; give "
+                "--strategy fsdp, or leave tp out"
+            )
+        if heads is not None and heads % layout.tensor:
+            raise InvalidSetupError(
+                f"tp={layout.tensor} does not divide the {heads} heads of attention; give "
+                f"tp={_divisor(heads, layout.tensor)}"
+            )
+    if layout.context > 1 and heads is None:
+        raise InvalidSetupError(
+            f"cp={layout.context} divides the tokens of attention, which was not found in {model}; leave cp out"
+        )
+    if layout.expert > 1:
+        if blocks.num_experts is None:
+            raise InvalidSetupError(
+                f"ep={layout.expert} divides experts, which {model} has not as one tensor of all; leave ep out"
+            )
+        if blocks.num_experts % layout.expert:
+            raise InvalidSetupError(
+                f"ep={layout.expert} does not divide the {blocks.num_experts} experts; give "
+                f"ep={_divisor(blocks.num_experts, layout.expert)}"
+            )
+    if layout.pipeline > 1:
+        is_counted = layout.stage_split is StageSplit.ENDS
+        most = (number + 2 * is_counted) // layout.virtual_stages
+        if layout.pipeline > most:
+            groups = f" in {layout.virtual_stages} groups each" if layout.virtual_stages > 1 else ""
+            raise InvalidSetupError(
+                f"pp={layout.pipeline} needs at least as many blocks{groups}, but {model} has {number}; "
+                f"give pp={max(1, most)} "
+                "or less"
+            )
+        if layout.schedule is PipelineSchedule.INTERLEAVED and num_micro_steps % layout.pipeline:
+            better = -(-num_micro_steps // layout.pipeline) * layout.pipeline
+            raise InvalidSetupError(
+                f"the interleaved schedule takes micro-steps in multiples of the {layout.pipeline} stages, got "
+                f"{num_micro_steps}; give --accumulation {better}"
+            )
+
+
+def _divisor(number: int, near: int) -> int:
+    """The largest divisor of a number that is not above another."""
+    return max(k for k in range(1, min(number, near) + 1) if number % k == 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """Outcome of doing collectives beside computation.
+
+    Attributes:
+        exposed_s: Time that the computation waits [s].
+        busy_s: Sum of the collectives [s].
+    """
+
+    exposed_s: float
+    busy_s: float
+
+
+def fully_sharded_forward(
+    compute_s: Sequence[float], gather_s: Sequence[float], *, prefetch: bool
+) -> Overlap:
+    """Forward pass of blocks whose weights are gathered before use.
+
+    The weights of a block are gathered while the block before computes, at most two blocks ahead; without
+    prefetch a block waits for its own gathering.
+
+    Args:
+        compute_s: Forward pass of each block [s].
+        gather_s: Gathering of its weights [s].
+        prefetch: Whether weights are gathered ahead.
+    """
+    link_s = end_s = 0.0
+    ends = [0.0, 0.0]
+    for own_s, gathering_s in zip(compute_s, gather_s, strict=True):
+        begin_s = max(link_s, ends[-2] if prefetch else ends[-1])
+        link_s = begin_s + gathering_s
+        end_s = max(end_s, link_s) + own_s
+        ends.append(end_s)
+    return Overlap(end_s - sum(compute_s), sum(gather_s))
+
+
+def fully_sharded_backward(
+    compute_s: Sequence[float], gather_s: Sequence[float], scatter_s: Sequence[float], *, prefetch: bool
+) -> Overlap:
+    """Backward pass: weights are gathered again, gradients scattered behind each block; the last scatter is exposed.
+
+    Args:
+        compute_s: Backward pass of each block, the last block first [s].
+        gather_s: Gathering of its weights; zero if they were kept [s].
+        scatter_s: Scattering of its gradients [s].
+        prefetch: Whether weights are gathered ahead.
+    """
+    link_s = end_s = 0.0
+    waiting_s = 0.0  # scattering of the block before, sent after the next gathering
+    for own_s, gathering_s, scattering_s in zip(compute_s, gather_s, scatter_s, strict=True):
+        begin_s = max(link_s, 0.0 if prefetch else end_s)
+        link_s = begin_s + gathering_s
+        end_s = max(end_s, link_s) + own_s
+        if waiting_s:
+            link_s += waiting_s
+        waiting_s = scattering_s
+    link_s = max(link_s, end_s) + waiting_s
+    return Overlap(max(end_s, link_s) - sum(compute_s), sum(gather_s) + sum(scatter_s))
+
+
+def reduced_backward(compute_s: Sequence[float], reduce_s: Sequence[float]) -> Overlap:
+    """Backward pass whose gradients are reduced in buckets behind each block; the last reduction is exposed.
+
+    Args:
+        compute_s: Backward pass of each block, the last block first [s].
+        reduce_s: Reduction of its gradients [s].
+    """
+    link_s = end_s = 0.0
+    for own_s, reducing_s in zip(compute_s, reduce_s, strict=True):
+        end_s += own_s
+        link_s = max(link_s, end_s) + reducing_s
+    return Overlap(max(0.0, link_s - end_s), sum(reduce_s))

@@ -13,18 +13,6 @@ from forerun.question.run import Run
 if TYPE_CHECKING:
     from forerun.prediction.comparison import RunComparison
 
-__all__ = [
-    "BreakdownPart",
-    "ErrorSources",
-    "Estimate",
-    "Interval",
-    "LayerTime",
-    "MemoryShare",
-    "Parallelism",
-    "Provenance",
-    "Stage",
-]
-
 
 class Provenance(StrEnum):
     """Evidence behind a step time, from strongest to weakest."""

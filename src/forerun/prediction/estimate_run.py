@@ -12,18 +12,23 @@ from forerun.graph.blocks import expert_products
 from forerun.prediction.division import DividedStep, is_divided
 from forerun.prediction.estimate import BreakdownPart, ErrorSources, Estimate, Interval, Parallelism, Stage
 from forerun.prediction.figures import JobTimes, job_times, tokens_and_use, training_energy_j
-from forerun.prediction.input_pipeline import LOADER_BOUND_NOTE, is_loader_bound
 from forerun.prediction.memory import RunMemory, StageMemory, run_memory
 from forerun.prediction.models import other_calibration_note
 from forerun.prediction.published import PublishedStep
-from forerun.prediction.run_step import RunStep, activity_of, fed_interval, run_step, step_alone
+from forerun.prediction.run_step import (
+    LOADER_BOUND_NOTE,
+    RunStep,
+    activity_of,
+    fed_interval,
+    is_loader_bound,
+    run_step,
+    step_alone,
+)
 from forerun.prediction.stack import is_keras_graph, stack_note, stack_of
 from forerun.prediction.step import PreparedModel, is_order_of_magnitude, layer_times, missing_format_note
 from forerun.question.devices.device import DeviceKind
 from forerun.question.recipes import recipe_notes
 from forerun.question.run import Run
-
-__all__ = ["RunEstimate", "estimate_run"]
 
 _LOADER_PART = "waiting for the data loader"
 

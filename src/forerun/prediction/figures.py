@@ -17,16 +17,6 @@ from forerun.question.job import Job
 from forerun.question.run import Run
 from forerun.question.setup import Precision
 
-__all__ = [
-    "JobTimes",
-    "TokenFigures",
-    "epoch_time_s",
-    "job_times",
-    "peak_of_precision",
-    "tokens_and_use",
-    "training_energy_j",
-]
-
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 

@@ -40,21 +40,6 @@ if TYPE_CHECKING:  # of several devices, which most runs do not have
     from forerun.cost.memory.units import UnitMemory
     from forerun.prediction.units import DividedModel
 
-__all__ = [
-    "HeldMemory",
-    "RunMemory",
-    "StageMemory",
-    "grown_memory_bytes",
-    "held_memory",
-    "held_state",
-    "layout_memory",
-    "memory_constants_of",
-    "optimizer_state_bytes",
-    "run_memory",
-    "weights_bytes",
-    "worst_stage",
-]
-
 _COMMUNICATOR_BYTES = 2 * 24 * 4 * 1024**2
 """Buffers of one communicator of NCCL: 24 channels of 4 MiB (``NCCL_BUFFSIZE``) to each of two neighbours."""
 _COPY_RATIO = 2.0
@@ -145,7 +130,7 @@ def _stage_peak(
         constants: Overhead and factors of device and software.
         width: Interval of the bytes of tensors.
     """
-    from forerun.prediction.schedules import in_flight
+    from forerun.prediction.division import in_flight
 
     own = list(units)
     held = _held(run, memory, every, own, stage)

@@ -32,17 +32,6 @@ if TYPE_CHECKING:  # of several devices, which most runs do not have
     from forerun.cost.communication.constants import LayoutTable
     from forerun.prediction.units import DividedModel
 
-__all__ = [
-    "TracedModels",
-    "cost_model_of",
-    "is_fixed",
-    "kept_model_names",
-    "layout_table_of",
-    "model_names",
-    "other_calibration_note",
-    "trace_model",
-]
-
 _MODELS_BYTES = 256 * 2**20
 """Size of all traced models that are kept in memory [bytes]."""
 _GENERAL_BATCH_SIZE = 32
@@ -211,8 +200,7 @@ def _names() -> dict[str, Any]:
             "timm": [name for name in known if name.startswith("timm:")],
         }
     from forerun.tracing.models.families import FAMILIES
-    from forerun.tracing.models.timm_models import timm_names
-    from forerun.tracing.models.torchvision_models import torchvision_names
+    from forerun.tracing.models.vision_models import timm_names, torchvision_names
 
     families = [
         {
@@ -253,7 +241,7 @@ def cost_model_of(run: Run) -> CostModel:
     if named is None or named == HERE:
         own = find_calibration(run.cluster.device, run.stack) if named == HERE else None
         return own or load_weights(shipped_weights_path())
-    from forerun.cost.communication.measured_layouts import is_layouts_file
+    from forerun.cost.communication.constants import is_layouts_file
 
     if is_layouts_file(named):
         return load_weights(shipped_weights_path())
@@ -266,8 +254,7 @@ def layout_table_of(run: Run) -> LayoutTable:
     Raises:
         CostModelError: The file is damaged, or of another device.
     """
-    from forerun.cost.communication.constants import load_layout_table
-    from forerun.cost.communication.measured_layouts import is_layouts_file, load_measured_layouts
+    from forerun.cost.communication.constants import is_layouts_file, load_layout_table, load_measured_layouts
 
     named, table = run.software.calibration, load_layout_table()
     if named is None or not is_layouts_file(named):

@@ -23,18 +23,6 @@ from forerun.prediction.step import PreparedModel, interval_ends_s, points_of, t
 from forerun.question.devices.device import Device
 from forerun.question.setup import TrainingSetup
 
-__all__ = [
-    "KEPT_ROWS",
-    "MAX_EXACT_BATCH_SIZES",
-    "PointTimes",
-    "between_nodes",
-    "grid_live_bytes",
-    "grid_nodes",
-    "grid_times",
-    "ideal_times_s",
-    "point_times",
-]
-
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 

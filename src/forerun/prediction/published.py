@@ -37,8 +37,6 @@ from forerun.question.devices.device import Device
 from forerun.question.saving import Saving
 from forerun.question.setup import Phase, TrainingSetup
 
-__all__ = ["PublishedRow", "PublishedStep", "posterior_of_system", "published_rows"]
-
 Floats = npt.NDArray[np.float64]
 
 _ROUNDING = 5_500

@@ -19,12 +19,14 @@ from forerun.cost.communication.data_parallel import (
     Bucket,
     DataParallelStep,
     Gradient,
+    HostAndDevice,
     Pass,
     data_parallel_step,
+    device_part_s,
     gradient_buckets,
+    mirrored_step_s,
     straggler_factor,
 )
-from forerun.cost.communication.mirrored import HostAndDevice, device_part_s, mirrored_step_s
 from forerun.cost.communication.tuner import AllReduce, all_reduce_of
 from forerun.cost.time.weights import CostModel
 from forerun.graph.graph import AllocationKind, Graph, MemoryEvent, OpClass, StepPart
@@ -32,20 +34,10 @@ from forerun.prediction.division import Axes, DividedStep
 from forerun.prediction.estimate import BreakdownPart, Interval
 from forerun.prediction.memory import weights_bytes
 from forerun.prediction.step import PreparedModel, StepPrediction, predict_steps, widened
-from forerun.question.devices.cluster import Cluster, LinkKind
+from forerun.question.devices.cluster import Cluster
+from forerun.question.devices.device import LinkKind
 from forerun.question.run import Run
 from forerun.question.sharing import Sharing, Strategy
-
-__all__ = [
-    "OneStep",
-    "batch_norms",
-    "gradients_of",
-    "link_class",
-    "one_steps",
-    "pass_of",
-    "replica_step",
-    "scaled_step",
-]
 
 Floats = npt.NDArray[np.float64]
 

@@ -19,15 +19,6 @@ from forerun.graph.graph import Graph, HostTraffic
 from forerun.question.devices.cluster import host_link
 from forerun.question.devices.device import Device, DeviceKind
 
-__all__ = [
-    "HOST_UPDATE_BYTES_PER_S",
-    "KERAS_ON_TENSORFLOW",
-    "StackEffect",
-    "calibrated_effect",
-    "host_wait_s",
-    "stack_note",
-]
-
 Floats = npt.NDArray[np.float64]
 
 

@@ -19,7 +19,7 @@ from forerun.cost.time.evidence import (
     step_covariates,
 )
 from forerun.cost.time.features import NEWEST_ERA, Point, least_times_s, software_era
-from forerun.cost.time.large_kernels import CONVOLUTIONS
+from forerun.cost.time.law import CONVOLUTIONS
 from forerun.cost.time.rows import DistinctOps, distinct_ops
 from forerun.cost.time.step_times import StepTimes, step_times
 from forerun.cost.time.weights import CostModel, run_kind
@@ -29,25 +29,6 @@ from forerun.prediction.published import PublishedRow, PublishedStep, posterior_
 from forerun.prediction.stack import host_wait_s, scaled, stack_of
 from forerun.question.devices.device import Device, DeviceKind, NumberFormat
 from forerun.question.setup import Layout, Phase, Precision, TrainingSetup
-
-__all__ = [
-    "HOST_PART",
-    "PreparedModel",
-    "StepPrediction",
-    "TimedSteps",
-    "device_offsets",
-    "half_widths",
-    "is_order_of_magnitude",
-    "layer_times",
-    "missing_format_note",
-    "points_of",
-    "predict_intervals",
-    "predict_steps",
-    "prepare",
-    "provenance_of",
-    "tier_of",
-    "timed_steps",
-]
 
 Floats = npt.NDArray[np.float64]
 

@@ -19,8 +19,6 @@ from forerun.prediction.estimate import BreakdownPart, Estimate, Interval
 from forerun.question.job import Batching, SampleLengths, Samples, read_lengths
 from forerun.question.run import Run
 
-__all__ = ["epoch_estimate", "has_lengths", "refuse_lengths"]
-
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 

@@ -20,32 +20,31 @@ from math import ceil, exp
 import numpy as np
 import numpy.typing as npt
 
-from forerun.cost.communication.constants import LayoutConstants, LayoutTable
-from forerun.cost.communication.groups import Collective, Group, group_of
-from forerun.cost.communication.measured_layouts import MeasuredLayouts, StepShape
+from forerun.cost.communication.collectives import Collective, Group, group_of
+from forerun.cost.communication.constants import LayoutConstants, LayoutTable, MeasuredLayouts, StepShape
 from forerun.cost.memory.units import UnitMemory
-from forerun.cost.time.large_kernels import sustained_products
+from forerun.cost.time.law import sustained_products
 from forerun.cost.time.step_times import smooth_maximum
 from forerun.cost.time.weights import CostModel
 from forerun.graph.shards import Shards
-from forerun.prediction.division import Axes, DividedStep, StageTime, compute_setup, wide_factor
-from forerun.prediction.estimate import BreakdownPart, Interval
-from forerun.prediction.schedules import (
+from forerun.prediction.division import (
+    Axes,
+    DividedStep,
     Overlap,
+    StageTime,
     check_layout,
+    compute_setup,
     fully_sharded_backward,
     fully_sharded_forward,
     pipeline_s,
     reduced_backward,
+    wide_factor,
 )
+from forerun.prediction.estimate import BreakdownPart, Interval
 from forerun.prediction.step import HOST_PART, StepPrediction, widened
 from forerun.prediction.units import DividedModel, UnitTimes
 from forerun.question.run import Run
 from forerun.question.sharing import ContextKind, DeviceLayout, FsdpVersion
-
-__all__ = [
-    "layout_step",
-]
 
 Floats = npt.NDArray[np.float64]
 

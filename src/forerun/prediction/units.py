@@ -16,17 +16,11 @@ from forerun.cost.time.weights import CostModel
 from forerun.graph.blocks import Blocks, Division, Phase, blocks_of
 from forerun.graph.graph import Graph, OpClass, OpTable, StepPart, at_batch
 from forerun.graph.shards import Shards, sharded_ops
-from forerun.prediction.schedules import stage_units
+from forerun.prediction.division import stage_units
 from forerun.prediction.step import PreparedModel, StepPrediction, predict_steps, prepare
 from forerun.question.devices.device import Device
 from forerun.question.setup import TrainingSetup
 from forerun.question.sharing import DeviceLayout, StageSplit
-
-__all__ = [
-    "DividedModel",
-    "UnitTimes",
-    "with_host",
-]
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -1,4 +1,4 @@
-"""The data loader of a training process, as plain numbers; ``prediction.input_pipeline`` computes its throughput."""
+"""The data loader of a training process, as plain numbers; ``prediction.run_step`` computes its throughput."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ from typing import Any, TypedDict
 
 from forerun.base.errors import InvalidSetupError
 from forerun.question.settings import flags, from_settings, names_needing, setting
-
-__all__ = ["InputPipeline", "LoaderOptions", "loader_from"]
-
 
 _input = partial(setting, group="input")
 

@@ -16,23 +16,6 @@ from typing import Annotated, Any, TypedDict
 from forerun.base.errors import InvalidSetupError, UsageError, near_matches
 from forerun.question.settings import Setting, from_settings, refuse, setting
 
-__all__ = [
-    "CHARACTERS_PER_TOKEN",
-    "DATASETS",
-    "Batching",
-    "Dataset",
-    "Job",
-    "JobOptions",
-    "SampleLengths",
-    "Samples",
-    "SamplesOptions",
-    "find_dataset",
-    "job_from",
-    "parse_tokens",
-    "read_lengths",
-]
-
-
 _COUNT = re.compile(r"([0-9]+(?:\.[0-9]*)?(?:e[0-9]+)?)\s*([kmbt]?)", re.IGNORECASE)
 _FACTORS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 

@@ -13,19 +13,6 @@ from typing import Any, TypedDict
 from forerun.question.settings import setting
 from forerun.question.setup import Layout
 
-__all__ = [
-    "Architecture",
-    "ModelOptions",
-    "ModelRequest",
-    "architectures",
-    "find_architecture",
-    "is_keras",
-    "own_layout",
-    "own_settings",
-    "own_stack",
-]
-
-
 _READING_TOKENS = ("CausalLM", "LMHeadModel", "MaskedLM", "T5ForConditionalGeneration")
 
 

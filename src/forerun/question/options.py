@@ -17,17 +17,6 @@ from forerun.question.settings import Setting, declared, held_by
 from forerun.question.setup import SetupOptions, Software, SoftwareOptions, TrainingSetup
 from forerun.question.sharing import Sharing, SharingOptions
 
-__all__ = [
-    "DEVICE_HELP",
-    "MODEL_HELP",
-    "PARTS",
-    "CommonOptions",
-    "LayoutOptions",
-    "RunOptions",
-    "ScaleOptions",
-    "with_common_settings",
-]
-
 MODEL_HELP = (
     "Model: torchvision:NAME, timm:NAME, an architecture such as llama-3.1-8b, hf:ORG/NAME, hf:CONFIG.json, "
     "keras:NAME, keras:FILE.keras, onnx:FILE.onnx, a family such as cnn:depth=4,base_filters=64, "

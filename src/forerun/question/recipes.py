@@ -27,22 +27,6 @@ from forerun.question.settings import declared
 from forerun.question.setup import Layout, OptimizerImplementation, Phase, Precision, Software
 from forerun.question.sharing import AXES, Sharing, Strategy
 
-__all__ = [
-    "ConfigFile",
-    "RecipeLine",
-    "captured_facts",
-    "config_model",
-    "config_note",
-    "is_captured",
-    "own_precision",
-    "read_config",
-    "recipe_notes",
-    "recipe_settings",
-    "recipes",
-    "with_captured_settings",
-]
-
-
 _AWAITED = ("several", "fsdp", *AXES)
 """Needs of settings that more devices, or another division of them, may bring."""
 

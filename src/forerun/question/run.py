@@ -36,8 +36,6 @@ from forerun.question.settings import (
 from forerun.question.setup import AttentionKernel, Phase, Precision, Software, TrainingSetup
 from forerun.question.sharing import AXES, DeviceLayout, Sharing, parse_parallel, sharing_from
 
-__all__ = ["HERE", "Run", "check_format", "cluster_from"]
-
 HERE = "here"
 """The name of this machine's device."""
 

@@ -12,25 +12,6 @@ from typing import Any, TypedDict
 from forerun.base.errors import InvalidSetupError
 from forerun.question.settings import from_settings, setting
 
-__all__ = [
-    "LARGEST_DROPOUT",
-    "LORA_RANKS",
-    "Fp8Recipe",
-    "FusedKernel",
-    "Loss",
-    "MasterWeights",
-    "Offload",
-    "Quantization",
-    "Saving",
-    "SavingOptions",
-    "Unquantized",
-    "fused_kernels_of",
-    "listed_names",
-    "own_loss_of",
-    "recomputed_blocks",
-    "saving_from",
-]
-
 LORA_RANKS = (1, 65_536)
 LARGEST_DROPOUT = 0.9
 

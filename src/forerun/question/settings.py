@@ -20,26 +20,6 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from forerun.base.errors import InvalidSetupError, near_matches
 
-__all__ = [
-    "Declared",
-    "Setting",
-    "changed_fields",
-    "check_number",
-    "checked",
-    "declared",
-    "field_type",
-    "flag_of",
-    "flags",
-    "from_settings",
-    "held_by",
-    "names_needing",
-    "refuse",
-    "setting",
-    "setting_fields",
-    "told",
-    "whole",
-]
-
 _KEY = "setting"
 
 

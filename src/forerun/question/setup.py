@@ -12,23 +12,6 @@ from forerun.base.errors import InvalidSetupError
 from forerun.question.saving import FusedKernel, MasterWeights, Offload, Saving, Unquantized
 from forerun.question.settings import setting
 
-__all__ = [
-    "FLASH_3_GAIN",
-    "MAX_BATCH_SIZE",
-    "AttentionKernel",
-    "Layout",
-    "OptimizerImplementation",
-    "Phase",
-    "Precision",
-    "Recipe",
-    "SetupOptions",
-    "Software",
-    "SoftwareOptions",
-    "TrainingSetup",
-    "choice",
-    "parse_release",
-]
-
 MAX_BATCH_SIZE = 10_000_000
 
 

@@ -19,25 +19,6 @@ from forerun.question.settings import (
     setting,
 )
 
-__all__ = [
-    "AXES",
-    "DEFAULT_BUCKET_BYTES",
-    "EXPERT_AXIS",
-    "Algorithm",
-    "ContextKind",
-    "DeviceLayout",
-    "FsdpVersion",
-    "PipelineSchedule",
-    "Sharing",
-    "SharingOptions",
-    "StageSplit",
-    "Strategy",
-    "layout_from",
-    "parse_parallel",
-    "sharing_from",
-]
-
-
 DEFAULT_BUCKET_BYTES = 25 * 1024**2
 """Default capacity of a gradient bucket of DDP (PyTorch, ``bucket_cap_mb=25``)."""
 

@@ -16,8 +16,8 @@ from forerun.prediction.models import TracedModels
 from forerun.question.devices import find_device
 from forerun.question.devices.cluster import Cluster, cluster_of
 from forerun.question.devices.device import Device, DeviceKind
+from forerun.question.devices.finder import device_at
 from forerun.question.devices.local import gpu_index
-from forerun.question.devices.this_device import device_at
 from forerun.question.model import is_keras
 from forerun.question.options import RunOptions
 from forerun.question.run import HERE, Run

@@ -32,8 +32,6 @@ from forerun.tracing.shipped import full_name
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["AdvicePlan", "Change", "Way", "advise", "ways_to_fit", "ways_to_save"]
-
 _LEAST_GAIN = 0.01
 _NOISE = 0.02
 """Shares of a step below this are within the noise of a measurement."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from forerun.prediction.input_pipeline import LOADER_BOUND_NOTE, is_loader_bound, workers_needed
+from forerun.prediction.run_step import LOADER_BOUND_NOTE, is_loader_bound, workers_needed
 from forerun.question.input_pipeline import InputPipeline
 from forerun.search.choice import HIGH, LOW, VALUE, CandidateTable, Choice
 from forerun.search.engine import Engine
@@ -21,8 +21,6 @@ from forerun.search.plan_answer import (
     PlanSensitivity,
     Rejection,
 )
-
-__all__ = ["make_plan"]
 
 Ints = npt.NDArray[np.int64]
 

@@ -19,22 +19,6 @@ from forerun.question.recipes import captured_facts, is_captured, own_precision,
 from forerun.question.setup import Layout, Precision, TrainingSetup, choice
 from forerun.tracing.shipped import full_name
 
-__all__ = [
-    "MAX_CANDIDATES",
-    "SEARCHED",
-    "batch_sizes_of",
-    "changes_of",
-    "check_count",
-    "expand_models",
-    "expand_range",
-    "own_order",
-    "parse_batch_sizes",
-    "searched_settings",
-    "searched_values",
-    "split_list",
-    "words_of",
-]
-
 MAX_CANDIDATES = 200_000
 """Largest number of candidates; more take minutes and gigabytes."""
 

@@ -20,21 +20,6 @@ from forerun.question.job import Job
 from forerun.search.devices import DeviceOption
 from forerun.search.search import Limit
 
-__all__ = [
-    "DEVICE_MEMORY",
-    "GOALS",
-    "HIGH",
-    "LOW",
-    "VALUE",
-    "CandidateTable",
-    "Choice",
-    "JobArrays",
-    "joined",
-    "pareto_front",
-    "quantities",
-]
-
-
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]

@@ -13,11 +13,10 @@ from typing import Any
 from forerun.base.errors import InvalidSetupError
 from forerun.question.devices.catalogue import load_catalog, matching_devices
 from forerun.question.devices.cluster import Cluster, check_num_devices, cluster_of, parse_cluster, split_spec
-from forerun.question.devices.device import Device
+from forerun.question.devices.device import Device, PriceKind
 from forerun.question.devices.finder import find_device
 from forerun.question.devices.prices import (
     InstancePrice,
-    PriceKind,
     Rental,
     cheapest_rental,
     load_prices,
@@ -26,8 +25,6 @@ from forerun.question.devices.prices import (
 )
 from forerun.question.setup import choice
 from forerun.search.axes import split_list, words_of
-
-__all__ = ["DeviceOption", "option_notes", "parse_devices", "parse_prices", "priced_options", "with_prices"]
 
 _PRICE = re.compile(
     r"(?P<sign>-?)\s*\$?\s*(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?:\$|usd)?\s*(?:/\s*(?:h|hr|hour))?", re.I

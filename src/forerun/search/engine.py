@@ -35,8 +35,6 @@ from forerun.search.choice import CandidateTable, JobArrays, joined, quantities
 from forerun.search.devices import DeviceOption
 from forerun.search.search import SETTINGS, Search
 
-__all__ = ["CostModels", "Engine", "EpochsOf", "JobTerms", "TargetEpochs"]
-
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 

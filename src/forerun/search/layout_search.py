@@ -25,17 +25,6 @@ from forerun.question.sharing import DeviceLayout, Strategy
 from forerun.search.choice import pareto_front
 from forerun.search.search import SETTINGS, Search
 
-__all__ = [
-    "LayoutPoint",
-    "LayoutSpace",
-    "chosen_points",
-    "layout_changes",
-    "layout_point",
-    "reason_of",
-    "resolved",
-    "search_layouts",
-]
-
 _MOST_MICRO_BATCH = 64
 _LONG_TOKENS = 8192
 _VIRTUAL_STAGES = 2

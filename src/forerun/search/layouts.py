@@ -27,8 +27,6 @@ from forerun.tracing.shipped import full_name
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["FRAMEWORKS", "LayoutOptions", "LayoutPlan", "hand_over", "layouts"]
-
 _RECOMPUTED = ("none", "selective", "full")
 
 

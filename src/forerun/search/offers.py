@@ -10,7 +10,7 @@ from typing import Any
 from forerun.base.errors import ForerunError
 from forerun.base.units import format_bytes
 from forerun.prediction.estimate import Estimate, Interval
-from forerun.prediction.input_pipeline import loader_rate_samples_per_s, workers_needed
+from forerun.prediction.run_step import loader_rate_samples_per_s, workers_needed
 from forerun.question.devices.catalogue import load_catalog
 from forerun.question.devices.device import Device, NumberFormat
 from forerun.question.devices.finder import find_device
@@ -20,18 +20,6 @@ from forerun.question.run import Run
 from forerun.question.saving import own_loss_of
 from forerun.question.setup import Layout, Phase, Precision
 from forerun.question.sharing import Strategy
-
-__all__ = [
-    "Offer",
-    "faster",
-    "forgotten",
-    "half_of",
-    "larger_devices",
-    "shared",
-    "smaller",
-    "together",
-    "with_workers",
-]
 
 _OTHER_DEVICES = ("h100-sxm", "h200-sxm", "b200")
 _NUMBERS = (2, 4, 8)

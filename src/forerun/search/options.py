@@ -9,8 +9,6 @@ from typing import Annotated, Any
 from forerun.question.options import CommonOptions
 from forerun.question.settings import Setting
 
-__all__ = ["DEFAULT_BATCH_SIZES", "PlanOptions"]
-
 DEFAULT_BATCH_SIZES = "8:1024"
 
 

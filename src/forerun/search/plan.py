@@ -32,8 +32,6 @@ from forerun.search.plan_answer import Plan
 from forerun.search.search import SETTINGS, Search, parse_limits
 from forerun.tracing.shipped import full_name
 
-__all__ = ["plan", "read_accuracies", "runs_to_trace"]
-
 _USUAL_DATASETS: Mapping[tuple[int, ...], str] = {
     (3, 32, 32): "cifar10",
     (1, 28, 28): "mnist",

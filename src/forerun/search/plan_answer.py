@@ -9,17 +9,6 @@ from typing import Any
 from forerun.base.answers import Answer, fields_of
 from forerun.prediction.estimate import Interval
 
-__all__ = [
-    "BrokenLimit",
-    "CandidateAxes",
-    "Plan",
-    "PlanCandidate",
-    "PlanPoint",
-    "PlanRelaxation",
-    "PlanSensitivity",
-    "Rejection",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CandidateAxes:

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from forerun.search.search import Search
 
-__all__ = ["estimates", "estimates_of", "predict", "run_from"]
-
 
 @with_common_settings(RunOptions)
 def predict(

@@ -13,8 +13,8 @@ from forerun.cost.time.weights import CostModel
 from forerun.prediction.estimate import Interval
 from forerun.prediction.estimate_run import RunEstimate
 from forerun.prediction.models import TracedModels
-from forerun.question.devices.cluster import Cluster, LinkKind, check_num_devices
-from forerun.question.devices.device import Device
+from forerun.question.devices.cluster import Cluster, check_num_devices
+from forerun.question.devices.device import Device, LinkKind
 from forerun.question.options import ScaleOptions, with_common_settings
 from forerun.question.recipes import captured_facts, recipe_notes
 from forerun.question.run import Run, cluster_from
@@ -26,8 +26,6 @@ from forerun.tracing.shipped import full_name
 
 if TYPE_CHECKING:
     import torch
-
-__all__ = ["ScaleCurve", "scale", "sizes_of"]
 
 _DEFAULT_NUMBERS = (1, 2, 4, 8)
 

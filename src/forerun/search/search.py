@@ -24,10 +24,8 @@ from typing import Any
 
 from forerun.base.errors import InvalidSetupError, near_matches
 from forerun.base.units import parse_amount
-from forerun.question.devices.currencies import amount_in_usd
+from forerun.question.devices.prices import amount_in_usd
 from forerun.question.run import Run
-
-__all__ = ["QUANTITIES", "SETTINGS", "Limit", "Quantity", "Search", "find_quantity", "parse_limits"]
 
 SETTINGS = "settings"
 """The axis of changes of several settings at once."""

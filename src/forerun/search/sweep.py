@@ -26,8 +26,6 @@ from forerun.search.search import SETTINGS, Search
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Sweep", "sweep"]
-
 Floats = npt.NDArray[np.float64]
 
 _OF_JOBS = ("dataset", "dataset_size", "epochs", "validation_size", "validate", "startup_s", "checkpoint_s",

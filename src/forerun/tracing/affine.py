@@ -20,8 +20,6 @@ from forerun.tracing.saving.blocks import block_names
 from forerun.tracing.saving.quantized import num_weights
 from forerun.tracing.step import RawTrace
 
-__all__ = ["are_comparable", "is_affine", "join_traces", "memory_stream", "op_table", "product_flops"]
-
 _PRODUCTS = frozenset(
     {
         OpClass.CONV,

@@ -9,18 +9,6 @@ from typing import Any
 
 from forerun.graph.graph import OpClass
 
-__all__ = [
-    "RULES",
-    "Call",
-    "CostRow",
-    "Rule",
-    "TensorInfo",
-    "rule",
-    "streaming_row",
-    "streaming_rules",
-    "traffic",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:

@@ -34,8 +34,6 @@ from forerun.graph.graph import AllocationKind, MemoryEvent, OpClass, StepPart
 from forerun.tracing.fusion import POINTWISE, Access, DataFlow, joined_kernels
 from forerun.tracing.recorder import RecordedEvent, RecordedRow
 
-__all__ = ["compiled_ends", "saved_blocks", "saved_values"]
-
 _FUSIBLE = (POINTWISE - {OpClass.EMBEDDING}) | {OpClass.GROUP_NORM}
 """Classes that the backward pass may compute again inside its own kernels."""
 

@@ -24,14 +24,6 @@ from torch.library import Library
 
 from forerun.tracing import recurrent
 
-__all__ = [
-    "autocast_again",
-    "autocast_dtype_now",
-    "cuda_semantics",
-    "follow_autocast",
-    "leave_autocast_region",
-]
-
 _KEY_NAME = "AutocastPrivateUse1"
 _KEY: Any = getattr(_C.DispatchKey, _KEY_NAME)
 _KEY_SET = _C.DispatchKeySet(_KEY)

@@ -12,8 +12,6 @@ import torch
 from forerun.base.errors import ForerunError, InvalidSetupError, ModelBuildError, TraceError
 from forerun.tracing.models.built_model import BuiltModel
 
-__all__ = ["explain_failure", "first_line", "place_of"]
-
 _TOO_SMALL = re.compile(
     r"output size is too small|kernel size can't be greater than actual input size|"
     r"kernel size should be|padded input size per channel|expected more than 1 value per channel|"

@@ -25,8 +25,6 @@ from typing import NamedTuple
 
 from forerun.graph.graph import OpClass
 
-__all__ = ["POINTWISE", "Access", "DataFlow", "joined_kernels"]
-
 POINTWISE = frozenset(
     {
         OpClass.ACTIVATION,

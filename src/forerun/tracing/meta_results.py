@@ -14,8 +14,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["SHORTCUTS", "meta_result"]
-
 Shortcut = Callable[..., Any]
 
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)

@@ -20,18 +20,6 @@ from forerun.question.saving import MasterWeights
 from forerun.question.setup import OptimizerImplementation, TrainingSetup
 from forerun.tracing.saving.device_ops import adamw_8bit
 
-__all__ = [
-    "OPTIMIZERS",
-    "STAND_INS",
-    "Adafactor",
-    "AdamW8bit",
-    "Lion",
-    "MasterCopies",
-    "fuse_optimizer",
-    "make_optimizer",
-    "muon",
-]
-
 _Parameters = list[torch.nn.Parameter]
 _Maker = Callable[..., torch.optim.Optimizer]
 

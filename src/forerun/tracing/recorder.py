@@ -18,8 +18,6 @@ from forerun.tracing.fusion import Access, DataFlow
 from forerun.tracing.meta_results import SHORTCUTS, meta_result
 from forerun.tracing.op_rules import cost_rows
 
-__all__ = ["RecordedEvent", "RecordedRow", "StepRecorder"]
-
 _WITHOUT_KERNEL = """
     empty empty_like empty_strided new_empty new_empty_strided empty_permuted detach alias resize_ set_
     is_same_size sym_size sym_stride sym_numel sym_storage_offset device _has_compatible_shallow_copy_type

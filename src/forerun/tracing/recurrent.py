@@ -13,8 +13,6 @@ import torch
 
 from forerun.tracing.op_rules.products import NUM_GATES
 
-__all__ = ["fused_layers", "fused_layers_of_packed"]
-
 torch.library.define(
     "forerun::rnn",
     "(Tensor source, Tensor hidden, Tensor[] weights, str mode, int num_layers, int num_directions, "

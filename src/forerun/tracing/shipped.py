@@ -20,16 +20,6 @@ from forerun.graph.file import GRAPH_FORMAT_VERSION, read_graph
 from forerun.graph.graph import Graph
 from forerun.question.model import ModelRequest, find_architecture
 
-__all__ = [
-    "SHIPPED_FOLDER",
-    "SHIPPED_OPTIMIZERS",
-    "full_name",
-    "graph_key",
-    "shipped_archive",
-    "shipped_graph",
-    "shipped_models",
-]
-
 SHIPPED_FOLDER = Path(__file__).parent / "graphs"
 
 SHIPPED_OPTIMIZERS = ("sgd", "adamw")

@@ -2,25 +2,30 @@
 
 Sources of PyTorch's libraries are named here; others are entry points of the group ``forerun.sources`` (``onnx``,
 ``mlpredict`` and ``keras`` come with forerun). Another package adds one by an entry point that names a ``Source``.
+
+Models are built and traced in a process of their own, which has limits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from forerun.base.errors import ForerunError, UsageError
+from forerun.base.errors import ForerunError, InvalidSetupError, UsageError
 from forerun.base.plugins import plugin, plugin_names
 
 if TYPE_CHECKING:
+    from forerun.base.isolation import Worker
     from forerun.graph.graph import Graph
     from forerun.question.model import ModelRequest
     from forerun.question.setup import TrainingSetup
     from forerun.tracing.models.built_model import BuiltModel, InputOptions
-
-__all__ = ["Question", "Source", "find_source", "named_source", "source_names"]
 
 Question = tuple["ModelRequest", "TrainingSetup", Any]
 """A model, its setup, and an object in place of the model's name or None."""
@@ -61,9 +66,9 @@ _MODELS = "forerun.tracing.models"
 
 _OF_PYTORCH = {
     "torchvision": Source(
-        build=_later(f"{_MODELS}.torchvision_models", "build_torchvision"), library="torchvision"
+        build=_later(f"{_MODELS}.vision_models", "build_torchvision"), library="torchvision"
     ),
-    "timm": Source(build=_later(f"{_MODELS}.timm_models", "build_timm"), library="timm"),
+    "timm": Source(build=_later(f"{_MODELS}.vision_models", "build_timm"), library="timm"),
     "hf": Source(
         build=_later(f"{_MODELS}.transformers_models", "build_transformers"),
         library="transformers",
@@ -99,3 +104,92 @@ def named_source(model: str) -> Source | None:
 def source_names() -> list[str]:
     """All prefixes."""
     return [*_OF_PYTORCH, *plugin_names(_GROUP)]
+
+
+TRACED_MODULES = ("forerun.tracing.models.sources", "forerun.tracing.step")
+"""Modules that a fork server loads for processes that trace."""
+
+_SHARE_OF_MEMORY = 0.9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceLimits:
+    """Limits of building and tracing a model.
+
+    Attributes:
+        timeout_s: Longest time of one model [s].
+        in_process: True builds models in this process, without limits.
+    """
+
+    timeout_s: float = 120.0
+    in_process: bool = False
+
+
+_limits: ContextVar[TraceLimits] = ContextVar("forerun_trace_limits", default=TraceLimits())  # noqa: B039 - frozen
+_worker: Worker | None = None
+_lock = threading.Lock()
+"""One question at a time uses the process."""
+
+
+@contextlib.contextmanager
+def trace_limits(*, timeout_s: float | None = None, in_process: bool = False) -> Iterator[None]:
+    """Sets the limits of building and tracing models inside the context.
+
+    Args:
+        timeout_s: Longest time of one model [s]; None for 120 s.
+        in_process: True builds models in this process, where nothing limits them.
+
+    Raises:
+        InvalidSetupError: The time is not positive.
+    """
+    if timeout_s is not None and not timeout_s > 0:
+        raise InvalidSetupError(f"the time limit of tracing must be above 0 s, got {timeout_s:g}; give 120")
+    chosen = TraceLimits(in_process=in_process) if timeout_s is None else TraceLimits(
+        timeout_s=timeout_s, in_process=in_process
+    )  # fmt: skip
+    token = _limits.set(chosen)
+    try:
+        yield
+    finally:
+        _limits.reset(token)
+
+
+def is_isolated(model: str) -> bool:
+    """True if a named model is built in a process of its own.
+
+    Files of the user always are; models of libraries where this process has not loaded the framework anyway.
+    """
+    from forerun.base.isolation import in_worker  # children are not needed for a kept graph
+
+    if in_worker() or _limits.get().in_process:
+        return False
+    source = named_source(model)
+    is_strange = source is not None and not source.is_trusted
+    return is_strange or ".py:" in model or "torch" not in sys.modules
+
+
+def run_isolated(work: Callable[..., Any], *arguments: Any, what: str) -> Any:
+    """The result of a function of a module, made in the process for models.
+
+    Raises:
+        ForerunError: The work raised it.
+        IsolationError: The process ended, or a limit was reached.
+    """
+    global _worker
+    from forerun.base.isolation import Worker
+
+    with _lock:
+        if _worker is None:
+            _worker = Worker(memory_limit_bytes=trace_memory_bytes(), preload=TRACED_MODULES)
+        return _worker.call(work, *arguments, what=what, timeout_s=_limits.get().timeout_s)
+
+
+def trace_memory_bytes() -> float:
+    """Memory that building a model may take: most of what is free on this machine now [bytes]."""
+    import psutil
+
+    from forerun.question.devices.here import container_limits
+
+    free = float(psutil.virtual_memory().available)
+    limit = container_limits().memory_bytes
+    return _SHARE_OF_MEMORY * min(free, free if limit is None else float(limit))

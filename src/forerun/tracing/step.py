@@ -20,8 +20,6 @@ from forerun.tracing.recorder import RecordedEvent, RecordedRow, StepRecorder
 from forerun.tracing.saving.offload import on_device, streamed_blocks
 from forerun.tracing.saving.prepare import STORAGE_DTYPE, convert_weights
 
-__all__ = ["AUTOCAST_DTYPE", "RawTrace", "name_short_lived", "prepared_batch", "record_step"]
-
 AUTOCAST_DTYPE = {Precision.AMP: torch.float16, Precision.AMP_BF16: torch.bfloat16}
 
 

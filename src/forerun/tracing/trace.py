@@ -22,21 +22,11 @@ from forerun.graph.graph import Graph
 from forerun.question.model import ModelRequest, find_architecture, is_keras
 from forerun.question.saving import Fp8Recipe, Saving, Unquantized
 from forerun.question.setup import OptimizerImplementation, Phase, Precision, TrainingSetup
-from forerun.tracing.isolated import is_isolated, run_isolated
 from forerun.tracing.shipped import SHIPPED_OPTIMIZERS, full_name, shipped_graph, shipped_models
-from forerun.tracing.source import Question, find_source, named_source
+from forerun.tracing.source import Question, find_source, is_isolated, named_source, run_isolated
 
 if TYPE_CHECKING:
     from forerun.tracing.models.built_model import BuiltModel
-
-__all__ = [
-    "TRACE_VERSION",
-    "is_traced",
-    "library_versions",
-    "trace",
-    "trace_keras_models",
-    "traced_settings",
-]
 
 TRACE_VERSION = 2
 """Version of graphs, raised whenever the tracer or a rule changes the contents of a graph."""
@@ -336,7 +326,7 @@ def _evict(folder: Path) -> None:
 def trace_built(built: BuiltModel, setup: TrainingSetup) -> Graph:
     """Traces a built model at two batch sizes and joins the traces; at one if sizes are not affine."""
     from forerun.tracing.affine import are_comparable, is_affine, join_traces
-    from forerun.tracing.models.sources import explain_failure
+    from forerun.tracing.failures import explain_failure
     from forerun.tracing.step import record_step
 
     versions = library_versions(built.name, has_adapters=setup.saving.lora_rank is not None)

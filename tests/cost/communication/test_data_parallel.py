@@ -1,4 +1,9 @@
-"""Buckets, overlap, accumulation, stragglers, sharding."""
+"""Buckets, overlap, accumulation, stragglers, sharding.
+
+MirroredStrategy: one host, several devices.
+"""
+
+from __future__ import annotations
 
 import math
 
@@ -9,12 +14,14 @@ from hypothesis import strategies as st
 from forerun.base.errors import InvalidSetupError
 from forerun.cost.communication.data_parallel import (
     Gradient,
+    HostAndDevice,
     Pass,
     bucket_schedule,
     communication_bytes,
     data_parallel_step,
     expected_normal_maximum,
     gradient_buckets,
+    mirrored_step_s,
     sharded_memory,
     split_step,
     straggler_factor,
@@ -142,3 +149,28 @@ def test_memory_of_zero_as_its_paper_prints_it():
 def test_impossible_questions_of_a_step(call, message):
     with pytest.raises(InvalidSetupError, match=message):
         call()
+
+
+MIRRORED = HostAndDevice(host_s=0.002, device_fixed_s=0.001, device_per_sample_s=1e-4)
+
+
+def test_a_job_bound_by_its_host_takes_twice_as_long_on_two_devices():
+    small = HostAndDevice(host_s=0.002, device_fixed_s=1e-6, device_per_sample_s=1e-9)
+    assert mirrored_step_s(small, 8, 2, 0.0) == pytest.approx(2 * small.step_s(8), rel=1e-6)
+
+
+def test_a_job_bound_by_its_device_waits_for_the_all_reduce():
+    large = HostAndDevice(host_s=1e-6, device_fixed_s=0.0, device_per_sample_s=1e-3)
+    assert mirrored_step_s(large, 100, 2, 0.03) == pytest.approx(0.13, rel=1e-6)
+
+
+@given(st.integers(1, 16), st.floats(1, 1e4), st.floats(0, 1))
+def test_more_replicas_are_never_faster_a_step_nor_more_than_n_fold(number, batch, reduce_s):
+    step_s = mirrored_step_s(MIRRORED, batch, number, reduce_s)
+    assert step_s >= MIRRORED.step_s(batch) * (1 - 1e-12)
+    assert mirrored_step_s(MIRRORED, batch, number + 1, reduce_s) >= step_s * (1 - 1e-12)
+
+
+def test_no_replica_is_refused():
+    with pytest.raises(InvalidSetupError, match="at least 1, got 0"):
+        mirrored_step_s(MIRRORED, 8, 0, 0.0)

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from forerun.base.errors import InvalidSetupError, UnknownDeviceError
 from forerun.cost.communication.collectives import ring_all_reduce_time_s
 from forerun.cost.communication.tuner import AllReduce, all_reduce_of, nccl_choice
-from forerun.question.devices.cluster import LinkKind, parse_cluster
+from forerun.question.devices.cluster import parse_cluster
+from forerun.question.devices.device import LinkKind
 from forerun.question.sharing import Algorithm
 
 DGX = all_reduce_of(parse_cluster("4x8xa100-sxm4-80gb", inter="8xinfiniband-hdr"))

@@ -3,9 +3,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forerun.base.errors import TraceError
-from forerun.cost.memory.allocator import CachingAllocator
 from forerun.cost.memory.replay import replay, replay_plan, reserved_peak_bytes, smallest_limit_bytes
-from forerun.cost.memory.stream import block_sizes_bytes, live_peak_bytes, steady_state_events
+from forerun.cost.memory.stream import (
+    CachingAllocator,
+    block_sizes_bytes,
+    live_peak_bytes,
+    steady_state_events,
+)
 from forerun.graph.graph import MemoryEvent
 from memory_streams import MIB, StreamBuilder, training_stream
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from forerun.cost.time.features import Point, peak_rates
-from forerun.cost.time.large_kernels import sustained_products
+from forerun.cost.time.law import sustained_products
 from forerun.cost.time.rows import DistinctOps
 from forerun.cost.time.step_times import step_times
 from forerun.graph.graph import OpClass, StepPart

@@ -1,8 +1,11 @@
 """The shipped figures: complete, sourced, plausible, as the vendors print them; and every name that finds them."""
 
+from __future__ import annotations
+
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
@@ -13,12 +16,16 @@ from hypothesis import strategies as st
 from forerun.base.errors import CatalogError, UnknownDeviceError
 from forerun.question.devices import Device, DeviceKind, NumberFormat, find_device, load_catalog
 from forerun.question.devices.catalogue import (
+    POWER_EXPONENT,
     _catalogue,
     index_by_key,
     matching_devices,
     name_key,
     name_tokens,
     normalise_name,
+    power_share,
+    same_die,
+    sustained_clock_share,
 )
 
 CATALOG = load_catalog()
@@ -484,3 +491,37 @@ def test_the_names_of_the_reference_tables_are_understood(table):
         except UnknownDeviceError:
             unresolved.add(name)
     assert unresolved == names & NOT_ONE_DEVICE
+
+
+@pytest.mark.parametrize(
+    ("limited", "free"), [("t4", "rtx-2080-ti"), ("p4", "p100-pcie-16gb"), ("l4", "rtx-4090")]
+)
+def test_small_cards_cannot_hold_the_clock_their_siblings_hold(limited, free):
+    assert power_share(find_device(limited)) < 0.65
+    assert sustained_clock_share(find_device(limited)) < 0.75 * sustained_clock_share(find_device(free))
+
+
+def test_more_power_never_lowers_the_clock_and_never_raises_it_over_the_boost_clock():
+    device = find_device("rtx-pro-6000-max-q")
+    shares = [sustained_clock_share(replace(device, power_limit_w=watts)) for watts in (150, 300, 600, 5000)]
+    assert shares == sorted(shares)
+    assert shares[0] == pytest.approx(shares[1] * 0.5**POWER_EXPONENT)
+    assert shares[-1] == 1.0
+
+
+def test_every_device_has_a_positive_share_and_cpus_have_one():
+    for device in load_catalog().values():
+        assert 0.2 < sustained_clock_share(device) <= 1.0
+        if device.kind is not DeviceKind.GPU:
+            assert power_share(device) == 1.0
+
+
+def test_an_architecture_nobody_catalogued_is_not_judged():
+    unknown = replace(find_device("t4"), architecture="new")
+    assert power_share(unknown) == 1.0
+
+
+def test_boards_of_one_die_clock_and_power_compute_alike():
+    assert "h100-sxm" in same_die(find_device("h200-sxm"))
+    assert "a100-sxm4-40gb" in same_die(find_device("a100-sxm4-80gb"))
+    assert "a100-pcie-80gb" not in same_die(find_device("a100-sxm4-80gb"))

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from forerun.base.errors import CatalogError, InvalidSetupError, UnknownDeviceError
 from forerun.question.devices import load_catalog
 from forerun.question.devices.cluster import (
-    LinkKind,
     find_link,
     link_of_board,
     load_links,
@@ -15,6 +14,7 @@ from forerun.question.devices.cluster import (
     parse_link,
     parse_links,
 )
+from forerun.question.devices.device import LinkKind
 
 
 def test_every_figure_of_every_link_has_a_source():

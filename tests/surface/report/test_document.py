@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 import forerun
 from forerun.base.errors import MissingExtraError
 from forerun.surface.cli.main import app
-from forerun.surface.report.document import command_of, html_document, markdown_document
-from forerun.surface.report.reading import read_answer
+from forerun.surface.report.document import command_of, html_document, markdown_document, read_answer
 
 HOSTILE = dataclasses.replace(
     FULL, model="file.py:<script>alert(1)</script>", notes=("a | b <img src=x> & c", "x >= 1")

@@ -11,7 +11,8 @@ from fastapi.testclient import TestClient
 
 import forerun
 from forerun.base.errors import FailureError, UsageError
-from forerun.surface.web.app import MAX_BODY_BYTES, make_app
+from forerun.surface.web.app import make_app
+from forerun.surface.web.guard import MAX_BODY_BYTES
 from forerun.surface.web.load import BusyError, ClientLimit, Tracer
 from forerun.surface.web.questions import check_device_name, check_link_name, check_model_name
 

@@ -2,23 +2,31 @@
 
 Symbols: n devices, message of m bytes on every device, latency a of one hop [s], usable bandwidth B of one link in one
 direction [bytes/s]. Contention between collectives and the additions themselves are left out.
+
+Groups of devices that a layout joins talk over the real links between them. A group of g devices at a distance of s
+ranks has k = min(g, d/s) members in a node of d devices and g/k nodes. The other d/k groups of the node talk at the
+same time, so that a group has k/d of the node's links to other nodes. One collective in which w bytes cross each link
+takes
+
+    t = a + (g - 1) hop + w / B (1 + sqrt(w0 / w))
+
+with B the slower of the two links. The square root is the slow approach of a ring to its full rate: half of
+it is reached at w0 bytes. Sources: measured collectives of ai-dynamo/aiconfigurator, fitted by ``python -m studies
+fit-layouts``.
 """
 
 from __future__ import annotations
 
-from math import ceil, log2
+from dataclasses import dataclass
+from enum import StrEnum
+from math import ceil, log2, sqrt
+from typing import TYPE_CHECKING
 
 from forerun.base.errors import InvalidSetupError
+from forerun.question.devices.cluster import Cluster, require_link
 
-__all__ = [
-    "all_gather_time_s",
-    "broadcast_time_s",
-    "hierarchical_all_reduce_time_s",
-    "one_to_all_time_s",
-    "reduce_scatter_time_s",
-    "ring_all_reduce_time_s",
-    "tree_all_reduce_time_s",
-]
+if TYPE_CHECKING:
+    from forerun.cost.communication.constants import LayoutConstants
 
 
 def _check(message_bytes: float, num_devices: int, latency_s: float, bandwidth_bytes_per_s: float) -> None:
@@ -147,3 +155,113 @@ def hierarchical_all_reduce_time_s(
     inside = ring_all_reduce_time_s(message_bytes, num_devices_per_node, intra_latency_s, intra_bytes_per_s)
     # The g rings of m/g bytes together put m bytes on the node's link.
     return inside + ring_all_reduce_time_s(message_bytes, num_nodes, inter_latency_s, inter_bytes_per_s)
+
+
+class Collective(StrEnum):
+    """Exchange between all devices of a group."""
+
+    ALL_REDUCE = "all_reduce"
+    ALL_GATHER = "all_gather"
+    REDUCE_SCATTER = "reduce_scatter"
+    ALL_TO_ALL = "alltoall"
+
+    def crossing_bytes(self, message_bytes: float, num_devices: int) -> float:
+        """Bytes that cross each link of a ring; the message is the whole buffer of a device [bytes]."""
+        share = (num_devices - 1) / num_devices
+        return (2 if self is Collective.ALL_REDUCE else 1) * share * message_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Devices that exchange data.
+
+    Attributes:
+        num_devices: Devices of the group.
+        num_nodes: Nodes that they are on.
+        intra_bytes_per_s: Usable bandwidth between two devices of a node [bytes/s].
+        inter_bytes_per_s: Share of a node's links to other nodes that is this group's [bytes/s].
+        device_inter_bytes_per_s: Share of these links that is one device's [bytes/s].
+        hop_s: Mean latency of a hop [s].
+        constants: Fitted constants.
+    """
+
+    num_devices: int
+    num_nodes: int = 1
+    intra_bytes_per_s: float = float("inf")
+    inter_bytes_per_s: float = float("inf")
+    device_inter_bytes_per_s: float = float("inf")
+    hop_s: float = 0.0
+    constants: LayoutConstants
+
+    def time_s(self, kind: Collective, message_bytes: float) -> float:
+        """Time of one collective [s]; 0 for one device or an empty message.
+
+        Args:
+            kind: The exchange.
+            message_bytes: Whole buffer of a device: before a reduction, after a gathering [bytes].
+        """
+        if self.num_devices == 1 or not message_bytes > 0:
+            return 0.0
+        constants = self.constants
+        crossing = kind.crossing_bytes(message_bytes, self.num_devices)
+        intra = self.intra_bytes_per_s * constants.intra_share_of(kind)
+        rate = min(intra, self.inter_bytes_per_s * constants.inter_share) if self.num_nodes > 1 else intra
+        if kind is Collective.ALL_TO_ALL and self.num_nodes > 1:
+            # Of a device's data the part for other nodes leaves over its own share of the links.
+            outside = crossing * (self.num_nodes - 1) / self.num_nodes
+            rate = min(intra, crossing / outside * self.device_inter_bytes_per_s * constants.inter_share)
+        smoothed = crossing + sqrt(constants.half_rate_bytes * crossing)
+        return constants.start_s + (self.num_devices - 1) * self.hop_s + smoothed / rate
+
+    def send_s(self, message_bytes: float) -> float:
+        """Time in which a device sends a message to its neighbour in the group [s]."""
+        if self.num_devices == 1 or not message_bytes > 0:
+            return 0.0
+        constants = self.constants
+        rate = self.intra_bytes_per_s
+        if self.num_nodes > 1:
+            rate = min(rate, self.device_inter_bytes_per_s * constants.inter_share)
+        smoothed = message_bytes + sqrt(constants.half_rate_bytes * message_bytes)
+        return constants.start_s + self.hop_s + smoothed / rate
+
+
+def group_of(cluster: Cluster, num_devices: int, distance: int, constants: LayoutConstants) -> Group:
+    """A group of devices whose ranks are ``distance`` apart; ranks fill one node after the other.
+
+    Args:
+        cluster: The devices and links.
+        num_devices: Devices of the group.
+        distance: Distance of the ranks of neighbours.
+        constants: Fitted constants.
+
+    Raises:
+        UnknownDeviceError: A link that is needed is not known.
+    """
+    if num_devices == 1:
+        return Group(num_devices=1, constants=constants)
+    per_node = cluster.num_devices_per_node
+    inside = min(num_devices, max(1, per_node // distance))
+    nodes = -(-num_devices // inside)
+    intra_rate = inter_rate = device_rate = float("inf")
+    hop_s = 0.0
+    if inside > 1:
+        intra = require_link(cluster.intra_link, f"the {cluster.device.name} of a node", "--intra")
+        intra_rate = intra.usable_bytes_per_s
+        hop_s = constants.hop_s
+    if nodes > 1:
+        inter = require_link(cluster.inter_link, "the nodes", "--inter")
+        whole = inter.usable_bytes_per_s * cluster.num_inter_links
+        inter_rate, device_rate = whole * inside / per_node, whole / per_node
+        # A tree or a ring per rail: nodes are passed one after the other, devices of a node at the same time.
+        hop_s = (hop_s * (inside - 1) + inter.latency_s * constants.network_hops * (nodes - 1)) / (
+            num_devices - 1
+        )
+    return Group(
+        num_devices=num_devices,
+        num_nodes=nodes,
+        intra_bytes_per_s=intra_rate,
+        inter_bytes_per_s=inter_rate,
+        device_inter_bytes_per_s=device_rate,
+        hop_s=hop_s,
+        constants=constants,
+    )

@@ -9,32 +9,35 @@ with the all-reduces of the gradient buckets at ``share`` of the link's usable b
 n normal numbers (stragglers, input and host contention grow alike), ``slowdown`` the time that a hidden
 second of communication adds to the backward pass (1: nothing is hidden), and ``overhead_s`` further time of a step of
 several devices.
+
+Measured steps of several devices correct the logarithm of a predicted one. The errors of predicted layouts (log of
+measured over predicted) are taken for a Gaussian process over the shape of a step: near shapes err alike. With
+measured errors y at shapes X, a new shape x has
+
+    mean = k (K + s^2 I)^-1 y,   variance = k(x, x) - k (K + s^2 I)^-1 k^T,   k(x, z) = a^2 + b^2 exp(-|x - z|)
+
+where |x - z| is the distance of shapes in lengths that were fitted with a, b and s on public steps
+(``studies/layouts/few_steps.py``). So a shape that was measured is predicted as it was measured, a like one nearly so,
+and an unlike one as before.
+
+Source: Rasmussen and Williams 2006, Gaussian Processes for Machine Learning, equations 2.25 and 2.26.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
-from math import exp, isfinite
+from math import exp, isfinite, log
 from pathlib import Path
 from typing import Any
 
-from forerun.base.errors import CostModelError
-from forerun.cost.communication.measured_layouts import MeasuredLayouts
-from forerun.cost.communication.tuner import AllReduce
+import numpy as np
+import numpy.typing as npt
 
-__all__ = [
-    "LayoutConstants",
-    "LayoutTable",
-    "ScalingConstants",
-    "ScalingTable",
-    "layout_table_path",
-    "load_layout_table",
-    "load_scaling_table",
-    "shipped_table_path",
-]
+from forerun.base.errors import CostModelError
+from forerun.cost.communication.tuner import AllReduce
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,3 +228,158 @@ def load_scaling_table(path: Path | None = None) -> ScalingTable:
 def interval_factor(log_spread: float) -> float:
     """Factor of a 90 % interval of a normal logarithm."""
     return exp(1.645 * log_spread)
+
+
+Floats = npt.NDArray[np.float64]
+
+_KIND = "forerun layouts measured"
+_LEAST_S = 1e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepShape:
+    """Figures of a step that its error depends on.
+
+    Attributes:
+        hidden_size: Width of a token.
+        block_s: Predicted micro-step of the slowest stage over its blocks [s].
+        exposed_share: Share of the step that is communication which nothing hides.
+        waiting_share: Share of the step that waits for the host.
+    """
+
+    hidden_size: float
+    block_s: float
+    exposed_share: float
+    waiting_share: float
+
+    @property
+    def coordinates(self) -> tuple[float, float, float, float]:
+        """Sizes by their logarithms, shares as they are."""
+        return (
+            log(max(1.0, self.hidden_size)),
+            log(max(_LEAST_S, self.block_s)),
+            self.exposed_share,
+            self.waiting_share,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorLaw:
+    """Scatter of the logarithms of errors, and the lengths over which shapes err alike.
+
+    Attributes:
+        common: Standard deviation of what all steps of a cluster have in common.
+        shape: That of what depends on the shape.
+        noise: That of repeats of one shape.
+        lengths: Lengths of the four coordinates of a shape.
+
+    The figures are the likeliest on eight sources of public steps, at most 60 of each
+    (``studies/layouts/few_steps.py``).
+    """
+
+    common: float = 0.030
+    shape: float = 0.127
+    noise: float = 0.025
+    lengths: tuple[float, float, float, float] = (0.41, 0.19, 0.035, 0.11)
+
+    def alike(self, one: Floats, other: Floats) -> Floats:
+        """Covariances of errors at shapes, (n, m)."""
+        distance = np.linalg.norm((one[:, None] - other[None]) / np.asarray(self.lengths), axis=-1)
+        found: Floats = self.common**2 + self.shape**2 * np.exp(-distance)
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredLayouts:
+    """Measured steps of one kind of device.
+
+    Attributes:
+        device: Name of the device.
+        shapes: Shapes of the steps.
+        logs: Logarithms of measured over predicted steps.
+        law: Scatter of errors.
+    """
+
+    device: str
+    shapes: tuple[StepShape, ...]
+    logs: tuple[float, ...]
+    law: ErrorLaw = ErrorLaw()
+
+    def correction(self, shape: StepShape) -> tuple[float, float]:
+        """Mean of the logarithm of measured over predicted at a shape, and what is left of its standard deviation."""
+        known = np.asarray([one.coordinates for one in self.shapes])
+        here = np.asarray([shape.coordinates])
+        law = self.law
+        covariance = law.alike(known, known) + law.noise**2 * np.eye(len(known))
+        near = law.alike(here, known)[0]
+        weights = np.linalg.solve(covariance, near)
+        before = law.common**2 + law.shape**2
+        left = max(0.0, before - float(weights @ near))
+        return float(weights @ np.asarray(self.logs)), float(
+            np.sqrt((left + law.noise**2) / (before + law.noise**2))
+        )
+
+    def without(self, index: int) -> MeasuredLayouts | None:
+        """The others of the steps; None if there are none."""
+        if len(self.logs) == 1:
+            return None
+        kept = [number for number in range(len(self.logs)) if number != index]
+        return MeasuredLayouts(
+            device=self.device,
+            shapes=tuple(self.shapes[number] for number in kept),
+            logs=tuple(self.logs[number] for number in kept),
+            law=self.law,
+        )
+
+    def to_json(self) -> str:
+        """The text of the file."""
+        return json.dumps({"kind": _KIND, **asdict(self)}, indent=1) + "\n"
+
+
+def is_layouts_file(name: str | None) -> bool:
+    """True for the name of a file of measured layouts, other than one of a calibrated device."""
+    return name is not None and name.lower().endswith(".json")
+
+
+def load_measured_layouts(path: Path, device: str) -> MeasuredLayouts:
+    """The measured steps of a file.
+
+    Raises:
+        CostModelError: The file is missing, damaged, or of another device.
+    """
+    try:
+        raw: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if raw.get("kind") != _KIND:
+            raise ValueError("it is another kind of file")
+        found = MeasuredLayouts(
+            device=str(raw["device"]),
+            shapes=tuple(StepShape(**{name: float(v) for name, v in one.items()}) for one in raw["shapes"]),
+            logs=tuple(float(value) for value in raw["logs"]),
+            law=ErrorLaw(**{**raw["law"], "lengths": tuple(float(v) for v in raw["law"]["lengths"])}),
+        )
+        _check_numbers(found)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CostModelError(
+            f"expected measured steps of layouts in {path.name}, but {error}; make them with: "
+            "forerun calibrate --from steps.csv --out FILE.json"
+        ) from error
+    if found.device != device:
+        raise CostModelError(
+            f"{path.name} holds steps measured on {found.device}, not on {device}; leave --calibration out"
+        )
+    return found
+
+
+def _check_numbers(found: MeasuredLayouts) -> None:
+    numbers: Sequence[float] = [
+        *found.logs, *found.law.lengths, found.law.common, found.law.shape, found.law.noise,
+        *(value for shape in found.shapes for value in asdict(shape).values()),
+    ]  # fmt: skip
+    if (
+        not found.logs
+        or len(found.logs) != len(found.shapes)
+        or not all(isfinite(value) for value in numbers)
+    ):
+        raise ValueError("a number is missing or not finite")
+    if min(*found.law.lengths, found.law.noise) <= 0:
+        raise ValueError("a length is not above zero")

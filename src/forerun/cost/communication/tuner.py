@@ -18,10 +18,9 @@ from forerun.cost.communication.collectives import (
     hierarchical_all_reduce_time_s,
     ring_all_reduce_time_s,
 )
-from forerun.question.devices.cluster import Cluster, Link, LinkKind, require_link
+from forerun.question.devices.cluster import Cluster, Link, require_link
+from forerun.question.devices.device import LinkKind
 from forerun.question.sharing import Algorithm
-
-__all__ = ["AllReduce", "Choice", "all_reduce_of", "nccl_choice"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,6 @@ from forerun.base.errors import InvalidSetupError
 from forerun.base.units import GIB
 from forerun.question.devices.device import Device, DeviceKind
 
-__all__ = ["MemoryConstants", "VisibleMemory", "memory_constants", "visible_memory"]
-
 _MIB = 1024**2
 
 

@@ -21,23 +21,9 @@ from forerun.base.units import format_bytes
 from forerun.cost.memory.constants import MemoryConstants
 from forerun.cost.memory.replay import ReplayPlan, replay, replay_plan, smallest_limit_bytes
 from forerun.cost.memory.stream import LivePeak, live_peak, live_peak_bytes
+from forerun.graph.file import check_stream
 from forerun.graph.graph import AllocationKind, Graph, MemoryEvent, at_batch
-from forerun.graph.schema import check_stream
 from forerun.question.setup import MAX_BATCH_SIZE, Layout, TrainingSetup
-
-__all__ = [
-    "MaxBatchSize",
-    "MemoryEstimate",
-    "MemoryPart",
-    "MemoryWidth",
-    "Verdict",
-    "estimate_memory",
-    "fits",
-    "max_batch_size",
-    "memory_width",
-    "plans_for_setup",
-    "step_runs",
-]
 
 Verdict = Literal["yes", "no", "close"]
 

@@ -16,24 +16,15 @@ from operator import add
 import numpy as np
 import numpy.typing as npt
 
-from forerun.cost.memory.allocator import BLOCK_BYTES, CachingAllocator
 from forerun.cost.memory.stream import (
+    BLOCK_BYTES,
+    CachingAllocator,
     block_sizes_bytes,
     live_peak_bytes,
     repeating_step,
 )
+from forerun.graph.file import check_stream
 from forerun.graph.graph import MemoryEvent, MemoryStream
-from forerun.graph.schema import check_stream
-
-__all__ = [
-    "NUM_STEPS",
-    "ReplayOutcome",
-    "ReplayPlan",
-    "replay",
-    "replay_plan",
-    "reserved_peak_bytes",
-    "smallest_limit_bytes",
-]
 
 NUM_STEPS = 10
 """Number of steps replayed unless the state recurs before. After four steps the fragmentation of 77 % of 297 timm

@@ -17,8 +17,6 @@ from forerun.graph.blocks import Blocks, Phase
 from forerun.graph.graph import AllocationKind, Graph, MemoryEvent
 from forerun.graph.shards import Shards, allocation_shares
 
-__all__ = ["UnitMemory", "unit_memory"]
-
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 

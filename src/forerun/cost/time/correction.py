@@ -59,22 +59,6 @@ from forerun.graph.graph import OpClass
 from forerun.question.devices.device import Device
 from forerun.question.setup import TrainingSetup
 
-__all__ = [
-    "CALIBRATIONS_VARIABLE",
-    "REPEAT_NOISE",
-    "PriorScales",
-    "Step",
-    "StepFigures",
-    "calibration_path",
-    "corrected",
-    "find_calibration",
-    "load_calibration",
-    "offsets_of",
-    "sensitivities",
-    "step_figures",
-    "with_circumstances",
-]
-
 Floats = npt.NDArray[np.float64]
 
 _NUM_SHARED = 5

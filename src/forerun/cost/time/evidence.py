@@ -34,25 +34,6 @@ from forerun.cost.time.rows import DistinctOps
 from forerun.question.devices.device import Device
 from forerun.question.setup import Precision, TrainingSetup
 
-__all__ = [
-    "EVIDENCE_FORMAT_VERSION",
-    "NEAR_MIX",
-    "ORDER_OF_MAGNITUDE",
-    "Z_90",
-    "ErrorSpreads",
-    "Evidence",
-    "Kind",
-    "LogWidths",
-    "MeasuredSystem",
-    "load_evidence",
-    "number_format",
-    "operation_mix",
-    "shipped_evidence",
-    "shipped_evidence_path",
-    "step_covariates",
-    "step_kind",
-]
-
 Floats = npt.NDArray[np.float64]
 Kind = tuple[str, str, bool]
 

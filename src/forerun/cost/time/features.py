@@ -20,44 +20,16 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from forerun.cost.time.large_kernels import (
+from forerun.cost.time.law import (
+    LAW_CLASSES,
     attention_cost,
     sustained_products,
 )
-from forerun.cost.time.law import LAW_CLASSES
 from forerun.cost.time.rows import MATRIX_CLASSES, DistinctOps
 from forerun.graph.graph import OpClass, StepPart
+from forerun.question.devices.catalogue import sustained_clock_share
 from forerun.question.devices.device import Device, DeviceKind, NumberFormat
-from forerun.question.devices.power_share import sustained_clock_share
 from forerun.question.setup import Layout, Phase, Precision, TrainingSetup
-
-__all__ = [
-    "DEVICE_FEATURES",
-    "DYNAMIC_FEATURES",
-    "GROUP_KERNEL_WIDTHS",
-    "LARGEST_SHARE_OF_PEAK",
-    "NEWEST_ERA",
-    "POINT_FEATURES",
-    "STATIC_FEATURES",
-    "Point",
-    "PointArrays",
-    "at_batches",
-    "counts",
-    "dynamic_features",
-    "flops_of",
-    "format_classes",
-    "group_inputs",
-    "least_times_s",
-    "moved_of",
-    "peak_rates",
-    "peaks_of",
-    "point_arrays",
-    "point_features",
-    "resident_share",
-    "roofline_terms_s",
-    "software_era",
-    "static_features",
-]
 
 Floats = npt.NDArray[np.float64]
 

@@ -34,32 +34,20 @@ from forerun.cost.time.features import (
     resident_share,
     roofline_terms_s,
 )
-from forerun.cost.time.large_kernels import (
+from forerun.cost.time.law import (
+    CAP_LATENCY_S,
     CONVOLUTIONS,
     LARGE_STREAM_BYTES,
     LARGE_UPDATE_BYTES,
+    LAW_CLASSES,
     LEAST_CONVOLVED_SHARE,
     STREAM_LATENCY_S,
+    KernelTerms,
     holds_under_autocast,
     least_stream_share,
 )
-from forerun.cost.time.law import CAP_LATENCY_S, LAW_CLASSES, KernelTerms
 from forerun.cost.time.rows import DistinctOps
 from forerun.graph.graph import OpClass, StepPart
-
-__all__ = [
-    "FITTED_PRODUCT_LAW",
-    "TILES",
-    "Gives",
-    "KernelLaw",
-    "Kernels",
-    "ProductLaw",
-    "kernel_law",
-    "kernel_laws",
-    "kernel_terms",
-    "longest_times_s",
-    "terms_in_step",
-]
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -7,6 +7,10 @@ A kernel with work C and traffic D [s], and a step of kernels t_i that take the 
 
 ``busy_times`` has C and D, ``product_law`` products and attention, ``features`` L2 and Winograd; u is the network's.
 ``xp`` is the module of the arrays, ``numpy`` or ``torch``: both have the functions that are used here.
+
+Last come bounds of kernels that fill a device: what large products sustain, and how slow large streams can be. The
+shipped fit has seen few trainings in half precision throughout and no update of a billion weights. There it puts
+streams at a tenth of the bandwidth and products above what anybody sustains. The bounds below are measured ones.
 """
 
 from __future__ import annotations
@@ -15,26 +19,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from forerun.graph.graph import OpClass, StepPart
-
-__all__ = [
-    "CAP_LATENCY_S",
-    "CLASS_GROUPS",
-    "GROUP_OF_CLASS",
-    "LAW_CLASSES",
-    "MAX_EFFICIENCY",
-    "MAX_LATENCY_S",
-    "MIN_MEMORY_EFFICIENCY",
-    "NUM_FORMATS",
-    "NUM_GROUPS",
-    "NUM_LATENTS",
-    "NUM_PAIRS",
-    "SMOOTH_OP",
-    "SMOOTH_STEP",
-    "KernelTerms",
-    "busy_times",
-]
+from forerun.question.devices.device import Device, NumberFormat
+from forerun.question.setup import FLASH_3_GAIN
 
 SMOOTH_OP = 4.0
 """Power of the smooth maximum of a kernel's compute and memory time."""
@@ -141,3 +130,103 @@ def busy_times(
     memory_efficiency = MIN_MEMORY_EFFICIENCY + (1.0 - MIN_MEMORY_EFFICIENCY) * sigmoid(xp, u[1])
     slowness = (1.0 - terms.is_law) * -xp.log(memory_efficiency) + terms.is_law * 0.16 + log_memory
     return compute, terms.memory * xp.exp(xp.clip(slowness, 0.0 if is_bounded else -6.0, 6.0))
+
+
+LARGE_STREAM_BYTES = 8e6
+"""Traffic of the smallest stream that the bounds hold for [bytes]."""
+
+LARGE_UPDATE_BYTES = 250e6
+"""Traffic of the smallest update that the bound holds for in any precision [bytes]."""
+
+STREAM_LATENCY_S = 5e-6
+"""Time that a stream may take on top [s]."""
+
+CONVOLUTIONS = (OpClass.CONV, OpClass.DEPTHWISE_CONV, OpClass.GROUPED_CONV)
+
+LEAST_CONVOLVED_SHARE = 3e-4
+"""Share of convolutions in the work from which on streams under autocast have no bound. All steps that the fit has
+seen under autocast have more, if only in their first layer (0.05 % in SwinV2 of ``timm_train``). It books there what a
+library does around convolutions, such as conversions of the memory order, on the streams beside them: bounded, steps
+of ResNet-50 (``gpu_benchmarks``) come out 8 % too fast."""
+
+_FULL_CLOCK_W = 2.3
+"""Power limit per dense two-byte TFLOP/s at which large products would hold the clock of their peak [W]. Products of
+4,096 and more in ``llm/gemm``, less the 1.10, 1.18 and 1.26 by which its short bursts beat the long runs of
+``llm/matmul_peaks``, reach 0.83 of the peak on A100 (1.28 W), 0.68 on H100 (0.71 W) and 0.58 on B300 (0.49 W): 2.24,
+2.25 and 2.51 W. Each device is found from the two others within 4 %."""
+_POWER_EXPONENT = 1 / 3
+"""Far above the lowest voltage power goes with the cube of the clock (P ~ f V^2, V ~ f)."""
+_MEASURED_DIES = ("ampere", "hopper", "blackwell")
+
+_ATTENTION_COST = {"hopper": FLASH_3_GAIN}
+"""PyTorch's fused attention is FlashAttention-2; ``llm/attention``, on which the law of attention rests, has
+FlashAttention-3 on Hopper."""
+
+_ELEMENT_WISE = (
+    OpClass.COPY,
+    OpClass.ACTIVATION,
+    OpClass.MUL,
+    OpClass.ADD,
+    OpClass.ELEMENTWISE,
+    OpClass.DROPOUT,
+    OpClass.CAST,
+)
+_LEAST_SHARE = {
+    **dict.fromkeys(_ELEMENT_WISE, 0.75),
+    OpClass.OPTIMIZER: 0.7,
+    OpClass.REDUCE: 0.5,
+    OpClass.LAYER_NORM: 0.36,
+    OpClass.SOFTMAX: 0.4,
+}
+"""Least share of the bandwidth. Element-wise kernels of ``neusight_ops`` above 0.1 ms reach 0.82 to 0.84 on seven
+devices; PyTorch's layer norm 0.51 forward (A100) and 0.36 backward (H100), its softmax of 50,000 columns and more 0.40
+(``llm/liger_kernels``: layer_norm, cross_entropy); softmax of short rows 0.66 (``neusight_ops``)."""
+
+_FORWARD_NORM = 0.51
+_SHORT_SOFTMAX = 0.66
+_SHORT_ROW = 4096
+
+
+def holds_under_autocast(op_class: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """True for streams with a bound under autocast, those that move single elements or sum them, (n,).
+
+    Norms and softmaxes are left to the fit, which has seen those of many transformers under autocast.
+    """
+    found: npt.NDArray[np.bool_] = np.isin(op_class, (*_ELEMENT_WISE, OpClass.REDUCE))
+    return found
+
+
+def sustained_products(device: Device) -> float | None:
+    """Largest share of the peak that products of two-byte operands sustain; None for dies that nobody measured.
+
+    share = min(1, p / p0)^(1/3), with p the power limit over the dense peak and p0 = 2.3 W per TFLOP/s. A board with a
+    lower limit or more units has a lower clock: 0.68 on H100 SXM (700 W), 0.60 at 500 W, 0.59 on H100 PCIe (350 W, 756
+    TFLOP/s). Measured on data-centre dies with stacked memory of three architectures.
+    """
+    peak = device.peak_flops_per_s.get(NumberFormat.BF16)
+    is_measured = device.architecture in _MEASURED_DIES and device.memory_type.startswith("HBM")
+    if not is_measured or not peak or not device.power_limit_w:
+        return None
+    found: float = min(1.0, device.power_limit_w / (peak * 1e-12 * _FULL_CLOCK_W)) ** _POWER_EXPONENT
+    return found
+
+
+def attention_cost(device: Device) -> float:
+    """Time of PyTorch's fused attention over that of the library which was measured on the device's architecture."""
+    return _ATTENTION_COST.get(device.architecture, 1.0)
+
+
+def least_stream_share(op_class: int, step_part: int, width: float) -> float:
+    """Least share of the bandwidth that a large kernel reaches; 0 for classes without a bound.
+
+    Args:
+        op_class: ``OpClass``.
+        step_part: ``StepPart``.
+        width: Columns of the rows that a norm or softmax works on.
+    """
+    kind = OpClass(int(op_class))
+    if kind is OpClass.SOFTMAX and width <= _SHORT_ROW:
+        return _SHORT_SOFTMAX
+    if kind is OpClass.LAYER_NORM and step_part == StepPart.FORWARD:
+        return _FORWARD_NORM
+    return _LEAST_SHARE.get(kind, 0.0)

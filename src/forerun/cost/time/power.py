@@ -32,19 +32,6 @@ import numpy.typing as npt
 from forerun.base.errors import InvalidSetupError
 from forerun.question.devices.device import Device, DeviceKind
 
-__all__ = [
-    "POWER_LAW",
-    "POWER_LAWS",
-    "Power",
-    "PowerLaw",
-    "check_power_limit_w",
-    "demand_share",
-    "device_power",
-    "limited_share",
-    "power_law_of",
-    "power_slowdown",
-]
-
 Floats = npt.NDArray[np.float64]
 
 _LEAST_DYNAMIC_SHARE = 0.05

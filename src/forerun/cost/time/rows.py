@@ -9,8 +9,6 @@ import numpy.typing as npt
 
 from forerun.graph.graph import OpClass, OpTable
 
-__all__ = ["MATRIX_CLASSES", "DistinctOps", "distinct_ops"]
-
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 

@@ -35,8 +35,6 @@ from forerun.cost.time.rows import DistinctOps
 from forerun.cost.time.weights import NUM_CIRCUMSTANCES, CostModel, NetworkWeights, circumstance_flags
 from forerun.graph.graph import OpClass, StepPart
 
-__all__ = ["StepTimes", "log_sizes", "step_times"]
-
 Floats = npt.NDArray[np.float64]
 Floats32 = npt.NDArray[np.float32]
 

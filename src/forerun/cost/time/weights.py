@@ -21,33 +21,12 @@ from forerun.cost.time.features import (
     Point,
     software_era,
 )
-from forerun.cost.time.large_kernels import CONVOLUTIONS
-from forerun.cost.time.law import NUM_FORMATS, NUM_LATENTS
+from forerun.cost.time.law import CONVOLUTIONS, NUM_FORMATS, NUM_LATENTS
 from forerun.cost.time.rows import DistinctOps
 from forerun.graph.graph import OpClass
+from forerun.question.devices.catalogue import same_die
 from forerun.question.devices.device import Device
-from forerun.question.devices.power_share import same_die
 from forerun.question.setup import Layout, Phase, Precision, TrainingSetup
-
-__all__ = [
-    "DEFAULT_STACK",
-    "NUM_CIRCUMSTANCES",
-    "WEIGHTS_FORMAT_VERSION",
-    "CostModel",
-    "MeasuredRun",
-    "NetworkWeights",
-    "SizeLaw",
-    "circumstance_flags",
-    "is_cost_model",
-    "load_weights",
-    "network_key",
-    "run_circumstances",
-    "run_kind",
-    "save_weights",
-    "shipped_weights_path",
-    "system_distance",
-    "system_key",
-]
 
 Floats32 = npt.NDArray[np.float32]
 Floats64 = npt.NDArray[np.float64]

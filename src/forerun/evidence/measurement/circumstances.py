@@ -11,9 +11,9 @@ from importlib import metadata
 from forerun.base.errors import InvalidSetupError, MeasurementError, UnknownDeviceError
 from forerun.evidence.measurement.jobs import Protocol
 from forerun.evidence.records.measurement import Circumstances
+from forerun.question.devices.finder import gpu_device
 from forerun.question.devices.here import Host, HostGpu, describe_host, visible_gpus
 from forerun.question.devices.local import gpu_index
-from forerun.question.devices.this_device import gpu_device
 
 __all__ = ["at_job_start", "describe_circumstances", "num_threads_of", "software_version"]
 

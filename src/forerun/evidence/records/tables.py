@@ -13,7 +13,7 @@ from typing import Any
 
 from forerun.base.errors import RecordError, near_matches
 from forerun.base.extras import needing
-from forerun.base.frames import (
+from forerun.base.tables import (
     check_columns,
     check_positive,
     check_unique,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forerun.base.errors import RecordError
-from forerun.base.frames import (
+from forerun.base.tables import (
     check_columns,
     check_positive,
     check_unique,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from forerun.base.errors import InvalidSetupError, RecordError, UsageError
-from forerun.base.frames import read_table
+from forerun.base.tables import read_table
 from forerun.jobs.scheduling.outcome import ScheduleMetrics, schedule_metrics
 from forerun.jobs.scheduling.plain_policies import LAS_THRESHOLDS_DEVICE_S
 

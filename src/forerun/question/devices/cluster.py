@@ -16,25 +16,6 @@ from forerun.question.devices.catalogue import matching_devices, name_key
 from forerun.question.devices.device import Device, LinkKind
 from forerun.question.devices.finder import find_device
 
-__all__ = [
-    "MOST_DEVICES",
-    "Cluster",
-    "Link",
-    "LinkKind",
-    "check_num_devices",
-    "cluster_of",
-    "find_link",
-    "link_of_board",
-    "load_link_file",
-    "load_links",
-    "parse_cluster",
-    "parse_link",
-    "parse_links",
-    "require_link",
-    "split_spec",
-]
-
-
 _SPEC = re.compile(r"(?:(\d+)\s*[x*×]\s*)?(\d+)\s*[x*×]\s*(.+)", re.IGNORECASE)
 _COUNT_BEHIND = re.compile(r"(.+?)\s*[x*×]\s*(-?\d+)", re.IGNORECASE)
 _SIGNED = re.compile(r"\s*-\s*\d+\s*x|\d+\s*x\s*-\s*\d+\s*x", re.IGNORECASE)

@@ -9,18 +9,6 @@ from typing import Any
 
 from forerun.base.answers import Answer
 
-__all__ = [
-    "PEAKS",
-    "SOURCE_GROUPS",
-    "SOURCE_KEYS",
-    "Device",
-    "DeviceKind",
-    "LinkKind",
-    "NumberFormat",
-    "PriceKind",
-    "device_of",
-]
-
 
 class DeviceKind(StrEnum):
     """The sort of machine; only GPUs have measurements behind the shipped cost model."""

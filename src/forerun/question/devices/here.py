@@ -15,19 +15,6 @@ from typing import TypeVar
 from forerun.base.answers import Answer
 from forerun.base.extras import installed_version
 
-__all__ = [
-    "ContainerLimits",
-    "Host",
-    "HostCpu",
-    "HostGpu",
-    "container_limits",
-    "describe_cpu",
-    "describe_host",
-    "list_gpus",
-    "visible_gpus",
-]
-
-
 # Version 1 cannot express "no limit": the kernel shows the largest page-aligned number instead.
 _UNLIMITED_BYTES = 2**60
 

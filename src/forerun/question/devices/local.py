@@ -19,16 +19,6 @@ from filelock import FileLock, Timeout
 
 from forerun.base.errors import DeviceBusyError, InvalidSetupError, MeasurementError, UsageError
 
-__all__ = [
-    "check_device",
-    "device_identity",
-    "first_device",
-    "gpu_index",
-    "lock_device",
-    "lock_path",
-    "only_device",
-]
-
 
 def gpu_index(device_index: str) -> int | None:
     """Number of a GPU among those this process sees; None for the processor; ``cuda`` is ``cuda:0``."""

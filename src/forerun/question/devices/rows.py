@@ -27,17 +27,6 @@ from forerun.question.devices.device import (
     device_of,
 )
 
-__all__ = [
-    "ClusterRow",
-    "DeviceRow",
-    "LinkRow",
-    "OwnedRow",
-    "PriceRow",
-    "load_device_file",
-    "parse_devices",
-    "read_device_file",
-]
-
 Text = Annotated[str, Field(pattern=r"\S", description="a text that is not empty")]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True, description="a positive number")]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True, description="a number, zero or more")]

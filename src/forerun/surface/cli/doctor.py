@@ -21,9 +21,6 @@ from forerun.base.extras import EXTRA_OF_PACKAGE, installed_version
 from forerun.surface.cli.settings import flat_names
 from forerun.surface.cli.verbs import verb
 
-__all__ = ["doctor", "models", "version_lines"]
-
-
 _MOST_NAMES = 40
 
 

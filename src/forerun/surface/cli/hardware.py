@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from forerun.question.devices import Device, Host
     from forerun.question.devices.prices import InstancePrice
 
-__all__ = ["hardware", "prices"]
-
 _PAGES = "forerun.surface.report.hardware_page"
 
 

@@ -1,19 +1,183 @@
-"""The root command."""
+"""The root command.
+
+A failed command leaves one line on stderr and an exit status.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import gc
-from typing import Annotated
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, cast
 
 import typer
+from typer.core import TyperGroup
 
+from forerun.base.errors import ForerunError, MissingExtraError, UsageError
+from forerun.base.extras import extra_of
 from forerun.base.temporary import remove_leftovers
-from forerun.surface.cli.failures import OneLineErrors, end_cleanly_on_signals
-from forerun.surface.cli.output import show_any_sign, show_own_warnings
+from forerun.surface.cli.output import show_any_sign, show_own_warnings, shown_stages, warned_once
 from forerun.surface.cli.settings import DebugOption
 from forerun.surface.cli.verbs import Root
 
-__all__ = ["app", "run"]
+INTERRUPTED_STATUS = 130
+"""128 + SIGINT, what shells expect of an interrupted program."""
+
+_received: signal.Signals | None = None
+"""The signal other than Ctrl-C that ends this process."""
+
+# The parser's errors have no public name and moved between packages; the public BadParameter is one of them.
+_ParserError: type[Exception] = typer.BadParameter.__bases__[0]
+
+
+class OneLineErrors(TyperGroup):
+    """A root command, which turns every exception into one line on stderr and an exit status.
+
+    The status is 2 for a question that must be changed, 1 for one that could not be answered, 130 after Ctrl-C, 143
+    after SIGTERM and 129 after SIGHUP. With
+    ``--debug`` the traceback is printed above the line.
+    """
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: object,
+    ) -> object:
+        """Runs the command line and exits; raises instead where ``standalone_mode`` is off."""
+        words = sys.argv[1:] if args is None else list(args)
+        parse_and_run = partial(
+            super().main, words, prog_name, complete_var, False, windows_expand_args, **extra
+        )
+        if not standalone_mode:
+            return parse_and_run()
+        try:
+            _refuse_devices(words)
+            with warned_once(), shown_stages(words):
+                status = parse_and_run()
+        except (Exception, KeyboardInterrupt) as error:
+            status = exit_status(error)
+            if "--debug" in words and not isinstance(error, _ParserError):
+                traceback.print_exc(file=sys.stderr)
+            _tell(error_line(error))
+        else:
+            # Newer parsers report Ctrl-C as a status instead of raising.
+            if status == INTERRUPTED_STATUS:
+                status = exit_status(KeyboardInterrupt())
+                _tell(error_line(KeyboardInterrupt()))
+        status = _flushed(status)
+        sys.exit(status if isinstance(status, int) else 0)
+
+
+def _refuse_devices(words: Sequence[str]) -> None:
+    """Refuses device files such as /dev/zero and /dev/full, which would be read or written for ever.
+
+    Pipes, such as those of a shell's ``<(...)``, /dev/null and a terminal are files enough.
+    """
+    for word in words:
+        if word == "--":  # what follows is another program's
+            return
+        path = Path(word.partition("=")[2] if word.startswith("--") else word)
+        with contextlib.suppress(OSError, ValueError):
+            if (path.is_char_device() and path.name in _ENDLESS) or path.is_block_device():
+                raise UsageError(f"'{path}' is a device, which never ends; name a file")
+
+
+_ENDLESS = ("zero", "full", "random", "urandom")
+
+
+def _tell(line: str) -> None:
+    with contextlib.suppress(OSError, ValueError):  # whoever listened is gone
+        typer.echo(line, err=True)
+
+
+def _flushed(status: object) -> object:
+    """The exit status after the last output: a full disk or a closed pipe is told once, not by a traceback."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError) as error:
+        # What is left in the buffer cannot be written at the end either.
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            _tell(error_line(error))
+        return status or 1
+    return status
+
+
+def end_cleanly_on_signals() -> None:
+    """Makes SIGTERM and SIGHUP end the command like Ctrl-C: what is done is kept, and processes are ended.
+
+    A signal that is ignored, as SIGHUP under nohup, stays ignored.
+    """
+
+    def end(number: int, _: object) -> None:
+        global _received
+        is_first, _received = _received is None, signal.Signals(number)
+        if is_first:  # a second one must not interrupt the cleaning up
+            raise KeyboardInterrupt
+
+    for name in ("SIGTERM", "SIGHUP"):
+        found = getattr(signal, name, None)
+        if found is not None and signal.getsignal(found) is signal.SIG_DFL:
+            signal.signal(found, end)
+
+
+def exit_status(error: BaseException) -> int:
+    """Exit status for an error."""
+    if isinstance(error, (KeyboardInterrupt, typer.Abort)):
+        return INTERRUPTED_STATUS if _received is None else 128 + _received
+    if isinstance(error, ForerunError):
+        return error.exit_status
+    if extra_of(error):
+        return MissingExtraError.exit_status
+    return 2 if isinstance(error, _ParserError) else 1
+
+
+def error_line(error: BaseException) -> str:
+    """One line about an error: the problem, and the next step."""
+    if isinstance(error, (KeyboardInterrupt, typer.Abort)):
+        return "interrupted" if _received is None else f"ended by {_received.name}"
+    if isinstance(error, ForerunError):
+        return _one_line(f"error: {error}")
+    if isinstance(error, _ParserError):
+        return _one_line(f"error: {_parser_message(error)}")
+    if extra := extra_of(error):
+        return _one_line(f"error: {MissingExtraError('this command', extra)}")
+    if isinstance(error, OSError) and error.strerror:
+        place = f"{error.filename}: " if error.filename else "output: "
+        return _one_line(f"error: {place}{error.strerror}; name another place, or make room there")
+    if isinstance(error, UnicodeEncodeError):
+        return "error: a word of the command line is no text in UTF-8; write it in UTF-8"
+    if isinstance(error, RecursionError):
+        return "error: the input is nested too deeply; make it flatter"
+    if isinstance(error, MemoryError):
+        return "error: the question needs more memory than this process may have; ask for less"
+    if isinstance(error, OverflowError):
+        return _one_line(f"error: a number is too large to calculate with ({error}); give a smaller one")
+    kind = type(error).__name__
+    return _one_line(f"internal error: {kind}: {error}") + "; rerun with --debug for the traceback"
+
+
+def _parser_message(error: Exception) -> str:
+    found = cast(typer.BadParameter, error)  # has all that the other errors of the parser have
+    message = found.format_message().strip().rstrip(".")
+    message = message[:1].lower() + message[1:]
+    command = found.ctx.command_path if found.ctx is not None else "forerun"
+    return f"{message}; see '{command} --help'"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 class _Forerun(OneLineErrors, Root):

@@ -20,20 +20,6 @@ from forerun.base.stages import LOGGER
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = [
-    "STAGE_DELAY_S",
-    "TABLE_WIDTH_IN_A_PIPE",
-    "json_text",
-    "page_width",
-    "print_json",
-    "print_page",
-    "quiet_libraries",
-    "show_any_sign",
-    "show_own_warnings",
-    "shown_stages",
-    "warned_once",
-]
-
 TABLE_WIDTH_IN_A_PIPE = 140
 """Width where output goes to a pipe; a line of a table stays one line for grep."""
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from forerun.search.advise import Way
     from forerun.search.plan_answer import Plan
 
-__all__ = ["format_of_job", "plan"]
-
 _OF_CHOICE = {"num_devices", "num_nodes", "price_usd_per_hour", "intra", "inter"}
 """Settings that the chosen candidate decides."""
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from forerun.prediction.estimate import Estimate
     from forerun.search.advise import Way
 
-__all__ = ["plot_batch_sizes", "predict"]
-
 _OF_SWEEPS = ("dataset", "dataset_size", "epochs", "validation_size", "validate", "startup_s", "checkpoint_s",
               "price_usd_per_hour", "batch_size", "precision")  # fmt: skip
 _MOST_PLOT_BATCH = 1 << 16

@@ -15,9 +15,7 @@ from forerun.surface.cli.plan import format_of_job
 from forerun.surface.cli.verbs import verb
 
 if TYPE_CHECKING:
-    from forerun.surface.report.reading import Readable
-
-__all__ = ["report"]
+    from forerun.surface.report.document import Readable
 
 _OWN_FORMATS = ("html", "markdown", "json")
 _FORMAT_OF_SUFFIX = {".html": "html", ".htm": "html", ".md": "markdown", ".json": "json"}
@@ -53,7 +51,7 @@ def report(
     form = _format(output, out)
     if out is not None and not out.parent.is_dir():
         raise UsageError(f"the folder of the report '{out}' does not exist; create it or choose another")
-    from forerun.surface.report.reading import read_answer
+    from forerun.surface.report.document import read_answer
 
     with quiet_libraries(debug=debug):
         given = _text(source)

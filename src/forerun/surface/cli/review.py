@@ -21,9 +21,6 @@ from forerun.prediction.comparison import RunComparison, change_words, compare_a
 from forerun.surface.cli.submit import broken_limits, predicted
 from forerun.surface.cli.verbs import Verbs, verb
 
-__all__ = ["ReviewedRun", "RunsReview", "compare", "review", "review_markdown"]
-
-
 _LEAST_CHANGE = 0.01
 """Relative change from which a quantity counts as changed: the same run predicted with another trace scatters less."""
 _COLUMNS = {"step_time_s": "step", "peak_memory_bytes": "memory", "job_time_s": "job", "cost_usd": "cost"}

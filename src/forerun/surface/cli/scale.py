@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from forerun.search.layouts import LayoutPlan
     from forerun.search.scale import ScaleCurve
 
-__all__ = ["advise", "layouts", "scale"]
-
-
 _QUESTION_OF = {"--fit": "points", "--propose": "points", "--workers": "servers", "--servers": "servers"}
 """Options that only one other question has, which may then stay unnamed."""
 

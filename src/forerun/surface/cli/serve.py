@@ -14,11 +14,9 @@ import typer
 
 from forerun.base.errors import FailureError, MissingExtraError, UsageError
 from forerun.base.extras import require
-from forerun.surface.cli.failures import error_line, exit_status
+from forerun.surface.cli.main import error_line, exit_status
 from forerun.surface.cli.output import quiet_libraries
 from forerun.surface.cli.verbs import verb
-
-__all__ = ["mcp", "serve"]
 
 AllowCodeOption = Annotated[
     Path | None,

@@ -17,43 +17,6 @@ from forerun.base.plugins import plugin
 from forerun.question.options import DEVICE_HELP, MODEL_HELP, RunOptions
 from forerun.question.settings import Declared, check_number, declared
 
-__all__ = [
-    "COMMAND_HELP",
-    "FORMATS",
-    "RUN_TIME_HELP",
-    "SETTING_HELP",
-    "CurrencyOption",
-    "DebugOption",
-    "FormatOption",
-    "GroupedHelp",
-    "InProcessOption",
-    "JsonOption",
-    "MetricOption",
-    "ModelArgument",
-    "ModelOrCommand",
-    "NoCacheOption",
-    "OnDevice",
-    "PlainValues",
-    "PlotOption",
-    "RecordsOption",
-    "ShowOutputOption",
-    "TimeoutOption",
-    "UnsafeFilesOption",
-    "flat_names",
-    "grouped_options",
-    "known_devices",
-    "known_models",
-    "model_of",
-    "parse_input_shape",
-    "parse_numbers",
-    "parse_price_usd_per_hour",
-    "parse_time_s",
-    "read_settings",
-    "setting_parameters",
-    "settings_of",
-]
-
-
 _HEADINGS = {
     "axes": "What to compare",
     "model": "Model",
@@ -103,7 +66,7 @@ def parse_price_usd_per_hour(text: str) -> float:
     Raises:
         InvalidSetupError: The text is not a price per hour.
     """
-    from forerun.question.devices.currencies import amount_in_usd
+    from forerun.question.devices.prices import amount_in_usd
 
     amount, slash, hour = text.partition("/")
     found = _PRICE.fullmatch(amount_in_usd(amount) + slash + hour.strip())

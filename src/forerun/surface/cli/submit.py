@@ -23,8 +23,6 @@ import typer
 from forerun.base.errors import FailureError, UsageError
 from forerun.surface.cli.verbs import verb
 
-__all__ = ["broken_limits", "predicted", "sbatch", "sky", "torchrun"]
-
 _LAUNCHERS = ("srun", "torchrun", "accelerate", "python", "python3")
 _GPUS = re.compile(r"(?:gpu:)?(?P<name>[A-Za-z][\w.-]*)?:?(?P<number>\d+)?")
 _OWN = re.compile(r"^\s*#FORERUN\s+(.*)$", re.MULTILINE)

@@ -50,9 +50,7 @@ from forerun.surface.cli.settings import (
 )
 
 if TYPE_CHECKING:
-    from forerun.question.devices.currencies import Currency
-
-__all__ = ["Root", "Verbs", "load", "told_in", "verb"]
+    from forerun.question.devices.prices import Currency
 
 _CORE = {
     "predict": "forerun.surface.cli.predict:predict",
@@ -164,7 +162,7 @@ def verb(
                 found = config_model(given["settings"].get("config"))
                 given["model"] = found if own["model"].annotation is ModelArgument else [found]
             if traces:
-                from forerun.tracing.isolated import trace_limits
+                from forerun.tracing.source import trace_limits
 
                 given["use_cache"] = not given.pop("no_cache")
                 timeout_s = parse_time_s("--timeout", given.pop("timeout"))
@@ -287,7 +285,7 @@ def _form(given: dict[str, Any]) -> str:
 
 
 def _currency(word: str | None) -> Currency | None:
-    from forerun.question.devices.currencies import find_currency
+    from forerun.question.devices.prices import find_currency
 
     return None if word is None else find_currency(word)
 

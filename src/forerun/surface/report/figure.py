@@ -22,27 +22,6 @@ if TYPE_CHECKING:
 
     from forerun.prediction.estimate import Interval
 
-__all__ = [
-    "COLOURS",
-    "MARKERS",
-    "PLOT_SUFFIXES",
-    "STEP_TIMES",
-    "Floats",
-    "TimeAxis",
-    "check_plot_path",
-    "draw_band",
-    "drawn",
-    "look_of",
-    "make_plot_folder",
-    "new_figure",
-    "number_labels",
-    "plain_log_ticks",
-    "predicted_versus_actual",
-    "save_figure",
-    "throughput_and_memory",
-]
-
-
 PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 
 Floats = npt.NDArray[np.float64]

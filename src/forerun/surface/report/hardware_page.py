@@ -15,8 +15,6 @@ from forerun.question.devices import Device, Host, HostGpu
 from forerun.question.devices.prices import OLD_PRICE_DAYS, InstancePrice
 from forerun.surface.report.tables import Columns, table, table_of
 
-__all__ = ["device_page", "device_table", "host_page", "price_table"]
-
 _MISSING = "not reported"
 
 

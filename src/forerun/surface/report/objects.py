@@ -17,8 +17,6 @@ from forerun.base.extras import require
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["frame_of", "has_page", "html_of", "plot_of", "rows_of", "rows_text", "save_plot", "text_of"]
-
 _WIDTH = 96
 
 _REPORT = "forerun.surface.report"

@@ -33,20 +33,6 @@ if TYPE_CHECKING:
     from forerun.prediction.comparison import Difference, RunComparison
     from forerun.search.sweep import Sweep
 
-__all__ = [
-    "PAGE_WIDTH",
-    "WIDTH_WITH_BARS",
-    "Bar",
-    "bar_cells",
-    "bar_text",
-    "comparison_page",
-    "estimate_page",
-    "merge_small",
-    "object_page",
-    "sweep_page",
-]
-
-
 PAGE_WIDTH = 96
 """Longest line of the page, because longer ones are hard to read on any terminal."""
 

@@ -32,16 +32,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = [
-    "format_quantity",
-    "pareto_figure",
-    "pareto_plot",
-    "plan_choice_lines",
-    "plan_page",
-    "point_words",
-    "rejection_line",
-]
-
 _MOST_REJECTED = 8
 
 _Cell = Callable[[PlanPoint], str]

@@ -27,19 +27,6 @@ if TYPE_CHECKING:
 
     from forerun.search.scale import ScaleCurve
 
-__all__ = [
-    "advice_page",
-    "both_ends",
-    "layouts_page",
-    "paying_sentence",
-    "points_by_scaling",
-    "scale_figure",
-    "scale_page",
-    "scale_plot",
-    "scaling_words",
-]
-
-
 _COLUMNS: Columns[ScalePoint] = {
     "devices": lambda point: str(point.num_devices),
     "nodes": lambda point: str(point.num_nodes),

@@ -8,8 +8,6 @@ from typing import TypeVar
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["Columns", "bare_table", "table", "table_of"]
-
 _Row = TypeVar("_Row")
 
 Columns = Mapping[str, Callable[[_Row], "str | Text | None"]]

@@ -8,22 +8,7 @@ from contextvars import ContextVar
 
 from forerun.base.units import format_count
 from forerun.prediction.estimate import Estimate, Interval, Provenance
-from forerun.question.devices.currencies import Currency
-
-__all__ = [
-    "amounts_in",
-    "bound_sentence",
-    "fit_sentence",
-    "format_flops",
-    "format_percent",
-    "format_price",
-    "format_usd",
-    "format_whole",
-    "plot_title",
-    "provenance_sentence",
-    "range_words",
-    "setup_words",
-]
+from forerun.question.devices.prices import Currency
 
 _PHASES = {"train": "training step", "forward": "forward pass", "inference": "inference"}
 

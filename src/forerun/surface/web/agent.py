@@ -27,8 +27,6 @@ from forerun.search.predict import predict
 from forerun.search.scale import scale
 from forerun.surface.web.reach import Reach, joined
 
-__all__ = ["Quantity", "make_server"]
-
 _INSTRUCTIONS = (
     "Predicts training runs before they are run. Models: torchvision:resnet50, timm:NAME, llama-3.1-8b, hf:FILE.json, "
     "capture:FILE. Devices: names of the tool hardware. Other settings are those of 'forerun predict', by "

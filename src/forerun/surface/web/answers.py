@@ -27,8 +27,6 @@ from forerun.surface.web.questions import PlanBody, PredictBody, ScaleBody
 from forerun.surface.web.reach import kept_config
 from forerun.tracing.trace import is_traced
 
-__all__ = ["Answers", "Kind"]
-
 _ANSWERS_BYTES = 64 * 2**20
 """Size of all answers that are kept [bytes]."""
 Kind = Literal["predict", "scale", "plan"]

@@ -22,11 +22,9 @@ from starlette.exceptions import HTTPException
 from forerun import __version__
 from forerun.base.errors import FailureError, ForerunError
 from forerun.surface.web.answers import Answers, Kind
-from forerun.surface.web.guard import BODY_TIMEOUT_S, MAX_BODY_BYTES, Guard, problem
+from forerun.surface.web.guard import BODY_TIMEOUT_S, Guard, problem
 from forerun.surface.web.load import BusyError, ClientLimit, Figures, Lane, Tracer
 from forerun.surface.web.questions import PlanBody, PredictBody, ScaleBody
-
-__all__ = ["MAX_BODY_BYTES", "make_app"]
 
 _STATIC = Path(__file__).parent / "static"
 _NUM_TRACED_AT_ONCE = 2

@@ -15,8 +15,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from forerun.surface.web.load import Figures
 
-__all__ = ["BODY_TIMEOUT_S", "MAX_BODY_BYTES", "REQUEST_LOG", "Guard", "problem"]
-
 MAX_BODY_BYTES = 64 * 1024
 BODY_TIMEOUT_S = 10.0
 """Longest time in which the body of a request must arrive [s]."""

@@ -20,10 +20,7 @@ from prometheus_client import Counter as Count
 
 from forerun.base.errors import FailureError, ForerunError, IsolationError, UsageError
 from forerun.base.isolation import Worker
-from forerun.tracing.isolated import TRACED_MODULES, trace_memory_bytes
-
-__all__ = ["BusyError", "ClientLimit", "Figures", "Lane", "Tracer"]
-
+from forerun.tracing.source import TRACED_MODULES, trace_memory_bytes
 
 _Result = TypeVar("_Result")
 

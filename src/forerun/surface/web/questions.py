@@ -16,16 +16,6 @@ from forerun.search.axes import expand_models, searched_values
 from forerun.search.options import PlanOptions
 from forerun.surface.web.reach import CONFIG_NAME, Reach, code_of, config_file
 
-__all__ = [
-    "MAX_HTTP_CANDIDATES",
-    "PlanBody",
-    "PredictBody",
-    "ScaleBody",
-    "check_device_name",
-    "check_link_name",
-    "check_model_name",
-]
-
 MAX_HTTP_CANDIDATES = 20_000
 
 _MODEL = re.compile(

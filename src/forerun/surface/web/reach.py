@@ -21,9 +21,6 @@ from forerun.base.temporary import cache_folder
 from forerun.question.settings import Declared
 from forerun.tracing.source import named_source
 
-__all__ = ["CONFIG_NAME", "MOST_VALUES", "Reach", "code_of", "config_file", "joined", "kept_config"]
-
-
 MOST_VALUES = 4096
 """Longest list in a question; beyond it an answer takes minutes and nobody reads its rows."""
 

@@ -12,8 +12,6 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-__all__ = ["HEADER_TIMEOUT_S", "make_server"]
-
 HEADER_TIMEOUT_S = 10.0
 """Longest time in which the head of a request must arrive after the connection or its last answer [s]."""
 _GRACE_S = 3

@@ -10,8 +10,6 @@ import torch
 
 from forerun.base.errors import InvalidSetupError
 
-__all__ = ["BuiltModel", "InputOptions"]
-
 BatchMaker = Callable[[int], Mapping[str, Any]]
 LossFunction = Callable[[Any, Mapping[str, Any]], torch.Tensor]
 

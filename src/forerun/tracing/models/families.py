@@ -20,17 +20,6 @@ from forerun.tracing.models.built_model import BuiltModel, InputOptions
 from forerun.tracing.models.losses import classification_loss, image_batch, next_token_loss, token_batch
 from forerun.tracing.models.meta_build import build_on_meta, move_to_meta
 
-__all__ = [
-    "FAMILIES",
-    "CifarResNet",
-    "Decoder",
-    "Family",
-    "FamilyKey",
-    "build_family",
-    "describe_family",
-    "family",
-]
-
 NetworkMaker = Callable[..., torch.nn.Module]
 
 

@@ -11,8 +11,6 @@ from forerun.base.errors import ModelBuildError, UnknownModelError, near_matches
 from forerun.base.temporary import cache_folder
 from forerun.question.model import architectures
 
-__all__ = ["config_path", "is_hub_name", "kept_config_path"]
-
 _NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _TIMEOUT_S = 10.0
 _MAX_BYTES = 1_000_000

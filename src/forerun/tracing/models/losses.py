@@ -8,16 +8,6 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-__all__ = [
-    "INFERRED_LOSS_NOTE",
-    "classification_loss",
-    "image_batch",
-    "inferred_loss",
-    "next_token_loss",
-    "sum_of_means",
-    "token_batch",
-]
-
 INFERRED_LOSS_NOTE = (
     "no loss was given: cross entropy is taken for outputs (batch, classes), (batch, classes, height, width) "
     "and per token, binary cross entropy for a single output, the model's own loss if it returns one, and "

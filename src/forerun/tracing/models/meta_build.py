@@ -19,17 +19,6 @@ from torch.overrides import TorchFunctionMode
 
 from forerun.tracing.models.built_model import BuiltModel
 
-__all__ = [
-    "build_on_meta",
-    "building_device",
-    "building_on",
-    "is_building_on_meta",
-    "meta_copy",
-    "meta_like",
-    "move_to_meta",
-    "with_real_batches",
-]
-
 Built = TypeVar("Built")
 
 _META = torch.device("meta")

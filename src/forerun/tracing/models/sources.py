@@ -24,17 +24,13 @@ import torch
 
 from forerun.base.errors import UnknownModelError, UsageError, near_matches
 from forerun.question.model import architectures, find_architecture
-from forerun.tracing.failures import explain_failure
 from forerun.tracing.models.built_model import BuiltModel, InputOptions
 from forerun.tracing.models.families import FAMILIES, build_family
 from forerun.tracing.models.meta_build import building_on, with_real_batches
-from forerun.tracing.models.timm_models import timm_names
-from forerun.tracing.models.torchvision_models import torchvision_names
 from forerun.tracing.models.transformers_models import build_catalogued
 from forerun.tracing.models.user_code import build_from_file, build_from_module
+from forerun.tracing.models.vision_models import timm_names, torchvision_names
 from forerun.tracing.source import named_source, source_names
-
-__all__ = ["build_model", "explain_failure"]
 
 _FORMS = (
     "a family such as cnn:depth=4, torchvision:NAME, timm:NAME, an architecture such as llama-3.1-8b, hf:ORG/NAME, "

@@ -39,15 +39,13 @@ from forerun.tracing.failures import first_line, place_of
 from forerun.tracing.models.built_model import BuiltModel, InputOptions, LossFunction
 from forerun.tracing.models.losses import INFERRED_LOSS_NOTE, inferred_loss
 from forerun.tracing.models.meta_build import build_on_meta, is_building_on_meta, meta_copy
-from forerun.tracing.models.timm_models import timm_input_shape
-from forerun.tracing.models.transformers_inputs import (
+from forerun.tracing.models.transformers_models import (
     NO_PADDING_NOTE,
     ModelInputs,
     prepare_for_trace,
     transformers_inputs,
 )
-
-__all__ = ["build_from_file", "build_from_module", "factory_of", "guess_inputs", "is_transformers"]
+from forerun.tracing.models.vision_models import timm_input_shape
 
 _RETURNS = (
     "an nn.Module, (module, example_batch), or a dict with 'module' and 'input_shape' or 'example_batch'"

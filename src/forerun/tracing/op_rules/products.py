@@ -13,8 +13,6 @@ from forerun.graph.graph import OpClass
 from forerun.question.setup import FLASH_3_GAIN, AttentionKernel
 from forerun.tracing.calls import Call, CostRow, TensorInfo, rule, streaming_row, traffic
 
-__all__ = ["NUM_GATES", "attention_as"]
-
 NUM_GATES = {"lstm": 4, "gru": 3, "rnn": 1}
 """Number of gates of a recurrent cell."""
 

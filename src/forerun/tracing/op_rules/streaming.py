@@ -12,9 +12,6 @@ from math import ceil, prod
 from forerun.graph.graph import OpClass
 from forerun.tracing.calls import Call, CostRow, TensorInfo, rule, streaming_row, streaming_rules
 
-__all__ = ["TRITON_KERNELS", "multi_tensor_row", "num_multi_tensor_launches"]
-
-
 streaming_rules(
     OpClass.ACTIVATION,
     4.0,

@@ -12,8 +12,6 @@ from forerun.question.saving import Quantization, Saving
 from forerun.tracing.failures import first_line
 from forerun.tracing.saving.quantized import QuantizedLinear
 
-__all__ = ["add_adapters", "freeze_modules", "is_linear", "quantize_linears"]
-
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 

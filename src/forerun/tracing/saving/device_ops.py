@@ -7,23 +7,6 @@ from typing import Any
 import torch
 from torch.library import Library
 
-__all__ = [
-    "adamw_8bit",
-    "add_product",
-    "cross_entropy",
-    "cross_entropy_backward",
-    "dequantize",
-    "eight_bit_product",
-    "gated",
-    "gated_backward",
-    "liger_cross_entropy",
-    "rms_norm",
-    "rms_norm_backward",
-    "rotate",
-    "to_eight_bits",
-    "to_eight_bits_twice",
-]
-
 _NUM_PARTIAL_SUMS = 128
 """Rows of partial gradients of a norm's weight: one for each multiprocessor."""
 

@@ -17,8 +17,6 @@ from forerun.question.setup import OptimizerImplementation, Phase, TrainingSetup
 from forerun.tracing.optimizers import make_optimizer
 from forerun.tracing.recorder import StepRecorder
 
-__all__ = ["host_traffic", "on_device", "streamed_blocks"]
-
 _FP32_BYTES = 4
 
 

@@ -12,13 +12,9 @@ from forerun.question.saving import FusedKernel, Loss, MasterWeights
 from forerun.question.setup import Phase, Precision, TrainingSetup
 from forerun.tracing.models.built_model import BuiltModel
 from forerun.tracing.saving.adapters import add_adapters, freeze_modules, quantize_linears
-from forerun.tracing.saving.blocks import block_names
-from forerun.tracing.saving.fp8 import multiply_in_fp8
-from forerun.tracing.saving.fused_kernels import fuse_kernels
-from forerun.tracing.saving.losses import fuse_loss
-from forerun.tracing.saving.recompute import recompute_blocks
-
-__all__ = ["STORAGE_DTYPE", "convert_weights", "with_saving"]
+from forerun.tracing.saving.blocks import block_names, recompute_blocks
+from forerun.tracing.saving.fused_kernels import fuse_kernels, fuse_loss
+from forerun.tracing.saving.quantized import multiply_in_fp8
 
 STORAGE_DTYPE = {
     Precision.FP16: torch.float16,

@@ -11,8 +11,6 @@ from forerun.question.saving import Quantization
 from forerun.tracing.cuda_semantics import autocast_dtype_now
 from forerun.tracing.saving.quantized import QuantizedLinear
 
-__all__ = ["AdaptedQuantizedLinear"]
-
 
 class AdaptedQuantizedLinear(Linear):  # type: ignore[misc]
     """A quantized linear layer with adapters: the output of the layer, copied if it has 4 bits, plus the adapters'.

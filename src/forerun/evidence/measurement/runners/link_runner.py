@@ -23,7 +23,7 @@ from forerun.evidence.measurement.runners.table import runner
 from forerun.evidence.measurement.runners.torch_device import synchroniser
 from forerun.evidence.records.measured_run import whole_of
 from forerun.evidence.records.measurement import JobKind, Measurement, Scalar
-from forerun.question.devices.cluster import LinkKind
+from forerun.question.devices.device import LinkKind
 from forerun.question.devices.local import gpu_index
 
 __all__ = ["PROBE_SIZES", "fit_ring", "run_link_probe", "write_measured_link"]

@@ -20,8 +20,8 @@ from forerun.question.devices import (
     find_device,
     load_catalog,
 )
+from forerun.question.devices.finder import cpu_device, cpu_flops_per_clock, gpu_device
 from forerun.question.devices.here import HostCpu, list_gpus, visible_gpus
-from forerun.question.devices.this_device import cpu_device, cpu_flops_per_clock, gpu_device
 
 GIB = 1024**3
 

@@ -8,7 +8,7 @@ import typer
 from command_line import child_environment, invoke, run
 
 from forerun.base.errors import FailureError, MissingExtraError, TraceError, UnknownModelError
-from forerun.surface.cli.failures import error_line, exit_status
+from forerun.surface.cli.main import error_line, exit_status
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.base.errors import InvalidSetupError
-from forerun.prediction.input_pipeline import (
+from forerun.prediction.run_step import (
     LOADER_RANGE,
     fed_step_s,
     loader_rate_samples_per_s,

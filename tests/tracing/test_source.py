@@ -9,7 +9,7 @@ import torch
 from forerun.base.errors import InvalidSetupError, IsolationError
 from forerun.question.model import ModelRequest
 from forerun.question.setup import TrainingSetup
-from forerun.tracing.isolated import trace_limits
+from forerun.tracing.source import trace_limits
 from forerun.tracing.trace import trace
 
 CODE = """
@@ -87,10 +87,10 @@ def test_output_threads_and_copies_of_the_process_do_no_harm(code, capfd):
 
 
 def test_nothing_that_the_code_started_is_left(code):
-    from forerun.tracing import isolated
+    from forerun.tracing import source
 
     traced(code, "prints")
-    isolated._worker.close()
+    source._worker.close()
     left = [
         process for process in psutil.process_iter(["cmdline"]) if process.info["cmdline"] == ["sleep", "997"]
     ]
