@@ -43,7 +43,7 @@ def test_every_answer_belongs_to_a_question_and_all_are_small():
 @pytest.mark.parametrize(
     ("kept", "new", "place"),
     [
-        ({"a": 1.0}, {"a": 1.0 + 2e-6}, ".a: 1.0 before"),
+        ({"a": 1.0}, {"a": 1.0 + 5e-6}, ".a: 1.0 before"),
         ({"a": [1.0, 2.0]}, {"a": [1.0]}, ".a: 2 entries before, 1 now"),
         ({"a": {"b": "x"}}, {"a": {"b": "y"}}, ".a.b: 'x' before, 'y' now"),
         ({"a": 10_000_000}, {"a": 10_000_001}, ".a: 10000000 before"),
