@@ -69,7 +69,7 @@ COMMANDS: Mapping[str, str] = {
     "scale-both": "scale torchvision:resnet18 --on 4x8xa100-sxm4-80gb --inter 8xinfiniband-hdr"
     " --devices 8,16,32 --scaling both --batch-size 64",
     "scale-accumulation": "scale torchvision:resnet18 --on 1x4xrtx-3090 --devices 1,4"
-    " --accumulation-steps 4 --sync-batch-norm --bucket-mb 10 --algorithm ring --variation 0.05"
+    " --accumulation-steps 4 --sync-batch-norm --bucket-mb 10 --all-reduce ring --variation 0.05"
     " --layout nhwc",
     "scale-fsdp": "scale torchvision:resnet18 --on 2x4xt4 --inter ethernet-10g --devices 1,2,8"
     " --strategy fsdp",

@@ -26,6 +26,9 @@ ONE_DEVICE: Mapping[str, str] = {
     "token-nf4": "predict hf:llama.json --on rtx-3090 --precision amp-bf16 --optimizer adamw --sequence-length 1024"
     " --lora 8 --quantize nf4 --unquantized fp32",
     "token-int8": f"{LLAMA} --on rtx-3090 --lora 8 --quantize int8",
+    "token-dpo": f"{LLAMA} --on l4 --algorithm dpo --lora 8 --batch-size 2",
+    "token-grpo": f"{LLAMA} --on l4 --algorithm grpo --new-tokens 256 --batch-size 2",
+    "token-generate": "predict hf:llama.json --on l4 --precision bf16 --phase generate --sequence-length 512",
     "token-freeze": f"{LLAMA} --on l4 --freeze model.embed_tokens,lm_head",
     "token-fp8": "predict hf:llama.json --on h100-sxm --precision fp8 --optimizer adamw --sequence-length 1024",
     "token-fp8-delayed": "predict hf:llama.json --on h100-sxm --precision fp8 --fp8-recipe delayed"

@@ -138,7 +138,7 @@ def test_predict_shards_as_the_curve_does():
             "unknown scaling 'week'; expected one of weak, strong, both",
         ),
         ({"strategy": "zero4"}, InvalidSetupError, "unknown strategy 'zero4'"),
-        ({"algorithm": "star"}, InvalidSetupError, "unknown algorithm 'star'"),
+        ({"all_reduce": "star"}, InvalidSetupError, "unknown all reduce 'star'"),
         ({"bucket_mb": 0}, InvalidSetupError, r"capacity of a bucket \[MiB\] must be above zero"),
         ({"accumulation": 0}, InvalidSetupError, "accumulation.* must be at least 1"),
         (

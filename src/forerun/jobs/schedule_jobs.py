@@ -304,7 +304,7 @@ def predicted_speeds(
     return found, max(spreads)
 
 
-_OF_SEVERAL = ("strategy", "algorithm", "bucket_mb", "sync_batch_norm", "variation")
+_OF_SEVERAL = ("strategy", "all_reduce", "bucket_mb", "sync_batch_norm", "variation")
 
 
 def _options(entry: JobEntry) -> dict[str, Any]:

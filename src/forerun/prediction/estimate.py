@@ -136,6 +136,26 @@ class Parallelism(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Generation(Answer):
+    """The part of a step that writes tokens, on one device.
+
+    Attributes:
+        prompt_tokens, new_tokens: Tokens of a sample that are read at once, and that are written.
+        time_to_first_token_s: Pass over the prompts of a batch.
+        time_per_token_s: One token of each sample of the batch, in the mean over the answer.
+        new_tokens_per_s: Tokens written each second while it writes.
+        cache_bytes: Keys and values of the whole batch at its end.
+    """
+
+    prompt_tokens: int
+    new_tokens: int
+    time_to_first_token_s: Interval
+    time_per_token_s: Interval
+    new_tokens_per_s: Interval
+    cache_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate(Answer):
     """Answer of ``forerun.predict``.
 
@@ -176,6 +196,9 @@ class Estimate(Answer):
         num_steps: Steps of the whole job, None without one.
         num_steps_per_epoch: Steps of an epoch, None without a dataset.
         parallelism: Division of the model among several devices, stage by stage; None where each has all of it.
+        passes: Passes of a step of post-training or generation, with their times of one micro-step on one device; empty
+            for plain training.
+        generation: The part of the step that writes tokens, None without one.
         notes: What a reader must know.
     """
 
@@ -218,6 +241,8 @@ class Estimate(Answer):
     num_steps: int | None
     num_steps_per_epoch: int | None
     parallelism: Parallelism | None = None
+    passes: tuple[BreakdownPart, ...] = ()
+    generation: Generation | None = None
     notes: tuple[str, ...]
 
     def compare(self, other: Estimate) -> RunComparison:

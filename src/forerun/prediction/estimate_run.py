@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, expm1
+from typing import Any
 
 from forerun.base.units import format_duration_s
 from forerun.cost.time.weights import CostModel
@@ -27,8 +28,10 @@ from forerun.prediction.run_step import (
 from forerun.prediction.stack import is_keras_graph, stack_note, stack_of
 from forerun.prediction.step import PreparedModel, is_order_of_magnitude, layer_times, missing_format_note
 from forerun.question.devices.device import DeviceKind
+from forerun.question.post_training import PostTraining
 from forerun.question.recipes import recipe_notes
 from forerun.question.run import Run
+from forerun.question.setup import Phase
 
 _LOADER_PART = "waiting for the data loader"
 
@@ -105,6 +108,7 @@ def estimate_run(
         parallelism=_parallelism(run, step.several, memory.stages)
         if step.several and memory.stages
         else None,
+        **_passes(model, run, step),
         notes=(
             *_notes_of_published(step.alone.published),
             *recipe_notes(run.software),
@@ -116,6 +120,16 @@ def estimate_run(
         ),
     )
     return RunEstimate(estimate=estimate, step=step)
+
+
+def _passes(model: PreparedModel, run: Run, step: RunStep) -> dict[str, Any]:
+    """The passes of a composed step; nothing for plain training, whose laws need not be loaded."""
+    if run.setup.post == PostTraining() and run.setup.phase is not Phase.GENERATE:
+        return {}
+    from forerun.prediction.post_training import generation_of, passes_of
+
+    passes = passes_of(model, step.alone)
+    return {"passes": passes, "generation": generation_of(model, run, step.alone, passes)}
 
 
 def _job_times(

@@ -19,11 +19,13 @@ from forerun.base.temporary import cache_folder
 from forerun.cost.time.correction import calibration_path, find_calibration, load_calibration
 from forerun.cost.time.weights import DEFAULT_STACK, CostModel, load_weights, shipped_weights_path
 from forerun.graph.captured import capture_path
+from forerun.graph.graph import Graph
 from forerun.prediction.division import compute_setup, uses_layout
 from forerun.prediction.step import PreparedModel, prepare
 from forerun.question.model import ModelRequest, architectures
+from forerun.question.post_training import PostTraining
 from forerun.question.run import HERE, Run
-from forerun.question.setup import TrainingSetup
+from forerun.question.setup import Phase, TrainingSetup
 from forerun.tracing.shipped import shipped_models
 from forerun.tracing.source import named_source
 from forerun.tracing.trace import trace
@@ -35,6 +37,7 @@ if TYPE_CHECKING:  # of several devices, which most runs do not have
 _MODELS_BYTES = 256 * 2**20
 """Size of all traced models that are kept in memory [bytes]."""
 _GENERAL_BATCH_SIZE = 32
+_PLAIN = PostTraining()
 
 
 def is_fixed(model: str) -> bool:
@@ -56,10 +59,24 @@ def _named_model(request: ModelRequest, setup: TrainingSetup, few_blocks: bool) 
     key = (request, setup, few_blocks)
     found = _models.find(key)
     if found is None:
-        found = prepare(trace(request, setup, few_blocks=few_blocks))
+        found = prepare(_step_of(request, setup, few_blocks=few_blocks))
         # Kept beside the graph: its distinct kernels, and features of steps; together about as large again.
         _models.keep(key, found, 2 * found.graph.size_bytes)
     return found
+
+
+def _step_of(request: ModelRequest, setup: TrainingSetup, module: Any = None, **ways: bool) -> Graph:
+    """The graph of a step: traced, or composed of several traced passes."""
+    if setup.post == _PLAIN and setup.phase is not Phase.GENERATE:
+        return trace(request, setup, module, **ways)
+    from forerun.prediction.post_training import composed_step
+
+    if ways.pop("few_blocks", False):
+        raise InvalidSetupError(
+            "passes of post-training and generation are not divided among devices by --parallel or fsdp; give "
+            "--strategy ddp, zero1 or zero2, or one device"
+        )
+    return composed_step(request, setup, lambda request, setup: trace(request, setup, module, **ways))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +159,7 @@ class TracedModels:
         key = (run.model, setup, few_blocks)
         if key not in self._own:
             self._own[key] = prepare(
-                trace(run.model, setup, run.module, use_cache=self.use_cache, few_blocks=few_blocks)
+                _step_of(run.model, setup, run.module, use_cache=self.use_cache, few_blocks=few_blocks)
             )
         return self._own[key]
 

@@ -200,7 +200,7 @@ def scaled_step(
         return one.step_s.scaled(parts.step_s / one.parts.total_s), parts
     kind = link_class(cluster)
     constants = _constants(table, settings, kind)
-    about = all_reduce_of(cluster, settings.algorithm)
+    about = all_reduce_of(cluster, settings.all_reduce)
     if settings.strategy is Strategy.MIRRORED:
         parts = _mirrored(one, about, batch_size_per_device)
     elif settings.strategy.stage:

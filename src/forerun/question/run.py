@@ -22,6 +22,7 @@ from forerun.question.input_pipeline import InputPipeline, loader_from
 from forerun.question.job import Job, Samples, job_from, read_lengths
 from forerun.question.model import ModelRequest, own_layout, own_settings, own_stack
 from forerun.question.options import RunOptions
+from forerun.question.post_training import PostTraining
 from forerun.question.recipes import config_model, recipe_settings, with_captured_settings
 from forerun.question.saving import Offload, Saving, Unquantized, saving_from
 from forerun.question.settings import (
@@ -380,7 +381,10 @@ def _setup(model: Any, given: Mapping[str, Any]) -> TrainingSetup:
     if phase is not Phase.TRAIN:
         values["optimizer"] = "none"
     return TrainingSetup(
-        **values, keeps_gradients=given.get("accumulation", 1) > 1, saving=saving_from(given)
+        **values,
+        keeps_gradients=given.get("accumulation", 1) > 1,
+        saving=saving_from(given),
+        post=PostTraining(**from_settings(PostTraining, given)),
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypedDict, TypeVar
 
 from forerun.base.errors import InvalidSetupError
+from forerun.question.post_training import Algorithm, PostTraining, PostTrainingOptions
 from forerun.question.saving import FusedKernel, MasterWeights, Offload, Saving, Unquantized
 from forerun.question.settings import setting
 
@@ -50,11 +51,12 @@ class Layout(StrEnum):
 
 
 class Phase(StrEnum):
-    """Part of the step: a training step, its forward pass alone, or inference without gradients."""
+    """Part of the step: a training step, its forward pass alone, inference without gradients, or writing tokens."""
 
     TRAIN = "train"
     FORWARD = "forward"
     INFERENCE = "inference"
+    GENERATE = "generate"
 
 
 class AttentionKernel(StrEnum):
@@ -130,6 +132,7 @@ class TrainingSetup:
         autocast_backward: Whether the autocast region also spans the backward pass.
         keeps_gradients: Whether gradients are summed over several micro-steps, and so live through all of them.
         saving: Ways to save memory.
+        post: Algorithm of the step and its generation.
     """
 
     batch_size_per_device: int = setting(
@@ -172,7 +175,8 @@ class TrainingSetup:
     )
     phase: Phase = setting(
         Phase.TRAIN,
-        help="Part of the step: train (the whole step), forward, or inference (without gradients).",
+        help="Part of the step: train (the whole step), forward, inference (without gradients), or generate (a batch "
+        "of answers of a language model).",
         group="run",
     )
     fused_attention: bool = setting(
@@ -193,6 +197,7 @@ class TrainingSetup:
     autocast_backward: bool = False
     keeps_gradients: bool = False
     saving: Saving = field(default_factory=Saving)
+    post: PostTraining = field(default_factory=PostTraining)
 
     def __post_init__(self) -> None:
         for name, kind in _CHOICES.items():
@@ -207,6 +212,28 @@ class TrainingSetup:
                 "--no-fused-attention out"
             )
         self._check_saving()
+        self._check_post_training()
+
+    @property
+    def generates(self) -> bool:
+        """True if the step writes tokens of its own."""
+        return self.phase is Phase.GENERATE or self.post.algorithm.is_online
+
+    def _check_post_training(self) -> None:
+        post, trains = self.post, self.phase is Phase.TRAIN
+        if post.algorithm is not Algorithm.SFT and not trains:
+            raise InvalidSetupError(
+                f"--algorithm {post.algorithm} is a training step, got phase {self.phase}; leave one of the two out"
+            )
+        if not self.generates and post != PostTraining(algorithm=post.algorithm):
+            raise InvalidSetupError(
+                "--new-tokens and --engine are those of a step that generates; ask for --phase generate, or for "
+                "--algorithm grpo or ppo"
+            )
+        if self.generates and not self.fused_attention:
+            raise InvalidSetupError(
+                "tokens are generated with fused attention; leave --no-fused-attention out"
+            )
 
     @property
     def widens_unquantized(self) -> bool:
@@ -344,7 +371,7 @@ class Software:
         parse_release(self.torch_version)
 
 
-class SetupOptions(TypedDict, total=False):
+class SetupOptions(PostTrainingOptions, total=False):
     """Settings of a step that every question may have."""
 
     compile: bool | None

@@ -89,7 +89,7 @@ class Sharing:
         Strategy.DDP,
         help="Strategy that shares the work of devices: ddp, zero1, zero2, zero3, fsdp, hsdp, mirrored, or auto.",
     )
-    algorithm: Algorithm = _sharing(
+    all_reduce: Algorithm = _sharing(
         Algorithm.AUTO,
         help="All-reduce algorithm: auto (the fastest), ring, tree or hierarchical.",
     )
@@ -201,7 +201,7 @@ class SharingOptions(TypedDict, total=False):
 
     accumulation: int | None
     strategy: str | None
-    algorithm: str | None
+    all_reduce: str | None
     bucket_mb: float | None
     sync_batch_norm: bool | None
     variation: float | None

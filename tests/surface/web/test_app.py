@@ -209,7 +209,7 @@ def test_a_budget_that_nobody_meets_is_an_answer(client):
         ({"inter": "infiniband-hrd"}, 400, "infiniband-hdr"),
         ({"device": "99999999x99999999xt4"}, 400, "at most 100,000"),
         ({"bucket_mb": 0}, 422, "bucket_mb"),
-        ({"algorithm": "butterfly"}, 422, "algorithm"),
+        ({"all_reduce": "butterfly"}, 422, "all_reduce"),
         ({"phase": "inference"}, 400, "in training only"),
     ],
 )

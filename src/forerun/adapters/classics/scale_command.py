@@ -103,7 +103,7 @@ _READERS = {
 @verb(
     "Scale over workers and parameter servers.",
     options=ServerOptions,
-    without={"num_devices", "num_nodes", "strategy", "algorithm", "bucket_mb", "sync_batch_norm", "variation",
+    without={"num_devices", "num_nodes", "strategy", "all_reduce", "bucket_mb", "sync_batch_norm", "variation",
              "intra", "accumulation"},
     readers={name: read for name, read in _READERS.items() if name != "num_devices"},
     page="forerun.adapters.classics.scale_page:servers_page",

@@ -342,6 +342,24 @@ def attention(kernels: Kernels, rows: Ints) -> Floats:
     return found
 
 
+_DECODING_ROWS = 16.0
+"""Rows of the smallest tile of matrix units, which few queries fill in part."""
+
+
+@kernel_law(Gives.WORK, OpClass.ATTENTION)
+def decoding(kernels: Kernels, rows: Ints) -> Floats:
+    """Time of the work of attention of one new token a sample over a cache of keys and values [s].
+
+    t = F / P * 16 / min(q, 16), with q the queries that share a key, where ``law_size`` has the length of the cache.
+    The keys are divided among all multiprocessors, so that what is read decides: F is the smaller term by far.
+
+    Source: Dao et al. 2023, "Flash-Decoding for long-context inference"; Ye et al. 2025, arXiv 2501.01005.
+    """
+    queries = np.clip(_sizes(kernels, rows)[1], 1.0, _DECODING_ROWS)
+    is_decoding = kernels.ops.law_size[rows] > 1
+    return np.where(is_decoding, kernels.work_s[:, rows] * _DECODING_ROWS / queries, np.nan)
+
+
 _LEAST_KERNEL_GROUPS = 32
 """Fewest groups for which it has them."""
 _DIRECT_SHARE, _DIRECT_WIDTH = 0.107, 48.0
@@ -438,6 +456,34 @@ def large_streams(kernels: Kernels, rows: Ints) -> Floats:
     chosen = (share > 0) & (is_update | (is_training & (moved >= LARGE_STREAM_BYTES)))
     roofline_s = (kernels.work_s + kernels.traffic_s)[:, rows]
     return np.where(chosen, roofline_s / np.where(share > 0, share, 1.0) + STREAM_LATENCY_S, np.inf)
+
+
+_READ_SHARE = 0.78
+"""Share of the bandwidth at which attention over a cache reads it: what is left of a step of LLaMA 7B with 60 answers
+of 2,048 tokens on an A100 after its products (NVIDIA/TensorRT-LLM 138f96d4, ``docs/source/performance.md``)."""
+_REPLAYED_SHARE, _REPLAYED_LATENCY_S = 0.75, 2.5e-6
+"""The same of kernels between products, and the time between two kernels that are replayed from a graph."""
+
+
+@kernel_law(
+    Gives.MOST, *(item for item in OpClass if item not in (OpClass.LINEAR, OpClass.BMM, OpClass.AVG_POOL))
+)
+def replayed(kernels: Kernels, rows: Ints) -> Floats:
+    """Longest time of the streams of an engine that generates: roofline / share of the bandwidth + 2.5 us [s].
+
+    They are written as few kernels and replayed from a graph. They have a ``law_size`` above 1.
+
+    Evidence: LLaMA 7B on an A100, five rows of TensorRT-LLM's table: within 7 % but one short prompt, +36 %.
+    """
+    share = np.where(kernels.ops.op_class[rows] == OpClass.ATTENTION, _READ_SHARE, _REPLAYED_SHARE)
+    longest_s = kernels.traffic_s[:, rows] / share + _REPLAYED_LATENCY_S
+    return np.where(is_replayed(kernels.ops)[rows], longest_s, np.inf)
+
+
+def is_replayed(ops: DistinctOps) -> npt.NDArray[np.bool_]:
+    """True for the streams of an engine that generates, (n,); an upsampling has a ``law_size`` of its own."""
+    found: npt.NDArray[np.bool_] = (ops.law_size > 1) & (ops.op_class != OpClass.AVG_POOL)
+    return found
 
 
 def _convolved_share(kernels: Kernels) -> Floats:

@@ -77,11 +77,12 @@ class DistinctOps:
         return DistinctOps(group_of_row=np.zeros(0, dtype=np.int64), **columns)
 
 
-def _joined(ops: OpTable, moved: Floats) -> tuple[Floats, Floats, Floats]:
+def joined_kernels(ops: OpTable) -> tuple[Floats, Floats, Floats]:
     """Kernels, work and traffic of each row where operations are joined, (n,), (n, 2), (n, 2).
 
     A joined kernel stands in the row that moves most when it runs alone.
     """
+    moved = ops.read_bytes + ops.write_bytes
     _, kernel = np.unique(ops.joined, return_inverse=True)
     kernel = kernel.reshape(-1)
     flops, kept = np.zeros((len(ops), 2)), np.zeros((len(ops), 2))
@@ -127,7 +128,7 @@ def distinct_ops(ops: OpTable) -> DistinctOps:
     )
     moved = ops.read_bytes + ops.write_bytes
     is_small = (ops.elements[:, 1] <= _SMALL_ELEMENTS_PER_SAMPLE) & ~np.isin(ops.op_class, MATRIX_CLASSES)
-    joined_count, joined_flops, joined_bytes = _joined(ops, moved)
+    joined_count, joined_flops, joined_bytes = joined_kernels(ops)
     sizes = np.concatenate(
         [
             ops.flops,
@@ -148,6 +149,7 @@ def distinct_ops(ops: OpTable) -> DistinctOps:
             ops.op_class,
             ops.step_part,
             is_small * (1 + (ops.elements[:, 1] > 0)),
+            is_small & (ops.law_size > 1),
             ops.element_bytes,
             joined_count > 0,
             key,

@@ -21,7 +21,7 @@ from forerun.cost.time.features import (
     point_arrays,
     static_features,
 )
-from forerun.cost.time.kernel_laws import Kernels, longest_times_s, terms_in_step
+from forerun.cost.time.kernel_laws import Kernels, is_replayed, longest_times_s, terms_in_step
 from forerun.cost.time.law import (
     LAW_CLASSES,
     MAX_LATENCY_S,
@@ -165,7 +165,8 @@ def _chunk_times(
     is_law = np.isin(ops.op_class, LAW_CLASSES)
     # A law of tiles needs no bound, nor does a network that has seen the smallest kernels of its device.
     terms = terms_in_step(known)
-    is_free = (terms.is_law > 0) | weights.is_refined
+    replayed = is_replayed(ops)
+    is_free = ((terms.is_law > 0) & ~replayed) | weights.is_refined
     most_s = np.where(is_free, np.inf, np.maximum(longest_times_s(known), terms.least_compute))
     by_network = np.flatnonzero(~is_law)
     dynamic = dynamic_features(
@@ -178,6 +179,7 @@ def _chunk_times(
         dynamic=dynamic,
         terms=terms,
         most_s=most_s,
+        replayed=np.flatnonzero(replayed),
         counts=counts(ops, arrays) * _class_factors(ops, points, weights),
         launches=counts(ops, arrays),
         pair=ops.op_class * len(StepPart) + ops.step_part,
@@ -262,6 +264,7 @@ class _Kernels:
         dynamic: Features of those rows at the points, (p, b, features).
         terms: What physics says, (p, n).
         most_s: What a kernel takes at most, (p, n) [s].
+        replayed: Rows of which this counts the latency as well, (r,).
         counts: Launches times the factor of the class on a calibrated device, (p or 1, n).
         launches: Launches, (p or 1, n).
         pair: Class and part of the step, (n,).
@@ -276,6 +279,7 @@ class _Kernels:
     dynamic: Floats32
     terms: KernelTerms
     most_s: Floats
+    replayed: npt.NDArray[np.int64]
     counts: Floats
     launches: Floats
     pair: npt.NDArray[np.int64]
@@ -343,6 +347,9 @@ def _member_times(network: NetworkWeights, kernels: _Kernels, offset: Floats, kn
     busy = np.minimum(largest * np.sqrt(np.sqrt(total_power)), kernels.most_s)
     latency = MAX_LATENCY_S * _sigmoid(network.latency[kernels.pair] + np.clip(u[..., 2], -1.5, 1.5))
     kernel = busy + latency
+    if kernels.replayed.size:
+        rows = kernels.replayed
+        kernel[:, rows] = np.minimum(kernel[:, rows], kernels.most_s[:, rows])
     part = busy / kernel / (total_power + 1e-30)
     kernel_s = kernel * kernels.counts
     launches = kernels.launches * np.exp(network.host[kernels.pair].astype(np.float64))

@@ -21,6 +21,7 @@ _HEADINGS = {
     "axes": "What to compare",
     "model": "Model",
     "run": "Run",
+    "post-training": "Post-training and generation",
     "saving": "Ways to save memory",
     "device": "Devices and links",
     "sharing": "Sharing among devices",

@@ -58,6 +58,8 @@ def estimate_page(estimate: Estimate, width: int) -> RenderableType:
             Text(""),
         ]
     parts += [_step_sentence(estimate), _step_bars(estimate, with_bars), Text("")]
+    if len(estimate.passes) > 1:
+        parts += [Text("Passes", style="bold"), _pass_bars(estimate, with_bars), Text("")]
     if estimate.top_layers:
         parts += [Text("Most expensive layers", style="bold"), _layers(estimate), Text("")]
     parts.append(Text.assemble(("Rests on  ", "bold"), provenance_sentence(estimate)))
@@ -114,6 +116,9 @@ def _quantities(estimate: Estimate) -> Iterator[tuple[str, Interval | None, Call
     yield "step", estimate.step_time_s, format_duration_s
     yield "throughput", estimate.throughput_samples_per_s, lambda rate: f"{format_count(rate)} samples/s"
     rate = lambda value: f"{format_count(value)} tokens/s"  # noqa: E731
+    if estimate.generation is not None:
+        yield "time to first token", estimate.generation.time_to_first_token_s, format_duration_s
+        yield "time per token", estimate.generation.time_per_token_s, format_duration_s
     yield "tokens", estimate.tokens_per_s, rate
     if estimate.num_devices > 1:
         yield "tokens of a device", estimate.tokens_per_s_per_device, rate
@@ -176,6 +181,11 @@ def _step_bars(estimate: Estimate, with_bars: bool) -> RenderableType:
     rows = [(name, time_s, format_duration_s(time_s)) for name, time_s in parts]
     total = sum(time_s for _, time_s in parts)
     return _indented(_waterfall(rows, total, with_bars))
+
+
+def _pass_bars(estimate: Estimate, with_bars: bool) -> RenderableType:
+    rows = [(part.name, part.time_s, format_duration_s(part.time_s)) for part in estimate.passes]
+    return _indented(_waterfall(rows, sum(part.time_s for part in estimate.passes), with_bars))
 
 
 def _waterfall(rows: list[tuple[str, float, str]], whole: float, with_bars: bool) -> Table:

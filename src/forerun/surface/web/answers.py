@@ -32,7 +32,7 @@ _ANSWERS_BYTES = 64 * 2**20
 Kind = Literal["predict", "scale", "plan"]
 Trace = tuple[ModelRequest, TrainingSetup]
 _ALONE = dict.fromkeys(
-    ("intra", "inter", "strategy", "algorithm", "bucket_mb", "sync_batch_norm", "variation")
+    ("intra", "inter", "strategy", "all_reduce", "bucket_mb", "sync_batch_norm", "variation")
 )
 """Settings of several devices, which do not affect tracing."""
 _RUN_ARGUMENTS = {"model", "device", *declared(RunOptions)}

@@ -78,6 +78,8 @@ def _build(values: dict[str, Any], options: InputOptions, name: str, path: Path 
     with _offline():
         config = _config(transformers, values, str(path or name))
         model_class = _model_class(transformers, values, config)
+        if options.num_classes is not None:
+            model_class = _classifier(transformers, model_class, config)
         _set_head(config, model_class.__name__, options)
         module, notes = _construct(model_class, config, options)
         inputs = transformers_inputs(module, options, name)
@@ -182,6 +184,14 @@ def _model_class(transformers: Any, values: dict[str, Any], config: Any) -> Any:
     raise UnknownModelError(
         f"Transformers has no model for model_type {values['model_type']!r}; name one in 'architectures'"
     )
+
+
+def _classifier(transformers: Any, model_class: Any, config: Any) -> Any:
+    """The same network with a head for classes, such as the one value of a reward model; itself if it has none."""
+    if not model_class.__name__.endswith("CausalLM"):
+        return model_class
+    mapping = transformers.AutoModelForSequenceClassification._model_mapping
+    return mapping.get(type(config), None) or model_class
 
 
 def _near_classes(name: str, known: list[str]) -> str:

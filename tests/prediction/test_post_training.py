@@ -1,0 +1,157 @@
+"""Steps of post-training and generation: published figures, laws of their parts, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+import forerun
+from forerun.base.errors import InvalidSetupError
+from forerun.cost.memory.replay import replay_plan
+from forerun.prediction.models import TracedModels
+from forerun.question.run import Run
+
+DEVICE = "a100-sxm4-80gb"
+SMALL = "gpt:depth=2"
+LENGTHS = {"sequence_length": 256, "batch_size": 4, "precision": "bf16", "optimizer": "adamw"}
+
+PUBLISHED = [
+    # batch, prompt, new tokens, measured [s], largest ratio to it
+    (384, 128, 128, 384 * 128 / 5586, 1.1),
+    (60, 128, 2048, 60 * 2048 / 1928, 1.1),
+    (52, 2048, 128, 52 * 128 / 591, 1.15),
+    (1, 2048, 1, 0.133, 1.1),
+    (1, 128, 1, 0.016, 1.45),
+]
+"""LLaMA 7B in fp16 on one A100: NVIDIA/TensorRT-LLM 138f96d4, ``docs/source/performance.md``, A100 GPUs (FP16)."""
+
+
+def ask(**options):
+    return forerun.predict(SMALL, device=DEVICE, **{**LENGTHS, **options})
+
+
+def value(estimate):
+    return estimate.step_time_s.value
+
+
+@pytest.mark.parametrize(("batch", "prompt", "new", "measured_s", "largest"), PUBLISHED)
+def test_published_generation(batch, prompt, new, measured_s, largest):
+    found = forerun.predict(
+        "llama-2-7b",
+        device=DEVICE,
+        phase="generate",
+        batch_size=batch,
+        sequence_length=prompt + new,
+        new_tokens=new,
+        precision="fp16",
+    )
+    assert 1 / largest < value(found) / measured_s < largest
+    # 2 x 32 layers x 32 heads x 128 values of two bytes for each token.
+    assert found.generation.cache_bytes == batch * (prompt + new) * 2 * 32 * 32 * 128 * 2
+    assert found.peak_memory_bytes.value > found.generation.cache_bytes + 2 * found.num_parameters
+
+
+def test_heads_that_share_keys_keep_a_small_cache():
+    found = forerun.predict(
+        "llama-3.2-1b", device=DEVICE, phase="generate", batch_size=2, sequence_length=512
+    )
+    assert found.generation.cache_bytes == 2 * 512 * 2 * 16 * 8 * 64 * 2
+    assert (found.generation.prompt_tokens, found.generation.new_tokens) == (256, 256)
+    # No token is written before the weights are read once.
+    assert found.generation.time_per_token_s.value > 2 * found.num_parameters / 2.04e12
+
+
+def test_passes_add_up_and_longer_answers_take_longer():
+    short, long = (ask(phase="generate", optimizer=None, new_tokens=new) for new in (64, 128))
+    assert value(long) > 1.8 * value(short)
+    for found in (short, long, ask(algorithm="dpo"), ask(algorithm="grpo")):
+        assert sum(part.time_s for part in found.passes) == pytest.approx(value(found))
+        assert sum(part.time_s for part in found.breakdown) == pytest.approx(value(found))
+    figures = short.generation
+    assert value(short) == pytest.approx(
+        figures.time_to_first_token_s.value + 64 * figures.time_per_token_s.value
+    )
+    assert figures.new_tokens_per_s.value == pytest.approx(4 / figures.time_per_token_s.value)
+
+
+def test_a_pair_is_two_samples():
+    pairs, samples = ask(algorithm="orpo"), ask(batch_size=8)
+    assert value(pairs) == pytest.approx(value(samples), rel=1e-6)
+    assert pairs.peak_memory_bytes.value == pytest.approx(samples.peak_memory_bytes.value, rel=1e-6)
+    assert pairs.throughput_samples_per_s.value == pytest.approx(samples.throughput_samples_per_s.value / 2)
+
+
+def test_a_reference_costs_a_forward_pass_and_its_weights():
+    plain, dpo = ask(algorithm="orpo"), ask(algorithm="dpo")
+    forward = ask(phase="inference", optimizer=None, batch_size=8)
+    reference = next(part.time_s for part in dpo.passes if part.name == "reference")
+    assert 0.5 * value(forward) < reference < value(forward)  # which has a training loop around it as well
+    assert value(dpo) > value(plain)
+    weights_bytes = [
+        next(part.size_bytes for part in each.memory_parts if part.name == "weights") for each in (plain, dpo)
+    ]
+    assert weights_bytes[1] - weights_bytes[0] == pytest.approx(2 * plain.num_parameters, rel=0.01)
+    assert dpo.peak_memory_bytes.value > plain.peak_memory_bytes.value
+    # Adapters switched off are the reference.
+    adapted, alone = (
+        forerun.predict("llama-3.2-1b", device=DEVICE, lora=16, sequence_length=256, algorithm=name)
+        for name in ("dpo", "orpo")
+    )
+    assert adapted.peak_memory_bytes.value - alone.peak_memory_bytes.value < adapted.num_parameters / 2
+
+
+def test_algorithms_in_the_order_of_their_passes():
+    names = {name: [part.name for part in ask(algorithm=name).passes] for name in ("kto", "grpo")}
+    assert names["kto"] == ["mismatched answers", "reference", "forward, backward and update"]
+    assert names["grpo"] == [
+        "prefill",
+        "decode",
+        "log-probabilities",
+        "reference",
+        "forward, backward and update",
+    ]
+    reward, pairs, grpo, ppo = (
+        forerun.predict("llama-3.2-1b", device=DEVICE, sequence_length=256, algorithm=name)
+        for name in ("reward", "orpo", "grpo", "ppo")
+    )
+    assert value(reward) < value(pairs)  # no vocabulary behind its head
+    assert value(grpo) < value(ppo)
+    assert grpo.peak_memory_bytes.value < ppo.peak_memory_bytes.value
+
+
+@pytest.mark.parametrize("algorithm", ["dpo", "kto", "grpo"])
+def test_streams_of_passes_are_sound(algorithm):
+    run = Run.of(SMALL, device=DEVICE, **{**LENGTHS, "algorithm": algorithm})
+    graph = TracedModels().of(run).graph
+    replay_plan(graph.memory)  # every free has its allocation
+    assert len(graph.memory.row) in (0, len(graph.memory))
+
+
+def test_several_devices_and_verbs_agree():
+    one = ask(algorithm="grpo")
+    curve = forerun.scale(SMALL, device=DEVICE, num_devices=[1, 4], algorithm="grpo", **LENGTHS)
+    assert curve.points[0].step_time_s.value == pytest.approx(value(one))
+    four = forerun.predict(SMALL, device=f"4x{DEVICE}", algorithm="grpo", **LENGTHS)
+    assert curve.points[1].step_time_s.value == pytest.approx(value(four))
+    assert value(four) > value(one)
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        (SMALL, {"algorithm": "dpo", "phase": "inference"}, "--algorithm cannot be used here"),
+        (SMALL, {"new_tokens": 5}, "--new-tokens and --engine are those of a step that generates"),
+        (SMALL, {"phase": "generate", "new_tokens": 256, "sequence_length": 256}, "leave no prompt"),
+        (SMALL, {"algorithm": "rlhf"}, "unknown algorithm 'rlhf'; expected one of sft, dpo"),
+        (SMALL, {"algorithm": "grpo", "fused_attention": False}, "generated with fused attention"),
+        ("torchvision:resnet50", {"algorithm": "dpo"}, "reads no tokens"),
+        ("torchvision:resnet50", {"phase": "generate"}, "reads no tokens"),
+    ],
+)
+def test_what_has_no_meaning_is_refused(model, options, message):
+    with pytest.raises(InvalidSetupError, match=message):
+        forerun.predict(model, device=DEVICE, **options)
+
+
+def test_passes_are_not_divided_by_layouts():
+    with pytest.raises(InvalidSetupError, match="not divided among devices"):
+        forerun.predict(SMALL, device=f"2x{DEVICE}", algorithm="dpo", strategy="fsdp", **LENGTHS)
