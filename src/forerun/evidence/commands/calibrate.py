@@ -9,7 +9,6 @@ import typer
 
 from forerun.base.errors import UsageError
 from forerun.base.units import parse_amount
-from forerun.evidence.commands.measure_options import FrameworkOption
 from forerun.surface.cli.settings import SETTING_HELP, RecordsOption
 from forerun.surface.cli.verbs import verb
 
@@ -39,7 +38,9 @@ def calibrate(
         str | None,
         typer.Option(metavar="NAME", help=SETTING_HELP["precision"], show_default="fp32"),
     ] = None,
-    framework: FrameworkOption = "pytorch",
+    framework: Annotated[
+        str, typer.Option(metavar="NAME", help="pytorch, or keras on TensorFlow.")
+    ] = "pytorch",
     from_records: Annotated[
         str | None,
         typer.Option(
