@@ -20,7 +20,7 @@ __all__ = ["calibrate"]
 
 @verb(
     "Measure this machine and fit the cost model to it.",
-    page="forerun.evidence.pages.calibration_page:calibration_page",
+    page="forerun.evidence.pages.evaluation_page:calibration_page",
 )
 def calibrate(
     device: Annotated[

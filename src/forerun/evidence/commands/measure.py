@@ -194,7 +194,7 @@ def layers(
     design = LayerDesign(**from_settings(LayerDesign, settings))
     run: MeasurementRun = _run("measure_layers", settings, usual, design=design)
     if plots is not None:
-        from forerun.evidence.pages.layer_plots import layer_time_histogram, layer_times_against_work
+        from forerun.evidence.pages.measured_plots import layer_time_histogram, layer_times_against_work
 
         layer_time_histogram(plots / "layer-times.png", run.measurements)
         layer_times_against_work(plots / "layer-times-against-flops.png", run.measurements)
