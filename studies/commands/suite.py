@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forerun.evidence.commands.measure_options import ThreadsOption
 from forerun.surface.cli.output import (
     TABLE_WIDTH_IN_A_PIPE,
     page_width,
@@ -50,7 +49,7 @@ def suite(
             help="With --stages predict: a device that is not here, as in 'forerun predict --on'.",
         ),
     ] = None,
-    threads: ThreadsOption = None,
+    threads: Annotated[int | None, typer.Option(help="Threads of a processor; all if not given.")] = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:

@@ -10,11 +10,11 @@ import forerun
 from forerun.base.errors import InvalidSetupError, UsageError
 from forerun.cost.time.weights import save_weights
 from forerun.evidence.records.step_record import StepRecord
-from forerun.evidence.records.tables import write_records
 from forerun.graph.graph import OpClass
 from forerun.question.devices import find_device
 from forerun.question.setup import Phase, Precision
 from made_calibrations import made_calibration
+from made_tables import write_records
 
 HERE = find_device("here")
 SLOWER = 0.7  # added to the logarithm of every operation's time

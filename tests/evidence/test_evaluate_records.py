@@ -7,8 +7,8 @@ import pytest
 import forerun
 from forerun.base.errors import InvalidSetupError, RecordError
 from forerun.evidence.records.step_record import StepRecord
-from forerun.evidence.records.tables import write_records
 from forerun.question.setup import Phase, Precision
+from made_tables import write_records
 
 MODELS = ("resnet18", "squeezenet1_1", "mobilenet_v3_small", "shufflenet_v2_x0_5")
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from forerun.evidence.measurement.grid import SYSTEM_A_SIZES
 from forerun.evidence.measurement.runners.kernel_runner import KERNELS
+from forerun.evidence.measurement.settings import SYSTEM_A_SIZES
 from forerun.evidence.records.measured_run import setup_of
 from forerun.evidence.records.measurement import JobKind
 from forerun.question.setup import Layout, Precision

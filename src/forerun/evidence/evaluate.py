@@ -30,7 +30,7 @@ from forerun.evidence.fitting.evaluation import (
 from forerun.evidence.fitting.measured_steps import Measured, SkippedModel, measured_steps
 from forerun.evidence.records.reading import read_steps as read_measured_steps
 from forerun.evidence.records.step_record import StepRecord
-from forerun.evidence.records.timm_csv import read_timm_csv
+from forerun.evidence.records.tables import read_timm_csv
 from forerun.graph.graph import Graph
 from forerun.prediction.step import PreparedModel, predict_intervals, provenance_of
 from forerun.question.devices import find_device

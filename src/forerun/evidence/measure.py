@@ -12,14 +12,14 @@ from forerun.evidence.measure_jobs import MeasurementRun, measure_jobs
 from forerun.evidence.measurement.circumstances import software_version
 from forerun.evidence.measurement.datasets import check_dataset
 from forerun.evidence.measurement.frameworks import Framework, framework_of
-from forerun.evidence.measurement.grid import Grid, grid_jobs, spread_order
+from forerun.evidence.measurement.grid import grid_jobs, spread_order
 from forerun.evidence.measurement.jobs import MeasurementJob, Protocol
-from forerun.evidence.measurement.layer_design import LayerDesign, design_layers
+from forerun.evidence.measurement.layer_design import design_layers
 from forerun.evidence.measurement.progress import Event
 from forerun.evidence.measurement.runners.data_parallel_runner import check_strategy
 from forerun.evidence.measurement.runners.step_runner import check_measured_optimizer
 from forerun.evidence.measurement.runners.torch_device import check_measured_precision
-from forerun.evidence.measurement.step_options import StepOptions, StepSettings
+from forerun.evidence.measurement.settings import Grid, LayerDesign, StepOptions, StepSettings
 from forerun.evidence.records.measurement import JobKind, Measurement, Scalar
 from forerun.evidence.records.model_names import subject_family
 from forerun.question.devices.catalogue import matching_devices
@@ -231,10 +231,10 @@ def measure_model(
         protocol: Rules of timing.
         ray: Address of a Ray cluster that runs the jobs.
         on_event: Told of every job.
-        options: See ``measurement.step_options.StepOptions``; of batch sizes, precisions, layouts and compiles all
+        options: See ``measurement.settings.StepSettings``; of batch sizes, precisions, layouts and compiles all
             combinations are measured.
     """
-    settings = StepSettings(**checked(options, StepOptions))
+    settings = StepSettings(**checked(options, StepSettings))
     model, framework = _named_for(model, settings.framework)
     if (other := _other_framework(framework, ray)) is not None:
         other.check_steps(settings)

@@ -24,8 +24,9 @@ from typing import Any
 from forerun.base.answers import Answer, fields_of
 from forerun.base.errors import InvalidSetupError, RecordError
 from forerun.base.extras import require
-from forerun.evidence.measurement.curve_training import CurveRow, CurveSetup, StepRow, train_for_curve
+from forerun.evidence.measurement.curve_training import CurveRow, StepRow, train_for_curve
 from forerun.evidence.measurement.datasets import own_image_size
+from forerun.evidence.measurement.settings import CurveSetup
 from forerun.jobs import NoiseScale, gradient_noise_scale, parse_target, schedule_of
 from forerun.script import CurveLog
 

@@ -14,3 +14,208 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.graph.graph import AllocationKind, Graph, MemoryEvent, MemoryStream, OpTable, Within, within_of
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+_MARK = ": "
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A block of memory, affine in the batch: (constant, slope) [bytes]."""
+
+    size_bytes: tuple[float, float]
+    kind: AllocationKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """One pass of a step.
+
+    Attributes:
+        name: Its name, such as "reference".
+        ops: Its operations.
+        memory: Two of its steps, of which the second is what it allocates; None if that is next to nothing.
+        held: Blocks it holds beside these while it runs.
+        kept: Blocks that stay from step to step, such as the weights of its model.
+    """
+
+    name: str
+    ops: OpTable
+    memory: MemoryStream | None = None
+    held: tuple[Held, ...] = ()
+    kept: tuple[Held, ...] = field(default=())
+
+
+def with_samples(graph: Graph, number: int) -> Graph:
+    """The graph of a step whose sample is ``number`` samples of the model, in all that grows with the batch."""
+    if number == 1:
+        return graph
+    tokens = graph.tokens_per_sample
+    return replace(
+        graph,
+        ops=_faster(graph.ops, number),
+        memory=_faster(graph.memory, number),
+        tokens_per_sample=None if tokens is None else tokens * number,
+        model_flops=(graph.model_flops[0], graph.model_flops[1] * number),
+        recomputed_flops=(graph.recomputed_flops[0], graph.recomputed_flops[1] * number),
+        eager_memory=None if graph.eager_memory is None else _faster(graph.eager_memory, number),
+    )
+
+
+def _faster(table: Any, number: int) -> Any:
+    columns = {
+        column.name: getattr(table, column.name) * np.array([1.0, number])
+        for column in fields(table)
+        if _is_affine(within_of(column))
+    }
+    return replace(table, **columns)
+
+
+def _is_affine(within: Within | None) -> bool:
+    return within is not None and within.tail[-1:] == (2,)
+
+
+def step_of_passes(step: Graph, passes: Sequence[Pass]) -> Graph:
+    """The step with passes before it, in their order."""
+    if not passes:
+        return step
+    tables = [_named(item.ops, item.name) for item in passes]
+    before = sum(len(table) for table in tables)
+    flops = np.sum([product_flops(item.ops) for item in passes], axis=0)
+    return replace(
+        step,
+        ops=_joined([*tables, step.ops]),
+        memory=_joined_memory(step.memory, passes, before),
+        eager_memory=None if step.eager_memory is None else _joined_memory(step.eager_memory, passes, before),
+        model_flops=(step.model_flops[0] + float(flops[0]), step.model_flops[1] + float(flops[1])),
+    )
+
+
+def product_flops(ops: OpTable) -> Floats:
+    """Work of the matrix products of a table, (constant, slope) in the batch [FLOP]."""
+    is_product = ops.gemm[:, 0].sum(axis=-1) > 0
+    found: Floats = (ops.flops * (ops.count * is_product)[:, None]).sum(axis=0)
+    return found
+
+
+def pass_rows(ops: OpTable) -> dict[str, Ints]:
+    """Rows of each pass of a step by its name, in their order; the step's own have the empty name."""
+    owner = [name.partition(_MARK)[0] if _MARK in name else "" for name in ops.module_names]
+    of_row = np.asarray(owner, dtype=object)[ops.module]
+    return {name: np.flatnonzero(of_row == name) for name in dict.fromkeys(of_row.tolist())}
+
+
+def _named(ops: OpTable, name: str) -> OpTable:
+    return replace(ops, module_names=tuple(f"{name}{_MARK}{module}" for module in ops.module_names))
+
+
+def _joined(tables: Sequence[OpTable]) -> OpTable:
+    """One table of several; names and numbers of joined kernels stay apart."""
+    columns: dict[str, Any] = {"kernel_names": (), "module_names": ()}
+    shifted = []
+    number = 0
+    for table in tables:
+        shifted.append(
+            replace(
+                table,
+                kernel=table.kernel + len(columns["kernel_names"]),
+                module=table.module + len(columns["module_names"]),
+                joined=table.joined + number,
+            )
+        )
+        columns["kernel_names"] += table.kernel_names
+        columns["module_names"] += table.module_names
+        number += int(table.joined.max(initial=-1)) + 1
+    for column in fields(OpTable):
+        if column.name not in columns:
+            columns[column.name] = np.concatenate([getattr(table, column.name) for table in shifted])
+    return OpTable(**columns)
+
+
+@dataclass(slots=True)
+class _Entries:
+    """Columns of a stream as they grow."""
+
+    event: list[int] = field(default_factory=list)
+    block: list[int] = field(default_factory=list)
+    size_bytes: list[tuple[float, float]] = field(default_factory=list)
+    kind: list[int] = field(default_factory=list)
+
+    def allocate(self, block: int, held: Held) -> None:
+        self._append(MemoryEvent.ALLOCATE, block, held.size_bytes, held.kind)
+
+    def free(self, block: int, size_bytes: tuple[float, float]) -> None:
+        self._append(MemoryEvent.FREE, block, size_bytes, -1)
+
+    def _append(self, event: int, block: int, size_bytes: tuple[float, float], kind: int) -> None:
+        self.event.append(int(event))
+        self.block.append(block)
+        self.size_bytes.append(size_bytes)
+        self.kind.append(int(kind))
+
+
+def _joined_memory(stream: MemoryStream, passes: Sequence[Pass], num_rows: int) -> MemoryStream:
+    """The stream with the passes' blocks: those that stay before all else, the others where each step begins."""
+    blocks = iter(range(int(stream.block.max(initial=-1)) + 1, 1 << 62))
+    start = _Entries()
+    for item in passes:
+        for held in item.kept:
+            start.allocate(next(blocks), held)
+    begins = np.flatnonzero(stream.event == MemoryEvent.FORWARD_BEGINS)[:2].tolist()
+    pieces = [(0, start)]
+    for position in begins:
+        inside = _Entries()
+        for item in passes:
+            _add_pass(inside, item, blocks)
+        pieces.append((position + 1, inside))
+    columns = {}
+    for name in ("event", "block", "size_bytes", "kind"):
+        column = getattr(stream, name)
+        for position, entries in reversed(pieces):
+            added = np.asarray(getattr(entries, name), dtype=column.dtype).reshape(-1, *column.shape[1:])
+            column = np.insert(column, position, added, axis=0)
+        columns[name] = column
+    for name in ("row", "compiled_end"):
+        column = getattr(stream, name)
+        if len(column):
+            column = np.where(column >= 0, column + num_rows, column) if name == "row" else column
+            for position, entries in reversed(pieces):
+                column = np.insert(column, position, np.full(len(entries.event), -1, dtype=column.dtype))
+        columns[name] = column
+    return MemoryStream(**columns)
+
+
+def _add_pass(entries: _Entries, item: Pass, blocks: Iterator[int]) -> None:
+    """What one run of a pass allocates and frees."""
+    held = [(next(blocks), own) for own in item.held]
+    for number, own in held:
+        entries.allocate(number, own)
+    alive: dict[int, tuple[int, tuple[float, float]]] = {}
+    for event, block, size, kind in _second_step(item.memory):
+        if event == MemoryEvent.ALLOCATE:
+            alive[block] = (next(blocks), size)
+            entries.allocate(alive[block][0], Held(size, AllocationKind(kind)))
+        elif block in alive:  # a block of the step before is not of this run
+            entries.free(*alive.pop(block))
+    for number, size in alive.values():
+        entries.free(number, size)
+    for number, own in reversed(held):
+        entries.free(number, own.size_bytes)
+
+
+def _second_step(stream: MemoryStream | None) -> Iterator[tuple[int, int, tuple[float, float], int]]:
+    """Allocations and frees of the second step of a stream."""
+    if stream is None:
+        return
+    first, second = np.flatnonzero(stream.event == MemoryEvent.STEP_ENDS)[:2].tolist()
+    for position in range(first + 1, second):
+        if stream.event[position] in (MemoryEvent.ALLOCATE, MemoryEvent.FREE):
+            constant, slope = stream.size_bytes[position].tolist()
+            yield (
+                int(stream.event[position]),
+                int(stream.block[position]),
+                (constant, slope),
+                int(stream.kind[position]),
+            )

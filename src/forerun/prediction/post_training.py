@@ -38,3 +38,393 @@ from forerun.question.post_training import Algorithm, Engine, PostTraining
 from forerun.question.run import Run
 from forerun.question.saving import Offload
 from forerun.question.setup import Phase, Precision, TrainingSetup
+
+PREFILL = "prefill"
+DECODE = "decode"
+_OWN_PASS = "forward, backward and update"
+_PAIRS = (Algorithm.DPO, Algorithm.ORPO, Algorithm.REWARD)
+_DEFAULT_TOKENS = 2048
+_REPLAYED = 2.0
+"""``law_size`` of streams that an engine replays, see ``kernel_laws.replayed``."""
+_OTHER_PRECISIONS = {
+    Precision.AMP: Precision.FP16,
+    Precision.AMP_BF16: Precision.BF16,
+    Precision.FP8: Precision.BF16,
+}
+
+_Trace = Callable[[ModelRequest, TrainingSetup], Graph]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokens:
+    """Tokens of a sample: its prompt, and what is written."""
+
+    prompt: int
+    new: int
+
+
+def tokens_of(request: ModelRequest, setup: TrainingSetup) -> Tokens:
+    """The prompt and the written tokens of a sample.
+
+    Raises:
+        InvalidSetupError: Nothing is left for the prompt.
+    """
+    total = request.sequence_length or _DEFAULT_TOKENS
+    new = setup.post.new_tokens or total // 2
+    if not 1 <= new < total:
+        raise InvalidSetupError(
+            f"{new:,} new tokens leave no prompt in a sequence of {total:,}; give a --sequence-length above "
+            f"{new:,}, which counts the prompt and the answer, or fewer --new-tokens"
+        )
+    return Tokens(prompt=total - new, new=new)
+
+
+def composed_step(request: ModelRequest, setup: TrainingSetup, trace: _Trace) -> Graph:
+    """The graph of a step of post-training, or of a batch of answers.
+
+    Args:
+        request: The model.
+        setup: The setup, with an algorithm or the phase ``generate``.
+        trace: Traces a plain step.
+
+    Raises:
+        InvalidSetupError: The model writes no tokens, or has no head with one value.
+        UsageError, FailureError: It cannot be built or traced.
+    """
+    if setup.generates and request.sequence_length is None:
+        _check_reads_tokens(
+            trace(request, replace(setup, phase=Phase.INFERENCE, post=PostTraining(), optimizer="none"))
+        )
+        request = replace(request, sequence_length=_DEFAULT_TOKENS)
+    parts = _Parts(request, replace(setup, post=PostTraining()), setup.post, trace)
+    if setup.phase is Phase.GENERATE:
+        return parts.generation()
+    return _STEPS[setup.post.algorithm](parts)
+
+
+def passes_of(model: PreparedModel, step: StepPrediction) -> tuple[BreakdownPart, ...]:
+    """The passes of a step in their order, with times that add up to the step."""
+    ops, rows = model.graph.ops, pass_rows(model.graph.ops)
+    row_s = (step.kernel_s / model.ops.count)[model.ops.group_of_row] * ops.count
+    sums = {name or _OWN_PASS: float(row_s[found].sum()) for name, found in rows.items()}
+    # Where the host is waited for, every pass waits by its share.
+    scale = step.step_s.value / sum(sums.values())
+    return tuple(BreakdownPart(name, time_s * scale) for name, time_s in sums.items())
+
+
+def generation_of(
+    model: PreparedModel, run: Run, step: StepPrediction, passes: Sequence[BreakdownPart]
+) -> Generation | None:
+    """The part of a step that writes tokens, None without one."""
+    times = {part.name: part.time_s for part in passes}
+    if DECODE not in times:
+        return None
+    tokens, batch = tokens_of(run.model, run.setup), run.setup.batch_size_per_device
+    share = {name: step.step_s.scaled(time_s / step.step_s.value) for name, time_s in times.items()}
+    shape = _cache_shape(run.model, model.graph.ops)
+    layers = float((model.graph.ops.op_class[pass_rows(model.graph.ops)[DECODE]] == OpClass.ATTENTION).sum())
+    writing = share[DECODE].scaled(1 / tokens.new)
+    return Generation(
+        prompt_tokens=tokens.prompt,
+        new_tokens=tokens.new,
+        time_to_first_token_s=share[PREFILL],
+        time_per_token_s=writing,
+        new_tokens_per_s=writing.inverse(batch),
+        cache_bytes=shape.bytes_per_token * layers * batch * (tokens.prompt + tokens.new),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """Passes of one step."""
+
+    request: ModelRequest
+    setup: TrainingSetup
+    post: PostTraining
+    trace: _Trace
+
+    @property
+    def num_samples(self) -> int:
+        """Sequences of a sample."""
+        return 2 if self.post.algorithm in _PAIRS else 1
+
+    @property
+    def inference(self) -> TrainingSetup:
+        """The setup of a pass without gradients: adapters and what saves memory in training have no part in it."""
+        saving = replace(self.setup.saving, recompute="none", offload=Offload.NONE, master_weights=None)
+        return replace(
+            self.setup, phase=Phase.INFERENCE, optimizer="none", saving=saving, keeps_gradients=False
+        )
+
+    def with_head(self) -> _Parts:
+        """The same with a head of one value."""
+        return replace(self, request=replace(self.request, num_classes=1))
+
+    def training(self) -> Graph:
+        """The forward and backward pass of the policy, with the update."""
+        found = self.trace(self.request, self.setup)
+        _check_reads_tokens(found)
+        return with_samples(found, self.num_samples)
+
+    def forward(self, name: str, *, times: int = 1, has_own_weights: bool = True) -> Pass:
+        """A forward pass without gradients over the sequences of a sample, several times if wanted."""
+        found = self.trace(self.request, self.inference)
+        is_adapted = self.setup.saving.lora_rank is not None
+        kept = (self.weights(found),) if has_own_weights and not is_adapted else ()
+        found = with_samples(found, self.num_samples * times)
+        return Pass(name=name, ops=found.ops, memory=found.memory, kept=kept)
+
+    def weights(self, graph: Graph) -> Held:
+        """Weights of a model of its own."""
+        element_bytes = 2 if self.setup.precision.is_half and not self.setup.precision.is_autocast else 4
+        return Held((graph.num_parameters * float(element_bytes), 0.0), AllocationKind.BUFFER)
+
+    def step(self, *passes: Pass) -> Graph:
+        """The whole step, with a note of what it consists of."""
+        policy = self.training()
+        sequences = "2 sequences" if self.num_samples == 2 else "1 sequence"
+        tokens = (policy.tokens_per_sample or 0) // self.num_samples
+        before = ", ".join(item.name for item in passes) or "none"
+        note = (
+            f"{self.post.algorithm}: a sample is {sequences} of {tokens:,} tokens; passes before that of the policy: "
+            f"{before}"
+        )
+        joined = step_of_passes(policy, passes)
+        return replace(joined, notes=(*joined.notes, note, *self._notes()))
+
+    def _notes(self) -> tuple[str, ...]:
+        if not self.post.algorithm.is_online:
+            return ()
+        return (
+            "answers are taken as equally long: a batch lasts as long as its longest; generation and training "
+            "take turns on the same devices",
+        )
+
+    def writing(self) -> tuple[Pass, Pass]:
+        """The passes that write an answer: the prompt at once, then token by token."""
+        tokens = tokens_of(self.request, replace(self.setup, post=self.post))
+        one = self._one_token()
+        prompt = self.trace(replace(self.request, sequence_length=tokens.prompt), self._generating)
+        is_fused = self.post.engine is Engine.VLLM
+        # The first token needs the head for the last place of the prompt alone.
+        prefill = _rows(prompt.ops, np.arange(_end_of_blocks(prompt.ops)))
+        shape = _cache_shape(self.request, one.ops)
+        mean_context = tokens.prompt + (tokens.new + 1) / 2
+        decode = _decoding(one.ops, mean_context, tokens.new, shape)
+        cache = Held(
+            (0.0, shape.bytes_per_token * _num_attentions(one.ops) * (tokens.prompt + tokens.new)),
+            AllocationKind.ACTIVATION,
+        )
+        own = is_fused and self.setup.phase is not Phase.GENERATE
+        copy = (Held((2.0 * one.num_parameters, 0.0), AllocationKind.BUFFER),) if own else ()
+        return (
+            Pass(name=PREFILL, ops=_fused(prefill) if is_fused else prefill, kept=copy),
+            Pass(name=DECODE, ops=_fused(decode) if is_fused else decode, held=(cache,)),
+        )
+
+    @property
+    def _generating(self) -> TrainingSetup:
+        precision = _OTHER_PRECISIONS.get(self.inference.precision, self.inference.precision)
+        saving = replace(self.inference.saving, lora_rank=None, fused_kernels=(), fp8_recipe=None)
+        if saving.quantize is not None and self.setup.phase is not Phase.GENERATE:
+            saving = replace(saving, quantize=None, unquantized=None)  # engines write with weights in 16 bits
+        return replace(self.inference, precision=precision, saving=saving)
+
+    def _one_token(self) -> Graph:
+        found = self.trace(replace(self.request, sequence_length=1), self._generating)
+        _check_reads_tokens(found)
+        if not (found.ops.op_class == OpClass.ATTENTION).any():
+            raise InvalidSetupError(
+                f"{self.request.model} has no fused attention here, and generation is known of models with it; ask for "
+                "--phase inference"
+            )
+        return found
+
+    def generation(self) -> Graph:
+        """A batch of answers of a model alone."""
+        parts = replace(self, setup=replace(self.setup, phase=Phase.GENERATE))
+        prefill, decode = parts.writing()
+        one = self._one_token()
+        nothing = replace(one, ops=_rows(one.ops, np.arange(0)), model_flops=(0.0, 0.0))
+        tokens = tokens_of(self.request, replace(self.setup, post=self.post))
+        found = step_of_passes(nothing, (prefill, decode))
+        note = (
+            f"a step writes {tokens.new:,} tokens of each sample after a prompt of {tokens.prompt:,}; tokens a second "
+            "are those written"
+        )
+        return replace(
+            found, tokens_per_sample=tokens.new, input_shape=(tokens.prompt,), notes=(*found.notes, note)
+        )
+
+
+def _check_reads_tokens(graph: Graph) -> None:
+    if graph.tokens_per_sample is None:
+        raise InvalidSetupError(
+            f"post-training and generation are those of language models, and {graph.model} reads no tokens; leave "
+            "--algorithm out, or ask for --phase train or inference"
+        )
+
+
+def _dpo(parts: _Parts) -> Graph:
+    return parts.step(parts.forward("reference"))
+
+
+def _kto(parts: _Parts) -> Graph:
+    return parts.step(
+        parts.forward("mismatched answers", has_own_weights=False), parts.forward("reference", times=2)
+    )
+
+
+def _reward(parts: _Parts) -> Graph:
+    return parts.with_head().step()
+
+
+def _grpo(parts: _Parts) -> Graph:
+    return parts.step(
+        *parts.writing(),
+        parts.forward("log-probabilities", has_own_weights=False),
+        parts.forward("reference"),
+    )
+
+
+def _ppo(parts: _Parts) -> Graph:
+    """The value model is as large as the policy, and is trained as it is."""
+    headed = parts.with_head()
+    critic = headed.training()
+    states = Held(_state_bytes(critic), AllocationKind.OPTIMIZER_STATE)
+    return parts.step(
+        *parts.writing(),
+        parts.forward("log-probabilities", has_own_weights=False),
+        parts.forward("reference"),
+        headed.forward("reward"),
+        headed.forward("value"),
+        Pass(name="value training", ops=critic.ops, memory=critic.memory, kept=(states,)),
+    )
+
+
+def _state_bytes(graph: Graph) -> tuple[float, float]:
+    """State of the optimizer, which stays from step to step [bytes]."""
+    constant, slope = graph.memory.size_bytes[graph.memory.kind == AllocationKind.OPTIMIZER_STATE].sum(axis=0)
+    return float(constant), float(slope)
+
+
+_STEPS: Mapping[Algorithm, Callable[[_Parts], Graph]] = {
+    Algorithm.DPO: _dpo,
+    Algorithm.ORPO: lambda parts: parts.step(),
+    Algorithm.KTO: _kto,
+    Algorithm.REWARD: _reward,
+    Algorithm.GRPO: _grpo,
+    Algorithm.PPO: _ppo,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _CacheShape:
+    """Keys and values of one layer.
+
+    Attributes:
+        num_heads: Heads that have keys of their own; None if each head of the queries has.
+        key_size, value_size: Numbers of a key and of a value; 0 for a value that is a part of its key.
+    """
+
+    num_heads: int
+    key_size: int
+    value_size: int
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Two-byte numbers of a token."""
+        return 2.0 * self.num_heads * (self.key_size + self.value_size)
+
+
+def _cache_shape(request: ModelRequest, ops: OpTable) -> _CacheShape:
+    """The shape of the cache, from the configuration of the model where it has one, else from its first attention."""
+    config = _configuration(request.model)
+    first = int(np.flatnonzero(ops.op_class == OpClass.ATTENTION)[0])
+    heads, size = round(ops.gemm[first, 0, 1]), round(ops.gemm[first, 3, 0])
+    latent = config.get("kv_lora_rank")
+    if latent:  # multi-head latent attention: one latent and one rotary part serve all heads
+        return _CacheShape(num_heads=1, key_size=latent + config.get("qk_rope_head_dim", 64), value_size=0)
+    return _CacheShape(num_heads=config.get("num_key_value_heads") or heads, key_size=size, value_size=size)
+
+
+def _configuration(model: str) -> Mapping[str, Any]:
+    known = find_architecture(model)
+    if known is not None:
+        return known.config
+    prefix, _, rest = model.partition(":")
+    if prefix != "hf":
+        return {}
+    from forerun.tracing.models.hub import is_hub_name, kept_config_path
+
+    path = kept_config_path(rest) if is_hub_name(rest) else Path(rest).expanduser()
+    path = path / "config.json" if path.is_dir() else path
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}  # the tracer has read it, or said what is wrong
+    return found
+
+
+def _rows(ops: OpTable, rows: Any, **columns: Any) -> OpTable:
+    taken = {
+        column.name: getattr(ops, column.name)[rows]
+        for column in fields(OpTable)
+        if not column.name.endswith("_names")
+    }
+    return replace(ops, **{**taken, **columns})
+
+
+def _end_of_blocks(ops: OpTable) -> int:
+    """Row behind the last one of a numbered module, where the head begins."""
+    numbered = [any(part.isdigit() for part in name.split(".")[1:]) for name in ops.module_names]
+    inside = np.flatnonzero(np.asarray(numbered)[ops.module])
+    return int(inside[-1]) + 1 if len(inside) else len(ops)
+
+
+def _num_attentions(ops: OpTable) -> float:
+    return float(ops.count[ops.op_class == OpClass.ATTENTION].sum())
+
+
+def _decoding(ops: OpTable, context: float, num_tokens: int, shape: _CacheShape) -> OpTable:
+    """Operations of ``num_tokens`` steps of one token each, whose attention reads a context of this mean length.
+
+    Every size of attention is affine in the length of the context, so that the mean length gives the mean time of
+    kernels that are bound by what they read. The queries of the heads that share a key are one tile.
+    """
+    rows = np.flatnonzero(ops.op_class == OpClass.ATTENTION)
+    columns = {
+        name: getattr(ops, name).copy()
+        for name in ("flops", "read_bytes", "joined_bytes", "gemm", "elements", "law_size", "width")
+    }
+    heads = ops.gemm[rows, 0, 1]
+    read = shape.bytes_per_token * context
+    columns["flops"][rows, 1] = (
+        2.0 * heads * context * (shape.key_size + (shape.value_size or shape.key_size))
+    )
+    columns["read_bytes"][rows, 1] += read
+    columns["joined_bytes"][rows, 1] += read
+    columns["elements"][rows, 1] += read / 2
+    columns["gemm"][rows, 0, 1] = shape.num_heads
+    columns["gemm"][rows, 1, 0] = np.maximum(heads / shape.num_heads, 1.0)
+    columns["gemm"][rows, 2, 0] = ceil(context)
+    columns["gemm"][rows, 3, 0] = shape.key_size
+    columns["law_size"][rows] = ceil(context)
+    columns["width"][rows] = ceil(context)
+    return replace(ops, **columns, count=ops.count * num_tokens)
+
+
+def _fused(ops: OpTable) -> OpTable:
+    """The operations as an engine launches them: those that a compiler joins are one kernel."""
+    count, flops, moved = joined_kernels(ops)
+    rows = np.flatnonzero(count > 0)
+    is_stream = ~np.isin(ops.op_class[rows], MATRIX_CLASSES)
+    return _rows(
+        ops,
+        rows,
+        flops=flops[rows],
+        read_bytes=moved[rows],
+        write_bytes=np.zeros((len(rows), 2)),
+        joined_bytes=moved[rows],
+        law_size=np.where(is_stream, np.maximum(ops.law_size[rows], _REPLAYED), ops.law_size[rows]),
+    )

@@ -13,11 +13,11 @@ from forerun.adapters.classics.trained_models import (
 from forerun.base.errors import CostModelError, ForerunError, InvalidSetupError, RecordError, UsageError
 from forerun.evidence.fit import fit_regressor
 from forerun.evidence.records.step_record import StepRecord
-from forerun.evidence.records.tables import write_records
 from forerun.question.devices import find_device
 from forerun.question.model import ModelRequest
 from forerun.question.setup import Phase, Precision, TrainingSetup
 from forerun.tracing.trace import trace
+from made_tables import write_records
 
 CONFIG = {"depth": 3, "base_filters": 32, "batch_size": 64}
 REPETITIONS = 2

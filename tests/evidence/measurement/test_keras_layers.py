@@ -13,8 +13,9 @@ from layer_sizes import SIZES
 import forerun
 from forerun.adapters.classics.layer_table import read_layers
 from forerun.base.errors import InvalidSetupError, UnknownModelError
-from forerun.evidence.measurement.layer_design import LayerDesign, design_layers
+from forerun.evidence.measurement.layer_design import design_layers
 from forerun.evidence.measurement.layer_figures import LAYER_KINDS, layer_figures
+from forerun.evidence.measurement.settings import LayerDesign
 from forerun.evidence.records.measurement import JobKind
 from forerun.evidence.records.record_store import RecordStore
 from forerun.evidence.records.step_record import as_step_record

@@ -9,9 +9,10 @@ from scipy.stats import qmc
 
 from forerun.base.errors import InvalidSetupError
 from forerun.evidence.measurement import layer_design
-from forerun.evidence.measurement.layer_design import Axis, LayerDesign, axes_of, design_layers, unit_points
+from forerun.evidence.measurement.layer_design import Axis, axes_of, design_layers, unit_points
 from forerun.evidence.measurement.layer_figures import LAYER_KINDS, layer_figures
 from forerun.evidence.measurement.layer_modules import build_layer
+from forerun.evidence.measurement.settings import LayerDesign
 from forerun.evidence.records.measurement import JobKind
 
 

@@ -10,9 +10,9 @@ from forerun.evidence.records.measurement import JobKind, Outcome
 from forerun.evidence.records.reading import read_steps
 from forerun.evidence.records.record_store import RecordStore
 from forerun.evidence.records.step_record import StepRecord, as_step_record
-from forerun.evidence.records.tables import write_records
 from forerun.question.setup import Phase, Precision
 from made_measurements import measurement
+from made_tables import write_records
 
 STEP = StepRecord(
     source="mine",

@@ -6,14 +6,9 @@ import pytest
 from forerun.adapters.classics.cnn_csv import write_cnn_csv
 from forerun.base.errors import UsageError
 from forerun.evidence.fit import fit_regressor
+from forerun.evidence.pages.measured_plots import accuracy_over_time, curves, throughputs
 from forerun.evidence.records.measurement import JobKind
-from forerun.evidence.records.reading import (
-    accuracy_over_time,
-    curves,
-    read_all,
-    read_measured_steps,
-    throughputs,
-)
+from forerun.evidence.records.reading import read_all, read_measured_steps
 from forerun.evidence.records.record_store import RecordStore
 from made_measurements import TRAINING_BATCH_SIZES, measurement, small_trainings
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from forerun.base.errors import RecordError
-from forerun.evidence.records.timm_csv import read_timm_csv
+from forerun.evidence.records.tables import read_timm_csv
 from forerun.question.setup import Layout, OptimizerImplementation, Phase, Precision
 
 TRAIN_HEADER = "model,train_samples_per_sec,train_step_time,train_batch_size,train_img_size,param_count\n"

@@ -9,7 +9,6 @@ import typer
 
 from forerun.base.errors import UsageError
 from forerun.base.units import parse_amount
-from forerun.evidence.commands.measure_options import FrameworkOption
 from forerun.surface.cli.settings import SETTING_HELP, RecordsOption
 from forerun.surface.cli.verbs import verb
 
@@ -21,7 +20,7 @@ __all__ = ["calibrate"]
 
 @verb(
     "Measure this machine and fit the cost model to it.",
-    page="forerun.evidence.pages.calibration_page:calibration_page",
+    page="forerun.evidence.pages.evaluation_page:calibration_page",
 )
 def calibrate(
     device: Annotated[
@@ -39,7 +38,9 @@ def calibrate(
         str | None,
         typer.Option(metavar="NAME", help=SETTING_HELP["precision"], show_default="fp32"),
     ] = None,
-    framework: FrameworkOption = "pytorch",
+    framework: Annotated[
+        str, typer.Option(metavar="NAME", help="pytorch, or keras on TensorFlow.")
+    ] = "pytorch",
     from_records: Annotated[
         str | None,
         typer.Option(

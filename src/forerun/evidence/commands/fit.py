@@ -67,7 +67,10 @@ def fit(
         from forerun.surface.report.figure import make_plot_folder  # loads NumPy, which the help does without
 
         make_plot_folder(plots)
-    result = _fit(records, model, on, _choices(hidden, loss, seeds, max_epochs))
+    from forerun.evidence.fit import fit_regressor
+
+    choices = _choices(hidden, loss, seeds, max_epochs)
+    result = fit_regressor(records, model, device=on, **choices)
     result.model.save(out)
     if plots is not None:
         _write_plots(result, records, on, plots)
@@ -75,9 +78,7 @@ def fit(
     return result
 
 
-def _choices(
-    hidden: str | None, loss: str | None, seeds: str | None, epochs: int | None
-) -> dict[str, object]:
+def _choices(hidden: str | None, loss: str | None, seeds: str | None, epochs: int | None) -> dict[str, Any]:
     given = {
         "hidden_sizes": None if hidden is None else _whole_numbers(hidden, "--hidden"),
         "loss": loss,
@@ -93,26 +94,9 @@ def _whole_numbers(text: str, option: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", text))
 
 
-def _fit(records: list[str], model: str, device: str | None, choices: dict[str, object]) -> FitResult:
-    from forerun.evidence.fit import fit_regressor
-
-    return fit_regressor(records, model, device=device, **choices)  # type: ignore[arg-type]
-
-
 def _write_plots(result: FitResult, records: list[str], device: str | None, folder: Path) -> None:
-    from forerun.evidence.pages.measured_plots import (
-        accuracy_against_time,
-        accuracy_curves,
-        batch_size_against_throughput,
-        residuals_against_time,
-    )
-    from forerun.evidence.records.reading import (
-        accuracy_over_time,
-        curves,
-        read_all,
-        read_measured_steps,
-        throughputs,
-    )
+    from forerun.evidence.pages import measured_plots as plots
+    from forerun.evidence.records.reading import read_all, read_measured_steps
     from forerun.question.devices import find_device
     from forerun.surface.report.figure import STEP_TIMES, TimeAxis, predicted_versus_actual
 
@@ -122,22 +106,20 @@ def _write_plots(result: FitResult, records: list[str], device: str | None, fold
     rows: dict[str, Any] = {"predicted_s": result.predicted_s, "actual_s": result.actual_s}
     rows |= {"groups": result.groups, "times": axis}
     predicted_versus_actual(folder / "predicted-versus-actual.png", title=title, **rows)
-    residuals_against_time(folder / "residuals.png", title=f"Residuals, {title}", **rows)
+    plots.residuals_against_time(folder / "residuals.png", title=f"Residuals, {title}", **rows)
     if result.model.kind == "layers":
         return
     place = None if device is None else find_device(device)
-    found = throughputs(read_measured_steps(records, place))
-    batch_size_against_throughput(
-        folder / "throughput.png",
-        title="Measured throughput",
-        batch_sizes=found.batch_sizes,
-        throughput_samples_per_s=found.throughput_samples_per_s,
-        groups=found.models,
+    found = plots.throughputs(read_measured_steps(records, place))
+    plots.batch_size_against_throughput(
+        folder / "throughput.png", title="Measured throughput", **found._asdict()
     )
-    accuracy, loss = curves(read_all(records, place))
+    accuracy, loss = plots.curves(read_all(records, place))
     if accuracy or loss:
-        accuracy_curves(
+        plots.accuracy_curves(
             folder / "accuracy.png", title="Accuracy and loss per epoch", accuracy=accuracy, loss=loss
         )
-    if runs := accuracy_over_time(read_all(records, place)):
-        accuracy_against_time(folder / "accuracy-against-time.png", title="Accuracy against time", runs=runs)
+    if runs := plots.accuracy_over_time(read_all(records, place)):
+        plots.accuracy_against_time(
+            folder / "accuracy-against-time.png", title="Accuracy against time", runs=runs
+        )

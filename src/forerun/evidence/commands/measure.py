@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from forerun.evidence.commands.measure_options import (
-    CompositionOptions,
-    CsvOption,
-    CurveOptions,
-    GridOptions,
-    LayerOptions,
-    ModelOptions,
-    SessionOptions,
-    parse_counts,
-    parse_flags,
-    parse_sizes,
-    parse_whole_numbers,
-    parse_words,
-    session_of,
-    timing_of,
+from forerun.base.errors import InvalidSetupError
+from forerun.evidence.measurement.jobs import Protocol
+from forerun.evidence.measurement.settings import (
+    SYSTEM_A_SIZES,
+    CompositionQuestion,
+    CurveQuestion,
+    Grid,
+    GridQuestion,
+    LayerDesign,
+    LayerQuestion,
+    LinkQuestion,
+    ModelQuestion,
+    Place,
 )
-from forerun.question.setup import Layout, Phase, Precision
+from forerun.question.settings import declared, from_settings
+from forerun.question.setup import Layout, Phase, Precision, choice
+from forerun.surface.cli.settings import parse_numbers
 from forerun.surface.cli.verbs import Verbs, verb
 
 if TYPE_CHECKING:
@@ -33,33 +34,63 @@ if TYPE_CHECKING:
     from forerun.evidence.measure_loader import LoaderRun
     from forerun.evidence.records.measurement import Measurement
 
-__all__ = ["measure"]
+__all__ = ["measure", "parse_flags", "parse_sizes", "parse_words"]
 
 Writer = Callable[["Iterable[Measurement]", Path], int]
 
+CsvOption = Annotated[Path | None, typer.Option(metavar="FILE.csv", help="Write a table as well.")]
+
 _PAGE = "forerun.evidence.pages.measurement_page:measurement_page"
-
-
-def _sizes_of_batches(text: str) -> list[int]:
-    return parse_whole_numbers("batch sizes", text)
-
-
-def _precisions(text: str) -> list[Precision]:
-    return parse_words("precision", text, Precision)
-
-
-def _layouts(text: str) -> list[Layout]:
-    return parse_words("layout", text, Layout)
+_Choice = TypeVar("_Choice", bound=StrEnum)
+_FLAGS = {"no": False, "yes": True}
 
 
 def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
+def parse_words(name: str, text: str, kind: type[_Choice]) -> list[_Choice]:
+    """Members of a choice, written as words separated by commas."""
+    return [choice(kind, word, name) for word in _words(text) or [text]]
+
+
+def parse_flags(text: str) -> list[bool]:
+    """The flags ``no`` and ``yes``, one or both, separated by commas."""
+    words = [word.strip().lower() for word in text.split(",")]
+    if any(word not in _FLAGS for word in words):
+        raise InvalidSetupError(f"expected --compile no, yes or no,yes, got '{text}'")
+    return [_FLAGS[word] for word in words]
+
+
+def parse_sizes(texts: Iterable[str]) -> dict[str, list[int]]:
+    """Values of each key, from texts such as ``depth=2,3``.
+
+    >>> parse_sizes(["depth=2,3", "base_filters=8"])
+    {'depth': [2, 3], 'base_filters': [8]}
+    """
+    sizes: dict[str, list[int]] = {}
+    for text in texts:
+        key, equals, values = text.partition("=")
+        if not equals or not key.strip():
+            raise InvalidSetupError(f"expected --sizes such as depth=2,3,4, got '{text}'")
+        sizes[key.strip()] = parse_numbers(f"the sizes of {key.strip()}", values)
+    return sizes
+
+
+def _counts(text: str) -> list[int]:
+    """Whole numbers from zero on, separated by commas; none of an empty text."""
+    try:
+        return [int(word) for word in _words(text)]
+    except ValueError:
+        raise InvalidSetupError(
+            f"workers must be whole numbers separated by commas, such as 0,1,2, got '{text}'"
+        ) from None
+
+
 _AXES: dict[str, Callable[[str], Any]] = {
-    "batch_sizes": _sizes_of_batches,
-    "precisions": _precisions,
-    "layouts": _layouts,
+    "batch_sizes": lambda text: parse_numbers("batch sizes", text),
+    "precisions": lambda text: parse_words("precision", text, Precision),
+    "layouts": lambda text: parse_words("layout", text, Layout),
     "compiles": parse_flags,
 }
 
@@ -69,38 +100,42 @@ def _own_layout(settings: dict[str, Any]) -> Layout:
     return Layout.NHWC if settings.get("framework") == "keras" else Layout.NCHW
 
 
-def _run(function: str, timing: dict[str, Any], **arguments: Any) -> Any:
-    """The answer of a function of the package that measures, with a bar while it does."""
+def _run(function: str, settings: dict[str, Any], usual: dict[str, float], **arguments: Any) -> Any:
+    """The answer of a function of the package that measures, with a bar while it does.
+
+    Args:
+        function: Name of the function.
+        settings: The settings that were given, of which place and timing are taken.
+        usual: Timing of such measurements where nobody says otherwise.
+        arguments: Its other arguments.
+    """
     import forerun
     from forerun.evidence.commands.progress import progress_bar
-    from forerun.evidence.measurement.jobs import Protocol
 
+    arguments |= from_settings(Place, settings)
+    protocol = Protocol(**{**usual, **from_settings(Protocol, settings)})
     with progress_bar() as on_event:
-        return getattr(forerun, function)(**arguments, protocol=Protocol(**timing), on_event=on_event)
+        return getattr(forerun, function)(**arguments, protocol=protocol, on_event=on_event)
 
 
-def _written(run: MeasurementRun, csv: Path | None, writer: Callable[[], Writer]) -> MeasurementRun:
-    """The run, its measurements written to a table."""
+def _others(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings that say neither where nor how something is measured."""
+    shared = declared(LinkQuestion)
+    return {name: value for name, value in settings.items() if name not in shared}
+
+
+def _written(run: MeasurementRun, csv: Path | None, form: str = "") -> MeasurementRun:
+    """The run, its measurements written to a table of a form, forerun's own if there is none."""
     if csv is not None:
-        num_rows = writer()(run.measurements, csv)
-        typer.echo(f"{num_rows} rows written to {csv}", err=True)
+        from forerun.evidence.records.files import export_measurements
+        from forerun.evidence.records.reading import record_format
+
+        write: Writer = record_format(form).write if form else export_measurements
+        typer.echo(f"{write(run.measurements, csv)} rows written to {csv}", err=True)
     return run
 
 
-def _writer(form: str) -> Writer:
-    """The function that writes a form of table."""
-    from forerun.evidence.records.reading import record_format
-
-    return record_format(form).write
-
-
-def _plain_writer() -> Writer:
-    from forerun.evidence.records.files import export_measurements
-
-    return export_measurements
-
-
-@verb(options=GridOptions, readers=_AXES, aliases={"num_workers": "workers"}, page=_PAGE)
+@verb(options=GridQuestion, readers=_AXES, aliases={"num_workers": "workers"}, page=_PAGE)
 def grid(
     settings: dict[str, Any],
     sizes: Annotated[
@@ -114,26 +149,22 @@ def grid(
     csv: CsvOption = None,
 ) -> MeasurementRun:
     """Train a family of networks on CIFAR-10 in every combination; a second run finishes the rest."""
-    from forerun.evidence.measurement.grid import SYSTEM_A_SIZES, Grid
-
-    session = session_of(settings)
-    timing = timing_of(settings, timeout_s=3600.0)
-    chosen_sizes = parse_sizes(sizes or ())
-    if not sizes and settings.get("network", "cnn") == "cnn":
-        chosen_sizes = {key: list(values) for key, values in SYSTEM_A_SIZES.items()}
+    is_plain = not sizes and settings.get("network", "cnn") == "cnn"
     settings.setdefault("layouts", [_own_layout(settings)])
-    run: MeasurementRun = _run("measure_grid", timing, grid=Grid(sizes=chosen_sizes, **settings), **session)
-    return _written(run, csv, lambda: _writer("cnn-grid"))
+    grid = Grid(
+        sizes=SYSTEM_A_SIZES if is_plain else parse_sizes(sizes or ()), **from_settings(Grid, settings)
+    )
+    return _written(_run("measure_grid", settings, {"timeout_s": 3600.0}, grid=grid), csv, "cnn-grid")
 
 
 @verb(
-    options=LayerOptions,
+    options=LayerQuestion,
     page=_PAGE,
     readers={
         "kinds": _words,
         "modes": _words,
-        "precision": lambda text: _precisions(text)[0],
-        "layout": lambda text: _layouts(text)[0],
+        "precision": lambda text: choice(Precision, text, "precision"),
+        "layout": lambda text: choice(Layout, text, "layout"),
     },
 )
 def layers(
@@ -154,30 +185,25 @@ def layers(
     ] = None,
 ) -> MeasurementRun:
     """Time single layers whose sizes fill the space evenly, forward and as a training step."""
-    from forerun.evidence.measurement.layer_design import LayerDesign
-
     if plots is not None:
         from forerun.surface.report.figure import make_plot_folder  # loads NumPy
 
         make_plot_folder(plots)
-    session = session_of(settings)
-    timing = timing_of(settings, num_repetitions=50, max_seconds=5.0, timeout_s=300.0)
+    usual = {"num_repetitions": 50, "max_seconds": 5.0, "timeout_s": 300.0}
     settings.setdefault("layout", _own_layout(settings))
-    for name, given, factor in (("max_flops", "max_gflop", 1e9), ("max_bytes", "max_mb", 1e6)):
-        if given in settings:
-            settings[name] = settings.pop(given) * factor
-    run: MeasurementRun = _run("measure_layers", timing, design=LayerDesign(**settings), **session)
+    design = LayerDesign(**from_settings(LayerDesign, settings))
+    run: MeasurementRun = _run("measure_layers", settings, usual, design=design)
     if plots is not None:
-        from forerun.evidence.pages.layer_plots import layer_time_histogram, layer_times_against_work
+        from forerun.evidence.pages.measured_plots import layer_time_histogram, layer_times_against_work
 
         layer_time_histogram(plots / "layer-times.png", run.measurements)
         layer_times_against_work(plots / "layer-times-against-flops.png", run.measurements)
-    return _written(run, csv, lambda: _writer("layers"))
+    return _written(run, csv, "layers")
 
 
 @verb(
-    options=ModelOptions,
-    readers={**_AXES, "phase": lambda text: parse_words("phase", text, Phase)[0]},
+    options=ModelQuestion,
+    readers={**_AXES, "phase": lambda text: choice(Phase, text, "phase")},
     page=_PAGE,
 )
 def model(
@@ -186,11 +212,10 @@ def model(
     csv: CsvOption = None,
 ) -> MeasurementRun:
     """Time steps of any model that predict takes, in every combination."""
-    timing = timing_of(settings, timeout_s=900.0)
-    return _written(_run("measure_model", timing, model=model, **settings), csv, _plain_writer)
+    return _written(_run("measure_model", settings, {}, model=model, **_others(settings)), csv)
 
 
-@verb(options=SessionOptions, without=("max_seconds",), page=_PAGE)
+@verb(options=LinkQuestion, without=("ray", "max_seconds"), page=_PAGE)
 def link(
     settings: dict[str, Any],
     num_devices: Annotated[int, typer.Option(help="Devices, or processes on a processor; at least 2.")] = 2,
@@ -200,8 +225,7 @@ def link(
     ] = None,
 ) -> MeasurementRun:
     """Measure latency and bandwidth between devices by all-reduces of five sizes."""
-    timing = timing_of(settings, timeout_s=300.0)
-    run: MeasurementRun = _run("measure_link", timing, num_devices=num_devices, **settings)
+    run: MeasurementRun = _run("measure_link", settings, {"timeout_s": 300.0}, num_devices=num_devices)
     if out is not None:
         from forerun.evidence.measurement.runners.link_runner import write_measured_link
 
@@ -218,7 +242,8 @@ def _plot_composition(path: Path, found: Any) -> None:
 
 
 @verb(
-    options=CompositionOptions,
+    options=CompositionQuestion,
+    without=("ray",),
     readers={"batch_sizes": _AXES["batch_sizes"]},
     page="forerun.evidence.pages.composition_page:composition_page",
     plot=_plot_composition,
@@ -228,12 +253,11 @@ def composition(
     settings: dict[str, Any],
 ) -> Any:
     """Time networks and each of their layers alone, and compare the sum of layers with the step."""
-    timing = timing_of(settings, num_repetitions=30, max_seconds=5.0, timeout_s=900.0)
-    found: Any = _run("measure_composition", timing, models=models, **settings)
-    return found
+    usual = {"num_repetitions": 30, "max_seconds": 5.0}
+    return _run("measure_composition", settings, usual, models=models, **_others(settings))
 
 
-@verb("Train a network for its learning curve.", options=CurveOptions, page=lambda found: found.sentence())
+@verb("Train a network for its learning curve.", options=CurveQuestion, page=lambda found: found.sentence())
 def curve(
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="Model, as in predict, such as cifar-resnet:20.")
@@ -294,7 +318,7 @@ def loader(
         folder,
         image_size=image_size,
         augmentation=augmentation,
-        workers=parse_counts(loader_workers),
+        workers=_counts(loader_workers),
         batch_size=batch_size,
         most_files=files,
         num_rounds=rounds,

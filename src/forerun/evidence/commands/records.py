@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["records"]
 
-_PAGES = "forerun.evidence.pages.records_page"
+_PAGES = "forerun.evidence.pages.measurement_page"
 
 DeviceOption = Annotated[
     str | None, typer.Option("--device", help="Only records of this device, such as rtx-3090.")
@@ -54,7 +54,7 @@ class _Listed:
 
 
 def _list_page(found: _Listed) -> Any:
-    from forerun.evidence.pages.records_page import counts_table, records_table
+    from forerun.evidence.pages.measurement_page import counts_table, records_table
 
     if found.groups is not None:
         return counts_table(found.store, _COUNTED, found.groups)

@@ -18,66 +18,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from forerun.base.errors import InvalidSetupError, MeasurementError
-from forerun.evidence.measurement.datasets import check_dataset, class_count, load_images
+from forerun.base.errors import MeasurementError
+from forerun.evidence.measurement.datasets import class_count, load_images
 from forerun.evidence.measurement.image_loading import image_batches
 from forerun.evidence.measurement.runners.torch_device import open_device, synchroniser
+from forerun.evidence.measurement.settings import CurveSetup
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["CurveRow", "CurveSetup", "GradientNorms", "StepRow", "train_for_curve"]
+__all__ = ["CurveRow", "GradientNorms", "StepRow", "train_for_curve"]
 
 _EVALUATION_BATCH = 256
 _SHIFT = 4
 _MOMENTUM, _WEIGHT_DECAY = 0.9, 5e-4
 
 Rates = Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CurveSetup:
-    """Settings of a training for a learning curve.
-
-    Attributes:
-        model: Model as ``predict`` names it.
-        dataset: Name of the dataset: cifar10, mnist, pcam, synthetic or digits.
-        num_images: Number of training images, taken from the start; None for all.
-        batch_size: Number of images in a step.
-        num_epochs: Largest number of epochs.
-        learning_rate: Highest learning rate of the schedule.
-        optimizer: Name of the optimizer: sgd or adam.
-        image_size: Height and width of the images [pixels].
-        seed: Seed of weights, order and images.
-        device: Device that trains: cpu or cuda:N.
-        with_gradient_noise: True runs each step in two halves.
-    """
-
-    model: str
-    dataset: str = "cifar10"
-    num_images: int | None = None
-    batch_size: int = 128
-    num_epochs: int = 30
-    learning_rate: float = 0.1
-    optimizer: str = "sgd"
-    image_size: int = 32
-    seed: int = 0
-    device: str = "cpu"
-    with_gradient_noise: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("batch_size", "num_epochs", "learning_rate"):
-            if not getattr(self, name) > 0:
-                raise InvalidSetupError(
-                    f"{name.replace('_', ' ')} must be above zero, got {getattr(self, name)}"
-                )
-        if self.optimizer not in ("sgd", "adam"):
-            raise InvalidSetupError(f"a curve is trained with sgd or adam, got '{self.optimizer}'")
-        if self.with_gradient_noise and self.batch_size < 4:
-            raise InvalidSetupError(
-                f"gradient noise needs a batch of four images or more, to be halved, got {self.batch_size}"
-            )
-        check_dataset(self.dataset, self.image_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

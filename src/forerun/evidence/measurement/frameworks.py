@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from forerun.base.errors import ForerunError, InvalidSetupError
 from forerun.base.plugins import plugin, plugin_names
-from forerun.evidence.measurement.step_options import StepSettings
+from forerun.evidence.measurement.settings import StepSettings
 from forerun.evidence.records.measurement import Measurement, Scalar
 from forerun.question.devices.device import Device
 from forerun.question.setup import Precision, TrainingSetup

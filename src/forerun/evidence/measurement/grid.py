@@ -5,79 +5,18 @@ System A's grid is depth 2, 3, 4 x base_filters 32, 64 x batch size 32, 64, 128 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from itertools import product
 from typing import Any, TypeVar
 
-from forerun.base.errors import InvalidSetupError
 from forerun.evidence.measurement.datasets import dataset_size
 from forerun.evidence.measurement.jobs import MeasurementJob
+from forerun.evidence.measurement.settings import Grid
 from forerun.evidence.records.measurement import JobKind, Scalar
-from forerun.question.setup import Layout, Precision
 
-__all__ = ["SYSTEM_A_SIZES", "Grid", "grid_jobs", "spread_order"]
+__all__ = ["grid_jobs", "spread_order"]
 
 Item = TypeVar("Item")
-
-SYSTEM_A_SIZES: Mapping[str, Sequence[int]] = {"depth": (2, 3, 4), "base_filters": (32, 64)}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grid:
-    """Values to combine, and settings that all jobs share; the defaults are system A's.
-
-    Attributes:
-        network: Name of a network family, such as ``cnn`` or ``cifar-resnet``.
-        sizes: Keys of the family with the values each takes.
-        batch_sizes, precisions, layouts, compiles: Values of the other axes.
-        image_size: Height and width of the images [pixels].
-        optimizer: Name of the optimizer, one of ``tracing.optimizers``.
-        dataset: Name of the dataset, one of ``DATASETS``.
-        num_epochs: Number of epochs of each job.
-        num_steps: Number of steps to which an epoch is cut; None for whole epochs.
-        num_workers: Number of processes that prepare batches.
-        seed: Seed of weights, order and synthetic images.
-        framework: Name of the framework: ``pytorch``, or ``keras`` on TensorFlow.
-        num_replicas: With Keras, number of replicas of a MirroredStrategy, each with its own batch; 1 for none.
-    """
-
-    network: str = "cnn"
-    sizes: Mapping[str, Sequence[int]] = field(default_factory=lambda: dict(SYSTEM_A_SIZES))
-    batch_sizes: Sequence[int] = (32, 64, 128)
-    precisions: Sequence[Precision] = (Precision.FP32,)
-    layouts: Sequence[Layout] = (Layout.NCHW,)
-    compiles: Sequence[bool] = (False,)
-    image_size: int = 32
-    optimizer: str = "adam"
-    dataset: str = "cifar10"
-    num_epochs: int = 3
-    num_steps: int | None = None
-    num_workers: int = 0
-    seed: int = 0
-    framework: str = "pytorch"
-    num_replicas: int = 1
-
-    def __post_init__(self) -> None:
-        axes = {**self.sizes, "batch size": self.batch_sizes, "precision": self.precisions}
-        for name, values in {**axes, "layout": self.layouts, "compile": self.compiles}.items():
-            if not values:
-                raise InvalidSetupError(f"expected at least one value of {name} in the grid, got none")
-            if len(set(values)) < len(values):
-                raise InvalidSetupError(
-                    f"expected different values of {name} in the grid, got {list(values)}; leave repeats out: "
-                    "a repeat on another day needs its own occasion"
-                )
-        if self.framework not in ("pytorch", "keras"):
-            raise InvalidSetupError(f"expected framework pytorch or keras, got {self.framework!r}")
-        if self.num_replicas < 1 or (self.num_replicas > 1 and self.framework != "keras"):
-            raise InvalidSetupError(
-                f"expected one replica, or more with framework keras, got {self.num_replicas} with {self.framework}"
-            )
-        if self.num_epochs < 0 or (self.num_steps is not None and self.num_steps < 1):
-            raise InvalidSetupError(
-                f"expected epochs of at least 0 and steps of at least 1, got {self.num_epochs} and {self.num_steps}"
-            )
 
 
 def grid_jobs(grid: Grid) -> list[MeasurementJob]:

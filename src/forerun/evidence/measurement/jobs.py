@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, fields
 
 from forerun.base.errors import InvalidSetupError
 from forerun.evidence.records.measurement import JobKind, Scalar
+from forerun.question.settings import setting
 
 __all__ = ["MeasurementJob", "Protocol", "RunResult", "job_key"]
 
@@ -95,15 +96,10 @@ class Protocol:
         max_warm_up: Number of repetitions after which the warm-up ends even if the times are not stationary.
         window: Number of repetitions in each of the two windows of the stationarity test; at least 3.
         tolerance: Relative difference of the windows' medians that always passes.
-        num_repetitions: Number of timed repetitions; at least 3.
-        max_seconds: Longest time of the warm-up, and of the timed repetitions; ``min_warm_up`` and three timed
-            repetitions are always made [s].
-        timeout_s: Longest time of a child, after which it is killed [s].
         anchor_every: Number of jobs between two measurements of the anchor; 0 for no anchors.
         anchor_tolerance: Relative change of the anchor beyond which the jobs between are marked unstable.
         max_relative_interval: Half width of the interval of the median, relative to the median, beyond which
             a run is marked unstable.
-        num_threads: Number of threads of the framework; None for one per usable core.
         memory_limit_bytes: Memory a job may take on the host beyond that of the loaded framework; None for no
             limit [bytes].
         telemetry_every_s: Time between two readings of the sensors [s].
@@ -113,13 +109,32 @@ class Protocol:
     max_warm_up: int = 60
     window: int = 5
     tolerance: float = 0.02
-    num_repetitions: int = 20
-    max_seconds: float = 30.0
-    timeout_s: float = 900.0
+    num_repetitions: int = setting(
+        20,
+        help="Timed repetitions of a step; at least 3.",
+        group="timing",
+        default="20; of layers 50, of compositions 30",
+        flag="repetitions",
+    )
+    # However short it is, ``min_warm_up`` and three timed repetitions are made.
+    max_seconds: float = setting(
+        30.0,
+        help="Most time of warm-up, and of repetitions, of one job [s].",
+        group="timing",
+        default="30; of layers and compositions 5",
+    )
+    timeout_s: float = setting(
+        900.0,
+        help="A job that takes longer is ended [s].",
+        group="timing",
+        default="900; of grids 3600, of layers and links 300",
+    )
     anchor_every: int = 10
     anchor_tolerance: float = 0.05
     max_relative_interval: float = 0.10
-    num_threads: int | None = None
+    num_threads: int | None = setting(
+        None, help="Threads of a processor.", group="timing", default="one for each core", flag="threads"
+    )
     memory_limit_bytes: int | None = None
     telemetry_every_s: float = 0.5
 

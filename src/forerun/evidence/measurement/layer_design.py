@@ -16,26 +16,22 @@ from itertools import chain, zip_longest
 import numpy as np
 import numpy.typing as npt
 
-from forerun.base.errors import InvalidSetupError, near_matches
+from forerun.base.errors import InvalidSetupError
 from forerun.evidence.measurement.jobs import MeasurementJob
-from forerun.evidence.measurement.layer_figures import LAYER_KINDS, LayerFigures, layer_figures
+from forerun.evidence.measurement.layer_figures import LayerFigures, layer_figures
+from forerun.evidence.measurement.settings import LayerDesign
 from forerun.evidence.records.measurement import JobKind, Scalar
 from forerun.question.setup import Precision
 
 __all__ = [
     "IMAGE_LAYERS",
     "LAYERS_WITHOUT_WEIGHTS",
-    "RANGES",
     "Axis",
-    "LayerDesign",
     "axes_of",
     "design_layers",
     "layer_job",
     "unit_points",
 ]
-
-RANGES = ("justus", "wide", "networks")
-"""Names of the ranges."""
 
 IMAGE_LAYERS = (
     *("conv2d", "grouped_conv2d", "depthwise_conv2d"),
@@ -167,61 +163,6 @@ _FIRST_EXPONENT = 8
 _LAST_EXPONENT = 15
 
 LAYERS_WITHOUT_WEIGHTS = ("max_pool", "avg_pool", "null")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerDesign:
-    """Kinds and number of layers to measure, and their limits.
-
-    Attributes:
-        kinds: Kinds of layers.
-        num_layers: Number of layers of all kinds together, equally many of each.
-        ranges: Ranges of sizes: ``justus``, ``wide`` or ``networks`` (``axes.RANGES``).
-        modes: Modes to measure: ``forward``, ``train_step`` or both, which then take turns.
-        optimizers: Optimizers of training steps, all equally likely.
-        precision, layout: Precision and memory order of all layers.
-        max_flops: Most work of one step [FLOP]; with the defaults of work and memory hardly any step takes more than
-            100 ms on one core of a present processor.
-        max_bytes: Most memory of one step [bytes].
-        seed: Seed of the scrambling; another seed gives another design of the same kind.
-        with_null: True measures the null layer, in each mode, as well.
-        copies: Number of equal layers in one step, each with its own weights and input; the limits hold for their sum.
-        framework: Name of the framework: ``pytorch``, or ``keras`` on TensorFlow, which pads an even kernel
-            with ``same`` differently: such layers are skipped.
-    """
-
-    kinds: Sequence[str] = tuple(kind for kind in LAYER_KINDS if kind != "null")
-    num_layers: int = 1100
-    ranges: str = "wide"
-    modes: Sequence[str] = ("forward", "train_step")
-    optimizers: Sequence[str] = ("none", "sgd-plain", "momentum", "adam", "rmsprop", "adagrad", "adadelta")
-    precision: str = "fp32"
-    layout: str = "nchw"
-    max_flops: float = 4e9
-    max_bytes: float = 2e8
-    seed: int = 0
-    with_null: bool = True
-    copies: int = 1
-    framework: str = "pytorch"
-
-    def __post_init__(self) -> None:
-        for kind in self.kinds:
-            if kind not in LAYER_KINDS:
-                raise InvalidSetupError(
-                    f"unknown layer '{kind}'{near_matches(kind, LAYER_KINDS)}; expected one of {', '.join(LAYER_KINDS)}"
-                )
-        if self.ranges not in RANGES:
-            raise InvalidSetupError(f"expected ranges {', '.join(RANGES)}, got '{self.ranges}'")
-        if self.framework not in ("pytorch", "keras") or (self.framework == "keras" and self.copies != 1):
-            raise InvalidSetupError(
-                f"expected framework pytorch, or keras with one copy of each layer, got {self.framework!r} with "
-                f"{self.copies}"
-            )
-        if self.num_layers < 1 or not self.kinds or not self.modes:
-            raise InvalidSetupError(
-                f"expected at least one layer, kind and mode, got {self.num_layers} of {list(self.kinds)}, "
-                f"{list(self.modes)}"
-            )
 
 
 def unit_points(num_axes: int, seed: int) -> Iterator[npt.NDArray[np.float64]]:

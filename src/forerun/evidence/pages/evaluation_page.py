@@ -1,4 +1,4 @@
-"""The pages of ``forerun evaluate`` and ``forerun fit``."""
+"""The pages of ``forerun evaluate``, ``forerun fit`` and ``forerun calibrate``."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from rich.table import Table
 from rich.text import Text
 
 from forerun.base.units import format_duration_s
-from forerun.surface.report.tables import table
+from forerun.surface.report.tables import Columns, table, table_of
 from forerun.surface.report.wording import format_percent
 
 if TYPE_CHECKING:
+    from forerun.evidence.calibrate import Calibration, LeftOutModel
     from forerun.evidence.evaluate import Evaluation
     from forerun.evidence.fit import FitResult
     from forerun.evidence.fitting.evaluation import ErrorMetrics
 
-__all__ = ["error_table", "evaluation_page", "fit_page"]
+__all__ = ["calibration_page", "error_table", "evaluation_page", "fit_page"]
 
 _COLUMNS = (
     ("rows", "n"),
@@ -94,16 +95,61 @@ def fit_page(fit: FitResult) -> RenderableType:
 
 
 def _errors(metrics: Mapping[str, ErrorMetrics], time_text: Callable[[float], str]) -> Table:
-    titles = ("model", "rows", "R2", "MAE", "RMSE", "MAPE", "median", "90th")
-    made = table(titles, left=titles[:1], fold=titles[:1])
+    columns: Columns[tuple[str, ErrorMetrics]] = {
+        "model": lambda row: row[0],
+        "rows": lambda row: f"{row[1].n:,}",
+        "R2": lambda row: None if row[1].r2 is None else f"{row[1].r2:.4f}",
+        "MAE": lambda row: time_text(row[1].mae),
+        "RMSE": lambda row: time_text(row[1].rmse),
+        "MAPE": lambda row: format_percent(row[1].mape),
+        "median": lambda row: format_percent(row[1].median_ape),
+        "90th": lambda row: format_percent(row[1].p90_ape),
+    }
+    made = table_of([*metrics.items()], columns, left=("model",), fold=("model",))
     made.columns[0].min_width = 15
-    for name, errors in metrics.items():
-        made.add_row(
-            Text(name),
-            f"{errors.n:,}",
-            "-" if errors.r2 is None else f"{errors.r2:.4f}",
-            time_text(errors.mae),
-            time_text(errors.rmse),
-            *(format_percent(getattr(errors, field)) for field in ("mape", "median_ape", "p90_ape")),
-        )
     return made
+
+
+def calibration_page(found: Calibration) -> RenderableType:
+    """The page."""
+    is_layouts = found.method == "layouts"
+    lines: list[RenderableType] = [
+        Text(f"{found.device}, {found.framework}", style="bold"),
+        Text(
+            f"{found.num_layers} layers and {found.num_models} models in "
+            f"{format_duration_s(found.duration_s)}; {_METHODS[found.method]}"
+        ),
+    ]
+    if found.models:
+        lines += [Text(""), table_of(found.models, _MODELS, left=("model",)), Text("")]
+        lines.append(
+            Text(
+                f"mean error on models left out: {found.mape_before:.0%} before, {found.mape_after:.0%} after "
+                + ("(each predicted from the others)" if is_layouts else _UNSEEN)
+            )
+        )
+    if found.step_cost_s:
+        lines.append(
+            Text(f"a step of fit takes {format_duration_s(found.step_cost_s)} beside its operations")
+        )
+    lines += [Text(note) for note in found.notes]
+    use = f"give it as --calibration {found.file}" if is_layouts else "predict --on here uses it"
+    lines.append(Text(f"written to {found.file}; {use}"))
+    lines.append(Text(f"measurements in {found.records}"))
+    return Group(*lines)
+
+
+_UNSEEN = "(each predicted by a calibration that had not seen its family)"
+_METHODS = {
+    "refined": "the networks of the cost model were refined on them",
+    "offset": "offsets of the cost model were fitted to them",
+    "layouts": "steps of like shape are corrected as they were measured",
+}
+_MODELS: Columns[LeftOutModel] = {
+    "model": lambda m: m.model,
+    "batch": lambda m: str(m.batch_size),
+    "measured": lambda m: format_duration_s(m.measured_s),
+    "noise": lambda m: f"± {m.relative_noise:.1%}",
+    "before": lambda m: f"{m.before_s / m.measured_s - 1:+.0%}",
+    "after": lambda m: f"{m.after_s / m.measured_s - 1:+.0%}",
+}

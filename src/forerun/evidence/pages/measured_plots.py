@@ -1,40 +1,133 @@
-"""Plots of measurements: batch size against throughput, curves of a training, residuals of a fit."""
+"""Plots of measurements: throughput, curves of a training, residuals of a fit, times of layers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from forerun.base.errors import FailureError
+from forerun.evidence.records.measurement import JobKind, Measurement, Outcome
 from forerun.surface.report.figure import (
     COLOURS,
     STEP_TIMES,
     Floats,
     TimeAxis,
-    check_plot_path,
+    drawn,
     look_of,
-    new_figure,
     number_labels,
     plain_log_ticks,
-    save_figure,
 )
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from forerun.evidence.records.step_record import StepRecord
+
 __all__ = [
     "accuracy_against_time",
     "accuracy_curves",
+    "accuracy_over_time",
     "batch_size_against_throughput",
     "best_so_far",
+    "curves",
+    "layer_time_histogram",
+    "layer_times_against_work",
     "residuals_against_time",
+    "throughputs",
 ]
 
 _MOST_LEGEND_LINES = 24
+_NUM_BINS = 40
+_NULL = "null"  # a call without work, the overhead of each
+
+
+class Throughputs(NamedTuple):
+    """Measured throughput of n steps.
+
+    Attributes:
+        batch_sizes: Samples per device and step, (n,).
+        throughput_samples_per_s: Throughput of all devices, (n,).
+        groups: Model of each step, with the device where there are several.
+    """
+
+    batch_sizes: Floats
+    throughput_samples_per_s: Floats
+    groups: tuple[str, ...]
+
+
+def throughputs(records: Sequence[StepRecord]) -> Throughputs:
+    """Batch sizes and throughputs of steps."""
+    with_device = len({record.device for record in records}) > 1
+    return Throughputs(
+        np.array([record.batch_size_per_device for record in records], dtype=float),
+        np.array([record.throughput_samples_per_s for record in records]),
+        tuple(f"{r.model}, {r.device}" if with_device else r.model for r in records),
+    )
+
+
+def curves(measurements: Iterable[Measurement]) -> tuple[dict[str, Floats], dict[str, Floats]]:
+    """Accuracy and loss after each epoch by run: on held-out images if measured, else on the training images.
+
+    Of several runs of a configuration the last counts.
+    """
+    accuracy: dict[str, Floats] = {}
+    loss: dict[str, Floats] = {}
+    for m in measurements:
+        for found, stem in ((accuracy, "accuracy"), (loss, "loss")):
+            values = _curve(m, f"val_{stem}") or _curve(m, stem)
+            if m.kind is JobKind.TRAINING and values:
+                found[_run_name(m)] = np.array(values)
+    return accuracy, loss
+
+
+def accuracy_over_time(measurements: Iterable[Measurement]) -> dict[str, tuple[Floats, Floats]]:
+    """Time spent in training [s] and accuracy at the end of each epoch, by run; evaluation takes no time here.
+
+    An epoch cut to some steps counts with the time those took. Of several runs of a configuration the last counts.
+    """
+    found: dict[str, tuple[Floats, Floats]] = {}
+    for m in measurements:
+        accuracy = _curve(m, "val_accuracy") or _curve(m, "accuracy")
+        epochs_s = [m.results.get(f"epoch_time_{number}_s") for number in range(1, len(accuracy) + 1)]
+        times_s = [float(value) for value in epochs_s if isinstance(value, (int, float))]
+        if m.kind is JobKind.TRAINING and accuracy and len(times_s) == len(accuracy):
+            found[_run_name(m)] = (np.cumsum(times_s), np.array(accuracy))
+    return found
+
+
+def _run_name(measurement: Measurement) -> str:
+    return f"{measurement.subject}, batch {measurement.parameters.get('batch_size')}"
+
+
+def _curve(measurement: Measurement, stem: str) -> list[float]:
+    values: list[float] = []
+    while isinstance(value := measurement.results.get(f"{stem}_{len(values) + 1}"), (int, float)):
+        values.append(float(value))
+    return values
+
+
+@contextmanager
+def _chart(
+    path: Path, width_in: float, height_in: float, *, legend_below: bool = True
+) -> Iterator[tuple[Figure, Axes]]:
+    """A figure with axes, a light grid and a legend, written in the end; the errors are those of ``drawn``."""
+    with drawn(path, width_in=width_in, height_in=height_in) as figure:
+        axes = figure.subplots()
+        yield figure, axes
+        for axis, scale in ((axes.xaxis, axes.get_xscale()), (axes.yaxis, axes.get_yscale())):
+            if scale == "log" and not axis.get_label_text().startswith("batch size"):
+                plain_log_ticks(axis)
+        axes.grid(visible=True, alpha=0.3)
+        if legend_below:
+            _legend_below(figure, axes)
+        else:
+            axes.legend(fontsize="x-small", ncols=2)
 
 
 def batch_size_against_throughput(
@@ -52,25 +145,22 @@ def batch_size_against_throughput(
     Raises:
         UsageError, FailureError: There is nothing to plot, or the file cannot be written.
     """
-    check_plot_path(path)
     sizes, rates = np.asarray(batch_sizes, dtype=float), np.asarray(throughput_samples_per_s, dtype=float)
-    _check(sizes, rates, what="batch sizes and throughputs")
-    figure = new_figure(width_in=7.4, height_in=5.0)
-    axes = figure.subplots()
-    names = np.asarray(groups)
-    for index, name in enumerate(_in_natural_order(groups)):
-        rows = names == name
-        where = np.unique(sizes[rows])
-        medians = [float(np.median(rates[rows & (sizes == size)])) for size in where]
-        axes.plot(where, medians, label=name, markersize=5, **look_of(index))
-        axes.scatter(sizes[rows], rates[rows], s=9, alpha=0.5, linewidths=0, color=look_of(index)["color"])
-    axes.set_xscale("log", base=2)
-    number_labels(axes, np.unique(sizes))
-    axes.set(xlabel="batch size", ylabel="images/s", title=title)
-    axes.set_ylim(0, 1.08 * float(rates.max()))
-    axes.grid(visible=True, alpha=0.3)
-    _legend_below(figure, axes)
-    save_figure(figure, path)
+    with _chart(path, 7.4, 5.0) as (_, axes):
+        _check(sizes, rates, what="batch sizes and throughputs")
+        names = np.asarray(groups)
+        for index, name in enumerate(_in_natural_order(groups)):
+            rows = names == name
+            where = np.unique(sizes[rows])
+            medians = [float(np.median(rates[rows & (sizes == size)])) for size in where]
+            axes.plot(where, medians, label=name, markersize=5, **look_of(index))
+            axes.scatter(
+                sizes[rows], rates[rows], s=9, alpha=0.5, linewidths=0, color=look_of(index)["color"]
+            )
+        axes.set(xlabel="batch size", ylabel="images/s", title=title)
+        axes.set_xscale("log", base=2)
+        number_labels(axes, np.unique(sizes))
+        axes.set_ylim(0, 1.08 * float(rates.max()))
 
 
 def accuracy_curves(
@@ -87,28 +177,26 @@ def accuracy_curves(
     Raises:
         UsageError, FailureError: There is nothing to plot, or the file cannot be written.
     """
-    check_plot_path(path)
     runs = _in_natural_order([*accuracy, *loss])
-    if not runs or not all(len(curve) for curve in (*accuracy.values(), *loss.values())):
-        raise FailureError("a plot of accuracy needs at least one run with one epoch, got none")
-    figure = new_figure(width_in=9.6, height_in=4.6)
-    left, right = figure.subplots(1, 2)
-    for axes, curves, label, factor in (
-        (left, accuracy, "accuracy [%]", 100.0),
-        (right, loss, "loss", 1.0),
-    ):
-        for index, run in enumerate(runs):
-            if run in curves:
-                values = factor * np.asarray(curves[run], dtype=float)
-                epochs = np.arange(1, len(values) + 1)
-                axes.plot(epochs, values, label=run, markersize=4, **look_of(index))
-        longest = max((len(curve) for curve in curves.values()), default=1)
-        number_labels(axes, np.arange(1.0, longest + 1))
-        axes.set(xlabel="epoch", ylabel=label)
-        axes.grid(visible=True, alpha=0.3)
-    _legend_below(figure, left if accuracy else right)
-    figure.suptitle(title)
-    save_figure(figure, path)
+    with drawn(path, width_in=9.6, height_in=4.6) as figure:
+        if not runs or not all(len(curve) for curve in (*accuracy.values(), *loss.values())):
+            raise FailureError("a plot of accuracy needs at least one run with one epoch, got none")
+        left, right = figure.subplots(1, 2)
+        for axes, found, label, factor in (
+            (left, accuracy, "accuracy [%]", 100.0),
+            (right, loss, "loss", 1.0),
+        ):
+            for index, run in enumerate(runs):
+                if run in found:
+                    values = factor * np.asarray(found[run], dtype=float)
+                    epochs = np.arange(1, len(values) + 1)
+                    axes.plot(epochs, values, label=run, markersize=4, **look_of(index))
+            longest = max((len(curve) for curve in found.values()), default=1)
+            number_labels(axes, np.arange(1.0, longest + 1))
+            axes.set(xlabel="epoch", ylabel=label)
+            axes.grid(visible=True, alpha=0.3)
+        _legend_below(figure, left if accuracy else right)
+        figure.suptitle(title)
 
 
 def best_so_far(time_s: Floats, accuracy: Floats) -> tuple[Floats, Floats]:
@@ -136,23 +224,17 @@ def accuracy_against_time(path: Path, *, title: str, runs: Mapping[str, tuple[Fl
     Raises:
         UsageError, FailureError: There is nothing to plot, or the file cannot be written.
     """
-    check_plot_path(path)
-    if not runs:
-        raise FailureError("a plot of accuracy against time needs at least one run, got none")
-    figure = new_figure(width_in=7.4, height_in=5.4)
-    axes = figure.subplots()
-    for index, name in enumerate(_in_natural_order([*runs])):
-        time_s, accuracy = runs[name]
-        axes.plot(time_s, 100 * accuracy, label=name, markersize=4, linewidth=1, **look_of(index))
-    all_s, all_accuracies = (np.concatenate([run[part] for run in runs.values()]) for part in (0, 1))
-    front_s, front = best_so_far(all_s, all_accuracies)
-    ends_s, ends = np.append(front_s, all_s.max()), np.append(front, front[-1])
-    axes.step(ends_s, 100 * ends, where="post", color="black", linewidth=1.5, label="best so far")
-    axes.set(xscale="log", xlabel="time in training [s]", ylabel="accuracy [%]", title=title)
-    plain_log_ticks(axes.xaxis)
-    axes.grid(visible=True, alpha=0.3)
-    _legend_below(figure, axes)
-    save_figure(figure, path)
+    with _chart(path, 7.4, 5.4) as (_, axes):
+        if not runs:
+            raise FailureError("a plot of accuracy against time needs at least one run, got none")
+        for index, name in enumerate(_in_natural_order([*runs])):
+            time_s, accuracy = runs[name]
+            axes.plot(time_s, 100 * accuracy, label=name, markersize=4, linewidth=1, **look_of(index))
+        all_s, all_accuracies = (np.concatenate([run[part] for run in runs.values()]) for part in (0, 1))
+        front_s, front = best_so_far(all_s, all_accuracies)
+        ends_s, ends = np.append(front_s, all_s.max()), np.append(front, front[-1])
+        axes.step(ends_s, 100 * ends, where="post", color="black", linewidth=1.5, label="best so far")
+        axes.set(xscale="log", xlabel="time in training [s]", ylabel="accuracy [%]", title=title)
 
 
 def residuals_against_time(
@@ -177,36 +259,92 @@ def residuals_against_time(
     Raises:
         UsageError, FailureError: There is nothing to plot, or the file cannot be written.
     """
-    check_plot_path(path)
     predicted, actual = np.asarray(predicted_s, dtype=float), np.asarray(actual_s, dtype=float)
-    _check(predicted, actual, what="predicted and actual times")
-    error_percent = 100 * (predicted / actual - 1)
-    figure = new_figure(width_in=7.4, height_in=4.8)
-    axes = figure.subplots()
+    with _chart(path, 7.4, 4.8) as (_, axes):
+        _check(predicted, actual, what="predicted and actual times")
+        error_percent = 100 * (predicted / actual - 1)
+        _scatter(axes, groups, times.per_second * actual, error_percent, size=18)
+        axes.axhline(0, color="black", linewidth=1)
+        median = float(np.median(error_percent))
+        axes.axhline(median, color=COLOURS[6], linewidth=0.9, linestyle="--", label=f"median {median:+.1f} %")
+        axes.set(xlabel=times.label("actual"), ylabel="predicted / actual - 1 [%]", title=title)
+        if times.is_log:
+            axes.set_xscale("log")
+        else:
+            axes.set_xlim(0, None)
+
+
+def layer_time_histogram(path: Path, measurements: Iterable[Measurement]) -> None:
+    """Number of layers by time, logarithmic in the time.
+
+    Args:
+        path: File to write.
+        measurements: Measurements, of which the finished layers are drawn.
+
+    Raises:
+        UsageError, FailureError: There is no layer, or the file cannot be written.
+    """
+    with drawn(path, width_in=7.0, height_in=4.4) as figure:
+        _, _, times_ms = _layers(measurements)
+        axes = figure.subplots()
+        bins = np.geomspace(0.95 * times_ms.min(), 1.05 * times_ms.max(), _NUM_BINS)
+        axes.hist(times_ms, bins=bins.tolist(), color=COLOURS[0], edgecolor="white", linewidth=0.4)
+        median = float(np.median(times_ms))
+        axes.axvline(median, color=COLOURS[1], linestyle="--", label=f"median {median:.3g} ms")
+        axes.set(xscale="log", xlabel="time of a layer [ms]", ylabel="layers")
+        plain_log_ticks(axes.xaxis)
+        axes.set_title(f"{len(times_ms):,} layers", fontsize="medium")
+        axes.legend(fontsize="small")
+
+
+def layer_times_against_work(path: Path, measurements: Iterable[Measurement]) -> None:
+    """Time of each layer against its FLOPs, forward and training steps apart, a colour per kind.
+
+    Args:
+        path: File to write.
+        measurements: Measurements, of which the finished layers are drawn.
+
+    Raises:
+        UsageError, FailureError: There is no layer, or the file cannot be written.
+    """
+    with _chart(path, 7.0, 5.0, legend_below=False) as (_, axes):
+        names, flops, times_ms = _layers(measurements)
+        has_work = flops > 0
+        if not has_work.any():
+            raise FailureError("a plot of times against FLOPs needs a layer that computes, got none")
+        kept = [name for name, is_kept in zip(names, has_work, strict=True) if is_kept]
+        _scatter(axes, kept, flops[has_work] / 1e9, times_ms[has_work], size=14)
+        axes.set(xscale="log", yscale="log")
+        axes.set(xlabel="work of the forward pass [GFLOP]", ylabel="time of a layer [ms]")
+
+
+def _layers(measurements: Iterable[Measurement]) -> tuple[list[str], Floats, Floats]:
+    """Kind with its mode, FLOPs and median time [ms] of each finished layer."""
+    names: list[str] = []
+    numbers: list[tuple[float, float]] = []
+    for m in measurements:
+        is_layer = m.kind is JobKind.LAYER and m.outcome is Outcome.DONE and m.subject != _NULL
+        if not is_layer or not m.repetitions_s:
+            continue
+        work = m.parameters.get("flops")
+        mode = str(m.parameters.get("mode", "")).replace("_", " ")
+        names.append(f"{m.subject}, {mode}" if mode else m.subject)
+        numbers.append(
+            (float(work) if isinstance(work, (int, float)) else 0.0, 1e3 * float(np.median(m.repetitions_s)))
+        )
+    if not names:
+        raise FailureError("plots of layers need at least one finished layer, got none")
+    flops, times_ms = np.asarray(numbers).T
+    return names, flops, times_ms
+
+
+def _scatter(axes: Axes, groups: Sequence[str], x: Floats, y: Floats, *, size: float) -> None:
+    """Points, a colour for each group, which the legend names with its number of rows."""
     names = np.asarray(groups)
     for index, name in enumerate(_in_natural_order(groups)):
         rows = names == name
-        axes.scatter(
-            times.per_second * actual[rows],
-            error_percent[rows],
-            s=18,
-            alpha=0.75,
-            linewidths=0,
-            label=f"{name} ({rows.sum():,})",
-            **look_of(index),
-        )
-    axes.axhline(0, color="black", linewidth=1)
-    median = float(np.median(error_percent))
-    axes.axhline(median, color=COLOURS[6], linewidth=0.9, linestyle="--", label=f"median {median:+.1f} %")
-    axes.set(xlabel=times.label("actual"), ylabel="predicted / actual - 1 [%]", title=title)
-    if times.is_log:
-        axes.set_xscale("log")
-        plain_log_ticks(axes.xaxis)
-    else:
-        axes.set_xlim(0, None)
-    axes.grid(visible=True, alpha=0.3)
-    _legend_below(figure, axes)
-    save_figure(figure, path)
+        label = f"{name} ({rows.sum():,})"
+        axes.scatter(x[rows], y[rows], s=size, alpha=0.7, linewidths=0, label=label, **look_of(index))
 
 
 def _legend_below(figure: Figure, axes: Axes) -> None:
@@ -218,7 +356,6 @@ def _legend_below(figure: Figure, axes: Axes) -> None:
 
 def _in_natural_order(names: Sequence[str]) -> list[str]:
     """Each name once, numbers within it by value: batch 8 before batch 16."""
-    import re
 
     def key(name: str) -> list[tuple[int, str]]:
         return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", name)]

@@ -1,8 +1,8 @@
-"""The pages of ``forerun measure``."""
+"""The pages of ``forerun measure`` and ``forerun records``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
@@ -11,17 +11,16 @@ from rich.text import Text
 
 from forerun.base.units import format_bytes, format_duration_s
 from forerun.evidence.measure_loader import LoaderRun
-from forerun.evidence.records.measurement import JobKind, Measurement, Outcome
-from forerun.surface.report.tables import table
+from forerun.evidence.records.measurement import JobKind, Measurement, Outcome, measurement_document
+from forerun.surface.report.tables import Columns, table, table_of
 from forerun.surface.report.wording import range_words
 
 if TYPE_CHECKING:
     from forerun.evidence.measure_jobs import MeasurementRun
 
-__all__ = ["loader_lines", "measurement_page"]
+__all__ = ["counts_table", "loader_lines", "measurement_page", "record_page", "records_table"]
 
 _MOST_ROWS = 60
-_WIDEST_SUBJECT = 26  # of 80 columns; longer ones are folded
 _PLAIN = (None, "fp32", "nchw", "none")  # values that are left out
 _LAYER_SIZES = ("in_size", "sequence_length", "in_features", "out_features", "kernel", "stride", "mode")
 
@@ -36,20 +35,17 @@ def measurement_page(run: MeasurementRun) -> RenderableType:
 
 
 def _table(rows: Sequence[Measurement]) -> Table:
-    has_epochs = any("epoch_time_s" in row.results for row in rows)
-    figures = ("step", "95 %", *(("epoch", "accuracy") if has_epochs else ()))
     words = ("what", "setting", "remark")
-    made = table(("what", "setting", *figures, "remark"), left=words, fold=words[1:])
-    for row in rows:
-        cells = [
-            row.subject,
-            _setting(row),
-            *_times(row),
-            *(_epoch(row) if has_epochs else ()),
-            _remark(row),
-        ]
-        made.add_row(*map(Text, cells))
-    return made
+    columns: Columns[Measurement] = {
+        "what": lambda row: row.subject,
+        "setting": _setting,
+        "step": lambda row: _times(row)[0],
+        "95 %": lambda row: _times(row)[1],
+        "epoch": lambda row: _result(row, "epoch_time_s"),
+        "accuracy": _accuracy,
+        "remark": _remark,
+    }
+    return table_of(rows, columns, left=words, fold=words[1:])
 
 
 def _times(row: Measurement) -> tuple[str, str]:
@@ -62,15 +58,15 @@ def _times(row: Measurement) -> tuple[str, str]:
     return format_duration_s(median_s), f"±{100 * half:.0f} %"
 
 
-def _epoch(row: Measurement) -> tuple[str, str]:
-    """Time of an epoch, and the accuracy on held-out images after the last one."""
-    results: Mapping[str, Any] = row.results
-    accuracies = [results[name] for name in results if name.startswith("val_accuracy_")]
-    epoch_s = results.get("epoch_time_s")
-    return (
-        "-" if epoch_s is None else format_duration_s(epoch_s),
-        f"{100 * accuracies[-1]:.1f} %" if accuracies else "-",
-    )
+def _result(row: Measurement, name: str) -> str | None:
+    value = row.results.get(name)
+    return format_duration_s(value) if isinstance(value, (int, float)) else None
+
+
+def _accuracy(row: Measurement) -> str | None:
+    """Accuracy on held-out images after the last epoch."""
+    found = [value for name, value in row.results.items() if name.startswith("val_accuracy_")]
+    return f"{100 * found[-1]:.1f} %" if found and isinstance(found[-1], (int, float)) else None
 
 
 def _remark(row: Measurement) -> str:
@@ -152,3 +148,70 @@ def _needed(run: LoaderRun, wanted: float) -> str:
     if run.workers_needed is None:
         return f"{wanted:g} samples/s are more than the {run.num_cores:g} cores of this machine can load"
     return f"{wanted:g} samples/s need {_workers(run.workers_needed)} to keep the device busy"
+
+
+_KEY_LENGTH = 8
+
+
+def counts_table(
+    store: str, columns: Sequence[str], groups: Iterable[tuple[tuple[str, ...], int]]
+) -> RenderableType:
+    """Number of measurements for each combination of the columns."""
+    counted = [*groups]
+    rows = [(*(value or "-" for value in values), str(number)) for values, number in counted]
+    total = sum(number for _, number in counted)
+    made = table((*columns, "records"), rows, left=columns, fold=columns)
+    return Group(made, Text(f"{total} measurements in {store}"))
+
+
+def record_page(measurement: Measurement) -> RenderableType:
+    """All fields of one measurement, a line each."""
+    lines = Table.grid(padding=(0, 2, 0, 0))
+    lines.add_column(no_wrap=True)
+    lines.add_column(overflow="fold")
+    for name, value in measurement_document(measurement).items():
+        if isinstance(value, Mapping):
+            lines.add_row(Text(name), Text(""))
+            for inner, figure in value.items():
+                lines.add_row(Text(f"  {inner}"), Text(_shown(figure)))
+        else:
+            lines.add_row(Text(name), Text(_shown(value)))
+    return lines
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}={_shown(figure)}" for name, figure in value.items()) or "-"
+    if isinstance(value, list):
+        return ", ".join(map(_shown, value)) or "-"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return "-" if value in (None, "") else str(value)
+
+
+def records_table(measurements: Iterable[Measurement]) -> RenderableType:
+    """One line per measurement: subject, median with its interval, and notes."""
+    words = ("what", "asked", "remark")
+    titles = ("key", "what", "asked", "device", "median", "95 % interval", "remark")
+    return table(titles, map(_record_cells, measurements), left=("key", "device", *words), fold=words)
+
+
+def _record_cells(found: Measurement) -> tuple[str, ...]:
+    asked = " ".join(f"{name}={value}" for name, value in found.parameters.items())
+    summary = found.summary
+    median = format_duration_s(summary.median_s) if summary else "-"
+    interval = (
+        f"{format_duration_s(summary.low_s)} to {format_duration_s(summary.high_s)}" if summary else "-"
+    )
+    remark = found.reason or str(found.outcome)
+    if summary and not summary.is_stable:
+        remark = f"unstable: {summary.reason}"
+    return (
+        found.key[:_KEY_LENGTH],
+        found.subject,
+        asked,
+        found.circumstances.device,
+        median,
+        interval,
+        remark,
+    )

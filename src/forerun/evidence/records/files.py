@@ -22,7 +22,8 @@ from forerun.evidence.records.measurement import (
     measurement_document,
     read_document,
 )
-from forerun.evidence.records.tables import is_short_table, read_short_steps, read_step_table
+from forerun.evidence.records.step_record import as_measurement
+from forerun.evidence.records.tables import is_short_table, read_records, read_short_steps
 
 __all__ = ["FILE_COLUMNS", "export_measurements", "import_measurements"]
 
@@ -94,7 +95,7 @@ def _write_parquet(rows: Iterable[dict[str, Any]], path: Path) -> int:
 def import_measurements(path: str | Path) -> Iterator[Measurement]:
     """Measurements of a ``.csv`` or ``.parquet`` file, also of a flat table of steps, piece by piece.
 
-    A ``.csv`` file may also be a short table that a person wrote (``records.short_steps``).
+    A ``.csv`` file may also be a short table that a person wrote (``tables.SHORT_COLUMNS``).
 
     Raises:
         RecordError: The file is missing or of another version, columns are unknown or missing, two rows have one key,
@@ -109,9 +110,9 @@ def import_measurements(path: str | Path) -> Iterator[Measurement]:
         rows = _csv_rows(path) if path.suffix == ".csv" else _parquet_rows(path)
         columns = next(rows)
         if path.suffix == ".csv" and is_short_table(tuple(columns)):
-            yield from read_short_steps(path)
+            yield from map(as_measurement, read_short_steps(path, columns))
         elif set(columns) & {"row_id", "step_time_s"}:
-            yield from read_step_table(path)
+            yield from map(as_measurement, read_records(path))
         else:
             yield from _checked(columns, rows, path.name)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -182,7 +183,7 @@ def _document(row: Mapping[str, Any], place: str) -> dict[str, Any]:
 
 
 def _csv_rows(path: Path) -> Iterator[list[Any]]:
-    with path.open(newline="", encoding="utf-8") as file:
+    with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.reader(file)
         try:
             header = next(reader)

@@ -1,7 +1,7 @@
 """One measurement with its job and circumstances: the schema of the record store.
 
 A *job* describes a run; a *measurement* is the result of the run, with its circumstances. ``StepRecord`` is
-the flat view of a measured step that fits and evaluations read; ``step_view.as_step_record`` makes it.
+the flat view of a measured step that fits and evaluations read; ``step_record.as_step_record`` makes it.
 """
 
 from __future__ import annotations
@@ -209,8 +209,9 @@ Record = Measurement
 Document = dict[str, Any]
 """A record as a JSON object."""
 
-_Choice = TypeVar("_Choice", JobKind, Outcome)
-_Part = TypeVar("_Part", Circumstances, Summary)
+_Part = TypeVar("_Part", Measurement, Circumstances, Summary)
+_Reader = Callable[[Any], Any]
+"""Function from a value of a document to that of a field."""
 
 _OTHER_UNITS = ("_ms", "_us", "_ns", "_kb", "_mb", "_gb", "_kib", "_mib", "_gib")
 
@@ -262,22 +263,15 @@ def read_document(document: Mapping[str, Any], place: str) -> Measurement:
             f"{place}: expected schema_version {MEASUREMENT_VERSION}, got {version!r}; "
             "read it with the version of forerun that wrote it"
         )
-    _check_names(document, _FIELDS, _REQUIRED, place)
-    measurement = Measurement(
-        key=_named(document, "key", place),
-        kind=_choice(JobKind, document["kind"], "kind", place),
-        subject=_named(document, "subject", place),
-        family=_named(document, "family", place),
-        parameters=_scalars(document["parameters"], "parameters", place),
-        outcome=_choice(Outcome, document["outcome"], "outcome", place),
-        circumstances=_part(Circumstances, document["circumstances"], "circumstances", place),
-        reason=str(document.get("reason") or ""),
-        repetitions_s=_times(document.get("repetitions_s") or (), "repetitions_s", place),
-        warm_up_s=_times(document.get("warm_up_s") or (), "warm_up_s", place),
-        summary=_summary(document.get("summary"), place),
-        results=_scalars(document.get("results") or {}, "results", place),
-        schema_version=MEASUREMENT_VERSION,
-    )
+    # An empty cell of a table is None, and means the default.
+    given = {name: value for name, value in document.items() if value is not None or name in _REQUIRED}
+    try:
+        measurement = _read(Measurement, given)
+    except _RefusedError as refused:
+        raise RecordError(f"{place}{refused}") from None
+    for name in ("key", "subject", "family"):
+        if not getattr(measurement, name):
+            raise RecordError(f"{place}, '{name}': expected text, got ''")
     if measurement.outcome is Outcome.DONE and not (measurement.repetitions_s or measurement.results):
         raise RecordError(
             f"{place}: outcome 'done' needs repetitions_s or results, got neither; drop the record or fill it in"
@@ -285,89 +279,55 @@ def read_document(document: Mapping[str, Any], place: str) -> Measurement:
     return measurement
 
 
-def _check_names(
-    document: Mapping[str, Any], known: tuple[str, ...], required: tuple[str, ...], place: str
-) -> None:
-    for name in required:
-        if name not in document:
-            raise RecordError(f"{place}: expected the field '{name}', which is missing")
-    for name in document:
-        if name not in known:
-            raise RecordError(
-                f"{place}: unknown field '{name}'{near_matches(str(name), known)} "
+class _RefusedError(ValueError):
+    """Refusal of a value; its text follows the place of the value."""
+
+
+def _read(kind: type[_Part], values: Any) -> _Part:
+    """A dataclass from names with values; the hints of its fields say what each must be."""
+    if not isinstance(values, Mapping):
+        raise _RefusedError(f": expected names with values, got {values!r}")
+    readers = _READERS[kind]
+    if len(values) < len(readers):
+        for name in _required_names(kind):
+            if name not in values:
+                raise _RefusedError(f": expected the field '{name}', which is missing")
+    found = {}
+    for name, value in values.items():
+        if name not in readers:
+            raise _RefusedError(
+                f": unknown field '{name}'{near_matches(str(name), readers)} "
                 "(units are part of a name: times in _s, sizes in _bytes); rename or remove it"
             )
+        try:
+            found[name] = readers[name](value)
+        except _RefusedError as refused:
+            raise _RefusedError(f", '{name}'{refused}") from None
+    part: _Part = kind(**found)
+    return part
 
 
-def _named(document: Mapping[str, Any], name: str, place: str) -> str:
-    value = document[name]
-    if not isinstance(value, str) or not value:
-        raise RecordError(f"{place}, '{name}': expected text, got {value!r}")
-    return value
+def _checked(is_right: Callable[[Any], bool], expected: str) -> _Reader:
+    def read(value: Any) -> Any:
+        if not is_right(value):
+            raise _RefusedError(f": expected {expected}, got {value!r}")
+        return value
+
+    return read
 
 
-def _choice(kind: type[_Choice], value: Any, name: str, place: str) -> _Choice:
-    try:
-        return kind(value)
-    except ValueError:
-        raise RecordError(f"{place}, '{name}': expected one of {', '.join(kind)}, got {value!r}") from None
+def _choice(kind: type[JobKind] | type[Outcome]) -> _Reader:
+    def read(value: Any) -> Any:
+        try:
+            return kind(value)
+        except ValueError:
+            raise _RefusedError(f": expected one of {', '.join(kind)}, got {value!r}") from None
 
-
-def _times(values: Any, name: str, place: str) -> tuple[float, ...]:
-    if not isinstance(values, (list, tuple)):
-        raise RecordError(f"{place}, '{name}': expected a list of seconds, got {values!r}")
-    for index, value in enumerate(values):
-        if not _is_number(value) or not 0 <= value < math.inf:
-            raise RecordError(
-                f"{place}, '{name}', item {index + 1}: expected seconds from zero, got {value!r}; "
-                "drop the record or correct the time"
-            )
-    return tuple(map(float, values))
+    return read
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _scalars(values: Any, name: str, place: str) -> dict[str, Scalar]:
-    if not isinstance(values, Mapping):
-        raise RecordError(f"{place}, '{name}': expected names with values, got {values!r}")
-    for key, value in values.items():
-        if value is not None and not isinstance(value, (str, int, float, bool)):
-            raise RecordError(f"{place}, '{name}', '{key}': expected a number, text or flag, got {value!r}")
-        if isinstance(value, float) and not math.isfinite(value):
-            raise RecordError(
-                f"{place}, '{name}', '{key}': expected a finite number, got {value}; leave it out"
-            )
-        if key.endswith(_OTHER_UNITS):
-            raise RecordError(
-                f"{place}, '{name}', '{key}': expected times in seconds (_s) and sizes in bytes (_bytes); "
-                "convert the value and rename it"
-            )
-        if isinstance(value, (int, float)) and value < 0 and key.endswith("_s"):
-            raise RecordError(
-                f"{place}, '{name}', '{key}': expected seconds from zero, got {value}; "
-                "drop the record or correct the time"
-            )
-    return dict(values)
-
-
-def _part(kind: type[_Part], values: Any, name: str, place: str) -> _Part:
-    if not isinstance(values, Mapping):
-        raise RecordError(f"{place}, '{name}': expected names with values, got {values!r}")
-    checks = _CHECKS[kind]
-    required = _required_names(kind) if len(values) < len(checks) else ()
-    _check_names(values, tuple(checks), required, f"{place}, '{name}'")
-    for key, value in values.items():
-        is_right, expected = checks[key]
-        if not is_right(value):
-            raise RecordError(f"{place}, '{name}', '{key}': expected {expected}, got {value!r}")
-    part: _Part = kind(**values)
-    return part
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
 
 
 def _is_whole(value: Any) -> bool:
@@ -378,40 +338,67 @@ def _is_finite(value: Any) -> bool:
     return _is_number(value) and math.isfinite(value)
 
 
-def _is_finite_or_none(value: Any) -> bool:
-    return value is None or _is_finite(value)
+def _times(values: Any) -> tuple[float, ...]:
+    if not isinstance(values, (list, tuple)):
+        raise _RefusedError(f": expected a list of seconds, got {values!r}")
+    for number, value in enumerate(values, start=1):
+        if not _is_number(value) or not 0 <= value < math.inf:
+            raise _RefusedError(
+                f", item {number}: expected seconds from zero, got {value!r}; "
+                "drop the record or correct the time"
+            )
+    return tuple(map(float, values))
 
 
-def _is_flag(value: Any) -> bool:
-    return isinstance(value, bool)
+def _scalars(values: Any) -> dict[str, Scalar]:
+    if not isinstance(values, Mapping):
+        raise _RefusedError(f": expected names with values, got {values!r}")
+    for key, value in values.items():
+        if value is not None and not isinstance(value, (str, int, float, bool)):
+            raise _RefusedError(f", '{key}': expected a number, text or flag, got {value!r}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise _RefusedError(f", '{key}': expected a finite number, got {value}; leave it out")
+        if key.endswith(_OTHER_UNITS):
+            raise _RefusedError(
+                f", '{key}': expected times in seconds (_s) and sizes in bytes (_bytes); "
+                "convert the value and rename it"
+            )
+        if isinstance(value, (int, float)) and value < 0 and key.endswith("_s"):
+            raise _RefusedError(
+                f", '{key}': expected seconds from zero, got {value}; drop the record or correct the time"
+            )
+    return dict(values)
 
 
-def _are_finite(values: Any) -> bool:
-    return isinstance(values, Mapping) and all(map(_is_finite, values.values()))
-
-
-_BY_HINT: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "str": (_is_text, "text"),
-    "int": (_is_whole, "a whole number"),
-    "float": (_is_finite, "a finite number"),
-    "float | None": (_is_finite_or_none, "a finite number or nothing"),
-    "bool": (_is_flag, "true or false"),
-    "dict[str, float]": (_are_finite, "names with finite numbers"),
-}
-# The hints of the fields are the schema: a field of another type cannot be added without its check.
-_CHECKS = {
-    kind: {field.name: _BY_HINT[str(field.type)] for field in dataclasses.fields(kind)}
-    for kind in (Circumstances, Summary)
-}
-
-
-def _summary(values: Any, place: str) -> Summary | None:
-    if values is None:
-        return None
-    summary = _part(Summary, values, "summary", place)
+def _summary(values: Any) -> Summary:
+    summary = _read(Summary, values)
     if not 0 <= summary.low_s <= summary.median_s <= summary.high_s:
-        raise RecordError(
-            f"{place}, 'summary': expected 0 <= low_s <= median_s <= high_s, got "
+        raise _RefusedError(
+            f": expected 0 <= low_s <= median_s <= high_s, got "
             f"{summary.low_s}, {summary.median_s}, {summary.high_s}"
         )
     return summary
+
+
+_BY_HINT: dict[str, _Reader] = {
+    "str": _checked(lambda value: isinstance(value, str), "text"),
+    "int": _checked(_is_whole, "a whole number"),
+    "float": _checked(_is_finite, "a finite number"),
+    "float | None": _checked(lambda value: value is None or _is_finite(value), "a finite number or nothing"),
+    "bool": _checked(lambda value: isinstance(value, bool), "true or false"),
+    "dict[str, float]": _checked(
+        lambda values: isinstance(values, Mapping) and all(map(_is_finite, values.values())),
+        "names with finite numbers",
+    ),
+    "dict[str, Scalar]": _scalars,
+    "tuple[float, ...]": _times,
+    "JobKind": _choice(JobKind),
+    "Outcome": _choice(Outcome),
+    "Summary | None": _summary,
+    "Circumstances": lambda values: _read(Circumstances, values),
+}
+# The hints of the fields are the schema: a field of another type cannot be added without its check.
+_READERS: dict[type, dict[str, _Reader]] = {
+    kind: {field.name: _BY_HINT[str(field.type)] for field in dataclasses.fields(kind)}
+    for kind in (Measurement, Circumstances, Summary)
+}

@@ -1,13 +1,10 @@
-"""Measured steps of stores and files, and what plots show of them."""
+"""Measured steps of stores and files, those in formats of other programs among them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
-import numpy.typing as npt
 
 from forerun.base.errors import RecordError, UsageError
 from forerun.base.plugins import plugin, plugin_names
@@ -20,18 +17,12 @@ from forerun.question.devices.device import Device
 __all__ = [
     "FORMATS",
     "RecordFormat",
-    "Throughputs",
-    "accuracy_over_time",
-    "curves",
     "format_of",
     "read_all",
     "read_measured_steps",
     "read_steps",
     "record_format",
-    "throughputs",
 ]
-
-Floats = npt.NDArray[np.float64]
 
 FORMATS = "forerun.record_formats"
 """Entry points of formats of files that another program fixed."""
@@ -124,72 +115,3 @@ def read_steps(path_or_url: str | Path) -> list[StepRecord]:
         with RecordStore.open(path_or_url, create=False) as store:
             return list(step_records(store.measurements()))
     return list(step_records(import_measurements(path_or_url)))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Throughputs:
-    """Measured throughput of n steps.
-
-    Attributes:
-        batch_sizes: Samples per device and step, (n,).
-        throughput_samples_per_s: Throughput of all devices, (n,).
-        models: Model of each step, with the device where there are several.
-    """
-
-    batch_sizes: Floats
-    throughput_samples_per_s: Floats
-    models: tuple[str, ...]
-
-
-def throughputs(records: Sequence[StepRecord]) -> Throughputs:
-    """Batch sizes and throughputs of steps."""
-    with_device = len({record.device for record in records}) > 1
-    return Throughputs(
-        batch_sizes=np.array([record.batch_size_per_device for record in records], dtype=float),
-        throughput_samples_per_s=np.array([record.throughput_samples_per_s for record in records]),
-        models=tuple(f"{r.model}, {r.device}" if with_device else r.model for r in records),
-    )
-
-
-def curves(measurements: Iterable[Measurement]) -> tuple[dict[str, Floats], dict[str, Floats]]:
-    """Accuracy and loss after each epoch by run: on held-out images if measured, else on the training images.
-
-    Of several runs of a configuration the last counts.
-    """
-    accuracy: dict[str, Floats] = {}
-    loss: dict[str, Floats] = {}
-    for m in measurements:
-        if m.kind is not JobKind.TRAINING:
-            continue
-        name = _run_name(m)
-        for found, stem in ((accuracy, "accuracy"), (loss, "loss")):
-            values = _curve(m, f"val_{stem}") or _curve(m, stem)
-            if values:
-                found[name] = np.array(values)
-    return accuracy, loss
-
-
-def accuracy_over_time(measurements: Iterable[Measurement]) -> dict[str, tuple[Floats, Floats]]:
-    """Time spent in training [s] and accuracy at the end of each epoch, by run; evaluation takes no time here.
-
-    An epoch cut to some steps counts with the time those took. Of several runs of a configuration the last counts.
-    """
-    found: dict[str, tuple[Floats, Floats]] = {}
-    for m in measurements:
-        accuracy = _curve(m, "val_accuracy") or _curve(m, "accuracy")
-        epochs_s = [m.results.get(f"epoch_time_{number}_s") for number in range(1, len(accuracy) + 1)]
-        times_s = [float(value) for value in epochs_s if isinstance(value, (int, float))]
-        if m.kind is JobKind.TRAINING and accuracy and len(times_s) == len(accuracy):
-            found[_run_name(m)] = (np.cumsum(times_s), np.array(accuracy))
-    return found
-
-
-def _run_name(measurement: Measurement) -> str:
-    return f"{measurement.subject}, batch {measurement.parameters.get('batch_size')}"
-
-
-def _curve(measurement: Measurement, stem: str) -> list[float]:
-    values: list[float] = []
-    while isinstance(value := measurement.results.get(f"{stem}_{len(values) + 1}"), (int, float)):
-        values.append(float(value))
-    return values

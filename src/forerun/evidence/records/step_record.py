@@ -1,7 +1,9 @@
-"""One measured training or inference step and its circumstances."""
+"""One measured step as a flat row: the view of a measurement that tables, fits and errors have."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, dataclass, fields
@@ -9,24 +11,31 @@ from statistics import median
 from typing import Any
 
 from forerun.base.errors import InvalidSetupError, RecordError
-from forerun.evidence.records.measured_run import (
-    input_options_of,
-    is_pytorch_2,
-    measured_request,
-    measured_setup,
-    software_of,
-)
-from forerun.evidence.records.measurement import JobKind, Measurement, Outcome
+from forerun.evidence.records.measured_run import input_options_of, measured_run, measured_setup
+from forerun.evidence.records.measurement import Circumstances, JobKind, Measurement, Outcome, Scalar
 from forerun.question.devices import find_device
-from forerun.question.devices.cluster import cluster_of
 from forerun.question.devices.device import Device
 from forerun.question.run import Run
 from forerun.question.setup import Layout, OptimizerImplementation, Phase, Precision, TrainingSetup
 
-__all__ = ["SCHEMA_VERSION", "StepRecord", "as_step_record", "repetition_s", "step_records", "step_time_of"]
+__all__ = [
+    "SCHEMA_VERSION",
+    "StepRecord",
+    "as_measurement",
+    "as_step_record",
+    "repetition_s",
+    "step_records",
+    "step_time_of",
+]
 
 SCHEMA_VERSION = 1
 """Version of the fields below; a stored table of another version is refused."""
+
+_NAMES = ("source", "row_id", "model", "family", "device", "optimizer", "framework")
+_LEAST = {
+    **dict.fromkeys(("batch_size_per_device", "num_devices", "image_size", "sequence_length"), 1),
+    **dict.fromkeys(("num_parameters", "step_time_std_s", "peak_memory_bytes"), 0),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +101,7 @@ class StepRecord:
     note: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("source", "row_id", "model", "family", "device", "optimizer", "framework"):
+        for name in _NAMES:
             if not getattr(self, name):
                 raise RecordError(f"{self._place}: column '{name}' must not be empty; fill it in")
         if not (math.isfinite(self.step_time_s) and self.step_time_s > 0):
@@ -100,27 +109,11 @@ class StepRecord:
                 f"{self._place}, column 'step_time_s': expected seconds above zero, got {self.step_time_s}; "
                 "drop the row or correct the time"
             )
-        for name in ("batch_size_per_device", "num_devices"):
-            if getattr(self, name) < 1:
-                raise RecordError(
-                    f"{self._place}, column '{name}': expected at least 1, got {getattr(self, name)}"
-                )
-        self._check_optional_numbers()
-
-    def _check_optional_numbers(self) -> None:
-        lowest = {
-            "image_size": 1,
-            "sequence_length": 1,
-            "num_parameters": 0,
-            "step_time_std_s": 0,
-            "peak_memory_bytes": 0,
-        }
-        for name, least in lowest.items():
+        for name, least in _LEAST.items():
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value >= least):
                 raise RecordError(
-                    f"{self._place}, column '{name}': expected at least {least}, got {value}; "
-                    "correct it or leave it empty"
+                    f"{self._place}, column '{name}': expected at least {least}, got {value}; correct it"
                 )
         failed = self.next_larger_batch_failed
         if failed is not None and failed <= self.batch_size_per_device:
@@ -149,35 +142,55 @@ class StepRecord:
 
     def run_on(self, device: Device) -> Run:
         """The same with the figures of a device instead of the catalogue's."""
-        return Run(
-            model=measured_request(
-                self.model,
-                image_size=self.image_size,
-                input_shape=self.input_shape,
-                sequence_length=self.sequence_length,
-            ),
-            setup=self.training_setup(),
-            cluster=cluster_of(device, 1, self.num_devices),
-            software=software_of(self.framework, self.framework_version),
-        )
+        return measured_run(self.model, self.parameters, device, self.framework, self.framework_version)
 
     def training_setup(self) -> TrainingSetup:
-        """The setup with which a prediction is compared with this record.
+        """The setup with which a prediction is compared with this record."""
+        return measured_setup(self.parameters, self.framework, self.framework_version)
 
-        Gradients are freed between steps by default since PyTorch 2.0; an unknown version counts as newer.
-        """
-        return TrainingSetup(
-            batch_size_per_device=self.batch_size_per_device,
-            precision=self.precision,
-            layout=self.layout,
-            compile=self.compile,
-            optimizer=self.optimizer if self.includes_optimizer else "none",
-            optimizer_implementation=self.optimizer_implementation,
-            phase=self.phase,
-            fused_attention=self.fused_attention,
-            zero_grad_to_none=self.framework != "pytorch" or is_pytorch_2(self.framework_version),
-            autocast_backward=self.autocast_backward,
-        )
+    @property
+    def parameters(self) -> dict[str, Scalar]:
+        """The settings of the job that measures such a step."""
+        shape = self.input_shape
+        told = {name: getattr(self, name) for name in _PARAMETERS}
+        told["input_shape"] = None if shape is None else "x".join(map(str, shape))
+        return {"batch_size": self.batch_size_per_device, **_present(told)}
+
+
+_RESULTS = ("step_time_std_s", "num_parameters", "peak_memory_bytes", "next_larger_batch_failed", "note")
+_OF_MEASUREMENT = ("model", "family", "device", "step_time_s", "framework", "framework_version")
+_PARAMETERS = tuple(
+    field.name
+    for field in fields(StepRecord)
+    if field.name not in (*_RESULTS, *_OF_MEASUREMENT, "batch_size_per_device")
+)
+
+
+def _present(values: dict[str, Any]) -> dict[str, Scalar]:
+    plain = {name: str(value) if isinstance(value, str) else value for name, value in values.items()}
+    return {name: value for name, value in plain.items() if value not in (None, "")}
+
+
+def as_measurement(record: StepRecord) -> Measurement:
+    """The measurement of one repetition behind a row of a table, with the circumstances that the table gives."""
+    identity = json.dumps([record.source, record.row_id])
+    return Measurement(
+        key=hashlib.sha256(identity.encode()).hexdigest()[:32],
+        kind=JobKind.STEP,
+        subject=record.model,
+        family=record.family,
+        parameters=record.parameters,
+        outcome=Outcome.DONE,
+        repetitions_s=(record.step_time_s,),
+        results=_present({name: getattr(record, name) for name in _RESULTS}),
+        circumstances=Circumstances(
+            device=record.device,
+            device_title=record.device,
+            framework=record.framework,
+            framework_version=record.framework_version,
+            occasion=record.source,
+        ),
+    )
 
 
 _OF_SETUP = tuple({f.name for f in fields(TrainingSetup)} & {f.name for f in fields(StepRecord)})
