@@ -106,7 +106,7 @@ def tune(
         space: What may be changed, or its file; settings that change no result if None.
         say: Receives a line about each trial.
         echo: Where the script's output goes.
-        options: See ``forerun.script.tuning.options.TuneOptions``. More than one session needs
+        options: See ``forerun.script.tuning.options.TuneSettings``. More than one session needs
             ``if __name__ == "__main__":`` in a script that calls this.
 
     Raises:
@@ -115,7 +115,7 @@ def tune(
         ScriptError: The script fails as it is.
     """
     began_s = time.monotonic()
-    settings = TuneSettings(**checked(options, TuneOptions))
+    settings = TuneSettings(**checked(options, TuneSettings))
     words = check_command(command)
     limits, objectives = parse_budget(settings.budget), parse_objectives(settings.objective)
     limits.seconds(settings.price_usd_per_hour)

@@ -11,7 +11,7 @@ import typer
 
 from forerun.base.units import parse_amount
 from forerun.question.settings import checked, declared
-from forerun.script.tuning.options import ScenarioOptions, TuneOptions
+from forerun.script.tuning.options import ScenarioSettings, TuneSettings
 from forerun.surface.cli.settings import ShowOutputOption
 from forerun.surface.cli.verbs import Verbs, verb
 
@@ -35,7 +35,7 @@ def _say(line: str) -> None:
 
 @verb(
     "Tune a training script.",
-    options=TuneOptions,
+    options=TuneSettings,
     without=("check", "with_priors", "with_memory_law"),
     readers=_READERS,
     page="forerun.script.pages.tune_page:tune_page",
@@ -76,12 +76,8 @@ def script(
         check=not no_check,
         with_priors=not no_priors,
         with_memory_law=not no_prediction,
-        **checked(settings, TuneOptions),
+        **checked(settings, TuneSettings),
     )
-
-
-class _Scenarios(TuneOptions, ScenarioOptions, total=False):
-    pass
 
 
 _OF_SCENARIOS = {"budget", "trial_s", "study", "seed", "device_index"}
@@ -90,8 +86,8 @@ _OF_SCENARIOS = {"budget", "trial_s", "study", "seed", "device_index"}
 
 @verb(
     "Tune a built-in task.",
-    options=_Scenarios,
-    without=declared(TuneOptions).keys() - _OF_SCENARIOS,
+    options=ScenarioSettings,
+    without=declared(TuneSettings).keys() - _OF_SCENARIOS,
     readers={name: read for name, read in _READERS.items() if name in _OF_SCENARIOS},
     page="forerun.script.pages.scenario_page:scenario_page",
 )
@@ -108,7 +104,7 @@ def scenarios(
     import forerun
     from forerun.script.pages.scenario_page import write_scenario_plots
 
-    asked = checked(settings, _Scenarios)
+    asked = checked(settings, ScenarioSettings)
     if "study" in asked:
         asked["folder"] = asked.pop("study")
     found = forerun.tune_scenarios(scenario, **{"data": None, **asked}, say=_say)

@@ -17,127 +17,53 @@ class Knob:
 
     Attributes:
         name: Name of the knob in a space.
-        words: Description of the knob in a few words.
         has_hook: True if a hook can set the knob inside an unchanged script; others need an argument of the script.
         choices: All values of the knob; empty for numbers.
-        is_number: True if values are numbers.
         lowest: Smallest number.
         changes_result: True if the knob may change the trained model.
+        usual: Value in a script that does not set it; None if scripts differ.
+        helpful: Value that usually makes a script faster; None if there is none.
     """
 
     name: str
-    words: str
-    has_hook: bool
+    has_hook: bool = True
     choices: tuple[Any, ...] = ()
-    is_number: bool = False
     lowest: float = 0.0
     changes_result: bool = False
+    usual: Any = None
+    helpful: Any = None
 
 
-_ONOFF = (False, True)
+_ONOFF: Mapping[str, Any] = {"choices": (False, True), "usual": False}
+_MODES = ("off", "default", "reduce-overhead", "max-autotune")
 
 KNOBS: Mapping[str, Knob] = {
     knob.name: knob
     for knob in (
-        Knob(
-            name="batch_size",
-            words="batch size: samples in a step",
-            has_hook=True,
-            is_number=True,
-            lowest=1,
-            changes_result=True,
-        ),
-        Knob(name="lr", words="learning rate", has_hook=False, is_number=True, changes_result=True),
-        Knob(
-            name="epochs",
-            words="epochs: passes over the data",
-            has_hook=False,
-            is_number=True,
-            lowest=1,
-            changes_result=True,
-        ),
-        Knob(
-            name="image_size",
-            words="height and width of images [pixels]",
-            has_hook=False,
-            is_number=True,
-            lowest=1,
-            changes_result=True,
-        ),
-        Knob(
-            name="cache_data",
-            words="decoded samples kept in memory, by an argument of the script",
-            has_hook=False,
-            choices=_ONOFF,
-        ),
-        Knob(
-            name="amp",
-            words="autocast of the forward pass",
-            has_hook=True,
-            choices=("off", "bf16", "fp16"),
-            changes_result=True,
-        ),
-        Knob(name="channels_last", words="memory order of images", has_hook=True, choices=_ONOFF),
-        Knob(
-            name="compile",
-            words="torch.compile, by mode",
-            has_hook=True,
-            choices=("off", "default", "reduce-overhead", "max-autotune"),
-        ),
-        Knob(name="num_workers", words="worker processes of the loader", has_hook=True, is_number=True),
-        Knob(
-            name="jpeg_decode_size",
-            words="decode JPEGs at a smaller scale that keeps this height and width; 0 for full size [pixels]",
-            has_hook=True,
-            is_number=True,
-            changes_result=True,
-        ),
-        Knob(name="pin_memory", words="page-locked batches", has_hook=True, choices=_ONOFF),
-        Knob(
-            name="prefetch_factor",
-            words="batches that each worker prepares ahead",
-            has_hook=True,
-            is_number=True,
-            lowest=1,
-        ),
-        Knob(
-            name="persistent_workers",
-            words="keep workers alive between epochs",
-            has_hook=True,
-            choices=_ONOFF,
-        ),
+        Knob(name="batch_size", lowest=1, changes_result=True),  # samples in a step
+        Knob(name="lr", has_hook=False, changes_result=True),
+        Knob(name="epochs", has_hook=False, lowest=1, changes_result=True),
+        Knob(name="image_size", has_hook=False, lowest=1, changes_result=True),  # height and width [pixels]
+        Knob(name="cache_data", has_hook=False, choices=(False, True)),  # decoded samples kept in memory
+        Knob(name="amp", choices=("off", "bf16", "fp16"), changes_result=True, usual="off"),
+        Knob(name="channels_last", **_ONOFF, helpful=True),
+        Knob(name="compile", choices=_MODES, usual="off"),  # modes of torch.compile
+        Knob(name="num_workers", usual=0),
+        # JPEGs are decoded at a smaller scale that keeps this height and width; 0 for their full size [pixels].
+        Knob(name="jpeg_decode_size", changes_result=True, usual=0),
+        Knob(name="pin_memory", **_ONOFF, helpful=True),
+        Knob(name="prefetch_factor", lowest=1, usual=2, helpful=4),  # batches that each worker prepares ahead
+        Knob(name="persistent_workers", **_ONOFF, helpful=True),
         Knob(
             name="optimizer_implementation",
-            words="implementation of the optimizer's update",
-            has_hook=True,
             choices=("foreach", "fused", "forloop"),
+            usual="foreach",
+            helpful="fused",
         ),
-        Knob(
-            name="cudnn_benchmark", words="let cuDNN try its algorithms first", has_hook=True, choices=_ONOFF
-        ),
-        Knob(
-            name="num_threads",
-            words="threads for kernels on a processor",
-            has_hook=True,
-            is_number=True,
-            lowest=1,
-        ),
-        Knob(
-            name="accumulation",
-            words="batches per optimizer step",
-            has_hook=True,
-            is_number=True,
-            lowest=1,
-            changes_result=True,
-        ),
-        Knob(
-            name="cosine_epochs",
-            words="epochs over which the learning rate falls along a cosine",
-            has_hook=True,
-            is_number=True,
-            lowest=1,
-            changes_result=True,
-        ),
+        Knob(name="cudnn_benchmark", **_ONOFF, helpful=True),
+        Knob(name="num_threads", lowest=1),
+        Knob(name="accumulation", lowest=1, changes_result=True, usual=1),  # batches per optimizer step
+        Knob(name="cosine_epochs", lowest=1, changes_result=True),  # the learning rate falls over them
     )
 }
 """All knobs by name."""
@@ -176,8 +102,7 @@ def check_value(knob: Knob, value: Any) -> Any:
         raise UsageError(
             f"expected {knob.name} to be one of {', '.join(map(str, knob.choices))}, got '{value}'"
         )
-    if knob.is_number and (
-        isinstance(value, bool) or not isinstance(value, (int, float)) or value < knob.lowest
-    ):
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not knob.choices and not (is_number and value >= knob.lowest):
         raise UsageError(f"expected {knob.name} to be a number of {knob.lowest:g} or more, got '{value}'")
     return value

@@ -14,18 +14,11 @@ from forerun.base.numerics import relative_coefficients
 from forerun.script.profiling.advice import fed_step_time_s
 from forerun.script.profiling.profile import Profile
 from forerun.script.tuning.device_steps import PREDICTED_KNOBS, DeviceSteps
+from forerun.script.tuning.knobs import KNOBS
 from forerun.script.tuning.space import Space
 
 __all__ = ["MemoryPoint", "expected_rate", "first_guesses", "predicted_memory_bytes"]
 
-_USUALLY_GOOD: Mapping[str, Any] = {
-    "persistent_workers": True,
-    "pin_memory": True,
-    "channels_last": True,
-    "optimizer_implementation": "fused",
-    "cudnn_benchmark": True,
-    "prefetch_factor": 4,
-}
 _LEAST_FIXED_SHARE = 0.25
 """Share of a step's kernels that does not shrink with the batch: launches and short loops."""
 _MOST_COMBINATIONS = 4096
@@ -114,11 +107,8 @@ def first_guesses(
     """
     names = ("num_workers", "batch_size") if steps is None else ("num_workers", *PREDICTED_KNOBS)
     neutral = _script_values(space, base)
-    helping = {
-        p.name: _USUALLY_GOOD[p.name]
-        for p in space.parameters
-        if p.name in _USUALLY_GOOD and p.holds(_USUALLY_GOOD[p.name]) and p.name not in names
-    }
+    known = {p: KNOBS[p.name].helpful for p in space.parameters if p.name in KNOBS and p.name not in names}
+    helping = {p.name: value for p, value in known.items() if value is not None and p.holds(value)}
     ranked = _ranked(space, profile, base, steps, names)
     if not ranked:
         return [{**neutral, **helping}] if helping else []

@@ -23,77 +23,41 @@ __all__ = [
 ]
 
 
+_WORST = 1e7
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """One objective that a study optimises.
+    """One objective that a study optimises; unless it says otherwise, the less the better, over the whole run.
 
     Attributes:
         name: Name of the objective on the command line.
-        words: Description of the objective in a few words.
         unit: Unit of the objective's values.
         is_rising: True if a larger value is better.
         needs_whole_run: True if the script must run to its end.
         needs_metric: True if the script must print a metric.
-        worst: Value of a trial that did not reach the objective: finite, and worse than any other.
     """
 
     name: str
-    words: str
-    unit: str
-    is_rising: bool
-    needs_whole_run: bool
-    needs_metric: bool
-    worst: float
+    unit: str = "s"
+    is_rising: bool = False
+    needs_whole_run: bool = True
+    needs_metric: bool = False
+
+    @property
+    def worst(self) -> float:
+        """Value of a trial that did not reach the objective: finite, and worse than any other."""
+        return 0.0 if self.is_rising else _WORST
 
 
 OBJECTIVES = {
     objective.name: objective
     for objective in (
-        Objective(
-            name="speed",
-            words="samples a second",
-            unit="samples/s",
-            is_rising=True,
-            needs_whole_run=False,
-            needs_metric=False,
-            worst=0.0,
-        ),
-        Objective(
-            name="time-to-target",
-            words="time until the metric has its target",
-            unit="s",
-            is_rising=False,
-            needs_whole_run=True,
-            needs_metric=True,
-            worst=1e7,
-        ),
-        Objective(
-            name="accuracy",
-            words="best metric within the time of a trial",
-            unit="",
-            is_rising=True,
-            needs_whole_run=True,
-            needs_metric=True,
-            worst=0.0,
-        ),
-        Objective(
-            name="cost",
-            words="price of the run, or of reaching the target",
-            unit="USD",
-            is_rising=False,
-            needs_whole_run=True,
-            needs_metric=False,
-            worst=1e7,
-        ),
-        Objective(
-            name="time",
-            words="time of the whole run",
-            unit="s",
-            is_rising=False,
-            needs_whole_run=True,
-            needs_metric=False,
-            worst=1e7,
-        ),
+        Objective(name="speed", unit="samples/s", is_rising=True, needs_whole_run=False),
+        Objective(name="time-to-target", needs_metric=True),
+        Objective(name="accuracy", unit="", is_rising=True, needs_metric=True),
+        Objective(name="cost", unit="USD"),
+        Objective(name="time"),
     )
 }
 """All objectives by name."""
@@ -104,10 +68,7 @@ _STEPS_PER_S = "steps/s"
 
 def by_steps(objectives: Sequence[Objective]) -> tuple[Objective, ...]:
     """The objectives, with speed in steps a second, for a script whose samples cannot be counted."""
-    return tuple(
-        replace(each, unit=_STEPS_PER_S, words="steps a second") if each.name == "speed" else each
-        for each in objectives
-    )
+    return tuple(replace(each, unit=_STEPS_PER_S) if each.name == "speed" else each for each in objectives)
 
 
 def parse_objectives(text: str) -> tuple[Objective, ...]:

@@ -13,6 +13,7 @@ from forerun.script.profiling.profile import Profile
 from forerun.script.tuning.comparison import num_reserved_runs
 from forerun.script.tuning.configuration import configure
 from forerun.script.tuning.device_steps import DeviceSteps
+from forerun.script.tuning.knobs import KNOBS
 from forerun.script.tuning.laws import MemoryPoint, expected_rate, first_guesses, predicted_memory_bytes
 from forerun.script.tuning.objectives import Budget, Objective, time_left_s, value_of
 from forerun.script.tuning.space import (
@@ -430,23 +431,13 @@ def base_values(
     """
     by_flag = {each.flag.removesuffix("="): _plain(each.value) for each in command_arguments(command)}
     by_flag.update({flag: option["value"] for option in options for flag in option["flags"]})
-    loader = profile.loader if profile is not None else {}
-    usual = {
-        "num_workers": loader.get("num_workers", 0),
-        "batch_size": loader.get("batch_size") or _whole(profile),
-        "pin_memory": bool(loader.get("pin_memory", False)),
-        "persistent_workers": bool(loader.get("persistent_workers", False)),
-        "prefetch_factor": loader.get("prefetch_factor") or 2,
-        "amp": "off",
-        "compile": "off",
-        "channels_last": False,
-        "optimizer_implementation": "foreach",
-        "cudnn_benchmark": False,
-        "jpeg_decode_size": 0,
-        "accumulation": 1,
-        "num_threads": profile.optimizer.get("num_threads") if profile is not None else None,
-        "lr": profile.optimizer.get("lr") if profile is not None else None,
-    }
+    usual = {name: knob.usual for name, knob in KNOBS.items()}
+    if profile is not None:
+        usual |= {
+            name: value for name, value in profile.loader.items() if name in KNOBS and value is not None
+        }
+        usual["batch_size"] = profile.loader.get("batch_size") or _whole(profile)
+        usual |= {name: profile.optimizer.get(name) for name in ("num_threads", "lr")}
     found = {}
     for parameter in space.parameters:
         value = parameter.default
@@ -459,10 +450,10 @@ def base_values(
     return found
 
 
-def _whole(profile: Profile | None) -> int | None:
+def _whole(profile: Profile) -> int | None:
     """Samples of a batch of a loader that has a batch sampler instead of a batch size."""
-    has_loader = profile is not None and profile.loader and profile.samples_per_batch
-    return round(profile.samples_per_batch) if has_loader else None  # type: ignore[union-attr, arg-type]
+    samples = profile.samples_per_batch if profile.loader else None
+    return round(samples) if samples else None
 
 
 def _plain(word: Any) -> Any:
