@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from forerun.script.tuning.acceptance import repeat_winner, screen
-from forerun.script.tuning.objectives import parse_budget, parse_objectives
+from forerun.script.tuning.options import parse_budget, parse_objectives
 from forerun.script.tuning.space import space_of
 from forerun.script.tuning.study import TrialStore
 from forerun.script.tuning.trial import TrialOrder, TrialResult, say_nothing

@@ -35,8 +35,8 @@ from forerun.script.planned_steps import ScriptModel, steps_or_reason
 from forerun.script.profiling.profile import Profile, StepParts
 from forerun.script.profiling.recorded import write_json
 from forerun.script.tuning.configuration import ScriptConfiguration, configure
-from forerun.script.tuning.device_steps import DeviceSteps
-from forerun.script.tuning.objectives import parse_budget, parse_objectives
+from forerun.script.tuning.laws import DeviceSteps
+from forerun.script.tuning.options import parse_budget, parse_objectives
 from forerun.script.tuning.space import space_of
 from forerun.script.tuning.study import TrialStore
 from forerun.script.tuning.trial import TrialOrder, TrialResult, run_trial

@@ -23,9 +23,15 @@ from forerun.script.profiling.recorded import read_processes, write_json
 from forerun.script.tuning.acceptance import accept_best, is_script, repeat_winner, screen
 from forerun.script.tuning.comparison import Verdict
 from forerun.script.tuning.configuration import ScriptConfiguration, configure, write_configuration
-from forerun.script.tuning.device_steps import DeviceSteps
-from forerun.script.tuning.objectives import Objective, by_steps, parse_budget, parse_objectives
-from forerun.script.tuning.options import TuneOptions, TuneSettings
+from forerun.script.tuning.laws import DeviceSteps
+from forerun.script.tuning.options import (
+    Objective,
+    TuneOptions,
+    TuneSettings,
+    by_steps,
+    parse_budget,
+    parse_objectives,
+)
 from forerun.script.tuning.sessions import StudyOrder, search_together
 from forerun.script.tuning.space import Metric, Space, counts_steps, default_space, fitting_space, read_space
 from forerun.script.tuning.study import TrialStore

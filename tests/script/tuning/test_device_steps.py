@@ -6,9 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.script.tuning.device_steps import DevicePoint, DeviceSteps, device_points, script_point
-from forerun.script.tuning.laws import expected_rate, first_guesses
-from forerun.script.tuning.objectives import parse_budget, parse_objectives
+from forerun.script.tuning.laws import (
+    DevicePoint,
+    DeviceSteps,
+    device_points,
+    expected_rate,
+    first_guesses,
+    script_point,
+)
+from forerun.script.tuning.options import parse_budget, parse_objectives
 from forerun.script.tuning.space import space_of
 from forerun.script.tuning.study import TrialStore
 from forerun.script.tuning.trial import TrialOrder

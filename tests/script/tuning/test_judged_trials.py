@@ -8,7 +8,7 @@ from study_commands import environment
 
 from forerun.adapters.clusters.ray_jobs import ray_runner
 from forerun.script.tuning.configuration import ScriptConfiguration
-from forerun.script.tuning.objectives import OBJECTIVES, parse_budget, parse_objectives, value_of
+from forerun.script.tuning.options import OBJECTIVES, parse_budget, parse_objectives, value_of
 from forerun.script.tuning.space import Metric, space_of
 from forerun.script.tuning.study import TrialStore, suggest
 from forerun.script.tuning.trial import TrialOrder, TrialResult, say_nothing

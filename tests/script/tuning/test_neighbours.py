@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from forerun.script.tuning.objectives import parse_budget, parse_objectives
+from forerun.script.tuning.options import parse_budget, parse_objectives
 from forerun.script.tuning.space import configuration_key, num_configurations, space_of, untried_neighbour
 from forerun.script.tuning.study import TrialStore
 from forerun.script.tuning.trial import TrialOrder, TrialResult, say_nothing

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from forerun.script.tuning.objectives import parse_budget, parse_objectives
+from forerun.script.tuning.options import parse_budget, parse_objectives
 from forerun.script.tuning.space import Metric, space_of
 from forerun.script.tuning.study import TrialStore
 from forerun.script.tuning.trial import TrialOrder, TrialResult, say_nothing

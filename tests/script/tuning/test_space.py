@@ -14,7 +14,7 @@ from forerun.script.tuning.configuration import (
     scaled_learning_rate,
     write_configuration,
 )
-from forerun.script.tuning.objectives import parse_budget, time_left_s
+from forerun.script.tuning.options import parse_budget, time_left_s
 from forerun.script.tuning.space import Metric, read_space, space_of
 from forerun.script.tuning.trial import read_metric
 from forerun.script.tuning.tuner import check_arguments

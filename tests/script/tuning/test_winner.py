@@ -5,7 +5,7 @@ import pytest
 
 from forerun.base.errors import UsageError
 from forerun.script.tuning.comparison import num_reserved_runs, screened, show_winner
-from forerun.script.tuning.objectives import by_steps, parse_budget, parse_objectives, value_of
+from forerun.script.tuning.options import by_steps, parse_budget, parse_objectives, value_of
 from forerun.script.tuning.space import counts_steps, default_space, fitting_space, space_of
 from forerun.script.tuning.study import TrialStore
 from forerun.script.tuning.trial import TrialOrder, TrialResult, say_nothing

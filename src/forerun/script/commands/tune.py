@@ -1,7 +1,8 @@
-"""``forerun tune``."""
+"""``forerun tune``, and ``compare`` and ``apply`` of what it found."""
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,15 +13,16 @@ import typer
 from forerun.base.units import parse_amount
 from forerun.question.settings import checked, declared
 from forerun.script.tuning.options import ScenarioSettings, TuneSettings
-from forerun.surface.cli.settings import ShowOutputOption
+from forerun.surface.cli.output import print_json
+from forerun.surface.cli.settings import JsonOption, MetricOption, ShowOutputOption
 from forerun.surface.cli.verbs import Verbs, verb
 
 if TYPE_CHECKING:
+    from forerun.script.compare import Comparison
     from forerun.script.tune import TuneResult
     from forerun.script.tuning.scenarios.answer import ScenarioRuns
 
-__all__ = ["tune"]
-
+__all__ = ["apply", "compare", "tune"]
 
 _READERS: Mapping[str, Callable[[str], Any]] = {
     "trial_s": lambda text: parse_amount(text, "time"),
@@ -89,7 +91,7 @@ _OF_SCENARIOS = {"budget", "trial_s", "study", "seed", "device_index"}
     options=ScenarioSettings,
     without=declared(TuneSettings).keys() - _OF_SCENARIOS,
     readers={name: read for name, read in _READERS.items() if name in _OF_SCENARIOS},
-    page="forerun.script.pages.scenario_page:scenario_page",
+    page="forerun.script.pages.tune_page:scenario_page",
 )
 def scenarios(
     settings: dict[str, Any],
@@ -102,7 +104,7 @@ def scenarios(
 ) -> ScenarioRuns:
     """Find a faster or better configuration of a built-in task by each of several methods, and compare these."""
     import forerun
-    from forerun.script.pages.scenario_page import write_scenario_plots
+    from forerun.script.pages.tune_page import write_scenario_plots
 
     asked = checked(settings, ScenarioSettings)
     if "study" in asked:
@@ -123,3 +125,87 @@ tune = Verbs(
     short_help="Find a better configuration of a training script.",
     chosen=_chosen,
 )
+
+
+_AS_IT_IS = "script"
+
+
+@verb(
+    "Run two configurations in turns and compare them.", page="forerun.script.pages.tune_page:comparison_page"
+)
+def compare(
+    first: Annotated[
+        str,
+        typer.Argument(
+            metavar="A", help="First configuration: a YAML file, or 'script' for the plain command."
+        ),
+    ],
+    second: Annotated[
+        str,
+        typer.Argument(
+            metavar="B", help="Second configuration: a YAML file, or 'script' for the plain command."
+        ),
+    ],
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="Training command, after --.")],
+    repetitions: Annotated[int, typer.Option(help="Runs of each configuration.")] = 3,
+    metric: MetricOption = None,
+    margin: Annotated[
+        float,
+        typer.Option(
+            help="Loss of the metric that still counts as equal: a share, of the value itself for losses.",
+            min=0.0,
+        ),
+    ] = 0.01,
+    show_output: ShowOutputOption = False,
+) -> Comparison:
+    """Run a command in two configurations by turns, and compare their speed and accuracy in pairs."""
+    import forerun
+
+    return forerun.compare(
+        command,
+        None if first == _AS_IT_IS else Path(first),
+        None if second == _AS_IT_IS else Path(second),
+        repetitions=repetitions,
+        metric=metric,
+        margin=margin,
+        say=lambda line: typer.echo(line, err=True),
+        echo=sys.stderr if show_output else None,
+    )
+
+
+@verb("Run a script with a configuration that was found.")
+def apply(
+    configuration: Annotated[
+        Path, typer.Argument(metavar="BEST.yaml", help="Configuration that 'forerun tune' wrote.")
+    ],
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="Training command, after --.")],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the exact command without running it.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a command with a configuration that tune found, and print the exact command."""
+    import forerun
+    from forerun.script.profiling.launch import check_command
+    from forerun.script.tuning.configuration import read_configuration
+
+    found = read_configuration(configuration)
+    exact = shlex.join(found.command(check_command(command)))
+    answer = {"command": exact, "arguments": found.arguments, "hooks": found.hooks}
+    if dry_run:
+        if as_json:
+            print_json({**answer, "wall_s": None})
+            return
+        typer.echo(exact)
+        for name, value in found.hooks.items():
+            typer.echo(f"hook: {name}={value}")
+        return
+    run = forerun.apply(
+        command,
+        found,
+        say=lambda line: typer.echo(line, err=True),
+        # The script's own output is the answer, unless JSON was asked for.
+        echo=sys.stderr if as_json else sys.stdout,
+    )
+    if as_json:
+        print_json({**answer, "wall_s": run.end_s - run.begin_s})

@@ -10,7 +10,7 @@ from typing import IO, Any
 
 from forerun.script.tuning.comparison import LEAST_PAIRS, MOST_PAIRS, Verdict, screened, show_winner
 from forerun.script.tuning.configuration import ScriptConfiguration, configure
-from forerun.script.tuning.objectives import value_of
+from forerun.script.tuning.options import value_of
 from forerun.script.tuning.space import Metric
 from forerun.script.tuning.trial import TrialOrder, TrialResult, run_trial
 from forerun.script.tuning.tuner import Tuner

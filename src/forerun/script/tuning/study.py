@@ -20,7 +20,7 @@ from optuna.storages.journal import BaseJournalBackend
 
 from forerun.base.errors import FailureError, RecordError, UsageError
 from forerun.base.extras import needing
-from forerun.script.tuning.objectives import Objective
+from forerun.script.tuning.options import Objective
 from forerun.script.tuning.space import Parameter, Space
 
 __all__ = ["StudyJournal", "TrialStore", "finished_trials", "suggest"]

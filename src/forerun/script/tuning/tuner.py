@@ -12,10 +12,15 @@ from forerun.script.command_words import command_arguments
 from forerun.script.profiling.profile import Profile
 from forerun.script.tuning.comparison import num_reserved_runs
 from forerun.script.tuning.configuration import configure
-from forerun.script.tuning.device_steps import DeviceSteps
 from forerun.script.tuning.knobs import KNOBS
-from forerun.script.tuning.laws import MemoryPoint, expected_rate, first_guesses, predicted_memory_bytes
-from forerun.script.tuning.objectives import Budget, Objective, time_left_s, value_of
+from forerun.script.tuning.laws import (
+    DeviceSteps,
+    MemoryPoint,
+    expected_rate,
+    first_guesses,
+    predicted_memory_bytes,
+)
+from forerun.script.tuning.options import Budget, Objective, time_left_s, value_of
 from forerun.script.tuning.space import (
     Metric,
     Space,

@@ -20,7 +20,7 @@ from forerun.graph.file import write_graph
 from forerun.graph.graph import AllocationKind, Graph, MemoryEvent, OpClass, StepPart
 from forerun.script.capturing.hooks.distributed import Parallelism
 from forerun.script.capturing.hooks.job import Job, Progress, job_of
-from forerun.script.capturing.hooks.loaders import Loaders
+from forerun.script.capturing.hooks.patches import Loaders
 from forerun.script.capturing.hooks.steps import RecordedStep, Steps, unwrapped
 from forerun.tracing.affine import memory_stream, op_table, product_flops
 from forerun.tracing.recorder import RecordedEvent, RecordedRow

@@ -234,8 +234,7 @@ class _Session:
         from forerun.script.capturing.hooks.cuda_answers import pretend_cuda
         from forerun.script.capturing.hooks.distributed import Parallelism
         from forerun.script.capturing.hooks.flexible_attention import FlexibleAttention
-        from forerun.script.capturing.hooks.loaders import Loaders
-        from forerun.script.capturing.hooks.patches import cover_keras, cover_torch
+        from forerun.script.capturing.hooks.patches import Loaders, cover_keras, cover_torch
         from forerun.script.capturing.hooks.script_recorder import ScriptRecorder
         from forerun.script.capturing.hooks.steps import Steps
         from forerun.tracing.cuda_semantics import follow_autocast
