@@ -13,8 +13,7 @@ import numpy as np
 from forerun.base.numerics import relative_coefficients
 from forerun.script.profiling.advice import fed_step_time_s
 from forerun.script.profiling.profile import Profile
-from forerun.script.tuning.knobs import KNOBS
-from forerun.script.tuning.space import Space
+from forerun.script.tuning.space import KNOBS, Space
 
 __all__ = [
     "PREDICTED_KNOBS",

@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 
 from forerun.base.errors import UsageError
-from forerun.script.tuning.comparison import num_reserved_runs, screened, show_winner
-from forerun.script.tuning.options import by_steps, parse_budget, parse_objectives, value_of
-from forerun.script.tuning.space import counts_steps, default_space, fitting_space, space_of
+from forerun.script.tuning.acceptance import num_reserved_runs, screened, show_winner
+from forerun.script.tuning.configuration import base_values, counts_steps, fitting_space
+from forerun.script.tuning.options import TuneSettings, by_steps, parse_budget, parse_objectives, value_of
+from forerun.script.tuning.space import default_space, space_of
 from forerun.script.tuning.study import TrialStore
 from forerun.script.tuning.trial import TrialOrder, TrialResult, say_nothing
-from forerun.script.tuning.tuner import Task, Tuner, base_values
+from forerun.script.tuning.tuner import Task, Tuner
 from made_profiles import made_profile
 
 NUM_STUDIES = 100
@@ -73,10 +74,10 @@ def test_a_budget_of_time_ends_in_time_with_room_for_repeats(tmp_path, monkeypat
         order=TrialOrder(command=("python", "train.py")),
         objectives=objectives,
         budget=parse_budget("10min"),
-        with_memory_law=False,
+        settings=TuneSettings(with_memory_law=False),
     )
     store = TrialStore(tmp_path / "study", objectives, {}, sampler="random", seed=0)
-    tuner = Tuner(task=task, store=store, base={}, optimizer=None, say=say_nothing, run=run, began_s=0.0)
+    tuner = Tuner(task=task, store=store, say=say_nothing, run=run, began_s=0.0)
     clock[0] = 30.0  # the profile
     assert tuner.search() == "600 s"
     # Of sixty runs of ten seconds, eighteen are kept back for repeats.

@@ -30,13 +30,14 @@ def search(folder: Path, budget: str) -> tuple[str, list[dict]]:
         order=TrialOrder(command=("train.py",)),
         objectives=objectives,
         budget=parse_budget(budget),
+        base=BASE,
     )
 
     def run(order, configuration, **ignored):
         return TrialResult(outcome="done", rate_samples_per_s=1.0, num_steps=2)
 
     store = TrialStore(folder, objectives, {}, seed=0)
-    tuner = Tuner(task=task, store=store, base=BASE, optimizer=None, say=say_nothing, run=run)
+    tuner = Tuner(task=task, store=store, say=say_nothing, run=run)
     tuner.seed(None)
     reason = tuner.search()
     return reason, [trial.user_attrs["record"]["values"] for trial in store.trials()]
