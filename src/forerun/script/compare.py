@@ -16,8 +16,8 @@ from forerun.base.answers import Answer
 from forerun.base.errors import FailureError, ScriptError, UsageError
 from forerun.base.temporary import temporary_folder
 from forerun.question.devices.local import first_device
-from forerun.script.profiling.hooks.messages import HookSettings
 from forerun.script.profiling.launch import Launch, check_command, launch
+from forerun.script.profiling.messages import HookSettings
 from forerun.script.profiling.recorded import read_processes
 from forerun.script.tuning.configuration import ScriptConfiguration, read_configuration
 from forerun.script.tuning.space import Metric

@@ -22,10 +22,10 @@ import numpy as np
 
 from forerun.base.errors import InvalidSetupError
 from forerun.base.units import format_duration_s
-from forerun.script.capturing.hooks.job import named_length
+from forerun.script.capturing.job import named_length
 from forerun.script.patching import after_import, trainer_patches
-from forerun.script.profiling.hooks.step_hooks import LoaderSpan, StepClock, StepHooks, StepListener
 from forerun.script.profiling.profile import EPOCH_NAMES, STEP_NAMES
+from forerun.script.profiling.step_hooks import LoaderSpan, StepClock, StepHooks, StepListener
 
 __all__ = ["LiveForecast", "watch"]
 

@@ -20,7 +20,7 @@ from forerun.surface.cli.verbs import Verbs, verb
 if TYPE_CHECKING:
     from forerun.script.compare import Comparison
     from forerun.script.tune import TuneResult
-    from forerun.script.tuning.scenarios.answer import ScenarioRuns
+    from forerun.script.tuning.scenario_answer import ScenarioRuns
 
 __all__ = ["apply", "compare", "tune"]
 

@@ -22,7 +22,7 @@ from forerun.surface.report.wording import format_percent
 
 if TYPE_CHECKING:
     from forerun.script.tuning.configuration import ScriptConfiguration
-    from forerun.script.tuning.scenarios.answer import ScenarioRun, ScenarioRuns
+    from forerun.script.tuning.scenario_answer import ScenarioRun, ScenarioRuns
 
 __all__ = ["comparison_page", "scenario_page", "tune_page", "write_scenario_plots"]
 

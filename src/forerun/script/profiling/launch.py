@@ -19,7 +19,7 @@ import psutil
 
 from forerun.base.errors import ScriptError, UsageError
 from forerun.evidence import record_telemetry
-from forerun.script.profiling.hooks.messages import (
+from forerun.script.profiling.messages import (
     STARTUP_VARIABLE,
     STOPPED_STATUS,
     HookSettings,

@@ -10,7 +10,7 @@ import numpy as np
 
 from forerun.base.answers import Answer, fields_of
 from forerun.base.errors import ScriptError
-from forerun.script.capturing.hooks.job import EPOCH_NAMES
+from forerun.script.capturing.job import EPOCH_NAMES
 from forerun.script.command_words import command_arguments
 from forerun.script.profiling.launch import Launch
 from forerun.script.profiling.recorded import Floats, ProcessRecord

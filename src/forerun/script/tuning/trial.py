@@ -14,8 +14,8 @@ import numpy as np
 from forerun.base.errors import near_matches
 from forerun.base.temporary import temporary_folder
 from forerun.question.devices.local import lock_device, only_device
-from forerun.script.profiling.hooks.messages import HookSettings
 from forerun.script.profiling.launch import Launch, OutputLine, launch
+from forerun.script.profiling.messages import HookSettings
 from forerun.script.profiling.recorded import ProcessRecord, read_processes, training_process
 from forerun.script.tuning.configuration import ScriptConfiguration
 from forerun.script.tuning.space import Metric

@@ -8,7 +8,7 @@ import torch
 from torch import _C
 
 from forerun.graph.graph import AllocationKind, MemoryEvent, OpClass, StepPart
-from forerun.script.capturing.hooks.pretend import is_pretended
+from forerun.script.capturing.pretend import is_pretended
 from forerun.tracing.calls import CostRow
 from forerun.tracing.fusion import DataFlow
 from forerun.tracing.meta_results import SHORTCUTS

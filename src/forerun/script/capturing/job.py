@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
-from forerun.script.capturing.hooks.places import is_of_script
+from forerun.script.capturing.places import is_of_script
 from forerun.script.patching import follow_arguments
 
 __all__ = [

@@ -20,15 +20,15 @@ from typing import Any
 
 from forerun.base.process_control import die_with_parent
 from forerun.script.patching import after_import, follow_arguments, surround, trainer_patches
-from forerun.script.profiling.hooks.knob_hooks import knob_patches
-from forerun.script.profiling.hooks.messages import (
+from forerun.script.profiling.knob_hooks import knob_patches
+from forerun.script.profiling.messages import (
     STOPPED_STATUS,
     HookSettings,
     Recording,
     read_settings,
     trace_file,
 )
-from forerun.script.profiling.hooks.step_hooks import (
+from forerun.script.profiling.step_hooks import (
     LoaderSpan,
     StepClock,
     StepHooks,

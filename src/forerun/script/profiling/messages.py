@@ -54,7 +54,7 @@ class HookSettings:
     keeps_trace: bool = False
 
 
-CAPTURE_HOOKS = "forerun.script.capturing.hooks.start"
+CAPTURE_HOOKS = "forerun.script.capturing.start"
 """Module whose ``install`` the start-up of Python calls in the script's process."""
 
 FileAccess = Literal["view", "guard", "unsafe"]

@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 
-from forerun.script.capturing.hooks.pretend import Pretence, is_pretended
+from forerun.script.capturing.pretend import Pretence, is_pretended
 from forerun.script.patching import after_import, surround
-from forerun.script.profiling.hooks.messages import CaptureSettings
+from forerun.script.profiling.messages import CaptureSettings
 
 __all__ = ["Checkpoints", "rebuild_pretended"]
 

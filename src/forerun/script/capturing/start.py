@@ -19,10 +19,10 @@ from types import ModuleType
 from typing import Any
 
 from forerun.base.process_control import die_with_parent
-from forerun.script.capturing.hooks.isolation import isolate
-from forerun.script.capturing.hooks.places import error_words, place_in_script, place_of
+from forerun.script.capturing.isolation import isolate
+from forerun.script.capturing.places import error_words, place_in_script, place_of
 from forerun.script.patching import after_import, trainer_patches
-from forerun.script.profiling.hooks.messages import CaptureSettings, read_settings
+from forerun.script.profiling.messages import CaptureSettings, read_settings
 
 __all__ = ["CAPTURED_STATUS", "END_FILE", "LATE_FILE", "install"]
 
@@ -58,7 +58,7 @@ def install(settings_file: Path) -> None:
     end = _End(request)
     end.cover()
     session = _Session(settings, end)
-    from forerun.script.capturing.hooks.job import remember_arguments
+    from forerun.script.capturing.job import remember_arguments
 
     after_import({"argparse": remember_arguments, "torch": session.torch, "triton.runtime.jit": session.triton,
                   "tensorflow.python.eager.backprop": session.tensorflow, "jax": session.jax})  # fmt: skip
@@ -67,7 +67,7 @@ def install(settings_file: Path) -> None:
 def _load() -> None:
     """Loads what nearly every capture needs, and keeps TensorBoard from TensorFlow, which would write its logs."""
     sys.modules.setdefault("tensorboard.compat.notf", ModuleType("tensorboard.compat.notf"))
-    for name in ("torch", "torch.utils.data", "torch._dynamo", "forerun.script.capturing.hooks.result"):
+    for name in ("torch", "torch.utils.data", "torch._dynamo", "forerun.script.capturing.result"):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     gc.freeze()
@@ -229,14 +229,13 @@ class _Session:
 
     def torch(self, torch: Any) -> None:
         """Patches PyTorch as soon as it is loaded."""
-        from forerun.script.capturing.hooks import pretend
-        from forerun.script.capturing.hooks.checkpoints import Checkpoints
-        from forerun.script.capturing.hooks.cuda_answers import pretend_cuda
-        from forerun.script.capturing.hooks.distributed import Parallelism
-        from forerun.script.capturing.hooks.flexible_attention import FlexibleAttention
-        from forerun.script.capturing.hooks.patches import Loaders, cover_keras, cover_torch
-        from forerun.script.capturing.hooks.script_recorder import ScriptRecorder
-        from forerun.script.capturing.hooks.steps import Steps
+        from forerun.script.capturing import pretend
+        from forerun.script.capturing.checkpoints import Checkpoints
+        from forerun.script.capturing.cuda_answers import cover_attributes, pretend_cuda
+        from forerun.script.capturing.patches import Loaders, cover_keras, cover_torch
+        from forerun.script.capturing.script_recorder import ScriptRecorder
+        from forerun.script.capturing.stand_ins import FlexibleAttention, Parallelism
+        from forerun.script.capturing.steps import Steps
         from forerun.tracing.cuda_semantics import follow_autocast
 
         settings = self._settings
@@ -259,7 +258,7 @@ class _Session:
         if self.pretence is not None:
             self.pretence.recorder = recorder
             pretend_cuda()
-            pretend.cover_attributes()
+            cover_attributes()
             pretend.skip_initial_values()
             self.pretence.__enter__()  # type: ignore[no-untyped-call]
 
@@ -289,8 +288,8 @@ class _Session:
 
     def finish(self) -> None:
         """Writes the result and ends the process."""
-        from forerun.script.capturing.hooks.job import argument_options
-        from forerun.script.capturing.hooks.result import write_result
+        from forerun.script.capturing.job import argument_options
+        from forerun.script.capturing.result import write_result
 
         recorder = self.steps.recorder
         recorder.records_ops = False

@@ -536,8 +536,8 @@ def tensors():
 
 
 def run(tree, request, access, kernel="new"):
-    from forerun.script.capturing.hooks import isolation as guard
-    from forerun.script.capturing.hooks.isolation import isolate
+    from forerun.script.capturing import isolation as guard
+    from forerun.script.capturing.isolation import isolate
 
     if kernel == "old":
         guard._restrict_writing = lambda folders: False

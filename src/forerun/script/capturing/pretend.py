@@ -3,11 +3,15 @@
 A dispatch mode sends every operation that names a CUDA device to meta; the Python attributes of such tensors
 (``device``, ``is_cuda``) answer as on a GPU. FakeTensorMode with real CUDA devices is not used: its backward pass asks
 the driver.
+
+A pretended tensor has no data. Small tensors that came from the host, and what follows from them alone (masks, lengths,
+positions, labels), are computed beside on the processor, so that a script may branch on them (``KnownValues``). What
+depends on weights or activations is not known.
 """
 
 from __future__ import annotations
 
-import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,15 +19,19 @@ import torch
 from torch import _C
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from forerun.script.capturing.hooks.cuda_answers import cuda_type, cuda_type_name
-from forerun.script.capturing.hooks.places import place_in_script
-from forerun.script.capturing.hooks.values import KnownValues
+from forerun.script.capturing.places import place_in_script
 
-__all__ = ["Pretence", "ValueNeededError", "is_pretended"]
+__all__ = [
+    "KnownValues",
+    "Pretence",
+    "ValueNeededError",
+    "is_pretended",
+    "shows_cuda",
+    "shows_meta",
+    "skip_initial_values",
+]
 
 _META = torch.device("meta")
-_CUDA = torch.device("cuda", 0)
-_CPU = torch.device("cpu")
 _aten = torch.ops.aten
 
 _computes = False
@@ -34,7 +42,6 @@ _asks = False
 
 _base: Any = _C.TensorBase
 _raw_is_meta = _base.is_meta.__get__
-_raw_device = _base.device.__get__
 
 _SHAPES_FROM_VALUES = {
     "nonzero", "masked_select", "_unique2", "unique_consecutive", "unique_dim", "bincount", "repeat_interleave",
@@ -58,6 +65,129 @@ def is_pretended(tensor: Any) -> bool:
     finally:
         _asks = before
     return found
+
+
+def shows_cuda(tensor: Any) -> bool:
+    """True while Python code sees a tensor as one of a GPU: a pretended one, outside PyTorch's own kernels."""
+    return not _computes and is_pretended(tensor)
+
+
+def shows_meta(tensor: Any) -> bool:
+    """True while a tensor says that it is one of the meta device, as only PyTorch's own kernels may see it."""
+    return (_computes or _asks) and bool(_raw_is_meta(tensor))
+
+
+_MOST_INTEGERS = 1 << 18
+_MOST_FLOATS = 1 << 14
+
+
+class KnownValues:
+    """Storages of pretended tensors with their values: each has a flat tensor of the processor beside it."""
+
+    def __init__(self) -> None:
+        self._flat: dict[int, torch.Tensor] = {}
+        self._watch: dict[int, weakref.ref[Any]] = {}
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The values of a pretended tensor, as a view that shares memory with those of its other views."""
+        if not self._flat:
+            return None
+        flat = self._flat.get(tensor.untyped_storage()._cdata)
+        if flat is None or flat.dtype != tensor.dtype:
+            return None
+        return flat.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+
+    def learn(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
+        """Keeps the values of a new pretended tensor, if they are few; a view of a known one has them already."""
+        number = tensor.numel()
+        most = _MOST_FLOATS if tensor.is_floating_point() or tensor.is_complex() else _MOST_INTEGERS
+        storage = tensor.untyped_storage()
+        size = tensor.element_size()
+        if (
+            not number
+            or storage.nbytes() > most * size
+            or values.shape != tensor.shape
+            or tensor.storage_offset()
+            or storage._cdata in self._flat
+        ):
+            return
+        flat = torch.empty(storage.nbytes() // size, dtype=tensor.dtype)
+        # An expanded axis has one element in memory.
+        for axis, stride in enumerate(tensor.stride()):
+            if stride == 0 and tensor.shape[axis] > 1:
+                tensor, values = tensor.narrow(axis, 0, 1), values.narrow(axis, 0, 1)
+        flat.as_strided(tensor.size(), tensor.stride(), 0).copy_(values)
+        key = storage._cdata
+        self._flat[key] = flat
+        self._watch[key] = weakref.ref(storage, lambda _: self._forget(key))
+
+    def forget(self, tensor: torch.Tensor) -> None:
+        """Drops the values of a tensor that something unknown was written to."""
+        if self._flat:
+            self._forget(tensor.untyped_storage()._cdata)
+
+    def _forget(self, key: int) -> None:
+        self._flat.pop(key, None)
+        self._watch.pop(key, None)
+
+    def follow(
+        self,
+        func: Any,
+        args: Any,
+        kwargs: Any,
+        outputs: list[torch.Tensor],
+    ) -> None:
+        """Computes an operation beside the pretended one, if all its operands are known."""
+        found: list[bool] = []
+
+        def known(value: Any) -> Any:
+            if isinstance(value, torch.Tensor) and is_pretended(value):
+                values = self.of(value)
+                found.append(values is not None)
+                return values
+            if isinstance(value, (list, tuple)):
+                return type(value)(known(item) for item in value) if type(value) in (list, tuple) else value
+            return value
+
+        plain = [known(value) for value in args]
+        named = {name: known(value) for name, value in kwargs.items() if name not in ("device", "generator")}
+        if not all(found):
+            if func._schema.is_mutable:
+                for index, argument in enumerate(func._schema.arguments):
+                    if argument.alias_info is not None and argument.alias_info.is_write and index < len(args):
+                        for target in (
+                            args[index] if isinstance(args[index], (list, tuple)) else (args[index],)
+                        ):
+                            if isinstance(target, torch.Tensor) and is_pretended(target):
+                                self.forget(target)
+            return
+        if not found and not self._is_small(outputs):
+            return
+        if "device" in kwargs:
+            named["device"] = torch.device("cpu")
+        try:
+            result = func(*plain, **named)
+        except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
+            return
+        if func._schema.is_mutable:
+            return
+        results = [item for item in _flat_list(result) if isinstance(item, torch.Tensor)]
+        if len(results) == len(outputs):
+            for output, values in zip(outputs, results, strict=True):
+                self.learn(output, values)
+
+    @staticmethod
+    def _is_small(outputs: list[torch.Tensor]) -> bool:
+        return all(
+            output.numel() <= (_MOST_FLOATS if output.is_floating_point() else _MOST_INTEGERS)
+            for output in outputs
+        )
+
+
+def _flat_list(value: Any) -> list[Any]:
+    if isinstance(value, (list, tuple)):
+        return [inner for item in value for inner in _flat_list(item)]
+    return [value]
 
 
 class Pretence(TorchDispatchMode):
@@ -124,7 +254,7 @@ class Pretence(TorchDispatchMode):
         args = args if name in _OF_THE_HOST else _on_device(args)
         result = func(*args, **kwargs)
         outputs = [t for t in _tensors(result) if is_pretended(t)]
-        self.known.follow(func, args, kwargs, outputs, is_pretended)
+        self.known.follow(func, args, kwargs, outputs)
         for output in outputs:
             if output.dtype == torch.bool and output.dim() == 0:
                 self._maker[output.untyped_storage()._cdata] = name
@@ -263,98 +393,6 @@ def _on_device(args: Any) -> Any:
         return value
 
     return tuple(moved(value) for value in args)
-
-
-def cover_attributes() -> None:
-    """Makes pretended tensors look like those of a GPU to Python code."""
-    tensor: Any = torch.Tensor
-    base: Any = _C.TensorBase
-    raw_to, raw_data = tensor.to, base.data
-    main = threading.current_thread()
-
-    def device_of(self: torch.Tensor) -> torch.device:
-        return _CUDA if not _computes and is_pretended(self) else _raw_device(self)
-
-    def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if not is_pretended(self):
-            if threading.current_thread() is not main:  # the mode is that of the main thread
-                args = tuple(_META if _is_cuda(a) else a for a in args)
-                kwargs = {name: _META if _is_cuda(a) else a for name, a in kwargs.items()}
-            return raw_to(self, *args, **kwargs)
-        if args and isinstance(args[0], torch.Tensor) and _raw_is_meta(args[0]):
-            args = (args[0].dtype, *args[1:])
-        elif "other" in kwargs and _raw_is_meta(kwargs["other"]):
-            kwargs["dtype"] = kwargs.pop("other").dtype
-        named = kwargs.get("device")
-        if named is not None and _is_cuda(named):
-            kwargs.pop("device")
-        elif args and _is_cuda(args[0]):
-            args = args[1:]
-        while args and args[0] is None:  # no device and no dtype
-            args = args[1:]
-        if (
-            any(not isinstance(a, bool) for a in args)
-            or kwargs.get("dtype")
-            or kwargs.get("device") is not None
-        ):
-            return raw_to(self, *args, **kwargs)
-        if kwargs.get("memory_format") is not None:
-            return self.contiguous(memory_format=kwargs["memory_format"])
-        return self.clone() if kwargs.get("copy") or True in args[1:] else self
-
-    def cuda(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        kwargs.pop("device", None)
-        return to(self, _CUDA, **{k: v for k, v in kwargs.items() if k == "memory_format"})
-
-    def set_data(self: torch.Tensor, value: torch.Tensor) -> None:
-        if is_pretended(self) == is_pretended(value):
-            raw_data.__set__(self, value)
-        else:  # another kind of storage: the tensor itself becomes the other, and keeps its identity
-            torch.utils.swap_tensors(self, torch.nn.Parameter(value, self.requires_grad)
-                                     if isinstance(self, torch.nn.Parameter) else value.detach())  # fmt: skip
-
-    raw_repr = tensor.__repr__
-
-    def text(self: torch.Tensor, *, tensor_contents: Any = None) -> Any:
-        if not is_pretended(self):
-            return raw_repr(self, tensor_contents=tensor_contents)
-        return f"tensor(..., device='cuda:0', size={tuple(self.shape)}, dtype={self.dtype})"
-
-    tensor.device = property(device_of)
-    tensor.__repr__ = text
-    tensor.is_cuda = property(
-        lambda self: (not _computes and is_pretended(self)) or base.is_cuda.__get__(self)
-    )
-    tensor.is_meta = property(lambda self: (_computes or _asks) and _raw_is_meta(self))
-    tensor.get_device = lambda self: 0 if is_pretended(self) else -1
-    tensor.data = property(raw_data.__get__, set_data)
-    raw_type = tensor.type
-
-    def kind(self: torch.Tensor, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
-        if dtype is None:
-            return cuda_type_name(self.dtype) if is_pretended(self) else raw_type(self)
-        wanted = cuda_type(dtype)
-        if wanted is not None:
-            return self.to(_CUDA, wanted.dtype)
-        if isinstance(dtype, torch.dtype) or not is_pretended(self):
-            return raw_type(self, dtype, non_blocking, **kwargs)
-        return raw_type(self.to(_CPU), dtype)  # a type of the host
-
-    tensor.to, tensor.cuda, tensor.type = to, cuda, kind
-    tensor.pin_memory = lambda self, *args, **kwargs: self
-    tensor.is_pinned = lambda self, *args, **kwargs: False
-    # The parameters of a module keep their identity when it is moved, as on a real device: tied weights stay tied.
-    torch.__future__.set_swap_module_params_on_conversion(True)
-
-
-def _is_cuda(value: Any) -> bool:
-    if isinstance(value, bool):
-        return False
-    if isinstance(value, int):
-        return True
-    if isinstance(value, str):
-        return value.partition(":")[0] == "cuda"
-    return isinstance(value, torch.device) and value.type == "cuda"
 
 
 def skip_initial_values() -> None:

@@ -1,8 +1,9 @@
-"""Answers of ``torch.cuda`` and ``torch.accelerator`` to a captured script: one GPU, idle, and its tensor types."""
+"""Answers to a captured script: ``torch.cuda`` has one idle GPU, and pretended tensors look like those of a GPU."""
 
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -10,10 +11,20 @@ from typing import Any
 import torch
 from torch import _C
 
-__all__ = ["GPU_MEMORY_BYTES", "cuda_type", "cuda_type_name", "pretend_cuda", "pretend_cuda_types"]
+from forerun.script.capturing.pretend import is_pretended, shows_cuda, shows_meta
+
+__all__ = [
+    "GPU_MEMORY_BYTES",
+    "cover_attributes",
+    "cuda_type",
+    "cuda_type_name",
+    "pretend_cuda",
+    "pretend_cuda_types",
+]
 
 GPU_MEMORY_BYTES = 80 * 1024**3
 _CAPABILITY = (8, 0)
+_META, _CUDA, _CPU = torch.device("meta"), torch.device("cuda", 0), torch.device("cpu")
 
 
 class _Stream:
@@ -193,3 +204,93 @@ def pretend_cuda_types() -> None:
         return torch.set_default_device("cuda")
 
     torch.set_default_tensor_type = set_default_tensor_type
+
+
+def cover_attributes() -> None:
+    """Makes pretended tensors look like those of a GPU to Python code."""
+    tensor: Any = torch.Tensor
+    base: Any = _C.TensorBase
+    raw_to, raw_data, raw_device = tensor.to, base.data, base.device.__get__
+    main = threading.current_thread()
+
+    def device_of(self: torch.Tensor) -> torch.device:
+        return _CUDA if shows_cuda(self) else raw_device(self)
+
+    def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if not is_pretended(self):
+            if threading.current_thread() is not main:  # the mode is that of the main thread
+                args = tuple(_META if _is_cuda(a) else a for a in args)
+                kwargs = {name: _META if _is_cuda(a) else a for name, a in kwargs.items()}
+            return raw_to(self, *args, **kwargs)
+        if args and isinstance(args[0], torch.Tensor) and is_pretended(args[0]):
+            args = (args[0].dtype, *args[1:])
+        elif "other" in kwargs and is_pretended(kwargs["other"]):
+            kwargs["dtype"] = kwargs.pop("other").dtype
+        named = kwargs.get("device")
+        if named is not None and _is_cuda(named):
+            kwargs.pop("device")
+        elif args and _is_cuda(args[0]):
+            args = args[1:]
+        while args and args[0] is None:  # no device and no dtype
+            args = args[1:]
+        if (
+            any(not isinstance(a, bool) for a in args)
+            or kwargs.get("dtype")
+            or kwargs.get("device") is not None
+        ):
+            return raw_to(self, *args, **kwargs)
+        if kwargs.get("memory_format") is not None:
+            return self.contiguous(memory_format=kwargs["memory_format"])
+        return self.clone() if kwargs.get("copy") or True in args[1:] else self
+
+    def cuda(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        kwargs.pop("device", None)
+        return to(self, _CUDA, **{k: v for k, v in kwargs.items() if k == "memory_format"})
+
+    def set_data(self: torch.Tensor, value: torch.Tensor) -> None:
+        if is_pretended(self) == is_pretended(value):
+            raw_data.__set__(self, value)
+        else:  # another kind of storage: the tensor itself becomes the other, and keeps its identity
+            torch.utils.swap_tensors(self, torch.nn.Parameter(value, self.requires_grad)
+                                     if isinstance(self, torch.nn.Parameter) else value.detach())  # fmt: skip
+
+    raw_repr = tensor.__repr__
+
+    def text(self: torch.Tensor, *, tensor_contents: Any = None) -> Any:
+        if not is_pretended(self):
+            return raw_repr(self, tensor_contents=tensor_contents)
+        return f"tensor(..., device='cuda:0', size={tuple(self.shape)}, dtype={self.dtype})"
+
+    tensor.device = property(device_of)
+    tensor.__repr__ = text
+    tensor.is_cuda = property(lambda self: shows_cuda(self) or base.is_cuda.__get__(self))
+    tensor.is_meta = property(shows_meta)
+    tensor.get_device = lambda self: 0 if is_pretended(self) else -1
+    tensor.data = property(raw_data.__get__, set_data)
+    raw_type = tensor.type
+
+    def kind(self: torch.Tensor, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
+        if dtype is None:
+            return cuda_type_name(self.dtype) if is_pretended(self) else raw_type(self)
+        wanted = cuda_type(dtype)
+        if wanted is not None:
+            return self.to(_CUDA, wanted.dtype)
+        if isinstance(dtype, torch.dtype) or not is_pretended(self):
+            return raw_type(self, dtype, non_blocking, **kwargs)
+        return raw_type(self.to(_CPU), dtype)  # a type of the host
+
+    tensor.to, tensor.cuda, tensor.type = to, cuda, kind
+    tensor.pin_memory = lambda self, *args, **kwargs: self
+    tensor.is_pinned = lambda self, *args, **kwargs: False
+    # The parameters of a module keep their identity when it is moved, as on a real device: tied weights stay tied.
+    torch.__future__.set_swap_module_params_on_conversion(True)
+
+
+def _is_cuda(value: Any) -> bool:
+    if isinstance(value, bool):
+        return False
+    if isinstance(value, int):
+        return True
+    if isinstance(value, str):
+        return value.partition(":")[0] == "cuda"
+    return isinstance(value, torch.device) and value.type == "cuda"

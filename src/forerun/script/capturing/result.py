@@ -18,10 +18,10 @@ import torch
 from forerun.graph.captured import CapturedLoader, CapturedPart, CaptureFacts
 from forerun.graph.file import write_graph
 from forerun.graph.graph import AllocationKind, Graph, MemoryEvent, OpClass, StepPart
-from forerun.script.capturing.hooks.distributed import Parallelism
-from forerun.script.capturing.hooks.job import Job, Progress, job_of
-from forerun.script.capturing.hooks.patches import Loaders
-from forerun.script.capturing.hooks.steps import RecordedStep, Steps, unwrapped
+from forerun.script.capturing.job import Job, Progress, job_of
+from forerun.script.capturing.patches import Loaders
+from forerun.script.capturing.stand_ins import Parallelism
+from forerun.script.capturing.steps import RecordedStep, Steps, unwrapped
 from forerun.tracing.affine import memory_stream, op_table, product_flops
 from forerun.tracing.recorder import RecordedEvent, RecordedRow
 from forerun.tracing.step import RawTrace, name_short_lived

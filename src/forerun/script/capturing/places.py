@@ -27,7 +27,7 @@ def is_of_script(filename: str) -> bool:
 def _libraries() -> tuple[str, ...]:
     """Folders of forerun, of Python and of installed packages; PyTorch may lie on a path of its own."""
     torch = getattr(sys.modules.get("torch"), "__file__", None)
-    found = {str(Path(__file__).parents[3]), *(sysconfig.get_path(name) for name in ("purelib", "stdlib"))}
+    found = {str(Path(__file__).parents[2]), *(sysconfig.get_path(name) for name in ("purelib", "stdlib"))}
     return tuple(found | ({str(Path(torch).parents[1])} if torch else set()))
 
 

@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.script.profiling.hooks.step_hooks import LoaderSpan, StepClock
+from forerun.script.profiling.step_hooks import LoaderSpan, StepClock
 
 
 class Story:

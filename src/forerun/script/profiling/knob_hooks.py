@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forerun.script.patching import around_making_loaders, around_making_optimizers, around_updates, surround
-from forerun.script.profiling.hooks.messages import Recording
+from forerun.script.profiling.messages import Recording
 
 __all__ = ["LOADER_KNOBS", "MODEL_KNOBS", "KnobPatches", "ModelHooks", "knob_patches"]
 

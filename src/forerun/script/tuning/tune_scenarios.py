@@ -17,22 +17,21 @@ from forerun.question.devices import describe_host
 from forerun.question.devices.local import check_device, first_device, lock_device, only_device
 from forerun.script.command_words import with_arguments
 from forerun.script.planned_steps import predictable_device
-from forerun.script.profiling.hooks.messages import HookSettings
 from forerun.script.profiling.launch import Launch, launch
+from forerun.script.profiling.messages import HookSettings
 from forerun.script.profiling.profile import Profile, summarise_run
 from forerun.script.profiling.recorded import read_processes, training_process, write_json
 from forerun.script.tune import tune
 from forerun.script.tuning.configuration import ScriptConfiguration
-from forerun.script.tuning.scenarios.answer import (
+from forerun.script.tuning.scenario_answer import (
     ScenarioRun,
     ScenarioRuns,
     ScenarioStudy,
     run_figures,
     usage_rows,
 )
-from forerun.script.tuning.scenarios.generated_images import generate_images
-from forerun.script.tuning.scenarios.squeezenet_training import IMAGE_SIZE, MODEL
 from forerun.script.tuning.space import Parameter, Space
+from forerun.script.tuning.squeezenet_training import IMAGE_SIZE, MODEL, generate_images
 from forerun.script.tuning.trial import say_nothing
 
 __all__ = ["SCENARIOS", "Scenario", "chosen_scenarios", "training_command", "tune_scenarios"]
@@ -248,7 +247,7 @@ def _measured(
 
 
 _KAGGLE = "puneet6060/intel-image-classification"
-_MODULE = "forerun.script.tuning.scenarios.squeezenet_training"
+_MODULE = "forerun.script.tuning.squeezenet_training"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,8 +25,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from forerun.script.capturing.hooks.view import enter_view, why_no_view
-from forerun.script.profiling.hooks.messages import FileAccess
+from forerun.script.capturing.view import enter_view, why_no_view
+from forerun.script.profiling.messages import FileAccess
 
 __all__ = ["GUARDED_FILE", "guard_files", "isolate"]
 

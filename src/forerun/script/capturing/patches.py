@@ -15,7 +15,7 @@ from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.data import BatchSampler, DataLoader, dataloader
 
-from forerun.script.capturing.hooks.steps import Steps, first_tensor
+from forerun.script.capturing.steps import Steps, first_tensor
 from forerun.script.patching import (
     after_import,
     around_backward,
@@ -25,7 +25,7 @@ from forerun.script.patching import (
     around_updates,
     surround,
 )
-from forerun.script.profiling.hooks.messages import CaptureSettings
+from forerun.script.profiling.messages import CaptureSettings
 
 __all__ = ["Loaders", "RefusedError", "cover_keras", "cover_torch"]
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from forerun.graph.graph import AllocationKind, MemoryEvent, OpClass, StepPart
-from forerun.script.capturing.hooks.script_recorder import ScriptRecorder
+from forerun.script.capturing.script_recorder import ScriptRecorder
 from forerun.tracing.recorder import RecordedRow
 
 __all__ = ["RecordedStep", "Steps", "first_tensor", "unwrapped"]

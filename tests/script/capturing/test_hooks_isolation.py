@@ -150,7 +150,7 @@ def isolated(code, scratch, access="view"):
     link.symlink_to(scratch)
     request = link / "0"
     start = (
-        "from pathlib import Path; from forerun.script.capturing.hooks.isolation import isolate\n"
+        "from pathlib import Path; from forerun.script.capturing.isolation import isolate\n"
         f"isolate(Path({str(request)!r}), {access!r})\n"
     )
     command = [sys.executable, "-c", start + code]

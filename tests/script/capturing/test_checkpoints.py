@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from forerun.base.errors import FailureError
-from forerun.script.capturing.capture import capture_command
+from forerun.script.capture_script import capture_command
 
 SCRIPT = """
 import torch, safetensors.torch
