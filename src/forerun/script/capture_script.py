@@ -23,9 +23,9 @@ from forerun.graph.captured import CAPTURE_PREFIX, Capture, CaptureFacts
 from forerun.graph.file import read_graph
 from forerun.graph.graph import Graph, OpClass, StepPart
 from forerun.script.capturing.isolation import GUARDED_FILE
-from forerun.script.capturing.places import is_of_script
 from forerun.script.capturing.start import LATE_FILE
 from forerun.script.command_words import PythonCommand, is_python, parse_command, with_batch_size
+from forerun.script.patching import is_of_script
 from forerun.script.profiling.launch import end_tree, start_with_hooks
 from forerun.script.profiling.messages import CAPTURE_HOOKS, CaptureSettings, FileAccess, write_settings
 

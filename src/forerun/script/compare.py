@@ -14,11 +14,9 @@ import numpy.typing as npt
 
 from forerun.base.answers import Answer
 from forerun.base.errors import FailureError, ScriptError, UsageError
-from forerun.base.temporary import temporary_folder
 from forerun.question.devices.local import first_device
 from forerun.script.profiling.launch import Launch, check_command, launch
 from forerun.script.profiling.messages import HookSettings
-from forerun.script.profiling.recorded import read_processes
 from forerun.script.tuning.configuration import ScriptConfiguration, read_configuration
 from forerun.script.tuning.space import Metric
 from forerun.script.tuning.trial import TrialOrder, TrialResult, run_trial, say_nothing
@@ -174,14 +172,12 @@ def apply(
     found = _read(configuration)
     exact = found.command(words)
     say(f"command: {shlex.join(exact)}")
-    with temporary_folder() as folder:
-        settings = HookSettings(folder=folder, parent_pid=0, window_steps=0, knobs=found.hooks)
-        run = launch(exact, settings, echo=echo)
-        seen = {hook["what"]: hook for process in read_processes(Path(folder)) for hook in process.hooks}
-        for hook in seen.values():
-            say(f"hook: {hook['knob']}: {hook['what']}")
-        for knob in set(found.hooks) - {hook["knob"] for hook in seen.values()}:
-            say(f"hook: {knob}: not applied, the script never came to it")
+    run = launch(exact, HookSettings(window_steps=0, knobs=found.hooks), echo=echo)
+    seen = {hook["what"]: hook for process in run.processes for hook in process.hooks}
+    for hook in seen.values():
+        say(f"hook: {hook['knob']}: {hook['what']}")
+    for knob in set(found.hooks) - {hook["knob"] for hook in seen.values()}:
+        say(f"hook: {knob}: not applied, the script never came to it")
     if run.outcome == "interrupted":
         raise KeyboardInterrupt
     if run.outcome != "done":

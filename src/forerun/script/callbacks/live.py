@@ -93,7 +93,7 @@ class LiveForecast(StepListener):
         self._durations: deque[float] = deque(maxlen=_MOST_STEPS)
         self._num_batches_of_epoch: int | None = None
         self._job: Mapping[str, Any] = {}
-        self._num_batches = self._num_starts = 0
+        self._num_batches = 0
         self._between_s = 0.0
         self._printed_s = time.monotonic()
         self._is_closed = False

@@ -18,8 +18,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
-from forerun.script.capturing.places import is_of_script
-from forerun.script.patching import follow_arguments
+from forerun.script.patching import follow_arguments, is_of_script
 
 __all__ = [
     "EPOCH_NAMES",

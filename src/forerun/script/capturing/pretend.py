@@ -19,7 +19,7 @@ import torch
 from torch import _C
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from forerun.script.capturing.places import place_in_script
+from forerun.script.patching import place_in_script
 
 __all__ = [
     "KnownValues",
@@ -194,17 +194,13 @@ class Pretence(TorchDispatchMode):
     """Sends operations on ``cuda`` to the meta device, and answers reads of values.
 
     Attributes:
-        num_on_device: Operations on the device so far.
-        reads: Places in the script that read a value, with their number, while ``notes_reads`` is true.
-        guesses: Places that decided by a value that is not known.
+        guesses: Places that decided by a value that is not known, with their number, while ``notes_guesses`` is true.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.known = KnownValues()
-        self.num_on_device = 0
-        self.notes_reads = False
-        self.reads: dict[str, int] = {}
+        self.notes_guesses = False
         self.guesses: dict[str, int] = {}
         self.recorder: Any = None
         self._maker: dict[int, str] = {}
@@ -224,7 +220,6 @@ class Pretence(TorchDispatchMode):
         wants_device = device is not None and device.type == "cuda"
         if not wants_device and not any(is_pretended(t) for t in _tensors(args, kwargs)):
             return func(*args, **kwargs)
-        self.num_on_device += 1
         name = func._schema.name.partition("::")[2]
         if name == "_local_scalar_dense":
             return self._read(args[0])
@@ -260,26 +255,24 @@ class Pretence(TorchDispatchMode):
                 self._maker[output.untyped_storage()._cdata] = name
         return result
 
-    def _note(self, notes: dict[str, int]) -> None:
-        if self.notes_reads:
+    def _note_guess(self) -> None:
+        if self.notes_guesses:
             place = place_in_script()
-            notes[place] = notes.get(place, 0) + 1
+            self.guesses[place] = self.guesses.get(place, 0) + 1
 
     def _read(self, tensor: torch.Tensor) -> Any:
         """A number read by the host: the host waits for the device here."""
-        self._note(self.reads)
         if self.recorder is not None:
             self.recorder.note_read(tensor.element_size())
         values = self.known.of(tensor)
         if values is not None:
             return values.item()
         if tensor.dtype == torch.bool:
-            self._note(self.guesses)
+            self._note_guess()
             return self._maker.get(tensor.untyped_storage()._cdata) not in _FALSE_WHEN_CLEAN
         return 1.0 if tensor.is_floating_point() else 1
 
     def _to_host(self, tensor: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor:
-        self._note(self.reads)
         if self.recorder is not None:
             self.recorder.note_read(tensor.element_size() * tensor.numel())
         dtype = kwargs.get("dtype") or tensor.dtype
@@ -291,7 +284,6 @@ class Pretence(TorchDispatchMode):
         return torch.ones(tensor.shape, dtype=dtype)
 
     def _into_host(self, target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-        self._note(self.reads)
         values = self.known.of(source)
         return target.copy_(values) if values is not None else target
 

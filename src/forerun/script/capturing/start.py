@@ -20,8 +20,7 @@ from typing import Any
 
 from forerun.base.process_control import die_with_parent
 from forerun.script.capturing.isolation import isolate
-from forerun.script.capturing.places import error_words, place_in_script, place_of
-from forerun.script.patching import after_import, trainer_patches
+from forerun.script.patching import after_import, error_words, place_in_script, place_of, trainer_patches
 from forerun.script.profiling.messages import CaptureSettings, read_settings
 
 __all__ = ["CAPTURED_STATUS", "END_FILE", "LATE_FILE", "install"]
@@ -277,7 +276,7 @@ class _Session:
             return
         parameters = self.steps.parameters()
         if parameters and any(self.steps.recorder.is_traced(p) for p in parameters):
-            self.pretence.notes_reads = True
+            self.pretence.notes_guesses = True
             return
         self.refuse_pretence()
 

@@ -80,7 +80,6 @@ class Steps:
         self.recorded: list[RecordedStep] = []
         self.num_steps = 0
         self.num_backwards = 0
-        self.has_ema = False
         self.has_recomputation = False
         self.clips = False
         self.input_shape: tuple[int, ...] = ()

@@ -14,7 +14,7 @@ from typing import Any
 from forerun.script.patching import around_making_loaders, around_making_optimizers, around_updates, surround
 from forerun.script.profiling.messages import Recording
 
-__all__ = ["LOADER_KNOBS", "MODEL_KNOBS", "KnobPatches", "ModelHooks", "knob_patches"]
+__all__ = ["LOADER_KNOBS", "KnobPatches", "ModelHooks", "knob_patches"]
 
 LOADER_KNOBS = ("num_workers", "pin_memory", "prefetch_factor", "persistent_workers")
 
@@ -194,9 +194,6 @@ def _set_process_knobs(knobs: dict[str, Any], tell: Any) -> None:
 
         cudnn.benchmark = bool(knobs["cudnn_benchmark"])
         tell("cudnn_benchmark", f"torch.backends.cudnn.benchmark = {bool(knobs['cudnn_benchmark'])}")
-
-
-MODEL_KNOBS = ("amp", "channels_last", "compile")
 
 
 class ModelHooks:

@@ -18,6 +18,7 @@ from typing import IO, Any
 import psutil
 
 from forerun.base.errors import ScriptError, UsageError
+from forerun.base.temporary import temporary_folder
 from forerun.evidence import record_telemetry
 from forerun.script.profiling.messages import (
     STARTUP_VARIABLE,
@@ -25,7 +26,7 @@ from forerun.script.profiling.messages import (
     HookSettings,
     write_settings,
 )
-from forerun.script.profiling.recorded import was_stopped
+from forerun.script.profiling.recorded import ProcessRecord, read_processes, training_process, was_stopped
 
 __all__ = [
     "Launch",
@@ -65,7 +66,7 @@ class Launch:
 
     Attributes:
         command: Words of the command.
-        folder: Folder with the records of the command's processes.
+        processes: Records of the command's processes in which hooks were installed, in order of their start.
         outcome: ``done``, ``stopped`` (by the hooks, after the requested steps), ``crashed``, ``interrupted``,
             ``timeout``, ``out of memory`` (above the limit set) or ``ended`` (by the caller).
         status: Exit status; negative for a signal; None if forerun ended the command.
@@ -80,7 +81,7 @@ class Launch:
     """
 
     command: tuple[str, ...]
-    folder: Path
+    processes: tuple[ProcessRecord, ...]
     outcome: str
     status: int | None
     begin_s: float
@@ -96,6 +97,16 @@ class Launch:
     def peak_memory_bytes(self) -> int:
         """Largest memory of all processes together [bytes]."""
         return max((sample.memory_bytes for sample in self.samples), default=0)
+
+    @property
+    def training_process(self) -> ProcessRecord | None:
+        """The process whose steps represent the run; None without a training step."""
+        return training_process(self.processes)
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of processes that trained."""
+        return sum(1 for each in self.processes if len(each.steps) and each.rank is not None) or 1
 
     @property
     def said(self) -> str:
@@ -139,7 +150,7 @@ def launch(
 
     Args:
         command: Words of the command, from ``check_command``.
-        settings: Settings of the hooks; their folder must exist.
+        settings: Settings of the hooks; a folder that they name must exist.
         echo: Stream that receives a copy of the output; None for no copy.
         timeout_s: Longest time of the run [s].
         memory_limit_bytes: Largest memory of all processes together, above which they are ended [bytes].
@@ -150,9 +161,13 @@ def launch(
     Raises:
         ScriptError: The command cannot be started.
     """
-    settings_file = write_settings(replace(settings, parent_pid=os.getpid()))
     begin_s = time.monotonic()
-    with record_telemetry(device_index, _SAMPLE_EVERY_S) as recorder:
+    with (
+        temporary_folder() as own,
+        record_telemetry(device_index, _SAMPLE_EVERY_S) as recorder,
+    ):
+        folder = Path(settings.folder or own)
+        settings_file = write_settings(replace(settings, folder=str(folder), parent_pid=os.getpid()))
         process = start_with_hooks(command, settings_file, {**_threads(settings), **(environment or {})})
         run = _Run(process, echo, on_line)
         interrupted_by = ""
@@ -167,13 +182,16 @@ def launch(
             num_killed = end_tree(process.pid, settings_file, first=first)
             status = process.wait()
             run.join()
+        end_s = time.monotonic() if outcome else run.end_s
+        ended_by = outcome or _outcome(status, folder)
+        processes = read_processes(folder)
     return Launch(
         command=tuple(command),
-        folder=Path(settings.folder),
-        outcome=outcome or _outcome(status, Path(settings.folder)),
+        processes=processes,
+        outcome=ended_by,
         status=status if not outcome else None,
         begin_s=begin_s,
-        end_s=time.monotonic() if outcome else run.end_s,
+        end_s=end_s,
         lines=tuple(run.lines[-_KEPT_LINES:]),
         samples=tuple(run.samples),
         telemetry=recorder.figures,

@@ -34,8 +34,8 @@ class HookSettings:
     """Settings of the hooks in one run.
 
     Attributes:
-        folder: Folder in which each process writes its records.
-        parent_pid: Process whose end also ends the script.
+        folder: Folder in which each process writes its records; empty for one that lives as long as the run.
+        parent_pid: Process whose end also ends the script; the launch sets it.
         warmup_steps: Number of steps before the traced window.
         window_steps: Number of steps under ``torch.profiler``; 0 for no window.
         stop_after_steps: Number of steps after which the script is stopped; None to let it end.
@@ -44,8 +44,8 @@ class HookSettings:
         keeps_trace: Whether the window is written as a trace too, beside the records.
     """
 
-    folder: str
-    parent_pid: int
+    folder: str = ""
+    parent_pid: int = 0
     warmup_steps: int = 3
     window_steps: int = 5
     stop_after_steps: int | None = None
@@ -72,7 +72,6 @@ class CaptureSettings:
         pretends: Whether a CUDA device is pretended; else the script runs on the processor and finds none.
         batch_from, batch_to: Batch size of loaders to replace, and its replacement; None leaves them alone.
         world_size: Processes that the script believes to be one of.
-        devices_per_node: Processes on this machine, as the script believes.
         files: Way in which the script sees files.
         timeout_s: Longest time of the script [s].
     """
@@ -83,7 +82,6 @@ class CaptureSettings:
     batch_from: int | None = None
     batch_to: int | None = None
     world_size: int = 1
-    devices_per_node: int = 1
     files: FileAccess = "view"
     timeout_s: float = 600.0
 

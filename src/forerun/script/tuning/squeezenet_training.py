@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from forerun.base.errors import UsageError
 
-__all__ = ["CLASSES", "IMAGE_SIZE", "MODEL", "generate_images", "load_model", "main"]
+__all__ = ["CLASSES", "IMAGE_SIZE", "MODEL", "generate_images", "load_model", "main", "part_folder"]
 
 IMAGE_SIZE = 160
 """Default height and width of the task's images [pixels]."""
@@ -130,7 +130,7 @@ def _loader(options: argparse.Namespace, part: str, device: str) -> Any:
         steps.append(transforms.RandomHorizontalFlip())
     steps += [transforms.ToTensor(), transforms.Normalize(_MEAN, _DEVIATION)]
     read = functools.cache(functools.partial(_open_image, size=size)) if options.cache else _open_image
-    images = ImageFolder(str(_part_folder(options.data, part)), transforms.Compose(steps), loader=read)
+    images = ImageFolder(str(part_folder(options.data, part)), transforms.Compose(steps), loader=read)
     return DataLoader(
         images,
         batch_size=options.batch_size,
@@ -140,7 +140,7 @@ def _loader(options: argparse.Namespace, part: str, device: str) -> Any:
     )
 
 
-def _part_folder(data: Path, part: str) -> Path:
+def part_folder(data: Path, part: str) -> Path:
     """Folder of the classes of a part; Kaggle's archive has another of the same name around."""
     inner = data / part / part
     return inner if inner.is_dir() else data / part

@@ -12,7 +12,6 @@ from typing import Any
 from forerun.base.answers import plain
 from forerun.base.errors import ScriptError, UsageError, near_matches
 from forerun.base.extras import require
-from forerun.base.temporary import temporary_folder
 from forerun.question.devices import describe_host
 from forerun.question.devices.local import check_device, first_device, lock_device, only_device
 from forerun.script.command_words import with_arguments
@@ -20,7 +19,7 @@ from forerun.script.planned_steps import predictable_device
 from forerun.script.profiling.launch import Launch, launch
 from forerun.script.profiling.messages import HookSettings
 from forerun.script.profiling.profile import Profile, summarise_run
-from forerun.script.profiling.recorded import read_processes, training_process, write_json
+from forerun.script.profiling.recorded import write_json
 from forerun.script.tune import tune
 from forerun.script.tuning.configuration import ScriptConfiguration
 from forerun.script.tuning.scenario_answer import (
@@ -31,7 +30,7 @@ from forerun.script.tuning.scenario_answer import (
     usage_rows,
 )
 from forerun.script.tuning.space import Parameter, Space
-from forerun.script.tuning.squeezenet_training import IMAGE_SIZE, MODEL, generate_images
+from forerun.script.tuning.squeezenet_training import IMAGE_SIZE, MODEL, generate_images, part_folder
 from forerun.script.tuning.trial import say_nothing
 
 __all__ = ["SCENARIOS", "Scenario", "chosen_scenarios", "training_command", "tune_scenarios"]
@@ -231,19 +230,16 @@ def _measured(
     device: str, scenario: Scenario, words: tuple[str, ...], hooks: dict[str, Any]
 ) -> tuple[Launch, Profile]:
     """A whole run, with nothing else on the device that forerun knows of."""
-    with (
-        temporary_folder() as records,
-        lock_device(device, wait_s=_LOCK_PATIENCE_S),
-    ):
-        settings = HookSettings(folder=records, parent_pid=0, window_steps=0, knobs=hooks)
+    with lock_device(device, wait_s=_LOCK_PATIENCE_S):
+        settings = HookSettings(window_steps=0, knobs=hooks)
         run = launch(words, settings, device_index=device, environment=only_device(device))
-        if run.outcome == "interrupted":
-            raise KeyboardInterrupt
-        process = training_process(read_processes(Path(records)))
-        if run.outcome != "done" or process is None:
-            raise ScriptError(f"scenario {scenario.name} {run.outcome}: it said: {run.said or 'nothing'}")
-        cores = describe_host().num_usable_cores
-        return run, summarise_run(run, process, num_ranks=1, num_usable_cores=cores, epochs=None)
+    if run.outcome == "interrupted":
+        raise KeyboardInterrupt
+    process = run.training_process
+    if run.outcome != "done" or process is None:
+        raise ScriptError(f"scenario {scenario.name} {run.outcome}: it said: {run.said or 'nothing'}")
+    cores = describe_host().num_usable_cores
+    return run, summarise_run(run, process, num_ranks=1, num_usable_cores=cores, epochs=None)
 
 
 _KAGGLE = "puneet6060/intel-image-classification"
@@ -348,12 +344,6 @@ def chosen_scenarios(name: str, *, num_cores: int, epochs: int, is_gpu: bool = F
         )
     names = SCENARIOS if name == "all" else tuple(dict.fromkeys(("baseline", name)))
     return tuple(known[each] for each in names)
-
-
-def part_folder(data: Path, part: str) -> Path:
-    """Folder of the classes of ``seg_train`` or ``seg_test``; Kaggle's archive has another of the same name around."""
-    inner = data / part / part
-    return inner if inner.is_dir() else data / part
 
 
 def training_command(data: Path, *, epochs: int, weights: str) -> tuple[str, ...]:

@@ -1,9 +1,10 @@
-"""The pages after ``forerun tune``, its scenarios and ``forerun compare``, and the pictures of scenarios."""
+"""The pages and the pictures of the answers about a script: a profile, a study, its scenarios, a comparison."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,18 +14,170 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from forerun.base.units import format_bytes, format_duration_s, format_energy_j
-from forerun.script.compare import Comparison
-from forerun.script.tune import TuneResult
-from forerun.surface.report.figure import look_of, new_figure, save_figure
-from forerun.surface.report.tables import table
+from forerun.base.units import format_bytes, format_count, format_duration_s, format_energy_j
+from forerun.surface.report.figure import COLOURS, check_plot_path, look_of, new_figure, save_figure
+from forerun.surface.report.tables import Columns, table, table_of
 from forerun.surface.report.wording import format_percent
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a page needs no more than what its own answer has loaded
+    from forerun.script.compare import ComparedRun, Comparison
+    from forerun.script.profiling.profile import Advice, Profile
+    from forerun.script.tune import TuneResult
     from forerun.script.tuning.configuration import ScriptConfiguration
     from forerun.script.tuning.scenario_answer import ScenarioRun, ScenarioRuns
 
-__all__ = ["comparison_page", "scenario_page", "tune_page", "write_scenario_plots"]
+__all__ = [
+    "comparison_page",
+    "parts_plot",
+    "profile_page",
+    "scenario_page",
+    "tune_page",
+    "write_scenario_plots",
+]
+
+_PART_NAMES = {
+    "input_wait_s": "waiting for input",
+    "copy_s": "copies to the device",
+    "kernels_s": "kernels",
+    "host_s": "host and idle",
+}
+_PHASES = {
+    "start": "start",
+    "steps": "training steps",
+    "between": "validation and other",
+    "profiling": "profiling itself",
+    "end": "end",
+}
+_BAR = 30
+_WORTH_SAYING = 0.05
+
+
+def profile_page(profile: Profile) -> RenderableType:
+    """A profile as a page of text."""
+    parts: list[RenderableType] = [_title(profile), Text(""), Text("Where a step goes", style="bold")]
+    parts += [_indented(_parts(profile)), Text(""), Text("What is used", style="bold")]
+    parts += [_indented(_usage(profile)), Text("")]
+    if profile.advice is not None:
+        parts += [*_advice(profile.advice), Text("")]
+    parts.append(_times(profile))
+    if profile.hooks:
+        parts += [Text(f"hook: {hook['knob']}: {hook['what']}") for hook in profile.hooks]
+    parts += [Text(f"note: {note}", style="dim") for note in profile.notes]
+    return Group(*parts)
+
+
+def _indented(part: RenderableType) -> Padding:
+    return Padding(part, (0, 0, 0, 2), expand=False)
+
+
+def _title(profile: Profile) -> Text:
+    speed = (
+        ""
+        if profile.throughput_samples_per_s is None
+        else f", {format_count(profile.throughput_samples_per_s)} samples/s at {profile.batch_size:.0f} a step"
+    )
+    return Text.assemble(
+        ("Profile", "bold"),
+        f" of {' '.join(profile.command)}: {profile.outcome}, {profile.num_steps:,} steps on {profile.device}\n",
+        f"step {format_duration_s(profile.step_time_s)} (median {format_duration_s(profile.step_time_median_s)})",
+        speed,
+    )
+
+
+def _parts(profile: Profile) -> Table:
+    step_s = profile.step_time_s
+    columns: Columns[str] = {
+        "part": lambda name: _PART_NAMES[name],
+        "time": lambda name: format_duration_s(getattr(profile.parts, name)),
+        "share": lambda name: format_percent(getattr(profile.parts, name) / step_s),
+        "bar": lambda name: "█" * round(_BAR * getattr(profile.parts, name) / step_s),
+    }
+    made = table_of(list(_PART_NAMES), columns, left=("part", "bar"))
+    made.show_header = False
+    return made
+
+
+def _usage(profile: Profile) -> Group:
+    lines = [f"CPU {format_percent(profile.cpu_utilisation)} of {profile.num_usable_cores:g} cores"]
+    if profile.busy_machine_fraction is not None and profile.busy_machine_fraction >= _WORTH_SAYING:
+        lines.append(
+            "other work of the machine kept the script off its cores in "
+            f"{format_percent(profile.busy_machine_fraction)} of its steps"
+        )
+    if profile.device_busy_fraction is not None:
+        lines.append(f"device computes {format_percent(profile.device_busy_fraction)} of a step")
+    lines.append(f"memory {format_bytes(profile.peak_memory_bytes)} at the peak, all processes")
+    if profile.device_peak_bytes is not None:
+        lines.append(f"device memory {format_bytes(profile.device_peak_bytes)}")
+    if (power_w := profile.sensors.get("gpu_power_w_mean")) is not None:
+        lines.append(f"power {power_w:.0f} W")
+    for name, cause in (("gpu_throttled_by_heat_mean", "heat"), ("gpu_throttled_by_power_mean", "power")):
+        if share := profile.sensors.get(name):
+            lines.append(f"clocks throttled by {cause} in {format_percent(share)} of the samples")
+    return Group(*(Text(line) for line in lines))
+
+
+def _advice(advice: Advice) -> list[Text]:
+    gain = (
+        ""
+        if advice.speedup is None or advice.speedup_low is None or advice.speedup_high is None
+        else f" Expected: {advice.speedup:.2f} times the speed ({advice.speedup_low:.2f} to {advice.speedup_high:.2f})."
+    )
+    knobs = ", ".join(f"{name}={value}" for name, value in advice.change.items())
+    lines = [
+        Text.assemble(("Bottleneck: ", "bold"), (advice.bottleneck, "bold red"), f". {advice.reason}."),
+        Text.assemble(("Next: ", "bold"), f"{advice.words}.{gain}"),
+    ]
+    return [*lines, Text(f"      knobs: {knobs}")] if knobs else lines
+
+
+def _times(profile: Profile) -> Text:
+    phases = ", ".join(
+        f"{words} {format_duration_s(profile.phases_s[name])}"
+        for name, words in _PHASES.items()
+        if profile.phases_s[name] >= 1e-3
+    )
+    text = Text(f"This run took {format_duration_s(profile.wall_s)}: {phases}")
+    if profile.job_time_s is not None and profile.time_left_s is not None:
+        text.append(
+            f"\nThe whole job of {_length(profile)} takes {format_duration_s(profile.job_time_s)}; "
+            f"{format_duration_s(profile.time_left_s)} of it were left"
+        )
+    return text
+
+
+def _length(profile: Profile) -> str:
+    """Length of the job: by its steps, where they are not those of its epochs."""
+    steps, epochs, per_epoch = profile.num_steps_of_job, profile.epochs, profile.steps_per_epoch
+    if steps is None or (epochs is not None and per_epoch is not None and steps >= epochs * per_epoch):
+        return f"{epochs:g} epochs"
+    return f"{steps:,.0f} steps"
+
+
+def parts_plot(path: Path, profiles: Mapping[str, Profile]) -> None:
+    """Parts of the time of a sample, one bar per run.
+
+    Raises:
+        UsageError, FailureError: The file cannot be written.
+    """
+    check_plot_path(path)
+    figure = new_figure(width_in=8.0, height_in=1.6 + 0.6 * len(profiles))
+    axes = figure.subplots()
+    names = list(profiles)
+    has_samples = all(profile.batch_size for profile in profiles.values())
+    left = [0.0] * len(names)
+    for index, (part, words) in enumerate(_PART_NAMES.items()):
+        values = [
+            1e3 * getattr(p.parts, part) / ((p.batch_size or 1.0) if has_samples else 1.0)
+            for p in profiles.values()
+        ]
+        axes.barh(names, values, left=left, label=words, color=COLOURS[index])
+        left = [a + b for a, b in zip(left, values, strict=True)]
+    axes.invert_yaxis()
+    axes.set_xlabel(f"time of a {'sample' if has_samples else 'step'} [ms]")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize="small")
+    save_figure(figure, path)
+
 
 _MOST_TRIALS = 12
 
@@ -70,41 +223,36 @@ def _failures(found: TuneResult) -> list[str]:
     ]
 
 
-def _indented(part: RenderableType) -> Padding:
-    return Padding(part, (0, 0, 0, 2), expand=False)
-
-
-def _table(*titles: str) -> Table:
-    return table(titles, left=titles[:1], fold=titles)
-
-
 def _trials(found: TuneResult) -> Table:
-    table = _table("values", "trial", *found.objectives, "memory", "from", "front")
     told = [trial for trial in found.trials if trial["objectives"] is not None]
-    is_rising = found.objectives[0] in ("speed", "accuracy")
-    ranked = sorted(told, key=lambda trial: (-1 if is_rising else 1) * trial["objectives"][0])
-    for trial in ranked[:_MOST_TRIALS]:
-        table.add_row(
-            ", ".join(f"{name}={value}" for name, value in trial["values"].items()),
-            str(trial["number"]),
-            *(f"{value:.4g}" for value in trial["objectives"]),
-            format_bytes(trial["peak_memory_bytes"]),
-            trial["source"],
-            "*" if trial["number"] in found.front else "",
-        )
-    return table
+    sign = -1 if found.objectives[0] in ("speed", "accuracy") else 1
+    ranked = sorted(told, key=lambda trial: sign * trial["objectives"][0])
+    columns: Columns[dict[str, Any]] = {
+        "values": lambda trial: ", ".join(f"{name}={value}" for name, value in trial["values"].items()),
+        "trial": lambda trial: str(trial["number"]),
+        **{name: partial(_objective, index=index) for index, name in enumerate(found.objectives)},
+        "memory": lambda trial: format_bytes(trial["peak_memory_bytes"]),
+        "from": lambda trial: trial["source"],
+        "front": lambda trial: "*" if trial["number"] in found.front else "",
+    }
+    return table_of(ranked[:_MOST_TRIALS], columns, left=("values",), fold=tuple(columns))
+
+
+def _objective(trial: dict[str, Any], *, index: int) -> str:
+    return f"{trial['objectives'][index]:.4g}"
 
 
 def _before_after(checked: dict[str, Any]) -> Table:
     before, after = checked["baseline"], checked["best"]
-    table = _table("", "before", "after", "ratio")
+    titles = ("", "before", "after", "ratio")
+    made = table(titles, left=titles[:1], fold=titles)
 
     def row(name: str, key: str, form: Any, *, has_ratio: bool = True) -> None:
         first, second = before[key], after[key]
         if first is None or second is None:
             return
         ratio = f"{second / first:.2f}" if has_ratio and first else ""
-        table.add_row(name, form(first), form(second), ratio)
+        made.add_row(name, form(first), form(second), ratio)
 
     row("samples/s", "rate_samples_per_s", lambda v: f"{v:,.1f}")
     row("whole run", "wall_s", format_duration_s)
@@ -112,26 +260,25 @@ def _before_after(checked: dict[str, Any]) -> Table:
     row("memory", "peak_memory_bytes", format_bytes)
     row("cores used", "cpu_utilisation", lambda v: f"{v:.2f}")
     if checked.get("metric"):
-        table.add_row(
+        made.add_row(
             f"{checked['metric']} at the end",
             f"{checked['metric_before']:.4f}",
             f"{checked['metric_after']:.4f}",
             "",
         )
-    return table
+    return made
 
 
 def comparison_page(found: Comparison) -> RenderableType:
     """Two configurations side by side."""
-    table = _table("run", "samples/s", "time", "metric")
-    for run in found.runs:
-        table.add_row(
-            run.which,
-            "-" if run.rate_samples_per_s is None else f"{run.rate_samples_per_s:,.1f}",
-            format_duration_s(run.wall_s),
-            "-" if run.metric is None else f"{run.metric:.4f}",
-        )
-    parts: list[RenderableType] = [_indented(table), Text("")]
+    columns: Columns[ComparedRun] = {
+        "run": lambda run: run.which,
+        "samples/s": lambda run: "-" if run.rate_samples_per_s is None else f"{run.rate_samples_per_s:,.1f}",
+        "time": lambda run: format_duration_s(run.wall_s),
+        "metric": lambda run: "-" if run.metric is None else f"{run.metric:.4f}",
+    }
+    runs = table_of(found.runs, columns, left=("run",), fold=tuple(columns))
+    parts: list[RenderableType] = [_indented(runs), Text("")]
     for name, ratio in (("samples a second", found.speed), ("whole run", found.time)):
         if ratio is not None:
             ends = (
