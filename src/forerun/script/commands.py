@@ -309,7 +309,7 @@ def apply(
 ) -> None:
     """Run a command with a configuration that tune found, and print the exact command."""
     import forerun
-    from forerun.script.profiling.launch import check_command
+    from forerun.script.command_words import check_command
     from forerun.script.tuning.configuration import read_configuration
 
     found = read_configuration(configuration)

@@ -15,7 +15,8 @@ import numpy.typing as npt
 from forerun.base.answers import Answer
 from forerun.base.errors import FailureError, ScriptError, UsageError
 from forerun.question.devices.local import first_device
-from forerun.script.profiling.launch import Launch, check_command, launch
+from forerun.script.command_words import check_command
+from forerun.script.profiling.launch import Launch, launch
 from forerun.script.profiling.messages import HookSettings
 from forerun.script.tuning.configuration import ScriptConfiguration, read_configuration
 from forerun.script.tuning.space import Metric

@@ -14,8 +14,9 @@ from forerun.base.errors import FailureError, ScriptError, UsageError
 from forerun.base.temporary import temporary_folder
 from forerun.question.devices import describe_host
 from forerun.question.devices.local import first_device, only_device
+from forerun.script.command_words import check_command
 from forerun.script.profiling.advice import advise
-from forerun.script.profiling.launch import Launch, check_command, launch
+from forerun.script.profiling.launch import Launch, launch
 from forerun.script.profiling.messages import HookSettings, trace_file
 from forerun.script.profiling.profile import Profile, summarise_run
 

@@ -15,9 +15,9 @@ from forerun.base.temporary import temporary_folder
 from forerun.question.devices import describe_host
 from forerun.question.devices.local import check_device, first_device, gpu_index
 from forerun.question.settings import checked
+from forerun.script.command_words import check_command
 from forerun.script.planned_steps import ScriptModel, steps_or_reason
 from forerun.script.profile import profile
-from forerun.script.profiling.launch import check_command
 from forerun.script.profiling.profile import Profile
 from forerun.script.profiling.recorded import read_processes, write_json
 from forerun.script.tuning.acceptance import Verdict, accept_best, is_script, repeat_winner, screen

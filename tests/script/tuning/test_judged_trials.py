@@ -7,12 +7,13 @@ import pytest
 from study_commands import environment
 
 from forerun.adapters.clusters.ray_jobs import ray_runner
+from forerun.script.callbacks.pruner import TrialPruner
 from forerun.script.tuning.configuration import ScriptConfiguration
 from forerun.script.tuning.options import OBJECTIVES, TuneSettings, parse_budget, parse_objectives, value_of
 from forerun.script.tuning.space import Metric, space_of
 from forerun.script.tuning.study import TrialStore, suggest
 from forerun.script.tuning.trial import TrialOrder, TrialResult, say_nothing
-from forerun.script.tuning.tuner import Task, TrialPruner, Tuner
+from forerun.script.tuning.tuner import Task, Tuner
 from small_clusters import node_of, raylet_pid, small_cluster
 
 NUM_ROUNDS = 16

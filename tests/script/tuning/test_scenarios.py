@@ -253,7 +253,7 @@ def test_images_are_even_over_the_classes_and_always_the_same(tmp_path):
 def test_a_gpu_has_other_knobs_than_a_processor():
     def names(*, is_gpu):
         (_, hardware) = chosen_scenarios("hardware", num_cores=4, epochs=3, is_gpu=is_gpu)
-        return {parameter.name: parameter.values for parameter in hardware.parameters}
+        return {parameter.name: parameter.values for parameter in hardware.space().parameters}
 
     assert "num_threads" in names(is_gpu=False)
     assert names(is_gpu=False)["amp"] == ("off", "bf16")

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +15,7 @@ from typing import IO, Any
 
 import psutil
 
-from forerun.base.errors import ScriptError, UsageError
+from forerun.base.errors import ScriptError
 from forerun.base.temporary import temporary_folder
 from forerun.evidence import record_telemetry
 from forerun.script.profiling.messages import (
@@ -33,7 +31,6 @@ __all__ = [
     "OutputLine",
     "TreeSample",
     "TreeWatch",
-    "check_command",
     "end_tree",
     "launch",
     "start_with_hooks",
@@ -112,27 +109,6 @@ class Launch:
     def said(self) -> str:
         """The last lines of the output as one line."""
         return " | ".join(line.text.strip() for line in self.lines[-_TAIL_LINES:] if line.text.strip())
-
-
-def check_command(command: Sequence[str]) -> tuple[str, ...]:
-    """The command, with its program and script checked to exist.
-
-    Raises:
-        UsageError: There is no command, its program does not exist, or its script does not.
-    """
-    if not command:
-        raise UsageError("expected a command after --, such as: -- python train.py --epochs 3")
-    words = tuple(command)
-    if words[0].endswith(".py"):
-        if not Path(words[0]).is_file():
-            raise UsageError(f"expected a script, but there is no file '{words[0]}'")
-        words = (sys.executable, *words)
-    if shutil.which(words[0]) is None:
-        raise UsageError(f"expected a program to run, but there is no '{words[0]}' on the path")
-    script = next((word for word in words[1:] if word.endswith(".py")), None)
-    if script is not None and not Path(script).is_file():
-        raise UsageError(f"expected a script, but there is no file '{script}'; give its path from here")
-    return words
 
 
 def launch(

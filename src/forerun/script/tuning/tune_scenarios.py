@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from forerun.script.tuning.scenario_answer import (
     run_figures,
     usage_rows,
 )
-from forerun.script.tuning.space import Parameter, Space
+from forerun.script.tuning.space import Space, space_of
 from forerun.script.tuning.squeezenet_training import IMAGE_SIZE, MODEL, generate_images, part_folder
 from forerun.script.tuning.trial import say_nothing
 
@@ -139,7 +139,7 @@ def _kept_or_made(job: _Call, scenario: Scenario, so_far: ScriptConfiguration) -
     """The run of a scenario, taken from an earlier call with the same settings if its model is still there."""
     folder = job.folder / scenario.name
     asked: dict[str, Any] = {
-        "command": list(with_arguments(so_far.command(job.command), dict(scenario.settings or {}))),
+        "command": list(with_arguments(so_far.command(job.command), scenario.settings)),
         "hooks": so_far.hooks,
         "device": job.device,
     }
@@ -196,7 +196,7 @@ def _search(
 
 def _chosen(scenario: Scenario, so_far: ScriptConfiguration, study: ScenarioStudy) -> ScriptConfiguration:
     return ScriptConfiguration(
-        arguments={**so_far.arguments, **dict(scenario.settings or {}), **study.best.arguments},
+        arguments={**so_far.arguments, **scenario.settings, **study.best.arguments},
         hooks={**so_far.hooks, **study.best.hooks},
     )
 
@@ -254,61 +254,58 @@ class Scenario:
         name: Name of the scenario on the command line.
         words: Description of the scenario in a few words.
         objective: Objective of the scenario's study; None without a search.
-        parameters: Parameters that the study searches.
+        parameters: Parameters that the study searches, as a file of a space has them.
         settings: Arguments that the scenario sets.
     """
 
     name: str
     words: str
-    objective: str | None
-    parameters: tuple[Parameter, ...] = ()
-    settings: Mapping[str, Any] | None = None
+    objective: str | None = None
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def space(self) -> Space:
         """The scenario's search space."""
-        return Space(parameters=self.parameters)
+        return space_of({"parameters": self.parameters})
 
 
-def _hardware_parameters(num_cores: int, *, is_gpu: bool) -> tuple[Parameter, ...]:
-    counts = tuple(n for n in (1, 2, 4, 8) if n <= max(1, num_cores))
+_BATCHES = {"values": [16, 32, 64, 128], "map": "--batch-size"}
+
+
+def _hardware_parameters(num_cores: int, *, is_gpu: bool) -> dict[str, Any]:
+    counts = [n for n in (1, 2, 4, 8) if n <= max(1, num_cores)]
     # On a processor the workers and the kernels share the cores; fp16 needs the scaled loss of a GPU.
-    own = (
-        Parameter(name="cudnn_benchmark", values=(False, True))
-        if is_gpu
-        else Parameter(name="num_threads", values=counts)
-    )
-    return (
-        Parameter(name="num_workers", values=(0, *counts), flag="--workers"),
-        Parameter(name="amp", values=("off", "bf16", "fp16") if is_gpu else ("off", "bf16"), flag="--amp"),
-        own,
-        Parameter(name="batch_size", values=(16, 32, 64, 128), flag="--batch-size"),
-        Parameter(name="lr", scale_with="batch_size", rule="auto", flag="--lr"),
-        Parameter(name="channels_last", values=(False, True)),
-        Parameter(name="persistent_workers", values=(False, True)),
-        Parameter(name="optimizer_implementation", values=("foreach", "fused")),
-    )
+    own = {"cudnn_benchmark": [False, True]} if is_gpu else {"num_threads": counts}
+    return {
+        "num_workers": {"values": [0, *counts], "map": "--workers"},
+        "amp": {"values": ["off", "bf16", "fp16"] if is_gpu else ["off", "bf16"], "map": "--amp"},
+        **own,
+        "batch_size": _BATCHES,
+        "lr": {"scale_with": "batch_size", "map": "--lr"},
+        "channels_last": [False, True],
+        "persistent_workers": [False, True],
+        "optimizer_implementation": ["foreach", "fused"],
+    }
 
 
 def _scenarios(*, num_cores: int, epochs: int, is_gpu: bool) -> dict[str, Scenario]:
     found = (
-        Scenario(name="baseline", words="the script as it is", objective=None),
+        Scenario(name="baseline", words="the script as it is"),
         Scenario(
             name="resolution",
             words="image sizes of 144 to 192 pixels",
             objective="accuracy",
-            parameters=(Parameter(name="image_size", values=(144, 160, 176, 192), flag="--image-size"),),
+            parameters={"image_size": {"values": [144, 160, 176, 192], "map": "--image-size"}},
         ),
         Scenario(
             name="hyperparameters",
             words="learning rate, batch size and epochs by TPE, with cosine annealing",
             objective="accuracy",
-            parameters=(
-                Parameter(name="lr", low=1e-5, high=3e-3, is_log=True, flag="--lr"),
-                Parameter(name="batch_size", values=(16, 32, 64, 128), flag="--batch-size"),
-                Parameter(
-                    name="epochs", values=tuple(sorted({max(1, epochs // 2), epochs})), flag="--epochs"
-                ),
-            ),
+            parameters={
+                "lr": {"min": 1e-5, "max": 3e-3, "log": True, "map": "--lr"},
+                "batch_size": _BATCHES,
+                "epochs": {"values": sorted({max(1, epochs // 2), epochs}), "map": "--epochs"},
+            },
             settings={"--cosine": True},
         ),
         Scenario(

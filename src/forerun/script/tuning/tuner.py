@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forerun.base.errors import ForerunError, ScriptError
 from forerun.base.plugins import plugin
@@ -38,7 +38,10 @@ from forerun.script.tuning.space import (
 from forerun.script.tuning.study import TrialStore, result_of, suggest, values_of
 from forerun.script.tuning.trial import TrialOrder, TrialResult, run_trial
 
-__all__ = ["Task", "TrialPruner", "TrialRunner", "Tuner", "search_together"]
+if TYPE_CHECKING:
+    from forerun.script.callbacks.pruner import TrialPruner
+
+__all__ = ["Task", "TrialRunner", "Tuner", "search_together"]
 
 TrialRunner = Callable[..., TrialResult]
 
@@ -277,6 +280,9 @@ class Tuner:
             return None
         metric = self.task.order.metric
         is_rising = metric is None or metric.is_rising
+        # Only a process with a study loads Optuna; nodes of a cluster may lack it.
+        from forerun.script.callbacks.pruner import TrialPruner
+
         return TrialPruner(self.store.study, trial, num_rounds, is_rising=is_rising)
 
     def _expected_memory(self, values: Mapping[str, Any]) -> float | None:
@@ -426,42 +432,6 @@ class Tuner:
         seen = any(result_of(trial)["curve"] for trial in self.run_trials())
         if is_needed and result.outcome == "done" and not seen:
             raise ScriptError(result.reason)
-
-
-class TrialPruner:
-    """Judges a trial by each value it prints: a trial ends when its forecast cannot win.
-
-    A trial that runs again because its node died prints its values again. A value with a number seen before changes
-    nothing: the known values stay, and the trial is judged again when a later value comes.
-
-    Args:
-        study: Optuna's study, whose finished trials are to be beaten.
-        trial: Running trial of that study.
-        num_rounds: Number of values that a whole run prints, two or more.
-        is_rising: True if a larger value is better.
-    """
-
-    def __init__(self, study: Any, trial: Any, num_rounds: int, *, is_rising: bool) -> None:
-        # Only a process with a study loads Optuna; nodes of a cluster may lack it.
-        from forerun.script.callbacks import ForecastPruner
-
-        self._study, self._trial, self._num_rounds = study, trial, num_rounds
-        # As in the objective, the sign of a falling metric is turned.
-        self._sign = 1.0 if is_rising else -1.0
-        self._pruner = ForecastPruner(num_rounds)
-        self._num_told = 0
-        self._is_lost = False
-
-    def __call__(self, number: int, value: float) -> bool:
-        """Takes a value and its number, counted from one; True if the trial should end."""
-        if number > self._num_told:
-            self._num_told = number
-            self._trial.report(self._sign * value, number)
-            # Nothing is left to save by ending a trial that printed its last value.
-            if number < self._num_rounds:
-                frozen = self._study.get_trials(deepcopy=False)[self._trial.number]
-                self._is_lost = bool(self._pruner.prune(self._study, frozen))
-        return self._is_lost
 
 
 def search_together(tuner: Tuner, devices: Sequence[str]) -> str:
