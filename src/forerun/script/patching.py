@@ -28,6 +28,7 @@ __all__ = [
     "around_making_loaders",
     "around_making_optimizers",
     "around_updates",
+    "between",
     "error_words",
     "follow_arguments",
     "is_of_script",
@@ -109,6 +110,18 @@ def surround(owner: Any, name: str) -> Callable[[Around], None]:
         setattr(owner, name, called)
 
     return put
+
+
+def between(owner: Any, name: str, *, begins: Around, ends: Around) -> None:
+    """Calls two functions before and after one of a class or a module, with its arguments, and after its errors too."""
+
+    @surround(owner, name)
+    def called(run: Around, *args: Any, **kwargs: Any) -> Any:
+        begins(*args, **kwargs)
+        try:
+            return run(*args, **kwargs)
+        finally:
+            ends(*args, **kwargs)
 
 
 def around_making_loaders(module: Any) -> Callable[[Around], None]:

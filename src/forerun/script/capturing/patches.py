@@ -18,11 +18,11 @@ from torch.utils.data import BatchSampler, DataLoader, dataloader
 from forerun.script.capturing.steps import Steps, first_tensor
 from forerun.script.patching import (
     after_import,
-    around_backward,
     around_batches,
     around_making_loaders,
     around_making_optimizers,
     around_updates,
+    between,
     surround,
 )
 from forerun.script.profiling.messages import CaptureSettings
@@ -95,13 +95,12 @@ def _cover_optimizers(steps: Steps, flags: dict[str, Any], pretends: bool) -> No
 
 
 def _cover_backward(steps: Steps) -> None:
-    @around_backward(torch.autograd)
-    def backward(run: Any, *args: Any, **kwargs: Any) -> None:
-        steps.backward_begins()
-        try:
-            run(*args, **kwargs)
-        finally:
-            steps.backward_ends()
+    between(
+        torch.autograd,
+        "backward",
+        begins=lambda *args, **kwargs: steps.backward_begins(),
+        ends=lambda *args, **kwargs: steps.backward_ends(),
+    )
 
     @surround(torch.autograd, "grad")
     def gradients(differentiate: Any, *args: Any, **kwargs: Any) -> Any:
@@ -115,13 +114,12 @@ def _cover_backward(steps: Steps) -> None:
 
 
 def _cover_modules(steps: Steps) -> None:
-    @surround(nn.Module, "_call_impl")
-    def call(run: Any, self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        steps.module_begins(self, args, kwargs)
-        try:
-            return run(self, *args, **kwargs)
-        finally:
-            steps.module_ends()
+    between(
+        nn.Module,
+        "_call_impl",
+        begins=lambda module, *args, **kwargs: steps.module_begins(module, args, kwargs),
+        ends=lambda *args, **kwargs: steps.module_ends(),
+    )
 
 
 def _cover_compilation(flags: dict[str, Any]) -> None:
@@ -197,23 +195,24 @@ def cover_keras(steps: Steps) -> dict[str, Callable[[Any], None]]:
     """Patches of Keras on its PyTorch backend, by the module that they wait for."""
 
     def trainer(module: Any) -> None:
-        @surround(module.TorchTrainer, "train_step")
-        def train_step(train: Any, self: Any, data: Any) -> Any:
-            steps.module_begins(self, (data,), {})
-            try:
-                return train(self, data)
-            finally:
-                steps.module_ends()
-                steps.step_marked()
+        def ends(*args: Any, **kwargs: Any) -> None:
+            steps.module_ends()
+            steps.step_marked()
+
+        between(
+            module.TorchTrainer,
+            "train_step",
+            begins=lambda trainer, data: steps.module_begins(trainer, (data,), {}),
+            ends=ends,
+        )
 
     def optimizer(module: Any) -> None:
-        @surround(module.BaseOptimizer, "apply")
-        def applied(apply: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-            steps.keras_update_begins(self)
-            try:
-                return apply(self, *args, **kwargs)
-            finally:
-                steps.keras_update_ends(self)
+        between(
+            module.BaseOptimizer,
+            "apply",
+            begins=lambda optimizer, *args, **kwargs: steps.keras_update_begins(optimizer),
+            ends=lambda optimizer, *args, **kwargs: steps.keras_update_ends(optimizer),
+        )
 
     return {"keras.src.backend.torch.trainer": trainer, "keras.src.optimizers.base_optimizer": optimizer}
 

@@ -104,11 +104,7 @@ class Steps:
         """An optimizer begins to change its weights."""
         # One that was unpickled or copied never passed its constructor.
         self.optimizer_made(optimizer)
-        if self._now is not None:
-            self.recorder.set_kind(self.gradients(), AllocationKind.GRADIENT)
-            self.recorder.mark(MemoryEvent.OPTIMIZER_BEGINS)
-        self.recorder.in_optimizer = True
-        self.recorder.default_kind = AllocationKind.TEMPORARY
+        self._weights_change()
 
     def update_ends(self, optimizer: Any) -> None:
         """An optimizer has changed its weights."""
@@ -128,7 +124,11 @@ class Steps:
 
     def closure_ends(self) -> None:
         """The closure returned; the update goes on."""
+        self._weights_change()
+
+    def _weights_change(self) -> None:
         if self._now is not None:
+            # Only now all gradients exist; the recorder saw their blocks as results of any operation.
             self.recorder.set_kind(self.gradients(), AllocationKind.GRADIENT)
             self.recorder.mark(MemoryEvent.OPTIMIZER_BEGINS)
         self.recorder.in_optimizer = True
