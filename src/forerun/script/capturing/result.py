@@ -6,7 +6,7 @@ import gc
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from math import prod
 from pathlib import Path
@@ -26,7 +26,7 @@ from forerun.tracing.affine import memory_stream, op_table, product_flops
 from forerun.tracing.recorder import RecordedEvent, RecordedRow
 from forerun.tracing.step import RawTrace, name_short_lived
 
-__all__ = ["GRAPH_FILE", "RESULT_FILE", "write_result"]
+__all__ = ["GRAPH_FILE", "RESULT_FILE", "stream_of_steps", "write_result"]
 
 RESULT_FILE = "result.json"
 GRAPH_FILE = "graph.npz"
@@ -154,34 +154,50 @@ def _events(
     num_micro_steps: int,
     place: Callable[[int], int] | None,
 ) -> tuple[list[RecordedEvent], tuple[str, ...]]:
-    """The memory stream, what is alive and then two steps; and the names of its weights, in order.
+    """The memory stream of two steps, see ``stream_of_steps``, and the names of its weights, in order."""
+    begin = pair[0].first_event
+    spans = [(step.first_event, step.micro_events[-2]) for step in pair] if num_micro_steps > 1 else []
+    stream, weights = stream_of_steps(steps.recorder.events, begin, spans, place)
+    named = {steps.recorder.block_of(p): name for name, p in reversed(_named_parameters(steps))}
+    return stream, tuple(named.get(block, "") for block in weights)
 
-    It is the stream that the trace of a model would have, so four things hold:
 
-    1. What is alive before stands first, once, and then there are two whole steps (``_alive_and_steps``).
-    2. The first step is a script's first: it frees nothing that it has not made (``_without_inherited``).
-    3. Gradients are made in the steps, also where the script keeps them from step to step (``_with_gradients``).
+def stream_of_steps(
+    events: Sequence[RecordedEvent],
+    begin: int,
+    earlier: Sequence[tuple[int, int]] = (),
+    place: Callable[[int], int] | None = None,
+) -> tuple[list[RecordedEvent], list[int]]:
+    """The memory stream of two steps in a row, as the trace of a model would have it, and the blocks of its weights.
+
+    What reads a graph relies on four things, and each has its function here:
+
+    1. What is alive before stands first, once, and then there are two whole steps (``_alive_and_steps``): the replay
+       of the allocator repeats the second one.
+    2. The first step is a script's first: it frees nothing that it has not made (``_without_inherited``). The replay
+       would free a block that the repeated step never makes again.
+    3. Gradients are made in the steps, also where the script keeps them from step to step (``_with_gradients``): the
+       buckets of data parallelism have them in the order of their allocation in a backward pass.
     4. A block is called a gradient only if it lives at the end, and only the second step, which is a usual one, knows
-       its operations (``_numbered``).
+       its operations (``_numbered``): units of a layout find their own memory by the operation that makes it.
+
+    Args:
+        events: The recorder's whole stream.
+        begin: Position of the first event of the first step.
+        earlier: Spans of micro-steps before the last one of each step, as positions in the stream.
+        place: Place of a recorded row among the rows of the graph; None if they are rows of another step.
     """
-    static, body = _alive_and_steps(steps, pair, num_micro_steps)
+    static, body = _alive_and_steps(events, begin, earlier)
     static, body = _without_inherited(static, body)
     static, body = _with_gradients(static, body)
-    named = {steps.recorder.block_of(p): name for name, p in reversed(_named_parameters(steps))}
-    weights = [
-        event.block
-        for event in static
-        if event.kind == AllocationKind.WEIGHT and event.event is MemoryEvent.ALLOCATE
-    ]
-    return _numbered(static, body, place), tuple(named.get(block, "") for block in weights)
+    weights = [event.block for event in static if event.kind == AllocationKind.WEIGHT]
+    return _numbered(static, body, place), weights
 
 
 def _alive_and_steps(
-    steps: Steps, pair: tuple[RecordedStep, RecordedStep], num_micro_steps: int
+    events: Sequence[RecordedEvent], begin: int, earlier: Sequence[tuple[int, int]]
 ) -> tuple[list[RecordedEvent], list[RecordedEvent]]:
     """Allocations that live when the first of two steps begins, and the events of both steps."""
-    events = steps.recorder.events
-    begin = pair[0].first_event
     alive: dict[int, RecordedEvent] = {}
     for event in events[:begin]:
         if event.event is MemoryEvent.ALLOCATE:
@@ -189,11 +205,8 @@ def _alive_and_steps(
         elif event.event is MemoryEvent.FREE:
             alive.pop(event.block, None)
     ends = [i for i, e in enumerate(events) if e.event is MemoryEvent.STEP_ENDS and i >= begin][:2]
-    body = events[begin : ends[1] + 1]
-    if num_micro_steps > 1:
-        offsets = [(step.first_event - begin, step.micro_events[-2] - begin) for step in pair]
-        body = _without_earlier(body, offsets)
-    return list(alive.values()), body
+    body = list(events[begin : ends[1] + 1])
+    return list(alive.values()), _without_earlier(body, [(a - begin, b - begin) for a, b in earlier])
 
 
 def _without_inherited(
