@@ -20,7 +20,7 @@ from statistics import median
 from result_files import write_results
 
 import forerun
-from forerun.script.tuning.comparison import paired_ratio
+from forerun.script.compare import paired_ratio
 
 SCRIPT = """
 import statistics, time, torch

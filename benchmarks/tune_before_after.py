@@ -20,7 +20,7 @@ from naive_scripts import naive_study
 from result_files import write_results
 
 import forerun
-from forerun.script.pages.profile_page import parts_plot
+from forerun.script.pages import parts_plot
 from forerun.script.tuning.configuration import read_configuration
 from forerun.script.tuning.space import space_of
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from forerun.script.tuning.acceptance import repeat_winner, screen
-from forerun.script.tuning.objectives import parse_budget, parse_objectives
+from forerun.script.tuning.options import TuneSettings, parse_budget, parse_objectives
 from forerun.script.tuning.space import space_of
 from forerun.script.tuning.study import TrialStore
 from forerun.script.tuning.trial import TrialOrder, TrialResult, say_nothing
@@ -66,9 +66,10 @@ def simulated_study(folder: Path, runs: SimulatedRuns, num_trials: int, seed: in
         order=TrialOrder(command=("python", "train.py")),
         objectives=objectives,
         budget=parse_budget(f"{num_trials} trials"),
-        with_memory_law=False,
+        base=BASE,
+        settings=TuneSettings(with_memory_law=False),
     )
-    tuner = Tuner(task=task, store=store, base=BASE, optimizer=None, say=say_nothing, run=runs)
+    tuner = Tuner(task=task, store=store, say=say_nothing, run=runs)
     tuner.seed(None)
     tuner.search()
     ranked = sorted(store.trials(), key=lambda trial: -trial.values[0])

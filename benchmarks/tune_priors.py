@@ -34,13 +34,13 @@ from forerun.question.devices import describe_host
 from forerun.script.planned_steps import ScriptModel, steps_or_reason
 from forerun.script.profiling.profile import Profile, StepParts
 from forerun.script.profiling.recorded import write_json
-from forerun.script.tuning.configuration import ScriptConfiguration, configure
-from forerun.script.tuning.device_steps import DeviceSteps
-from forerun.script.tuning.objectives import parse_budget, parse_objectives
+from forerun.script.tuning.configuration import ScriptConfiguration, base_values, configure
+from forerun.script.tuning.laws import DeviceSteps
+from forerun.script.tuning.options import parse_budget, parse_objectives
 from forerun.script.tuning.space import space_of
 from forerun.script.tuning.study import TrialStore
 from forerun.script.tuning.trial import TrialOrder, TrialResult, run_trial
-from forerun.script.tuning.tuner import Task, Tuner, base_values
+from forerun.script.tuning.tuner import Task, Tuner
 
 RECORDS = Path(__file__).parent / "records" / "tune_configurations.json"
 SPACE = space_of(
@@ -181,11 +181,12 @@ def _replay(
         order=TrialOrder(command=("train.py",)),
         objectives=objectives,
         budget=parse_budget(f"{CHECKPOINTS[-1]} trials"),
+        base=base,
         with_priors=with_priors,
     )
     with tempfile.TemporaryDirectory() as folder:
         store = TrialStore(Path(folder), objectives, {}, sampler=sampler, seed=seed)
-        tuner = Tuner(task=task, store=store, base=base, optimizer=None, say=lambda line: None, run=look_up)
+        tuner = Tuner(task=task, store=store, say=lambda line: None, run=look_up)
         tuner.seed(profile, steps)
         tuner.search()
         return [trial.values[0] for trial in store.trials()]

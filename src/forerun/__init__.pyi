@@ -96,7 +96,7 @@ from forerun.script.compare import compare as compare
 from forerun.script.profile import profile as profile
 from forerun.script.tune import TuneResult as TuneResult
 from forerun.script.tune import tune as tune
-from forerun.script.tuning.scenarios.tune_scenarios import tune_scenarios as tune_scenarios
+from forerun.script.tuning.tune_scenarios import tune_scenarios as tune_scenarios
 from forerun.search.advise import advise as advise
 from forerun.search.layouts import layouts as layouts
 from forerun.search.options import PlanOptions as PlanOptions

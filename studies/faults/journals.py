@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.base.errors import FailureError, RecordError
-from forerun.script.tuning.objectives import parse_objectives
+from forerun.script.tuning.options import parse_objectives
 from forerun.script.tuning.space import space_of
 from forerun.script.tuning.study import TrialStore, suggest
 from forerun.script.tuning.trial import TrialResult

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from forerun.base.errors import RecordError
-from forerun.script.tuning.comparison import PairedRatio, paired_ratio
+from forerun.script.compare import PairedRatio, paired_ratio
 from studies.markdown import markdown_table
 
 __all__ = ["tuning_results_folder", "tuning_section"]

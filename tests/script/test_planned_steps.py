@@ -9,7 +9,7 @@ from forerun.cost.time.weights import save_weights
 from forerun.question.devices import find_device
 from forerun.question.devices.finder import device_at
 from forerun.script.planned_steps import ScriptModel, planned_steps, predictable_device, steps_or_reason
-from forerun.script.tuning.device_steps import DevicePoint
+from forerun.script.tuning.laws import DevicePoint
 from forerun.script.tuning.space import space_of
 from made_calibrations import made_calibration
 from made_profiles import made_profile

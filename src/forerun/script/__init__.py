@@ -6,11 +6,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from forerun.script.callbacks.curve_callback import CurveLog
+    from forerun.script.callbacks.loop import CurveLog
 
 __all__ = ["CurveLog"]
 
-_MODULES = {"CurveLog": "forerun.script.callbacks.curve_callback"}
+_MODULES = {"CurveLog": "forerun.script.callbacks.loop"}
 """Door of the room: what others may use, loaded on first use."""
 
 

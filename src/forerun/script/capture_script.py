@@ -2,16 +2,89 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Sequence
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
-from forerun.base.temporary import cache_folder
-from forerun.graph.captured import CAPTURE_PREFIX, Capture
-from forerun.script.capturing.capture import DEFAULT_TIMEOUT_S, capture_command
+import numpy as np
 
-__all__ = ["capture", "captured_model"]
+from forerun.base.answers import from_plain
+from forerun.base.errors import ScriptError, TraceError
+from forerun.base.temporary import cache_folder, temporary_folder
+from forerun.graph.captured import CAPTURE_PREFIX, Capture, CaptureFacts
+from forerun.graph.file import read_graph
+from forerun.graph.graph import Graph, OpClass, StepPart
+from forerun.script.capturing.isolation import GUARDED_FILE
+from forerun.script.capturing.start import LATE_FILE
+from forerun.script.command_words import PythonCommand, is_python, parse_command, with_batch_size
+from forerun.script.patching import is_of_script
+from forerun.script.profiling.launch import end_tree, start_with_hooks
+from forerun.script.profiling.messages import CAPTURE_HOOKS, CaptureSettings, FileAccess, write_settings
+
+__all__ = [
+    "DEFAULT_TIMEOUT_S",
+    "ScriptServer",
+    "capture",
+    "capture_command",
+    "captured_by",
+    "captured_model",
+    "join_graphs",
+]
+
+
+DEFAULT_TIMEOUT_S = 600.0
+
+_POLL_S = 0.02
+_ERROR_LINE = re.compile(
+    r"^(?:[\w.]*\.)?(\w*(?:Error|Exception|Interrupt|Exit|Warning|Stop\w*|OutOfMemory\w*))(?::|$)"
+)
+_TAIL_BYTES = 200_000
+_OFFLINE = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "WANDB_MODE": "disabled",
+    "COMET_MODE": "disabled",
+    "YOLO_OFFLINE": "true",
+    "DO_NOT_TRACK": "1",
+    "MPLBACKEND": "Agg",
+    "TQDM_DISABLE": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+    "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONDONTWRITEBYTECODE": "1",
+}
+_ABSENT_PROGRAMS = ("nvidia-smi",)
+_UNKNOWN_OPERATION = re.compile(
+    r"Could not run '([\w:.]+)'|([\w]+::[\w.]+): attempted to run this operator with Meta"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Outcome:
+    """The end of one process.
+
+    Attributes:
+        graph: The captured graph; None if there is none.
+        document: Facts and options of the script.
+        failure: The reason in words; empty if a graph was captured.
+        is_final: Whether another way of capturing would fail as well.
+        guarded: Reason why the script had no copy-on-write view of files; empty if it had one, or none was wanted.
+    """
+
+    graph: Graph | None = None
+    document: Any = None
+    failure: str = ""
+    is_final: bool = False
+    guarded: str = ""
 
 
 def capture(
@@ -52,3 +125,405 @@ def captured_model(
     found = capture(command, timeout_s=timeout_s, unsafe_files=unsafe_files)
     digest = hashlib.sha256(json.dumps([str(Path.cwd()), *command]).encode()).hexdigest()[:16]
     return f"{CAPTURE_PREFIX}{found.save(cache_folder() / 'captures' / f'{digest}.forerun')}"
+
+
+def capture_command(
+    command: Sequence[str], *, timeout_s: float = DEFAULT_TIMEOUT_S, files: FileAccess = "view"
+) -> Capture:
+    """Captures the training step of a command; the script's own code runs, in a process of its own.
+
+    The process finds a GPU that computes nothing. If the script does not use it, or fails on it, the script is recorded
+    on the processor, where it computes. A second process with another batch size makes the graph affine in the batch.
+
+    Args:
+        command: Words of the command.
+        timeout_s: Longest time of one process [s].
+        files: Way in which the script sees files.
+
+    Raises:
+        UsageError: There is no command, or no such script.
+        ScriptError: It is no command of Python, or the script failed, ended before its third step, or took too long.
+        TraceError: The script does something that cannot be captured.
+    """
+    parsed = parse_command(command)
+    with (
+        temporary_folder() as folder,
+        ScriptServer(parsed, Path(folder), timeout_s, files) as server,
+    ):
+        return captured_by(parsed, server)
+
+
+def captured_by(parsed: PythonCommand, server: ScriptServer) -> Capture:
+    """The capture of a command by a server that has started it; errors as in ``capture_command``."""
+    pretended = server.run(pretends=True)
+    outcome = pretended
+    if pretended.graph is None and not pretended.is_final:
+        outcome = server.run(pretends=False)
+    if outcome.graph is None:
+        kind = TraceError if outcome.is_final else ScriptError
+        why = outcome.failure
+        if outcome is not pretended and pretended.failure not in (_NO_DEVICE, why):
+            needs_gpu = "NVIDIA" in why or "CUDA" in why
+            why = pretended.failure + ("" if needs_gpu else f"; and on the processor {why}")
+        if outcome.guarded and "denied" in why:
+            why += f" ({_guarded_note(outcome.guarded)})"
+        raise kind(f"{_short(parsed)} cannot be captured: {why}")
+    facts = from_plain(CaptureFacts, {**outcome.document["facts"], "command": parsed.asked})
+    notes = list(facts.not_captured)
+    if facts.way == "recorded" and pretended.failure != _NO_DEVICE:
+        notes.append(f"recorded on the processor, because on a pretended GPU it failed: {pretended.failure}")
+    if outcome.guarded:
+        notes.append(_guarded_note(outcome.guarded))
+    graph, more = _for_any_batch(parsed, outcome, facts, server)
+    facts = replace(facts, not_captured=(*notes, *more, *_always_missing(facts)))
+    return Capture(graph=_finished(graph, facts), facts=facts)
+
+
+_NO_DEVICE = "it does not use a GPU"
+
+
+def _guarded_note(reason: str) -> str:
+    return (
+        f"changes to the user's files: there is no copy-on-write view of them here ({reason}), so what the script "
+        "writes through Python was redirected and other changes were refused; --unsafe-files lets it change them"
+    )
+
+
+def _always_missing(facts: CaptureFacts) -> list[str]:
+    notes = []
+    if facts.loader is None:
+        notes.append("the making of batches: there is no DataLoader whose cost could be measured")
+    return notes
+
+
+def _finished(graph: Graph, facts: CaptureFacts) -> Graph:
+    """The graph with the update of a fused optimizer, and the facts as notes."""
+    if facts.optimizer_implementation == "fused":
+        from forerun.tracing.optimizers import fuse_optimizer
+
+        graph = fuse_optimizer(graph)
+    return graph
+
+
+def _for_any_batch(
+    command: PythonCommand, outcome: _Outcome, facts: CaptureFacts, server: ScriptServer
+) -> tuple[Graph, list[str]]:
+    """The graph joined with that of a second capture at another batch size, if both hold the same operations."""
+    assert outcome.graph is not None
+    size = facts.batch_size
+    # The smaller size costs less to record, but a batch of one takes other ways in a model, such as squeezed axes.
+    other = size // 2 if size >= 4 else 2 * size
+    changed = with_batch_size(command, size, other, outcome.document)
+    pretends = facts.way == "pretended"
+    again = None
+    if changed is not None:
+        again = server.run(pretends=pretends, words=changed.words)
+    if (
+        again is None or again.graph is None or again.graph.only_batch_size != other
+    ) and facts.loader is not None:
+        again = server.run(pretends=pretends, batch=(size, other))
+    if again is None:
+        return outcome.graph, [f"other batch sizes than {size}: its batch size has no argument and no loader"]
+    if again.graph is None:
+        return outcome.graph, [
+            f"other batch sizes than {size}: a second capture at batch size {other} failed: {again.failure}"
+        ]
+    joined = join_graphs(outcome.graph, again.graph) if again.graph.only_batch_size == other else None
+    if joined is not None:
+        return joined, []
+    return outcome.graph, [f"other batch sizes than {size}: its operations depend on the batch size"]
+
+
+def _short(command: PythonCommand) -> str:
+    text = " ".join(command.asked)
+    return f"'{text if len(text) <= 60 else text[:57] + '...'}'"
+
+
+class ScriptServer:
+    """A process that has started the command's Python, and runs the script in a copy of itself for each request.
+
+    Args:
+        command: The command.
+        folder: Scratch folder.
+        timeout_s: Longest time of one run [s].
+        files: Way in which the script sees files.
+    """
+
+    def __init__(
+        self, command: PythonCommand, folder: Path, timeout_s: float, files: FileAccess = "view"
+    ) -> None:
+        self._command, self._folder, self._timeout_s, self._files = command, folder, timeout_s, files
+        self._num_requests = 0
+        self._settings_file = folder / "settings.json"
+
+    def __enter__(self) -> ScriptServer:
+        self._output = (self._folder / "output").open("wb")
+        own = _variables(self._command, self._folder)
+        self._process = start_with_hooks(self._command.words, self._settings_file, own, self._output)
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        end_tree(self._process.pid, self._settings_file, first=signal.SIGKILL)
+        self._process.wait()
+        self._output.close()
+
+    def run(
+        self, *, pretends: bool, words: Sequence[str] | None = None, batch: tuple[int, int] | None = None
+    ) -> _Outcome:
+        """One run of the script.
+
+        Args:
+            pretends: Whether a GPU is pretended.
+            words: The command with other arguments; None for its own.
+            batch: Batch size of loaders to replace, and its replacement.
+        """
+        folder = self._folder / str(self._num_requests)
+        self._num_requests += 1
+        folder.mkdir()
+        settings = CaptureSettings(
+            folder=str(folder),
+            arguments=None if words is None else self._arguments(words),
+            pretends=pretends,
+            batch_from=batch[0] if batch else None,
+            batch_to=batch[1] if batch else None,
+            world_size=self._command.world_size,
+            files=self._files,
+            timeout_s=self._timeout_s,
+        )
+        write_settings(settings)
+        status = self._wait(folder)
+        if status is None:  # too late: nothing of it goes on
+            end_tree(self._process.pid, self._settings_file, first=signal.SIGKILL)
+        outcome = _outcome(folder, status, self._timeout_s, pretends=pretends)
+        with contextlib.suppress(FileNotFoundError):
+            return replace(outcome, guarded=(folder / GUARDED_FILE).read_text(encoding="utf-8"))
+        return outcome
+
+    def _arguments(self, words: Sequence[str]) -> list[str]:
+        """The words after the script's name, or after the module's."""
+        same = self._command.words
+        first = next((i for i, word in enumerate(same) if i and not word.startswith("-")), 0)
+        if not is_python(same[0]):
+            first = 0
+        return list(words[first + 1 :])
+
+    def _wait(self, folder: Path) -> int | None:
+        """Exit status of a run; None if it took too long."""
+        end_s = time.monotonic() + self._timeout_s
+        while time.monotonic() < end_s:
+            with contextlib.suppress(OSError, ValueError):
+                return int((folder / "status").read_text(encoding="ascii"))
+            status = self._process.poll()
+            if status is not None:
+                return status
+            time.sleep(_POLL_S)
+        return None
+
+
+def _variables(command: PythonCommand, folder: Path) -> dict[str, str]:
+    """Variables of the captured command: no network, no driver, its own scratch folder, the first of its processes."""
+    scratch, programs = folder / "tmp", folder / "bin"
+    scratch.mkdir()
+    programs.mkdir()
+    for name in _ABSENT_PROGRAMS:  # scripts print what it says into their logs
+        (programs / name).write_text("#!/bin/sh\necho 'no driver: a pretended GPU'\n", encoding="utf-8")
+        (programs / name).chmod(0o755)
+    own = {
+        **_OFFLINE,
+        "PATH": os.pathsep.join([str(programs), os.environ.get("PATH", "")]),
+        "FORERUN_HOOKS": CAPTURE_HOOKS,
+        "TMPDIR": str(scratch),
+        "HF_DATASETS_CACHE": str(scratch / "datasets"),
+    }
+    if command.world_size > 1:
+        own |= {
+            "RANK": "0",
+            "LOCAL_RANK": "0",
+            "WORLD_SIZE": str(command.world_size),
+            "LOCAL_WORLD_SIZE": str(command.devices_per_node),
+            "GROUP_RANK": "0",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": "29500",
+        }
+    return own
+
+
+def _outcome(folder: Path, status: int | None, timeout_s: float, *, pretends: bool) -> _Outcome:
+    if (folder / "result.json").exists():
+        document = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+        graph = read_graph(folder / "graph.npz")
+        if graph is not None:
+            return _Outcome(graph=graph, document=document)
+    if not (folder / "output").exists():
+        return _Outcome(
+            failure="it ended without running Python's start-up (python -S, -I and -E cannot be captured), or started "
+            "another program; name the Python command itself",
+            is_final=True,
+        )
+    ends = _ends(folder)
+    steps = max((end["num_steps"] for end in ends), default=0)
+    errors = [end for end in ends if end["way"] == "error"]
+    said = errors[-1]["text"] if errors else _last_error(folder)
+    if errors and errors[-1]["place"]:
+        said += f" ({errors[-1]['place']})"
+    done = f"after {steps} steps" if steps != 1 else "after 1 step"
+    ways = {end["way"] for end in ends}
+    for end in ends:
+        if refusal := end.get("refusal"):
+            place = end["place"]
+            return _Outcome(failure=refusal + (f" ({place})" if place not in refusal else ""), is_final=True)
+    if "no device" in ways:
+        return _Outcome(failure=_NO_DEVICE)
+    if status is None:
+        where = _late_place(folder)
+        return _Outcome(
+            failure=f"it took more than {timeout_s:.0f} s {done}{where}; give a longer --timeout, or smaller sizes",
+            is_final=True,  # the process is ended, and on the processor the script would take longer
+        )
+    if "os._exit" in ways:
+        end = next(end for end in ends if end["way"] == "os._exit")
+        return _Outcome(
+            failure=f"it left by os._exit({end['status']}) {done} ({end['place']}); a capture needs three",
+            is_final=True,
+        )
+    asked = next((end["place"] for end in ends if end["way"] == "input"), None)
+    if asked is not None and (status or "EOFError" in said):
+        return _Outcome(
+            failure=f"it waits for input ({asked}), and gets none; give what it asks for as arguments",
+            is_final=True,
+        )
+    if unknown := _UNKNOWN_OPERATION.search(said):
+        name = unknown[1] or unknown[2]
+        if not name.startswith("aten::"):
+            return _Outcome(
+                failure=f"it calls the custom operation {name}, whose shapes are not known without the device",
+                is_final=True,
+            )
+    if status and said:
+        return _Outcome(failure=f"it crashed {done}: {said}")
+    if status:
+        how = f"signal {-status}" if status < 0 else f"exit status {status}"
+        return _Outcome(failure=f"it ended with {how} {done}{_and_said(folder)}")
+    if "fork" in ways and steps < 3:
+        return _Outcome(
+            failure=f"it trains in processes that it starts itself (fork), and {steps} steps were seen; name the "
+            "command of one process",
+            is_final=True,
+        )
+    if not steps and not any(end["num_backwards"] for end in ends):
+        return _Outcome(failure="it ended without a training step of PyTorch", is_final=not pretends)
+    return _Outcome(
+        failure=f"it ended {done}, and a capture needs three; give it more data or more epochs",
+        is_final=steps > 0,
+    )
+
+
+def _late_place(folder: Path) -> str:
+    """The user's line at which a script was when its time was nearly over; empty if it is not known."""
+    with contextlib.suppress(OSError):
+        frames = re.findall(r'File "([^"]+)", line (\d+)', (folder / LATE_FILE).read_text(encoding="utf-8"))
+        for name, line in frames:
+            if is_of_script(name):
+                return f" (at {Path(name).name}, line {line})"
+    return ""
+
+
+def _ends(folder: Path) -> list[dict[str, Any]]:
+    with contextlib.suppress(OSError):
+        lines = (folder / "end.json").read_text(encoding="utf-8").splitlines()
+        return [json.loads(line) for line in lines]
+    return []
+
+
+def _lines(folder: Path) -> Iterator[str]:
+    with (folder / "output").open("rb") as file:
+        file.seek(0, os.SEEK_END)
+        file.seek(max(0, file.tell() - _TAIL_BYTES))
+        text = file.read().decode(errors="replace").partition("nanobind: leaked")[0]  # not the script's words
+    yield from (line.strip() for line in text.splitlines())
+
+
+def _last_error(folder: Path) -> str:
+    """The last line of the script's own traceback, shortened; empty without one."""
+    found = ""
+    for line in _lines(folder):
+        if _ERROR_LINE.match(line):
+            found = line
+    return found if len(found) <= 300 else found[:297] + "..."
+
+
+def _and_said(folder: Path) -> str:
+    last = [line for line in _lines(folder) if line][-1:]
+    return f"; it said: {last[0][:200]}" if last else ""
+
+
+_AFFINE = ("flops", "read_bytes", "write_bytes", "gemm", "elements")
+_SAME = ("op_class", "count", "element_bytes", "kernel_area", "stride", "groups", "serial_steps", "law_size")
+_LEAST = -0.5
+"""Rounding of a size of whole bytes or elements."""
+
+
+def join_graphs(first: Graph, second: Graph) -> Graph | None:
+    """A graph affine in the batch size from those of two sizes; None if they do not hold the same operations.
+
+    value = constant + slope * batch. A size that grows faster than the batch has a negative constant and is refused.
+
+    Args:
+        first: Graph of one batch size.
+        second: The same step at another batch size.
+    """
+    low, high = first.only_batch_size, second.only_batch_size
+    if low is None or high is None or low == high or not _are_comparable(first, second):
+        return None
+    apart = high - low
+
+    def affine(a: Any, b: Any) -> Any:
+        slope = (b[..., 0] - a[..., 0]) / apart
+        return np.stack([a[..., 0] - slope * low, slope], axis=-1)
+
+    def work(a: tuple[float, float], b: tuple[float, float]) -> tuple[float, float]:
+        constant, slope = affine(np.asarray(a), np.asarray(b))
+        return float(constant), float(slope)
+
+    ops: dict[str, Any] = {
+        name: affine(getattr(first.ops, name), getattr(second.ops, name)) for name in _AFFINE
+    }
+    size_bytes = affine(first.memory.size_bytes, second.memory.size_bytes)
+    for value in (*ops.values(), size_bytes):
+        if value[..., 0].min(initial=0.0) < _LEAST:
+            return None
+    _, m, n, k = np.moveaxis(ops["gemm"], 1, 0)
+    part = first.ops.step_part
+    in_backward = np.isin(part, (StepPart.BACKWARD, StepPart.WEIGHT_GRADIENT))
+    is_product = np.isin(first.ops.op_class, (OpClass.LINEAR, OpClass.BMM)) & in_backward
+    # A weight gradient sums over the batch; its result does not grow with it.
+    is_weight = is_product & (m[:, 1] == 0) & (n[:, 1] == 0) & (k[:, 1] != 0)
+    ops["step_part"] = np.where(
+        is_weight, int(StepPart.WEIGHT_GRADIENT), np.where(is_product, int(StepPart.BACKWARD), part)
+    )
+    return replace(
+        first,
+        only_batch_size=None,
+        ops=replace(first.ops, **ops),
+        memory=replace(first.memory, size_bytes=size_bytes),
+        model_flops=work(first.model_flops, second.model_flops),
+        recomputed_flops=work(first.recomputed_flops, second.recomputed_flops),
+    )
+
+
+def _are_comparable(first: Graph, second: Graph) -> bool:
+    a, b = first.ops, second.ops
+    if len(a) != len(b) or len(first.memory) != len(second.memory):
+        return False
+    if any(not np.array_equal(getattr(a, name), getattr(b, name)) for name in _SAME):
+        return False
+    if _words(a.kernel, a.kernel_names) != _words(b.kernel, b.kernel_names):
+        return False
+    if _words(a.module, a.module_names) != _words(b.module, b.module_names):
+        return False
+    streams = [field.name for field in fields(first.memory) if field.name in ("event", "block")]
+    return all(np.array_equal(getattr(first.memory, name), getattr(second.memory, name)) for name in streams)
+
+
+def _words(index: Any, names: tuple[str, ...]) -> list[str]:
+    return [names[i] for i in index.tolist()]

@@ -18,6 +18,7 @@ from forerun.base.errors import ScriptError, UsageError
 __all__ = [
     "CommandArgument",
     "PythonCommand",
+    "check_command",
     "command_arguments",
     "is_python",
     "parse_command",
@@ -142,6 +143,40 @@ class PythonCommand:
     devices_per_node: int = 1
 
 
+def check_command(command: Sequence[str]) -> tuple[str, ...]:
+    """The command, with its program and script checked to exist; a script alone is run by this Python.
+
+    Raises:
+        UsageError: There is no command, its program does not exist, or its script does not.
+    """
+    words, _ = _with_program(_given(command))
+    script = next((word for word in words[1:] if word.endswith(".py")), None)
+    if script is not None:
+        _check_file(script)
+    return words
+
+
+def _given(command: Sequence[str]) -> tuple[str, ...]:
+    if not command:
+        raise UsageError("expected a command after --, such as: -- python train.py --epochs 3")
+    return tuple(command)
+
+
+def _with_program(words: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
+    """The words, with a Python program before a script, and the path of the program."""
+    if words[0].endswith(".py"):
+        words = (sys.executable, *words)
+    program = shutil.which(words[0])
+    if program is None:
+        raise UsageError(f"expected a program to run, but there is no '{words[0]}' on the path")
+    return words, program
+
+
+def _check_file(script: str) -> None:
+    if not Path(script).is_file():
+        raise UsageError(f"expected a script, but there is no file '{script}'; give its path from here")
+
+
 def parse_command(command: Sequence[str]) -> PythonCommand:
     """The Python process that a command runs; a launcher is taken off.
 
@@ -152,15 +187,9 @@ def parse_command(command: Sequence[str]) -> PythonCommand:
         UsageError: There is no command, or its program or script does not exist.
         ScriptError: The program is not one of Python.
     """
-    if not command:
-        raise UsageError("expected a command after --, such as: -- python train.py --epochs 3")
-    words = tuple(command)
+    words = _given(command)
     rest, num_nodes, per_node = _without_launcher(words)
-    if rest[0].endswith(".py"):
-        rest = (sys.executable, *rest)
-    program = shutil.which(rest[0])
-    if program is None:
-        raise UsageError(f"expected a program to run, but there is no '{rest[0]}' on the path")
+    rest, program = _with_program(rest)
     name = Path(rest[0]).name
     if not _PYTHON.match(name) and not _is_python_script(Path(program)):
         raise ScriptError(
@@ -239,8 +268,7 @@ def _check_script(words: tuple[str, ...]) -> None:
         if script is None and not {"-m", "-c"} & set(words):
             raise UsageError("expected a script after python, such as: python train.py")
         return
-    if not Path(script).is_file():
-        raise UsageError(f"expected a script, but there is no file '{script}'; give its path from here")
+    _check_file(script)
 
 
 def with_batch_size(

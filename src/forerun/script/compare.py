@@ -1,26 +1,39 @@
-"""Compares two configurations of a training command, or runs it with one."""
+"""Compares two configurations of a training command in pairs of runs, or runs it with one."""
 
 from __future__ import annotations
 
+import itertools
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+import numpy as np
+import numpy.typing as npt
+
 from forerun.base.answers import Answer
 from forerun.base.errors import FailureError, ScriptError, UsageError
-from forerun.base.temporary import temporary_folder
 from forerun.question.devices.local import first_device
-from forerun.script.profiling.hooks.messages import HookSettings
-from forerun.script.profiling.launch import Launch, check_command, launch
-from forerun.script.profiling.recorded import read_processes
-from forerun.script.tuning.comparison import NonInferiority, PairedRatio, non_inferiority, paired_ratio
+from forerun.script.command_words import check_command
+from forerun.script.profiling.launch import Launch, launch
+from forerun.script.profiling.messages import HookSettings
 from forerun.script.tuning.configuration import ScriptConfiguration, read_configuration
 from forerun.script.tuning.space import Metric
 from forerun.script.tuning.trial import TrialOrder, TrialResult, run_trial, say_nothing
 
-__all__ = ["ComparedRun", "Comparison", "apply", "compare"]
+__all__ = [
+    "ComparedRun",
+    "Comparison",
+    "NonInferiority",
+    "PairedRatio",
+    "apply",
+    "compare",
+    "in_turns",
+    "non_inferiority",
+    "paired_difference",
+    "paired_ratio",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,18 +110,14 @@ def compare(
     )
     configurations = {"A": _read(first), "B": _read(second)}
     results: dict[str, list[TrialResult]] = {"A": [], "B": []}
-    for index in range(repetitions):
-        # The first of a pair changes from pair to pair.
-        for which in ("AB", "BA")[index % 2]:
-            result = run_trial(order, configurations[which], echo=echo)
-            if result.outcome == "interrupted":
-                raise KeyboardInterrupt
-            if result.outcome != "done":
-                raise ScriptError(
-                    f"expected {which} to run to its end, but it {result.outcome}: {result.reason}"
-                )
-            results[which].append(result)
-            say(f"{which}: {result.wall_s:.1f} s, {result.rate_samples_per_s or 0:.1f} samples/s")
+    for which in itertools.chain.from_iterable(in_turns(repetitions)):
+        result = run_trial(order, configurations[which], echo=echo)
+        if result.outcome == "interrupted":
+            raise KeyboardInterrupt
+        if result.outcome != "done":
+            raise ScriptError(f"expected {which} to run to its end, but it {result.outcome}: {result.reason}")
+        results[which].append(result)
+        say(f"{which}: {result.wall_s:.1f} s, {result.rate_samples_per_s or 0:.1f} samples/s")
     return _compared(results, wanted, margin)
 
 
@@ -164,16 +173,156 @@ def apply(
     found = _read(configuration)
     exact = found.command(words)
     say(f"command: {shlex.join(exact)}")
-    with temporary_folder() as folder:
-        settings = HookSettings(folder=folder, parent_pid=0, window_steps=0, knobs=found.hooks)
-        run = launch(exact, settings, echo=echo)
-        seen = {hook["what"]: hook for process in read_processes(Path(folder)) for hook in process.hooks}
-        for hook in seen.values():
-            say(f"hook: {hook['knob']}: {hook['what']}")
-        for knob in set(found.hooks) - {hook["knob"] for hook in seen.values()}:
-            say(f"hook: {knob}: not applied, the script never came to it")
+    run = launch(exact, HookSettings(window_steps=0, knobs=found.hooks), echo=echo)
+    seen = {hook["what"]: hook for process in run.processes for hook in process.hooks}
+    for hook in seen.values():
+        say(f"hook: {hook['knob']}: {hook['what']}")
+    for knob in set(found.hooks) - {hook["knob"] for hook in seen.values()}:
+        say(f"hook: {knob}: not applied, the script never came to it")
     if run.outcome == "interrupted":
         raise KeyboardInterrupt
     if run.outcome != "done":
         raise FailureError(f"the command {run.outcome} with status {run.status}")
     return run
+
+
+def in_turns(num_pairs: int) -> Iterator[str]:
+    """The runs of each pair in their order, A-B-B-A: a drift of the machine favours neither.
+
+    >>> list(in_turns(3))
+    ['AB', 'BA', 'AB']
+    """
+    return itertools.islice(itertools.cycle(("AB", "BA")), num_pairs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PairedMean:
+    """Mean of what the second of each pair has more than the first; all comparisons here rest on it.
+
+    Attributes:
+        mean: Mean over the pairs.
+        error: Standard error of the mean, from their scatter with n - 1 degrees of freedom; 0 with one pair.
+        num_pairs: n, number of pairs.
+    """
+
+    mean: float
+    error: float
+    num_pairs: int
+
+    def half_width(self, share: float) -> float:
+        """Distance from the mean below which a share of Student's t distribution lies."""
+        from scipy.stats import t
+
+        return float(t.ppf(share, self.num_pairs - 1)) * self.error
+
+    def chance_beyond(self, distance: float) -> float:
+        """Probability that chance alone brings a mean as far as this on one side."""
+        from scipy.stats import t
+
+        return float(t.sf(distance / self.error, self.num_pairs - 1))
+
+
+def _paired_mean(gains: npt.NDArray[np.float64]) -> _PairedMean:
+    num_pairs = len(gains)
+    # Equal runs have no scatter, and a ratio to no scatter is none.
+    error = max(float(gains.std(ddof=1)) / num_pairs**0.5, 1e-12) if num_pairs > 1 else 0.0
+    return _PairedMean(mean=float(gains.mean()), error=error, num_pairs=num_pairs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairedRatio:
+    """Speed of B relative to A, from pairs of runs.
+
+    Attributes:
+        ratio: Geometric mean of B over A.
+        low: Low end of the ratio's 95 % interval; None with one pair.
+        high: High end of that interval; None with one pair.
+        p_value: Probability of such pairs if A and B are equal, two-sided t-test on log ratios; None with one pair.
+        num_pairs: Number of pairs.
+    """
+
+    ratio: float
+    low: float | None
+    high: float | None
+    p_value: float | None
+    num_pairs: int
+
+
+def paired_ratio(first: Sequence[float], second: Sequence[float]) -> PairedRatio:
+    """Ratio of second to first from runs made in turns, so that a drift of the machine is in both.
+
+    Raises:
+        UsageError: The values are not pairs of positive numbers.
+    """
+    a, b = np.asarray(first, dtype=float), np.asarray(second, dtype=float)
+    if a.shape != b.shape or not a.size or not np.all((a > 0) & (b > 0)):
+        raise UsageError("expected pairs of values above zero")
+    found = _paired_mean(np.log(b / a))
+    if found.num_pairs < 2:
+        return PairedRatio(ratio=float(np.exp(found.mean)), low=None, high=None, p_value=None, num_pairs=1)
+    half = found.half_width(0.975)
+    return PairedRatio(
+        ratio=float(np.exp(found.mean)),
+        low=float(np.exp(found.mean - half)),
+        high=float(np.exp(found.mean + half)),
+        p_value=2 * found.chance_beyond(abs(found.mean)),
+        num_pairs=found.num_pairs,
+    )
+
+
+def paired_difference(first: Sequence[float], second: Sequence[float]) -> tuple[float, float, float]:
+    """Mean of second less first over pairs, two or more, with the ends of its 95 % t interval."""
+    found = _paired_mean(np.asarray(second, dtype=float) - np.asarray(first, dtype=float))
+    half = found.half_width(0.975)
+    return found.mean, found.mean - half, found.mean + half
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NonInferiority:
+    """Result of the test that the metric of B is worse than the metric of A by less than a margin.
+
+    Attributes:
+        difference: Mean paired difference in the direction of better.
+        low: Low end of its one-sided 95 % interval; None with one pair.
+        p_value: Of the hypothesis that B is worse by the margin; None with one pair.
+        margin: Loss that is accepted.
+        is_not_inferior: Whether ``low``, or the difference without it, is above -margin.
+        num_pairs: Pairs of runs.
+    """
+
+    difference: float
+    low: float | None
+    p_value: float | None
+    margin: float
+    is_not_inferior: bool
+    num_pairs: int
+
+
+def non_inferiority(
+    first: Sequence[float], second: Sequence[float], *, margin: float, is_rising: bool = True
+) -> NonInferiority:
+    """Test that the metric of B is worse than the metric of A by less than a margin.
+
+    Takes the mean paired difference, positive if B is better, with the low end of its one-sided 95 % interval; B is not
+    inferior if that end is above -margin. With one pair the difference itself is compared, without a claim about
+    chance.
+
+    Args:
+        first: Metric of the runs of A.
+        second: Metric of the runs of B.
+        margin: Accepted loss of the metric.
+        is_rising: True if a larger metric is better.
+    """
+    a, b = np.asarray(first, dtype=float), np.asarray(second, dtype=float)
+    found = _paired_mean((b - a) if is_rising else (a - b))
+    is_judged = found.num_pairs > 1
+    low = found.mean - found.half_width(0.95) if is_judged else None
+    decided = found.mean if low is None else low
+    return NonInferiority(
+        difference=found.mean,
+        low=low,
+        p_value=found.chance_beyond(found.mean + margin) if is_judged else None,
+        margin=margin,
+        is_not_inferior=bool(decided >= -margin),
+        num_pairs=found.num_pairs,
+    )

@@ -23,7 +23,7 @@ from forerun.question.options import RunOptions
 from forerun.question.run import HERE, Run
 from forerun.question.setup import Layout, Precision
 from forerun.script.profiling.profile import Profile
-from forerun.script.tuning.device_steps import DevicePoint, DeviceSteps, device_points, script_point
+from forerun.script.tuning.laws import DevicePoint, DeviceSteps, device_points, script_point
 from forerun.script.tuning.space import Space
 from forerun.search.choice import HIGH, CandidateTable
 from forerun.search.devices import DeviceOption

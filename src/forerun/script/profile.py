@@ -14,11 +14,11 @@ from forerun.base.errors import FailureError, ScriptError, UsageError
 from forerun.base.temporary import temporary_folder
 from forerun.question.devices import describe_host
 from forerun.question.devices.local import first_device, only_device
+from forerun.script.command_words import check_command
 from forerun.script.profiling.advice import advise
-from forerun.script.profiling.hooks.messages import HookSettings, trace_file
-from forerun.script.profiling.launch import Launch, check_command, launch
+from forerun.script.profiling.launch import Launch, launch
+from forerun.script.profiling.messages import HookSettings, trace_file
 from forerun.script.profiling.profile import Profile, summarise_run
-from forerun.script.profiling.recorded import ProcessRecord, read_processes, training_process
 
 __all__ = ["profile"]
 
@@ -71,7 +71,6 @@ def profile(
         records = _made(folder) if folder is not None else Path(own)
         settings = HookSettings(
             folder=str(records),
-            parent_pid=0,
             warmup_steps=warmup_steps,
             window_steps=window_steps,
             stop_after_steps=num_steps,
@@ -86,10 +85,9 @@ def profile(
             device_index=device_index or first_device(),
             environment=None if device_index is None else only_device(device_index),
         )
-        processes = read_processes(records)
-        found = _profile(run, processes, epochs)
+        found = _profile(run, epochs)
         if trace is not None:
-            found = replace(found, notes=(*found.notes, _keep_trace(records, processes, trace)))
+            found = replace(found, notes=(*found.notes, _keep_trace(records, run, trace)))
         return found
 
 
@@ -107,9 +105,9 @@ def _check_trace(trace: Path, window_steps: int, warmup_steps: int, num_steps: i
         )
 
 
-def _keep_trace(records: Path, processes: tuple[ProcessRecord, ...], trace: Path) -> str:
+def _keep_trace(records: Path, run: Launch, trace: Path) -> str:
     """Moves the trace of the training process to its place; a sentence about it."""
-    process = training_process(processes)
+    process = run.training_process
     if process is None or not trace_file(records, process.pid).is_file():
         return "no trace was written: the script ended before its window, or traces itself"
     if trace.is_dir():
@@ -128,21 +126,21 @@ def _made(folder: Path) -> Path:
     return folder
 
 
-def _profile(run: Launch, processes: tuple[ProcessRecord, ...], epochs: float | None) -> Profile:
-    process = training_process(processes)
+def _profile(run: Launch, epochs: float | None) -> Profile:
+    process = run.training_process
     if process is None:
-        raise ScriptError(_no_steps(run, processes))
+        raise ScriptError(_no_steps(run))
     found = summarise_run(
         run,
         process,
-        num_ranks=sum(1 for other in processes if len(other.steps) and other.rank is not None) or 1,
+        num_ranks=run.num_ranks,
         num_usable_cores=describe_host().num_usable_cores,
         epochs=epochs,
     )
     return replace(found, advice=advise(found))
 
 
-def _no_steps(run: Launch, processes: tuple[ProcessRecord, ...]) -> str:
+def _no_steps(run: Launch) -> str:
     command = " ".join(run.command)
     if run.outcome == "interrupted":
         return f"'{command}' was interrupted before its second training step; nothing was seen"
@@ -150,7 +148,7 @@ def _no_steps(run: Launch, processes: tuple[ProcessRecord, ...]) -> str:
         return (
             f"'{command}' ended with status {run.status} before its second training step; it said: {run.said}"
         )
-    if not processes:
+    if not run.processes:
         return (
             f"'{command}' ended without starting a Python process that could be watched; expected python, torchrun or "
             "a program that runs them (not python -S or -I)"

@@ -15,22 +15,34 @@ from forerun.base.temporary import temporary_folder
 from forerun.question.devices import describe_host
 from forerun.question.devices.local import check_device, first_device, gpu_index
 from forerun.question.settings import checked
+from forerun.script.command_words import check_command
 from forerun.script.planned_steps import ScriptModel, steps_or_reason
 from forerun.script.profile import profile
-from forerun.script.profiling.launch import check_command
 from forerun.script.profiling.profile import Profile
 from forerun.script.profiling.recorded import read_processes, write_json
-from forerun.script.tuning.acceptance import accept_best, is_script, repeat_winner, screen
-from forerun.script.tuning.comparison import Verdict
-from forerun.script.tuning.configuration import ScriptConfiguration, configure, write_configuration
-from forerun.script.tuning.device_steps import DeviceSteps
-from forerun.script.tuning.objectives import Objective, by_steps, parse_budget, parse_objectives
-from forerun.script.tuning.options import TuneOptions, TuneSettings
-from forerun.script.tuning.sessions import StudyOrder, search_together
-from forerun.script.tuning.space import Metric, Space, counts_steps, default_space, fitting_space, read_space
-from forerun.script.tuning.study import TrialStore
+from forerun.script.tuning.acceptance import Verdict, accept_best, is_script, repeat_winner, screen
+from forerun.script.tuning.configuration import (
+    ScriptConfiguration,
+    base_values,
+    check_arguments,
+    configure,
+    counts_steps,
+    fitting_space,
+    write_configuration,
+)
+from forerun.script.tuning.laws import DeviceSteps
+from forerun.script.tuning.options import (
+    Objective,
+    TuneOptions,
+    TuneSettings,
+    by_steps,
+    parse_budget,
+    parse_objectives,
+)
+from forerun.script.tuning.space import Metric, Space, default_space, read_space
+from forerun.script.tuning.study import TrialStore, has_value, result_of, values_of
 from forerun.script.tuning.trial import TrialOrder, say_nothing
-from forerun.script.tuning.tuner import Task, Tuner, base_values, check_arguments
+from forerun.script.tuning.tuner import Task, Tuner, search_together
 
 __all__ = ["TuneResult", "tune"]
 
@@ -106,7 +118,7 @@ def tune(
         space: What may be changed, or its file; settings that change no result if None.
         say: Receives a line about each trial.
         echo: Where the script's output goes.
-        options: See ``forerun.script.tuning.options.TuneOptions``. More than one session needs
+        options: See ``forerun.script.tuning.options.TuneSettings``. More than one session needs
             ``if __name__ == "__main__":`` in a script that calls this.
 
     Raises:
@@ -115,7 +127,7 @@ def tune(
         ScriptError: The script fails as it is.
     """
     began_s = time.monotonic()
-    settings = TuneSettings(**checked(options, TuneOptions))
+    settings = TuneSettings(**checked(options, TuneSettings))
     words = check_command(command)
     limits, objectives = parse_budget(settings.budget), parse_objectives(settings.objective)
     limits.seconds(settings.price_usd_per_hour)
@@ -165,31 +177,20 @@ def tune(
         order=order,
         objectives=objectives,
         budget=limits,
-        price_usd_per_hour=settings.price_usd_per_hour,
-        memory_limit_bytes=limit_bytes or _machine_limit(device, host.memory_usable_bytes),
-        with_memory_law=settings.with_memory_law,
-        with_priors=settings.with_priors,
-        reserved_s=_whole_runs_s(script.profile, asked, settings, order, budget_s),
-        with_pruning=settings.with_pruning,
-        num_rounds=None if script.epochs is None else int(script.epochs),
-        num_sessions=settings.num_sessions,
-    )
-    shared = StudyOrder(
-        folder=settings.study,
-        identity=identity,
-        task=task,
+        settings=settings,
         base=script.base,
         optimizer=script.optimizer,
-        sampler=settings.sampler,
-        seed=settings.seed,
-        ray_address=settings.ray_address,
+        identity=identity,
+        memory_limit_bytes=limit_bytes or _machine_limit(device, host.memory_usable_bytes),
+        reserved_s=_whole_runs_s(script.profile, asked, settings, order, budget_s),
+        num_rounds=None if script.epochs is None else int(script.epochs),
         spent_s=script.spent_s + time.monotonic() - began_s,
     )
-    with shared.tuner(store, say) as tuner:
-        notes = _seed(tuner, script, trained, device, task.memory_limit_bytes)
+    with task.tuner(store, say) as tuner:
+        notes = _seed(tuner, script, trained, device)
         where = settings.device_index or settings.ray_address
-        ended_by = search_together(tuner, shared, _devices(device, where, settings.num_sessions))
-        return _conclude(tuner, script.profile, ended_by, settings, notes, echo=echo)
+        ended_by = search_together(tuner, _devices(device, where, settings.num_sessions))
+        return _conclude(tuner, script.profile, ended_by, notes, echo=echo)
 
 
 def _check_objectives(objectives: Sequence[Objective], wanted: Metric | None, settings: TuneSettings) -> None:
@@ -224,20 +225,14 @@ def _script_model(settings: TuneSettings) -> ScriptModel | None:
     )
 
 
-def _seed(
-    tuner: Tuner, script: _Script, model: ScriptModel | None, device: str, memory_bytes: float | None
-) -> tuple[str, ...]:
+def _seed(tuner: Tuner, script: _Script, model: ScriptModel | None, device: str) -> tuple[str, ...]:
     """Queues the first trials; tells why they do not come from the model, if it was given."""
     if model is None:
         tuner.seed(script.profile)
         return ()
+    task, sized = tuner.task, model.sized(script.image_size)
     steps = steps_or_reason(
-        model.sized(script.image_size),
-        device,
-        tuner.task.space,
-        tuner.base,
-        script.profile,
-        memory_bytes=memory_bytes,
+        sized, device, task.space, task.base, script.profile, memory_bytes=task.memory_limit_bytes
     )
     if isinstance(steps, DeviceSteps):
         tuner.seed(script.profile, steps)
@@ -378,18 +373,14 @@ def _conclude(
     tuner: Tuner,
     found: Profile,
     ended_by: str,
-    settings: TuneSettings,
     known_notes: tuple[str, ...],
     *,
     echo: IO[str] | None,
 ) -> TuneResult:
-    front = tuner.store.front()
-    ranked = sorted(front, key=lambda t: -t.values[0] if tuner.task.objectives[0].is_rising else t.values[0])
-    if len(tuner.task.objectives) == 1:
-        complete = [t for t in tuner.store.trials() if t.state.name == "COMPLETE" and _is_feasible(t)]
-        sign = -1.0 if tuner.task.objectives[0].is_rising else 1.0
-        ranked = sorted(complete, key=lambda t: sign * t.values[0])
-    ranked = screen(tuner, ranked, echo)
+    task, settings, front = tuner.task, tuner.task.settings, tuner.store.front()
+    candidates = [t for t in tuner.store.trials() if has_value(t)] if task.is_single else front
+    sign = -1.0 if task.objectives[0].is_rising else 1.0
+    ranked = screen(tuner, sorted(candidates, key=lambda t: sign * t.values[0]), echo)
     chosen, whole_runs, notes = accept_best(
         tuner, ranked, settings.max_accuracy_loss, check=settings.check, echo=echo
     )
@@ -400,18 +391,17 @@ def _conclude(
         if verdict.verdict in ("no difference", "worse"):
             chosen = next((trial for trial in ranked if is_script(tuner, trial)), None)
             best, notes = ScriptConfiguration(arguments={}, hooks={}), (*notes, "the script as it is stays")
-    outcomes = [t.user_attrs["record"]["result"]["outcome"] for t in tuner.store.trials()]
+    outcomes = [result_of(trial)["outcome"] for trial in tuner.store.trials()]
     if chosen is not None:
-        values = chosen.user_attrs["record"]["values"]
-        best = configure(tuner.task.space, values, tuner.base, tuner.optimizer)
+        best = task.configuration(values_of(chosen))
     result = TuneResult(
         folder=settings.study,
-        objectives=tuple(o.name for o in tuner.task.objectives),
+        objectives=tuple(objective.name for objective in task.objectives),
         ended_by=ended_by,
         best=best,
-        best_values={} if chosen is None else chosen.user_attrs["record"]["values"],
+        best_values={} if chosen is None else values_of(chosen),
         best_objectives=() if chosen is None else tuple(chosen.values),
-        command="" if best is None else shlex.join(best.command(tuner.task.order.command)),
+        command="" if best is None else shlex.join(best.command(task.order.command)),
         trials=tuple(_row(trial) for trial in tuner.store.trials()),
         front=tuple(trial.number for trial in front),
         num_rejected=outcomes.count("rejected"),
@@ -425,7 +415,7 @@ def _conclude(
     write_json(settings.study / "result.json", result.as_dict())
     if best is not None:
         about = {"objective": ", ".join(result.objectives), "value": list(result.best_objectives)}
-        write_configuration(settings.study / "best.yaml", best, tuner.task.order.command, about)
+        write_configuration(settings.study / "best.yaml", best, task.order.command, about)
     return result
 
 
@@ -440,20 +430,14 @@ def _verdict(tuner: Tuner, chosen: Any, echo: IO[str] | None) -> Verdict:
     return found
 
 
-def _is_feasible(trial: Any) -> bool:
-    return bool(trial.user_attrs["record"].get("is_feasible"))
-
-
 def _row(trial: Any) -> dict[str, Any]:
-    record = trial.user_attrs["record"]
-    result = record["result"]
-    is_told = trial.state.name == "COMPLETE" and record.get("is_feasible")
+    record, result = trial.user_attrs["record"], result_of(trial)
     return {
         "number": trial.number,
         "values": record["values"],
         "outcome": result["outcome"],
         "reason": result["reason"],
-        "objectives": list(trial.values) if is_told else None,
+        "objectives": list(trial.values) if has_value(trial) else None,
         "source": record["source"],
         "rate_samples_per_s": result["rate_samples_per_s"],
         "wall_s": result["wall_s"],

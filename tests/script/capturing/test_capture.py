@@ -14,7 +14,7 @@ import forerun
 from forerun.base.errors import FailureError, InvalidSetupError, ScriptError, TraceError, UsageError
 from forerun.graph.captured import read_capture
 from forerun.graph.graph import AllocationKind, MemoryEvent, OpClass
-from forerun.script.capturing.capture import ScriptServer, capture_command, captured_by
+from forerun.script.capture_script import ScriptServer, capture_command, captured_by
 from forerun.script.command_words import parse_command
 
 

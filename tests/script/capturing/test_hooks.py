@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from forerun.graph.graph import OpClass
-from forerun.script.capturing.hooks.flexible_attention import FlexibleAttention
-from forerun.script.capturing.hooks.job import Progress, job_of, loops_around
-from forerun.script.capturing.hooks.script_recorder import ScriptRecorder
+from forerun.script.capturing.job import Progress, job_of, loops_around
+from forerun.script.capturing.script_recorder import ScriptRecorder
+from forerun.script.capturing.stand_ins import FlexibleAttention
 
 
 def here():

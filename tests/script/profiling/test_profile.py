@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from forerun.script.command_words import command_arguments, with_arguments
 from forerun.script.profiling.advice import advise, fed_step_time_s
-from forerun.script.profiling.hooks.step_hooks import num_samples_of
-from forerun.script.profiling.hooks.window import covered, minus
 from forerun.script.profiling.profile import Profile, parts_of_step
+from forerun.script.profiling.step_hooks import num_samples_of
+from forerun.script.profiling.watch import covered, minus
 from made_profiles import made_profile
 
 SPANS = st.lists(

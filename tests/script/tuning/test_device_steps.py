@@ -6,9 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.script.tuning.device_steps import DevicePoint, DeviceSteps, device_points, script_point
-from forerun.script.tuning.laws import expected_rate, first_guesses
-from forerun.script.tuning.objectives import parse_budget, parse_objectives
+from forerun.script.tuning.laws import (
+    DevicePoint,
+    DeviceSteps,
+    device_points,
+    expected_rate,
+    first_guesses,
+    script_point,
+)
+from forerun.script.tuning.options import parse_budget, parse_objectives
 from forerun.script.tuning.space import space_of
 from forerun.script.tuning.study import TrialStore
 from forerun.script.tuning.trial import TrialOrder
@@ -143,9 +149,10 @@ def test_the_source_of_a_trial_tells_where_it_is_from(tmp_path, is_planned):
         order=TrialOrder(command=("train.py",)),
         objectives=objectives,
         budget=parse_budget("5 trials"),
+        base=BASE,
     )
     store = TrialStore(tmp_path, objectives, {}, seed=0)
-    tuner = Tuner(task=task, store=store, base=BASE, optimizer=None, say=said.append)
+    tuner = Tuner(task=task, store=store, say=said.append)
     tuner.seed(made_profile("cuda:0", **COMPUTING), predicted() if is_planned else None)
     sources = [store.ask().user_attrs["source"] for _ in range(5)]
     assert sources == ["script", *["plan" if is_planned else "cost model"] * 4]

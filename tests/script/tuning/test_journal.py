@@ -9,7 +9,7 @@ import time
 import pytest
 
 from forerun.base.errors import FailureError, RecordError
-from forerun.script.tuning.objectives import parse_objectives
+from forerun.script.tuning.options import parse_objectives
 from forerun.script.tuning.space import space_of
 from forerun.script.tuning.study import TrialStore, suggest
 from forerun.script.tuning.trial import TrialResult

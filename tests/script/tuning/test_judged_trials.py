@@ -7,12 +7,13 @@ import pytest
 from study_commands import environment
 
 from forerun.adapters.clusters.ray_jobs import ray_runner
+from forerun.script.callbacks.pruner import TrialPruner
 from forerun.script.tuning.configuration import ScriptConfiguration
-from forerun.script.tuning.objectives import OBJECTIVES, parse_budget, parse_objectives, value_of
+from forerun.script.tuning.options import OBJECTIVES, TuneSettings, parse_budget, parse_objectives, value_of
 from forerun.script.tuning.space import Metric, space_of
 from forerun.script.tuning.study import TrialStore, suggest
 from forerun.script.tuning.trial import TrialOrder, TrialResult, say_nothing
-from forerun.script.tuning.tuner import Task, TrialPruner, Tuner
+from forerun.script.tuning.tuner import Task, Tuner
 from small_clusters import node_of, raylet_pid, small_cluster
 
 NUM_ROUNDS = 16
@@ -117,13 +118,13 @@ def test_a_losing_trial_is_ended_on_its_node(cluster, store, tmp_path):
         order=order(tmp_path, "--values", "12", "--then-wait"),
         objectives=ACCURACY,
         budget=parse_budget("5 trials"),
-        with_pruning=True,
+        base={"ceiling": 0.9},
+        settings=TuneSettings(with_pruning=True),
         num_rounds=NUM_ROUNDS,
     )
-    base = {"ceiling": 0.9}
     store.enqueue({"ceiling": 0.2}, "sampler")
     with ray_runner(cluster.address) as runner:
-        tuner = Tuner(task=task, store=store, base=base, optimizer=None, say=say_nothing, run=runner)
+        tuner = Tuner(task=task, store=store, say=say_nothing, run=runner)
         assert tuner.search() == "5 trials"
     trial = store.trials()[-1]
     assert trial.state.name == "PRUNED"

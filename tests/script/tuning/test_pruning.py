@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from forerun.script.tuning.objectives import parse_budget, parse_objectives
+from forerun.script.tuning.options import TuneSettings, parse_budget, parse_objectives
 from forerun.script.tuning.space import Metric, space_of
 from forerun.script.tuning.study import TrialStore
 from forerun.script.tuning.trial import TrialOrder, TrialResult, say_nothing
@@ -37,12 +37,12 @@ def study(folder: Path, *, epochs: list[int], is_late: bool) -> list[tuple[dict,
         order=TrialOrder(command=("train.py",), metric=METRIC, is_short=False),
         objectives=objectives,
         budget=parse_budget("8 trials"),
-        with_pruning=True,
+        base={"ceiling": 0.9, "epochs": epochs[0]},
+        settings=TuneSettings(with_pruning=True),
         num_rounds=epochs[0],
     )
     store = TrialStore(folder, objectives, {}, sampler="random", seed=0)
-    base = {"ceiling": 0.9, "epochs": epochs[0]}
-    Tuner(task=task, store=store, base=base, optimizer=None, say=say_nothing, run=run).search()
+    Tuner(task=task, store=store, say=say_nothing, run=run).search()
     for trial in store.trials():
         record = trial.user_attrs["record"]
         results.append((record["values"], record["result"]))

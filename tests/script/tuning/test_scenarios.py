@@ -15,11 +15,11 @@ from forerun.cost.time.correction import CALIBRATIONS_VARIABLE, calibration_path
 from forerun.cost.time.weights import save_weights
 from forerun.question.devices import describe_host
 from forerun.question.devices.finder import device_at
-from forerun.script.pages.scenario_page import write_scenario_plots
+from forerun.script.pages import write_scenario_plots
 from forerun.script.profiling.launch import TreeSample
-from forerun.script.tuning.scenarios.answer import RunFigures, ScenarioRun, ScenarioRuns, usage_rows
-from forerun.script.tuning.scenarios.generated_images import CLASSES, generate_images
-from forerun.script.tuning.scenarios.tune_scenarios import SCENARIOS, chosen_scenarios, training_command
+from forerun.script.tuning.scenario_answer import RunFigures, ScenarioRun, ScenarioRuns, usage_rows
+from forerun.script.tuning.squeezenet_training import CLASSES, generate_images
+from forerun.script.tuning.tune_scenarios import SCENARIOS, chosen_scenarios, training_command
 from made_calibrations import made_calibration
 
 WORDS = (
@@ -138,7 +138,7 @@ def test_a_saved_model_loads_again_and_is_the_one_that_was_tested(folder, tables
     from torchvision import transforms
     from torchvision.datasets import ImageFolder
 
-    from forerun.script.tuning.scenarios.squeezenet_training import load_model
+    from forerun.script.tuning.squeezenet_training import load_model
 
     model, classes, size = load_model(folder / "study" / "resolution" / "model.safetensors")
     assert classes == CLASSES
@@ -188,7 +188,7 @@ def test_a_corrupt_image_is_named_and_nothing_is_lost(folder, done):
     try:
         words = ["baseline" if word == "all" else "other" if word == "study" else word for word in WORDS]
         failed = run(folder, *words)
-        module = "forerun.script.tuning.scenarios.squeezenet_training"
+        module = "forerun.script.tuning.squeezenet_training"
         command = [sys.executable, "-m", module, "--data", "images", "--weights", "none", "--workers", "1"]
         alone = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment())
     finally:
@@ -253,7 +253,7 @@ def test_images_are_even_over_the_classes_and_always_the_same(tmp_path):
 def test_a_gpu_has_other_knobs_than_a_processor():
     def names(*, is_gpu):
         (_, hardware) = chosen_scenarios("hardware", num_cores=4, epochs=3, is_gpu=is_gpu)
-        return {parameter.name: parameter.values for parameter in hardware.parameters}
+        return {parameter.name: parameter.values for parameter in hardware.space().parameters}
 
     assert "num_threads" in names(is_gpu=False)
     assert names(is_gpu=False)["amp"] == ("off", "bf16")

@@ -9,15 +9,15 @@ from forerun.script.command_words import with_arguments
 from forerun.script.profiling.launch import OutputLine
 from forerun.script.tuning.configuration import (
     ScriptConfiguration,
+    check_arguments,
     configure,
     read_configuration,
     scaled_learning_rate,
     write_configuration,
 )
-from forerun.script.tuning.objectives import parse_budget, time_left_s
+from forerun.script.tuning.options import parse_budget, time_left_s
 from forerun.script.tuning.space import Metric, read_space, space_of
 from forerun.script.tuning.trial import read_metric
-from forerun.script.tuning.tuner import check_arguments
 
 SPACE = {
     "metric": {"name": "val_acc", "goal": "maximize", "at_least": 0.9},

@@ -17,14 +17,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from forerun.script.callbacks.curve_callback import CurveCallback, CurveLog
     from forerun.script.callbacks.frameworks import (
         keras_callback,
         lightning_callback,
         lightning_timer,
         trainer_callback,
     )
-    from forerun.script.callbacks.loop_timer import LoopTimer
+    from forerun.script.callbacks.loop import CurveCallback, CurveLog, LoopTimer
     from forerun.script.callbacks.pruner import ForecastPruner
 
 __all__ = [
@@ -39,11 +38,11 @@ __all__ = [
 ]
 
 _MODULES = {
-    "CurveCallback": "curve_callback",
-    "CurveLog": "curve_callback",
+    "CurveCallback": "loop",
+    "CurveLog": "loop",
     "ForecastPruner": "pruner",
     "keras_callback": "frameworks",
-    "LoopTimer": "loop_timer",
+    "LoopTimer": "loop",
     "lightning_callback": "frameworks",
     "lightning_timer": "frameworks",
     "trainer_callback": "frameworks",

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from forerun.base.errors import MissingExtraError, UsageError
-from forerun.script.callbacks.curve_callback import CurveCallback
-from forerun.script.callbacks.loop_timer import LoopTimer
-from forerun.script.profiling.hooks.step_hooks import num_samples_of
+from forerun.script.callbacks.loop import CurveCallback, LoopTimer
+from forerun.script.profiling.step_hooks import num_samples_of
 
 __all__ = ["keras_callback", "lightning_callback", "lightning_timer", "trainer_callback"]
 

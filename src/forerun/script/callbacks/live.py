@@ -22,16 +22,16 @@ import numpy as np
 
 from forerun.base.errors import InvalidSetupError
 from forerun.base.units import format_duration_s
+from forerun.script.capturing.job import named_length
 from forerun.script.patching import after_import, trainer_patches
-from forerun.script.profiling.hooks.step_hooks import LoaderSpan, StepClock, StepHooks, StepListener
 from forerun.script.profiling.profile import EPOCH_NAMES, STEP_NAMES
+from forerun.script.profiling.step_hooks import LoaderSpan, StepClock, StepHooks, StepListener
 
 __all__ = ["LiveForecast", "watch"]
 
 _MOST_STEPS = 400
 _FEWEST_STEPS = 10
 _NUM_BLOCKS = 10
-_HOLDERS = ("args", "opt", "opts", "config", "cfg", "hparams", "hyperparameters", "training_args")
 
 
 def watch(
@@ -93,7 +93,7 @@ class LiveForecast(StepListener):
         self._durations: deque[float] = deque(maxlen=_MOST_STEPS)
         self._num_batches_of_epoch: int | None = None
         self._job: Mapping[str, Any] = {}
-        self._num_batches = self._num_starts = 0
+        self._num_batches = 0
         self._between_s = 0.0
         self._printed_s = time.monotonic()
         self._is_closed = False
@@ -138,10 +138,10 @@ class LiveForecast(StepListener):
         if epochs is None and self._job.get("num_steps") is not None:
             return float(self._job["num_steps"])
         if epochs is None:
-            known = _lengths(vars(sys.modules["__main__"]))
-            if (most := _first(known, STEP_NAMES)) is not None:
-                return most
-            epochs = _first(known, EPOCH_NAMES)
+            if (most := named_length(None, STEP_NAMES)) is not None:
+                return most.value
+            named = named_length(None, EPOCH_NAMES)
+            epochs = None if named is None else named.value
         per_epoch = self.steps_per_epoch
         return None if epochs is None or per_epoch is None else epochs * per_epoch
 
@@ -200,21 +200,3 @@ class LiveForecast(StepListener):
     def _rest(self, span: LoaderSpan) -> None:
         if self.num_done:
             self._between_s += span.end_s - span.begin_s
-
-
-def _lengths(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Variables of a script by name, and those in its usual holders of arguments."""
-    found = dict(variables)
-    for name in _HOLDERS:
-        holder = variables.get(name)
-        inside = holder if isinstance(holder, Mapping) else getattr(holder, "__dict__", {})
-        found.update({str(key): value for key, value in inside.items()})
-    return found
-
-
-def _first(known: Mapping[str, Any], names: tuple[str, ...]) -> float | None:
-    for name in names:
-        value = known.get(name)
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
-            return float(value)
-    return None

@@ -17,8 +17,9 @@ from statistics import median
 from typing import Any
 
 from forerun.base.errors import MissingExtraError
-from forerun.evidence import Record, RecordStore, Scalar, at_job_start, describe_circumstances, timed_training
+from forerun.evidence import Record, Scalar, at_job_start, describe_circumstances
 from forerun.question.setup import Layout, Precision
+from forerun.script.callbacks.loop import StepTimes
 
 try:
     import keras
@@ -88,14 +89,11 @@ class StepTimer(keras.callbacks.Callback):  # type: ignore[misc]  # Keras is not
         self._forget()
 
     def _forget(self) -> None:
-        self.step_times_s: list[float] = []
-        self.warm_up_s: list[float] = []
-        self.epoch_times_s: list[float] = []
+        self._times = StepTimes()
+        self.step_times_s, self.warm_up_s = self._times.step_times_s, self._times.warm_up_s
+        self.epoch_times_s = self._times.epoch_times_s
         self.epoch_starts_s: list[float] = []
         self._logs: list[Mapping[str, Any]] = []
-        self._num_steps = 0
-        self._began_s = self._last_s = 0.0
-        self._last_step = -1
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         """Called by ``fit``."""
@@ -105,41 +103,28 @@ class StepTimer(keras.callbacks.Callback):  # type: ignore[misc]  # Keras is not
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Called by ``fit``."""
-        self._began_s = self._last_s = time.perf_counter()
-        self._last_step = -1
+        self._times.start_epoch()
 
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Called by ``fit`` before a step."""
-        if self._last_step < 0:
-            self.epoch_starts_s.append(time.perf_counter() - self._began_s)
+        if not self._times.num_steps:
+            self.epoch_starts_s.append(time.perf_counter() - self._times.begin_s)
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Called by ``fit`` after a step, or after all steps of an execution, with the number of the last."""
-        now_s = time.perf_counter()
-        num_steps = batch - self._last_step
-        is_first = self._last_step < 0
-        times = self.warm_up_s if is_first else self.step_times_s
-        times.extend([(now_s - self._last_s) / num_steps] * num_steps)
-        self._last_s, self._last_step = now_s, batch
-        self._num_steps = batch + 1
+        self._times.step(batch + 1 - self._times.num_steps)
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Called by ``fit`` after the epoch and its validation; the epoch's time ends with its last step."""
-        self.epoch_times_s.append(self._last_s - self._began_s)
+        self._times.end_epoch()
         self._logs.append(dict(logs or {}))
 
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
         """Called by ``fit`` at the end; writes the measurement."""
         if not self.step_times_s:
             return  # epochs of one step leave nothing to time
-        self.measurement = self._measured()
-        with RecordStore.open(self._records) as store:
-            store.add(self.measurement)
-
-    def _measured(self) -> Record:
-        return timed_training(
-            self.step_times_s,
-            self.warm_up_s,
+        self.measurement = self._times.record(
+            self._records,
             subject=self._subject or f"keras:{self.model.name}",
             family=self._family,
             parameters=self._parameters(),
@@ -161,30 +146,24 @@ class StepTimer(keras.callbacks.Callback):  # type: ignore[misc]  # Keras is not
             "optimizer": self._optimizer or type(model.optimizer).__name__.lower(),
             "phase": "train",
             "num_epochs": len(self.epoch_times_s),
-            "dataset_size": self._dataset_size or self._num_steps * self._samples_of_a_step(),
+            "dataset_size": self._samples_of_an_epoch(),
         }
+
+    def _samples_of_an_epoch(self) -> int:
+        return self._dataset_size or self._times.num_steps * self._samples_of_a_step()
 
     def _samples_of_a_step(self) -> int:
         if self._batch_size is not None:
             return self._batch_size
         if self._dataset_size is not None:
-            return math.ceil(self._dataset_size / self._num_steps)
+            return math.ceil(self._dataset_size / self._times.num_steps)
         return int((self.params or {}).get("batch_size") or 32)
 
     def _results(self) -> dict[str, Scalar]:
-        step_s = median(self.step_times_s)
-        whole = self.epoch_times_s[1:] or [step_s * self._num_steps]  # the first epoch holds tracing
-        size = self._dataset_size or self._num_steps * self._samples_of_a_step()
-        results: dict[str, Scalar] = {
-            "step_time_s": step_s,
-            "steps_per_epoch": self._num_steps,
-            "epoch_time_s": median(whole),
-            "epoch_start_s": median(self.epoch_starts_s[1:] or self.epoch_starts_s),
-            "images_per_second": size / median(whole),
-            "num_parameters": int(self.model.count_params()),
-            "first_step_s": self.warm_up_s[0],
-            "dataset_size": size,
-        }
+        # The first epoch holds tracing.
+        results = self._times.figures(self._samples_of_an_epoch(), self.epoch_times_s[1:])
+        results["epoch_start_s"] = median(self.epoch_starts_s[1:] or self.epoch_starts_s)
+        results["num_parameters"] = int(self.model.count_params())
         for number, (time_s, logs) in enumerate(zip(self.epoch_times_s, self._logs, strict=True), start=1):
             results[f"epoch_time_{number}_s"] = time_s
             for name in ("loss", "accuracy", "val_loss", "val_accuracy"):

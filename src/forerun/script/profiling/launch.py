@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,22 +15,22 @@ from typing import IO, Any
 
 import psutil
 
-from forerun.base.errors import ScriptError, UsageError
+from forerun.base.errors import ScriptError
+from forerun.base.temporary import temporary_folder
 from forerun.evidence import record_telemetry
-from forerun.script.profiling.hooks.messages import (
+from forerun.script.profiling.messages import (
     STARTUP_VARIABLE,
     STOPPED_STATUS,
     HookSettings,
     write_settings,
 )
-from forerun.script.profiling.recorded import was_stopped
+from forerun.script.profiling.recorded import ProcessRecord, read_processes, training_process, was_stopped
 
 __all__ = [
     "Launch",
     "OutputLine",
     "TreeSample",
     "TreeWatch",
-    "check_command",
     "end_tree",
     "launch",
     "start_with_hooks",
@@ -65,7 +63,7 @@ class Launch:
 
     Attributes:
         command: Words of the command.
-        folder: Folder with the records of the command's processes.
+        processes: Records of the command's processes in which hooks were installed, in order of their start.
         outcome: ``done``, ``stopped`` (by the hooks, after the requested steps), ``crashed``, ``interrupted``,
             ``timeout``, ``out of memory`` (above the limit set) or ``ended`` (by the caller).
         status: Exit status; negative for a signal; None if forerun ended the command.
@@ -80,7 +78,7 @@ class Launch:
     """
 
     command: tuple[str, ...]
-    folder: Path
+    processes: tuple[ProcessRecord, ...]
     outcome: str
     status: int | None
     begin_s: float
@@ -98,30 +96,19 @@ class Launch:
         return max((sample.memory_bytes for sample in self.samples), default=0)
 
     @property
+    def training_process(self) -> ProcessRecord | None:
+        """The process whose steps represent the run; None without a training step."""
+        return training_process(self.processes)
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of processes that trained."""
+        return sum(1 for each in self.processes if len(each.steps) and each.rank is not None) or 1
+
+    @property
     def said(self) -> str:
         """The last lines of the output as one line."""
         return " | ".join(line.text.strip() for line in self.lines[-_TAIL_LINES:] if line.text.strip())
-
-
-def check_command(command: Sequence[str]) -> tuple[str, ...]:
-    """The command, with its program and script checked to exist.
-
-    Raises:
-        UsageError: There is no command, its program does not exist, or its script does not.
-    """
-    if not command:
-        raise UsageError("expected a command after --, such as: -- python train.py --epochs 3")
-    words = tuple(command)
-    if words[0].endswith(".py"):
-        if not Path(words[0]).is_file():
-            raise UsageError(f"expected a script, but there is no file '{words[0]}'")
-        words = (sys.executable, *words)
-    if shutil.which(words[0]) is None:
-        raise UsageError(f"expected a program to run, but there is no '{words[0]}' on the path")
-    script = next((word for word in words[1:] if word.endswith(".py")), None)
-    if script is not None and not Path(script).is_file():
-        raise UsageError(f"expected a script, but there is no file '{script}'; give its path from here")
-    return words
 
 
 def launch(
@@ -139,7 +126,7 @@ def launch(
 
     Args:
         command: Words of the command, from ``check_command``.
-        settings: Settings of the hooks; their folder must exist.
+        settings: Settings of the hooks; a folder that they name must exist.
         echo: Stream that receives a copy of the output; None for no copy.
         timeout_s: Longest time of the run [s].
         memory_limit_bytes: Largest memory of all processes together, above which they are ended [bytes].
@@ -150,9 +137,13 @@ def launch(
     Raises:
         ScriptError: The command cannot be started.
     """
-    settings_file = write_settings(replace(settings, parent_pid=os.getpid()))
     begin_s = time.monotonic()
-    with record_telemetry(device_index, _SAMPLE_EVERY_S) as recorder:
+    with (
+        temporary_folder() as own,
+        record_telemetry(device_index, _SAMPLE_EVERY_S) as recorder,
+    ):
+        folder = Path(settings.folder or own)
+        settings_file = write_settings(replace(settings, folder=str(folder), parent_pid=os.getpid()))
         process = start_with_hooks(command, settings_file, {**_threads(settings), **(environment or {})})
         run = _Run(process, echo, on_line)
         interrupted_by = ""
@@ -167,13 +158,16 @@ def launch(
             num_killed = end_tree(process.pid, settings_file, first=first)
             status = process.wait()
             run.join()
+        end_s = time.monotonic() if outcome else run.end_s
+        ended_by = outcome or _outcome(status, folder)
+        processes = read_processes(folder)
     return Launch(
         command=tuple(command),
-        folder=Path(settings.folder),
-        outcome=outcome or _outcome(status, Path(settings.folder)),
+        processes=processes,
+        outcome=ended_by,
         status=status if not outcome else None,
         begin_s=begin_s,
-        end_s=time.monotonic() if outcome else run.end_s,
+        end_s=end_s,
         lines=tuple(run.lines[-_KEPT_LINES:]),
         samples=tuple(run.samples),
         telemetry=recorder.figures,

@@ -10,6 +10,7 @@ import numpy as np
 
 from forerun.base.answers import Answer, fields_of
 from forerun.base.errors import ScriptError
+from forerun.script.capturing.job import EPOCH_NAMES
 from forerun.script.command_words import command_arguments
 from forerun.script.profiling.launch import Launch
 from forerun.script.profiling.recorded import Floats, ProcessRecord
@@ -25,7 +26,7 @@ __all__ = [
     "summarise_run",
 ]
 
-EPOCH_NAMES = ("epochs", "num_epochs", "num_train_epochs", "max_epochs", "n_epochs", "niter")
+# Fewer than a capture looks for, which sees beside a name whether a loop agrees with it.
 STEP_NAMES = (
     "max_steps",
     "max_train_steps",

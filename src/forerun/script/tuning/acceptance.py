@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import IO, Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import IO, TYPE_CHECKING, Any
 
-from forerun.script.tuning.comparison import LEAST_PAIRS, MOST_PAIRS, Verdict, screened, show_winner
-from forerun.script.tuning.configuration import ScriptConfiguration, configure
-from forerun.script.tuning.objectives import value_of
+from forerun.script.compare import in_turns, non_inferiority, paired_difference, paired_ratio
+from forerun.script.tuning.configuration import ScriptConfiguration
+from forerun.script.tuning.options import value_of
 from forerun.script.tuning.space import Metric
+from forerun.script.tuning.study import values_of
 from forerun.script.tuning.trial import TrialOrder, TrialResult, run_trial
-from forerun.script.tuning.tuner import Tuner
 
-__all__ = ["accept_best", "is_script", "repeat_winner", "screen"]
+if TYPE_CHECKING:
+    from forerun.script.tuning.tuner import Tuner
+
+__all__ = [
+    "LEAST_PAIRS",
+    "MOST_PAIRS",
+    "Verdict",
+    "accept_best",
+    "is_script",
+    "num_reserved_runs",
+    "repeat_winner",
+    "screen",
+    "screened",
+    "show_winner",
+]
 
 _MOST_TRIED = 3
 _AS_IT_IS = ScriptConfiguration(arguments={}, hooks={})
@@ -69,7 +82,7 @@ def accept_best(
 
 def screen(tuner: Tuner, ranked: Sequence[Any], echo: IO[str] | None) -> list[Any]:
     """The trials in the order of a second run of the first few, where the budget has room for it."""
-    if len(tuner.task.objectives) != 1:
+    if not tuner.task.is_single:
         return list(ranked)
     others = [trial for trial in ranked if not is_script(tuner, trial)]
     if not others or is_script(tuner, ranked[0]):
@@ -91,7 +104,7 @@ def repeat_winner(tuner: Tuner, chosen: Any, echo: IO[str] | None) -> Verdict:
         chosen: The best trial.
         echo: Stream for the script's output.
     """
-    if len(tuner.task.objectives) != 1:
+    if not tuner.task.is_single:
         return Verdict(
             verdict="not repeated",
             words="the winner was not repeated: several objectives have a front, and no single winner",
@@ -127,23 +140,22 @@ def _value(tuner: Tuner, configuration: ScriptConfiguration, echo: IO[str] | Non
     if result.outcome != "done":
         return None
     task = tuner.task
-    return value_of(task.objectives[0], result, tuner.metric(result), task.price_usd_per_hour)
+    return value_of(task.objectives[0], result, tuner.metric(result), task.settings.price_usd_per_hour)
 
 
 def _configuration(tuner: Tuner, trial: Any) -> ScriptConfiguration:
-    return configure(tuner.task.space, trial.user_attrs["record"]["values"], tuner.base, tuner.optimizer)
+    return tuner.task.configuration(values_of(trial))
 
 
 def is_script(tuner: Tuner, trial: Any) -> bool:
     """True if every value of a trial is that of the script as it is."""
-    values = trial.user_attrs["record"]["values"]
-    return all(name in tuner.base and tuner.base[name] == value for name, value in values.items())
+    base = tuner.task.base
+    return all(name in base and base[name] == value for name, value in values_of(trial).items())
 
 
 def _changes_result(tuner: Tuner, trial: Any) -> bool:
     """True if a trial changes a setting on which the trained model may depend."""
-    values = trial.user_attrs["record"]["values"]
-    changed = {name for name, value in values.items() if tuner.base.get(name) != value}
+    changed = {name for name, value in values_of(trial).items() if tuner.task.base.get(name) != value}
     return any(
         parameter.changes_result
         for parameter in tuner.task.space.parameters
@@ -174,12 +186,148 @@ def _verdict(
     if metric is None or not before.curve or not after.curve:
         return {"is_accepted": True, "speedup": speedup, "words": "the script prints no metric: not compared"}
     first, second = before.curve[-1][1], after.curve[-1][1]
-    loss = first - second if metric.is_rising else second - first
+    margin = metric.margin(max_loss, first)
+    kept = non_inferiority([first], [second], margin=margin, is_rising=metric.is_rising)
     return {
-        "is_accepted": bool(loss <= metric.margin(max_loss, first) and math.isfinite(second)),
+        "is_accepted": kept.is_not_inferior,
         "speedup": speedup,
         "metric": metric.name,
         "metric_before": first,
         "metric_after": second,
         "words": f"{metric.name} {first:.4f} before, {second:.4f} after",
     }
+
+
+LEAST_PAIRS = 3
+"""Fewest pairs that can show anything: of two pairs a t interval is 12.7 standard errors to either side."""
+MOST_PAIRS = 8
+_NUM_CANDIDATES = 3
+_RESERVED = 0.3
+_FEWEST_RUNS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The winner of a study beside the script as it is.
+
+    Attributes:
+        verdict: ``better``, ``no difference``, ``worse``, or ``not repeated``.
+        number: Number of the trial; None if no trial was a candidate.
+        ratio: Mean ratio of the objective, above one if the winner is better; None for an objective that has
+            differences, or if it was not repeated.
+        difference: Mean difference of the objective, above zero if the winner is better; None for one with ratios.
+        low: Low end of the 95 % interval of either.
+        high: High end of that interval.
+        num_pairs: Number of pairs of runs.
+        wall_s: Time of all runs behind the verdict [s].
+        num_runs: Number of these runs.
+        words: The verdict in a sentence.
+    """
+
+    verdict: str
+    number: int | None = None
+    ratio: float | None = None
+    difference: float | None = None
+    low: float | None = None
+    high: float | None = None
+    num_pairs: int = 0
+    wall_s: float = 0.0
+    num_runs: int = 0
+    words: str = ""
+
+
+def num_reserved_runs(num_runs: float) -> int:
+    """Runs that a budget keeps back for repeats, of all that fit into it; 0 if there is no room for three pairs.
+
+    >>> num_reserved_runs(40), num_reserved_runs(12), num_reserved_runs(1000)
+    (12, 0, 19)
+    """
+    if num_runs < _FEWEST_RUNS:
+        return 0
+    return min(max(int(_RESERVED * num_runs), 2 * LEAST_PAIRS), _NUM_CANDIDATES + 2 * MOST_PAIRS)
+
+
+def screened(
+    candidates: Sequence[Any], run: Callable[[Any], float | None], num_runs: int, *, is_rising: bool
+) -> list[Any]:
+    """The candidates in the order of a second run each; unchanged if that leaves too few runs for pairs.
+
+    The first of many noisy trials is often the luckiest: a fresh run of the first three costs little beside that.
+    """
+    first = list(candidates[:_NUM_CANDIDATES])
+    if len(first) < 2 or num_runs < len(first) + 2 * LEAST_PAIRS:
+        return list(candidates)
+    again = [(run(candidate), index) for index, candidate in enumerate(first)]
+    sign = -1.0 if is_rising else 1.0
+    told = sorted((sign * value, index) for value, index in again if value is not None)
+    return [*(first[index] for _, index in told), *candidates[len(first) :]]
+
+
+def show_winner(
+    run_script: Callable[[], float | None],
+    run_winner: Callable[[], float | None],
+    *,
+    num_pairs: int,
+    is_rising: bool,
+    has_ratios: bool = True,
+) -> Verdict:
+    """Runs the script as it is and the winner in turns, A-B-B-A, and compares them in pairs.
+
+    The runs are none of those by which the winner was chosen, and their number is fixed before the first: if no setting
+    matters, the interval lies above one in 2.5 of 100 studies.
+
+    Args:
+        run_script: Runs the script as it is; returns its objective, None if the run failed.
+        run_winner: Runs the winner.
+        num_pairs: Number of pairs.
+        is_rising: True if a larger objective is better.
+        has_ratios: True compares ratios of objectives above zero; False compares differences.
+    """
+    if num_pairs < LEAST_PAIRS:
+        return Verdict(
+            verdict="not repeated",
+            words="the winner was not repeated: the budget left no room for "
+            f"{LEAST_PAIRS} pairs of runs beside the search",
+        )
+    script: list[float] = []
+    winner: list[float] = []
+    for pair in in_turns(num_pairs):
+        values = {which: run_script() if which == "A" else run_winner() for which in pair}
+        first, second = values["A"], values["B"]
+        if (first is None or second is None) and len(script) >= LEAST_PAIRS:
+            break  # the budget ended a run
+        if first is None or second is None:
+            failed = "the script as it is" if first is None else "the winner"
+            return Verdict(verdict="not repeated", words=f"{failed} failed when it was repeated")
+        script.append(first)
+        winner.append(second)
+    worse, better = (script, winner) if is_rising else (winner, script)
+    if has_ratios:
+        ratio = paired_ratio(worse, better)
+        mean, low, high, neutral = ratio.ratio, ratio.low, ratio.high, 1.0
+    else:
+        mean, low, high = paired_difference(worse, better)
+        neutral = 0.0
+    assert low is not None
+    assert high is not None
+    verdict = "better" if low > neutral else "worse" if high < neutral else "no difference"
+    form = (
+        "{:.2f} times the script as it is (95 %: {:.2f} to {:.2f})"
+        if has_ratios
+        else "{:+.4g} (95 %: {:+.4g} to {:+.4g})"
+    )
+    told = form.format(mean, low, high)
+    sentence = {
+        "better": f"repeated in {len(script)} pairs of runs in turns, the winner is better: {told}",
+        "worse": f"repeated in {len(script)} pairs of runs in turns, the winner is worse: {told}",
+        "no difference": f"no difference could be shown in {len(script)} pairs of runs in turns: {told}",
+    }[verdict]
+    return Verdict(
+        verdict=verdict,
+        ratio=mean if has_ratios else None,
+        difference=None if has_ratios else mean,
+        low=low,
+        high=high,
+        num_pairs=len(script),
+        words=sentence,
+    )

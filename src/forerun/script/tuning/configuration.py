@@ -1,22 +1,26 @@
-"""The command and the hooks that realise the values of a trial."""
+"""The values of a script as it is, and the command and the hooks that realise other ones."""
 
 from __future__ import annotations
 
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from forerun.base.errors import FailureError, UsageError
-from forerun.script.command_words import with_arguments
-from forerun.script.tuning.knobs import KNOBS, check_value
-from forerun.script.tuning.space import Space
+from forerun.base.errors import FailureError, UsageError, near_matches
+from forerun.script.command_words import command_arguments, with_arguments
+from forerun.script.profiling.profile import Profile
+from forerun.script.tuning.space import KNOBS, Space, check_value
 
 __all__ = [
     "ScriptConfiguration",
+    "base_values",
+    "check_arguments",
     "configure",
+    "counts_steps",
+    "fitting_space",
     "read_configuration",
     "scaled_learning_rate",
     "write_configuration",
@@ -151,3 +155,118 @@ def read_configuration(path: Path) -> ScriptConfiguration:
             )
         check_value(KNOBS[name], value)
     return ScriptConfiguration(arguments=dict(found.get("arguments") or {}), hooks=dict(hooks))
+
+
+def base_values(
+    space: Space, profile: Profile | None, options: tuple[dict[str, Any], ...], command: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The script's own value of each parameter: from the space, its arguments, its loader, or the knob's usual one.
+
+    Arguments are those that argparse has seen, and, for scripts that read them otherwise, those in the command.
+    """
+    by_flag = {each.flag.removesuffix("="): _plain(each.value) for each in command_arguments(command)}
+    by_flag.update({flag: option["value"] for option in options for flag in option["flags"]})
+    usual = {name: knob.usual for name, knob in KNOBS.items()}
+    if profile is not None:
+        usual |= {
+            name: value for name, value in profile.loader.items() if name in KNOBS and value is not None
+        }
+        usual["batch_size"] = profile.loader.get("batch_size") or _whole(profile)
+        usual |= {name: profile.optimizer.get(name) for name in ("num_threads", "lr")}
+    found = {}
+    for parameter in space.parameters:
+        value = parameter.default
+        if value is None and parameter.flag is not None:
+            value = by_flag.get(parameter.flag.removesuffix("="))
+        if value is None:
+            value = usual.get(parameter.name)
+        if value is not None:
+            found[parameter.name] = value
+    return found
+
+
+def _whole(profile: Profile) -> int | None:
+    """Samples of a batch of a loader that has a batch sampler instead of a batch size."""
+    samples = profile.samples_per_batch if profile.loader else None
+    return round(samples) if samples else None
+
+
+def _plain(word: Any) -> Any:
+    """The value that a word of a command means: a number, true or false, or the word."""
+    import yaml
+
+    try:
+        found = yaml.safe_load(word) if isinstance(word, str) else word
+        return float(found) if isinstance(found, str) else found
+    except (yaml.YAMLError, ValueError):
+        return word
+
+
+def check_arguments(space: Space, options: tuple[dict[str, Any], ...]) -> None:
+    """Refuse arguments that the script's parser does not know, if forerun saw the parser.
+
+    Raises:
+        UsageError: The script's parser knows other arguments, but not this one.
+    """
+    known = [flag for option in options for flag in option["flags"]]
+    for parameter in space.parameters:
+        # Scripts that take key=value read them without argparse.
+        if parameter.flag is None or not parameter.flag.startswith("-"):
+            continue
+        if known and parameter.flag.removesuffix("=") not in known:
+            raise UsageError(
+                f"the script has no argument '{parameter.flag}' (map of '{parameter.name}'); it has {', '.join(known)}"
+                f"{near_matches(parameter.flag, known)}"
+            )
+
+
+_OF_LOADERS = ("num_workers", "persistent_workers", "pin_memory", "prefetch_factor")
+_OF_BATCHES = ("batch", "accum")
+
+
+def counts_steps(space: Space, profile: Profile, base: Mapping[str, Any]) -> bool:
+    """True if the speed of a trial is in steps a second; False if it is in samples a second.
+
+    Samples are counted in the loader's batches. Without a loader they are the first axis of the model's input, if that
+    is a multiple of the script's own batch size; otherwise only steps can be compared, as long as nothing in the space
+    changes the samples of a step.
+
+    Raises:
+        UsageError: The space changes the samples of a step, and they cannot be counted.
+    """
+    if profile.loader and profile.batch_size:
+        return False
+    own = base.get("batch_size")
+    rows = profile.batch_size
+    if rows and isinstance(own, (int, float)) and own > 0 and rows % own == 0:
+        return False
+    varying = [
+        parameter.name
+        for parameter in space.parameters
+        if any(word in f"{parameter.name} {parameter.flag or ''}".lower() for word in _OF_BATCHES)
+    ]
+    if not varying:
+        return True
+    seen = (
+        "the model's input has no first axis that was seen"
+        if not rows
+        else f"the model's input has {rows:g} rows a step"
+    )
+    known = "its own batch size is not known" if own is None else f"its own batch size is {own}"
+    raise UsageError(
+        f"the samples of a step cannot be counted: the script has no DataLoader, {seen}, and {known}; give batch_size "
+        f"a default in the space that divides these rows, or leave out {', '.join(varying)}"
+    )
+
+
+def fitting_space(space: Space, profile: Profile) -> Space:
+    """The space without settings that cannot matter to a script: of loaders, images or optimizers that it has not."""
+    left_out: set[str] = set()
+    if not profile.loader:
+        left_out.update(_OF_LOADERS)
+    if profile.has_images is False:
+        left_out.add("channels_last")
+    if not profile.optimizer.get("name"):
+        left_out.add("optimizer_implementation")
+    kept = tuple(parameter for parameter in space.parameters if parameter.name not in left_out)
+    return replace(space, parameters=kept) if kept else space

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,19 +13,21 @@ import numpy as np
 from forerun.base.numerics import relative_coefficients
 from forerun.script.profiling.advice import fed_step_time_s
 from forerun.script.profiling.profile import Profile
-from forerun.script.tuning.device_steps import PREDICTED_KNOBS, DeviceSteps
-from forerun.script.tuning.space import Space
+from forerun.script.tuning.space import KNOBS, Space
 
-__all__ = ["MemoryPoint", "expected_rate", "first_guesses", "predicted_memory_bytes"]
+__all__ = [
+    "PREDICTED_KNOBS",
+    "DevicePoint",
+    "DeviceSteps",
+    "MemoryPoint",
+    "device_point",
+    "device_points",
+    "expected_rate",
+    "first_guesses",
+    "predicted_memory_bytes",
+    "script_point",
+]
 
-_USUALLY_GOOD: Mapping[str, Any] = {
-    "persistent_workers": True,
-    "pin_memory": True,
-    "channels_last": True,
-    "optimizer_implementation": "fused",
-    "cudnn_benchmark": True,
-    "prefetch_factor": 4,
-}
 _LEAST_FIXED_SHARE = 0.25
 """Share of a step's kernels that does not shrink with the batch: launches and short loops."""
 _MOST_COMBINATIONS = 4096
@@ -114,11 +116,8 @@ def first_guesses(
     """
     names = ("num_workers", "batch_size") if steps is None else ("num_workers", *PREDICTED_KNOBS)
     neutral = _script_values(space, base)
-    helping = {
-        p.name: _USUALLY_GOOD[p.name]
-        for p in space.parameters
-        if p.name in _USUALLY_GOOD and p.holds(_USUALLY_GOOD[p.name]) and p.name not in names
-    }
+    known = {p: KNOBS[p.name].helpful for p in space.parameters if p.name in KNOBS and p.name not in names}
+    helping = {p.name: value for p, value in known.items() if value is not None and p.holds(value)}
     ranked = _ranked(space, profile, base, steps, names)
     if not ranked:
         return [{**neutral, **helping}] if helping else []
@@ -249,3 +248,97 @@ def _relative_batch(values: Mapping[str, Any], base: Mapping[str, Any]) -> float
         return float(values.get(name, own)) / float(own) if own else 1.0
 
     return ratio("batch_size") * ratio("image_size") ** 2
+
+
+PREDICTED_KNOBS = ("batch_size", "amp", "channels_last", "image_size")
+"""Knobs that change the device's work in a step and that the cost model knows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevicePoint:
+    """Settings on which the device's part of a step depends; the fields are knobs.
+
+    Attributes:
+        batch_size: Number of samples of a step on one device.
+        amp: Mixed precision: ``off``, ``bf16`` or ``fp16``.
+        channels_last: True if images are in the memory order channels_last.
+        image_size: Height and width of images; None for the model's own size [pixels].
+    """
+
+    batch_size: int
+    amp: str = "off"
+    channels_last: bool = False
+    image_size: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSteps:
+    """Predicted steps of a model, over the points of a space.
+
+    Attributes:
+        source: Name of the model that predicts the steps, in a few words.
+        own: Point of the script as it is.
+        step_s: Step time by point [s]; a point without an entry is not known.
+        peak_bytes: Upper end of the peak memory by point [bytes].
+        memory_bytes: Memory of the device; None to reject nothing by memory [bytes].
+    """
+
+    source: str
+    own: DevicePoint
+    step_s: Mapping[DevicePoint, float]
+    peak_bytes: Mapping[DevicePoint, float]
+    memory_bytes: float | None = None
+
+    def relative_time(self, values: Mapping[str, Any]) -> float | None:
+        """Time of a step over that of the script as it is, T(values) / T(own); None if it is not known."""
+        step_s = self.step_s.get(device_point(values, self.own))
+        return None if step_s is None else step_s / self.step_s[self.own]
+
+    def fits(self, values: Mapping[str, Any]) -> bool:
+        """True if the upper end of the predicted peak fits in the device's memory, or the point is the script's own."""
+        point = device_point(values, self.own)
+        peak_bytes = self.peak_bytes.get(point)
+        if point == self.own or peak_bytes is None or self.memory_bytes is None:
+            return True
+        return peak_bytes <= self.memory_bytes
+
+    def num_changes(self, values: Mapping[str, Any]) -> int:
+        """Number of knobs whose value differs from the script as it is."""
+        point = device_point(values, self.own)
+        return sum(getattr(point, name) != getattr(self.own, name) for name in PREDICTED_KNOBS)
+
+
+def device_point(values: Mapping[str, Any], own: DevicePoint) -> DevicePoint:
+    """The point of a configuration; a knob it does not set keeps the script's value."""
+    return replace(own, **{name: values[name] for name in PREDICTED_KNOBS if name in values})
+
+
+def script_point(profile: Profile, base: Mapping[str, Any], image_size: int | None) -> DevicePoint | None:
+    """The point of the script as it is; None if its batch size is not known.
+
+    Args:
+        profile: Profile of the script as it is.
+        base: The script's own values that are known.
+        image_size: Height and width of the script's images, if the base lacks them; None for the model's own size
+            [pixels].
+    """
+    batch_size = base.get("batch_size") or profile.loader.get("batch_size") or profile.batch_size
+    if not batch_size:
+        return None
+    amp = base.get("amp", "off")
+    return DevicePoint(
+        batch_size=round(batch_size),
+        amp=amp if amp in KNOBS["amp"].choices else "off",
+        channels_last=base.get("channels_last") is True,
+        image_size=base.get("image_size") or image_size,
+    )
+
+
+def device_points(space: Space, own: DevicePoint) -> dict[str, tuple[Any, ...]]:
+    """The values of each knob of a point, in order: the candidates of the space, and the script's own."""
+    axes = {}
+    for name in PREDICTED_KNOBS:
+        parameter = space.parameter(name)
+        listed = () if parameter is None else parameter.candidates
+        axes[name] = tuple(dict.fromkeys((*listed, getattr(own, name))))
+    return axes

@@ -1,4 +1,4 @@
-"""The space of a study, from a YAML file or a built-in task.
+"""The space of a study, from a YAML file or a built-in task, and the knobs: settings that can be changed in any script.
 
 metric: {name: val_acc, goal: maximize, at_least: 0.76}
 parameters:
@@ -21,22 +21,120 @@ from pathlib import Path
 from typing import Any
 
 from forerun.base.errors import UsageError, near_matches
-from forerun.script.profiling.profile import Profile
-from forerun.script.tuning.knobs import KNOBS, Knob, check_value, find_knob
 
 __all__ = [
+    "KNOBS",
+    "Knob",
     "Metric",
     "Parameter",
     "Space",
+    "check_value",
     "configuration_key",
-    "counts_steps",
     "default_space",
-    "fitting_space",
+    "find_knob",
     "num_configurations",
     "read_space",
     "space_of",
     "untried_neighbour",
 ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knob:
+    """One setting that can be changed.
+
+    Attributes:
+        name: Name of the knob in a space.
+        has_hook: True if a hook can set the knob inside an unchanged script; others need an argument of the script.
+        choices: All values of the knob; empty for numbers.
+        lowest: Smallest number.
+        changes_result: True if the knob may change the trained model.
+        usual: Value in a script that does not set it; None if scripts differ.
+        helpful: Value that usually makes a script faster; None if there is none.
+    """
+
+    name: str
+    has_hook: bool = True
+    choices: tuple[Any, ...] = ()
+    lowest: float = 0.0
+    changes_result: bool = False
+    usual: Any = None
+    helpful: Any = None
+
+
+_ONOFF: Mapping[str, Any] = {"choices": (False, True), "usual": False}
+_MODES = ("off", "default", "reduce-overhead", "max-autotune")
+
+KNOBS: Mapping[str, Knob] = {
+    knob.name: knob
+    for knob in (
+        Knob(name="batch_size", lowest=1, changes_result=True),  # samples in a step
+        Knob(name="lr", has_hook=False, changes_result=True),
+        Knob(name="epochs", has_hook=False, lowest=1, changes_result=True),
+        Knob(name="image_size", has_hook=False, lowest=1, changes_result=True),  # height and width [pixels]
+        Knob(name="cache_data", has_hook=False, choices=(False, True)),  # decoded samples kept in memory
+        Knob(name="amp", choices=("off", "bf16", "fp16"), changes_result=True, usual="off"),
+        Knob(name="channels_last", **_ONOFF, helpful=True),
+        Knob(name="compile", choices=_MODES, usual="off"),  # modes of torch.compile
+        Knob(name="num_workers", usual=0),
+        # JPEGs are decoded at a smaller scale that keeps this height and width; 0 for their full size [pixels].
+        Knob(name="jpeg_decode_size", changes_result=True, usual=0),
+        Knob(name="pin_memory", **_ONOFF, helpful=True),
+        Knob(name="prefetch_factor", lowest=1, usual=2, helpful=4),  # batches that each worker prepares ahead
+        Knob(name="persistent_workers", **_ONOFF, helpful=True),
+        Knob(
+            name="optimizer_implementation",
+            choices=("foreach", "fused", "forloop"),
+            usual="foreach",
+            helpful="fused",
+        ),
+        Knob(name="cudnn_benchmark", **_ONOFF, helpful=True),
+        Knob(name="num_threads", lowest=1),
+        Knob(name="accumulation", lowest=1, changes_result=True, usual=1),  # batches per optimizer step
+        Knob(name="cosine_epochs", lowest=1, changes_result=True),  # the learning rate falls over them
+    )
+}
+"""All knobs by name."""
+
+
+def find_knob(name: str) -> Knob:
+    """The knob with this name.
+
+    Raises:
+        UsageError: There is no such knob; the message lists near matches.
+    """
+    if "quanti" in name.lower():
+        raise UsageError(
+            f"expected a knob of the training, got '{name}': static quantisation changes a model after its training "
+            "and takes no part in the time of it; quantise the model that the best configuration saves, with "
+            "torchao or torch.ao.quantization"
+        )
+    if name not in KNOBS:
+        raise UsageError(
+            f"expected a knob ({', '.join(KNOBS)}), got '{name}'{near_matches(name, KNOBS)}; an argument of the "
+            "script with another name is given as map: --its-flag"
+        )
+    return KNOBS[name]
+
+
+def check_value(knob: Knob, value: Any) -> Any:
+    """The value, checked to be one that the knob can have.
+
+    Raises:
+        UsageError: The knob cannot have this value.
+    """
+    # YAML 1.1 reads a bare off as false.
+    if value is False and "off" in knob.choices:
+        return "off"
+    if knob.choices and value not in knob.choices:
+        raise UsageError(
+            f"expected {knob.name} to be one of {', '.join(map(str, knob.choices))}, got '{value}'"
+        )
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not knob.choices and not (is_number and value >= knob.lowest):
+        raise UsageError(f"expected {knob.name} to be a number of {knob.lowest:g} or more, got '{value}'")
+    return value
+
 
 _PARAMETER_KEYS = ("values", "min", "max", "log", "step", "map", "default", "scale_with", "rule")
 _TOP_KEYS = ("metric", "parameters", "minimize", "budget")
@@ -311,58 +409,6 @@ def default_space(num_cores: float, *, is_gpu: bool) -> Space:
         threads = sorted({1, max(1, int(num_cores))})
         parameters.append(Parameter(name="num_threads", values=tuple(threads)))
     return Space(parameters=tuple(parameters))
-
-
-_OF_LOADERS = ("num_workers", "persistent_workers", "pin_memory", "prefetch_factor")
-_OF_BATCHES = ("batch", "accum")
-
-
-def counts_steps(space: Space, profile: Profile, base: Mapping[str, Any]) -> bool:
-    """True if the speed of a trial is in steps a second; False if it is in samples a second.
-
-    Samples are counted in the loader's batches. Without a loader they are the first axis of the model's input, if that
-    is a multiple of the script's own batch size; otherwise only steps can be compared, as long as nothing in the space
-    changes the samples of a step.
-
-    Raises:
-        UsageError: The space changes the samples of a step, and they cannot be counted.
-    """
-    if profile.loader and profile.batch_size:
-        return False
-    own = base.get("batch_size")
-    rows = profile.batch_size
-    if rows and isinstance(own, (int, float)) and own > 0 and rows % own == 0:
-        return False
-    varying = [
-        parameter.name
-        for parameter in space.parameters
-        if any(word in f"{parameter.name} {parameter.flag or ''}".lower() for word in _OF_BATCHES)
-    ]
-    if not varying:
-        return True
-    seen = (
-        "the model's input has no first axis that was seen"
-        if not rows
-        else f"the model's input has {rows:g} rows a step"
-    )
-    known = "its own batch size is not known" if own is None else f"its own batch size is {own}"
-    raise UsageError(
-        f"the samples of a step cannot be counted: the script has no DataLoader, {seen}, and {known}; give batch_size "
-        f"a default in the space that divides these rows, or leave out {', '.join(varying)}"
-    )
-
-
-def fitting_space(space: Space, profile: Profile) -> Space:
-    """The space without settings that cannot matter to a script: of loaders, images or optimizers that it has not."""
-    left_out: set[str] = set()
-    if not profile.loader:
-        left_out.update(_OF_LOADERS)
-    if profile.has_images is False:
-        left_out.add("channels_last")
-    if not profile.optimizer.get("name"):
-        left_out.add("optimizer_implementation")
-    kept = tuple(parameter for parameter in space.parameters if parameter.name not in left_out)
-    return replace(space, parameters=kept) if kept else space
 
 
 _MOST_CONFIGURATIONS = 100_000

@@ -20,10 +20,10 @@ from optuna.storages.journal import BaseJournalBackend
 
 from forerun.base.errors import FailureError, RecordError, UsageError
 from forerun.base.extras import needing
-from forerun.script.tuning.objectives import Objective
+from forerun.script.tuning.options import Objective
 from forerun.script.tuning.space import Parameter, Space
 
-__all__ = ["StudyJournal", "TrialStore", "finished_trials", "suggest"]
+__all__ = ["StudyJournal", "TrialStore", "has_value", "result_of", "suggest", "values_of"]
 
 _WORKER = "worker"
 _CONSTRAINT = "memory_or_target"
@@ -54,8 +54,6 @@ class TrialStore:
         with needing("tuning"):
             import optuna
         from optuna.storages import JournalStorage
-
-        from forerun.script.tuning.study import StudyJournal
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._optuna = optuna
@@ -192,15 +190,12 @@ class TrialStore:
 
     def trials(self) -> list[Any]:
         """All finished trials, pruned ones included, in order."""
-        return finished_trials(self.study)
+        trials = self.study.get_trials(deepcopy=False)
+        return [t for t in trials if t.state.name in ("COMPLETE", "PRUNED") and "record" in t.user_attrs]
 
     def front(self) -> list[Any]:
         """Trials that no other trial beats in every objective; with one objective, the best trial."""
-        feasible = [
-            trial
-            for trial in self.trials()
-            if trial.state.name == "COMPLETE" and trial.user_attrs["record"].get("is_feasible")
-        ]
+        feasible = [trial for trial in self.trials() if has_value(trial)]
         return [t for t in feasible if not any(self._beats(other, t) for other in feasible)]
 
     def _beats(self, one: Any, other: Any) -> bool:
@@ -209,10 +204,21 @@ class TrialStore:
         return all(gain >= 0 for gain in gains) and (any(gain > 0 for gain in gains))
 
 
-def finished_trials(study: Any) -> list[Any]:
-    """Finished and pruned trials of a study."""
-    trials = study.get_trials(deepcopy=False)
-    return [t for t in trials if t.state.name in ("COMPLETE", "PRUNED") and "record" in t.user_attrs]
+def values_of(trial: Any) -> dict[str, Any]:
+    """Values of a finished trial by parameter."""
+    found: dict[str, Any] = trial.user_attrs["record"]["values"]
+    return found
+
+
+def result_of(trial: Any) -> dict[str, Any]:
+    """``TrialResult.as_dict`` of a finished trial."""
+    found: dict[str, Any] = trial.user_attrs["record"]["result"]
+    return found
+
+
+def has_value(trial: Any) -> bool:
+    """True for a trial that brought a value of every objective."""
+    return trial.state.name == "COMPLETE" and bool(trial.user_attrs["record"].get("is_feasible"))
 
 
 def suggest(trial: Any, space: Space) -> dict[str, Any]:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
 from forerun.base.errors import near_matches
-from forerun.base.temporary import temporary_folder
 from forerun.question.devices.local import lock_device, only_device
-from forerun.script.profiling.hooks.messages import HookSettings
 from forerun.script.profiling.launch import Launch, OutputLine, launch
-from forerun.script.profiling.recorded import ProcessRecord, read_processes, training_process
+from forerun.script.profiling.messages import HookSettings
+from forerun.script.profiling.profile import summarise_run
 from forerun.script.tuning.configuration import ScriptConfiguration
 from forerun.script.tuning.space import Metric
 
@@ -151,17 +148,12 @@ def run_trial(
             ends |= order.stop_at_target and _is_reached(order.metric, reading.value)
         return ends
 
-    with (
-        temporary_folder() as folder,
-        lock_device(order.device_index, wait_s=_LOCK_PATIENCE_S, on_wait=say),
-    ):
-        settings = HookSettings(
-            folder=folder,
-            parent_pid=0,
-            window_steps=0,
-            stop_after_s=order.short_s if order.is_short else None,
-            knobs=configuration.hooks,
-        )
+    settings = HookSettings(
+        window_steps=0,
+        stop_after_s=order.short_s if order.is_short else None,
+        knobs=configuration.hooks,
+    )
+    with lock_device(order.device_index, wait_s=_LOCK_PATIENCE_S, on_wait=say):
         run = launch(
             configuration.command(order.command),
             settings,
@@ -172,7 +164,7 @@ def run_trial(
             environment=only_device(order.device_index),
             on_line=follow,
         )
-        return _result(order, run, read_processes(Path(folder)))
+    return _result(order, run)
 
 
 def _is_reached(metric: Metric, value: float) -> bool:
@@ -181,12 +173,10 @@ def _is_reached(metric: Metric, value: float) -> bool:
     return value >= metric.target if metric.is_rising else value <= metric.target
 
 
-def _result(order: TrialOrder, run: Launch, processes: tuple[ProcessRecord, ...]) -> TrialResult:
+def _result(order: TrialOrder, run: Launch) -> TrialResult:
     metric = order.metric or find_metric(run.lines)
     readings = read_metric(metric.name, run.lines) if metric is not None else ()
-    process = training_process(processes)
-    outcome, reason = _outcome(order, run, process, readings)
-    figures = _figures(run, process, len([p for p in processes if len(p.steps) and p.rank is not None]))
+    outcome, reason = _outcome(order, run, readings)
     return TrialResult(
         outcome=outcome,
         reason=reason,
@@ -194,15 +184,13 @@ def _result(order: TrialOrder, run: Launch, processes: tuple[ProcessRecord, ...]
         metric=metric.name if metric is not None else None,
         curve=tuple((reading.time_s - run.begin_s, reading.value) for reading in readings),
         energy_j=run.telemetry.get("gpu_energy_j"),
-        hooks=tuple({h["knob"]: h for p in processes for h in p.hooks}.values()),
-        options=tuple({o["name"]: o for p in processes for o in p.options}.values()),
-        **figures,
+        hooks=tuple({h["knob"]: h for p in run.processes for h in p.hooks}.values()),
+        options=tuple({o["name"]: o for p in run.processes for o in p.options}.values()),
+        **_figures(run),
     )
 
 
-def _outcome(
-    order: TrialOrder, run: Launch, process: ProcessRecord | None, readings: Sequence[Reading]
-) -> tuple[str, str]:
+def _outcome(order: TrialOrder, run: Launch, readings: Sequence[Reading]) -> tuple[str, str]:
     if run.outcome == "ended":
         is_reached = order.metric is not None and any(_is_reached(order.metric, r.value) for r in readings)
         return ("done", "") if is_reached and order.stop_at_target else ("pruned", "its forecast cannot win")
@@ -215,43 +203,31 @@ def _outcome(
         if run.outcome == "timeout":
             return "timeout", f"it reached the time limit of {order.timeout_s:.0f} s"
         return run.outcome, f"status {run.status}: {run.said}"
-    if process is None:
+    if run.training_process is None:
         return "crashed", "it ended without a second training step"
     if order.metric is not None and not order.is_short and not readings:
         return "done", missing_metric(order.metric.name, run.lines)
     return "done", ""
 
 
-def _figures(run: Launch, process: ProcessRecord | None, num_ranks: int) -> dict[str, Any]:
-    figures: dict[str, Any] = {
-        "start_memory_bytes": run.samples[0].memory_bytes if run.samples else 0,
-        "peak_memory_bytes": run.peak_memory_bytes,
-    }
+def _figures(run: Launch) -> dict[str, Any]:
+    process = run.training_process
+    start_bytes = run.samples[0].memory_bytes if run.samples else 0
     if process is None:
-        return figures
-    steps = process.steps
-    # The first step of a run pays costs that no later step has, such as the start of the loader.
-    later = steps[1:] if len(steps) > 1 else steps
-    spent_s = float((later[:, 1] - later[:, 0]).sum())
-    samples = float(later[:, 3].sum())
-    first_s, last_s = float(steps[0, 0]), float(steps[-1, 1])
-    times = np.asarray([sample.time_s for sample in run.samples])
-    memory = np.asarray([float(sample.memory_bytes) for sample in run.samples])
-    cpu = np.asarray([sample.cpu_s for sample in run.samples])
-    if process.device_peak_bytes is not None:
-        figures.update(start_memory_bytes=0, peak_memory_bytes=process.device_peak_bytes)
-    elif len(times) and (before := memory[times <= first_s]).size:
-        figures["start_memory_bytes"] = int(before.max())
-    with contextlib.suppress(ZeroDivisionError):
-        used_s = float(np.interp(last_s, times, cpu) - np.interp(first_s, times, cpu))
-        figures["cpu_utilisation"] = used_s / (last_s - first_s)
+        return {"start_memory_bytes": start_bytes, "peak_memory_bytes": run.peak_memory_bytes}
+    # With one core the used share of the cores is their number.
+    seen = summarise_run(run, process, num_ranks=run.num_ranks, num_usable_cores=1.0, epochs=None)
+    first_s, last_s = float(process.steps[0, 0]), float(process.steps[-1, 1])
+    before = [sample.memory_bytes for sample in run.samples if sample.time_s <= first_s]
     return {
-        **figures,
-        "rate_samples_per_s": max(1, num_ranks) * samples / spent_s if samples and spent_s > 0 else None,
-        "step_time_s": spent_s / len(later),
-        "num_steps": len(steps),
+        "start_memory_bytes": max(before, default=start_bytes) if seen.device_peak_bytes is None else 0,
+        "peak_memory_bytes": seen.device_peak_bytes or seen.peak_memory_bytes,
+        "cpu_utilisation": seen.cpu_utilisation,
+        "rate_samples_per_s": seen.throughput_samples_per_s,
+        "step_time_s": seen.step_time_s,
+        "num_steps": seen.num_steps,
         "train_s": last_s - first_s,
-        "optimizer": process.optimizers[0]["name"] if process.optimizers else None,
+        "optimizer": seen.optimizer.get("name"),
     }
 
 

@@ -1,20 +1,33 @@
-"""The loop of a study: profile the script as it is, guess, try, judge, until the budget is used."""
+"""The loop of a study: guess, try, judge, until the budget is used.
+
+Several sessions may share a study, each a process with its own device or its own node of a cluster.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
+import os
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from forerun.base.errors import ScriptError, UsageError, near_matches
-from forerun.script.command_words import command_arguments
+from forerun.base.errors import ForerunError, ScriptError
+from forerun.base.plugins import plugin
+from forerun.base.process_control import die_with_parent
 from forerun.script.profiling.profile import Profile
-from forerun.script.tuning.comparison import num_reserved_runs
-from forerun.script.tuning.configuration import configure
-from forerun.script.tuning.device_steps import DeviceSteps
-from forerun.script.tuning.laws import MemoryPoint, expected_rate, first_guesses, predicted_memory_bytes
-from forerun.script.tuning.objectives import Budget, Objective, time_left_s, value_of
+from forerun.script.tuning.acceptance import num_reserved_runs
+from forerun.script.tuning.configuration import ScriptConfiguration, configure
+from forerun.script.tuning.laws import (
+    DeviceSteps,
+    MemoryPoint,
+    expected_rate,
+    first_guesses,
+    predicted_memory_bytes,
+)
+from forerun.script.tuning.options import Budget, Objective, TuneSettings, time_left_s, value_of
 from forerun.script.tuning.space import (
     Metric,
     Space,
@@ -22,10 +35,13 @@ from forerun.script.tuning.space import (
     num_configurations,
     untried_neighbour,
 )
-from forerun.script.tuning.study import TrialStore, suggest
+from forerun.script.tuning.study import TrialStore, result_of, suggest, values_of
 from forerun.script.tuning.trial import TrialOrder, TrialResult, run_trial
 
-__all__ = ["Task", "TrialPruner", "TrialRunner", "Tuner", "base_values", "check_arguments"]
+if TYPE_CHECKING:
+    from forerun.script.callbacks.pruner import TrialPruner
+
+__all__ = ["Task", "TrialRunner", "Tuner", "search_together"]
 
 TrialRunner = Callable[..., TrialResult]
 
@@ -37,35 +53,69 @@ _LATE = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A tuning task.
+    """A study to make, in plain values so that it can be sent to the processes that search together.
 
     Attributes:
         space: Parameters that may be changed.
         order: Settings with which trials run.
         objectives: Objectives of the search.
         budget: Limits of time, trials and cost.
-        price_usd_per_hour: Price of the machine [USD/h].
+        settings: Settings of the search as the user gave them.
+        base: The script's own values by parameter.
+        optimizer: Name of the script's optimizer.
+        identity: Values that must be equal for sessions to share the study.
         memory_limit_bytes: Largest memory of a trial; None rejects no trial [bytes].
-        with_memory_law: True rejects trials that would not fit before they start.
-        with_priors: True takes the first trials from the cost model.
         reserved_s: Time of the budget kept for whole runs that guard the metric [s].
-        with_pruning: True ends trials whose forecast cannot win.
         num_rounds: Number of values of the metric that a whole run prints, for pruning.
-        num_sessions: Number of processes that search at once, for the estimate of the time left.
+        spent_s: Time of the budget that went to no trial before: the profile, and the repeats of earlier sessions [s].
     """
 
     space: Space
     order: TrialOrder
     objectives: tuple[Objective, ...]
     budget: Budget
-    price_usd_per_hour: float | None = None
+    settings: TuneSettings = field(default_factory=TuneSettings)
+    base: Mapping[str, Any] = field(default_factory=dict)
+    optimizer: str | None = None
+    identity: Mapping[str, Any] = field(default_factory=dict)
     memory_limit_bytes: float | None = None
-    with_memory_law: bool = True
-    with_priors: bool = True
     reserved_s: float = 0.0
-    with_pruning: bool = False
     num_rounds: int | None = None
-    num_sessions: int = 1
+    spent_s: float = 0.0
+
+    @property
+    def budget_s(self) -> float | None:
+        """Limit of time [s]; None without one."""
+        return self.budget.seconds(self.settings.price_usd_per_hour)
+
+    @property
+    def is_single(self) -> bool:
+        """True for one objective: there is a winner, which can be repeated, and no front."""
+        return len(self.objectives) == 1
+
+    def for_session(self, index: int, device_index: str) -> Task:
+        """The task for a further session, with its own device and the next seed."""
+        seed = None if self.settings.seed is None else self.settings.seed + index
+        return replace(
+            self,
+            order=replace(self.order, device_index=device_index),
+            settings=replace(self.settings, seed=seed),
+        )
+
+    def configuration(self, values: Mapping[str, Any]) -> ScriptConfiguration:
+        """The command's arguments and the hooks that realise values."""
+        return configure(self.space, values, self.base, self.optimizer)
+
+    @contextlib.contextmanager
+    def tuner(self, store: TrialStore, say: Callable[[str], None]) -> Iterator[Tuner]:
+        """A session of the study, with its connection to the cluster."""
+        address = self.settings.ray_address
+        with (
+            contextlib.nullcontext(run_trial)
+            if address is None
+            else plugin("forerun.clusters", "ray").trial_runner(address) as run
+        ):
+            yield Tuner(task=self, store=store, say=say, run=run)
 
 
 @dataclass(slots=True)
@@ -75,25 +125,18 @@ class Tuner:
     Attributes:
         task: Task to tune.
         store: Store of the trials.
-        base: The script's own values by parameter.
-        optimizer: Name of the script's optimizer.
         say: Receives a line about each trial.
         run: Runs a configuration; ``run_trial``, or its remote form.
         began_s: Start of the session, from which its budget counts, monotonic clock [s].
         num_repeats: Number of runs of this session that repeated a configuration.
-        spent_s: Time of the budget that went to no trial in earlier sessions: the profile and the repeats [s].
     """
 
     task: Task
     store: TrialStore
-    base: Mapping[str, Any]
-    optimizer: str | None
     say: Callable[[str], None]
     run: TrialRunner = run_trial
     began_s: float = field(default_factory=time.monotonic)
-    spent_s: float = 0.0
     num_repeats: int = 0
-    num_rejected: int = 0
     _began_at: float = field(default_factory=time.time)
 
     def seed(self, profile: Profile | None, steps: DeviceSteps | None = None) -> None:
@@ -106,14 +149,14 @@ class Tuner:
         own = self._own_values()
         if own is not None:
             self.store.enqueue(own, "script")
-        if profile is None or not self.task.with_priors:
+        if profile is None or not self.task.settings.with_priors:
             return
-        guesses = first_guesses(self.task.space, profile, self.base, steps)
+        guesses = first_guesses(self.task.space, profile, self.task.base, steps)
         for guess in guesses:
             source = "cost model" if steps is None else "plan"
             self.store.enqueue({**self._filled(own), **guess}, source)
         if steps is not None and guesses:
-            best, now = (expected_rate(profile, values, self.base, steps) for values in (guesses[0], {}))
+            best, now = (expected_rate(profile, values, self.task.base, steps) for values in (guesses[0], {}))
             self.say(
                 f"first trials by the predicted steps of {steps.source}: the best is expected to be "
                 f"{best / now:.2g} times as fast as the script"
@@ -144,7 +187,12 @@ class Tuner:
                     return "the space: every configuration has been tried"
             expected = self._expected_memory(values)
             limit = self.task.memory_limit_bytes
-            if expected is not None and limit is not None and self.task.with_memory_law and expected > limit:
+            if (
+                expected is not None
+                and limit is not None
+                and self.task.settings.with_memory_law
+                and expected > limit
+            ):
                 self._reject(trial, values, expected, limit)
             elif self._is_beyond_the_budget(trial):
                 # Sessions ask at the same time; the later of two that took the last place gives it back.
@@ -157,10 +205,10 @@ class Tuner:
 
     def _tried(self) -> set[str]:
         """Configurations that ran: another run of one is worth less than a run of a new one."""
-        return {configuration_key(trial.user_attrs["record"]["values"]) for trial in self.run_trials()}
+        return {configuration_key(values_of(trial)) for trial in self.run_trials()}
 
     def _run(self, trial: Any, values: dict[str, Any], expected_bytes: float | None) -> None:
-        configuration = configure(self.task.space, values, self.base, self.optimizer)
+        configuration = self.task.configuration(values)
         num_rounds = self._num_rounds(values)
         # A trial that is left open would count as running for all other sessions.
         try:
@@ -181,10 +229,10 @@ class Tuner:
     def _judge(
         self, trial: Any, values: dict[str, Any], result: TrialResult, expected_bytes: float | None
     ) -> None:
-        is_usable = result.outcome in ("done", "timeout") or (result.outcome == "pruned")
+        is_usable = result.outcome in ("done", "timeout") or result.outcome == "pruned"
         metric = self.metric(result)
         found = [
-            value_of(objective, result, metric, self.task.price_usd_per_hour) if is_usable else None
+            value_of(objective, result, metric, self.task.settings.price_usd_per_hour) if is_usable else None
             for objective in self.task.objectives
         ]
         is_feasible = all(value is not None for value in found)
@@ -205,7 +253,6 @@ class Tuner:
 
     def _reject(self, trial: Any, values: dict[str, Any], expected: float, limit: float) -> None:
         """Reports a configuration to the sampler as a violated constraint with the excess; costs no time."""
-        self.num_rejected += 1
         record = {
             "values": values,
             "result": TrialResult(outcome="rejected", reason="it would not fit in memory").as_dict(),
@@ -224,7 +271,7 @@ class Tuner:
 
     def _num_rounds(self, values: Mapping[str, Any]) -> int | None:
         """Number of metric values that a whole run with these parameters prints."""
-        if not self.task.with_pruning or self.task.num_rounds is None:
+        if not self.task.settings.with_pruning or self.task.num_rounds is None:
             return None
         return int(values.get("epochs", self.task.num_rounds))
 
@@ -233,26 +280,28 @@ class Tuner:
             return None
         metric = self.task.order.metric
         is_rising = metric is None or metric.is_rising
+        # Only a process with a study loads Optuna; nodes of a cluster may lack it.
+        from forerun.script.callbacks.pruner import TrialPruner
+
         return TrialPruner(self.store.study, trial, num_rounds, is_rising=is_rising)
 
     def _expected_memory(self, values: Mapping[str, Any]) -> float | None:
         points = []
         for trial in self.store.trials():
-            record = trial.user_attrs["record"]
-            result = record["result"]
+            result = result_of(trial)
             if result["num_steps"] and result["peak_memory_bytes"]:
                 points.append(
                     MemoryPoint(
-                        values=record["values"],
+                        values=values_of(trial),
                         start_bytes=result["start_memory_bytes"],
                         peak_bytes=result["peak_memory_bytes"],
                     )
                 )
-        return predicted_memory_bytes(points, values, self.base)
+        return predicted_memory_bytes(points, values, self.task.base)
 
     def run_trials(self) -> list[Any]:
         """Trials that ran, without the rejected ones."""
-        return [t for t in self.store.trials() if t.user_attrs["record"]["result"]["outcome"] != "rejected"]
+        return [t for t in self.store.trials() if result_of(t)["outcome"] != "rejected"]
 
     @property
     def order(self) -> TrialOrder:
@@ -268,23 +317,23 @@ class Tuner:
     @property
     def left_s(self) -> float | None:
         """Time of the budget that is left [s]; None without a limit of time."""
-        seconds = self.task.budget.seconds(self.task.price_usd_per_hour)
+        seconds = self.task.budget_s
         return None if seconds is None else seconds - self._used_s()
 
     def usual_run_s(self) -> float:
         """Mean time of the trials so far [s]; 0 before the first."""
-        times = [trial.user_attrs["record"]["result"]["wall_s"] for trial in self.run_trials()]
+        times = [result_of(trial)["wall_s"] for trial in self.run_trials()]
         return sum(times) / len(times) if times else 0.0
 
     def _spent(self) -> str:
         """The part of the budget that is used up, less what is kept back for repeating the winner; empty if none is."""
         limit = self.task.budget.num_trials
-        is_repeated = len(self.task.objectives) == 1
+        is_repeated = self.task.is_single
         if limit is not None:
             kept = num_reserved_runs(limit) if is_repeated else 0
             if len(self.run_trials()) + self.store.num_running_elsewhere() >= limit - kept:
                 return f"{limit} trials"
-        seconds, usual_s = self.task.budget.seconds(self.task.price_usd_per_hour), self.usual_run_s()
+        seconds, usual_s = self.task.budget_s, self.usual_run_s()
         if seconds is None:
             return ""
         used_s = self._used_s()
@@ -314,21 +363,21 @@ class Tuner:
     def _used_s(self) -> float:
         """Time of this session, and what earlier sessions used [s]."""
         earlier_s = sum(
-            trial.user_attrs["record"]["result"]["wall_s"]
+            result_of(trial)["wall_s"]
             for trial in self.run_trials()
             if trial.user_attrs.get("ended", 0.0) < self._began_at
         )
-        return time.monotonic() - self.began_s + self.spent_s + float(earlier_s)
+        return time.monotonic() - self.began_s + self.task.spent_s + float(earlier_s)
 
     def _line(self, number: int, values: Mapping[str, Any], result: TrialResult, found: list[Any]) -> str:
         runs = self.run_trials()
-        durations = [t.user_attrs["record"]["result"]["wall_s"] for t in runs]
-        limit, seconds = self.task.budget.num_trials, self.task.budget.seconds(self.task.price_usd_per_hour)
+        durations = [result_of(t)["wall_s"] for t in runs]
+        limit, seconds = self.task.budget.num_trials, self.task.budget_s
         left_s = time_left_s(
             durations,
             num_left=None if limit is None else limit - len(runs),
             budget_left_s=None if seconds is None else seconds - self._used_s(),
-            num_workers=self.task.num_sessions,
+            num_workers=self.task.settings.num_sessions,
         )
         worth = ", ".join(
             f"{o.name} {'-' if v is None else format(v, '.4g')} {o.unit}".rstrip()
@@ -345,7 +394,7 @@ class Tuner:
         for parameter in self.task.space.parameters:
             if parameter.scale_with is not None:
                 continue
-            own = self.base.get(parameter.name)
+            own = self.task.base.get(parameter.name)
             if not parameter.holds(own):
                 return None
             found[parameter.name] = own
@@ -356,7 +405,7 @@ class Tuner:
         filled = dict(own or {})
         for parameter in self.task.space.parameters:
             if parameter.scale_with is None and parameter.name not in filled:
-                own_value = self.base.get(parameter.name)
+                own_value = self.task.base.get(parameter.name)
                 if parameter.holds(own_value):
                     filled[parameter.name] = own_value
                 elif parameter.values:
@@ -371,7 +420,7 @@ class Tuner:
         return filled
 
     def _stop_if_all_crash(self) -> None:
-        latest = [t.user_attrs["record"]["result"] for t in self.run_trials()[-_LATEST_CRASHES:]]
+        latest = [result_of(t) for t in self.run_trials()[-_LATEST_CRASHES:]]
         if len(latest) == _LATEST_CRASHES and all(result["outcome"] == "crashed" for result in latest):
             raise ScriptError(
                 f"the last {_LATEST_CRASHES} trials crashed; the last one: {latest[-1]['reason']}"
@@ -380,115 +429,52 @@ class Tuner:
     def _stop_without_metric(self, result: TrialResult) -> None:
         """Raise an error for a script that never prints its metric, before it uses up the budget."""
         is_needed = any(objective.needs_metric for objective in self.task.objectives)
-        seen = any(trial.user_attrs["record"]["result"]["curve"] for trial in self.run_trials())
+        seen = any(result_of(trial)["curve"] for trial in self.run_trials())
         if is_needed and result.outcome == "done" and not seen:
             raise ScriptError(result.reason)
 
 
-class TrialPruner:
-    """Judges a trial by each value it prints: a trial ends when its forecast cannot win.
-
-    A trial that runs again because its node died prints its values again. A value with a number seen before changes
-    nothing: the known values stay, and the trial is judged again when a later value comes.
+def search_together(tuner: Tuner, devices: Sequence[str]) -> str:
+    """Searches here and in a process for each further device, until the budget is used; returns the reason to end.
 
     Args:
-        study: Optuna's study, whose finished trials are to be beaten.
-        trial: Running trial of that study.
-        num_rounds: Number of values that a whole run prints, two or more.
-        is_rising: True if a larger value is better.
+        tuner: Session of this process.
+        devices: Device of each session, that of this process first.
     """
-
-    def __init__(self, study: Any, trial: Any, num_rounds: int, *, is_rising: bool) -> None:
-        # Only a process with a study loads Optuna; nodes of a cluster may lack it.
-        from forerun.script.callbacks import ForecastPruner
-
-        self._study, self._trial, self._num_rounds = study, trial, num_rounds
-        # As in the objective, the sign of a falling metric is turned.
-        self._sign = 1.0 if is_rising else -1.0
-        self._pruner = ForecastPruner(num_rounds)
-        self._num_told = 0
-        self._is_lost = False
-
-    def __call__(self, number: int, value: float) -> bool:
-        """Takes a value and its number, counted from one; True if the trial should end."""
-        if number > self._num_told:
-            self._num_told = number
-            self._trial.report(self._sign * value, number)
-            # Nothing is left to save by ending a trial that printed its last value.
-            if number < self._num_rounds:
-                frozen = self._study.get_trials(deepcopy=False)[self._trial.number]
-                self._is_lost = bool(self._pruner.prune(self._study, frozen))
-        return self._is_lost
-
-
-def base_values(
-    space: Space, profile: Profile | None, options: tuple[dict[str, Any], ...], command: Sequence[str] = ()
-) -> dict[str, Any]:
-    """The script's own value of each parameter: from the space, its arguments, its loader, or the knob's usual one.
-
-    Arguments are those that argparse has seen, and, for scripts that read them otherwise, those in the command.
-    """
-    by_flag = {each.flag.removesuffix("="): _plain(each.value) for each in command_arguments(command)}
-    by_flag.update({flag: option["value"] for option in options for flag in option["flags"]})
-    loader = profile.loader if profile is not None else {}
-    usual = {
-        "num_workers": loader.get("num_workers", 0),
-        "batch_size": loader.get("batch_size") or _whole(profile),
-        "pin_memory": bool(loader.get("pin_memory", False)),
-        "persistent_workers": bool(loader.get("persistent_workers", False)),
-        "prefetch_factor": loader.get("prefetch_factor") or 2,
-        "amp": "off",
-        "compile": "off",
-        "channels_last": False,
-        "optimizer_implementation": "foreach",
-        "cudnn_benchmark": False,
-        "jpeg_decode_size": 0,
-        "accumulation": 1,
-        "num_threads": profile.optimizer.get("num_threads") if profile is not None else None,
-        "lr": profile.optimizer.get("lr") if profile is not None else None,
-    }
-    found = {}
-    for parameter in space.parameters:
-        value = parameter.default
-        if value is None and parameter.flag is not None:
-            value = by_flag.get(parameter.flag.removesuffix("="))
-        if value is None:
-            value = usual.get(parameter.name)
-        if value is not None:
-            found[parameter.name] = value
-    return found
-
-
-def _whole(profile: Profile | None) -> int | None:
-    """Samples of a batch of a loader that has a batch sampler instead of a batch size."""
-    has_loader = profile is not None and profile.loader and profile.samples_per_batch
-    return round(profile.samples_per_batch) if has_loader else None  # type: ignore[union-attr, arg-type]
-
-
-def _plain(word: Any) -> Any:
-    """The value that a word of a command means: a number, true or false, or the word."""
-    import yaml
-
+    # Do not fork: this process has threads of the storage and of the samplers.
+    context = multiprocessing.get_context("spawn")
+    others = [
+        context.Process(target=_work, args=(tuner.task.for_session(index, device), os.getpid()))
+        for index, device in enumerate(devices[1:], start=1)
+    ]
     try:
-        found = yaml.safe_load(word) if isinstance(word, str) else word
-        return float(found) if isinstance(found, str) else found
-    except (yaml.YAMLError, ValueError):
-        return word
+        for process in others:
+            process.start()
+        reason = tuner.search()
+        for process in others:
+            process.join()
+    finally:
+        for process in others:
+            if process.is_alive():
+                process.terminate()
+                process.join()
+    failed = sum(process.exitcode != 0 for process in others)
+    return f"{reason}; {failed} of {len(devices)} sessions failed" if failed else reason
 
 
-def check_arguments(space: Space, options: tuple[dict[str, Any], ...]) -> None:
-    """Refuse arguments that the script's parser does not know, if forerun saw the parser.
+def _work(task: Task, parent_pid: int) -> None:
+    die_with_parent(parent_pid)
+    settings = task.settings
+    store = TrialStore(
+        settings.study, task.objectives, task.identity, sampler=settings.sampler, seed=settings.seed
+    )
+    try:
+        with task.tuner(store, _tell) as tuner:
+            tuner.search()
+    except (ForerunError, KeyboardInterrupt) as error:
+        _tell(f"a session ended: {error or 'interrupted'}")
+        sys.exit(1)
 
-    Raises:
-        UsageError: The script's parser knows other arguments, but not this one.
-    """
-    known = [flag for option in options for flag in option["flags"]]
-    for parameter in space.parameters:
-        # Scripts that take key=value read them without argparse.
-        if parameter.flag is None or not parameter.flag.startswith("-"):
-            continue
-        if known and parameter.flag.removesuffix("=") not in known:
-            raise UsageError(
-                f"the script has no argument '{parameter.flag}' (map of '{parameter.name}'); it has {', '.join(known)}"
-                f"{near_matches(parameter.flag, known)}"
-            )
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -230,6 +230,6 @@ def _chosen(words: Sequence[str]) -> str:
 compare = Verbs(
     help="Compare two predictions (A.json B.json), or two configurations of a script by running them in turns.",
     short_help="Compare two predictions, or two configurations of a script.",
-    questions={"answers": answers, "runs": "forerun.script.commands.compare:compare"},
+    questions={"answers": answers, "runs": "forerun.script.commands:compare"},
     chosen=_chosen,
 )

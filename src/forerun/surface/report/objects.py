@@ -30,7 +30,7 @@ _PAGES: Mapping[str, str] = {
     "AdvicePlan": f"{_REPORT}.scale_page:advice_page",
     "Schedule": "forerun.jobs.pages.schedule_page:schedule_page",
     "RunForecast": "forerun.jobs.pages.forecast_page:forecast_page",
-    "Profile": "forerun.script.pages.profile_page:profile_page",
+    "Profile": "forerun.script.pages:profile_page",
 }
 """Pages of answers by the name of their class, found by name: those of satellites are there where the satellite is."""
 

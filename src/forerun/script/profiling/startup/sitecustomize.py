@@ -28,7 +28,7 @@ def _install_hooks() -> None:
         sys.modules["forerun"] = module
         spec.loader.exec_module(module)
     # The hooks of ``forerun profile``, or those that another command names.
-    hooks = importlib.import_module(os.environ.get("FORERUN_HOOKS", "forerun.script.profiling.hooks.install"))
+    hooks = importlib.import_module(os.environ.get("FORERUN_HOOKS", "forerun.script.profiling.watch"))
     hooks.install(Path(settings_file))
 
 

@@ -1,1 +1,0 @@
-"""Hooks that run inside the captured script's process."""

@@ -1,0 +1,500 @@
+"""The length of a captured script's job: what its trainer, its loops, its arguments and its schedule say of it.
+
+The loops around a step are read from the source, with the values that their bounds have while the step runs. Where two
+sources disagree, the one that ends the script counts, and a note says both.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import gc
+import linecache
+import math
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any
+
+from forerun.script.patching import follow_arguments, is_of_script
+
+__all__ = [
+    "EPOCH_NAMES",
+    "STEP_NAMES",
+    "Job",
+    "Loop",
+    "NamedLength",
+    "Progress",
+    "argument_options",
+    "job_of",
+    "loops_around",
+    "named_length",
+    "remember_arguments",
+    "value_in",
+]
+
+_ENDLESS = 1e9
+"""Batches of a loader, or rounds of a loop, that stand for no limit."""
+
+_options: list[dict[str, Any]] = []
+
+
+def remember_arguments(module: Any) -> None:
+    """Follows ``argparse``, so that the options a script knows can be found."""
+    follow_arguments(module, lambda options: _options.extend(o for o in options if o["value"] is not None))
+
+
+def argument_options() -> list[dict[str, Any]]:
+    """Options of the script's parsers with their values."""
+    return _options
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """A script at the moment when its steps have been recorded.
+
+    Attributes:
+        num_steps: Steps so far.
+        num_micro_steps: Micro-steps of a step.
+        num_fetches: Batches of the loader that a step takes; 0 without a loader.
+        num_batches: Length of that loader; None if it has none.
+        trainer: ``num_steps``, ``num_epochs`` and ``steps_per_epoch`` as a framework's trainer says them.
+        keeps_last: Whether a step of fewer micro-steps ends an epoch, as far as a framework says it.
+    """
+
+    num_steps: int
+    num_micro_steps: int = 1
+    num_fetches: int = 0
+    num_batches: int | None = None
+    trainer: Mapping[str, Any] | None = None
+    keeps_last: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """Length of a job; None where it is not known.
+
+    Attributes:
+        epochs: Passes over the data.
+        steps_per_epoch: Steps of a pass.
+        max_steps: Steps of the whole job, if it does not end with an epoch.
+        notes: Sources that disagree, in words.
+    """
+
+    epochs: float | None = None
+    steps_per_epoch: int | None = None
+    max_steps: int | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loop:
+    """One loop of the script around a step.
+
+    Attributes:
+        rounds: Number of its rounds; None if they are not counted.
+        is_data: Whether it goes through data, and not through numbers.
+        is_of_argument: Whether its rounds are the length of what it gives to a function, which may be a data set whose
+            loader is made there.
+        most_steps: Steps of the whole job, by a limit at which the loop is left; None without one.
+        is_update_skipped: Whether some of its rounds leave the update out.
+        keeps_rest: Whether the last of its rounds never does.
+        place: File and line.
+    """
+
+    rounds: int | None = None
+    is_data: bool = False
+    is_of_argument: bool = False
+    most_steps: int | None = None
+    is_update_skipped: bool = False
+    keeps_rest: bool = False
+    place: str = ""
+
+
+def job_of(frame: FrameType | None, progress: Progress) -> Job:
+    """The job of the script that a frame belongs to.
+
+    A trainer of a framework knows its job. Else the loops count: the epochs are the rounds of the loops around the one
+    that goes through the data; a loop that is left at a number of steps ends the job there. Arguments and variables
+    with usual names (``epochs``, ``max_iters``) count where no loop says it.
+    """
+    trainer = progress.trainer or {}
+    loops = loops_around(frame, progress.num_steps, progress.num_micro_steps)
+    named_epochs = named_length(frame, EPOCH_NAMES, _options)
+    named_steps = named_length(frame, STEP_NAMES, _options)
+    per_epoch = trainer.get("steps_per_epoch") or _steps_per_epoch(loops, progress)
+    of_loops, limit = _counted(loops, progress)
+    limit_place = next((loop.place for loop in loops if loop.most_steps is not None), "")
+    given = trainer.get("num_epochs")
+    epochs = (float(given) if given else None) or of_loops or (named_epochs.value if named_epochs else None)
+    if trainer.get("num_steps"):
+        limit = int(trainer["num_steps"])
+    elif limit is None and named_steps is not None and (of_loops is None or per_epoch is None):
+        limit = round(named_steps.value)
+    notes: list[str] = []
+    if named_epochs is not None and of_loops is not None and named_epochs.value != of_loops:
+        notes.append(
+            f"the epochs: {named_epochs.name} is {named_epochs.value:g}, the loop around the step makes {of_loops:g}, "
+            "which count"
+        )
+    whole = None if epochs is None or per_epoch is None else math.ceil(epochs * per_epoch - 1e-9)
+    total = min((number for number in (limit, whole) if number is not None), default=None)
+    planned = _planned_steps(progress.num_steps)
+    if total is None and planned is not None:
+        total = limit = planned
+        notes.append(
+            "the length of the job: nothing but the schedule of the learning rate says it, which counts"
+        )
+    elif total is not None and planned is not None and planned != total:
+        notes.append(
+            f"the length of the job: the schedule of the learning rate plans {planned:,} steps, the script makes "
+            f"{total:,}, which count"
+        )
+    is_other = named_steps is not None and named_steps.is_sure and round(named_steps.value) != total
+    if named_steps is not None and is_other and total is not None and not trainer:
+        why = f"it ends at {limit_place}" if limit_place else f"{epochs or 0:g} epochs have no more"
+        notes.append(
+            f"the length of the job: {named_steps.name} is {named_steps.value:,.0f}, the script makes {total:,} steps, "
+            f"because {why}"
+        )
+    if total is None:
+        return Job(epochs=epochs, steps_per_epoch=per_epoch, notes=tuple(notes))
+    if whole is not None and total == whole:
+        return Job(epochs=epochs, steps_per_epoch=per_epoch, notes=tuple(notes))
+    return Job(
+        epochs=total / per_epoch if per_epoch else None,
+        steps_per_epoch=per_epoch,
+        max_steps=total,
+        notes=tuple(notes),
+    )
+
+
+def _steps_per_epoch(loops: Sequence[Loop], progress: Progress) -> int | None:
+    """Steps of a pass over the data, by the loop that goes through it, else by the length of the loader."""
+    data = next((loop for loop in loops if loop.is_data and loop.rounds), None)
+    batches = data.rounds if data is not None else progress.num_batches
+    if data is not None and data.is_of_argument and progress.num_batches is not None:
+        batches = progress.num_batches
+    if batches is None or batches >= _ENDLESS:
+        return None
+    fetches = progress.num_fetches or progress.num_micro_steps
+    if data is not None and not data.is_update_skipped and not progress.num_fetches:
+        fetches = 1  # micro-steps are inside the loop's rounds
+    if data is not None and fetches > 1 and progress.num_batches not in (None, batches):
+        fetches = 1  # a loop over something else than the loader's batches
+    keeps_rest = progress.keeps_last or (data is not None and data.keeps_rest)
+    return max(1, math.ceil(batches / fetches) if keeps_rest else batches // fetches)
+
+
+def _counted(loops: Sequence[Loop], progress: Progress) -> tuple[float | None, int | None]:
+    """Epochs, and steps of the job, as far as the loops count them."""
+    limits = [loop.most_steps for loop in loops if loop.most_steps is not None]
+    place = next((index for index, loop in enumerate(loops) if loop.is_data), None)
+    outer = loops if place is None else loops[:place]
+    counts = [loop.rounds for loop in outer]
+    rounds = math.prod(count for count in counts if count is not None)
+    is_counted = bool(counts) and None not in counts and 0 < rounds < _ENDLESS
+    if place is not None:
+        return (float(rounds) if is_counted else None), min(limits, default=None)
+    if is_counted:
+        share = progress.num_micro_steps if loops[-1].is_update_skipped else 1
+        limits.append(rounds // share)
+    return None, min(limits, default=None)
+
+
+def _planned_steps(num_steps: int) -> int | None:
+    """Steps for which a schedule of the learning rate is made that follows every step; None without one."""
+    import torch
+
+    for thing in gc.get_objects():
+        if isinstance(thing, torch.optim.lr_scheduler.LRScheduler) and thing.last_epoch >= num_steps - 1:
+            functions = getattr(thing, "lr_lambdas", ())
+            given = [getattr(function, "keywords", {}).get("num_training_steps") for function in functions]
+            for total in (getattr(thing, "total_steps", None), getattr(thing, "T_max", None), *given):
+                if isinstance(total, (int, float)) and 0 < total < _ENDLESS:
+                    return round(total)
+    return None
+
+
+_SAFE = (
+    ast.Expression, ast.Constant, ast.Name, ast.Attribute, ast.Subscript, ast.BinOp, ast.UnaryOp, ast.Load, ast.Add,
+    ast.Sub, ast.Mult, ast.FloorDiv, ast.USub, ast.Not, ast.Compare, ast.cmpop, ast.BoolOp, ast.And, ast.Or,
+)  # fmt: skip
+_RANGES = ("range", "trange")
+_AROUND = ("tqdm", "track", "progress_bar", "master_bar", "enumerate", "iter", "list", "reversed")
+
+
+def loops_around(frame: FrameType | None, num_steps: int = 1, num_micro_steps: int = 1) -> list[Loop]:
+    """The loops of the script around a frame, the outermost first; those of libraries are left out.
+
+    Args:
+        frame: Innermost frame.
+        num_steps: Steps so far, to know what a counter counts.
+        num_micro_steps: Micro-steps of each.
+    """
+    found: list[Loop] = []
+    while frame is not None:
+        if is_of_script(frame.f_code.co_filename):
+            for loop in reversed(_enclosing(frame)):
+                is_outer = bool(found)
+                found.insert(0, _read(loop, frame, num_steps, num_micro_steps, is_outer=is_outer))
+        frame = frame.f_back
+    return found
+
+
+def _enclosing(frame: FrameType) -> list[ast.For | ast.While]:
+    """The loops of the frame's own function around its line."""
+    loops: list[ast.For | ast.While] = []
+    for node in path_to(frame):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            loops = []
+        elif isinstance(node, (ast.For, ast.While)):
+            loops.append(node)
+    return loops
+
+
+def path_to(frame: FrameType) -> list[ast.AST]:
+    """The nodes of a frame's source around its line, from the whole file inwards."""
+    node: ast.AST | None = parsed(frame.f_code.co_filename)
+    found: list[ast.AST] = []
+    while node is not None:
+        found.append(node)
+        node = next((child for child in ast.iter_child_nodes(node) if _holds(child, frame.f_lineno)), None)
+    return found
+
+
+def _holds(node: ast.AST, line: int) -> bool:
+    first, last = getattr(node, "lineno", None), getattr(node, "end_lineno", None)
+    return first is not None and last is not None and first <= line <= last
+
+
+@functools.cache
+def parsed(path: str) -> ast.AST | None:
+    """Syntax of a file; None if it has none."""
+    try:
+        return ast.parse("".join(linecache.getlines(path)))
+    except (SyntaxError, ValueError):
+        return None
+
+
+def _read(
+    loop: ast.For | ast.While, frame: FrameType, num_steps: int, num_micro_steps: int, *, is_outer: bool
+) -> Loop:
+    rounds, is_data, is_of_argument = (
+        (None, False, False) if isinstance(loop, ast.While) else _rounds(loop.iter, frame)
+    )
+    own = set() if isinstance(loop, ast.While) else {ast.unparse(n) for n in ast.walk(loop.target)}
+    most_steps = None
+    for limit in _limits(loop, frame):
+        if limit.counter in own:
+            rounds = limit.bound if rounds is None else min(rounds, limit.bound)
+        elif limit.value >= num_steps - 1:
+            is_of_batches = limit.value >= num_micro_steps * num_steps - 1 > num_steps
+            per_step = num_micro_steps if is_of_batches else 1
+            start = max(0, limit.value - per_step * num_steps)
+            steps = -(-(limit.bound - start) // per_step)
+            most_steps = steps if most_steps is None else min(most_steps, steps)
+        elif is_outer and isinstance(loop, ast.While) and rounds is None:
+            rounds = limit.bound - limit.value  # it counts epochs
+    inside = path_to(frame)
+    tests = [node.test for node in inside[inside.index(loop) + 1 :] if isinstance(node, ast.If)]
+    skipping = [test for test in tests if any(isinstance(part, ast.Mod) for part in ast.walk(test))]
+    return Loop(
+        rounds=rounds,
+        is_data=is_data,
+        is_of_argument=is_of_argument,
+        most_steps=most_steps,
+        is_update_skipped=bool(skipping),
+        keeps_rest=any(isinstance(part, ast.Or) for test in skipping for part in ast.walk(test)),
+        place=f"{Path(frame.f_code.co_filename).name}, line {loop.lineno}",
+    )
+
+
+def _rounds(found: ast.expr, frame: FrameType) -> tuple[int | None, bool, bool]:
+    """Number of items that a loop goes through, None if not known; whether they are data; ``Loop.is_of_argument``."""
+    while isinstance(found, ast.Call) and _name(found.func) in _AROUND and found.args:
+        found = found.args[0]
+    if not isinstance(found, ast.Call):
+        return _length(value_in(found, frame)), True, False
+    values = [value_in(argument, frame) for argument in found.args]
+    if _name(found.func) in _RANGES:
+        is_known = bool(values) and all(isinstance(value, int) for value in values)
+        return (len(range(*values)) if is_known else None), False, False
+    lengths = [length for value in values if (length := _length(value)) is not None]
+    is_cut = _name(found.func) == "islice" and len(values) > 1 and isinstance(values[1], int)
+    if is_cut:
+        lengths.append(values[1])
+    # Another function goes through what it is given, as torchvision's log_every does.
+    return min(lengths, default=None), True, not is_cut
+
+
+def _length(value: Any) -> int | None:
+    if value is None or isinstance(value, (str, bytes)):
+        return None
+    try:
+        length = len(value)
+    except Exception:  # a stream has none, and may say so in any way
+        return None
+    return None if length >= _ENDLESS else length
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Limit:
+    """A comparison that ends a loop: the counter as it is written, its value now, and the first value beyond."""
+
+    counter: str
+    value: int
+    bound: int
+
+
+def _limits(loop: ast.For | ast.While, frame: FrameType) -> Iterator[_Limit]:
+    changed = {
+        ast.unparse(target)
+        for node in ast.walk(loop)
+        if isinstance(node, (ast.Assign, ast.AugAssign, ast.For))
+        for part in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        for target in ast.walk(part)
+    }
+    if isinstance(loop, ast.While):
+        yield from _compared(loop.test, (ast.Lt, ast.LtE, ast.NotEq), changed, frame)
+    for test in _tests_to_leave(loop.body):
+        yield from _compared(test, (ast.GtE, ast.Gt, ast.Eq), changed, frame)
+
+
+def _tests_to_leave(body: Iterable[ast.stmt], *, is_inner: bool = False) -> Iterator[ast.expr]:
+    """Conditions under which a loop is left; out of an inner loop only ``return`` leads."""
+    for node in body:
+        if isinstance(node, ast.If) and node.body:
+            if isinstance(
+                node.body[-1], (ast.Return, ast.Raise) if is_inner else (ast.Break, ast.Return, ast.Raise)
+            ):
+                yield node.test
+            yield from _tests_to_leave([*node.body, *node.orelse], is_inner=is_inner)
+        elif isinstance(node, (ast.With, ast.Try)):
+            yield from _tests_to_leave(node.body, is_inner=is_inner)
+        elif isinstance(node, (ast.For, ast.While)):
+            yield from _tests_to_leave(node.body, is_inner=True)
+
+
+def _compared(
+    test: ast.expr, kinds: tuple[type[ast.cmpop], ...], changed: set[str], frame: FrameType
+) -> Iterator[_Limit]:
+    """Comparisons in a condition of something that the loop changes with something that it does not."""
+    turned = {ast.Gt: ast.Lt, ast.Lt: ast.Gt, ast.GtE: ast.LtE, ast.LtE: ast.GtE}
+    for node in ast.walk(test):
+        if not isinstance(node, ast.Compare) or len(node.ops) != 1:
+            continue
+        left, kind, right = node.left, type(node.ops[0]), node.comparators[0]
+        if ast.unparse(right) in changed:
+            left, right, kind = right, left, turned.get(kind, kind)
+        if kind not in kinds or ast.unparse(left) not in changed:
+            continue
+        value, bound = value_in(left, frame), value_in(right, frame)
+        if isinstance(value, int) and isinstance(bound, (int, float)) and 0 < bound < _ENDLESS:
+            beyond = math.floor(bound) + 1 if kind in (ast.Gt, ast.LtE) else math.ceil(bound)
+            yield _Limit(counter=ast.unparse(left), value=value, bound=beyond)
+
+
+def _name(function: ast.expr) -> str:
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+def value_in(expression: ast.expr, frame: FrameType) -> Any:
+    """The value of names, attributes, items and sums of them; None for anything that would run code of the script."""
+    if not all(isinstance(node, _SAFE) for node in ast.walk(expression)):
+        return None
+    try:
+        code = compile(ast.Expression(expression), "<loop>", "eval")
+        value = eval(code, frame.f_globals, frame.f_locals)  # noqa: S307 - the script's own names, nothing that calls
+    except Exception:  # an attribute may run any code
+        return None
+    return None if isinstance(value, bool) or type(value).__module__ == "torch" else value
+
+
+EPOCH_NAMES = ("num_train_epochs", "epochs", "num_epochs", "n_epochs", "max_epochs", "nepochs", "niter", "max_epoch",
+               "total_epochs", "num_epoch", "n_epoch")  # fmt: skip
+STEP_NAMES = ("max_steps", "max_iters", "num_iterations", "max_train_steps", "train_iters", "total_steps", "num_steps",
+              "train_steps", "num_train_steps", "iterations", "max_iter", "num_iters", "n_iters", "total_iters",
+              "n_steps")  # fmt: skip
+_HOLDERS = ("args", "opt", "opts", "cfg", "config", "conf", "hparams", "hp", "flags", "training_args", "params",
+            "parsed_args", "hyperparameters", "options", "settings", "c", "self", "trainer", "train", "training",
+            "solver", "optim", "optimization", "schedule", "run", "t", "train_config", "train_cfg")  # fmt: skip
+_DEEPEST = 3
+_SURE = ("max_", "total_", "train_", "num_train_")
+_MOST = 1e9
+"""Larger numbers stand for no limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedLength:
+    """A number that a script has under a usual name, such as ``config.trainer.max_iters``."""
+
+    name: str
+    value: float
+
+    @property
+    def is_sure(self) -> bool:
+        """True for a name that hardly means anything else, unlike ``num_steps``."""
+        return self.name.rpartition(".")[2].lower().startswith(_SURE)
+
+
+def named_length(
+    frame: FrameType | None, names: Sequence[str], options: Sequence[Mapping[str, Any]] = ()
+) -> NamedLength | None:
+    """The number under one of some names: in the frames of the script, inside first, then in its main module.
+
+    Args:
+        frame: Innermost frame; None for the main module alone.
+        names: Names in the order of preference.
+        options: Options of the script's parsers, ``name`` and ``value``, which come last.
+    """
+    for scope in _scopes(frame):
+        for place, known in _levels(scope):
+            if (found := _first(known, names, place)) is not None:
+                return found
+    return _first({option["name"]: option["value"] for option in options}, names, "")
+
+
+def _scopes(frame: FrameType | None) -> Iterator[Mapping[str, Any]]:
+    while frame is not None:
+        own = frame.f_locals.get("self")
+        if is_of_script(frame.f_code.co_filename):
+            yield frame.f_locals
+            yield frame.f_globals
+        elif "Trainer" in type(own).__name__:  # of a library
+            yield {"self": own}
+        frame = frame.f_back
+    yield vars(sys.modules["__main__"])
+
+
+def _levels(scope: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Variables, and what the usual holders of configurations hold among them, the outer levels first."""
+    level: list[tuple[str, Mapping[str, Any]]] = [("", scope)]
+    for _ in range(_DEEPEST + 1):
+        yield from level
+        level = [
+            (f"{place}{name}.", inner)
+            for place, known in level
+            for name, value in list(known.items())
+            if str(name).lower() in _HOLDERS and (inner := _held(value))
+        ]
+
+
+def _held(value: Any) -> Mapping[str, Any]:
+    """The values of a configuration: a mapping, a namespace, a dataclass or any object with attributes of its own."""
+    if isinstance(value, Mapping):
+        return value
+    library = (value.__name__ if isinstance(value, ModuleType) else type(value).__module__).split(".")[0]
+    found = getattr(value, "__dict__", {})
+    return found if isinstance(found, dict) and library not in ("torch", "numpy") else {}
+
+
+def _first(known: Mapping[str, Any], names: Sequence[str], place: str) -> NamedLength | None:
+    folded = {str(name).lower().replace("-", "_"): (name, value) for name, value in list(known.items())}
+    for name in names:
+        written, value = folded.get(name, (name, None))
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < _MOST:
+            return NamedLength(name=f"{place}{written}".removeprefix("self."), value=float(value))
+    return None

@@ -1,0 +1,347 @@
+"""Patches of PyTorch and Keras in a captured script: optimizers, backward passes, modules, compilation, loaders."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import optimizer as optimizers
+from torch.utils import _foreach_utils
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.data import BatchSampler, DataLoader, dataloader
+
+from forerun.script.capturing.steps import Steps, first_tensor
+from forerun.script.patching import (
+    after_import,
+    around_batches,
+    around_making_loaders,
+    around_making_optimizers,
+    around_updates,
+    between,
+    surround,
+)
+from forerun.script.profiling.messages import CaptureSettings
+
+__all__ = ["Loaders", "RefusedError", "cover_keras", "cover_torch"]
+
+
+class RefusedError(RuntimeError):
+    """The script does something that cannot be captured."""
+
+
+def cover_torch(steps: Steps, flags: dict[str, Any], *, pretends: bool) -> None:
+    """Reports optimizers, backward passes and modules to the steps, and takes compilation away.
+
+    Args:
+        steps: Receives the reports.
+        flags: Receives what the patches notice.
+        pretends: Whether the device is pretended.
+    """
+    _cover_optimizers(steps, flags, pretends)
+    _cover_backward(steps)
+    _cover_modules(steps)
+    _cover_compilation(flags)
+    _cover_clipping(steps)
+    _cover_extensions()
+    supported = _foreach_utils._get_foreach_kernels_supported_devices()
+    _foreach_utils._get_foreach_kernels_supported_devices = lambda: [*supported, "meta", "cpu"]
+    if pretends:
+        _cover_scaler(steps, flags)
+
+
+def _cover_optimizers(steps: Steps, flags: dict[str, Any], pretends: bool) -> None:
+    @around_making_optimizers(optimizers)
+    def made(construct: Any, self: Any, params: Any, defaults: dict[str, Any]) -> None:
+        if defaults.get("fused"):
+            flags["fused"].add(id(self))
+            defaults["fused"] = None
+            if isinstance(defaults.get("lr"), torch.Tensor) and "capturable" in defaults:
+                defaults["capturable"] = (
+                    pretends  # the multi-tensor update takes no rate in a tensor otherwise
+                )
+        if isinstance(defaults.get("lr"), torch.Tensor) and not defaults.get("capturable"):
+            defaults["foreach"] = False
+        if "foreach" in defaults and defaults["foreach"] is None and not defaults.get("differentiable"):
+            defaults["foreach"] = True
+        construct(self, params, defaults)
+        steps.optimizer_made(self)
+
+    def begins(optimizer: Any, args: Any, kwargs: Any) -> Any:
+        steps.update_begins(optimizer)
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if not callable(closure):
+            return None
+        steps.closure_begins()
+
+        def watched(*a: Any, **k: Any) -> Any:
+            steps.closure_begins()
+            try:
+                return closure(*a, **k)
+            finally:
+                steps.closure_ends()
+
+        if len(args) > 1:
+            return (args[0], watched, *args[2:]), kwargs
+        return args, {**kwargs, "closure": watched}
+
+    around_updates(
+        optimizers, begins=begins, ends=lambda optimizer, args, kwargs: steps.update_ends(optimizer)
+    )
+
+
+def _cover_backward(steps: Steps) -> None:
+    between(
+        torch.autograd,
+        "backward",
+        begins=lambda *args, **kwargs: steps.backward_begins(),
+        ends=lambda *args, **kwargs: steps.backward_ends(),
+    )
+
+    @surround(torch.autograd, "grad")
+    def gradients(differentiate: Any, *args: Any, **kwargs: Any) -> Any:
+        if steps.optimizers or steps.in_backward:  # part of a loss, such as a gradient penalty
+            return differentiate(*args, **kwargs)
+        steps.backward_begins()
+        try:
+            return differentiate(*args, **kwargs)
+        finally:
+            steps.backward_ends()
+
+
+def _cover_modules(steps: Steps) -> None:
+    between(
+        nn.Module,
+        "_call_impl",
+        begins=lambda module, *args, **kwargs: steps.module_begins(module, args, kwargs),
+        ends=lambda *args, **kwargs: steps.module_ends(),
+    )
+
+
+def _cover_compilation(flags: dict[str, Any]) -> None:
+    def compiled(model: Any = None, **options: Any) -> Any:
+        if not options.get("disable"):
+            flags["compile"] = True
+        return (lambda function: function) if model is None else model
+
+    def compile_module(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+        flags["compile"] = True
+
+    torch.compile = compiled
+    nn.Module.compile = compile_module  # type: ignore[method-assign]
+
+    def scripted(obj: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return obj
+
+    torch.jit.script = scripted
+    torch.jit.trace = lambda function, *args, **kwargs: function
+
+
+def _cover_clipping(steps: Steps) -> None:
+    for name in ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_"):
+        original = getattr(nn.utils, name, None)
+        if original is None:
+            continue
+
+        @functools.wraps(original)
+        def clip(*args: Any, _original: Callable[..., Any] = original, **kwargs: Any) -> Any:
+            steps.clips = True
+            was, steps.recorder.in_optimizer = steps.recorder.in_optimizer, True
+            try:
+                return _original(*args, **kwargs)
+            finally:
+                steps.recorder.in_optimizer = was
+
+        setattr(nn.utils, name, clip)
+        setattr(nn.utils.clip_grad, name, clip)
+
+
+def _cover_extensions() -> None:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise RefusedError(
+            "it compiles a custom C++ or CUDA extension, whose work is not known without the device"
+        )
+
+    def extension(module: Any) -> None:
+        module.load = module.load_inline = refuse
+
+    after_import({"torch.utils.cpp_extension": extension})
+
+
+def _cover_scaler(steps: Steps, flags: dict[str, Any]) -> None:
+    """A gradient scaler reads whether gradients overflowed, unless a fused optimizer does; here they never do."""
+    scaler: Any = torch.amp.GradScaler
+
+    @surround(scaler, "step")
+    def step(run: Any, self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        optimizer._step_supports_amp_scaling = (
+            False  # the update runs as multi-tensor kernels, whatever it is
+        )
+        return run(self, optimizer, *args, **kwargs)
+
+    def update(self: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+        if id(optimizer) not in flags["fused"]:
+            steps.recorder.note_read(4)
+        return optimizer.step(*args, **kwargs)
+
+    scaler._maybe_opt_step = update
+
+
+def cover_keras(steps: Steps) -> dict[str, Callable[[Any], None]]:
+    """Patches of Keras on its PyTorch backend, by the module that they wait for."""
+
+    def trainer(module: Any) -> None:
+        def ends(*args: Any, **kwargs: Any) -> None:
+            steps.module_ends()
+            steps.step_marked()
+
+        between(
+            module.TorchTrainer,
+            "train_step",
+            begins=lambda trainer, data: steps.module_begins(trainer, (data,), {}),
+            ends=ends,
+        )
+
+    def optimizer(module: Any) -> None:
+        between(
+            module.BaseOptimizer,
+            "apply",
+            begins=lambda optimizer, *args, **kwargs: steps.keras_update_begins(optimizer),
+            ends=lambda optimizer, *args, **kwargs: steps.keras_update_ends(optimizer),
+        )
+
+    return {"keras.src.backend.torch.trainer": trainer, "keras.src.optimizers.base_optimizer": optimizer}
+
+
+_MEASURED_S = 0.6
+_MEASURED_BATCHES = 20
+_MOST_PASSES = 100
+"""Passes over its data that one pass of a loader may make; more stand for no end."""
+
+
+class Loaders:
+    """Follows the loaders of the script.
+
+    Args:
+        settings: Settings of the capture.
+        steps: Receives the batches.
+    """
+
+    def __init__(self, settings: CaptureSettings, steps: Steps) -> None:
+        self._settings, self._steps = settings, steps
+        self._workers: dict[int, int] = {}
+        self.last: Any = None
+        self.last_iterator: Any = None
+        self.num_samples = 0
+
+    def cover(self) -> None:
+        """Wraps PyTorch's loaders."""
+        self._cover_construction()
+        self._cover_batches()
+
+    def _cover_construction(self) -> None:
+        signature = inspect.signature(DataLoader.__init__)
+        workers = self._workers
+        before, after = self._settings.batch_from, self._settings.batch_to
+
+        @around_making_loaders(dataloader)
+        def made(construct: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+            given = signature.bind(loader, *args, **kwargs).arguments
+            asked = int(given.get("num_workers") or 0)
+            given.update(
+                num_workers=0, pin_memory=False, prefetch_factor=None, persistent_workers=False, timeout=0,
+                multiprocessing_context=None,
+            )  # fmt: skip
+            if before is not None and given.get("batch_size", 1) == before:
+                given["batch_size"] = after
+            extra = given.pop("kwargs", {})
+            given.pop("self", None)
+            construct(loader, **given, **extra)
+            workers[id(loader)] = asked
+
+        @surround(BatchSampler, "__init__")
+        def sampled(sample: Any, sampler: Any, *args: Any, **kwargs: Any) -> None:
+            sample(sampler, *args, **kwargs)
+            if before is not None and sampler.batch_size == before:
+                sampler.batch_size = after
+
+    def _cover_batches(self) -> None:
+        steps = self._steps
+
+        @surround(dataloader._BaseDataLoaderIter, "__init__")
+        def begun(begin: Any, iterator: Any, loader: Any) -> None:
+            begin(iterator, loader)
+            iterator._forerun_loader = loader
+
+        @surround(dataloader._BaseDataLoaderIter, "_next_index")
+        def drawn(draw: Any, iterator: Any) -> Any:
+            index = draw(iterator)
+            # The rows of a batch need not be its samples: pairs, graphs and packed sequences have more or fewer.
+            iterator._forerun_samples = len(index) if isinstance(index, (list, tuple)) else 0
+            return index
+
+        @around_batches(dataloader)
+        def fetched(fetch: Any, iterator: Any) -> Any:
+            recorder = steps.recorder
+            was_paused, recorder.is_paused = recorder.is_paused, not recorder.pretends
+            steps.in_loader = True
+            try:
+                batch = fetch(iterator)
+            finally:
+                recorder.is_paused, steps.in_loader = was_paused, False
+            if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
+                self.last, self.last_iterator = iterator._forerun_loader, iterator
+                self.num_samples = getattr(iterator, "_forerun_samples", 0) or _samples_of(batch)
+                steps.batch_loaded(self.num_samples)
+            return batch
+
+    def facts(self) -> dict[str, Any]:
+        """Workers, dataset and cost of a sample of the loader that fed the last step; empty without a loader."""
+        if self.last is None:
+            return {}
+        loader = self.last
+        num_batches, size = _length(loader), _length(getattr(loader, "dataset", None))
+        if num_batches and size and num_batches * self.num_samples > _MOST_PASSES * size:
+            num_batches = None  # a sampler that is meant not to end
+        return {
+            "num_workers": self._workers.get(id(loader), 0),
+            "num_batches": num_batches,
+            "batch_samples": self.num_samples,
+            "dataset_size": size,
+            "sample_cost_s": self._measured_cost_s(),
+        }
+
+    def _measured_cost_s(self) -> float | None:
+        """Time of this machine's processor for a sample: decoding, augmenting and collating, one process [s]."""
+        spent_s, samples = 0.0, 0
+        fetch: Any = type(self.last_iterator)._next_data
+        end_s = time.monotonic() + _MEASURED_S
+        for index in range(_MEASURED_BATCHES):
+            begin_s = time.thread_time()
+            try:
+                with _disable_current_modes():
+                    batch = fetch(self.last_iterator)
+            except Exception:  # the loader ends, or its code needs the pretended device
+                break
+            if index or time.monotonic() > end_s:  # the first fetch fills caches
+                spent_s += time.thread_time() - begin_s
+                samples += _samples_of(batch)
+            if time.monotonic() > end_s:
+                break
+        return spent_s / samples if samples else None
+
+
+def _samples_of(batch: Any) -> int:
+    first = first_tensor(batch)
+    return int(first.shape[0]) if first is not None and first.dim() else 0
+
+
+def _length(sized: Any) -> int | None:
+    try:
+        return len(sized)
+    except (TypeError, NotImplementedError, AttributeError, ValueError):
+        return None

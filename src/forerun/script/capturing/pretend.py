@@ -1,0 +1,406 @@
+"""Pretends a CUDA device: what goes to ``cuda`` lives on the meta device, where nothing is computed.
+
+A dispatch mode sends every operation that names a CUDA device to meta; the Python attributes of such tensors
+(``device``, ``is_cuda``) answer as on a GPU. FakeTensorMode with real CUDA devices is not used: its backward pass asks
+the driver.
+
+A pretended tensor has no data. Small tensors that came from the host, and what follows from them alone (masks, lengths,
+positions, labels), are computed beside on the processor, so that a script may branch on them (``KnownValues``). What
+depends on weights or activations is not known.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import _C
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from forerun.script.patching import place_in_script
+
+__all__ = [
+    "KnownValues",
+    "Pretence",
+    "ValueNeededError",
+    "is_pretended",
+    "shows_cuda",
+    "shows_meta",
+    "skip_initial_values",
+]
+
+_META = torch.device("meta")
+_aten = torch.ops.aten
+
+_computes = False
+"""True while PyTorch's own kernels for meta tensors run, which must see the true device."""
+
+_asks = False
+"""True while ``is_pretended`` asks: a function mode of the script sends its question through the patched attribute."""
+
+_base: Any = _C.TensorBase
+_raw_is_meta = _base.is_meta.__get__
+
+_SHAPES_FROM_VALUES = {
+    "nonzero", "masked_select", "_unique2", "unique_consecutive", "unique_dim", "bincount", "repeat_interleave",
+}  # fmt: skip
+_OF_THE_HOST = {"_pack_padded_sequence_backward", "_pad_packed_sequence"}
+"""Operations that take some of their operands from the host's memory."""
+
+_FALSE_WHEN_CLEAN = {"any", "isnan", "isinf", "isneginf", "isposinf", "gt", "lt", "ge", "le", "ne"}
+
+
+class ValueNeededError(RuntimeError):
+    """The script computes something whose size depends on values that are not known without computing."""
+
+
+def is_pretended(tensor: Any) -> bool:
+    """True for a tensor that the script believes to be on a GPU."""
+    global _asks
+    before, _asks = _asks, True
+    try:
+        found: bool = _raw_is_meta(tensor)
+    finally:
+        _asks = before
+    return found
+
+
+def shows_cuda(tensor: Any) -> bool:
+    """True while Python code sees a tensor as one of a GPU: a pretended one, outside PyTorch's own kernels."""
+    return not _computes and is_pretended(tensor)
+
+
+def shows_meta(tensor: Any) -> bool:
+    """True while a tensor says that it is one of the meta device, as only PyTorch's own kernels may see it."""
+    return (_computes or _asks) and bool(_raw_is_meta(tensor))
+
+
+_MOST_INTEGERS = 1 << 18
+_MOST_FLOATS = 1 << 14
+
+
+class KnownValues:
+    """Storages of pretended tensors with their values: each has a flat tensor of the processor beside it."""
+
+    def __init__(self) -> None:
+        self._flat: dict[int, torch.Tensor] = {}
+        self._watch: dict[int, weakref.ref[Any]] = {}
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The values of a pretended tensor, as a view that shares memory with those of its other views."""
+        if not self._flat:
+            return None
+        flat = self._flat.get(tensor.untyped_storage()._cdata)
+        if flat is None or flat.dtype != tensor.dtype:
+            return None
+        return flat.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+
+    def learn(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
+        """Keeps the values of a new pretended tensor, if they are few; a view of a known one has them already."""
+        number = tensor.numel()
+        most = _MOST_FLOATS if tensor.is_floating_point() or tensor.is_complex() else _MOST_INTEGERS
+        storage = tensor.untyped_storage()
+        size = tensor.element_size()
+        if (
+            not number
+            or storage.nbytes() > most * size
+            or values.shape != tensor.shape
+            or tensor.storage_offset()
+            or storage._cdata in self._flat
+        ):
+            return
+        flat = torch.empty(storage.nbytes() // size, dtype=tensor.dtype)
+        # An expanded axis has one element in memory.
+        for axis, stride in enumerate(tensor.stride()):
+            if stride == 0 and tensor.shape[axis] > 1:
+                tensor, values = tensor.narrow(axis, 0, 1), values.narrow(axis, 0, 1)
+        flat.as_strided(tensor.size(), tensor.stride(), 0).copy_(values)
+        key = storage._cdata
+        self._flat[key] = flat
+        self._watch[key] = weakref.ref(storage, lambda _: self._forget(key))
+
+    def forget(self, tensor: torch.Tensor) -> None:
+        """Drops the values of a tensor that something unknown was written to."""
+        if self._flat:
+            self._forget(tensor.untyped_storage()._cdata)
+
+    def _forget(self, key: int) -> None:
+        self._flat.pop(key, None)
+        self._watch.pop(key, None)
+
+    def follow(
+        self,
+        func: Any,
+        args: Any,
+        kwargs: Any,
+        outputs: list[torch.Tensor],
+    ) -> None:
+        """Computes an operation beside the pretended one, if all its operands are known."""
+        found: list[bool] = []
+
+        def known(value: Any) -> Any:
+            if isinstance(value, torch.Tensor) and is_pretended(value):
+                values = self.of(value)
+                found.append(values is not None)
+                return values
+            if isinstance(value, (list, tuple)):
+                return type(value)(known(item) for item in value) if type(value) in (list, tuple) else value
+            return value
+
+        plain = [known(value) for value in args]
+        named = {name: known(value) for name, value in kwargs.items() if name not in ("device", "generator")}
+        if not all(found):
+            if func._schema.is_mutable:
+                for index, argument in enumerate(func._schema.arguments):
+                    if argument.alias_info is not None and argument.alias_info.is_write and index < len(args):
+                        for target in (
+                            args[index] if isinstance(args[index], (list, tuple)) else (args[index],)
+                        ):
+                            if isinstance(target, torch.Tensor) and is_pretended(target):
+                                self.forget(target)
+            return
+        if not found and not self._is_small(outputs):
+            return
+        if "device" in kwargs:
+            named["device"] = torch.device("cpu")
+        try:
+            result = func(*plain, **named)
+        except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
+            return
+        if func._schema.is_mutable:
+            return
+        results = [item for item in _flat_list(result) if isinstance(item, torch.Tensor)]
+        if len(results) == len(outputs):
+            for output, values in zip(outputs, results, strict=True):
+                self.learn(output, values)
+
+    @staticmethod
+    def _is_small(outputs: list[torch.Tensor]) -> bool:
+        return all(
+            output.numel() <= (_MOST_FLOATS if output.is_floating_point() else _MOST_INTEGERS)
+            for output in outputs
+        )
+
+
+def _flat_list(value: Any) -> list[Any]:
+    if isinstance(value, (list, tuple)):
+        return [inner for item in value for inner in _flat_list(item)]
+    return [value]
+
+
+class Pretence(TorchDispatchMode):
+    """Sends operations on ``cuda`` to the meta device, and answers reads of values.
+
+    Attributes:
+        guesses: Places that decided by a value that is not known, with their number, while ``notes_guesses`` is true.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.known = KnownValues()
+        self.notes_guesses = False
+        self.guesses: dict[str, int] = {}
+        self.recorder: Any = None
+        self._maker: dict[int, str] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs an operation, on meta if it belongs to the device."""
+        global _computes
+        before, _computes = _computes, True
+        try:
+            return self._dispatched(func, args, kwargs)
+        finally:
+            _computes = before
+
+    def _dispatched(self, func: Any, args: Any, kwargs: Any) -> Any:
+        kwargs = dict(kwargs) if kwargs else {}
+        device = kwargs.get("device")
+        wants_device = device is not None and device.type == "cuda"
+        if not wants_device and not any(is_pretended(t) for t in _tensors(args, kwargs)):
+            return func(*args, **kwargs)
+        name = func._schema.name.partition("::")[2]
+        if name == "_local_scalar_dense":
+            return self._read(args[0])
+        if name == "_to_copy" and device is not None and device.type == "cpu":
+            return self._to_host(args[0], kwargs)
+        if name == "copy_" and not is_pretended(args[0]):
+            return self._into_host(args[0], args[1])
+        if name == "equal":
+            return True
+        if wants_device:
+            kwargs["device"] = _META
+        kwargs.pop("pin_memory", None)
+        if kwargs.get("generator") is not None:
+            kwargs["generator"] = None
+        if name == "_to_copy" and not is_pretended(args[0]):
+            return self._to_device(func, args, kwargs)
+        if name in ("_pin_memory", "_amp_update_scale_"):
+            return args[0]
+        if name in _SHAPES_FROM_VALUES:
+            return self._of_known_shape(func, name, args, kwargs)
+        if name == "_pack_padded_sequence":
+            return _packed(*args)
+        if name in ("index", "index_put", "index_put_", "_unsafe_index", "_unsafe_index_put"):
+            args = self._with_known_masks(name, args)
+            if args is None:
+                return self._masked_put(name, func)
+        args = args if name in _OF_THE_HOST else _on_device(args)
+        result = func(*args, **kwargs)
+        outputs = [t for t in _tensors(result) if is_pretended(t)]
+        self.known.follow(func, args, kwargs, outputs)
+        for output in outputs:
+            if output.dtype == torch.bool and output.dim() == 0:
+                self._maker[output.untyped_storage()._cdata] = name
+        return result
+
+    def _note_guess(self) -> None:
+        if self.notes_guesses:
+            place = place_in_script()
+            self.guesses[place] = self.guesses.get(place, 0) + 1
+
+    def _read(self, tensor: torch.Tensor) -> Any:
+        """A number read by the host: the host waits for the device here."""
+        if self.recorder is not None:
+            self.recorder.note_read(tensor.element_size())
+        values = self.known.of(tensor)
+        if values is not None:
+            return values.item()
+        if tensor.dtype == torch.bool:
+            self._note_guess()
+            return self._maker.get(tensor.untyped_storage()._cdata) not in _FALSE_WHEN_CLEAN
+        return 1.0 if tensor.is_floating_point() else 1
+
+    def _to_host(self, tensor: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor:
+        if self.recorder is not None:
+            self.recorder.note_read(tensor.element_size() * tensor.numel())
+        dtype = kwargs.get("dtype") or tensor.dtype
+        values = self.known.of(tensor)
+        if values is not None:
+            return values.to(dtype, copy=True)
+        if dtype == torch.bool or not tensor.is_floating_point():
+            return torch.zeros(tensor.shape, dtype=dtype)
+        return torch.ones(tensor.shape, dtype=dtype)
+
+    def _into_host(self, target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        values = self.known.of(source)
+        return target.copy_(values) if values is not None else target
+
+    def _to_device(self, func: Any, args: Any, kwargs: dict[str, Any]) -> torch.Tensor:
+        source = args[0]
+        result: torch.Tensor = func(*args, **kwargs)
+        if self.recorder is not None:
+            self.recorder.watch_input(result)
+        # Weights are not known, so that nothing that follows from them is.
+        if source.dtype == result.dtype and not source.requires_grad and type(source) is torch.Tensor:
+            self.known.learn(result, source)
+        return result
+
+    def _of_known_shape(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+        if name == "repeat_interleave" and kwargs.get("output_size") is not None:
+            return func(*args, **kwargs)
+        plain = [self._host_value(value) for value in args]
+        if any(value is NotImplemented for value in plain):
+            raise ValueNeededError(
+                f"{name} at {place_in_script()}: the size of its result depends on values that are not known without "
+                "computing"
+            )
+        result = func(*plain, **{k: v for k, v in kwargs.items() if k != "device"})
+        if isinstance(result, torch.Tensor):
+            return self._as_pretended(result)
+        return tuple(self._as_pretended(each) for each in result)
+
+    def _host_value(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and is_pretended(value):
+            found = self.known.of(value)
+            return NotImplemented if found is None else found
+        return value
+
+    def _as_pretended(self, values: torch.Tensor) -> torch.Tensor:
+        result = torch.empty_strided(values.size(), values.stride(), dtype=values.dtype, device=_META)
+        self.known.learn(result, values)
+        return result
+
+    def _with_known_masks(self, name: str, args: Any) -> Any:
+        """Indices with masks replaced by positions; None where a mask is not known and none of its size is needed."""
+        indices: list[Any] = []
+        for index in args[1]:
+            if index is None or index.dtype not in (torch.bool, torch.uint8):
+                indices.append(index)
+                continue
+            mask = self._host_value(index)
+            if mask is NotImplemented:
+                if name.startswith("index_put"):
+                    self._masked = args[0]
+                    return None
+                raise ValueNeededError(
+                    f"a choice by a mask at {place_in_script()}: the size of its result depends on values that are not "
+                    "known without computing"
+                )
+            indices += [self._as_pretended(part) for part in mask.nonzero(as_tuple=True)]
+        return (args[0], indices, *args[2:])
+
+    def _masked_put(self, name: str, func: Any) -> torch.Tensor:
+        """Writes where a mask holds: the shape of the result is that of the target, whatever the mask holds."""
+        target, self._masked = self._masked, torch.empty(0)
+        self.known.forget(target)
+        filled = (
+            torch.ops.aten.masked_fill_.Scalar if name.endswith("_") else torch.ops.aten.masked_fill.Scalar
+        )
+        mask = torch.empty(target.shape, dtype=torch.bool, device=_META)
+        result: torch.Tensor = filled(target, mask, 0)
+        return result
+
+
+def _packed(
+    padded: torch.Tensor, lengths: torch.Tensor, batch_first: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The tokens of padded sequences one after the other, and how many sequences have each step; of the host."""
+    steps = torch.arange(int(lengths.max()))
+    batch_sizes = (lengths[None, :] > steps[:, None]).sum(dim=1)
+    return padded.flatten(0, 1)[: int(lengths.sum())].clone(), batch_sizes
+
+
+def _tensors(*values: Any) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(*value)
+        elif isinstance(value, dict):
+            yield from _tensors(*value.values())
+
+
+def _on_device(args: Any) -> Any:
+    """Operands of the processor beside pretended ones are moved; a number in a tensor may stay."""
+
+    def moved(value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and not is_pretended(value) and value.dim():
+            return value.to(_META)
+        if isinstance(value, list):
+            return [moved(item) for item in value]
+        if type(value) is tuple:
+            return tuple(moved(item) for item in value)
+        return value
+
+    return tuple(moved(value) for value in args)
+
+
+def skip_initial_values() -> None:
+    """Leaves large weights of the processor unfilled: nobody reads them once they are on the device."""
+    tensor: Any = torch.Tensor
+    for name in ("normal_", "uniform_", "trunc_normal_", "kaiming_uniform_", "xavier_uniform_"):
+        original = getattr(tensor, name, None)
+        if original is None:
+            continue
+
+        def fill(self: torch.Tensor, *args: Any, _original: Any = original, **kwargs: Any) -> Any:
+            if not is_pretended(self) and self.numel() > _SMALL:
+                return self
+            return _original(self, *args, **kwargs)
+
+        setattr(tensor, name, fill)
+
+
+_SMALL = 4096

@@ -1,0 +1,465 @@
+"""The result of a capture: the graph of the recorded steps and the facts, as files in the scratch folder."""
+
+from __future__ import annotations
+
+import gc
+import json
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from math import prod
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from forerun.graph.captured import CapturedLoader, CapturedPart, CaptureFacts
+from forerun.graph.file import write_graph
+from forerun.graph.graph import AllocationKind, Graph, MemoryEvent, OpClass, StepPart
+from forerun.script.capturing.job import Job, Progress, job_of
+from forerun.script.capturing.patches import Loaders
+from forerun.script.capturing.stand_ins import Parallelism
+from forerun.script.capturing.steps import RecordedStep, Steps, unwrapped
+from forerun.tracing.affine import memory_stream, op_table, product_flops
+from forerun.tracing.recorder import RecordedEvent, RecordedRow
+from forerun.tracing.step import RawTrace, name_short_lived
+
+__all__ = ["GRAPH_FILE", "RESULT_FILE", "stream_of_steps", "write_result"]
+
+RESULT_FILE = "result.json"
+GRAPH_FILE = "graph.npz"
+
+_AVERAGE = re.compile(
+    r"^(Model)?(EMA|Ema)(?![a-z])|^AveragedModel$|^ExponentialMovingAverage|^WeightAveraging$"
+)
+_ENDLESS = 10**9
+"""Samples that stand for a stream."""
+_HALF = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+_AUTOCAST = {torch.float16: "amp", torch.bfloat16: "amp-bf16"}
+
+
+def write_result(
+    folder: Path,
+    steps: Steps,
+    loaders: Loaders,
+    parallel: Parallelism,
+    frame: FrameType,
+    flags: dict[str, Any],
+    guesses: dict[str, int],
+) -> None:
+    """Writes graph and facts.
+
+    Args:
+        folder: Where they go.
+        steps: The recorded steps.
+        loaders: The loader of the script.
+        parallel: The script's group of processes.
+        frame: Frame of the script's update, from which its loops are read.
+        flags: Facts that patches noticed: compile, fused, autocast dtypes, and more.
+        guesses: Places that decided by an unknown value.
+    """
+    chosen, pair = _chosen(steps)
+    num_micro_steps = steps.micro_steps(chosen, flags["options"])
+    named = [(name, tuple(p.shape)) for name, p in _named_parameters(steps)]
+    rows, place = _rows(steps, chosen, num_micro_steps)
+    events, names = _events(steps, pair, num_micro_steps, place if chosen is pair[1] else None)
+    batch_size = _batch_size(steps, chosen, num_micro_steps, flags["options"])
+    raw = RawTrace(batch_size, rows, events, frozenset(steps.recorder.unsupported))
+    parameters, trained = steps.parameters(), steps.trained()
+    operations = op_table(raw, None, named)
+    graph = Graph(
+        model="",
+        input_shape=steps.input_shape,
+        num_parameters=sum(p.numel() for p in parameters),
+        num_trainable_parameters=sum(p.numel() for p in trained),
+        ops=operations,
+        memory=memory_stream(raw, None),
+        only_batch_size=batch_size,
+        parameter_names=names,
+        uses_layer_norm=bool((operations.op_class == OpClass.LAYER_NORM).any()),
+        unsupported_ops=tuple(sorted(raw.unsupported)),
+        tokens_per_sample=_tokens_per_sample(steps, batch_size),
+        model_flops=product_flops(raw, None, recomputed=False),
+        recomputed_flops=product_flops(raw, None, recomputed=True),
+        versions=(("torch", torch.__version__.partition("+")[0]),),
+    )
+    write_graph(graph, folder / GRAPH_FILE)
+    loader = loaders.facts()
+    job = job_of(frame, _progress(steps, loader, flags, num_micro_steps))
+    facts = _facts(steps, chosen, loader, parallel, job, flags, batch_size, num_micro_steps)
+    notes = _notes(steps, chosen, guesses, flags)
+    document = {
+        "facts": asdict(facts) | {"not_captured": [*facts.not_captured, *notes]},
+        "options": flags["options"],
+        "configurator": flags["configurator"],
+    }
+    (folder / f"{RESULT_FILE}.partial").write_text(json.dumps(document), encoding="utf-8")
+    (folder / f"{RESULT_FILE}.partial").replace(folder / RESULT_FILE)
+
+
+def _chosen(steps: Steps) -> tuple[RecordedStep, tuple[RecordedStep, RecordedStep]]:
+    """The step whose work is nearest to the mean, and two successive ones of which the second has the most."""
+    recorded = steps.recorded
+    work = [steps.flops_of(step) for step in recorded]
+    mean = sum(work) / len(work)
+    chosen = min(range(len(recorded)), key=lambda i: (abs(work[i] - mean), -i))
+    largest = max(range(1, len(recorded)), key=lambda i: (work[i], -i))
+    return recorded[chosen], (recorded[largest - 1], recorded[largest])
+
+
+def _named_parameters(steps: Steps) -> list[tuple[str, torch.Tensor]]:
+    found: list[tuple[str, torch.Tensor]] = []
+    for module in steps.roots.values():
+        prefix = steps.names.get(id(module), "")
+        for name, parameter in module.named_parameters(remove_duplicate=False):
+            found.append((f"{prefix}.{name}" if prefix else name, unwrapped(parameter)))
+    return found
+
+
+def _rows(
+    steps: Steps, step: RecordedStep, num_micro_steps: int
+) -> tuple[list[RecordedRow], Callable[[int], int]]:
+    """The rows of a step, those of its last micro-step only if there are several, and the place of a row among them.
+
+    A row of an earlier micro-step has the place of the one as far from the end of the last micro-step.
+    """
+    rows = steps.recorder.rows
+    if num_micro_steps == 1:
+        return rows[step.first_row : step.last_row], lambda row: row - step.first_row
+    ends = step.backward_ends
+    head = _leading(rows[step.first_row : ends[0]])
+    usual = len(_leading(rows[ends[-2] : ends[-1]]))
+    once = [replace(r, step_part=StepPart.OPTIMIZER) for r in head[: max(0, len(head) - usual)]]
+
+    def place(row: int) -> int:
+        if row >= ends[-2]:
+            return len(once) + row - ends[-2]
+        to_end = next(end for end in ends if end >= row) - row
+        return len(once) + max(0, ends[-1] - ends[-2] - to_end)
+
+    return [*once, *rows[ends[-2] : step.last_row]], place
+
+
+def _leading(rows: list[RecordedRow]) -> list[RecordedRow]:
+    """The rows before the first that belongs to a module."""
+    first = next((index for index, row in enumerate(rows) if row.module_name), len(rows))
+    return rows[:first]
+
+
+def _events(
+    steps: Steps,
+    pair: tuple[RecordedStep, RecordedStep],
+    num_micro_steps: int,
+    place: Callable[[int], int] | None,
+) -> tuple[list[RecordedEvent], tuple[str, ...]]:
+    """The memory stream of two steps, see ``stream_of_steps``, and the names of its weights, in order."""
+    begin = pair[0].first_event
+    spans = [(step.first_event, step.micro_events[-2]) for step in pair] if num_micro_steps > 1 else []
+    stream, weights = stream_of_steps(steps.recorder.events, begin, spans, place)
+    named = {steps.recorder.block_of(p): name for name, p in reversed(_named_parameters(steps))}
+    return stream, tuple(named.get(block, "") for block in weights)
+
+
+def stream_of_steps(
+    events: Sequence[RecordedEvent],
+    begin: int,
+    earlier: Sequence[tuple[int, int]] = (),
+    place: Callable[[int], int] | None = None,
+) -> tuple[list[RecordedEvent], list[int]]:
+    """The memory stream of two steps in a row, as the trace of a model would have it, and the blocks of its weights.
+
+    What reads a graph relies on four things, and each has its function here:
+
+    1. What is alive before stands first, once, and then there are two whole steps (``_alive_and_steps``): the replay
+       of the allocator repeats the second one.
+    2. The first step is a script's first: it frees nothing that it has not made (``_without_inherited``). The replay
+       would free a block that the repeated step never makes again.
+    3. Gradients are made in the steps, also where the script keeps them from step to step (``_with_gradients``): the
+       buckets of data parallelism have them in the order of their allocation in a backward pass.
+    4. A block is called a gradient only if it lives at the end, and only the second step, which is a usual one, knows
+       its operations (``_numbered``): units of a layout find their own memory by the operation that makes it.
+
+    Args:
+        events: The recorder's whole stream.
+        begin: Position of the first event of the first step.
+        earlier: Spans of micro-steps before the last one of each step, as positions in the stream.
+        place: Place of a recorded row among the rows of the graph; None if they are rows of another step.
+    """
+    static, body = _alive_and_steps(events, begin, earlier)
+    static, body = _without_inherited(static, body)
+    static, body = _with_gradients(static, body)
+    weights = [event.block for event in static if event.kind == AllocationKind.WEIGHT]
+    return _numbered(static, body, place), weights
+
+
+def _alive_and_steps(
+    events: Sequence[RecordedEvent], begin: int, earlier: Sequence[tuple[int, int]]
+) -> tuple[list[RecordedEvent], list[RecordedEvent]]:
+    """Allocations that live when the first of two steps begins, and the events of both steps."""
+    alive: dict[int, RecordedEvent] = {}
+    for event in events[:begin]:
+        if event.event is MemoryEvent.ALLOCATE:
+            alive[event.block] = event
+        elif event.event is MemoryEvent.FREE:
+            alive.pop(event.block, None)
+    ends = [i for i, e in enumerate(events) if e.event is MemoryEvent.STEP_ENDS and i >= begin][:2]
+    body = list(events[begin : ends[1] + 1])
+    return list(alive.values()), _without_earlier(body, [(a - begin, b - begin) for a, b in earlier])
+
+
+def _without_inherited(
+    static: list[RecordedEvent], body: list[RecordedEvent]
+) -> tuple[list[RecordedEvent], list[RecordedEvent]]:
+    """Leaves out blocks of a step before, such as its loss, that the first step frees: a first step has none."""
+    end = _end_of_first(body)
+    alive = {event.block for event in static}
+    inherited = {e.block for e in body[:end] if e.event is MemoryEvent.FREE} & alive
+    return (
+        [event for event in static if event.block not in inherited],
+        [event for event in body if event.block not in inherited],
+    )
+
+
+def _with_gradients(
+    static: list[RecordedEvent], body: list[RecordedEvent]
+) -> tuple[list[RecordedEvent], list[RecordedEvent]]:
+    """Shows gradients that stay from step to step where the first backward pass would make them.
+
+    A gradient that is freed before that place cannot be made there: then all of them stay as they are.
+    """
+    if any(e.event is MemoryEvent.ALLOCATE and e.kind == AllocationKind.GRADIENT for e in body):
+        return static, body
+    kept = [event for event in static if event.kind == AllocationKind.GRADIENT]
+    others = [event for event in static if event.kind != AllocationKind.GRADIENT]
+    at = next((i for i, e in enumerate(body) if e.event is MemoryEvent.BACKWARD_BEGINS), 0) + 1
+    freed_before = {e.block for e in body[:at] if e.event is MemoryEvent.FREE}
+    if any(event.block in freed_before for event in kept):
+        return [*others, *kept], body
+    # A backward pass makes the gradients of the last layers first.
+    return others, [*body[:at], *reversed(kept), *body[at:]]
+
+
+def _numbered(
+    static: list[RecordedEvent], body: list[RecordedEvent], place: Callable[[int], int] | None
+) -> list[RecordedEvent]:
+    """The stream with blocks counted from zero, kinds as a trace gives them, and operations in the second step."""
+    kinds: dict[int, AllocationKind] = {}
+    name_short_lived(body, kinds)
+    freed = {event.block for event in body if event.event is MemoryEvent.FREE}
+    numbers: dict[int, int] = {}
+    result = []
+    second = _end_of_first(body) + len(static) + 1
+    for index, event in enumerate([*static, *body]):
+        # Events without a block, such as the end of a step, have a negative number.
+        block = numbers.setdefault(event.block, len(numbers)) if event.block >= 0 else -1
+        kind = kinds.get(event.block, event.kind) if event.event is MemoryEvent.ALLOCATE else event.kind
+        # Only activations get a name by their life; what the recorder knows otherwise is right.
+        if event.kind not in (AllocationKind.ACTIVATION, -1):
+            kind = event.kind
+        if kind == AllocationKind.GRADIENT and event.block in freed:
+            kind = AllocationKind.TEMPORARY
+        row = place(event.row) if place is not None and index >= second and event.row >= 0 else -1
+        result.append(RecordedEvent(event.event, block, event.size_bytes, int(kind), row))
+    return result
+
+
+def _end_of_first(body: list[RecordedEvent]) -> int:
+    return next(i for i, e in enumerate(body) if e.event is MemoryEvent.STEP_ENDS)
+
+
+def _without_earlier(body: list[RecordedEvent], spans: list[tuple[int, int]]) -> list[RecordedEvent]:
+    """Drops blocks that live and die within micro-steps before the last, whose memory is not less."""
+    dropped: set[int] = set()
+    for begin, end in spans:
+        inside: dict[int, int] = {}
+        for index in range(begin, end):
+            event = body[index]
+            if event.event is MemoryEvent.ALLOCATE:
+                inside[event.block] = index
+            elif event.event is MemoryEvent.FREE and event.block in inside:
+                dropped |= {index, inside[event.block]}
+            elif event.event is MemoryEvent.CONV_WORKSPACE:
+                dropped.add(index)
+    return [event for index, event in enumerate(body) if index not in dropped]
+
+
+def _batch_size(steps: Steps, step: RecordedStep, num_micro_steps: int, options: list[dict[str, Any]]) -> int:
+    if step.loader_samples:
+        every = [number for each in steps.recorded for number in each.loader_samples]
+        fetches = len(every) / len(steps.recorded)
+        if fetches <= num_micro_steps or step.samples == [] or every[0] in step.samples:
+            return max(1, every[0])
+    if step.samples:
+        asked = [o["value"] for o in options if "batch" in o["name"].lower()]
+        # Sequences may come step by step, (steps, batch): an argument says which axis is that of samples.
+        if step.samples[0] not in asked and len(steps.first_sizes) > 1 and steps.first_sizes[1] in asked:
+            return steps.first_sizes[1]
+        return max(1, step.samples[0])
+    return max(1, step.loader_samples[0] if step.loader_samples else 1)
+
+
+def _tokens_per_sample(steps: Steps, batch_size: int) -> int | None:
+    """Tokens of a sample of a model whose first input is a table of whole numbers, (samples, tokens) or turned."""
+    if not steps.reads_tokens or batch_size not in steps.first_sizes:
+        return None
+    return prod(steps.first_sizes) // batch_size
+
+
+def _facts(
+    steps: Steps,
+    step: RecordedStep,
+    loader: dict[str, Any],
+    parallel: Parallelism,
+    job: Job,
+    flags: dict[str, Any],
+    batch_size: int,
+    num_micro_steps: int,
+) -> CaptureFacts:
+    every = [*steps.optimizers.values(), *steps.keras_optimizers.values()]
+    used = [(o, step.updates.get(id(o), 0)) for o in every]
+    samples_global = batch_size * num_micro_steps * parallel.world_size
+    dataset_size = _dataset_size(loader, job.steps_per_epoch, samples_global)
+    epochs = job.epochs
+    if job.max_steps is not None and job.steps_per_epoch is None:
+        dataset_size = dataset_size or job.max_steps * samples_global
+        epochs = job.max_steps / -(-dataset_size // samples_global)
+    return CaptureFacts(
+        command=(),
+        way="pretended" if steps.recorder.pretends else "recorded",
+        models=tuple(
+            _model(module, steps, step)
+            for module in steps.roots.values()
+            if next(module.parameters(), None) is not None
+        ),
+        optimizers=tuple(_optimizer(optimizer, number) for optimizer, number in used if number),
+        num_micro_steps=num_micro_steps,
+        batch_size=batch_size,
+        precision=_precision(steps, flags, parallel.dtype),
+        layout="nhwc" if steps.is_channels_last else "nchw",
+        compile=bool(flags["compile"]),
+        optimizer="+".join(dict.fromkeys(type(o).__name__.lower() for o, n in used if n)) or "none",
+        optimizer_implementation=_implementation([o for o, n in used if n], flags),
+        recomputes=steps.has_recomputation,
+        clips=steps.clips,
+        averages=steps.recorder.averages or any(map(_averages_weights, gc.get_objects())),
+        num_reads=step.num_reads,
+        world_size=parallel.world_size,
+        strategy=parallel.strategy if parallel.world_size > 1 or parallel.strategy == "fsdp" else "",
+        bucket_mb=parallel.bucket_mb,
+        loader=(
+            CapturedLoader(num_workers=loader["num_workers"], sample_cost_s=loader["sample_cost_s"])
+            if loader
+            else None
+        ),
+        dataset_size=dataset_size,
+        epochs=epochs,
+        max_steps=job.max_steps,
+        steps_per_epoch=job.steps_per_epoch,
+        job_notes=job.notes,
+        not_captured=(),
+        torch_version=torch.__version__,
+    )
+
+
+def _averages_weights(thing: Any) -> bool:
+    """True for an object of a class that is called after moving averages and holds weights."""
+    if not any(_AVERAGE.search(kind.__name__) for kind in type(thing).__mro__[:-1]):
+        return False
+    held = [
+        inner for value in vars(thing).values() for inner in (value if isinstance(value, list) else [value])
+    ]
+    return isinstance(thing, torch.nn.Module) or any(
+        isinstance(inner, (torch.nn.Module, torch.Tensor, dict)) for inner in held
+    )
+
+
+def _progress(steps: Steps, loader: dict[str, Any], flags: dict[str, Any], num_micro_steps: int) -> Progress:
+    fetches = [len(step.loader_samples) for step in steps.recorded]
+    accelerate: Any = sys.modules.get("accelerate.state")
+    return Progress(
+        num_steps=steps.num_steps,
+        num_micro_steps=num_micro_steps,
+        num_fetches=round(sum(fetches) / len(fetches)),
+        num_batches=loader.get("num_batches"),
+        trainer=flags.get("job"),
+        # Accelerate updates at the end of an epoch whatever is left.
+        keeps_last=accelerate is not None and bool(accelerate.GradientState._shared_state),
+    )
+
+
+def _dataset_size(loader: dict[str, Any], steps_per_epoch: int | None, samples_global: int) -> int | None:
+    """Samples of an epoch: those of the data set, if as many steps take them; else those of the steps.
+
+    They differ where a last batch is dropped, samples are taken several times, or a sampler takes its own number.
+    """
+    whole = loader.get("dataset_size")
+    if steps_per_epoch is None:
+        return int(whole) if whole and whole < _ENDLESS else None
+    if whole and -(-whole // samples_global) == steps_per_epoch:
+        return int(whole)
+    return steps_per_epoch * samples_global
+
+
+def _model(module: torch.nn.Module, steps: Steps, step: RecordedStep) -> CapturedPart:
+    inner: Any = module
+    while type(inner).__name__.startswith(("DistributedData", "FullyShard")) and hasattr(inner, "module"):
+        inner = inner.module
+    number = sum(p.numel() for p in inner.parameters())
+    uses = step.num_forwards if len(steps.roots) == 1 else 1
+    return CapturedPart(name=type(inner).__name__, num_parameters=number, num_uses=uses)
+
+
+def _optimizer(optimizer: Any, number: int) -> CapturedPart:
+    groups = getattr(optimizer, "param_groups", [])
+    weights = sum(p.numel() for group in groups for p in group["params"])
+    if not groups:  # an optimizer of Keras
+        weights = sum(v.value.numel() for v in getattr(optimizer, "_trainable_variables", []))
+    return CapturedPart(name=type(optimizer).__name__, num_parameters=weights, num_uses=number)
+
+
+def _precision(steps: Steps, flags: dict[str, Any], sharded: torch.dtype | None) -> str:
+    for dtype in flags["autocast"]:
+        if dtype in _AUTOCAST:
+            return _AUTOCAST[dtype]
+    if sharded in _AUTOCAST:
+        return _AUTOCAST[sharded]
+    bytes_by_dtype: dict[torch.dtype, int] = {}
+    for parameter in steps.parameters():
+        bytes_by_dtype[parameter.dtype] = bytes_by_dtype.get(parameter.dtype, 0) + parameter.numel()
+    if not bytes_by_dtype:
+        return "fp32"
+    most = max(bytes_by_dtype, key=lambda dtype: bytes_by_dtype[dtype])
+    if most in _HALF:
+        return _HALF[most]
+    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "fp32"
+
+
+def _implementation(optimizers: list[Any], flags: dict[str, Any]) -> str:
+    if optimizers and all(id(o) in flags["fused"] for o in optimizers):
+        return "fused"
+    loops = [g.get("foreach") is False for o in optimizers for g in getattr(o, "param_groups", [])]
+    return "for-loop" if loops and all(loops) else "foreach"
+
+
+def _notes(steps: Steps, step: RecordedStep, guesses: dict[str, int], flags: dict[str, Any]) -> list[str]:
+    notes = []
+    if len(steps.recorded) > 2:
+        work = [steps.flops_of(each) * 1e-9 for each in steps.recorded]
+        notes.append(
+            f"steps differ, {len(work)} had {min(work):,.3g} to {max(work):,.3g} GFLOP: the time is that of the one "
+            "nearest to their mean, the memory that of the largest"
+        )
+    if guesses:
+        where = ", ".join(list(guesses)[:3])
+        notes.append(
+            f"decisions on values that are not known without computing ({where}): clean values were assumed"
+        )
+    if step.collectives:
+        calls = ", ".join(
+            f"{number} {name} of {size / 1e6:,.3g} MB" for name, (number, size) in step.collectives.items()
+        )
+        notes.append(f"collectives that the script calls itself cost nothing here: {calls} a step")
+    notes += flags["notes"]
+    return notes

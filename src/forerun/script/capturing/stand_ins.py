@@ -1,0 +1,360 @@
+"""Stand-ins for groups of processes and for ``flex_attention`` in a captured script.
+
+The script is rank 0 of a group whose collectives do nothing. ``flex_attention`` becomes fused attention over the share
+of blocks that its mask lets through: the mask of a batch is a function of positions, which is asked for some rows of
+queries, on the values that are known; the keys of a query are as many as the blocks that were found, whose rows are
+whole. Functions of scores are left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from forerun.script.capturing.pretend import is_pretended
+from forerun.script.capturing.steps import Steps, first_tensor
+from forerun.script.patching import after_import
+from forerun.script.profiling.messages import CaptureSettings
+
+__all__ = ["FlexibleAttention", "Parallelism"]
+
+_COLLECTIVES = (
+    "all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor", "broadcast",
+    "reduce", "gather", "scatter", "all_to_all", "all_to_all_single", "send", "recv", "isend", "irecv",
+    "broadcast_object_list", "gather_object", "scatter_object_list", "all_reduce_coalesced", "all_gather_coalesced",
+)  # fmt: skip
+
+
+class _Done:
+    """The work of a collective that is over."""
+
+    def wait(self, *args: Any) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+    def get_future(self) -> Any:
+        future: Any = torch.futures.Future()
+        future.set_result([])
+        return future
+
+
+class Replicated(nn.Module):
+    """Stands in the place of DistributedDataParallel and FSDP: runs the network, sends nothing."""
+
+    def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+        self.module = module
+        self.require_backward_grad_sync = True
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("module"), name)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        yield
+
+    @contextlib.contextmanager
+    def join(self, *args: Any, **kwargs: Any) -> Iterator[None]:
+        yield
+
+    def register_comm_hook(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Any:
+        return nn.utils.clip_grad_norm_(self.parameters(), max_norm, norm_type)
+
+    @classmethod
+    @contextlib.contextmanager
+    def summon_full_params(cls, *args: Any, **kwargs: Any) -> Iterator[None]:
+        yield
+
+    @staticmethod
+    @contextlib.contextmanager
+    def state_dict_type(*args: Any, **kwargs: Any) -> Iterator[None]:
+        yield
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(dtype) if value.is_floating_point() else value
+    if isinstance(value, (list, tuple)):
+        return type(value)(_cast(item, dtype) for item in value)
+    if isinstance(value, dict):
+        return {name: _cast(item, dtype) for name, item in value.items()}
+    return value
+
+
+def _compute_in(module: nn.Module, dtype: torch.dtype) -> None:
+    """Gives a network the weights that it computes with: those that sharded layouts gather, in half precision."""
+    module.to(dtype)
+    module.register_forward_pre_hook(
+        lambda _module, args, kwargs: (_cast(args, dtype), _cast(kwargs, dtype)), with_kwargs=True
+    )
+
+
+class Parallelism:
+    """Use of ``torch.distributed`` by the script.
+
+    Attributes:
+        strategy: ddp or fsdp, empty if nothing wraps a network.
+        world_size: Processes of the group that the script made; 1 without one.
+        bucket_mb: Capacity of a gradient bucket, if the script sets one [MiB].
+        dtype: Precision in which sharded networks compute, if the script sets one.
+    """
+
+    def __init__(self, settings: CaptureSettings, steps: Steps) -> None:
+        self._settings, self._steps = settings, steps
+        self.strategy = ""
+        self.world_size = 1
+        self.bucket_mb: float | None = None
+        self.dtype: torch.dtype | None = None
+
+    def cover(self) -> None:
+        """Replaces groups, collectives and wrappers."""
+        dist: Any = torch.distributed
+        if not dist.is_available():
+            return
+        start = dist.init_process_group
+
+        @functools.wraps(start)
+        def init_process_group(*args: Any, **kwargs: Any) -> None:
+            from torch.testing._internal.distributed.fake_pg import FakeStore
+
+            asked = kwargs.get("world_size", -1)
+            size = max(asked if asked and asked > 0 else 1, self._settings.world_size)
+            self.world_size = size
+            start(backend="fake", rank=0, world_size=size, store=FakeStore())
+
+        modules = (dist, dist.distributed_c10d)
+        for module in modules:
+            module.init_process_group = init_process_group
+            module.barrier = module.monitored_barrier = lambda *args, **kwargs: _Done()
+            module.all_gather_object = _gather_objects
+            for name in _COLLECTIVES:
+                if hasattr(module, name):
+                    setattr(module, name, self._collective(name))
+        self._cover_wrappers()
+        torch.multiprocessing.spawn = self._spawn  # type: ignore[assignment, attr-defined]
+        torch.multiprocessing.start_processes = self._spawn  # type: ignore[assignment, attr-defined]
+
+    def _collective(self, name: str) -> Any:
+        steps = self._steps
+
+        def collective(*args: Any, **kwargs: Any) -> Any:
+            tensor = first_tensor((args, kwargs))
+            steps.collective(name, 0 if tensor is None else tensor.numel() * tensor.element_size())
+            return _Done() if kwargs.get("async_op") or name.startswith(("isend", "irecv")) else None
+
+        return collective
+
+    def _cover_wrappers(self) -> None:
+        parallel = self
+
+        class DistributedDataParallel(Replicated):
+            def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+                super().__init__(module)
+                parallel.strategy = parallel.strategy or "ddp"
+                parallel.bucket_mb = kwargs.get("bucket_cap_mb")
+
+        class FullyShardedDataParallel(Replicated):
+            def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+                super().__init__(module)
+                parallel.shard(module, kwargs.get("mixed_precision"))
+
+        nn.parallel.DistributedDataParallel = DistributedDataParallel  # type: ignore[assignment, misc]
+        nn.parallel.distributed.DistributedDataParallel = DistributedDataParallel  # type: ignore[assignment, misc]
+        nn.DataParallel = nn.parallel.DataParallel = DistributedDataParallel  # type: ignore[misc,assignment]
+
+        def sharded(fsdp: Any) -> None:
+            fsdp.FullyShardedDataParallel = FullyShardedDataParallel
+            fsdp.fully_sharded_data_parallel.FullyShardedDataParallel = FullyShardedDataParallel
+
+            def fully_shard(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+                parallel.shard(module, kwargs.get("mp_policy"))
+                return module
+
+            fsdp.fully_shard = fully_shard
+
+        after_import({"torch.distributed.fsdp": sharded})
+
+    def shard(self, module: nn.Module, precision: Any) -> None:
+        """The script shards a network, with a policy of precision or None."""
+        self.strategy = "fsdp"
+        dtype = getattr(precision, "param_dtype", None)
+        if dtype is not None:
+            self.dtype = dtype
+            _compute_in(module, dtype)
+
+    def _spawn(self, function: Any, args: Any = (), nprocs: int = 1, *rest: Any, **kwargs: Any) -> None:
+        """Runs the first of the processes that the script would start, here."""
+        self._settings = replace(self._settings, world_size=max(nprocs, self._settings.world_size))
+        function(0, *args)
+
+
+def _gather_objects(objects: list[Any], own: Any, *args: Any, **kwargs: Any) -> None:
+    objects[:] = [own] * len(objects)
+
+
+_BLOCK = 128
+_SAMPLED_BLOCKS = 24
+_MOST_VALUES = 1 << 18
+_CAUSAL_SHARE = 0.5
+
+
+class _Mask:
+    """The mask of blocks that ``create_block_mask`` gives.
+
+    Attributes:
+        share: Share of the blocks with any value.
+        shape: Batch, heads, queries and keys.
+    """
+
+    def __init__(self, share: float, shape: tuple[int, int, int, int]) -> None:
+        self.share, self.shape = share, shape
+
+    def to(self, *args: Any, **kwargs: Any) -> _Mask:
+        return self
+
+    def sparsity(self) -> float:
+        return 100.0 * (1.0 - self.share)
+
+
+class _Shortened(torch.autograd.Function):
+    """The first keys or values; the kernel writes the gradients of all."""
+
+    @staticmethod
+    def forward(ctx: Any, source: torch.Tensor, number: int) -> torch.Tensor:
+        ctx.shape = source.shape
+        return source[..., :number, :]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        (gradient,) = gradients
+        make = gradient.new_empty if is_pretended(gradient) else gradient.new_zeros
+        return make(ctx.shape), None
+
+
+class FlexibleAttention:
+    """Replaces PyTorch's functions of flexible attention.
+
+    Args:
+        recorder: The recorder of the script; it leaves the making of masks out.
+        known: Values of pretended tensors; None where the script computes.
+        notes: Receives what was assumed.
+    """
+
+    def __init__(self, recorder: Any, known: Any, notes: list[str]) -> None:
+        self._recorder, self._known, self._notes = recorder, known, notes
+
+    def cover(self, module: Any) -> None:
+        """Replaces the functions of ``torch.nn.attention.flex_attention``."""
+
+        def flex_attention(
+            query: torch.Tensor,
+            key: torch.Tensor,
+            value: torch.Tensor,
+            score_mod: Any = None,
+            block_mask: Any = None,
+            scale: float | None = None,
+            enable_gqa: bool = False,
+            return_lse: bool = False,
+            kernel_options: Any = None,
+            *,
+            return_aux: Any = None,
+        ) -> Any:
+            number = max(1, round(self._share(block_mask) * key.shape[-2]))
+            if number < key.shape[-2]:
+                key, value = _Shortened.apply(key, number), _Shortened.apply(value, number)
+            found = functional.scaled_dot_product_attention(
+                query, key, value, scale=scale, enable_gqa=enable_gqa
+            )
+            if not return_lse and return_aux is None:
+                return found
+            sums = query.new_empty(query.shape[:-1], dtype=torch.float32)
+            return found, (sums if return_aux is None else module.AuxOutput(lse=sums, max_scores=sums))
+
+        def create_block_mask(
+            mask_mod: Any,
+            B: Any,
+            H: Any,
+            Q_LEN: int,
+            KV_LEN: int,
+            device: Any = None,
+            *_: Any,
+            **__: Any,
+        ) -> _Mask:
+            where = torch.device("cuda" if device is None and self._known is not None else device or "cpu")
+            return _Mask(
+                self._measured_share(mask_mod, Q_LEN, KV_LEN, where), (B or 1, H or 1, Q_LEN, KV_LEN)
+            )
+
+        module.flex_attention, module.create_block_mask = flex_attention, create_block_mask
+
+    def _share(self, mask: Any) -> float:
+        if mask is None:
+            return 1.0
+        if isinstance(mask, _Mask):
+            return mask.share
+        counts = [self._values(mask.kv_num_blocks)]
+        if mask.full_kv_num_blocks is not None:
+            counts.append(self._values(mask.full_kv_num_blocks))
+        if any(count is None for count in counts):
+            return self._assumed()
+        blocks = sum(float(count.sum()) for count in counts if count is not None) / mask.kv_num_blocks.numel()
+        return float(min(1.0, blocks * mask.BLOCK_SIZE[1] / mask.seq_lengths[1]))
+
+    def _assumed(self) -> float:
+        text = (
+            "the block mask of flex_attention has values that are not known: half of its blocks were assumed"
+        )
+        if text not in self._notes:
+            self._notes.append(text)
+        return _CAUSAL_SHARE
+
+    def _values(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        if not is_pretended(tensor):
+            return tensor
+        found: torch.Tensor | None = self._known.of(tensor)
+        return found
+
+    def _measured_share(self, mask_mod: Any, queries: int, keys: int, device: torch.device) -> float:
+        """Share of blocks of which the first, middle or last query sees a key."""
+        was_paused, self._recorder.is_paused = self._recorder.is_paused, True
+        blocks = -(-queries // _BLOCK)
+        chosen = torch.linspace(0, blocks - 1, min(blocks, _SAMPLED_BLOCKS)).round().long().tolist()
+        rows_at_once = max(1, _MOST_VALUES // keys)
+        seen = 0.0
+        try:
+            nothing = torch.zeros((), dtype=torch.long, device=device)
+            key = torch.arange(keys, device=device)
+            for block in chosen:
+                first, last = block * _BLOCK, min(queries, (block + 1) * _BLOCK) - 1
+                any_key = torch.zeros(keys, dtype=torch.bool)
+                rows = sorted({first, (first + last) // 2, last})
+                for start in range(0, len(rows), rows_at_once):
+                    query = torch.tensor(rows[start : start + rows_at_once], device=device)
+                    values = self._values(mask_mod(nothing, nothing, query[:, None], key[None, :]))
+                    if values is None:
+                        return self._assumed()
+                    any_key |= values.expand(len(query), keys).any(dim=0)
+                seen += float(sum(part.any() for part in any_key.split(_BLOCK))) / -(-keys // _BLOCK)
+        except Exception:  # a function of single positions, which takes no rows of them
+            return self._assumed()
+        finally:
+            self._recorder.is_paused = was_paused
+        return seen / len(chosen)

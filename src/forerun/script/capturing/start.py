@@ -1,0 +1,316 @@
+"""Installs the hooks of a capture in the script's process, and ends the process when the capture is done."""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import contextlib
+import faulthandler
+import functools
+import gc
+import importlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from forerun.base.process_control import die_with_parent
+from forerun.script.capturing.isolation import isolate
+from forerun.script.patching import after_import, error_words, place_in_script, place_of, trainer_patches
+from forerun.script.profiling.messages import CaptureSettings, read_settings
+
+__all__ = ["CAPTURED_STATUS", "END_FILE", "LATE_FILE", "install"]
+
+CAPTURED_STATUS = 78
+"""Exit status of a script whose steps were captured."""
+
+_WAIT_S = 0.02
+
+LATE_FILE = "late"
+"""File with the frames of a script whose time was nearly over, as ``faulthandler`` writes them."""
+
+END_FILE = "end.json"
+"""File that says in what way the script ended without a capture."""
+
+
+def install(settings_file: Path) -> None:
+    """Makes this process one that waits for requests, and returns in a copy of it for each request.
+
+    The start of Python and the import of PyTorch are most of a capture; copies share them. A copy goes on as the
+    script's own process, from its first line.
+    """
+    if os.environ.get("FORERUN_CAPTURED_BY"):
+        return  # a process that the captured one started
+    os.environ["FORERUN_CAPTURED_BY"] = str(os.getpid())
+    folder = settings_file.parent
+    _load()
+    request = _next_request(folder)
+    settings = read_settings(request / "settings.json", CaptureSettings)
+    sys.argv[1:] = settings.arguments if settings.arguments is not None else sys.argv[1:]
+    isolate(request, settings.files)
+    # Just before its time is over the process says where it is.
+    faulthandler.dump_traceback_later(0.98 * settings.timeout_s, file=(request / LATE_FILE).open("w"))
+    end = _End(request)
+    end.cover()
+    session = _Session(settings, end)
+    from forerun.script.capturing.job import remember_arguments
+
+    after_import({"argparse": remember_arguments, "torch": session.torch, "triton.runtime.jit": session.triton,
+                  "tensorflow.python.eager.backprop": session.tensorflow, "jax": session.jax})  # fmt: skip
+
+
+def _load() -> None:
+    """Loads what nearly every capture needs, and keeps TensorBoard from TensorFlow, which would write its logs."""
+    sys.modules.setdefault("tensorboard.compat.notf", ModuleType("tensorboard.compat.notf"))
+    for name in ("torch", "torch.utils.data", "torch._dynamo", "forerun.script.capturing.result"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    gc.freeze()
+
+
+def _next_request(folder: Path) -> Path:
+    """Waits for requests; returns the folder of one, in a copy of this process. Ends with the process that asks."""
+    parent, number = os.getppid(), 0
+    die_with_parent(parent)
+    while True:
+        request = folder / str(number)
+        if not (request / "settings.json").exists():
+            if os.getppid() != parent:
+                os._exit(0)
+            time.sleep(_WAIT_S)
+            continue
+        pid = os.fork()
+        if not pid:
+            output = os.open(request / "output", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            return request
+        _, status = os.waitpid(pid, 0)
+        (request / "status.partial").write_text(str(os.waitstatus_to_exitcode(status)), encoding="ascii")
+        (request / "status.partial").replace(request / "status")
+        number += 1
+
+
+class _End:
+    """Notes how the process ends."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / END_FILE
+        self._pid = os.getpid()
+        self.steps: Any = None
+
+    def cover(self) -> None:
+        """Watches the ways to end."""
+        leave, fork = os._exit, os.fork
+
+        def left(status: int = 0) -> None:
+            if os.getpid() == self._pid:
+                self.note("os._exit", status=status, place=place_in_script())
+            leave(status)
+
+        @functools.wraps(fork)
+        def forked() -> int:
+            found = fork()
+            if found:
+                self.note("fork")
+            return found
+
+        os._exit, os.fork = left, forked  # type: ignore[assignment]
+        self.leave = leave
+        hook = sys.excepthook
+
+        def failed(kind: Any, error: BaseException, trace: Any) -> None:
+            self.note("error", text=error_words(error), refusal=_refusal(error), place=place_of(trace))
+            hook(kind, error, trace)
+
+        sys.excepthook = failed
+        self._cover_input()
+        atexit.register(lambda: self.note("end") if os.getpid() == self._pid else None)
+
+    def _cover_input(self) -> None:
+        """Notes that the script read its standard input, which is empty."""
+
+        def noting(read: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(read)
+            def noted(*args: Any, **kwargs: Any) -> Any:
+                self.note("input", place=place_in_script())
+                return read(*args, **kwargs)
+
+            return noted
+
+        builtins.input = noting(builtins.input)
+        stdin: Any = sys.stdin
+        sys.stdin = _Proxy(
+            stdin, {name: noting(getattr(stdin, name)) for name in ("read", "readline", "readlines")}
+        )
+
+    def note(self, way: str, **more: Any) -> None:
+        """Adds a line on an end, or on what may have caused it."""
+        steps = self.steps
+        line = {
+            "way": way,
+            "num_steps": steps.num_steps if steps is not None else 0,
+            "num_backwards": steps.num_backwards if steps is not None else 0,
+            **more,
+        }
+        handle = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.write(handle, (json.dumps(line) + "\n").encode())
+        os.close(handle)
+
+
+class _Proxy:
+    """An object with some of its methods replaced."""
+
+    def __init__(self, inner: Any, own: dict[str, Any]) -> None:
+        vars(self).update(own, _inner=inner)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def __iter__(self) -> Any:
+        return iter(self.readline, "")
+
+
+def _refusal(error: BaseException | None) -> str:
+    """Words of the refusal behind an error; empty if it is an error of the script."""
+    depth = 0
+    while error is not None and depth < 8:
+        if type(error).__name__ in ("ValueNeededError", "RefusedError"):
+            return str(error)
+        error, depth = error.__cause__ or error.__context__, depth + 1
+    return ""
+
+
+class _Session:
+    """One capture, from the import of PyTorch on."""
+
+    def __init__(self, settings: CaptureSettings, end: _End) -> None:
+        self._settings, self._end = settings, end
+
+    def tensorflow(self, module: Any) -> None:
+        """Refuses gradients of TensorFlow; a script on PyTorch may import it for its data or its logs."""
+
+        def refuse(*args: Any, **kwargs: Any) -> None:
+            self.refuse(
+                "it trains on TensorFlow; hand its model to forerun.keras, or name it as keras:FILE.keras"
+            )
+
+        module.GradientTape.__enter__ = refuse
+
+    def jax(self, module: Any) -> None:
+        """Refuses gradients of JAX."""
+
+        def refuse(*args: Any, **kwargs: Any) -> None:
+            self.refuse(
+                "it trains on JAX, and a capture needs PyTorch; hand a model of Keras to forerun.keras"
+            )
+
+        module.grad = module.value_and_grad = refuse
+
+    def triton(self, module: Any) -> None:
+        """Charges the launch of a Triton kernel by its traffic; its results have their shapes already."""
+
+        def run(kernel: Any, *args: Any, **kwargs: Any) -> None:
+            name = getattr(getattr(kernel, "fn", None), "__name__", "kernel")
+            self.steps.recorder.note_kernel(name, [*args, *kwargs.values()])
+
+        module.JITFunction.run = run
+
+    def refuse(self, why: str) -> None:
+        """Ends the process because the script cannot be captured."""
+        self._end.note("refused", refusal=why, place=place_in_script())
+        sys.stdout.flush()
+        self._end.leave(1)
+
+    def torch(self, torch: Any) -> None:
+        """Patches PyTorch as soon as it is loaded."""
+        from forerun.script.capturing import pretend
+        from forerun.script.capturing.checkpoints import Checkpoints
+        from forerun.script.capturing.cuda_answers import cover_attributes, pretend_cuda
+        from forerun.script.capturing.patches import Loaders, cover_keras, cover_torch
+        from forerun.script.capturing.script_recorder import ScriptRecorder
+        from forerun.script.capturing.stand_ins import FlexibleAttention, Parallelism
+        from forerun.script.capturing.steps import Steps
+        from forerun.tracing.cuda_semantics import follow_autocast
+
+        settings = self._settings
+        self.pretence: Any = pretend.Pretence() if settings.pretends else None
+        recorder = ScriptRecorder(pretends=settings.pretends)
+        steps = self.steps = self._end.steps = Steps(recorder, self.finish, self.first_step_ended)
+        autocast = follow_autocast(pretend.is_pretended) if settings.pretends else set()
+        self.flags: dict[str, Any] = {"compile": False, "fused": set(), "autocast": autocast, "notes": []}
+        self.loaders = Loaders(settings, steps)
+        self.parallel = Parallelism(settings, steps)
+        cover_torch(steps, self.flags, pretends=settings.pretends)
+        known = self.pretence.known if self.pretence is not None else None
+        flexible = FlexibleAttention(recorder, known, self.flags["notes"])
+        after_import({"torch.nn.attention.flex_attention": flexible.cover})
+        self.loaders.cover()
+        self.parallel.cover()
+        Checkpoints(settings, self.pretence, self._note).cover()
+        after_import({**cover_keras(steps), **trainer_patches(self._job_seen)})
+        recorder.__enter__()  # type: ignore[no-untyped-call]
+        if self.pretence is not None:
+            self.pretence.recorder = recorder
+            pretend_cuda()
+            cover_attributes()
+            pretend.skip_initial_values()
+            self.pretence.__enter__()  # type: ignore[no-untyped-call]
+
+    def _job_seen(self, **known: Any) -> None:
+        """Keeps what a framework's trainer says about its job."""
+        self.flags["job"] = {name: value for name, value in known.items() if value is not None}
+
+    def _note(self, text: str) -> None:
+        """Adds a sentence to what was not captured, once."""
+        if text not in self.flags["notes"]:
+            self.flags["notes"].append(text)
+
+    def first_step_ended(self) -> None:
+        """Ends the process if the script does not use the pretended device."""
+        if self.pretence is None:
+            return
+        parameters = self.steps.parameters()
+        if parameters and any(self.steps.recorder.is_traced(p) for p in parameters):
+            self.pretence.notes_guesses = True
+            return
+        self.refuse_pretence()
+
+    def refuse_pretence(self) -> None:
+        """The script trains on the processor: the caller records it there."""
+        self._end.note("no device")
+        self._end.leave(1)
+
+    def finish(self) -> None:
+        """Writes the result and ends the process."""
+        from forerun.script.capturing.job import argument_options
+        from forerun.script.capturing.result import write_result
+
+        recorder = self.steps.recorder
+        recorder.records_ops = False
+        recorder.is_paused = True
+        self.flags["options"] = argument_options()
+        self.flags["configurator"] = _names_of_main()
+        guesses = self.pretence.guesses if self.pretence is not None else {}
+        write_result(
+            Path(self._settings.folder), self.steps, self.loaders, self.parallel, sys._getframe(), self.flags,
+            guesses,
+        )  # fmt: skip
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        self._end.leave(CAPTURED_STATUS)
+
+
+def _names_of_main() -> dict[str, int]:
+    """Whole numbers among the variables of a script that reads ``--name=value`` into its variables."""
+    main = vars(sys.modules["__main__"])
+    source = Path(str(main.get("__file__", "")))
+    try:
+        reads_words = "configurator" in source.read_text(encoding="utf-8")
+    except OSError:
+        return {}
+    return {k: v for k, v in main.items() if type(v) is int} if reads_words else {}

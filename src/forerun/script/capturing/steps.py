@@ -1,0 +1,376 @@
+"""Finds the steps of a training script by its optimizers, and records two of them.
+
+A step ends when the optimizer that updates least often has updated. The first step shows which optimizers there are;
+the second and third are recorded. A script without an optimizer ends its steps where a forward pass follows a backward
+pass.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from forerun.graph.graph import AllocationKind, MemoryEvent, OpClass, StepPart
+from forerun.script.capturing.script_recorder import ScriptRecorder
+from forerun.tracing.recorder import RecordedRow
+
+__all__ = ["RecordedStep", "Steps", "first_tensor", "unwrapped"]
+
+_IDLE_OPTIMIZER_STEPS = 6
+_MOST_STEPS = 6
+_DIFFERENT = 0.02
+_HEAVY = (OpClass.CONV, OpClass.DEPTHWISE_CONV, OpClass.GROUPED_CONV, OpClass.LINEAR, OpClass.BMM, OpClass.ATTENTION,
+          OpClass.RECURRENT)  # fmt: skip
+
+
+@dataclass(slots=True)
+class RecordedStep:
+    """One recorded step of the script.
+
+    Attributes:
+        first_row: Position of its first row.
+        first_event: Position of its first entry in the memory stream.
+        last_row: Position behind its last row.
+        backward_ends: Positions behind the rows of each backward pass.
+        micro_events: Position in the memory stream at the end of each backward pass.
+        num_forwards: Forward passes of outermost modules with gradients.
+        updates: Updates by optimizer, in the order of the optimizers.
+        samples: Samples of each batch that was used.
+        loader_samples: Samples of each batch the loader gave.
+        num_reads: Values that the host read.
+        collectives: Calls and bytes of each collective that the script called itself.
+    """
+
+    first_row: int = 0
+    first_event: int = 0
+    last_row: int = 0
+    backward_ends: list[int] = field(default_factory=list)
+    micro_events: list[int] = field(default_factory=list)
+    num_forwards: int = 0
+    updates: dict[int, int] = field(default_factory=dict)
+    samples: list[int] = field(default_factory=list)
+    loader_samples: list[int] = field(default_factory=list)
+    num_reads: int = 0
+    collectives: dict[str, list[int]] = field(default_factory=dict)
+
+
+class Steps:
+    """Follows the script from step to step.
+
+    Args:
+        recorder: Recorder of operations and memory.
+        finish: Called once when enough steps are recorded; does not return.
+        at_end_of_first: Called at the end of the first step; may replace the recorder.
+    """
+
+    def __init__(
+        self, recorder: ScriptRecorder, finish: Callable[[], None], at_end_of_first: Callable[[], None]
+    ) -> None:
+        self.recorder = recorder
+        self._finish, self._at_end_of_first = finish, at_end_of_first
+        self.optimizers: dict[int, Any] = {}
+        self.num_updates: dict[int, int] = {}
+        self.keras_optimizers: dict[int, Any] = {}
+        self.roots: dict[int, torch.nn.Module] = {}
+        self.names: dict[int, str] = {}
+        self.recorded: list[RecordedStep] = []
+        self.num_steps = 0
+        self.num_backwards = 0
+        self.has_recomputation = False
+        self.clips = False
+        self.input_shape: tuple[int, ...] = ()
+        self.first_sizes: tuple[int, ...] = ()
+        self.reads_tokens = False
+        self.is_channels_last = False
+        self.in_loader = False
+        self._last: int | None = None
+        self._depth = 0
+        self.in_backward = False
+        self._saw_backward = False
+        self._now: RecordedStep | None = None
+
+    # What the hooks report.
+
+    def optimizer_made(self, optimizer: Any) -> None:
+        """A script made an optimizer."""
+        self.optimizers.setdefault(id(optimizer), optimizer)
+        self.num_updates.setdefault(id(optimizer), 0)
+
+    def update_begins(self, optimizer: Any) -> None:
+        """An optimizer begins to change its weights."""
+        # One that was unpickled or copied never passed its constructor.
+        self.optimizer_made(optimizer)
+        self._weights_change()
+
+    def update_ends(self, optimizer: Any) -> None:
+        """An optimizer has changed its weights."""
+        self.recorder.in_optimizer = False
+        self.recorder.default_kind = AllocationKind.ACTIVATION
+        key = id(optimizer)
+        self.num_updates[key] += 1
+        if self._now is not None:
+            self._now.updates[key] = self._now.updates.get(key, 0) + 1
+        if self._is_boundary(key):
+            self._step_ends()
+
+    def closure_begins(self) -> None:
+        """An optimizer calls the script's closure for the loss."""
+        self.recorder.in_optimizer = False
+        self.recorder.default_kind = AllocationKind.ACTIVATION
+
+    def closure_ends(self) -> None:
+        """The closure returned; the update goes on."""
+        self._weights_change()
+
+    def _weights_change(self) -> None:
+        if self._now is not None:
+            # Only now all gradients exist; the recorder saw their blocks as results of any operation.
+            self.recorder.set_kind(self.gradients(), AllocationKind.GRADIENT)
+            self.recorder.mark(MemoryEvent.OPTIMIZER_BEGINS)
+        self.recorder.in_optimizer = True
+        self.recorder.default_kind = AllocationKind.TEMPORARY
+
+    def backward_begins(self) -> None:
+        """A backward pass begins."""
+        self.in_backward = True
+        self.recorder.default_kind = AllocationKind.TEMPORARY
+        if self._now is not None and not self._now.backward_ends:
+            self.recorder.mark(MemoryEvent.BACKWARD_BEGINS)
+
+    def backward_ends(self) -> None:
+        """A backward pass is over."""
+        self.in_backward = False
+        self._saw_backward = True
+        self.num_backwards += 1
+        self.recorder.default_kind = AllocationKind.ACTIVATION
+        if self._now is not None:
+            self._now.backward_ends.append(len(self.recorder.rows))
+            self._now.micro_events.append(len(self.recorder.events))
+
+    def module_begins(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        """A module begins its forward pass."""
+        if self._depth == 0 and not self.in_backward and not self.in_loader:
+            self._root_begins(module, args, kwargs)
+        elif self.in_backward:
+            # Nothing but checkpointing runs a module's forward pass while gradients are computed.
+            self.has_recomputation = True
+        self._depth += 1
+        self.recorder.enter_module(self.names.get(id(module), ""))
+
+    def module_ends(self) -> None:
+        """A module has ended its forward pass."""
+        self._depth = max(0, self._depth - 1)
+        # The first is the script itself; a module whose begin was not seen must not take it away.
+        if len(self.recorder._modules) > 1:
+            self.recorder.leave_module()
+
+    def batch_loaded(self, num_samples: int) -> None:
+        """A loader gave a batch."""
+        if self._now is not None:
+            self._now.loader_samples.append(num_samples)
+
+    def collective(self, name: str, size_bytes: int) -> None:
+        """The script called a collective itself."""
+        if self._now is not None:
+            number = self._now.collectives.setdefault(name, [0, 0])
+            number[0] += 1
+            number[1] += size_bytes
+
+    def keras_update_begins(self, optimizer: Any) -> None:
+        """An optimizer of Keras begins; the step it belongs to is marked by its trainer."""
+        self.keras_optimizers[id(optimizer)] = optimizer
+        self.recorder.in_optimizer = True
+        if self._now is not None:
+            self.recorder.set_kind(self.gradients(), AllocationKind.GRADIENT)
+            self.recorder.mark(MemoryEvent.OPTIMIZER_BEGINS)
+
+    def keras_update_ends(self, optimizer: Any) -> None:
+        """An optimizer of Keras has changed its weights."""
+        self.recorder.in_optimizer = False
+        if self._now is not None:
+            self._now.updates[id(optimizer)] = self._now.updates.get(id(optimizer), 0) + 1
+
+    def step_marked(self) -> None:
+        """A framework says that a step is over, whose optimizers are its own."""
+        self._step_ends()
+
+    # Steps.
+
+    def _root_begins(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        first = first_tensor((args, kwargs))
+        if not torch.is_grad_enabled() or (first is not None and not self.recorder.is_traced(first)):
+            return
+        if not self.optimizers and not self.keras_optimizers and self._saw_backward:
+            self._step_ends()
+        if id(module) not in self.roots:
+            self.roots[id(module)] = module
+            prefix = f"{type(module).__name__}." if len(self.roots) > 1 else ""
+            for name, inner in module.named_modules():
+                self.names.setdefault(id(inner), f"{prefix}{name}".rstrip("."))
+        if first is not None and first.dim():
+            if not self.first_sizes:
+                self.reads_tokens = first.dim() == 2 and first.dtype in (torch.int64, torch.int32)
+            self.input_shape = self.input_shape or tuple(first.shape[1:])
+            self.first_sizes = self.first_sizes or tuple(first.shape[:2])
+            if first.dim() == 4 and first.shape[1] > 1 and not first.is_contiguous():
+                self.is_channels_last |= first.is_contiguous(memory_format=torch.channels_last)
+            if self._now is not None:
+                self._now.samples.append(int(first.shape[0]))
+        if self._now is not None:
+            self._now.num_forwards += 1
+
+    def _is_boundary(self, key: int) -> bool:
+        waiting = [k for k, number in self.num_updates.items() if not number]
+        most = max(self.num_updates.values())
+        if waiting and most < _IDLE_OPTIMIZER_STEPS:
+            return False
+        if self._last is None:
+            used = {k: n for k, n in self.num_updates.items() if n}
+            fewest = min(used.values())
+            # Among optimizers that update equally often, the one that came last ends the step.
+            rarest = [k for k, n in used.items() if n == fewest]
+            self._last = key if key in rarest else rarest[-1]
+        return key == self._last
+
+    def _step_ends(self) -> None:
+        self._saw_backward = False
+        self.num_steps += 1
+        if self._now is not None:
+            self._close()
+        elif self.num_steps == 1:
+            self._at_end_of_first()
+        if len(self.recorded) >= 2 and (len(self.recorded) >= _MOST_STEPS or not self._vary()):
+            self._finish()
+        self._open()
+
+    def _open(self) -> None:
+        if not self.recorded:
+            gc.collect()
+            gc.disable()  # blocks are freed by their last reference, not when the collector happens to run
+            self.recorder.begin(self._static(), self.trained())
+        self._now = RecordedStep(first_row=len(self.recorder.rows), first_event=len(self.recorder.events))
+        self.recorder.num_reads = 0
+        self.recorder.mark(MemoryEvent.FORWARD_BEGINS)
+
+    def _close(self) -> None:
+        assert self._now is not None
+        self.recorder.mark(MemoryEvent.STEP_ENDS)
+        self._now.last_row = len(self.recorder.rows)
+        self._now.num_reads = self.recorder.num_reads
+        self.recorded.append(self._now)
+        self._now = None
+
+    def rows_of(self, step: RecordedStep) -> list[RecordedRow]:
+        """The rows of a recorded step."""
+        return self.recorder.rows[step.first_row : step.last_row]
+
+    def flops_of(self, step: RecordedStep) -> float:
+        """Work of a recorded step [FLOP]."""
+        return sum(row.cost.flops * row.cost.count for row in self.rows_of(step))
+
+    def _vary(self) -> bool:
+        """True if recorded steps differ in their work, such as those of sentences of different lengths."""
+        work = [self.flops_of(step) for step in self.recorded]
+        return max(work) - min(work) > _DIFFERENT * max(work)
+
+    # Tensors.
+
+    def parameters(self) -> list[torch.Tensor]:
+        """The weights of all networks that were run with gradients, and of all optimizers, each once."""
+        found: dict[int, torch.Tensor] = {}
+        for module in self.roots.values():
+            found.update({id(p): p for p in map(unwrapped, module.parameters())})
+        found.update({id(p): p for p in self.trained()})
+        return list(found.values())
+
+    def trained(self) -> list[torch.Tensor]:
+        """The weights that optimizers change; without optimizers, those that get gradients."""
+        groups = [
+            group
+            for optimizer in self.optimizers.values()
+            for group in getattr(optimizer, "param_groups", [])
+        ]
+        params = [p for group in groups for p in group["params"]]
+        if not params:
+            params = [p for module in self.roots.values() for p in module.parameters() if p.requires_grad]
+        return list({id(p): p for p in map(unwrapped, params)}.values())
+
+    def gradients(self) -> list[torch.Tensor]:
+        """The gradients that exist now."""
+        return [p.grad for p in self.trained() if p.grad is not None]
+
+    def states(self) -> list[torch.Tensor]:
+        """The states of all optimizers."""
+        found: list[torch.Tensor] = []
+        for optimizer in self.optimizers.values():
+            for state in getattr(optimizer, "state", {}).values():
+                values = state.values() if isinstance(state, dict) else ()
+                found += [value for value in values if isinstance(value, torch.Tensor)]
+        for optimizer in self.keras_optimizers.values():
+            values = [getattr(variable, "value", None) for variable in optimizer.variables]  # type: ignore[assignment]
+            found += [value for value in values if isinstance(value, torch.Tensor)]
+        return [tensor for tensor in found if self.recorder.is_traced(tensor) and tensor.dim()]
+
+    def _static(self) -> list[tuple[torch.Tensor, AllocationKind]]:
+        traced = self.recorder.is_traced
+        found = [(b, AllocationKind.BUFFER) for m in self.roots.values() for b in m.buffers() if traced(b)]
+        found += [(p, AllocationKind.WEIGHT) for p in self.parameters() if traced(p)]
+        found += [(g, AllocationKind.GRADIENT) for g in self.gradients() if traced(g)]
+        found += [(s, AllocationKind.OPTIMIZER_STATE) for s in self.states()]
+        return found
+
+    def micro_steps(self, step: RecordedStep, options: Sequence[Mapping[str, Any]] = ()) -> int:
+        """Micro-steps of a step: backward passes of one optimizer that do the same work on samples of their own.
+
+        Passes are alike if they have the same heavy operations and weights, if each has a batch of the loader, or if an
+        argument for accumulated gradients says their number: sequences of different lengths differ in their kernels.
+
+        Args:
+            step: The recorded step.
+            options: Options of the script's parsers, ``name`` and ``value``.
+        """
+        ends = step.backward_ends
+        if len(ends) < 2 or len(step.updates) > 1 or sum(step.updates.values()) > 1:
+            return 1
+        if any(ends[0] <= row < ends[-1] for row in self.recorder.weight_writes):
+            return 1  # a second look at the same samples, such as that of sharpness-aware updates
+        begins = [step.first_row, *ends[:-1]]
+        works = [self._heavy(begin, end) for begin, end in zip(begins, ends, strict=True)]
+        is_alike = bool(works[0]) and all(work == works[0] for work in works)
+        is_said = any(o["value"] == len(ends) and "accum" in o["name"].lower() for o in options)
+        return len(ends) if is_alike or is_said or len(step.loader_samples) == len(ends) else 1
+
+    def _heavy(self, begin: int, end: int) -> list[tuple[str, str]]:
+        rows = self.recorder.rows[begin:end]
+        return [
+            (row.kernel_name, row.module_name)
+            for row in rows
+            if row.step_part == StepPart.FORWARD and row.cost.op_class in _HEAVY
+        ]
+
+
+def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor within those that transformations of functions, such as ``torch.func.grad``, put around it."""
+    functions: Any = torch._C._functorch
+    while functions.is_functorch_wrapped_tensor(tensor):
+        tensor = functions.get_unwrapped(tensor)
+    return tensor
+
+
+def first_tensor(value: Any, depth: int = 0) -> torch.Tensor | None:
+    """The first tensor in nested lists, tuples, dicts and mappings."""
+    if isinstance(value, torch.Tensor):
+        return value
+    if depth > 4:
+        return None
+    if hasattr(value, "values") and callable(value.values):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            if (found := first_tensor(item, depth + 1)) is not None:
+                return found
+    return None

@@ -1,1 +1,0 @@
-"""Commands on a script: capture, profile, tune, compare, apply."""

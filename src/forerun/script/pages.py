@@ -1,0 +1,410 @@
+"""The pages and the pictures of the answers about a script: a profile, a study, its scenarios, a comparison."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from forerun.base.units import format_bytes, format_count, format_duration_s, format_energy_j
+from forerun.surface.report.figure import COLOURS, check_plot_path, look_of, new_figure, save_figure
+from forerun.surface.report.tables import Columns, table, table_of
+from forerun.surface.report.wording import format_percent
+
+if TYPE_CHECKING:  # a page needs no more than what its own answer has loaded
+    from forerun.script.compare import ComparedRun, Comparison
+    from forerun.script.profiling.profile import Advice, Profile
+    from forerun.script.tune import TuneResult
+    from forerun.script.tuning.configuration import ScriptConfiguration
+    from forerun.script.tuning.scenario_answer import ScenarioRun, ScenarioRuns
+
+__all__ = [
+    "comparison_page",
+    "parts_plot",
+    "profile_page",
+    "scenario_page",
+    "tune_page",
+    "write_scenario_plots",
+]
+
+_PART_NAMES = {
+    "input_wait_s": "waiting for input",
+    "copy_s": "copies to the device",
+    "kernels_s": "kernels",
+    "host_s": "host and idle",
+}
+_PHASES = {
+    "start": "start",
+    "steps": "training steps",
+    "between": "validation and other",
+    "profiling": "profiling itself",
+    "end": "end",
+}
+_BAR = 30
+_WORTH_SAYING = 0.05
+
+
+def profile_page(profile: Profile) -> RenderableType:
+    """A profile as a page of text."""
+    parts: list[RenderableType] = [_title(profile), Text(""), Text("Where a step goes", style="bold")]
+    parts += [_indented(_parts(profile)), Text(""), Text("What is used", style="bold")]
+    parts += [_indented(_usage(profile)), Text("")]
+    if profile.advice is not None:
+        parts += [*_advice(profile.advice), Text("")]
+    parts.append(_times(profile))
+    if profile.hooks:
+        parts += [Text(f"hook: {hook['knob']}: {hook['what']}") for hook in profile.hooks]
+    parts += [Text(f"note: {note}", style="dim") for note in profile.notes]
+    return Group(*parts)
+
+
+def _indented(part: RenderableType) -> Padding:
+    return Padding(part, (0, 0, 0, 2), expand=False)
+
+
+def _title(profile: Profile) -> Text:
+    speed = (
+        ""
+        if profile.throughput_samples_per_s is None
+        else f", {format_count(profile.throughput_samples_per_s)} samples/s at {profile.batch_size:.0f} a step"
+    )
+    return Text.assemble(
+        ("Profile", "bold"),
+        f" of {' '.join(profile.command)}: {profile.outcome}, {profile.num_steps:,} steps on {profile.device}\n",
+        f"step {format_duration_s(profile.step_time_s)} (median {format_duration_s(profile.step_time_median_s)})",
+        speed,
+    )
+
+
+def _parts(profile: Profile) -> Table:
+    step_s = profile.step_time_s
+    columns: Columns[str] = {
+        "part": lambda name: _PART_NAMES[name],
+        "time": lambda name: format_duration_s(getattr(profile.parts, name)),
+        "share": lambda name: format_percent(getattr(profile.parts, name) / step_s),
+        "bar": lambda name: "█" * round(_BAR * getattr(profile.parts, name) / step_s),
+    }
+    made = table_of(list(_PART_NAMES), columns, left=("part", "bar"))
+    made.show_header = False
+    return made
+
+
+def _usage(profile: Profile) -> Group:
+    lines = [f"CPU {format_percent(profile.cpu_utilisation)} of {profile.num_usable_cores:g} cores"]
+    if profile.busy_machine_fraction is not None and profile.busy_machine_fraction >= _WORTH_SAYING:
+        lines.append(
+            "other work of the machine kept the script off its cores in "
+            f"{format_percent(profile.busy_machine_fraction)} of its steps"
+        )
+    if profile.device_busy_fraction is not None:
+        lines.append(f"device computes {format_percent(profile.device_busy_fraction)} of a step")
+    lines.append(f"memory {format_bytes(profile.peak_memory_bytes)} at the peak, all processes")
+    if profile.device_peak_bytes is not None:
+        lines.append(f"device memory {format_bytes(profile.device_peak_bytes)}")
+    if (power_w := profile.sensors.get("gpu_power_w_mean")) is not None:
+        lines.append(f"power {power_w:.0f} W")
+    for name, cause in (("gpu_throttled_by_heat_mean", "heat"), ("gpu_throttled_by_power_mean", "power")):
+        if share := profile.sensors.get(name):
+            lines.append(f"clocks throttled by {cause} in {format_percent(share)} of the samples")
+    return Group(*(Text(line) for line in lines))
+
+
+def _advice(advice: Advice) -> list[Text]:
+    gain = (
+        ""
+        if advice.speedup is None or advice.speedup_low is None or advice.speedup_high is None
+        else f" Expected: {advice.speedup:.2f} times the speed ({advice.speedup_low:.2f} to {advice.speedup_high:.2f})."
+    )
+    knobs = ", ".join(f"{name}={value}" for name, value in advice.change.items())
+    lines = [
+        Text.assemble(("Bottleneck: ", "bold"), (advice.bottleneck, "bold red"), f". {advice.reason}."),
+        Text.assemble(("Next: ", "bold"), f"{advice.words}.{gain}"),
+    ]
+    return [*lines, Text(f"      knobs: {knobs}")] if knobs else lines
+
+
+def _times(profile: Profile) -> Text:
+    phases = ", ".join(
+        f"{words} {format_duration_s(profile.phases_s[name])}"
+        for name, words in _PHASES.items()
+        if profile.phases_s[name] >= 1e-3
+    )
+    text = Text(f"This run took {format_duration_s(profile.wall_s)}: {phases}")
+    if profile.job_time_s is not None and profile.time_left_s is not None:
+        text.append(
+            f"\nThe whole job of {_length(profile)} takes {format_duration_s(profile.job_time_s)}; "
+            f"{format_duration_s(profile.time_left_s)} of it were left"
+        )
+    return text
+
+
+def _length(profile: Profile) -> str:
+    """Length of the job: by its steps, where they are not those of its epochs."""
+    steps, epochs, per_epoch = profile.num_steps_of_job, profile.epochs, profile.steps_per_epoch
+    if steps is None or (epochs is not None and per_epoch is not None and steps >= epochs * per_epoch):
+        return f"{epochs:g} epochs"
+    return f"{steps:,.0f} steps"
+
+
+def parts_plot(path: Path, profiles: Mapping[str, Profile]) -> None:
+    """Parts of the time of a sample, one bar per run.
+
+    Raises:
+        UsageError, FailureError: The file cannot be written.
+    """
+    check_plot_path(path)
+    figure = new_figure(width_in=8.0, height_in=1.6 + 0.6 * len(profiles))
+    axes = figure.subplots()
+    names = list(profiles)
+    has_samples = all(profile.batch_size for profile in profiles.values())
+    left = [0.0] * len(names)
+    for index, (part, words) in enumerate(_PART_NAMES.items()):
+        values = [
+            1e3 * getattr(p.parts, part) / ((p.batch_size or 1.0) if has_samples else 1.0)
+            for p in profiles.values()
+        ]
+        axes.barh(names, values, left=left, label=words, color=COLOURS[index])
+        left = [a + b for a, b in zip(left, values, strict=True)]
+    axes.invert_yaxis()
+    axes.set_xlabel(f"time of a {'sample' if has_samples else 'step'} [ms]")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize="small")
+    save_figure(figure, path)
+
+
+_MOST_TRIALS = 12
+
+
+def tune_page(found: TuneResult) -> RenderableType:
+    """Result of a study: speed before and after, and the best trials."""
+    ran = [trial for trial in found.trials if trial["outcome"] != "rejected"]
+    resumed = ", resumed" if found.is_resumed else ""
+    parts: list[RenderableType] = [
+        Text.assemble(
+            ("Tuned", "bold"),
+            f" for {', '.join(found.objectives)}: {len(ran)} trials{resumed}, ended by {found.ended_by}; "
+            f"{found.num_rejected} rejected by the memory model, {found.num_out_of_memory} lost to memory",
+        ),
+        Text(""),
+        _indented(_trials(found)),
+        Text(""),
+    ]
+    if found.checked is not None and found.checked.get("best") is not None:
+        parts += [Text("Whole runs", style="bold"), _indented(_before_after(found.checked)), Text("")]
+    if found.verdict is not None:
+        style = {"better": "bold green", "worse": "bold red"}.get(found.verdict.verdict, "bold")
+        words = found.verdict.words
+        parts += [Text(words[:1].upper() + words[1:], style=style), Text("")]
+    if found.best is not None:
+        parts.append(Text.assemble(("Best: ", "bold"), found.command))
+        hooks = ", ".join(f"{name}={value}" for name, value in found.best.hooks.items())
+        parts.append(Text(f"      hooks: {hooks or 'none'}"))
+        parts.append(Text(f"Run it: forerun apply {found.folder / 'best.yaml'} -- COMMAND"))
+    parts += [Text(f"note: {note}", style="dim") for note in (*_failures(found), *found.notes)]
+    return Group(*parts)
+
+
+def _failures(found: TuneResult) -> list[str]:
+    """Messages of trials that ended badly, equal ones once."""
+    failed = [trial for trial in found.trials if trial["outcome"] in ("crashed", "timeout")]
+    reasons: dict[str, list[str]] = {}
+    for trial in failed:
+        reasons.setdefault(f"{trial['outcome']}: {trial['reason']}", []).append(str(trial["number"]))
+    return [
+        f"trial{'s' if len(numbers) > 1 else ''} {', '.join(numbers)} {reason}"
+        for reason, numbers in reasons.items()
+    ]
+
+
+def _trials(found: TuneResult) -> Table:
+    told = [trial for trial in found.trials if trial["objectives"] is not None]
+    sign = -1 if found.objectives[0] in ("speed", "accuracy") else 1
+    ranked = sorted(told, key=lambda trial: sign * trial["objectives"][0])
+    columns: Columns[dict[str, Any]] = {
+        "values": lambda trial: ", ".join(f"{name}={value}" for name, value in trial["values"].items()),
+        "trial": lambda trial: str(trial["number"]),
+        **{name: partial(_objective, index=index) for index, name in enumerate(found.objectives)},
+        "memory": lambda trial: format_bytes(trial["peak_memory_bytes"]),
+        "from": lambda trial: trial["source"],
+        "front": lambda trial: "*" if trial["number"] in found.front else "",
+    }
+    return table_of(ranked[:_MOST_TRIALS], columns, left=("values",), fold=tuple(columns))
+
+
+def _objective(trial: dict[str, Any], *, index: int) -> str:
+    return f"{trial['objectives'][index]:.4g}"
+
+
+def _before_after(checked: dict[str, Any]) -> Table:
+    before, after = checked["baseline"], checked["best"]
+    titles = ("", "before", "after", "ratio")
+    made = table(titles, left=titles[:1], fold=titles)
+
+    def row(name: str, key: str, form: Any, *, has_ratio: bool = True) -> None:
+        first, second = before[key], after[key]
+        if first is None or second is None:
+            return
+        ratio = f"{second / first:.2f}" if has_ratio and first else ""
+        made.add_row(name, form(first), form(second), ratio)
+
+    row("samples/s", "rate_samples_per_s", lambda v: f"{v:,.1f}")
+    row("whole run", "wall_s", format_duration_s)
+    row("step", "step_time_s", format_duration_s)
+    row("memory", "peak_memory_bytes", format_bytes)
+    row("cores used", "cpu_utilisation", lambda v: f"{v:.2f}")
+    if checked.get("metric"):
+        made.add_row(
+            f"{checked['metric']} at the end",
+            f"{checked['metric_before']:.4f}",
+            f"{checked['metric_after']:.4f}",
+            "",
+        )
+    return made
+
+
+def comparison_page(found: Comparison) -> RenderableType:
+    """Two configurations side by side."""
+    columns: Columns[ComparedRun] = {
+        "run": lambda run: run.which,
+        "samples/s": lambda run: "-" if run.rate_samples_per_s is None else f"{run.rate_samples_per_s:,.1f}",
+        "time": lambda run: format_duration_s(run.wall_s),
+        "metric": lambda run: "-" if run.metric is None else f"{run.metric:.4f}",
+    }
+    runs = table_of(found.runs, columns, left=("run",), fold=tuple(columns))
+    parts: list[RenderableType] = [_indented(runs), Text("")]
+    for name, ratio in (("samples a second", found.speed), ("whole run", found.time)):
+        if ratio is not None:
+            ends = (
+                ""
+                if ratio.low is None
+                else f" (95 %: {ratio.low:.2f} to {ratio.high:.2f}, p = {ratio.p_value:.2g})"
+            )
+            parts.append(Text(f"{name}: B is {ratio.ratio:.2f} times as fast as A{ends}"))
+    if found.accuracy is not None:
+        verdict = "is not worse" if found.accuracy.is_not_inferior else "may be worse"
+        low = "" if found.accuracy.low is None else f", at worst {found.accuracy.low:+.4f}"
+        parts.append(
+            Text(
+                f"{found.metric}: B {verdict} than A by more than {found.accuracy.margin:.4g}: "
+                f"difference {found.accuracy.difference:+.4f}{low}"
+            )
+        )
+    return Group(*parts)
+
+
+_ROWS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
+    ("train accuracy", "train_accuracy", format_percent),
+    ("test accuracy", "test_accuracy", format_percent),
+    ("train loss", "train_loss", lambda v: f"{v:.4f}"),
+    ("test loss", "test_loss", lambda v: f"{v:.4f}"),
+    ("GPU utilisation", "gpu_utilisation", format_percent),
+    ("CPU utilisation", "cpu_utilisation", format_percent),
+    ("CPU time", "cpu_time_s", format_duration_s),
+    ("step", "step_time_s", format_duration_s),
+    ("images/s", "images_per_s", lambda v: f"{v:,.1f}"),
+    ("memory", "peak_memory_bytes", format_bytes),
+    ("energy of the GPU", "energy_j", format_energy_j),
+    ("whole run", "wall_s", format_duration_s),
+)
+_TITLES = {name: title for title, name, _ in _ROWS}
+
+
+def scenario_page(found: ScenarioRuns) -> RenderableType:
+    """One column per scenario."""
+    names = [run.scenario for run in found.scenarios]
+    made = table(("", *names), left=("",), fold=("", *names))
+    for title, name, form in _ROWS:
+        values = [getattr(run.figures, name) for run in found.scenarios]
+        made.add_row(title, *("-" if value is None else form(value) for value in values))
+    made.add_row("resolution", *(f"{run.image_size} x {run.image_size}" for run in found.scenarios))
+    lines = [Text(f"{run.scenario}: {_changes(run.configuration)}") for run in found.scenarios]
+    reasons = {
+        f"{_TITLES[name]}: {words}" for run in found.scenarios for name, words in run.figures.reasons.items()
+    }
+    notes = [Text(f"note: {reason}", style="dim") for reason in sorted(reasons)]
+    return Group(made, Text(""), *lines, Text(f"files: {found.folder}"), *notes)
+
+
+def _changes(configuration: ScriptConfiguration) -> str:
+    arguments = [f"{flag} {value}" for flag, value in configuration.arguments.items()]
+    hooks = [f"{name}={value}" for name, value in configuration.hooks.items()]
+    return ", ".join([*arguments, *hooks]) or "the script as it is"
+
+
+_SMOOTHED = 5
+
+
+def write_scenario_plots(found: ScenarioRuns) -> None:
+    """Writes ``training_loss_comparison.png``, ``training_accuracy_comparison.png`` and ``utilisation.png``.
+
+    The files are written to the folder of the answer.
+
+    Raises:
+        FailureError: A file cannot be written.
+    """
+    folder, runs = found.folder, found.scenarios
+    _curves(folder / "training_loss_comparison.png", runs, "loss", "loss", 1.0)
+    _curves(folder / "training_accuracy_comparison.png", runs, "acc", "accuracy [%]", 100.0)
+    _utilisation(folder / "utilisation.png", runs)
+
+
+def _curves(path: Path, runs: Sequence[ScenarioRun], name: str, label: str, factor: float) -> None:
+    figure = new_figure(width_in=9.6, height_in=4.6)
+    for axes, part in zip(figure.subplots(1, 2, sharey=True), ("train", "test"), strict=True):
+        for index, run in enumerate(runs):
+            rows = run.history
+            values = [factor * _number(row[f"{part}_{name}"]) for row in rows]
+            # Later curves are thinner: where they meet, those below can be seen.
+            look = {**look_of(index), "linewidth": max(1.2, 3.6 - 0.8 * index), "markersize": 9 - 1.5 * index}
+            axes.plot([row["epoch"] for row in rows], values, label=run.scenario, **look)
+        axes.set(title=part, xlabel="epoch")
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.grid(visible=True, alpha=0.3)
+    # Both panels share the axis; a limit that is set before the last curve would not follow it.
+    axes.set_ylim(bottom=0, top=102 if name == "acc" else 1.05 * axes.get_ylim()[1])
+    figure.supylabel(label)
+    _legend(figure, axes)
+    save_figure(figure, path)
+
+
+def _number(value: float | None) -> float:
+    """Curve of the loss with a gap where a value is missing."""
+    return math.nan if value is None else value
+
+
+def _utilisation(path: Path, runs: Sequence[ScenarioRun]) -> None:
+    """CPU, memory and, where there is one, GPU over the time of each final run."""
+    panels = [("cpu", "CPU [% of all cores]", 100.0), ("memory_bytes", "memory [GiB]", 1 / 1024**3)]
+    if any(row.gpu is not None for run in runs for row in run.utilisation):
+        panels.insert(0, ("gpu", "GPU busy [%]", 100.0))
+    figure = new_figure(width_in=9.6, height_in=1.0 + 2.0 * len(panels))
+    grid = figure.subplots(len(panels), 1, sharex=True)
+    for axes, (name, label, factor) in zip(grid, panels, strict=True):
+        for index, run in enumerate(runs):
+            rows = run.utilisation
+            values = _smoothed([factor * _number(getattr(row, name)) for row in rows])
+            colour = look_of(index)["color"]
+            axes.plot([row.time_s for row in rows], values, label=run.scenario, color=colour, linewidth=1.4)
+        axes.set(ylabel=label)
+        axes.set_ylim(bottom=0, top=1.05 * axes.get_ylim()[1])
+        axes.grid(visible=True, alpha=0.3)
+    axes.set(xlabel=f"time since the start of the run [s]; means of {_SMOOTHED} looks")
+    _legend(figure, axes)
+    save_figure(figure, path)
+
+
+def _smoothed(values: Sequence[float]) -> list[float]:
+    """Mean of each reading with its neighbours, because a quarter of a second alone is mostly noise."""
+    reach = _SMOOTHED // 2
+    return [float(np.mean(values[max(0, i - reach) : i + reach + 1])) for i in range(len(values))]
+
+
+def _legend(figure: Any, axes: Any) -> None:
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize="small")

@@ -1,1 +1,0 @@
-"""Pages and charts of profiles, tunings and scenarios."""
