@@ -13,9 +13,14 @@ import numpy as np
 from forerun.base.answers import Answer
 from forerun.base.errors import InvalidSetupError, RecordError, near_matches
 from forerun.base.tables import csv_cells
-from forerun.jobs.forecasting.batch_scaling import BatchScaling, fit_batch_scaling
+from forerun.jobs.forecasting.convergence import (
+    BatchScaling,
+    NetworkPrediction,
+    NetworkRuns,
+    fit_batch_scaling,
+    predict_network,
+)
 from forerun.jobs.forecasting.curve import Floats
-from forerun.jobs.forecasting.network_regression import NetworkPrediction, NetworkRuns, predict_network
 
 __all__ = [
     "BatchForecast",
