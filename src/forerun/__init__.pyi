@@ -61,14 +61,14 @@ from forerun.evidence.records.measurement import Record as Record
 from forerun.graph.captured import Capture as Capture
 from forerun.jobs.backtest import backtest as backtest
 from forerun.jobs.forecast import RunForecast as RunForecast
+from forerun.jobs.forecast import TradeOff as TradeOff
 from forerun.jobs.forecast import forecast as forecast
+from forerun.jobs.forecast import trade_off as trade_off
 from forerun.jobs.schedule import Schedule as Schedule
 from forerun.jobs.schedule import schedule as schedule
 from forerun.jobs.schedule import schedule_trace as schedule_trace
 from forerun.jobs.schedule_live import LiveSchedule as LiveSchedule
 from forerun.jobs.schedule_live import schedule_live as schedule_live
-from forerun.jobs.trade_off import TradeOff as TradeOff
-from forerun.jobs.trade_off import trade_off as trade_off
 from forerun.prediction.estimate import Estimate as Estimate
 from forerun.prediction.estimate import Interval as Interval
 from forerun.question.devices import (

@@ -38,7 +38,7 @@ def backtest(
         figures = forecast_figures(require_reference_folder(), save)
         scheduled = figures.curves.scheduled
     if plot is not None:
-        from forerun.jobs.pages.forecast_plots import backtest_plot
+        from forerun.jobs.plots import backtest_plot
 
         backtest_plot(plot, scheduled)
     if as_json:

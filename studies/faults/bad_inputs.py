@@ -111,7 +111,7 @@ _PRELOADED = (
     "scipy.optimize",
     "sqlalchemy.dialects.sqlite",
     "forerun.surface.report.figure",
-    "forerun.jobs.pages.forecast_plots",
+    "forerun.jobs.plots",
 )
 _NEVER = ("--help", "--version", "--debug", "--json")
 

@@ -14,8 +14,7 @@ import numpy as np
 import pandas as pd
 
 from forerun.base.errors import RecordError
-from forerun.jobs.forecasting.batch_scaling import fit_epochs
-from forerun.jobs.forecasting.network_regression import NetworkPrediction, NetworkRuns, predict_network
+from forerun.jobs.forecasting.convergence import NetworkPrediction, NetworkRuns, fit_epochs, predict_network
 
 __all__ = [
     "MLPERF_EPOCHS",

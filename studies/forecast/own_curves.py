@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 
 from forerun.jobs.forecasting.backtest_table import shipped_table
-from forerun.jobs.forecasting.batch_scaling import fit_batch_scaling
+from forerun.jobs.forecasting.convergence import fit_batch_scaling
 from forerun.jobs.forecasting.curve import Curve, Target, parse_target
 from forerun.jobs.forecasting.curve_files import read_target_curve
 from forerun.jobs.forecasting.forecast import CurveForecast, forecast_curve
 from forerun.jobs.forecasting.forecast_answer import RunOutcome, outcome_of
-from forerun.jobs.forecasting.forecaster import FORECASTERS, Prefix, path_of
+from forerun.jobs.forecasting.forecaster import Prefix, forecaster_names, path_of
 from forerun.jobs.forecasting.schedule import parse_schedule
 
 __all__ = [
@@ -163,7 +163,7 @@ def forecast_time_s() -> float:
             rates=schedule.rates(epochs),
             siblings=np.stack([1 - values] * 5),
         )
-        for name in FORECASTERS:
+        for name in forecaster_names():
             path_of(name, prefix)
         forecast_curve(curve, table, target=target, schedule=schedule)
         taken.append(time.process_time() - began_s)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from forerun.jobs.forecasting.mixture import Tier
+from forerun.jobs.forecasting.forecaster import Tier
 from studies.forecast.batch_study import BatchRow, BatchStudy, SystemCStudy
 from studies.forecast.own_curves import CUT, OwnBatches, OwnCurves
 from studies.forecast.study import ForecastStudy

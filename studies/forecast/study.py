@@ -17,10 +17,9 @@ import numpy as np
 
 from forerun.jobs.backtest import Backtest, HeldOutForecast, leave_origins_out, summary_of
 from forerun.jobs.forecasting.backtest import CutResult, StoredRun, cut_results, mean_errors, summarise
-from forerun.jobs.forecasting.backtest_table import save_table
+from forerun.jobs.forecasting.backtest_table import futures_of, save_table, target_times
 from forerun.jobs.forecasting.curve import Floats, final_error
-from forerun.jobs.forecasting.futures import futures_of, target_times
-from forerun.jobs.forecasting.mixture import PRIORS, Tier, combined, member_weights
+from forerun.jobs.forecasting.forecaster import PRIORS, Tier, combined, member_weights
 from studies.forecast.curve_tables import CURVE_TABLES, read_all_curves
 
 __all__ = ["FORECAST_STUDY_VERSION", "ForecastStudy", "OriginCoverage", "TargetErrors", "forecast_study"]

@@ -8,8 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from forerun.adapters.classics.server_models import SynchronousServerSpeed
-from forerun.jobs.scheduling.cluster import NodeGroup, SharedCluster
-from forerun.jobs.scheduling.job import Allocation, ScheduledJob, ServerTraining, TaskDemand
+from forerun.jobs.scheduling.job import (
+    Allocation,
+    NodeGroup,
+    ScheduledJob,
+    ServerTraining,
+    SharedCluster,
+    TaskDemand,
+)
 from forerun.jobs.scheduling.placement import Placement, Placer, first_fit, pack
 from studies.schedule.parameter_blocks import BlockBalance, assign_blocks, assign_by_threshold, balance
 
@@ -55,20 +61,15 @@ def _placed(placer: Placer) -> tuple[float, float]:
     group = NodeGroup(device="gpu", num_nodes=13, devices_per_node=2, cpu_cores_per_node=16)
     cluster = SharedCluster(groups=(group,))
     speed = SynchronousServerSpeed((1.0, 0.0, 0.0, 0.0, 0.0))
-    training = ServerTraining(
-        speed=speed,
-        batch_size=32,
-        worker=TaskDemand(devices=1, cpu_cores=2),
-        server=TaskDemand(devices=0, cpu_cores=3),
-    )
+    worker, server = TaskDemand(devices=1, cpu_cores=2), TaskDemand(devices=0, cpu_cores=3)
+    training = ServerTraining(speed=speed, batch_size=32, worker=worker, server=server)
     chance = np.random.default_rng(0)
     times, nodes = [], []
     for _ in range(_NUM_DRAWS):
         sizes = chance.integers(2, 6, size=(6, 2))
-        jobs = {
-            f"job-{i}": ScheduledJob(name=f"job-{i}", training=training, work_samples=1.0) for i in range(6)
-        }
-        given = {f"job-{i}": Allocation("gpu", int(w), int(p)) for i, (w, p) in enumerate(sizes)}
+        names = [f"job-{number}" for number in range(6)]
+        jobs = {name: ScheduledJob(name=name, training=training, work_samples=1.0) for name in names}
+        given = {name: Allocation("gpu", int(w), int(p)) for name, (w, p) in zip(names, sizes, strict=True)}
         for placement in placer(cluster, jobs, given, {}).values():
             times.append(transfer_time_s(placement, _MODEL_BYTES, _LINK_BYTES_PER_S))
             nodes.append(len(placement))

@@ -10,8 +10,7 @@ import numpy as np
 
 from forerun.base.tables import check_columns, read_table
 from forerun.base.units import GIB
-from forerun.jobs.scheduling.cluster import NodeGroup, SharedCluster
-from forerun.jobs.scheduling.job import ScheduledJob, ServerTraining, TaskDemand
+from forerun.jobs.scheduling.job import NodeGroup, ScheduledJob, ServerTraining, SharedCluster, TaskDemand
 from forerun.jobs.scheduling.outcome import ScheduleMetrics
 from forerun.jobs.scheduling.policy import find_policy
 from forerun.jobs.scheduling.running_job import ForecastError

@@ -10,8 +10,14 @@ from pathlib import Path
 import numpy as np
 
 from forerun.adapters.classics.server_models import SynchronousServerSpeed
-from forerun.jobs.scheduling.cluster import NodeGroup, SharedCluster, parse_cluster
-from forerun.jobs.scheduling.job import ScheduledJob, ServerTraining, TaskDemand
+from forerun.jobs.scheduling.job import (
+    NodeGroup,
+    ScheduledJob,
+    ServerTraining,
+    SharedCluster,
+    TaskDemand,
+    parse_cluster,
+)
 from forerun.jobs.scheduling.outcome import ScheduleMetrics
 from forerun.jobs.scheduling.placement import pack
 from forerun.jobs.scheduling.policy import JobView, find_policy
@@ -228,10 +234,9 @@ def _gavel_rows(folder: Path, seeds: Sequence[int], policies: Sequence[str]) -> 
     options = SimulationOptions(round_s=GAVEL_ROUND_S)
     rows = []
     for name in policies:
-        found = [
-            simulate(draw_mixed_jobs(speeds, seed), cluster, find_policy(name), options) for seed in seeds
-        ]
-        rows.append(PolicyRow(policy=name, forecast=False, metrics=tuple(one.metrics for one in found)))
+        drawn = (draw_mixed_jobs(speeds, seed) for seed in seeds)
+        found = tuple(simulate(jobs, cluster, find_policy(name), options).metrics for jobs in drawn)
+        rows.append(PolicyRow(policy=name, forecast=False, metrics=found))
     return rows
 
 

@@ -15,7 +15,7 @@ from forerun.evidence.records.files import import_measurements
 from forerun.evidence.records.measurement import read_document
 from forerun.graph.file import read_graph
 from forerun.jobs.forecasting.curve_files import read_curve
-from forerun.jobs.scheduling import cluster as shared
+from forerun.jobs.scheduling import job as shared
 from forerun.jobs.scheduling.jobs_file import check_entries
 from forerun.question.devices.cluster import parse_cluster
 from forerun.question.devices.rows import parse_devices

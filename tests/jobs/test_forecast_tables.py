@@ -6,8 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forerun.base.errors import InvalidSetupError
-from forerun.jobs.forecasting.batch_scaling import fit_batch_scaling, fit_epochs, gradient_noise_scale
-from forerun.jobs.forecasting.network_regression import NetworkRuns, predict_network
+from forerun.jobs.forecasting.convergence import (
+    NetworkRuns,
+    fit_batch_scaling,
+    fit_epochs,
+    gradient_noise_scale,
+    predict_network,
+)
 
 
 @settings(max_examples=50, deadline=None)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.base.errors import ForecastError
-from forerun.jobs.forecasting.batch_scaling import BatchScaling, fit_epochs
+from forerun.jobs.forecasting.convergence import BatchScaling, fit_epochs
 from forerun.jobs.plan_targets import (
     EpochsToTarget,
     LearningRun,

@@ -5,7 +5,7 @@ import pytest
 from forerun.base.errors import InvalidSetupError, RecordError, UnknownDeviceError, UsageError
 from forerun.jobs.schedule import schedule
 from forerun.jobs.schedule_jobs import Links, known_jobs, predicted_sizes
-from forerun.jobs.scheduling.cluster import NodeGroup, parse_cluster
+from forerun.jobs.scheduling.job import NodeGroup, parse_cluster
 from forerun.jobs.scheduling.jobs_file import check_entries
 
 MODEL = {"name": "a", "model": "mnist-cnn", "batch_size": 1024, "epochs": 2, "dataset": "mnist"}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from forerun.jobs.scheduling.cluster import parse_cluster
+from forerun.jobs.scheduling.job import parse_cluster
 from forerun.jobs.scheduling.policy import find_policy
 from forerun.jobs.scheduling.simulation import SimulationOptions, simulate
 from studies.schedule.mixed import (

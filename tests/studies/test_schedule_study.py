@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from forerun.jobs.scheduling.cluster import parse_cluster
+from forerun.jobs.scheduling.job import parse_cluster
 from forerun.jobs.scheduling.policy import find_policy
 from forerun.jobs.scheduling.simulation import simulate
 from forerun.jobs.scheduling.speed import StepPoint

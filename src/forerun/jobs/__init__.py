@@ -9,49 +9,36 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from forerun.jobs.forecasting.backtest_table import shipped_table
-    from forerun.jobs.forecasting.batch_scaling import NoiseScale, gradient_noise_scale
-    from forerun.jobs.forecasting.curve import Curve, Target, parse_target
-    from forerun.jobs.forecasting.curve_files import find_curve_files, read_curve
-    from forerun.jobs.forecasting.forecast import CurveForecast, forecast_curve
-    from forerun.jobs.forecasting.forecast_answer import HOPELESS
-    from forerun.jobs.forecasting.schedule import LearningRateSchedule, schedule_of
+    from forerun.jobs.forecasting.backtest_table import shipped_table as shipped_table
+    from forerun.jobs.forecasting.convergence import NoiseScale as NoiseScale
+    from forerun.jobs.forecasting.convergence import gradient_noise_scale as gradient_noise_scale
+    from forerun.jobs.forecasting.curve import Curve as Curve
+    from forerun.jobs.forecasting.curve import Target as Target
+    from forerun.jobs.forecasting.curve import parse_target as parse_target
+    from forerun.jobs.forecasting.curve_files import find_curve_files as find_curve_files
+    from forerun.jobs.forecasting.curve_files import read_curve as read_curve
+    from forerun.jobs.forecasting.forecast import CurveForecast as CurveForecast
+    from forerun.jobs.forecasting.forecast import forecast_curve as forecast_curve
+    from forerun.jobs.forecasting.forecast_answer import HOPELESS as HOPELESS
+    from forerun.jobs.forecasting.schedule import LearningRateSchedule as LearningRateSchedule
+    from forerun.jobs.forecasting.schedule import schedule_of as schedule_of
 
-__all__ = [
-    "HOPELESS",
-    "Curve",
-    "CurveForecast",
-    "LearningRateSchedule",
-    "NoiseScale",
-    "Target",
-    "find_curve_files",
-    "forecast_curve",
-    "gradient_noise_scale",
-    "parse_target",
-    "read_curve",
-    "schedule_of",
-    "shipped_table",
-]
-
-_MODULES = {
-    "HOPELESS": "forecast_answer",
-    "Curve": "curve",
-    "CurveForecast": "forecast",
-    "LearningRateSchedule": "schedule",
-    "NoiseScale": "batch_scaling",
-    "Target": "curve",
-    "find_curve_files": "curve_files",
-    "forecast_curve": "forecast",
-    "gradient_noise_scale": "batch_scaling",
-    "parse_target": "curve",
-    "read_curve": "curve_files",
-    "schedule_of": "schedule",
-    "shipped_table": "backtest_table",
+_NAMES = {
+    "backtest_table": ("shipped_table",),
+    "convergence": ("NoiseScale", "gradient_noise_scale"),
+    "curve": ("Curve", "Target", "parse_target"),
+    "curve_files": ("find_curve_files", "read_curve"),
+    "forecast": ("CurveForecast", "forecast_curve"),
+    "forecast_answer": ("HOPELESS",),
+    "schedule": ("LearningRateSchedule", "schedule_of"),
 }
-"""Module of ``jobs.forecasting`` that has each name."""
+"""Names by the module of ``jobs.forecasting`` that has them."""
+
+__all__ = [name for names in _NAMES.values() for name in names]
 
 
 def __getattr__(name: str) -> object:
-    if name not in _MODULES:
+    module = next((module for module, names in _NAMES.items() if name in names), None)
+    if module is None:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    return getattr(import_module(f"{__name__}.forecasting.{_MODULES[name]}"), name)
+    return getattr(import_module(f"{__name__}.forecasting.{module}"), name)

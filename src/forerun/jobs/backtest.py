@@ -22,11 +22,10 @@ from forerun.jobs.forecasting.backtest import (
     mean_of_origins,
     summarise,
 )
-from forerun.jobs.forecasting.backtest_table import LEVELS, BacktestTable, save_table
+from forerun.jobs.forecasting.backtest_table import LEVELS, BacktestTable, save_table, stored_quantiles
 from forerun.jobs.forecasting.curve import Curve, Floats, clean, error_scale
 from forerun.jobs.forecasting.curve_files import find_curve_files, read_curve
-from forerun.jobs.forecasting.futures import stored_quantiles
-from forerun.jobs.forecasting.mixture import Tier
+from forerun.jobs.forecasting.forecaster import Tier
 from forerun.jobs.forecasting.schedule import LearningRateSchedule
 
 __all__ = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,14 @@ import numpy as np
 from forerun.base.answers import Answer
 from forerun.base.errors import InvalidSetupError, RecordError, near_matches
 from forerun.base.tables import csv_cells
-from forerun.jobs.forecasting.batch_scaling import BatchScaling, fit_batch_scaling
+from forerun.jobs.forecasting.convergence import (
+    BatchScaling,
+    NetworkPrediction,
+    NetworkRuns,
+    fit_batch_scaling,
+    predict_network,
+)
 from forerun.jobs.forecasting.curve import Floats
-from forerun.jobs.forecasting.network_regression import NetworkPrediction, NetworkRuns, predict_network
 
 __all__ = [
     "BatchForecast",
@@ -25,8 +30,6 @@ __all__ = [
     "NetworkValue",
     "forecast_batches",
     "forecast_networks",
-    "number_in",
-    "read_rows",
 ]
 
 _DOUBLINGS = 3
@@ -100,20 +103,15 @@ def forecast_batches(
         RecordError: The table cannot be read, or lacks a column.
         InvalidSetupError: Fewer than two batch sizes, or numbers that are not above zero.
     """
-    path = Path(table)
-    rows = read_rows(path, (_BATCH,))
-    sizes = [number_in(row, _BATCH, path) for row in rows]
-    if "steps" in rows[0]:
-        steps = [number_in(row, "steps", path) for row in rows]
-    elif "epochs" in rows[0] and dataset_size is not None:
-        steps = [
-            number_in(row, "epochs", path) * dataset_size / max(size, 1e-12)
-            for row, size in zip(rows, sizes, strict=True)
-        ]
+    found = _Table(Path(table), (_BATCH,))
+    sizes = [found.number(row, _BATCH) for row in found.rows]
+    if "steps" in found.columns:
+        steps = [found.number(row, "steps") for row in found.rows]
+    elif "epochs" in found.columns and dataset_size is not None:
+        epochs = [found.number(row, "epochs") for row in found.rows]
+        steps = [each * dataset_size / max(size, 1e-12) for each, size in zip(epochs, sizes, strict=True)]
     else:
-        raise RecordError(
-            f"{path}: expected a column 'steps', or 'epochs' and --dataset-size, got {', '.join(rows[0])}"
-        )
+        raise found.lacks("a column 'steps', or 'epochs' and --dataset-size")
     law = fit_batch_scaling(sizes, steps)
     whole = {round(size) for size in sizes}
     wanted = sorted(
@@ -128,30 +126,37 @@ def forecast_batches(
     )
 
 
-def read_rows(path: Path, needed: Sequence[str]) -> list[dict[str, str]]:
-    """Rows of a CSV whose columns are the user's own; an empty cell is "".
+class _Table:
+    """A CSV whose columns are the user's own; an empty cell is "".
 
     Raises:
         RecordError: The file cannot be read, has no row, or lacks a needed column.
     """
-    cells = list(csv_cells(path).values())
-    columns = dict.fromkeys(name for row in cells for name in row)
-    missing = [name for name in needed if name not in columns]
-    if not columns or missing:
-        wanted = f"the column '{missing[0]}'" if missing else "a header"
-        raise RecordError(f"{path}: expected {wanted} and a row or more below it, got none; add them")
-    return [{name: row.get(name, "") for name in columns} for row in cells]
 
+    def __init__(self, path: Path, needed: Sequence[str] = ()) -> None:
+        cells = list(csv_cells(path).values())
+        self.path = path
+        self.columns = list(dict.fromkeys(name for row in cells for name in row))
+        missing = [name for name in needed if name not in self.columns]
+        if not self.columns or missing:
+            wanted = f"the column '{missing[0]}'" if missing else "a header"
+            raise RecordError(f"{path}: expected {wanted} and a row or more below it, got none; add them")
+        self.rows = [{name: row.get(name, "") for name in self.columns} for row in cells]
 
-def number_in(row: Mapping[str, str], name: str, path: Path) -> float:
-    """A cell as a number that is finite."""
-    try:
-        value = float(row[name])
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise RecordError(f"{path}: expected a number in column '{name}', got '{row[name]}'")
-    return value
+    def lacks(self, wanted: str, advice: str = "") -> RecordError:
+        """The refusal of a table without a column that is needed."""
+        then = f"; {advice}" if advice else ""
+        return RecordError(f"{self.path}: expected {wanted}, got {', '.join(self.columns)}{then}")
+
+    def number(self, row: Mapping[str, str], name: str) -> float:
+        """A cell as a number that is finite."""
+        try:
+            value = float(row[name])
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value):
+            raise RecordError(f"{self.path}: expected a number in column '{name}', got '{row[name]}'")
+        return value
 
 
 _NETWORK = "network"
@@ -314,34 +319,24 @@ def forecast_networks(
         RecordError: The table cannot be read, or lacks a column or the unit of b0.
         InvalidSetupError: Fewer than three networks with a value, an unknown network, or impossible numbers.
     """
-    path = Path(table)
-    rows = _named(read_rows(path, ()), path)
-    columns = list(rows[0])
-    values = _values(columns, value, path)
-    others = {_NETWORK, *_DEVICES, *values, *_RATES, *_COEFFICIENTS, *_OF_EPOCH}
-    features = tuple(name for name in columns if name not in others and not _is_epochs(name))
-    if not features:
-        raise RecordError(
-            f"{path}: expected a feature of the networks, such as a column 'depth' or 'parameters', got "
-            f"{', '.join(columns)}"
-        )
-    groups = _grouped(rows)
-    asked, is_left_out = _asked(groups, values, leave_out, path)
-    networks: dict[str, tuple[NetworkValue, ...]] = {}
-    for name in asked:
-        known = {other: group for other, group in groups.items() if other != name}
-        networks[name] = tuple(_predicted(column, name, groups, known, features, path) for column in values)
-    rate = next((name for name in _RATES if name in values), None)
+    rows = _Networks(Path(table), value)
+    asked, is_left_out = rows.asked(leave_out)
+    networks = {name: tuple(rows.predicted(column, name) for column in rows.values) for name in asked}
+    rate = next((name for name in _RATES if name in rows.values), None)
     curves: dict[str, tuple[CurvePoint, ...]] = {}
     actual: dict[str, dict[str, Floats]] = {}
     counted = None
-    if rate is not None and {"b1", "b2"} <= set(values):
-        counted = _unit_of(rate, unit, path)
-        apart = {name: _steps_per_epoch(group, counted, path) for name, group in groups.items()}
-        curves, actual = _curves(networks, groups, (rate, "b1", "b2"), apart, path)
+    if rate is not None and {"b1", "b2"} <= set(rows.values):
+        counted = rows.unit_of(rate, unit)
+        per_epoch = {name: rows.steps_per_epoch(group[0], counted) for name, group in rows.groups.items()}
+        for name, values in networks.items():
+            by_name = {value.name: value for value in values}
+            k = np.arange(1, _length(by_name) + 1) * per_epoch[name]
+            actual[name] = rows.losses(name, (rate, "b1", "b2"), k)
+            curves[name] = _curve(k, [by_name[c].predicted.value for c in (rate, "b1", "b2")], actual[name])
     return NetworkForecast(
-        value_name=values[0],
-        features=features,
+        value_name=rows.values[0],
+        features=rows.features,
         left_out=is_left_out,
         networks=networks,
         curves=curves,
@@ -354,121 +349,128 @@ def _is_epochs(column: str) -> bool:
     return column == _EPOCHS or column.startswith(_EPOCHS_TO)
 
 
-def _unit_of(rate: str, unit: str | None, path: Path) -> str:
-    """The unit of b0: steps or epochs.
+class _Networks(_Table):
+    """Runs of networks: each network with its rows, the columns to predict, and the features to predict from."""
 
-    Raises:
-        RecordError: The table and the option say nothing, or two things.
-    """
-    known = _RATES[rate]
-    if unit not in (None, "steps", "epochs"):
-        raise InvalidSetupError(f"expected the unit of b0 to be steps or epochs, got '{unit}'")
-    if known and unit not in (None, known):
-        raise RecordError(f"{path}: the column {rate} is of {known}, got --unit {unit}; leave it out")
-    if not (known or unit):
-        raise RecordError(
-            f"{path}: expected b0 per step or per epoch, and the column 'b0' says neither: call it b0_per_step or "
-            "b0_per_epoch, or give --unit steps or --unit epochs"
-        )
-    return known or str(unit)
+    def __init__(self, path: Path, value: str | None) -> None:
+        super().__init__(path)
+        if _NETWORK not in self.columns:
+            if "depth" not in self.columns:
+                raise self.lacks("a column 'network' or 'depth'", "add one")
+            self.rows = [{_NETWORK: f"depth {self.number(row, 'depth'):g}", **row} for row in self.rows]
+        self.groups: dict[str, list[dict[str, str]]] = {}
+        for row in self.rows:
+            self.groups.setdefault(row[_NETWORK], []).append(row)
+        self.values = self._values(value)
+        others = {_NETWORK, *_DEVICES, *self.values, *_RATES, *_COEFFICIENTS, *_OF_EPOCH}
+        self.features = tuple(n for n in self.columns if n not in others and not _is_epochs(n))
+        if not self.features:
+            raise self.lacks("a feature of the networks, such as a column 'depth' or 'parameters'")
 
+    def _values(self, value: str | None) -> tuple[str, ...]:
+        """The column that is asked for, or all of the epochs, ``b0``, ``b1`` and ``b2`` that are there."""
+        epochs = next((name for name in self.columns if _is_epochs(name)), _EPOCHS)
+        rate = next((name for name in ("b0_per_step", "b0_per_epoch") if name in self.columns), "b0")
+        wanted = (epochs, rate, "b1", "b2") if value is None else (value,)
+        found = tuple(name for name in wanted if name in self.columns)
+        if not found:
+            near = near_matches(wanted[0], self.columns)
+            raise self.lacks(f"a column '{wanted[0]}' to predict{near}", "name it with --metric")
+        return found
 
-def _steps_per_epoch(group: Sequence[Mapping[str, str]], unit: str, path: Path) -> int:
-    """Of what b0 counts, the number of an epoch: its steps, or 1 for epochs.
-
-    Raises:
-        RecordError: Steps are counted, and the table does not say how many an epoch has.
-    """
-    if unit == "epochs":
-        return 1
-    row = group[0]
-    steps, batch, samples = _OF_EPOCH
-    if row.get(steps):
-        found = number_in(row, steps, path)
-    elif row.get(batch) and row.get(samples):
-        found = math.ceil(number_in(row, samples, path) / max(number_in(row, batch, path), 1e-9))
-    else:
-        raise RecordError(
-            f"{path}: b0 is of steps; expected a column 'steps_per_epoch', or 'batch_size' and 'dataset_size', to draw "
-            "the curve over the run, got neither; add it"
-        )
-    if found < 1:
-        raise RecordError(
-            f"{path}: expected an epoch of one step or more, got {found:g}; correct the column {steps}"
-        )
-    return round(found)
-
-
-def _named(rows: list[dict[str, str]], path: Path) -> list[dict[str, str]]:
-    """Rows with a name each; a table without names has its depths."""
-    if _NETWORK in rows[0]:
-        return rows
-    if "depth" not in rows[0]:
-        raise RecordError(
-            f"{path}: expected a column 'network' or 'depth', got {', '.join(rows[0])}; add one"
-        )
-    return [{_NETWORK: f"depth {number_in(row, 'depth', path):g}", **row} for row in rows]
-
-
-def _values(columns: Sequence[str], value: str | None, path: Path) -> tuple[str, ...]:
-    if value is not None:
-        found: tuple[str, ...] = tuple(name for name in (value,) if name in columns)
-    else:
-        epochs = next((name for name in columns if _is_epochs(name)), _EPOCHS)
-        rate = next((name for name in ("b0_per_step", "b0_per_epoch") if name in columns), "b0")
-        found = tuple(name for name in (epochs, rate, "b1", "b2") if name in columns)
-    if not found:
-        wanted = value or _EPOCHS
-        raise RecordError(
-            f"{path}: expected a column '{wanted}' to predict{near_matches(wanted, columns)}, "
-            f"got {', '.join(columns)}; name it with --metric"
-        )
-    return found
-
-
-def _asked(
-    groups: Mapping[str, list[dict[str, str]]], values: Sequence[str], leave_out: str | None, path: Path
-) -> tuple[list[str], bool]:
-    """Networks to predict, and whether they have values of their own."""
-    if leave_out is not None:
-        matching = [name for name in groups if leave_out.lower() in (name.lower(), name.lower().split()[-1])]
+    def asked(self, leave_out: str | None) -> tuple[list[str], bool]:
+        """Networks to predict, and whether they have values of their own."""
+        if leave_out is None:
+            empty = [
+                n for n, group in self.groups.items() if any(not row[v] for row in group for v in self.values)
+            ]
+            return (empty, False) if empty else (list(self.groups), True)
+        wanted = leave_out.lower()
+        matching = [name for name in self.groups if wanted in (name.lower(), name.lower().split()[-1])]
         if not matching:
             raise InvalidSetupError(
-                f"{path}: no network '{leave_out}' to leave out{near_matches(leave_out, groups)}; the table has "
-                f"{', '.join(groups)}"
+                f"{self.path}: no network '{leave_out}' to leave out{near_matches(leave_out, self.groups)}; the table "
+                f"has {', '.join(self.groups)}"
             )
         return matching[:1], True
-    empty = [name for name, group in groups.items() if any(not row[v] for row in group for v in values)]
-    return (empty, False) if empty else (list(groups), True)
 
-
-def _predicted(
-    column: str,
-    name: str,
-    groups: Mapping[str, list[dict[str, str]]],
-    known: Mapping[str, list[dict[str, str]]],
-    features: Sequence[str],
-    path: Path,
-) -> NetworkValue:
-    runs = [
-        NetworkRuns(
-            name=other,
-            features={f: number_in(group[0], f, path) for f in features},
-            values=tuple(number_in(row, column, path) for row in group if row[column]),
+    def predicted(self, column: str, name: str) -> NetworkValue:
+        """One column of one network, by the others."""
+        measured = self._measured(column, name)
+        runs = [
+            NetworkRuns(name=other, features=self._features(other), values=tuple(values))
+            for other in self.groups
+            if other != name and (values := self._measured(column, other))
+        ]
+        own = self._features(name)
+        return NetworkValue(
+            name=column,
+            predicted=predict_network(runs, own),
+            actual=float(np.mean(measured)) if measured else None,
+            lowest=min(measured, default=None),
+            highest=max(measured, default=None),
+            neighbours=_neighbours(runs, own, self.features[0]) if len(self.features) == 1 else (),
         )
-        for other, group in known.items()
-        if any(row[column] for row in group)
-    ]
-    own = {f: number_in(groups[name][0], f, path) for f in features}
-    measured = [number_in(row, column, path) for row in groups[name] if row[column]]
-    return NetworkValue(
-        name=column,
-        predicted=predict_network(runs, own),
-        actual=float(np.mean(measured)) if measured else None,
-        lowest=min(measured) if measured else None,
-        highest=max(measured) if measured else None,
-        neighbours=_neighbours(runs, own, features[0]) if len(features) == 1 else (),
-    )
+
+    def _features(self, name: str) -> dict[str, float]:
+        return {feature: self.number(self.groups[name][0], feature) for feature in self.features}
+
+    def _measured(self, column: str, name: str) -> list[float]:
+        return [self.number(row, column) for row in self.groups[name] if row[column]]
+
+    def unit_of(self, rate: str, unit: str | None) -> str:
+        """The unit of b0: steps or epochs.
+
+        Raises:
+            RecordError: The table and the option say nothing, or two things.
+        """
+        known = _RATES[rate]
+        if unit not in (None, "steps", "epochs"):
+            raise InvalidSetupError(f"expected the unit of b0 to be steps or epochs, got '{unit}'")
+        if known and unit not in (None, known):
+            raise RecordError(
+                f"{self.path}: the column {rate} is of {known}, got --unit {unit}; leave it out"
+            )
+        if not (known or unit):
+            raise RecordError(
+                f"{self.path}: expected b0 per step or per epoch, and the column 'b0' says neither: call it "
+                "b0_per_step or b0_per_epoch, or give --unit steps or --unit epochs"
+            )
+        return known or str(unit)
+
+    def steps_per_epoch(self, row: Mapping[str, str], unit: str) -> int:
+        """Of what b0 counts, the number of an epoch: its steps, or 1 for epochs.
+
+        Raises:
+            RecordError: Steps are counted, and the table does not say how many an epoch has.
+        """
+        if unit == "epochs":
+            return 1
+        steps, batch, samples = _OF_EPOCH
+        if row.get(steps):
+            found = self.number(row, steps)
+        elif row.get(batch) and row.get(samples):
+            found = math.ceil(self.number(row, samples) / max(self.number(row, batch), 1e-9))
+        else:
+            raise RecordError(
+                f"{self.path}: b0 is of steps; expected a column 'steps_per_epoch', or 'batch_size' and "
+                "'dataset_size', to draw the curve over the run, got neither; add it"
+            )
+        if found < 1:
+            raise RecordError(
+                f"{self.path}: expected an epoch of one step or more, got {found:g}; correct the column {steps}"
+            )
+        return round(found)
+
+    def losses(self, name: str, coefficients: Sequence[str], k: Any) -> dict[str, Floats]:
+        """Losses of each run of a network by its own coefficients, by device or number."""
+        rows = [row for row in self.groups[name] if all(row[c] for c in coefficients)]
+        return {
+            next((row[device] for device in _DEVICES if row.get(device)), f"run {number}"): _losses(
+                k, [self.number(row, c) for c in coefficients]
+            )
+            for number, row in enumerate(rows, start=1)
+        }
 
 
 def _neighbours(
@@ -481,31 +483,13 @@ def _neighbours(
     return tuple((run.name, run.mean) for run in (*below, *above))
 
 
-def _curves(
-    networks: Mapping[str, Sequence[NetworkValue]],
-    groups: Mapping[str, list[dict[str, str]]],
-    coefficients: tuple[str, str, str],
-    per_epoch: Mapping[str, int],
-    path: Path,
-) -> tuple[dict[str, tuple[CurvePoint, ...]], dict[str, dict[str, Floats]]]:
-    """The curve of each network by its predicted coefficients, and of each of its runs by their own, epoch by epoch."""
-    curves: dict[str, tuple[CurvePoint, ...]] = {}
-    actual: dict[str, dict[str, Floats]] = {}
-    for name, values in networks.items():
-        found = {value.name: value for value in values}
-        k = np.arange(1, _length(found) + 1) * per_epoch[name]
-        predicted = _losses(k, [found[c].predicted.value for c in coefficients])
-        rows = [row for row in groups[name] if all(row[c] for c in coefficients)]
-        actual[name] = {
-            _label(row, number): _losses(k, [number_in(row, c, path) for c in coefficients])
-            for number, row in enumerate(rows, start=1)
-        }
-        means = np.mean(list(actual[name].values()), axis=0) if rows else None
-        curves[name] = tuple(
-            CurvePoint(k=int(place), predicted=float(loss), actual=None if means is None else float(means[i]))
-            for i, (place, loss) in enumerate(zip(k, predicted, strict=True))
-        )
-    return curves, actual
+def _curve(k: Any, coefficients: Sequence[float], actual: Mapping[str, Floats]) -> tuple[CurvePoint, ...]:
+    """The curve of a network by its predicted coefficients, beside the mean of its runs."""
+    means = np.mean(list(actual.values()), axis=0).tolist() if actual else [None] * len(k)
+    return tuple(
+        CurvePoint(k=place, predicted=loss, actual=mean)
+        for place, loss, mean in zip(k.tolist(), _losses(k, coefficients).tolist(), means, strict=True)
+    )
 
 
 def _length(found: Mapping[str, NetworkValue]) -> int:
@@ -519,14 +503,3 @@ def _length(found: Mapping[str, NetworkValue]) -> int:
 def _losses(k: Any, coefficients: Sequence[float]) -> Floats:
     b0, b1, b2 = coefficients
     return np.asarray(1.0 / np.maximum(b0 * k + b1, 1e-12) + b2, dtype=float)
-
-
-def _label(row: Mapping[str, str], number: int) -> str:
-    return next((row[name] for name in _DEVICES if row.get(name)), f"run {number}")
-
-
-def _grouped(rows: Iterable[dict[str, str]]) -> dict[str, list[dict[str, str]]]:
-    groups: dict[str, list[dict[str, str]]] = {}
-    for row in rows:
-        groups.setdefault(row[_NETWORK], []).append(row)
-    return groups

@@ -22,7 +22,7 @@ from forerun.base.errors import ForecastError, InvalidSetupError, RecordError
 from forerun.base.tables import csv_cells, read_rows
 from forerun.jobs.forecast import forecast
 from forerun.jobs.forecast_tables import forecast_batches
-from forerun.jobs.forecasting.batch_scaling import BatchScaling
+from forerun.jobs.forecasting.convergence import BatchScaling
 from forerun.jobs.forecasting.curve import Curve, Target, parse_target
 from forerun.jobs.forecasting.curve_files import find_curve_files, read_curve
 from forerun.prediction.estimate import Interval

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
@@ -14,12 +15,11 @@ import numpy.typing as npt
 from forerun.base.answers import Answer, fields_of
 from forerun.base.errors import UsageError
 from forerun.jobs.schedule_jobs import KnownJob, Links, Say, known_jobs
-from forerun.jobs.scheduling.cluster import SharedCluster, parse_cluster
-from forerun.jobs.scheduling.job import DataParallelTraining, ScheduledJob
+from forerun.jobs.scheduling.job import DataParallelTraining, ScheduledJob, SharedCluster, parse_cluster
 from forerun.jobs.scheduling.jobs_file import JobEntry, check_entries, read_jobs
 from forerun.jobs.scheduling.marginal_gain import foresight_within
 from forerun.jobs.scheduling.outcome import ScheduleMetrics, SimulatedSchedule, Stretch
-from forerun.jobs.scheduling.plan import FIRST_PORT, NodeDevices, device_numbers, torchrun_lines
+from forerun.jobs.scheduling.placement import Placement
 from forerun.jobs.scheduling.policy import Policy, find_policy
 from forerun.jobs.scheduling.running_job import Standing
 from forerun.jobs.scheduling.simulation import Progress, SimulationOptions, simulate
@@ -30,8 +30,10 @@ from forerun.prediction.estimate import Interval
 __all__ = [
     "FinishTime",
     "JobPlan",
+    "NodeDevices",
     "PolicyOutcome",
     "Schedule",
+    "device_numbers",
     "draws_of",
     "entries_of",
     "finish_times",
@@ -40,6 +42,7 @@ __all__ = [
     "schedule_notes",
     "schedule_trace",
     "simulation_progress",
+    "torchrun_lines",
 ]
 
 NUM_DRAWS = 20
@@ -418,3 +421,57 @@ def schedule_notes(known: Sequence[KnownJob], *, with_intervals: bool) -> list[s
     else:
         notes.append(f"no intervals for more than {MOST_JOBS_WITH_INTERVALS} jobs")
     return notes
+
+
+FIRST_PORT = 29500
+"""PyTorch's usual rendezvous port; each job of a plan gets the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDevices:
+    """Devices of one node that a job has.
+
+    Attributes:
+        node: Number of the node.
+        devices: Numbers of the devices on it.
+    """
+
+    node: int
+    devices: tuple[int, ...]
+
+
+def device_numbers(placements: Mapping[str, Placement]) -> dict[str, tuple[NodeDevices, ...]]:
+    """Numbers of devices for each job, counted up on each node in the order of the jobs."""
+    used: dict[int, int] = {}
+    found = {}
+    for job, placement in placements.items():
+        parts = []
+        for share in placement:
+            first = used.get(share.node, 0)
+            used[share.node] = first + share.num_workers
+            parts.append(NodeDevices(share.node, tuple(range(first, first + share.num_workers))))
+        found[job] = tuple(parts)
+    return found
+
+
+def torchrun_lines(parts: Sequence[NodeDevices], script: str, port: int) -> list[str]:
+    """One line for each node, to be started there; nodes are called node0, node1 ...
+
+    >>> torchrun_lines([NodeDevices(0, (0, 1))], "train.py", 29500)
+    ['CUDA_VISIBLE_DEVICES=0,1 torchrun --standalone --nproc-per-node=2 train.py']
+    """
+    words = " ".join(shlex.quote(word) for word in shlex.split(script))
+    if len(parts) == 1:
+        return [
+            f"{_visible(parts[0])} torchrun --standalone --nproc-per-node={len(parts[0].devices)} {words}"
+        ]
+    meeting = f"node{parts[0].node}:{port}"
+    return [
+        f"{_visible(part)} torchrun --nnodes={len(parts)} --nproc-per-node={len(part.devices)} --node-rank={rank} "
+        f"--rdzv-backend=c10d --rdzv-id={port} --rdzv-endpoint={meeting} {words}"
+        for rank, part in enumerate(parts)
+    ]
+
+
+def _visible(part: NodeDevices) -> str:
+    return f"CUDA_VISIBLE_DEVICES={','.join(map(str, part.devices))}"

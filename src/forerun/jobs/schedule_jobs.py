@@ -12,8 +12,13 @@ from pydantic import BaseModel, Field
 
 from forerun.base.errors import ForerunError, InvalidSetupError
 from forerun.base.tables import read_rows
-from forerun.jobs.scheduling.cluster import NodeGroup, SharedCluster
-from forerun.jobs.scheduling.job import DataParallelTraining, ScheduledJob, check_jobs
+from forerun.jobs.scheduling.job import (
+    DataParallelTraining,
+    NodeGroup,
+    ScheduledJob,
+    SharedCluster,
+    check_jobs,
+)
 from forerun.jobs.scheduling.jobs_file import JobEntry
 from forerun.jobs.scheduling.running_job import CurveForecast
 from forerun.jobs.scheduling.speed import (

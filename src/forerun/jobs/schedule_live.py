@@ -13,8 +13,7 @@ from forerun.base.answers import Answer
 from forerun.base.errors import FailureError, InvalidSetupError, RecordError, UnknownDeviceError, UsageError
 from forerun.jobs.schedule import draws_of, entries_of, finish_times, schedule_notes, simulation_progress
 from forerun.jobs.schedule_jobs import KnownJob, Links, Say, known_jobs
-from forerun.jobs.scheduling.cluster import NodeGroup, SharedCluster
-from forerun.jobs.scheduling.job import Allocation, DataParallelTraining
+from forerun.jobs.scheduling.job import Allocation, DataParallelTraining, NodeGroup, SharedCluster
 from forerun.jobs.scheduling.jobs_file import JobEntry, check_entries
 from forerun.jobs.scheduling.live import (
     Action,

@@ -19,21 +19,22 @@ import sys, time, ray
 from ray.job_submission import JobSubmissionClient
 context = ray.init(num_cpus=2, num_gpus=2, include_dashboard=True, dashboard_port=0, log_to_driver=False)
 url = "http://" + context.dashboard_url
-end_s = time.monotonic() + 120
-while True:
-    try:
-        client = JobSubmissionClient(url)
-        break
-    except Exception:  # the dashboard's agent of jobs starts after Ray
-        if time.monotonic() > end_s:
-            raise
-        time.sleep(1)
+def answered(ask):
+    end_s = time.monotonic() + 120
+    while True:
+        try:
+            return ask()
+        except Exception:  # the dashboard answers after Ray has started, and its agent, which takes jobs, after that
+            if time.monotonic() > end_s:
+                raise
+            time.sleep(1)
+client = answered(lambda: JobSubmissionClient(url))
 def submit(name, seconds, number, points, steps):
     fields = {"points": points, "batch_size": 10, "steps": steps, "num_devices": number}
-    client.submit_job(
+    answered(lambda: client.submit_job(
         entrypoint=f"python -c 'import time; time.sleep({seconds})'", submission_id=name, entrypoint_num_gpus=number,
         metadata={f"forerun.{key}": str(value) for key, value in fields.items()},
-    )
+    ))
 submit("long", 600, 2, "2:100", 900_000)
 end_s = time.monotonic() + 120
 while client.get_job_status("long") != "RUNNING" and time.monotonic() < end_s:

@@ -23,8 +23,15 @@ from forerun.jobs.forecasting.backtest_table import (
     weighted_quantiles,
 )
 from forerun.jobs.forecasting.curve import MetricKind, without_outliers
-from forerun.jobs.forecasting.forecaster import Prefix
-from forerun.jobs.forecasting.mixture import PRIORS, Tier, member_weights, mixture, sibling_trust, trusted
+from forerun.jobs.forecasting.forecaster import (
+    PRIORS,
+    Prefix,
+    Tier,
+    member_weights,
+    mixture,
+    sibling_trust,
+    trusted,
+)
 
 
 def no_back_tests(tier):

@@ -19,7 +19,7 @@ from forerun.jobs.forecasting.curve import (
 )
 from forerun.jobs.forecasting.forecast import forecast_curve
 from forerun.jobs.forecasting.forecast_answer import stop_advice
-from forerun.jobs.forecasting.mixture import Tier
+from forerun.jobs.forecasting.forecaster import Tier
 from forerun.jobs.forecasting.schedule import parse_schedule
 
 TABLE = shipped_table()

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from forerun.base.errors import UsageError
 from forerun.jobs.forecasting import forecaster as forecasters
-from forerun.jobs.forecasting import mixture
 from forerun.jobs.forecasting.forecaster import (
     FORECASTERS,
     Prefix,
@@ -19,8 +18,6 @@ from forerun.jobs.forecasting.forecaster import (
     path_of,
 )
 from forerun.jobs.forecasting.laws import felt_rates, fit_optimus, nonnegative_fit
-
-assert mixture.REGISTERED
 
 _TESTED = {}
 

@@ -5,8 +5,15 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from forerun.adapters.classics.server_models import SynchronousServerSpeed
-from forerun.jobs.scheduling.cluster import NodeGroup, SharedCluster, parse_cluster
-from forerun.jobs.scheduling.job import DataParallelTraining, ScheduledJob, ServerTraining, TaskDemand
+from forerun.jobs.scheduling.job import (
+    DataParallelTraining,
+    NodeGroup,
+    ScheduledJob,
+    ServerTraining,
+    SharedCluster,
+    TaskDemand,
+    parse_cluster,
+)
 from forerun.jobs.scheduling.policy import JobView
 from forerun.jobs.scheduling.speed import (
     BatchEfficiency,

@@ -1,11 +1,10 @@
 """Two jobs that are better off with each other's kind of device."""
 
 from scheduler_cases import view
-from test_steady import timed
+from test_preemption import timed
 
-from forerun.jobs.scheduling.cluster import parse_cluster
 from forerun.jobs.scheduling.greedy import exchange_kinds
-from forerun.jobs.scheduling.job import Allocation
+from forerun.jobs.scheduling.job import Allocation, parse_cluster
 
 MIXED = parse_cluster("1x1xk80+1x1xv100")
 BOTH = ("k80", "v100")

@@ -4,8 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduler_cases import job, server_job, view, with_cores
 
-from forerun.jobs.scheduling.cluster import parse_cluster
-from forerun.jobs.scheduling.job import Allocation
+from forerun.jobs.scheduling.job import Allocation, parse_cluster
 from forerun.jobs.scheduling.placement import NodeShare, consolidate, first_fit, pack, placed_remaining_s
 
 CLUSTER = parse_cluster("2x4xt4")

@@ -3,8 +3,7 @@
 import pytest
 from scheduler_cases import job, server_job, view, with_cores
 
-from forerun.jobs.scheduling.cluster import parse_cluster
-from forerun.jobs.scheduling.job import Allocation
+from forerun.jobs.scheduling.job import Allocation, parse_cluster
 from forerun.jobs.scheduling.policy import find_policy
 from forerun.jobs.scheduling.simulation import simulate
 
@@ -55,8 +54,13 @@ def test_drf_gives_everything_away_even_where_it_hurts():
 def test_drf_equals_dominant_shares():
     # 9 CPU and 18 GB; A needs 1 CPU and 4 GB, B 3 CPU and 1 GB a task: 3 and 2 tasks, both shares 2/3.
     # Ghodsi et al. 2011, figure 1; a "device" stands for a gigabyte.
-    from forerun.jobs.scheduling.cluster import NodeGroup, SharedCluster
-    from forerun.jobs.scheduling.job import DataParallelTraining, ScheduledJob, TaskDemand
+    from forerun.jobs.scheduling.job import (
+        DataParallelTraining,
+        NodeGroup,
+        ScheduledJob,
+        SharedCluster,
+        TaskDemand,
+    )
     from forerun.jobs.scheduling.policy import JobView
     from forerun.jobs.scheduling.speed import RateCurve
 
@@ -157,7 +161,7 @@ def test_sia_puts_each_job_on_the_devices_that_suit_it():
 
 
 def test_sia_at_most_doubles():
-    from forerun.jobs.scheduling.sia import configurations
+    from forerun.jobs.scheduling.unlike_devices import configurations
 
     of = view(job(sync_s=0.0), EIGHT)
     assert [a.num_workers for a in configurations(of, EIGHT)] == [1]

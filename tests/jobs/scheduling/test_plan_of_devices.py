@@ -2,8 +2,8 @@
 
 import shlex
 
+from forerun.jobs.schedule import NodeDevices, device_numbers, torchrun_lines
 from forerun.jobs.scheduling.placement import NodeShare
-from forerun.jobs.scheduling.plan import NodeDevices, device_numbers, torchrun_lines
 
 
 def test_jobs_on_a_node_get_different_devices():

@@ -9,7 +9,7 @@ from scheduler_cases import clusters, job, job_sets, server_job, with_cores
 
 from forerun.base.errors import UsageError
 from forerun.jobs.scheduling import policy as policies
-from forerun.jobs.scheduling.cluster import parse_cluster
+from forerun.jobs.scheduling.job import parse_cluster
 from forerun.jobs.scheduling.outcome import SimulatedSchedule
 from forerun.jobs.scheduling.policy import find_policy, policy_names, register
 from forerun.jobs.scheduling.running_job import ForecastError

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from forerun.jobs.scheduling.cluster import SharedCluster, parse_cluster
-from forerun.jobs.scheduling.job import DataParallelTraining, ScheduledJob
+from forerun.jobs.scheduling.job import DataParallelTraining, ScheduledJob, SharedCluster, parse_cluster
 from forerun.jobs.scheduling.marginal_gain import foresight_within
 from forerun.jobs.scheduling.policy import find_policy
 from forerun.jobs.scheduling.simulation import simulate

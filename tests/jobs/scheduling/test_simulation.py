@@ -8,7 +8,7 @@ import pytest
 from scheduler_cases import job, server_job, speed
 
 from forerun.base.errors import FailureError, InvalidSetupError
-from forerun.jobs.scheduling.cluster import parse_cluster
+from forerun.jobs.scheduling.job import parse_cluster
 from forerun.jobs.scheduling.outcome import EventKind
 from forerun.jobs.scheduling.policy import find_policy
 from forerun.jobs.scheduling.running_job import ForecastError
@@ -172,7 +172,7 @@ def test_sets_of_jobs_that_cannot_be_scheduled(jobs, message):
 
 
 def test_tasks_that_fit_no_node_are_a_failure_with_a_reason():
-    from forerun.jobs.scheduling.cluster import NodeGroup, SharedCluster
+    from forerun.jobs.scheduling.job import NodeGroup, SharedCluster
 
     tiny = SharedCluster(
         groups=(NodeGroup(device="t4", num_nodes=2, devices_per_node=2, cpu_cores_per_node=1),)

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from forerun.base.errors import FailureError, UsageError
-from forerun.jobs.pages.gantt import device_rows, gantt_chart
+from forerun.jobs.plots import device_rows, gantt_chart
 from forerun.jobs.schedule import schedule
 
 JOBS = [

@@ -17,15 +17,14 @@ from forerun.surface.cli.verbs import Verbs, verb
 
 if TYPE_CHECKING:
     from forerun.jobs.backtest import Backtest
-    from forerun.jobs.fit_curve import CurveFit
+    from forerun.jobs.fitted_laws import CurveFit, ScalingForecast
+    from forerun.jobs.forecast import TradeOff
     from forerun.jobs.forecast_tables import BatchForecast, NetworkForecast
     from forerun.jobs.forecasting.forecast_answer import RunForecast
-    from forerun.jobs.scaling import ScalingForecast
-    from forerun.jobs.trade_off import TradeOff
 
 __all__ = ["forecast"]
 
-_PAGES = "forerun.jobs.pages"
+_PAGES, _PLOTS = "forerun.jobs.pages", "forerun.jobs.plots"
 _WIDTH = 110
 
 _RANGE_OF_TARGETS = "accuracy>=0.92, val_acc>=92%, loss<=1.5, or accuracy=0.92"
@@ -36,7 +35,22 @@ _SCHEDULES = (
 )
 
 
-class ForecastOptions(TypedDict, total=False):
+class DeviceOptions(TypedDict, total=False):
+    """Settings of the model that is timed, and the price of what it is timed on."""
+
+    batch_size: Annotated[int | None, Setting(help="With --model: samples of one step.", group="run")]
+    precision: Annotated[
+        str | None, Setting(help="With --model: numeric recipe, as in predict.", group="run", metavar="NAME")
+    ]
+    price_usd_per_hour: Annotated[
+        float | None,
+        Setting(
+            help="Price of one device [US dollars per hour].", group="price", metavar="1.89/h", flag="price"
+        ),
+    ]
+
+
+class ForecastOptions(DeviceOptions, total=False):
     """Settings of a forecast on the command line."""
 
     target: Annotated[
@@ -80,13 +94,6 @@ class ForecastOptions(TypedDict, total=False):
             metavar="MODEL",
         ),
     ]
-    batch_size: Annotated[
-        int | None,
-        Setting(help="With --model: samples of one step.", group="run"),
-    ]
-    precision: Annotated[
-        str | None, Setting(help="With --model: numeric recipe, as in predict.", group="run", metavar="NAME")
-    ]
     optimizer: Annotated[
         str | None, Setting(help="With --model: optimizer, as in predict.", group="run", metavar="NAME")
     ]
@@ -97,12 +104,6 @@ class ForecastOptions(TypedDict, total=False):
     dataset_size: Annotated[
         int | None,
         Setting(help="With --model: training samples of an epoch.", group="job"),
-    ]
-    price_usd_per_hour: Annotated[
-        float | None,
-        Setting(
-            help="Price of one device [US dollars per hour].", group="price", metavar="1.89/h", flag="price"
-        ),
     ]
     backtest_file: Annotated[
         Path | None,
@@ -166,8 +167,8 @@ MetricOption = Annotated[str | None, typer.Option(metavar="NAME", help="Metric, 
 @verb(
     "Forecast one run.",
     options=CutOptions,
-    page=f"{_PAGES}.forecast_page:forecast_page",
-    plot=f"{_PAGES}.forecast_plots:forecast_plot",
+    page=f"{_PAGES}:forecast_page",
+    plot=f"{_PLOTS}:forecast_plot",
     width=_WIDTH,
 )
 def run(run: RunArgument, settings: dict[str, Any], on: OnDevices = None) -> RunForecast:
@@ -182,8 +183,8 @@ def watch(
     run: RunArgument, settings: dict[str, Any], debug: bool, on: OnDevices = None, plot: PlotOption = None
 ) -> None:
     """Forecast a run again whenever its file has grown, until the target, the end, or silence."""
-    from forerun.jobs.pages.forecast_page import forecast_page
-    from forerun.jobs.pages.forecast_plots import forecast_plot
+    from forerun.jobs.pages import forecast_page
+    from forerun.jobs.plots import forecast_plot
     from forerun.surface.report.figure import check_plot_path
 
     if plot is not None:
@@ -225,8 +226,8 @@ def _watched(
 
 @verb(
     "Try the forecasters on finished runs.",
-    page=f"{_PAGES}.forecast_page:backtest_page",
-    plot=f"{_PAGES}.forecast_plots:backtest_plot",
+    page=f"{_PAGES}:backtest_page",
+    plot=f"{_PLOTS}:backtest_plot",
     width=_WIDTH,
 )
 def backtest(
@@ -253,23 +254,10 @@ def backtest(
     return found
 
 
-def _plot_trade_off(path: Path, found: tuple[TradeOff, str | None]) -> None:
-    from forerun.jobs.pages.forecast_plots import trade_off_plot
-
-    trade_off_plot(path, found[0], found[1] or "value at the end")
-
-
-def _trade_off_page(found: tuple[TradeOff, str | None]) -> Any:
-    from forerun.jobs.pages.forecast_page import trade_off_page
-
-    return trade_off_page(found[0])
-
-
 @verb(
     "Compare configurations by accuracy and time.",
-    page=_trade_off_page,
-    plot=_plot_trade_off,
-    as_dict=lambda found: found[0].as_dict(),
+    page=f"{_PAGES}:trade_off_page",
+    plot=f"{_PLOTS}:trade_off_plot",
     width=_WIDTH,
 )
 def trade_off(
@@ -282,17 +270,14 @@ def trade_off(
     ],
     target: TargetOption = None,
     metric: MetricOption = None,
-) -> tuple[TradeOff, str | None]:
+) -> TradeOff:
     """Forecast the accuracy of several configurations against the time that each takes."""
     import forerun
 
-    metric = metric or _metric_of(target)
-    return forerun.trade_off(table, target=target, metric=metric), metric
+    return forerun.trade_off(table, target=target, metric=metric)
 
 
-@verb(
-    "Forecast the steps at other batch sizes.", page=f"{_PAGES}.convergence_page:batches_page", width=_WIDTH
-)
+@verb("Forecast the steps at other batch sizes.", page=f"{_PAGES}:batches_page", width=_WIDTH)
 def batches(
     table: Annotated[
         Path, typer.Argument(metavar="FILE.csv", help="Columns batch_size, and steps or epochs to a target.")
@@ -309,8 +294,8 @@ def batches(
 
 @verb(
     "Forecast a network that was never trained.",
-    page=f"{_PAGES}.convergence_page:networks_page",
-    plot=f"{_PAGES}.forecast_plots:networks_plot",
+    page=f"{_PAGES}:networks_page",
+    plot=f"{_PLOTS}:networks_plot",
     width=_WIDTH,
 )
 def networks(
@@ -343,7 +328,7 @@ def networks(
     return forecast_networks(table, value=metric, leave_out=leave_out, unit=unit)
 
 
-class ScalingOptions(TypedDict, total=False):
+class ScalingOptions(DeviceOptions, total=False):
     """Settings of the runs that a law of scaling is asked about."""
 
     target: Annotated[
@@ -363,16 +348,6 @@ class ScalingOptions(TypedDict, total=False):
         ),
     ]
     sequence_length: Annotated[int | None, Setting(help="With --model: tokens of one sample.", group="model")]
-    batch_size: Annotated[int | None, Setting(help="With --model: samples of one step.", group="run")]
-    precision: Annotated[
-        str | None, Setting(help="With --model: numeric recipe, as in predict.", group="run", metavar="NAME")
-    ]
-    price_usd_per_hour: Annotated[
-        float | None,
-        Setting(
-            help="Price of one device [US dollars per hour].", group="price", metavar="1.89/h", flag="price"
-        ),
-    ]
     seed: Annotated[
         int | None, Setting(help="Seed of the draws behind the intervals.", group="limits", low=0)
     ]
@@ -381,8 +356,8 @@ class ScalingOptions(TypedDict, total=False):
 @verb(
     "Forecast the best size of a language model.",
     options=ScalingOptions,
-    page=f"{_PAGES}.convergence_page:scaling_page",
-    plot=f"{_PAGES}.forecast_plots:scaling_plot",
+    page=f"{_PAGES}:scaling_page",
+    plot=f"{_PLOTS}:scaling_plot",
     width=_WIDTH,
 )
 def scaling(
@@ -407,7 +382,7 @@ def scaling(
     on: OnDevices = None,
 ) -> ScalingForecast:
     """Forecast the best size and tokens for a budget, and the price of a loss, from a few finished runs."""
-    from forerun.jobs.scaling import forecast_scaling
+    from forerun.jobs.fitted_laws import forecast_scaling
 
     asked = checked(settings, ScalingOptions)
     return forecast_scaling(runs, budgets=budget or [], devices=on or [], **asked)
@@ -415,8 +390,8 @@ def scaling(
 
 @verb(
     "Fit a law to the losses of a run.",
-    page=f"{_PAGES}.convergence_page:curve_fit_page",
-    plot=f"{_PAGES}.forecast_plots:curve_fit_plot",
+    page=f"{_PAGES}:curve_fit_page",
+    plot=f"{_PLOTS}:curve_fit_plot",
     width=_WIDTH,
 )
 def law(
@@ -428,7 +403,7 @@ def law(
     metric: MetricOption = None,
 ) -> CurveFit:
     """Fit a law to the losses of a run and print its coefficients."""
-    from forerun.jobs.fit_curve import fit_curve
+    from forerun.jobs.fitted_laws import fit_curve
 
     return fit_curve(run, name, metric=metric, target=target)
 

@@ -94,7 +94,7 @@ class ShareOptions(DecideOptions, total=False):
 
 
 def _page(answer: Schedule) -> Iterator[Any]:
-    from forerun.jobs.pages.schedule_page import command_lines, schedule_page
+    from forerun.jobs.pages import command_lines, schedule_page
 
     yield schedule_page(answer)
     if lines := command_lines(answer):
@@ -107,7 +107,7 @@ def _page(answer: Schedule) -> Iterator[Any]:
     options=ShareOptions,
     readers={"round_length": lambda text: parse_time_s("--round", text)},
     page=_page,
-    plot="forerun.jobs.pages.gantt:gantt_chart",
+    plot="forerun.jobs.plots:gantt_chart",
     width=_WIDTH,
 )
 def jobs(
@@ -211,7 +211,7 @@ def _advise(source: str, jobs: Path | None, options: dict[str, Any], debug: bool
 
 
 def _show(advice: LiveSchedule, is_applied: bool, as_json: bool) -> None:
-    from forerun.jobs.pages.schedule_page import live_page
+    from forerun.jobs.pages import live_page
     from forerun.jobs.schedule_live import apply_commands
 
     if as_json:

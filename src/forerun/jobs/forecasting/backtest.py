@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 
@@ -24,19 +24,22 @@ from forerun.jobs.forecasting.backtest_table import (
     weighted_quantiles,
 )
 from forerun.jobs.forecasting.curve import FINAL_SHARE, Floats, MetricKind, without_outliers
-from forerun.jobs.forecasting.forecaster import Prefix, can_answer, forecaster_names, path_of
-from forerun.jobs.forecasting.laws import DROP_SHARES, USUAL_DROP_SHARES, annealing_paths
-from forerun.jobs.forecasting.mixture import (
+from forerun.jobs.forecasting.forecaster import (
     PRIORS,
+    Prefix,
     Stored,
     Tier,
+    can_answer,
+    forecaster_names,
     member_weights,
     misfit_of,
+    path_of,
     scale_of,
     sibling_trust,
     spread_of,
     trusted,
 )
+from forerun.jobs.forecasting.laws import DROP_SHARES, USUAL_DROP_SHARES, annealing_paths
 
 __all__ = [
     "MOST_SIBLINGS",
@@ -308,9 +311,10 @@ class MeanErrors:
 
     def __init__(self, groups: Sequence[ResultGroup]) -> None:
         self.groups = tuple(groups)
-        self._known: dict[tuple[Tier, float, frozenset[str]], tuple[dict[str, float], int]] = {}
-        self._drops: dict[frozenset[str], dict[MetricKind, float]] = {}
-        self._of_origins: dict[tuple[Tier, float, str, tuple[float, ...]], dict[str, float]] = {}
+        # Each is asked again and again with the same origins left out.
+        self.drop_shares = cache(self._drop_shares)
+        self.without = cache(self._without)
+        self._of_origin = cache(self._origin_errors)
         self._origins: dict[tuple[Tier, float], dict[str, list[ResultGroup]]] = defaultdict(
             lambda: defaultdict(list)
         )
@@ -325,17 +329,11 @@ class MeanErrors:
             for group in self.groups
         }
 
-    def drop_shares(self, origins: Iterable[str] = ()) -> dict[MetricKind, float]:
+    def _drop_shares(self, left_out: tuple[str, ...] = ()) -> dict[MetricKind, float]:
         """The drop with the least error for each kind of metric, some origins left out.
 
         All kinds together count as a fraction of an origin, so that one odd origin does not decide alone.
         """
-        left_out = frozenset(origins)
-        if left_out not in self._drops:
-            self._drops[left_out] = self._found_drops(left_out)
-        return self._drops[left_out]
-
-    def _found_drops(self, left_out: frozenset[str]) -> dict[MetricKind, float]:
         jobs: dict[tuple[MetricKind, str], dict[str, list[Floats]]] = defaultdict(lambda: defaultdict(list))
         for group in self.groups:
             if group.tier is not Tier.SCHEDULE or group.origin in left_out:
@@ -355,14 +353,10 @@ class MeanErrors:
             found_drops[kind] = DROP_SHARES[int(np.argmin(total))]
         return found_drops
 
-    def without(self, tier: Tier, cut: float, origins: Iterable[str] = ()) -> tuple[dict[str, float], int]:
+    def _without(
+        self, tier: Tier, cut: float, left_out: tuple[str, ...] = ()
+    ) -> tuple[dict[str, float], int]:
         """Error of each forecaster and the number of origins behind it, origins weighing alike, some left out."""
-        key = (tier, cut, frozenset(origins))
-        if key not in self._known:
-            self._known[key] = self._found_errors(*key)
-        return self._known[key]
-
-    def _found_errors(self, tier: Tier, cut: float, left_out: frozenset[str]) -> tuple[dict[str, float], int]:
         drops = self.drop_shares(left_out)
         of_origins = [
             self._of_origin(tier, cut, origin, tuple(drops[kind] for kind in MetricKind))
@@ -373,20 +367,17 @@ class MeanErrors:
         found = {name: float(np.mean([of[name] for of in of_origins if name in of])) for name in names}
         return found, len(of_origins)
 
-    def _of_origin(self, tier: Tier, cut: float, origin: str, drops: tuple[float, ...]) -> dict[str, float]:
+    def _origin_errors(
+        self, tier: Tier, cut: float, origin: str, drops: tuple[float, ...]
+    ) -> dict[str, float]:
         """Error of each forecaster on an origin, its jobs weighing alike."""
-        key = (tier, cut, origin, drops)
-        if key in self._of_origins:
-            return self._of_origins[key]
         jobs: dict[str, dict[str, list[tuple[float, int]]]] = defaultdict(lambda: defaultdict(list))
         for group in self._origins[tier, cut][origin]:
             for name in group.names:
                 share = drops[list(MetricKind).index(group.kind)] if name == _ANNEALING else DROP_SHARES[0]
                 for job, miss in self._by_job[id(group)][name, share].items():
                     jobs[name][job].append(miss)
-        found = {name: float(np.mean([_mean(of_job) for of_job in of.values()])) for name, of in jobs.items()}
-        self._of_origins[key] = found
-        return found
+        return {name: float(np.mean([_mean(of_job) for of_job in of.values()])) for name, of in jobs.items()}
 
 
 def _mean_by_job(group: ResultGroup, misses: Floats) -> dict[str, tuple[float, int]]:
@@ -443,7 +434,7 @@ def summarise(
             continue
         left_out = (group.origin, *others)
         share = errors.drop_shares(left_out)[group.kind]
-        mix = group.mixed(partial(errors.without, cut=group.cut, origins=left_out), share)
+        mix = group.mixed(partial(errors.without, cut=group.cut, left_out=left_out), share)
         found[group.tier, group.cut].append((group, mix.scores))
     summaries = {}
     for tier, cut in found:

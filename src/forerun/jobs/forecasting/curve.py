@@ -22,6 +22,7 @@ import math
 import re
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -80,6 +81,10 @@ class MetricKind(StrEnum):
     """Word errors and alike, per word or in per cent; may begin above 1."""
 
 
+_COLUMNS = ("epochs", "values", "steps", "learning_rates", "elapsed_s")
+"""Fields of a curve that have a value at each point."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
     """Values of one metric in the course of one run.
@@ -133,18 +138,13 @@ class Curve:
 
     def first(self, num_points: int) -> Curve:
         """The curve as it was after so many points."""
+        return self.rows(slice(num_points))
 
-        def cut(column: Floats | None) -> Floats | None:
-            return None if column is None else column[:num_points]
-
-        return replace(
-            self,
-            epochs=self.epochs[:num_points],
-            values=self.values[:num_points],
-            steps=cut(self.steps),
-            learning_rates=cut(self.learning_rates),
-            elapsed_s=cut(self.elapsed_s),
-        )
+    def rows(self, which: slice | npt.NDArray[np.bool_]) -> Curve:
+        """The curve of some of its points."""
+        columns = {name: getattr(self, name) for name in _COLUMNS}
+        cut: dict[str, Any] = {name: None if c is None else c[which] for name, c in columns.items()}
+        return replace(self, **cut)
 
     def steps_per_epoch(self) -> float | None:
         """Optimizer steps of one unit of ``epochs``; None where the file does not say."""
@@ -341,7 +341,7 @@ def clean(curve: Curve) -> CleanCurve | None:
     finite = np.isfinite(curve.values)
     if not finite.any():
         return None
-    kept = _rows(curve, finite)
+    kept = curve.rows(finite)
     ends_missing = not finite[-1] and len(curve) - 1 - int(np.flatnonzero(finite)[-1]) >= 2
     values, num_outliers = without_outliers(kept.values)
     errors = -values if curve.is_rising else values
@@ -357,20 +357,6 @@ def clean(curve: Curve) -> CleanCurve | None:
         num_outliers=num_outliers,
         has_diverged=has_diverged,
         notes=tuple(notes),
-    )
-
-
-def _rows(curve: Curve, keep: npt.NDArray[np.bool_]) -> Curve:
-    def cut(column: Floats | None) -> Floats | None:
-        return None if column is None else column[keep]
-
-    return replace(
-        curve,
-        epochs=curve.epochs[keep],
-        values=curve.values[keep],
-        steps=cut(curve.steps),
-        learning_rates=cut(curve.learning_rates),
-        elapsed_s=cut(curve.elapsed_s),
     )
 
 

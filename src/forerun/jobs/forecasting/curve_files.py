@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -193,7 +194,7 @@ def curve_of_columns(
     rows = _Rows(
         epochs=cut[epoch] if epoch else None,
         steps=cut[step] if step else None,
-        rates=_filled(columns[rate])[keep] if rate else None,
+        learning_rates=_filled(columns[rate])[keep] if rate else None,
         elapsed_s=_since_start(_filled(columns[elapsed]))[keep] if elapsed else None,
         values=cut[chosen],
     )
@@ -260,61 +261,35 @@ def _since_start(times_s: Floats) -> Floats:
     return times_s - times_s[0] if len(times_s) and times_s[0] > 1e8 else times_s
 
 
+@dataclass(slots=True, kw_only=True)
 class _Rows:
-    """Rows that hold the metric."""
+    """Rows that hold the metric, by the columns of a curve."""
 
-    def __init__(
-        self,
-        *,
-        epochs: Floats | None,
-        steps: Floats | None,
-        rates: Floats | None,
-        elapsed_s: Floats | None,
-        values: Floats,
-    ) -> None:
-        self.epochs, self.steps, self.rates = epochs, steps, rates
-        self.elapsed_s, self.values = elapsed_s, values
+    epochs: Floats | None
+    steps: Floats | None
+    learning_rates: Floats | None
+    elapsed_s: Floats | None
+    values: Floats
 
     def as_curve(self, name: str, metric: str, is_rising: bool, *, by_step: bool = False) -> Curve:
         if self.epochs is not None:
-            self._fill_epochs()
+            self.epochs = _filled(self.epochs)
             self._join_restarting_steps(name)
+        unit, groups = "step", None
         if self.steps is not None and (self.epochs is None or by_step):
-            where, unit, groups = self._from_one(self.steps), "step", None
+            where = _from_one(self.steps)
         else:
             unit = "epoch"
             where, groups = self._epoch_positions()
         columns = {"epochs": where, "values": self.values, "steps": self.steps}
-        columns |= {"learning_rates": self.rates, "elapsed_s": self.elapsed_s}
+        columns |= {"learning_rates": self.learning_rates, "elapsed_s": self.elapsed_s}
+        given: dict[str, Any] = {key: column for key, column in columns.items() if column is not None}
         if groups is not None:
-            columns = {k: None if c is None else _per_group(c, groups, k) for k, c in columns.items()}
-        checked: dict[str, Floats | None] = {
-            k: c if c is None or k == "values" or np.all(np.isfinite(c)) else None for k, c in columns.items()
-        }
-        first, values = checked.pop("epochs"), checked.pop("values")
-        if first is None or values is None:
+            given = {key: _per_group(column, groups, key) for key, column in given.items()}
+        if not np.all(np.isfinite(given["epochs"])):
             raise RecordError(f"{name}: expected a number in every row of '{unit}', got an empty one")
-        return Curve(
-            name=name,
-            metric=metric,
-            is_rising=is_rising,
-            unit=unit,
-            epochs=first,
-            values=values,
-            steps=checked["steps"],
-            learning_rates=checked["learning_rates"],
-            elapsed_s=checked["elapsed_s"],
-        )
-
-    @staticmethod
-    def _from_one(places: Floats) -> Floats:
-        """Places counted from 1; a row at 0 is the first thing done."""
-        spacing = places[1] - places[0] if len(places) > 1 else 1.0
-        return places + spacing if places[0] == 0 and spacing > 0 else places
-
-    def _fill_epochs(self) -> None:
-        assert self.epochs is not None
-        self.epochs = _filled(self.epochs)
+        whole = {key: c for key, c in given.items() if key == "values" or np.all(np.isfinite(c))}
+        return Curve(name=name, metric=metric, is_rising=is_rising, unit=unit, **whole)
 
     def _join_restarting_steps(self, name: str) -> None:
         """Steps that begin anew in each epoch become steps since the start of training."""
@@ -340,9 +315,9 @@ class _Rows:
         epochs = self.epochs
         distinct = np.unique(epochs)
         if len(distinct) == len(epochs) or np.any(np.diff(epochs) < 0):
-            return self._from_one(epochs), None
+            return _from_one(epochs), None
         if len(distinct) >= _FEWEST_EPOCHS:
-            return self._from_one_of(epochs, distinct), epochs
+            return epochs + (distinct[0] == 0), epochs
         if self.steps is None:
             place = np.concatenate(
                 [np.arange(1.0, n + 1) / n for n in np.unique(epochs, return_counts=True)[1]]
@@ -351,11 +326,13 @@ class _Rows:
         # Few epochs: each row at its fraction of them, a whole epoch being the most steps that one has.
         first = np.asarray([self.steps[epochs == e].max() for e in distinct])
         per_epoch = float(np.diff(first).mean()) if len(first) > 1 else float(first[0])
-        return self._from_one(self.steps) / max(per_epoch, 1.0), None
+        return _from_one(self.steps) / max(per_epoch, 1.0), None
 
-    @staticmethod
-    def _from_one_of(epochs: Floats, distinct: Floats) -> Floats:
-        return epochs + 1 if distinct[0] == 0 else epochs
+
+def _from_one(places: Floats) -> Floats:
+    """Places counted from 1; a row at 0 is the first thing done."""
+    spacing = places[1] - places[0] if len(places) > 1 else 1.0
+    return places + spacing if places[0] == 0 and spacing > 0 else places
 
 
 def _per_group(column: Floats, groups: Floats, name: str) -> Floats:

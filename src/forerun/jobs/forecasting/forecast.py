@@ -16,7 +16,16 @@ import numpy as np
 
 from forerun.base.errors import ForecastError, InvalidSetupError
 from forerun.jobs.forecasting.backtest import MOST_SIBLINGS
-from forerun.jobs.forecasting.backtest_table import FEWEST_RUNS, BacktestTable
+from forerun.jobs.forecasting.backtest_table import (
+    FEWEST_RUNS,
+    RANKS,
+    BacktestTable,
+    TargetTimes,
+    between_rows,
+    futures_of,
+    stored_quantiles,
+    target_times,
+)
 from forerun.jobs.forecasting.curve import (
     FINAL_SHARE,
     CleanCurve,
@@ -28,17 +37,8 @@ from forerun.jobs.forecasting.curve import (
     error_scale,
     is_share_metric,
 )
-from forerun.jobs.forecasting.forecaster import Prefix
-from forerun.jobs.forecasting.futures import (
-    RANKS,
-    TargetTimes,
-    between_rows,
-    futures_of,
-    stored_quantiles,
-    target_times,
-)
+from forerun.jobs.forecasting.forecaster import Mixture, Prefix, Tier, mixture, tier_of
 from forerun.jobs.forecasting.laws import USUAL_DROP_SHARES
-from forerun.jobs.forecasting.mixture import Mixture, Tier, mixture, tier_of
 from forerun.jobs.forecasting.schedule import LearningRateSchedule
 
 __all__ = ["FEWEST_POINTS", "Band", "CurveForecast", "forecast_curve"]

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import permutations
 from typing import NamedTuple
 
-from forerun.jobs.scheduling.cluster import SharedCluster
-from forerun.jobs.scheduling.job import Allocation, ServerTraining
+from forerun.jobs.scheduling.job import Allocation, ServerTraining, SharedCluster
 from forerun.jobs.scheduling.policy import FreeResources, JobView, hold
 
 __all__ = [

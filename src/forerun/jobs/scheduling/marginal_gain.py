@@ -8,11 +8,10 @@ from math import inf
 
 from forerun.base.errors import InvalidSetupError
 from forerun.base.units import format_duration_s
-from forerun.jobs.scheduling.cluster import SharedCluster
-from forerun.jobs.scheduling.fairness import serve_urgent
 from forerun.jobs.scheduling.greedy import grow, start_all
-from forerun.jobs.scheduling.job import Allocation, ServerTraining
+from forerun.jobs.scheduling.job import Allocation, ServerTraining, SharedCluster
 from forerun.jobs.scheduling.policy import FreeResources, JobView, NamedPolicy, hold, policy, register
+from forerun.jobs.scheduling.preemption import serve_urgent
 
 __all__ = [
     "USUAL_WORST_FAIRNESS",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf, nan
 
 import numpy as np
-import numpy.typing as npt
 
 from forerun.base.answers import Answer
 from forerun.jobs.scheduling.job import Allocation
@@ -111,8 +111,8 @@ class JobOutcome:
     done_samples: float
     device_s: float
     num_restarts: int
-    fair_share_s: float
-    deadline_s: float
+    fair_share_s: float = nan
+    deadline_s: float = inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,48 +170,37 @@ class ScheduleMetrics(Answer):
 
 
 def schedule_metrics(
-    *,
-    arrival_s: npt.ArrayLike,
-    end_s: npt.ArrayLike,
-    device_s: npt.ArrayLike,
-    num_restarts: npt.ArrayLike,
-    fair_share_s: npt.ArrayLike,
-    deadline_s: npt.ArrayLike,
-    num_devices: int,
-    decision_s: Sequence[float],
+    outcomes: Sequence[JobOutcome], num_devices: int, decision_s: Sequence[float] = ()
 ) -> ScheduleMetrics:
     """The figures of jobs that have all ended.
 
     Args:
-        arrival_s: When each came [s], (jobs,).
-        end_s: When each ended [s], (jobs,).
-        device_s: Devices times time each had [s], (jobs,).
-        num_restarts: Restarts of each, the first start not counted, (jobs,).
-        fair_share_s: Completion of each with its own 1/n of the cluster [s]; NaN where not known, (jobs,).
-        deadline_s: Deadlines [s], infinite where there is none, (jobs,).
+        outcomes: The jobs, at least one.
         num_devices: Devices of the cluster.
         decision_s: Time of each decision by the clock [s].
     """
-    arrival, end = np.asarray(arrival_s, dtype=float), np.asarray(end_s, dtype=float)
+    rows = [
+        (o.arrival_s, o.end_s, o.device_s, o.num_restarts, o.fair_share_s, o.deadline_s) for o in outcomes
+    ]
+    arrival, end, device_s, restarts, fair_share, deadlines = np.asarray(rows, dtype=float).T
     completion = end - arrival
-    fairness = completion / np.asarray(fair_share_s, dtype=float)
+    fairness = completion / fair_share
     known = fairness[np.isfinite(fairness)]
-    deadlines = np.asarray(deadline_s, dtype=float)
     due = np.isfinite(deadlines)
     makespan = float(end.max() - arrival.min())
-    held = float(np.sum(device_s))
+    held = float(device_s.sum())
     return ScheduleMetrics(
-        num_jobs=len(arrival),
+        num_jobs=len(outcomes),
         average_completion_s=float(completion.mean()),
         median_completion_s=float(np.median(completion)),
         p95_completion_s=float(np.quantile(completion, 0.95)),
         p99_completion_s=float(np.quantile(completion, 0.99)),
         makespan_s=makespan,
         device_hours=held / 3600.0,
-        average_fairness=float(known.mean()) if known.size else float("nan"),
-        worst_fairness=float(known.max()) if known.size else float("nan"),
-        restarts_per_job=float(np.mean(np.asarray(num_restarts, dtype=float))),
+        average_fairness=float(known.mean()) if known.size else nan,
+        worst_fairness=float(known.max()) if known.size else nan,
+        restarts_per_job=float(restarts.mean()),
         utilisation=held / (num_devices * makespan) if makespan > 0 else 0.0,
-        deadlines_met=float((end[due] <= deadlines[due]).mean()) if due.any() else float("nan"),
+        deadlines_met=float((end[due] <= deadlines[due]).mean()) if due.any() else nan,
         scheduler_ms=1e3 * float(np.mean(decision_s)) if len(decision_s) else 0.0,
     )

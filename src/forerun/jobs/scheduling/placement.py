@@ -6,12 +6,12 @@ import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from forerun.jobs.scheduling.cluster import SharedCluster
 from forerun.jobs.scheduling.job import (
     Allocation,
     DataParallelTraining,
     ScheduledJob,
     ServerTraining,
+    SharedCluster,
     training_demand,
 )
 from forerun.jobs.scheduling.policy import JobView

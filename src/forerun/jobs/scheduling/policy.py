@@ -10,8 +10,14 @@ from typing import Protocol, TypeVar
 
 from forerun.base.errors import UsageError, near_matches
 from forerun.base.plugins import plugin, plugin_names
-from forerun.jobs.scheduling.cluster import SharedCluster
-from forerun.jobs.scheduling.job import Allocation, ScheduledJob, ServerTraining, Training, training_demand
+from forerun.jobs.scheduling.job import (
+    Allocation,
+    ScheduledJob,
+    ServerTraining,
+    SharedCluster,
+    Training,
+    training_demand,
+)
 from forerun.jobs.scheduling.speed import RateCurve
 
 __all__ = [
@@ -245,7 +251,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {}
 GROUP = "forerun.policies"
 """Entry points that name what makes a policy: a class, or a function without arguments."""
 
-_MODULES = ("plain_policies", "marginal_gain", "sia", "shares_of_time")
+_MODULES = ("plain_policies", "marginal_gain", "unlike_devices")
 _RAW = ":raw"
 _Function = TypeVar("_Function", bound=Allocate)
 

@@ -11,8 +11,13 @@ import numpy.typing as npt
 
 from forerun.base.errors import InvalidSetupError
 from forerun.jobs.forecasting.laws import OptimusFit, fit_optimus
-from forerun.jobs.scheduling.cluster import SharedCluster
-from forerun.jobs.scheduling.job import Allocation, DataParallelTraining, ScheduledJob, ServerTraining
+from forerun.jobs.scheduling.job import (
+    Allocation,
+    DataParallelTraining,
+    ScheduledJob,
+    ServerTraining,
+    SharedCluster,
+)
 from forerun.jobs.scheduling.placement import Placement
 from forerun.jobs.scheduling.policy import JobView
 from forerun.jobs.scheduling.speed import RateCurve, offered_sizes, rate_curve

@@ -10,9 +10,13 @@ from math import ceil, inf, isfinite, nan
 import numpy as np
 
 from forerun.base.errors import FailureError, InvalidSetupError
-from forerun.jobs.scheduling.cluster import SharedCluster
-from forerun.jobs.scheduling.fairness import urgent_in_s
-from forerun.jobs.scheduling.job import Allocation, DataParallelTraining, ScheduledJob, check_jobs
+from forerun.jobs.scheduling.job import (
+    Allocation,
+    DataParallelTraining,
+    ScheduledJob,
+    SharedCluster,
+    check_jobs,
+)
 from forerun.jobs.scheduling.outcome import (
     Decision,
     Event,
@@ -24,8 +28,8 @@ from forerun.jobs.scheduling.outcome import (
 )
 from forerun.jobs.scheduling.placement import Placement, Placer, consolidate, pack
 from forerun.jobs.scheduling.policy import JobView, Policy
+from forerun.jobs.scheduling.preemption import decide, urgent_in_s
 from forerun.jobs.scheduling.running_job import NO_ERROR, ForecastError, RunningJob, Standing
-from forerun.jobs.scheduling.steady import decide
 
 __all__ = ["Progress", "SimulationOptions", "simulate"]
 
@@ -378,23 +382,13 @@ class _Simulation:
             )
             for state in self.all
         )
-        metrics = schedule_metrics(
-            arrival_s=[o.arrival_s for o in outcomes],
-            end_s=[o.end_s for o in outcomes],
-            device_s=[o.device_s for o in outcomes],
-            num_restarts=[o.num_restarts for o in outcomes],
-            fair_share_s=[o.fair_share_s for o in outcomes],
-            deadline_s=[o.deadline_s for o in outcomes],
-            num_devices=self.cluster.num_devices,
-            decision_s=self.decision_s,
-        )
         return SimulatedSchedule(
             policy=self.policy.name,
             outcomes=outcomes,
             events=tuple(sorted(self.events, key=lambda e: e.time_s)),
             stretches=tuple(self.stretches),
             first_decisions=self.first_decisions,
-            metrics=metrics,
+            metrics=schedule_metrics(outcomes, self.cluster.num_devices, self.decision_s),
         )
 
     def _fair_share_s(self, state: RunningJob) -> float:

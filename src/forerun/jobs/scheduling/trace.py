@@ -11,15 +11,13 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from math import inf, isfinite
+from math import inf, isfinite, nan
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from forerun.base.errors import InvalidSetupError, RecordError, UsageError
 from forerun.base.tables import read_table
-from forerun.jobs.scheduling.outcome import ScheduleMetrics, schedule_metrics
+from forerun.jobs.scheduling.outcome import JobOutcome, ScheduleMetrics, schedule_metrics
 from forerun.jobs.scheduling.plain_policies import LAS_THRESHOLDS_DEVICE_S
 
 if TYPE_CHECKING:
@@ -60,7 +58,8 @@ end_time``; plan_gpu in hundredths of a GPU of each instance), Tiresias' simulat
 duration``), and the tables of the Pollux artifact.
 """
 
-_OPTIONAL = ("job", "duration", "end", "start", "instances")
+_EMPTY = ("", "nan", "NaT", "None")
+"""Cells without a value, as text."""
 
 
 def read_trace(path: str | Path) -> list[RigidJob]:
@@ -74,109 +73,108 @@ def read_trace(path: str | Path) -> list[RigidJob]:
     Raises:
         RecordError: The file cannot be read, a column is missing, a cell is empty or no number, or a name occurs twice.
     """
-    frame = read_table(Path(path))
-    table = Path(path).name
-    columns = {what: _column(frame, names, table, what) for what, names in _NAMES.items()}
-    submitted = _seconds(frame, columns["submitted"], table)
-    devices = _devices(frame, columns, table)
-    durations = _durations(frame, columns, table)
-    _refuse(devices < 1, frame, columns["num_devices"], table, "at least one device")
-    _refuse(devices % 1 != 0, frame, columns["num_devices"], table, "a whole number of devices")
-    ends = columns["duration"] or columns["end"]
-    _refuse(durations <= 0, frame, ends, table, "a duration above zero seconds")
-    names = _job_names(frame, columns["job"], table)
-    rows = zip(
-        names, (submitted - submitted.min()).tolist(), devices.tolist(), durations.tolist(), strict=True
-    )
-    jobs = [RigidJob(name, time_s, int(number), duration_s) for name, time_s, number, duration_s in rows]
-    return sorted(jobs, key=lambda job: job.arrival_s)
+    table = _Trace(Path(path))
+    submitted = table.seconds(table.needed("submitted"))
+    devices, durations = table.devices(), table.durations()
+    ends = table.columns["duration"] or table.columns["end"]
+    table.refuse(durations <= 0, ends, "a duration above zero seconds")
+    arrivals = (submitted - submitted.min()).tolist()
+    rows = zip(table.job_names(), arrivals, devices.astype(int).tolist(), durations.tolist(), strict=True)
+    return sorted((RigidJob(*row) for row in rows), key=lambda job: job.arrival_s)
 
 
-def _column(frame: pd.DataFrame, names: tuple[str, ...], table: str, what: str) -> str:
-    """Name of the column in this table; empty for a name that is not needed."""
-    known = {str(column).strip().lower(): str(column) for column in frame.columns}
-    found = next((known[name] for name in names if name in known), None)
-    if found is None and what not in _OPTIONAL:
-        raise RecordError(
-            f"{table}: expected a column for {what.replace('_', ' ')}, one of {', '.join(names)}; got "
-            f"{', '.join(map(str, frame.columns))}; rename it"
-        )
-    return found or ""
+class _Trace:
+    """A trace as a table: its columns by what they hold, and refusals that name table, column and row."""
 
+    def __init__(self, path: Path) -> None:
+        self.frame, self.name = read_table(path), path.name
+        known = {str(column).strip().lower(): str(column) for column in self.frame.columns}
+        self.columns = {
+            what: next((known[name] for name in names if name in known), "") for what, names in _NAMES.items()
+        }
 
-def _devices(frame: pd.DataFrame, columns: dict[str, str], table: str) -> pd.Series[float]:
-    """Devices of each job; Alibaba's are hundredths of a GPU of each instance."""
-    found = _numbers(frame, columns["num_devices"], table)
-    if columns["num_devices"].strip().lower() != "plan_gpu":
-        return found
-    instances = _numbers(frame, columns["instances"], table) if columns["instances"] else 1.0
-    whole: pd.Series[float] = -(-(found * instances) // 100)
-    return whole
-
-
-def _durations(frame: pd.DataFrame, columns: dict[str, str], table: str) -> pd.Series[float]:
-    """Durations [s], as they are written or from start to end."""
-    if columns["duration"]:
-        return _numbers(frame, columns["duration"], table)
-    start, end = columns["start"] or columns["submitted"], columns["end"]
-    if not end:
-        raise RecordError(
-            f"{table}: expected a column for the duration, one of {', '.join(_NAMES['duration'])}, or for the end, one "
-            f"of {', '.join(_NAMES['end'])}; got {', '.join(map(str, frame.columns))}; rename it"
-        )
-    import pandas as pd
-
-    for column in (start, end):
-        empty = frame[column].astype(str).str.strip().isin(["", "nan", "NaT", "None"])
-        _refuse(empty, frame, column, table, "a date or seconds")
-    # Both from the same moment on, so that dates and seconds do alike.
-    both = pd.DataFrame({"time": pd.concat([frame[start], frame[end]], ignore_index=True)})
-    times = _seconds(both, "time", table).to_numpy()
-    return pd.Series(times[len(frame) :] - times[: len(frame)])
-
-
-def _numbers(frame: pd.DataFrame, column: str, table: str) -> pd.Series[float]:
-    import pandas as pd
-
-    values = pd.to_numeric(frame[column], errors="coerce").astype(float)
-    _refuse(values.isna(), frame, column, table, "a number")
-    return values
-
-
-def _seconds(frame: pd.DataFrame, column: str, table: str) -> pd.Series[float]:
-    """Submission in seconds, from numbers or from dates."""
-    import pandas as pd
-
-    cells = frame[column]
-    if not pd.api.types.is_datetime64_any_dtype(cells):
-        numbers = pd.to_numeric(cells, errors="coerce")
-        if numbers.notna().any():
-            return _numbers(frame, column, table)
-    dates = pd.to_datetime(cells, errors="coerce", utc=True, format="ISO8601")
-    _refuse(dates.isna(), frame, column, table, "a date or seconds")
-    return (dates - dates.min()).dt.total_seconds()
-
-
-def _job_names(frame: pd.DataFrame, column: str, table: str) -> list[str]:
-    if not column:
-        return [f"job-{number}" for number in range(1, len(frame) + 1)]
-    cells = frame[column]
-    _refuse(cells.isna() | (cells.astype(str).str.strip() == ""), frame, column, table, "a name")
-    names = cells.astype(str)
-    _refuse(names.duplicated(), frame, column, table, "a name that no other job has")
-    return names.tolist()
-
-
-def _refuse(bad: pd.Series[bool], frame: pd.DataFrame, column: str, table: str, wanted: str) -> None:
-    """Raises for the first row that is marked."""
-    if bad.any():
+    def refuse(self, bad: pd.Series[bool], column: str, wanted: str) -> None:
+        """Raises for the first row that is marked."""
+        if not bad.any():
+            return
         row = int(bad.to_numpy().argmax())
-        cell = frame[column].iloc[row]
-        came = "an empty cell" if str(cell).strip() in ("", "nan", "NaT", "None") else f"'{cell}'"
+        cell = str(self.frame[column].iloc[row])
+        came = "an empty cell" if cell.strip() in _EMPTY else f"'{cell}'"
         raise RecordError(
-            f"{table}, column '{column}', row {row + 1}: expected {wanted}, got {came} ({int(bad.sum())} such row(s)); "
-            "complete or drop them"
+            f"{self.name}, column '{column}', row {row + 1}: expected {wanted}, got {came} ({int(bad.sum())} such "
+            "row(s)); complete or drop them"
         )
+
+    def needed(self, what: str) -> str:
+        """Name of the column that holds this."""
+        if not self.columns[what]:
+            self._lacks(f"a column for {what.replace('_', ' ')}, one of {', '.join(_NAMES[what])};")
+        return self.columns[what]
+
+    def _lacks(self, wanted: str) -> None:
+        raise RecordError(
+            f"{self.name}: expected {wanted} got {', '.join(map(str, self.frame.columns))}; rename it"
+        )
+
+    def devices(self) -> pd.Series[float]:
+        """Devices of each job; Alibaba's are hundredths of a GPU of each instance."""
+        column, instances = self.needed("num_devices"), self.columns["instances"]
+        found = self.numbers(column)
+        if column.strip().lower() == "plan_gpu":
+            found = -(-(found * (self.numbers(instances) if instances else 1.0)) // 100)
+        self.refuse(found < 1, column, "at least one device")
+        self.refuse(found % 1 != 0, column, "a whole number of devices")
+        return found
+
+    def durations(self) -> pd.Series[float]:
+        """Durations [s], as they are written or from start to end."""
+        if self.columns["duration"]:
+            return self.numbers(self.columns["duration"])
+        start, end = self.columns["start"] or self.columns["submitted"], self.columns["end"]
+        if not end:
+            words = (f"for the {what}, one of {', '.join(_NAMES[what])}" for what in ("duration", "end"))
+            self._lacks(f"a column {', or '.join(words)};")
+        for column in (start, end):
+            empty = self.frame[column].astype(str).str.strip().isin(_EMPTY)
+            self.refuse(empty, column, "a date or seconds")
+        # A column of dates and one of seconds begin at different moments, so that both must be of one kind.
+        return self.seconds(end, since=start)
+
+    def numbers(self, column: str) -> pd.Series[float]:
+        """A column as numbers."""
+        import pandas as pd
+
+        values = pd.to_numeric(self.frame[column], errors="coerce").astype(float)
+        self.refuse(values.isna(), column, "a number")
+        return values
+
+    def seconds(self, column: str, since: str = "") -> pd.Series[float]:
+        """A column of seconds or dates [s]; dates count from the first, or from those in the column ``since``."""
+        import pandas as pd
+
+        cells = self.frame[column]
+        is_date = pd.api.types.is_datetime64_any_dtype(cells)
+        if not is_date and pd.to_numeric(cells, errors="coerce").notna().any():
+            return self.numbers(column) - (self.numbers(since) if since else 0.0)
+        begin = self._dates(since) if since else self._dates(column).min()
+        return (self._dates(column) - begin).dt.total_seconds()
+
+    def _dates(self, column: str) -> pd.Series[pd.Timestamp]:
+        import pandas as pd
+
+        dates = pd.to_datetime(self.frame[column], errors="coerce", utc=True, format="ISO8601")
+        self.refuse(dates.isna(), column, "a date or seconds")
+        return dates
+
+    def job_names(self) -> list[str]:
+        """Names of the jobs, or their numbers."""
+        column = self.columns["job"]
+        if not column:
+            return [f"job-{number}" for number in range(1, len(self.frame) + 1)]
+        names = self.frame[column].astype(str)
+        self.refuse(self.frame[column].isna() | (names.str.strip() == ""), column, "a name")
+        self.refuse(names.duplicated(), column, "a name that no other job has")
+        return names.tolist()
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,22 +251,20 @@ def simulate_rigid(
     """
     _check(jobs, num_devices)
     ends, starts = _Queue(jobs, num_devices, policy, tuple(thresholds_device_s)).run()
-    arrival = np.asarray([job.arrival_s for job in jobs])
-    work = np.asarray([job.num_devices * job.duration_s for job in jobs])
-    unknown = np.full(len(jobs), np.nan)
+    outcomes = [
+        JobOutcome(
+            job=job.name,
+            arrival_s=job.arrival_s,
+            start_s=nan,
+            end_s=end_s,
+            done_samples=nan,
+            device_s=job.num_devices * job.duration_s,
+            num_restarts=number - 1,
+        )
+        for job, end_s, number in zip(jobs, ends, starts, strict=True)
+    ]
     return RigidOutcome(
-        policy=str(policy),
-        end_s=tuple(ends),
-        metrics=schedule_metrics(
-            arrival_s=arrival,
-            end_s=ends,
-            device_s=work,
-            num_restarts=[number - 1 for number in starts],
-            fair_share_s=unknown,
-            deadline_s=np.full(len(jobs), np.inf),
-            num_devices=num_devices,
-            decision_s=(),
-        ),
+        policy=str(policy), end_s=tuple(ends), metrics=schedule_metrics(outcomes, num_devices)
     )
 
 

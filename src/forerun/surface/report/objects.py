@@ -28,8 +28,8 @@ _PAGES: Mapping[str, str] = {
     "ScaleCurve": f"{_REPORT}.scale_page:scale_page",
     "LayoutPlan": f"{_REPORT}.scale_page:layouts_page",
     "AdvicePlan": f"{_REPORT}.scale_page:advice_page",
-    "Schedule": "forerun.jobs.pages.schedule_page:schedule_page",
-    "RunForecast": "forerun.jobs.pages.forecast_page:forecast_page",
+    "Schedule": "forerun.jobs.pages:schedule_page",
+    "RunForecast": "forerun.jobs.pages:forecast_page",
     "Profile": "forerun.script.pages:profile_page",
 }
 """Pages of answers by the name of their class, found by name: those of satellites are there where the satellite is."""

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.base.errors import InvalidSetupError
-from forerun.jobs.scheduling.cluster import NodeGroup, SharedCluster, parse_cluster
+from forerun.jobs.scheduling.job import NodeGroup, SharedCluster, parse_cluster
 
 
 @given(nodes=st.integers(1, 999), devices=st.integers(1, 16))
@@ -60,7 +60,7 @@ def test_a_cluster_beyond_any_that_exists_is_refused(text):
 
 
 def test_nodes_of_one_kind_may_differ():
-    from forerun.jobs.scheduling.cluster import NodeGroup
+    from forerun.jobs.scheduling.job import NodeGroup
 
     group = NodeGroup(device="t4", num_nodes=2, devices_per_node=4, devices_by_node=(4, 1))
     assert (group.num_devices, group.node_sizes) == (5, (4, 1))

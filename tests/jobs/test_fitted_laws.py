@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from forerun.base.errors import InvalidSetupError, RecordError
-from forerun.jobs.scaling import forecast_scaling
+from forerun.jobs.fitted_laws import forecast_scaling
 from forerun.surface.cli.main import app
 
 ROWS = "parameters,tokens,loss\n2e8,4e9,2.62\n2e8,2e10,2.44\n2.7e8,5e9,2.558\n2.7e8,2.5e10,2.385\n4.3e8,8e9,2.437\n"

@@ -1,1 +1,0 @@
-"""Pages and charts of forecasts and schedules."""
