@@ -6,7 +6,7 @@ import json
 import pytest
 from command_line import invoke, run
 
-from forerun.adapters.classics.cnn_csv import CNN_COLUMNS
+from forerun.adapters.classics.csv_formats import CNN_COLUMNS
 from forerun.evidence.commands.measure_options import (
     parse_flags,
     parse_sizes,
