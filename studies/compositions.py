@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from forerun.adapters.classics.composition import Composition
-from forerun.adapters.classics.composition_law import HostCosts, host_costs, overlapped_step_time_s
+from forerun.adapters.classics.composition import Composition, HostCosts, host_costs, overlapped_step_time_s
 from forerun.base.errors import RecordError
 from studies.own.records import composition_rows, own_device, own_record_folders
 from studies.tables.reference_steps import require_reference_folder

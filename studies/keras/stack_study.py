@@ -26,7 +26,7 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import nnls
 
-from forerun.adapters.classics.interface import Floats
+from forerun.adapters.classics.model_file import Floats
 from forerun.cost.time.step_times import step_times
 from forerun.cost.time.weights import CostModel, load_weights, shipped_weights_path
 from forerun.graph.graph import OpClass

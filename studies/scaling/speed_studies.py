@@ -14,9 +14,7 @@ from scipy.optimize import nnls
 from forerun.adapters.classics.all_reduce_models import ALL_REDUCE_MODELS, AveragedModel
 from forerun.adapters.classics.model_choice import SERVER_MODELS, propose_points
 from forerun.adapters.classics.server_models import OptimusModel, server_columns
-from forerun.adapters.classics.smoothing import SmoothedModel
-from forerun.adapters.classics.speed_models import SpeedModel
-from forerun.adapters.classics.speed_points import SpeedPoint
+from forerun.adapters.classics.speed_models import SmoothedModel, SpeedModel, SpeedPoint
 from forerun.base.errors import InvalidSetupError
 from forerun.base.numerics import fit_relative
 from forerun.base.tables import read_table

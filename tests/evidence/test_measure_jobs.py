@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from grid_session import GRID, QUICK, measure
 
-from forerun.adapters.classics.cnn_csv import CNN_COLUMNS, write_cnn_csv
+from forerun.adapters.classics.csv_formats import CNN_COLUMNS, write_cnn_csv
 from forerun.base.errors import InvalidSetupError, MeasurementError, UnknownModelError
 from forerun.evidence.measure import measure_layers, measure_model
 from forerun.evidence.measurement.grid import grid_jobs

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from forerun.adapters.classics.layer_features import LayerCase, LayerFeatures, layer_features
+from forerun.adapters.classics.layer_table import LayerCase, LayerFeatures, layer_features
 from regressor_cases import device
 
 

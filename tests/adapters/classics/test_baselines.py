@@ -7,7 +7,6 @@ import pytest
 from regressor_contract import RegressorContract, StorableContract, one_thread  # noqa: F401 - a fixture
 
 from forerun.adapters.classics import baselines
-from forerun.adapters.classics.ann import AnnSettings, NeuralNetwork
 from forerun.adapters.classics.baselines import (
     GreyBox,
     LinearOnFlops,
@@ -18,6 +17,7 @@ from forerun.adapters.classics.baselines import (
     ScaledRoofline,
 )
 from forerun.adapters.classics.boosting import BoostedTrees
+from forerun.adapters.classics.network_regressors import AnnSettings, NeuralNetwork
 from forerun.base.errors import UsageError
 from regressor_cases import lawful_times_s, random_features
 

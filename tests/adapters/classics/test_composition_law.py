@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.adapters.classics.composition_law import (
+from forerun.adapters.classics.composition import (
     HostCosts,
     host_costs,
     marginal_time_s,

@@ -8,7 +8,7 @@ from layer_cases_made import layer_law_s, random_layers
 from regressor_contract import StorableContract, one_thread  # noqa: F401 - a fixture
 
 from forerun.adapters.classics.baselines import LinearOnFlops
-from forerun.adapters.classics.layer_net import LayerNetSettings, LayerNetwork
+from forerun.adapters.classics.network_regressors import LayerNetSettings, LayerNetwork
 from forerun.base.errors import CostModelError, RecordError, UsageError
 
 SMALL = LayerNetSettings(hidden_sizes=(24, 24, 16, 16), dropout=0.02, max_epochs=40, batch_rows=32)

@@ -7,10 +7,10 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from forerun.adapters.classics.ann import AnnSettings, NeuralNetwork
 from forerun.adapters.classics.baselines import STORABLE_KINDS
 from forerun.adapters.classics.boosting import BoostedTrees
 from forerun.adapters.classics.model_file import TrainedModel, load_model_file, save_model_file
+from forerun.adapters.classics.network_regressors import AnnSettings, NeuralNetwork
 from forerun.base.errors import CostModelError
 from regressor_cases import lawful_times_s, random_features
 

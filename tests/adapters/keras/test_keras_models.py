@@ -239,7 +239,7 @@ def test_a_keras_model_is_no_module_to_measure():
 
 def test_the_parts_that_the_core_imports_name_no_framework():
     folder = Path(keras_source.__file__).parent
-    for name in ("source.py", "request.py", "networks.py"):
+    for name in ("source.py", "networks.py"):
         text = (folder / name).read_text(encoding="utf-8")
         assert "\nimport keras" not in text
         assert "\nimport torch" not in text

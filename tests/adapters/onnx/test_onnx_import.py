@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from forerun.adapters.onnx.graph import OPERATORS, onnx_op
 from forerun.adapters.onnx.model import load_onnx_module
-from forerun.adapters.onnx.operators import OPERATORS, onnx_op
 from forerun.base.errors import (
     InvalidSetupError,
     MissingExtraError,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from forerun.adapters.classics.speed_points import SpeedPoint
+from forerun.adapters.classics.speed_models import SpeedPoint
 from forerun.base.errors import InvalidSetupError
 
 

@@ -7,9 +7,7 @@ from speed_model_contract import SpeedModelContract
 from forerun.adapters.classics.all_reduce_models import AveragedModel, pollux_model, ring_model
 from forerun.adapters.classics.model_choice import choose_speed_model
 from forerun.adapters.classics.server_models import OptimusModel
-from forerun.adapters.classics.smoothing import SmoothedModel
-from forerun.adapters.classics.speed_models import LogQuadraticModel
-from forerun.adapters.classics.speed_points import SpeedPoint
+from forerun.adapters.classics.speed_models import LogQuadraticModel, SmoothedModel, SpeedPoint
 from forerun.base.errors import InvalidSetupError
 
 

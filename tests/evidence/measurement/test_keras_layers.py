@@ -26,11 +26,11 @@ needs_tensorflow = pytest.mark.skipif(
 
 LAYERS = """
 import json, sys
-from forerun.adapters.keras.measurement.tensorflow_device import open_tensorflow, set_keras_defaults, use_tensorflow
+from forerun.adapters.keras.runner import open_tensorflow, set_keras_defaults, use_tensorflow
 use_tensorflow()
 from forerun.base.errors import ForerunError
-from forerun.adapters.keras.measurement import layer_runner as keras_layer_runner
-from forerun.adapters.keras.measurement.layers import build_keras_layer
+from forerun.adapters.keras import layers as keras_layers
+from forerun.adapters.keras.layers import build_keras_layer
 from forerun.evidence.measurement.jobs import Protocol
 from forerun.question.setup import Layout, TrainingSetup
 open_tensorflow("cpu", Protocol(num_threads=1))
@@ -45,9 +45,9 @@ except ForerunError as error:
     told["even kernel"] = str(error)
 layer = build_keras_layer("dense", {"batch_size": 3, "in_features": 8, "out_features": 5})
 for name in ("none", "sgd-plain"):
-    given = keras_layer_runner._input(layer, 3)
+    given = keras_layers._input(layer, 3)
     before = layer.get_weights()[0].copy()
-    keras_layer_runner._train_step(layer, given, TrainingSetup(optimizer=name), True)()
+    keras_layers._train_step(layer, given, TrainingSetup(optimizer=name), True)()
     told[f"changed by {name}"] = bool((layer.get_weights()[0] != before).any())
 print(json.dumps(told))
 """
@@ -56,7 +56,7 @@ STEPS = """
 import json, sys
 from forerun.base.errors import ForerunError
 from forerun.evidence.measurement.jobs import MeasurementJob
-from forerun.adapters.keras.measurement.runner import run_keras_job
+from forerun.adapters.keras.runner import run_keras_job
 from forerun.evidence.measurement.jobs import Protocol
 protocol = Protocol(min_warm_up=1, max_warm_up=3, window=3, num_repetitions=4, num_threads=1)
 told = []

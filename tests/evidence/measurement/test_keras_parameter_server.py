@@ -10,8 +10,7 @@ from importlib import util
 import psutil
 import pytest
 
-from forerun.adapters.keras.measurement.parameter_server import check_servers, measure_parameter_server
-from forerun.adapters.keras.measurement.server_runner import run_keras_servers
+from forerun.adapters.keras.parameter_server import check_servers, measure_parameter_server, run_keras_servers
 from forerun.base.errors import InvalidSetupError, MeasurementError
 from forerun.evidence.measurement.jobs import MeasurementJob, Protocol
 from forerun.evidence.records.measurement import JobKind
@@ -25,7 +24,7 @@ ENDED_S = 120.0
 
 CLUSTER = """
 from forerun.evidence.measurement.jobs import MeasurementJob
-from forerun.adapters.keras.measurement.parameter_server import measure_parameter_server
+from forerun.adapters.keras.parameter_server import measure_parameter_server
 from forerun.evidence.measurement.jobs import Protocol
 from forerun.evidence.records.measurement import JobKind
 parameters = {"batch_size": 2, "optimizer": "sgd-plain", "num_workers": 1, "num_servers": 1}
@@ -77,7 +76,7 @@ def members_of(parent):
 
 def is_member(process):
     try:
-        return "forerun.adapters.keras.measurement.parameter_server" in process.cmdline()
+        return "forerun.adapters.keras.parameter_server" in process.cmdline()
     except psutil.Error:
         return False
 

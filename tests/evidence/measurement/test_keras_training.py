@@ -9,7 +9,7 @@ from importlib import util
 import pytest
 
 import forerun
-from forerun.adapters.keras.measurement.tensorflow_device import KERAS_OPTIMIZERS
+from forerun.adapters.keras.runner import KERAS_OPTIMIZERS
 from forerun.base.errors import InvalidSetupError
 from forerun.evidence.measurement.grid import grid_jobs
 from forerun.evidence.measurement.settings import Grid
@@ -36,7 +36,7 @@ assert len(timer.step_times_s) == 3 * 4 and len(timer.warm_up_s) == 3 and len(ti
 REPLICAS = """
 import json
 from forerun.evidence.measurement.jobs import MeasurementJob
-from forerun.adapters.keras.measurement.runner import run_keras_job
+from forerun.adapters.keras.runner import run_keras_job
 from forerun.evidence.measurement.jobs import Protocol
 protocol = Protocol(min_warm_up=1, max_warm_up=3, window=3, num_repetitions=3, num_threads=1)
 result = run_keras_job(MeasurementJob.from_json(JOB), "cpu", protocol)

@@ -11,6 +11,7 @@ import pytest
 from jsonl_sink import JsonlSink
 from tiny_runners import KILL, QUICK, RUN, tiny_job
 
+from forerun.adapters.clusters.ray import RAY
 from forerun.adapters.clusters.ray_jobs import run_jobs_on_ray
 from forerun.base.errors import MeasurementError, MissingExtraError
 from forerun.evidence.measurement import progress
@@ -33,7 +34,7 @@ def cluster():
 
 
 def measure(cluster, jobs, sink, protocol=QUICK, **options):
-    return run_jobs_on_ray(jobs, sink, address=cluster.address, protocol=protocol, run=RUN, **options)
+    return RAY.measure(jobs, sink, address=cluster.address, protocol=protocol, run=RUN, **options)
 
 
 def kernels(sink):

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from forerun.adapters.classics.cnn_csv import CNN_COLUMNS, read_cnn_csv, write_cnn_csv
+from forerun.adapters.classics.csv_formats import CNN_COLUMNS, read_cnn_csv, write_cnn_csv
 from forerun.base.errors import RecordError
 from forerun.evidence.records.files import FILE_COLUMNS, export_measurements, import_measurements
 from forerun.evidence.records.measurement import JobKind, Outcome

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from forerun.adapters.classics.cnn_csv import write_cnn_csv
+from forerun.adapters.classics.csv_formats import write_cnn_csv
 from forerun.base.errors import UsageError
 from forerun.evidence.fit import fit_regressor
 from forerun.evidence.pages.measured_plots import accuracy_over_time, curves, throughputs

@@ -6,7 +6,7 @@ import json
 import pytest
 from command_line import invoke, run
 
-from forerun.adapters.classics.cnn_csv import CNN_COLUMNS
+from forerun.adapters.classics.csv_formats import CNN_COLUMNS
 from forerun.evidence.commands.measure import parse_flags, parse_sizes, parse_words
 from forerun.evidence.commands.progress import progress_bar, time_left
 from forerun.evidence.measurement.progress import SessionStarted

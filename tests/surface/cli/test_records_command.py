@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from forerun.adapters.classics.cnn_csv import CNN_COLUMNS
+from forerun.adapters.classics.csv_formats import CNN_COLUMNS
 from forerun.evidence.records.measurement import Outcome
 from forerun.evidence.records.record_store import RecordStore
 from forerun.surface.cli.main import app

@@ -1,1 +1,21 @@
-"""Parameter servers, and the regressors and file formats of the earlier systems."""
+"""Earlier systems: regressors, file formats, layer tables, parameter servers; here the source of ``mlpredict:FILE``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from forerun.tracing.source import Source
+
+if TYPE_CHECKING:
+    from forerun.tracing.models.built_model import BuiltModel, InputOptions
+
+__all__ = ["MLPREDICT"]
+
+
+def _build(rest: str, options: InputOptions) -> BuiltModel:
+    from forerun.adapters.classics.mlpredict_files import build_mlpredict  # loads PyTorch
+
+    return build_mlpredict(rest, options)
+
+
+MLPREDICT = Source(build=_build, reads_file=True)

@@ -27,8 +27,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import least_squares
 
-from forerun.adapters.classics.speed_models import FittedSpeed, SpeedModel
-from forerun.adapters.classics.speed_points import SpeedPoint, refuse_too_few
+from forerun.adapters.classics.speed_models import FittedSpeed, SpeedModel, SpeedPoint, refuse_too_few
 from forerun.base.numerics import refuse_times
 from forerun.cost.communication.data_parallel import expected_normal_maximum
 

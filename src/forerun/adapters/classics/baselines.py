@@ -9,9 +9,8 @@ from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 
-from forerun.adapters.classics.ann import NeuralNetwork
 from forerun.adapters.classics.boosting import BoostedTrees
-from forerun.adapters.classics.interface import (
+from forerun.adapters.classics.model_file import (
     SHORTEST_STEP_S,
     Floats,
     RegressorState,
@@ -19,7 +18,7 @@ from forerun.adapters.classics.interface import (
     check_fit_input,
     not_fitted,
 )
-from forerun.adapters.classics.layer_net import LayerNetwork
+from forerun.adapters.classics.network_regressors import LayerNetwork, NeuralNetwork
 from forerun.adapters.classics.step_features import Case, WholeModelFeatures, whole_model_features
 from forerun.base.errors import UsageError, near_matches
 from forerun.base.numerics import nonnegative_coefficients, relative_coefficients

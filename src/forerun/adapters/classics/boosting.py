@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from forerun.adapters.classics.interface import (
+from forerun.adapters.classics.model_file import (
     SHORTEST_STEP_S,
     Floats,
     RegressorState,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from forerun.adapters.classics.interface import Floats
+from forerun.adapters.classics.model_file import Floats
 from forerun.base.errors import InvalidSetupError
 
 if TYPE_CHECKING:

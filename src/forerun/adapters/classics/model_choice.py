@@ -11,9 +11,14 @@ import numpy.typing as npt
 
 from forerun.adapters.classics.all_reduce_models import ALL_REDUCE_MODELS, AveragedModel
 from forerun.adapters.classics.server_models import OPTIMUS_SYNCHRONOUS, OptimusModel, server_columns
-from forerun.adapters.classics.smoothing import SmoothedModel
-from forerun.adapters.classics.speed_models import FittedSpeed, LogQuadraticModel, SpeedModel
-from forerun.adapters.classics.speed_points import SpeedPoint, refuse_too_few
+from forerun.adapters.classics.speed_models import (
+    FittedSpeed,
+    LogQuadraticModel,
+    SmoothedModel,
+    SpeedModel,
+    SpeedPoint,
+    refuse_too_few,
+)
 from forerun.base.errors import InvalidSetupError
 
 __all__ = [

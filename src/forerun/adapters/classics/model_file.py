@@ -1,4 +1,4 @@
-"""Fitted regressors on disk: one safetensors file with its provenance, no pickle.
+"""Interface of regressors, and their files: one safetensors file with its provenance, no pickle.
 
 The header names the format, the kind of regressor and its version, the columns it reads in their order, its settings,
 and its provenance. A file that is missing, damaged, of another kind, newer or older than the code is an error.
@@ -7,17 +7,95 @@ and its provenance. A file that is missing, damaged, of another kind, newer or o
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sized
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
+import numpy.typing as npt
 
-from forerun.adapters.classics.interface import RegressorState, StorableRegressor
-from forerun.base.errors import CostModelError, ForerunError
+from forerun.base.errors import CostModelError, ForerunError, RecordError
+from forerun.evidence.fitting.evaluation import Floats, Regressor, RowsOf
 
-__all__ = ["MODEL_FILE_VERSION", "TrainedModel", "load_model_file", "save_model_file"]
+__all__ = [
+    "MODEL_FILE_VERSION",
+    "SHORTEST_STEP_S",
+    "Floats",
+    "RegressorState",
+    "StorableRegressor",
+    "TrainedModel",
+    "check_fit_input",
+    "load_model_file",
+    "not_fitted",
+    "save_model_file",
+]
+
+
+SHORTEST_STEP_S = 1e-6
+"""Smallest prediction: one microsecond, about the launch of a single kernel."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegressorState:
+    """Everything a fitted regressor needs to predict again, as plain values and arrays.
+
+    Attributes:
+        features: Columns that the regressor reads, in their order; a file with other columns than the code
+            is refused.
+        settings: JSON values: sizes, seeds, categories.
+        arrays: Fitted numbers and normalisation by name.
+    """
+
+    features: tuple[str, ...]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    arrays: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+
+
+class StorableRegressor(Regressor[RowsOf], Protocol[RowsOf]):
+    """A regressor that a model file can hold.
+
+    ``kind`` is its name in files and commands; ``version`` is raised whenever the meaning of its state changes.
+    """
+
+    kind: ClassVar[str]
+    version: ClassVar[int]
+
+    def state(self) -> RegressorState:
+        """The fitted state; an error before a fit."""
+        ...
+
+    @classmethod
+    def from_state(cls, state: RegressorState) -> Self:
+        """The regressor with this state; predictions are the same to the last bit.
+
+        Raises:
+            KeyError, TypeError, ValueError: The state is incomplete or contradicts itself.
+        """
+        ...
+
+
+def check_fit_input(features: Sized, step_time_s: Floats) -> Floats:
+    """The times as a float array, after checking that they can be learned from."""
+    times = np.asarray(step_time_s, dtype=float)
+    if times.shape != (len(features),):
+        raise RecordError(
+            f"expected one step time per row of features ({len(features)}), got shape {times.shape}"
+        )
+    if len(times) == 0:
+        raise RecordError("expected at least one measured step to fit on, got none")
+    bad = np.flatnonzero(~(np.isfinite(times) & (times > 0)))
+    if bad.size:
+        raise RecordError(
+            f"expected step times above zero, got {times[bad[0]]} in row {bad[0] + 1}; drop the row"
+        )
+    return times
+
+
+def not_fitted(name: str) -> CostModelError:
+    """The error of a prediction before a fit."""
+    return CostModelError(f"{name} was asked for a prediction before it was fitted; call fit first")
+
 
 MODEL_FILE_VERSION = 1
 """Version of the header; the rest has a separate version per kind."""

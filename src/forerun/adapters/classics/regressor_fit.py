@@ -9,14 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from forerun.adapters.classics.ann import AnnSettings, NeuralNetwork
 from forerun.adapters.classics.baselines import STORABLE_KINDS, GreyBox, LinearOnFlops
 from forerun.adapters.classics.boosting import BoostedTrees
-from forerun.adapters.classics.interface import Floats, StorableRegressor
-from forerun.adapters.classics.layer_features import LAYER_WORDS
-from forerun.adapters.classics.layer_net import LayerNetSettings, LayerNetwork
-from forerun.adapters.classics.layer_table import LayerTable, read_layers
-from forerun.adapters.classics.model_file import TrainedModel
+from forerun.adapters.classics.layer_table import LAYER_WORDS, LayerTable, read_layers
+from forerun.adapters.classics.model_file import Floats, StorableRegressor, TrainedModel
+from forerun.adapters.classics.network_regressors import (
+    AnnSettings,
+    LayerNetSettings,
+    LayerNetwork,
+    NeuralNetwork,
+)
 from forerun.adapters.classics.step_features import WholeModelFeatures, whole_model_features
 from forerun.base.errors import ForerunError, RecordError, UsageError, near_matches
 from forerun.evidence.fit import (

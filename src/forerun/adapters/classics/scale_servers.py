@@ -17,8 +17,7 @@ from forerun.adapters.classics.server_models import (
     parameter_server_step_s,
     synchronous_terms,
 )
-from forerun.adapters.classics.speed_models import StepInterval
-from forerun.adapters.classics.speed_points import SpeedPoint, read_points
+from forerun.adapters.classics.speed_models import SpeedPoint, StepInterval, read_points
 from forerun.base.answers import Answer
 from forerun.base.errors import InvalidSetupError
 from forerun.prediction.estimate import Interval
@@ -278,7 +277,7 @@ def fit_speed(
     """Fits a speed model to measured points, extrapolates with intervals, and proposes sizes to measure next.
 
     Args:
-        points: A CSV file (columns in ``adapters.classics.speed_points``), or points; None for proposals only.
+        points: A CSV file (columns in ``adapters.classics.speed_models``), or points; None for proposals only.
         speed_model: pollux, ring, average, optimus-synchronous or optimus-asynchronous; None for the best by
             cross-validation.
         num_devices: Numbers of devices to predict; None for those of the points.

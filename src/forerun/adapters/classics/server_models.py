@@ -19,8 +19,7 @@ from math import isfinite
 import numpy as np
 import numpy.typing as npt
 
-from forerun.adapters.classics.speed_models import FittedSpeed
-from forerun.adapters.classics.speed_points import SpeedPoint, refuse_too_few
+from forerun.adapters.classics.speed_models import FittedSpeed, SpeedPoint, refuse_too_few
 from forerun.base.errors import InvalidSetupError
 from forerun.base.numerics import fit_relative
 

@@ -1,19 +1,209 @@
-"""Interface of fitted speed models: fit to some points, predict others with intervals."""
+"""Speed models of a job at several sizes: measured points and their file, the interface of a fit, and its residuals."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from math import isfinite
+from pathlib import Path
+from typing import Annotated, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field
 from scipy.stats import t as student_t
 
-from forerun.adapters.classics.speed_points import SpeedPoint, refuse_too_few
+from forerun.base.errors import InvalidSetupError, RecordError
 from forerun.base.numerics import refuse_times
+from forerun.base.tables import read_rows
 
-__all__ = ["FittedSpeed", "LogQuadraticModel", "SpeedModel", "StepInterval"]
+__all__ = [
+    "FittedSpeed",
+    "LogQuadraticModel",
+    "SmoothedModel",
+    "SpeedModel",
+    "SpeedPoint",
+    "StepInterval",
+    "place_of",
+    "read_points",
+    "refuse_too_few",
+    "smoothed",
+]
+
+
+_Whole = Annotated[int, Field(description="a whole number")]
+_Number = Annotated[float, Field(description="a number")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeedPoint:
+    """One size of a job, measured or asked about.
+
+    Attributes:
+        num_devices: Devices or workers, K.
+        num_nodes: Nodes.
+        batch_size_per_device: Samples of one device and micro-step, m.
+        num_accumulation_steps: Micro-steps of a step, s.
+        num_servers: Parameter servers, 0 for all-reduce.
+        step_time_s: Measured step; None where it is to be predicted [s].
+        synchronisation_s: Exposed synchronisation, a part of the step; None where not known [s].
+    """
+
+    num_devices: int
+    num_nodes: int = 1
+    batch_size_per_device: float = 1.0
+    num_accumulation_steps: int = 1
+    num_servers: int = 0
+    step_time_s: float | None = None
+    synchronisation_s: float | None = None
+
+    def __post_init__(self) -> None:
+        least: dict[str, float] = {
+            "num_devices": 1,
+            "num_nodes": 1,
+            "num_accumulation_steps": 1,
+            "num_servers": 0,
+        }
+        for name, bound in least.items():
+            if not getattr(self, name) >= bound:
+                raise InvalidSetupError(
+                    f"{name} must be at least {bound}, got {getattr(self, name)}; correct the point"
+                )
+        if not (self.batch_size_per_device > 0 and isfinite(self.batch_size_per_device)):
+            raise InvalidSetupError(
+                f"batch_size_per_device must be above zero, got {self.batch_size_per_device}"
+            )
+        if self.num_nodes > self.num_devices:
+            raise InvalidSetupError(
+                f"{self.num_devices} devices cannot be on {self.num_nodes} nodes; give at least one device per node"
+            )
+        if self.step_time_s is not None and not (self.step_time_s > 0 and isfinite(self.step_time_s)):
+            raise InvalidSetupError(
+                f"a step time must be above zero seconds and finite, got {self.step_time_s:g}; "
+                "correct or remove that point"
+            )
+        if self.synchronisation_s is not None and not 0 <= self.synchronisation_s <= (
+            self.step_time_s or float("inf")
+        ):
+            raise InvalidSetupError(
+                f"synchronisation must be between zero and the step, got {self.synchronisation_s:g} s; "
+                "correct the point"
+            )
+
+    @property
+    def measured_s(self) -> float:
+        """The measured step [s]."""
+        assert self.step_time_s is not None, "a point without a time cannot be fitted"
+        return self.step_time_s
+
+    @property
+    def batch_size_global(self) -> float:
+        """Samples of one step of all devices."""
+        return self.num_devices * self.batch_size_per_device * self.num_accumulation_steps
+
+    @property
+    def size(self) -> tuple[float, ...]:
+        """The fields that distinguish two points."""
+        return (
+            self.num_devices,
+            self.num_nodes,
+            self.batch_size_per_device,
+            self.num_accumulation_steps,
+            self.num_servers,
+        )
+
+
+def refuse_too_few(points: Sequence[SpeedPoint], least: int, name: str) -> None:
+    """Refuses points that do not suffice for a model.
+
+    Raises:
+        InvalidSetupError: There are fewer distinct sizes than ``least``.
+    """
+    num_distinct = len({point.size for point in points})
+    if num_distinct < least:
+        raise InvalidSetupError(
+            f"{name} needs at least {least} points of different size, got {num_distinct} "
+            f"({len(points)} rows); measure more sizes"
+        )
+
+
+class _PointRow(BaseModel):
+    """A row of a table of points.
+
+    Devices are workers where there are parameter servers; a rate with the batch size of a device may stand for the time
+    of a step.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    num_devices: _Whole | None = Field(default=None, description="a whole number")
+    num_workers: _Whole | None = Field(default=None, description="a whole number")
+    num_nodes: _Whole = 1
+    batch_size_per_device: _Number | None = Field(default=None, description="a number")
+    num_accumulation_steps: _Whole = 1
+    num_servers: _Whole = 0
+    step_time_s: _Number | None = Field(default=None, description="a number")
+    synchronisation_s: _Number | None = Field(default=None, description="a number")
+    throughput_samples_per_s: _Number | None = Field(default=None, description="a number")
+
+
+def read_points(
+    path: str | Path, batch_size: float | None = None, global_batch_size: float | None = None
+) -> tuple[SpeedPoint, ...]:
+    """The points of a CSV file with a header; its columns are the fields of a row.
+
+    Args:
+        path: The file.
+        batch_size: Batch size of one device where a row does not say it.
+        global_batch_size: The same of all devices together.
+
+    Raises:
+        RecordError: The file cannot be read, or a column or number is wrong.
+        InvalidSetupError: A number is impossible.
+    """
+    file = Path(path)
+    return tuple(
+        _point(row, f"{file.name}, line {line}", batch_size, global_batch_size)
+        for line, row in read_rows(file, _PointRow)
+    )
+
+
+def _point(
+    row: _PointRow, where: str, batch_size: float | None, global_batch_size: float | None
+) -> SpeedPoint:
+    devices = row.num_workers if row.num_devices is None else row.num_devices
+    if devices is None:
+        raise RecordError(f"{where}: expected num_devices or num_workers, got neither; add the column")
+    batch = row.batch_size_per_device
+    if batch is None:
+        batch = global_batch_size / max(1, devices) if global_batch_size else batch_size
+    if batch is None:
+        # A guess would be wrong by its own factor: samples per second are the batch over the step.
+        raise InvalidSetupError(
+            f"{where}: expected the batch size of one device, got none; add the column batch_size_per_device or give "
+            "--batch-size (of one device) or --global-batch-size (of all)"
+        )
+    try:
+        size = SpeedPoint(
+            num_devices=devices,
+            num_nodes=row.num_nodes,
+            batch_size_per_device=batch,
+            num_accumulation_steps=row.num_accumulation_steps,
+            num_servers=row.num_servers,
+            step_time_s=row.step_time_s,
+            synchronisation_s=row.synchronisation_s,
+        )
+    except InvalidSetupError as error:
+        raise InvalidSetupError(f"{where}: {error}") from error
+    if size.step_time_s is not None:
+        return size
+    rate = row.throughput_samples_per_s
+    if rate is None or not rate > 0:
+        raise InvalidSetupError(
+            f"{where}: expected step_time_s or throughput_samples_per_s above zero, got {rate}; add the measured value"
+        )
+    return replace(size, step_time_s=size.batch_size_global / rate)
+
 
 Floats = npt.NDArray[np.float64]
 
@@ -142,3 +332,75 @@ def _rows(points: Sequence[SpeedPoint]) -> Floats:
     workers = np.log([point.num_devices for point in points])
     servers = np.log([max(1, point.num_servers) for point in points])
     return np.column_stack([np.ones(len(points)), workers, servers, workers**2, workers * servers])
+
+
+_DEVIATION = 0.1
+_REACH = 0.5
+_NOISE = 0.06
+
+
+def place_of(points: Sequence[SpeedPoint]) -> Floats:
+    """Coordinates of sizes: logarithms of devices, servers, twice the nodes, half the batch of a device, (points, 4).
+
+    A factor of e in devices is as far as one of sqrt(e) in nodes and e^2 in the batch.
+    """
+    return np.asarray(
+        [
+            (
+                np.log(point.num_devices),
+                np.log(max(1, point.num_servers)),
+                2 * np.log(point.num_nodes),
+                # With servers the global batch is fixed, so the batch of a worker adds no information.
+                0.0 if point.num_servers else 0.5 * np.log(point.batch_size_per_device),
+            )
+            for point in points
+        ],
+        dtype=float,
+    )
+
+
+def _likeness(first: Floats, second: Floats) -> Floats:
+    square = ((first[:, None] - second[None]) ** 2).sum(axis=-1)
+    found: Floats = _DEVIATION**2 * np.exp(-square / (2 * _REACH**2))
+    return found
+
+
+def smoothed(fit: FittedSpeed, points: Sequence[SpeedPoint]) -> FittedSpeed:
+    """A fitted model whose residuals at the measured sizes are carried to those near them.
+
+    log T = form + k(x, X) (k(X, X) + noise^2)^-1 residuals, with k a Gaussian of distance: far from every measured
+    point nothing changes, and the noise keeps single points from being followed exactly.
+
+    Args:
+        fit: The fitted form.
+        points: The points it was fitted to.
+
+    Source: Krige 1951; Rasmussen and Williams 2006, Gaussian Processes, chapter 2.
+    """
+    places = place_of(points)
+    residual = np.log([point.measured_s for point in points]) - fit.log_times(points)
+    kernel = _likeness(places, places) + _NOISE**2 * np.eye(len(places))
+    weights = np.linalg.solve(kernel, residual)
+
+    def log_times(at: Sequence[SpeedPoint]) -> Floats:
+        found: Floats = fit.log_times(at) + _likeness(place_of(at), places) @ weights
+        return found
+
+    return replace(fit, log_times=log_times)
+
+
+class SmoothedModel:
+    """A speed model whose residuals are carried to sizes nearby.
+
+    Args:
+        make: Function that makes the form.
+        name: Name of the model.
+    """
+
+    def __init__(self, make: Callable[[], SpeedModel], name: str) -> None:
+        self._make = make
+        self.name = name
+
+    def fit(self, points: Sequence[SpeedPoint]) -> FittedSpeed:
+        """Fits the form, then its residuals."""
+        return replace(smoothed(self._make().fit(points), points), name=self.name)

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from forerun.adapters.classics.baselines import STORABLE_KINDS, GreyBox
-from forerun.adapters.classics.interface import Floats
-from forerun.adapters.classics.layer_net import LayerNetwork
-from forerun.adapters.classics.model_file import TrainedModel, load_model_file, save_model_file
+from forerun.adapters.classics.model_file import Floats, TrainedModel, load_model_file, save_model_file
+from forerun.adapters.classics.network_regressors import LayerNetwork
 from forerun.adapters.classics.step_features import whole_model_features
 from forerun.base.errors import InvalidSetupError, UsageError, near_matches
 from forerun.cost.time.weights import CostModel, is_cost_model
@@ -326,7 +325,7 @@ def _layer_times(model: TrainedModel, request: ModelRequest, setup: TrainingSetu
 
 
 def _times_s(model: TrainedModel, layers: Iterable[tuple[str, dict[str, Any]]], known: Config) -> Floats:
-    from forerun.adapters.classics.layer_features import layer_case, layer_features
+    from forerun.adapters.classics.layer_table import layer_case, layer_features
 
     if known["device"] is None:
         raise InvalidSetupError("the layers of this model come from several devices; name one with device")

@@ -7,7 +7,7 @@ import os
 import shlex
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,9 @@ from forerun.jobs.scheduling.live import (
 )
 
 if TYPE_CHECKING:
+    from forerun.evidence.measurement.jobs import MeasurementJob
+    from forerun.evidence.measurement.progress import SessionReport
+    from forerun.evidence.measurement.session import MeasurementSink
     from forerun.script.tuning.tuner import TrialRunner
 
 __all__ = ["RAY", "ray_cluster", "ray_commands"]
@@ -192,9 +195,17 @@ def _documents(address: str) -> dict[str, Any]:
 
 
 class RaySystem(ClusterSystem):
-    """Ray, which also runs the trials of a search on its nodes."""
+    """Ray, which also measures jobs and runs the trials of a search on its nodes."""
 
     __slots__ = ()
+
+    def measure(
+        self, jobs: Iterable[MeasurementJob], store: MeasurementSink, **settings: Any
+    ) -> SessionReport:
+        """Measures jobs on the nodes, see ``ray_jobs.run_jobs_on_ray``."""
+        from forerun.adapters.clusters.ray_jobs import run_jobs_on_ray
+
+        return run_jobs_on_ray(jobs, store, **settings)
 
     def trial_runner(self, address: str) -> AbstractContextManager[TrialRunner]:
         """A runner of trials on the nodes, see ``ray_jobs.ray_runner``."""

@@ -12,7 +12,7 @@ from typing import Any
 import keras
 
 from forerun.adapters.keras.networks import KERAS_FAMILIES, build_keras_family, keras_image_shape
-from forerun.adapters.keras.request import KerasRequest
+from forerun.adapters.keras.source import KerasRequest
 from forerun.base.errors import (
     ForerunError,
     InvalidSetupError,

@@ -6,13 +6,17 @@ configuration is built again in the child. TensorFlow is not loaded there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import gc
+import importlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from importlib import metadata, util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forerun.adapters.keras.child import trace_request
-from forerun.adapters.keras.request import KerasRequest
 from forerun.base.errors import ForerunError, IsolationError, MissingExtraError, ModelBuildError
 from forerun.base.isolation import Worker
 from forerun.base.temporary import temporary_folder
@@ -23,7 +27,72 @@ from forerun.tracing.source import Question, Source
 if TYPE_CHECKING:
     from forerun.question.model import ModelRequest
 
-__all__ = ["SOURCE", "keras_request", "trace_keras_requests"]
+__all__ = ["SOURCE", "KerasRequest", "keras_request", "trace_keras_requests"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KerasRequest:
+    """One trace of a Keras model.
+
+    Attributes:
+        name: The model as the user named it.
+        config: ``keras.Model.to_json`` of a model object, None for a named model or a file.
+        setup: The training setup.
+        image_size, input_shape, sequence_length, num_classes: As in ``input_options``.
+        builder: Function that makes the model in place of the name, as ``module:function``.
+        arguments: Keyword arguments of the builder, plain values.
+        is_layer: True for a layer alone: a gradient of its output takes the place of a loss, and its input gets a
+            gradient.
+    """
+
+    name: str
+    config: str | None
+    setup: TrainingSetup
+    image_size: int | None
+    input_shape: tuple[int, ...] | None
+    sequence_length: int | None
+    num_classes: int | None
+    builder: str | None = None
+    arguments: dict[str, Any] = field(default_factory=dict)
+    is_layer: bool = False
+
+
+_NOT_NEEDED = ("IPython", "matplotlib", "pandas", "sklearn")
+"""Packages that Keras imports for plots and wrappers if they are installed, a quarter of its start."""
+
+
+def trace_request(request: KerasRequest, said: Path) -> Graph:
+    """The graph of a request.
+
+    Args:
+        request: The model and its setup.
+        said: File that receives what the user's file and Keras print.
+    """
+    output = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+    if "keras" not in sys.modules:
+        with _hidden(_NOT_NEEDED):
+            importlib.import_module("keras")
+        gc.freeze()  # imported objects live on: collections need not look at them again and again
+    from forerun.adapters.keras.build import build_keras
+    from forerun.adapters.keras.step import trace_built_keras
+
+    return trace_built_keras(build_keras(request, request.setup), request.setup)
+
+
+@contextlib.contextmanager
+def _hidden(names: tuple[str, ...]) -> Iterator[None]:
+    """Hides installed packages for a while; afterwards the user's file may import them."""
+    hidden = [name for name in names if name not in sys.modules and util.find_spec(name) is not None]
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None is how the import system marks it
+    try:
+        yield
+    finally:
+        for name in hidden:
+            del sys.modules[name]
+
 
 _TIMEOUT_S = 1800.0
 

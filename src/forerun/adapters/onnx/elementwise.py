@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from forerun.adapters.onnx.operators import OnnxNode, numbers, onnx_op
+from forerun.adapters.onnx.graph import OnnxNode, numbers, onnx_op, torch_dtype
 
 __all__: list[str] = []
 
@@ -150,8 +150,6 @@ def _modulo(node: OnnxNode, left: Tensor, right: Tensor) -> Tensor:
 
 @onnx_op("Cast")
 def _cast(node: OnnxNode, x: Tensor) -> Tensor:
-    from forerun.adapters.onnx.file_graph import torch_dtype
-
     dtype = torch_dtype(node.get("to"), f"the ONNX node {node.name!r} (Cast)")
     return x.to(node.runtime.float_dtype if dtype is torch.float32 and x.is_meta else dtype)
 

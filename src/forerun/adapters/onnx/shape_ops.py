@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from forerun.adapters.onnx.operators import OnnxNode, numbers, onnx_op
+from forerun.adapters.onnx.graph import OnnxNode, numbers, onnx_op
 
 __all__: list[str] = []
 

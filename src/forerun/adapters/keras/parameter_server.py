@@ -21,14 +21,23 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
+from statistics import median
 from typing import Any
 
 from forerun.base.errors import ForerunError, InvalidSetupError, MeasurementError, MissingExtraError
 from forerun.base.isolation import error_from
-from forerun.evidence.measurement.jobs import MeasurementJob, Protocol
-from forerun.evidence.records.measured_run import setup_of, whole_of
+from forerun.evidence.measurement.jobs import MeasurementJob, Protocol, RunResult
+from forerun.evidence.records.measured_run import setup_of, text_of, whole_of
+from forerun.question.devices.local import gpu_index
 
-__all__ = ["ClusterTimes", "check_servers", "measure_parameter_server"]
+__all__ = [
+    "SERVER_STRATEGY",
+    "ClusterTimes",
+    "check_servers",
+    "measure_parameter_server",
+    "run_keras_servers",
+]
+
 
 _LEARNING_RATE = 1e-4
 _STEPS_OF_A_WORKER = 4
@@ -80,7 +89,7 @@ def measure_parameter_server(job: MeasurementJob, protocol: Protocol) -> Cluster
     """Times steps of a Keras model under local parameter servers.
 
     Args:
-        job: Model, ``num_workers``, ``num_servers`` and the parameters of ``keras_step_runner``; the batch size is that
+        job: Model, ``num_workers``, ``num_servers`` and the parameters of ``step_runner``; the batch size is that
             of one worker's step.
         protocol: Settings of the timing of rounds; all processes are ended after ``timeout_s``.
 
@@ -184,8 +193,8 @@ def _serve(asked: dict[str, Any]) -> None:
 def _coordinate(asked: dict[str, Any]) -> ClusterTimes:
     import tensorflow as tf
 
-    from forerun.adapters.keras.measurement.step_runner import build_measured_model
-    from forerun.adapters.keras.measurement.tensorflow_device import set_keras_defaults
+    from forerun.adapters.keras.runner import set_keras_defaults
+    from forerun.adapters.keras.step_runner import build_measured_model
     from forerun.evidence.measurement.runners.timing import time_repetitions
 
     job, protocol = MeasurementJob.from_json(asked["job"]), Protocol.from_json(asked["protocol"])
@@ -231,7 +240,7 @@ def _distributed_step(strategy: Any, found: Any, batch_size: int) -> Any:
     import keras
     import tensorflow as tf
 
-    from forerun.adapters.keras.measurement.step_runner import example_batch, keras_loss
+    from forerun.adapters.keras.step_runner import example_batch, keras_loss
 
     model = found.model
     loss_of = keras.losses.get(keras_loss(model)[0])
@@ -269,3 +278,39 @@ def main(arguments: Sequence[str]) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1:])
+
+
+SERVER_STRATEGY = "parameter-server"
+_FLOAT_BYTES = 4
+
+
+def run_keras_servers(job: MeasurementJob, device_index: str, protocol: Protocol) -> RunResult:
+    """Times steps of all workers together; a repetition is a round of steps over their number.
+
+    Results are num_parameters, gradient_bytes, world_size (workers), num_servers, throughput_samples_per_s and
+    first_step_s, the first round, which traces on every worker.
+
+    Raises:
+        InvalidSetupError: The job has another strategy, or a GPU.
+        MeasurementError: The cluster failed or gave no answer in time.
+    """
+    strategy = text_of(job.parameters, "strategy", SERVER_STRATEGY)
+    if strategy != SERVER_STRATEGY or gpu_index(device_index) is not None:
+        raise InvalidSetupError(
+            f"with Keras, several processes are measured as {SERVER_STRATEGY} on cpu, got {strategy} on {device_index}"
+        )
+    times = measure_parameter_server(job, protocol)
+    return RunResult(
+        repetitions_s=times.step_times_s,
+        warm_up_s=times.warm_up_s,
+        is_stationary=times.is_stationary,
+        results={
+            "num_parameters": times.num_parameters,
+            "gradient_bytes": _FLOAT_BYTES * times.num_trainable,
+            "world_size": whole_of(job.parameters, "num_workers", 2),
+            "num_servers": whole_of(job.parameters, "num_servers", 1),
+            "throughput_samples_per_s": whole_of(job.parameters, "batch_size", 32)
+            / median(times.step_times_s),
+            "first_step_s": times.first_round_s,
+        },
+    )

@@ -10,13 +10,13 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from forerun.adapters.keras.measurement.tensorflow_device import (
+from forerun.adapters.keras.runner import (
     KerasPeakMemory,
     keras_optimizer,
     open_tensorflow,
     set_keras_defaults,
 )
-from forerun.adapters.keras.request import KerasRequest
+from forerun.adapters.keras.source import KerasRequest
 from forerun.base.errors import InvalidSetupError
 from forerun.evidence.measurement.jobs import MeasurementJob, Protocol, RunResult
 from forerun.evidence.measurement.runners.timing import Repetitions

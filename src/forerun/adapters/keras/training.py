@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from forerun.adapters.keras.measurement.tensorflow_device import (
+from forerun.adapters.keras.networks import build_keras_family, keras_image_shape
+from forerun.adapters.keras.runner import (
     keras_optimizer,
     open_tensorflow,
     set_keras_defaults,
 )
-from forerun.adapters.keras.networks import build_keras_family, keras_image_shape
 from forerun.base.errors import InvalidSetupError
 from forerun.evidence.measurement.child import report_progress
 from forerun.evidence.measurement.datasets import dataset_size, load_images

@@ -12,17 +12,16 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from forerun.adapters.keras.measurement.tensorflow_device import use_tensorflow
+from forerun.adapters.keras.runner import use_tensorflow
 
 __all__ = ["KERAS_PRELOADED"]
 
 KERAS_PRELOADED = (
     "tensorflow",
     "keras",
-    "forerun.adapters.keras.measurement.layer_runner",
-    "forerun.adapters.keras.measurement.layers",
-    "forerun.adapters.keras.measurement.step_runner",
-    "forerun.adapters.keras.measurement.training",
+    "forerun.adapters.keras.layers",
+    "forerun.adapters.keras.step_runner",
+    "forerun.adapters.keras.training",
 )
 """The modules imported with this one, after the choice of the backend."""
 

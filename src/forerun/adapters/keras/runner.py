@@ -1,18 +1,20 @@
-"""Opens devices of TensorFlow for a measurement, and sets up Keras for a training setup.
+"""Jobs of Keras on TensorFlow in the child process, the counterpart of ``runners.run_job``, and the devices they open.
 
-TensorFlow fixes its devices and threads when it is first used, so call this at the beginning of a process.
+TensorFlow fixes its devices and threads when it is first used, so a device is opened at the beginning of a process.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable
 from typing import Any
 
 from forerun.base.errors import InvalidSetupError
-from forerun.evidence.measurement.jobs import Protocol
+from forerun.evidence.measurement.jobs import MeasurementJob, Protocol, RunResult
+from forerun.evidence.measurement.runners.timing import time_repetitions
 from forerun.evidence.measurement.runners.torch_device import ResidentPeak
-from forerun.evidence.records.measurement import Scalar
+from forerun.evidence.records.measurement import JobKind, Scalar
 from forerun.question.devices.local import gpu_index
 from forerun.question.setup import Layout, Precision, TrainingSetup
 
@@ -22,10 +24,12 @@ __all__ = [
     "check_keras_precision",
     "keras_optimizer",
     "open_tensorflow",
+    "run_keras_job",
     "set_keras_defaults",
     "tensorflow_synchroniser",
     "use_tensorflow",
 ]
+
 
 KERAS_OPTIMIZERS: dict[str, tuple[str, dict[str, float | bool]]] = {
     "sgd": ("SGD", {"learning_rate": 0.01, "momentum": 0.9, "weight_decay": 1e-4}),
@@ -165,3 +169,41 @@ class KerasPeakMemory:
         import tensorflow as tf
 
         return {"peak_memory_bytes": int(tf.config.experimental.get_memory_info(self._device)["peak"])}
+
+
+_RUNNERS = {
+    JobKind.TRAINING: "training:run_keras_training",
+    JobKind.LAYER: "layers:run_keras_layer",
+    JobKind.STEP: "step_runner:run_keras_step",
+    JobKind.DATA_PARALLEL: "parameter_server:run_keras_servers",
+}
+
+
+def run_keras_job(job: MeasurementJob, device_index: str, protocol: Protocol) -> RunResult:
+    """Runs a training, a layer, steps of a model alone or under parameter servers, or a null step.
+
+    Raises:
+        InvalidSetupError: Keras cannot run the job.
+        OutOfMemory: The job does not fit.
+    """
+    if job.kind is JobKind.NULL:
+        timed = time_repetitions(lambda: None, lambda: None, protocol)
+        return RunResult(repetitions_s=timed.repetitions_s, warm_up_s=timed.warm_up_s)
+    if job.kind not in _RUNNERS:
+        raise InvalidSetupError(
+            f"with Keras, {', '.join(_RUNNERS)} are measured, got a job of kind {job.kind}"
+        )
+    use_tensorflow()
+    module, _, name = _RUNNERS[job.kind].partition(":")
+    run: Any = getattr(importlib.import_module(f"forerun.adapters.keras.{module}"), name)
+    try:
+        result: RunResult = run(job, device_index, protocol)
+    except Exception as error:
+        if (
+            type(error).__name__ != "ResourceExhaustedError"
+        ):  # TensorFlow's error, recognised without loading TensorFlow
+            raise
+        from forerun.evidence.measurement.runners.table import OutOfMemory
+
+        raise OutOfMemory(str(error).splitlines()[0]) from error
+    return result

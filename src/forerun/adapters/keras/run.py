@@ -6,12 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 
-from forerun.adapters.keras.measurement.parameter_server import check_servers
-from forerun.adapters.keras.measurement.server_runner import SERVER_STRATEGY
-from forerun.adapters.keras.measurement.tensorflow_device import KERAS_OPTIMIZERS, check_keras_precision
 from forerun.adapters.keras.networks import KERAS_FAMILIES, check_keras_name
-from forerun.adapters.keras.request import KerasRequest
-from forerun.adapters.keras.source import trace_keras_requests
+from forerun.adapters.keras.parameter_server import SERVER_STRATEGY, check_servers
+from forerun.adapters.keras.runner import KERAS_OPTIMIZERS, check_keras_precision
+from forerun.adapters.keras.source import KerasRequest, trace_keras_requests
 from forerun.base.errors import ForerunError, InvalidSetupError, MissingExtraError
 from forerun.evidence.fitting.measured_layers import only_modules
 from forerun.evidence.measurement.settings import StepSettings
@@ -25,19 +23,19 @@ from forerun.tracing.trace import trace_keras_models
 
 __all__ = ["KERAS", "KERAS_RUN", "KerasMeasuring", "keras_graphs", "keras_layer_request"]
 
-KERAS_RUN = "forerun.adapters.keras.measurement.runner:run_keras_job"
+KERAS_RUN = "forerun.adapters.keras.runner:run_keras_job"
 """Argument ``run`` of ``session.run_jobs``."""
 
 Answer = tuple[Graph, TrainingSetup] | ForerunError
 
-_LAYER_BUILDER = "forerun.adapters.keras.measurement.layers:build_keras_layer"
+_LAYER_BUILDER = "forerun.adapters.keras.layers:build_keras_layer"
 
 
 class KerasMeasuring:
     """The entry point of ``forerun.frameworks``; see ``evidence.measurement.frameworks.Framework``."""
 
     run = KERAS_RUN
-    preloaded = ("forerun.adapters.keras.measurement.preloaded",)
+    preloaded = ("forerun.adapters.keras.preloaded",)
 
     def check_installed(self, purpose: str) -> None:
         """Refuses a machine without Keras or TensorFlow."""

@@ -1,1 +1,0 @@
-"""Jobs with Keras on TensorFlow."""
