@@ -142,11 +142,11 @@ def ask_origins(folder: Path, report: Callable[[str], None] = lambda _: None) ->
 
 def origins_section(answers: list[OriginAnswers]) -> str:
     """The section of the page."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
+    reasons: list[str] = []
     for found in answers:
         number = len(found.log_errors)
         apart = np.expm1(-found.log_errors)
-        figures = ["-"] * 6
         if number:
             figures = [
                 f"{100 * np.abs(apart).mean():.1f}",
@@ -156,8 +156,10 @@ def origins_section(answers: list[OriginAnswers]) -> str:
                 f"+{100 * np.expm1(np.median(found.log_widths)):.0f} %",
                 f"{log_interval_scores(found.log_errors, found.log_widths).mean():.2f}",
             ]
-        reasons = "; ".join(f"{count}: {reason}" for reason, count in found.missing.items())
-        rows.append((found.origin, str(number), *figures, reasons))
+            rows.append((found.origin, str(number), *figures))
+        reasons += [
+            f"{count} of {found.origin.removesuffix(': all')} ({why})" for why, count in found.missing.items()
+        ]
     header = (
         "origin",
         "answered",
@@ -167,10 +169,10 @@ def origins_section(answers: list[OriginAnswers]) -> str:
         "coverage",
         "half-width",
         "score",
-        "not answered",
     )
     return (
         "## Further origins, asked as users ask\n\n"
-        "Tables that no fit has read, by the shipped model; every row is asked.\n\n"
+        "By the shipped model; no fit has read these rows.\n\n"
         + markdown_table(header, rows)
+        + f"\nRows without an answer: {'; '.join(reasons)}.\n"
     )

@@ -20,9 +20,7 @@ __all__ = ["StepSections"]
 Floats = npt.NDArray[np.float64]
 Chosen = npt.NDArray[np.bool_]
 
-_HEADER = (
-    "rows", "**default**", "median", "p90", "bias", "informed", "measured", "coverage", "half-width", "score",
-)  # fmt: skip
+_HEADER = ("rows", "**default**", "median", "p90", "bias", "informed", "measured", "coverage")
 _MEASURED = 5
 _LARGE_SYSTEM = 20
 
@@ -86,8 +84,6 @@ class StepSections:
             float(weights @ np.abs(np.expm1(-rows.informed))),
             self._measured_mape(rows.system.tolist()),
             float(weights @ (np.abs(rows.asked) <= widths)),
-            float(np.expm1(np.median(widths))),
-            float(weights @ log_interval_scores(rows.asked, widths)),
         )
 
     def _measured_mape(self, systems: list[str]) -> float:
@@ -96,11 +92,10 @@ class StepSections:
         return float(np.mean([_mape(found) for found in corrected if len(found)] or [np.nan]))
 
     def _row(self, name: str, chosen: Chosen, *, alike: bool = True) -> tuple[str, ...]:
-        *parts, score = self._figures(chosen, alike=alike)
+        parts = self._figures(chosen, alike=alike)
         cells = [f"{100 * value:.1f}" if np.isfinite(value) else "-" for value in parts[:6]]
         cells[3] = f"{100 * parts[3]:+.1f}"
-        coverage, width = f"{100 * parts[6]:.0f} %", f"+{100 * parts[7]:.0f} %"
-        return (name, f"{int(chosen.sum()):,}", *cells, coverage, width, f"{score:.2f}")
+        return (name, f"{int(chosen.sum()):,}", *cells, f"{100 * parts[6]:.0f} %")
 
     def _study(self, study: str) -> Chosen:
         found: Chosen = self.rows.study == study
@@ -133,11 +128,9 @@ class StepSections:
         rows.append(self._row("**all systems**", study))
         return (
             "## Sources never seen, asked as users ask\n\n"
-            "*Default* is what a user must type: model, device, batch, precision, layout, phase, compiler. *Informed* "
-            "adds the release, the settings and the machine, *measured* five steps of one's own instead. Every row is "
-            "scored, systems (machine, release, phase) alike; MAPE, median, p90 and signed bias in per cent, the score "
-            "is that of the 90 % interval of the log time.\n\n"
-            + markdown_table(("source left out", *_HEADER), rows)
+            "*Default* is what a user must type, *informed* adds the release, settings and machine, *measured* five "
+            "steps of one's own instead. All systems (machine, release, phase) have the same weight. MAPE, median, "
+            "p90 and bias in per cent.\n\n" + markdown_table(("source left out", *_HEADER), rows)
         )
 
     def _devices(self) -> str:

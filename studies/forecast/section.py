@@ -14,7 +14,7 @@ from studies.forecast.study import ForecastStudy
 
 __all__ = ["ForecastFigures", "forecast_section", "forecast_summary_row"]
 
-_SHOWN = ("annealing", "power law", "optimus", "pow4", "last value", "best so far")
+_SHOWN = ("annealing", "power law", "optimus", "last value")
 """Forecasters alone that stand beside ours; ``forerun forecast backtest`` prints all of them."""
 
 _TARGET_CUTS = (0.1, 0.3, 0.5, 0.7)

@@ -260,12 +260,8 @@ def all_choices(
         outside: Rows of tables that no fit has read.
     """
     by_network = held_out_rates([networks])
-    full = [rate for rate in by_network if kind_of(rate.precision) == "full"]
-    half = [rate for rate in by_network if kind_of(rate.precision) == "half"]
     return [
         *choice_results("network held out", by_network),
-        *choice_results("- full precision", full),
-        *choice_results("- half precision", half),
         *choice_results("device held out", held_out_rates(devices)),
         *choice_results("not in the fit", outside),
     ]

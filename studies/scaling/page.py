@@ -49,7 +49,7 @@ def _percent(value: float) -> str:
 
 
 def _one_to_many(study: ScalingStudy) -> str:
-    names = {"**forerun**": "forerun", "bare collectives": "bare", "linear scaling": "linear"}
+    names = {"**forerun**": "forerun", "linear scaling": "linear"}
     rows = []
     for link in (None, "nvlink", "pcie", "network"):
 
@@ -121,7 +121,7 @@ def _mirrored(study: MirroredStudy) -> str:
     }
     for model in ("mnist_cnn", "patch_camelyon_cnn", None):
         for title, which in titles.items():
-            if which == "published_with_factor_s" and model != "patch_camelyon_cnn":
+            if which.startswith("published") and model != "patch_camelyon_cnn":
                 continue
             rows.append((model or "both", title, *error_cells(study.metrics(which, model))))
     return "### MirroredStrategy, two P100 from one\n\n`iit_e2e`.\n\n" + markdown_table(
