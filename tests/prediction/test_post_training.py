@@ -60,6 +60,14 @@ def test_heads_that_share_keys_keep_a_small_cache():
     assert found.generation.time_per_token_s.value > 2 * found.num_parameters / 2.04e12
 
 
+def test_few_tokens_read_few_experts():
+    options = {"device": "h100-sxm", "phase": "generate", "sequence_length": 64, "new_tokens": 32}
+    one, many = (forerun.predict("deepseek-v2-lite", batch_size=size, **options) for size in (1, 64))
+    # 6 of 64 experts are read for one token, nearly all for 64.
+    assert one.generation.time_per_token_s.value < 0.5 * many.generation.time_per_token_s.value
+    assert "batch size 1 only" in " ".join(one.notes)
+
+
 def test_passes_add_up_and_longer_answers_take_longer():
     short, long = (ask(phase="generate", optimizer=None, new_tokens=new) for new in (64, 128))
     assert value(long) > 1.8 * value(short)

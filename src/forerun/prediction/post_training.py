@@ -29,6 +29,7 @@ import numpy as np
 
 from forerun.base.errors import InvalidSetupError
 from forerun.cost.time.rows import MATRIX_CLASSES, joined_kernels
+from forerun.graph.blocks import expert_products
 from forerun.graph.graph import AllocationKind, Graph, OpClass, OpTable
 from forerun.graph.passes import Held, Pass, pass_rows, step_of_passes, with_samples
 from forerun.prediction.estimate import BreakdownPart, Generation
@@ -44,6 +45,8 @@ DECODE = "decode"
 _OWN_PASS = "forward, backward and update"
 _PAIRS = (Algorithm.DPO, Algorithm.ORPO, Algorithm.REWARD)
 _DEFAULT_TOKENS = 2048
+_ALL_EXPERTS = 4.0
+"""Tokens of each expert from which on hardly any, e^-4 of them, has none."""
 _REPLAYED = 2.0
 """``law_size`` of streams that an engine replays, see ``kernel_laws.replayed``."""
 _OTHER_PRECISIONS = {
@@ -190,7 +193,11 @@ class _Parts:
             f"{before}"
         )
         joined = step_of_passes(policy, passes)
-        return replace(joined, notes=(*joined.notes, note, *self._notes()))
+        return replace(
+            joined,
+            only_batch_size=joined.only_batch_size or self.only_batch_size,
+            notes=(*joined.notes, note, *self._notes()),
+        )
 
     def _notes(self) -> tuple[str, ...]:
         if not self.post.algorithm.is_online:
@@ -210,7 +217,8 @@ class _Parts:
         prefill = _rows(prompt.ops, np.arange(_end_of_blocks(prompt.ops)))
         shape = _cache_shape(self.request, one.ops)
         mean_context = tokens.prompt + (tokens.new + 1) / 2
-        decode = _decoding(one.ops, mean_context, tokens.new, shape)
+        routed = one.ops if self.only_batch_size is None else _routed(one.ops, self.only_batch_size)
+        decode = _decoding(routed, mean_context, tokens.new, shape)
         cache = Held(
             (0.0, shape.bytes_per_token * _num_attentions(one.ops) * (tokens.prompt + tokens.new)),
             AllocationKind.ACTIVATION,
@@ -240,6 +248,15 @@ class _Parts:
             )
         return found
 
+    @property
+    def only_batch_size(self) -> int | None:
+        """The batch size, where a token of each sample leaves experts without one; None if all have some."""
+        if self.setup.phase is not Phase.GENERATE and not self.post.algorithm.is_online:
+            return None
+        ops, batch = self._one_token().ops, self.setup.batch_size_per_device
+        tokens_per_expert = ops.gemm[expert_products(ops), 1, 1] * batch
+        return batch if len(tokens_per_expert) and tokens_per_expert.min() < _ALL_EXPERTS else None
+
     def generation(self) -> Graph:
         """A batch of answers of a model alone."""
         parts = replace(self, setup=replace(self.setup, phase=Phase.GENERATE))
@@ -253,7 +270,11 @@ class _Parts:
             "are those written"
         )
         return replace(
-            found, tokens_per_sample=tokens.new, input_shape=(tokens.prompt,), notes=(*found.notes, note)
+            found,
+            tokens_per_sample=tokens.new,
+            input_shape=(tokens.prompt,),
+            only_batch_size=self.only_batch_size,
+            notes=(*found.notes, note),
         )
 
 
@@ -412,6 +433,23 @@ def _decoding(ops: OpTable, context: float, num_tokens: int, shape: _CacheShape)
     columns["law_size"][rows] = ceil(context)
     columns["width"][rows] = ceil(context)
     return replace(ops, **columns, count=ops.count * num_tokens)
+
+
+def _routed(ops: OpTable, batch_size: int) -> OpTable:
+    """Products of the experts that have a token: of E experts, k for each of B tokens, E (1 - (1 - k/E)^B).
+
+    Tokens go to each with equal chance; weights of the others are not read.
+    """
+    rows = np.flatnonzero(expert_products(ops))
+    num_experts = ops.gemm[rows, 0, 0]
+    tokens_per_expert = ops.gemm[rows, 1, 1]
+    share = 1.0 - (1.0 - np.minimum(tokens_per_expert, 1.0)) ** batch_size
+    columns = {name: getattr(ops, name).copy() for name in ("gemm", "read_bytes", "joined_bytes")}
+    columns["gemm"][rows, 0, 0] = num_experts * share
+    columns["gemm"][rows, 1, 1] = tokens_per_expert / share
+    columns["read_bytes"][rows, 0] *= share
+    columns["joined_bytes"][rows, 0] *= share
+    return replace(ops, **columns)
 
 
 def _fused(ops: OpTable) -> OpTable:
