@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from forerun.base.errors import InvalidSetupError
 from forerun.base.extras import installed_version
-from forerun.base.kept import KeptBytes
-from forerun.base.temporary import cache_folder
+from forerun.base.kept import KeptBytes, cache_folder
 from forerun.cost.time.correction import calibration_path, find_calibration, load_calibration
 from forerun.cost.time.weights import DEFAULT_STACK, CostModel, load_weights, shipped_weights_path
 from forerun.graph.captured import capture_path

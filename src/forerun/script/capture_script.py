@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from forerun.base.temporary import cache_folder
+from forerun.base.kept import cache_folder
 from forerun.graph.captured import CAPTURE_PREFIX, Capture
 from forerun.script.capturing.capture import DEFAULT_TIMEOUT_S, capture_command
 

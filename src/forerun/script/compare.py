@@ -10,7 +10,7 @@ from typing import IO
 
 from forerun.base.answers import Answer
 from forerun.base.errors import FailureError, ScriptError, UsageError
-from forerun.base.temporary import temporary_folder
+from forerun.base.kept import temporary_folder
 from forerun.question.devices.local import first_device
 from forerun.script.profiling.hooks.messages import HookSettings
 from forerun.script.profiling.launch import Launch, check_command, launch

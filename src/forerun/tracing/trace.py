@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from forerun.base.errors import ForerunError, MissingExtraError, TraceError, UsageError, near_matches
 from forerun.base.extras import installed_version, needing
+from forerun.base.kept import cache_folder
 from forerun.base.stages import stage
-from forerun.base.temporary import cache_folder
 from forerun.graph.captured import capture_path, read_capture
 from forerun.graph.file import GRAPH_FORMAT_VERSION, read_graph, write_graph
 from forerun.graph.graph import Graph
@@ -326,7 +326,7 @@ def _evict(folder: Path) -> None:
 def trace_built(built: BuiltModel, setup: TrainingSetup) -> Graph:
     """Traces a built model at two batch sizes and joins the traces; at one if sizes are not affine."""
     from forerun.tracing.affine import are_comparable, is_affine, join_traces
-    from forerun.tracing.failures import explain_failure
+    from forerun.tracing.models.meta_build import explain_failure
     from forerun.tracing.step import record_step
 
     versions = library_versions(built.name, has_adapters=setup.saving.lora_rank is not None)

@@ -15,7 +15,7 @@ from forerun.adapters.keras.child import trace_request
 from forerun.adapters.keras.request import KerasRequest
 from forerun.base.errors import ForerunError, IsolationError, MissingExtraError, ModelBuildError
 from forerun.base.isolation import Worker
-from forerun.base.temporary import temporary_folder
+from forerun.base.kept import temporary_folder
 from forerun.graph.graph import Graph
 from forerun.question.setup import TrainingSetup
 from forerun.tracing.source import Question, Source

@@ -26,8 +26,7 @@ from forerun.adapters.onnx.file_graph import (
 from forerun.adapters.onnx.module import OnnxModule
 from forerun.adapters.onnx.operators import Runtime
 from forerun.base.errors import InvalidSetupError, MissingExtraError, ModelBuildError, UnknownModelError
-from forerun.tracing.models.built_model import BuiltModel, InputOptions
-from forerun.tracing.models.losses import INFERRED_LOSS_NOTE, inferred_loss
+from forerun.tracing.models.built_model import INFERRED_LOSS_NOTE, BuiltModel, InputOptions, inferred_loss
 from forerun.tracing.models.meta_build import building_device, is_building_on_meta
 
 __all__ = ["build_onnx", "load_onnx_module"]

@@ -17,7 +17,7 @@ import numpy as np
 
 from forerun.base.answers import from_plain
 from forerun.base.errors import ScriptError, TraceError
-from forerun.base.temporary import temporary_folder
+from forerun.base.kept import temporary_folder
 from forerun.graph.captured import Capture, CaptureFacts
 from forerun.graph.file import read_graph
 from forerun.graph.graph import Graph, OpClass, StepPart

@@ -12,7 +12,7 @@ from typing import IO, Any
 import numpy as np
 
 from forerun.base.errors import near_matches
-from forerun.base.temporary import temporary_folder
+from forerun.base.kept import temporary_folder
 from forerun.question.devices.local import lock_device, only_device
 from forerun.script.profiling.hooks.messages import HookSettings
 from forerun.script.profiling.launch import Launch, OutputLine, launch

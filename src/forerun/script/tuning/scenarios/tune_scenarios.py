@@ -12,7 +12,7 @@ from typing import Any
 from forerun.base.answers import plain
 from forerun.base.errors import ScriptError, UsageError, near_matches
 from forerun.base.extras import require
-from forerun.base.temporary import temporary_folder
+from forerun.base.kept import temporary_folder
 from forerun.question.devices import describe_host
 from forerun.question.devices.local import check_device, first_device, lock_device, only_device
 from forerun.script.command_words import with_arguments
