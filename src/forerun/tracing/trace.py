@@ -125,6 +125,7 @@ def _eager_graph(
         known = _shipped(request, setup)
         if known is not None and not known.notes:  # a file of the cache holds no notes
             _keep(known, path)  # unpacking the archive takes longer than reading a file
+    # Graphs of older releases lack the ends of blocks under a compiler, which eager steps do not ask for.
     if known is not None and (len(known.memory.compiled_end) or not needs_compiled_ends):
         return known
     few_blocks = few_blocks and module is None
@@ -221,6 +222,7 @@ def _shipped(request: ModelRequest, setup: TrainingSetup) -> Graph | None:
     installed = library_versions(request.model, has_adapters=setup.saving.lora_rank is not None)
     if installed == graph.versions:
         return graph
+    # Where the libraries are missing, an answer from other versions is better than none.
     if {name for name, _ in installed} == {name for name, _ in graph.versions}:
         return None  # the model may differ in other versions
     versions = " and ".join(f"{name} {version}" for name, version in graph.versions)
@@ -316,6 +318,7 @@ def _evict(folder: Path) -> None:
     size_bytes = sum(size for _, size, _ in found)
     if size_bytes <= _CACHE_BYTES:
         return
+    # A fifth of the room is made at once, so that not every graph pays for a walk over the folder.
     for _, size, name in sorted(found):
         Path(name).unlink(missing_ok=True)
         size_bytes -= size
@@ -334,6 +337,7 @@ def trace_built(built: BuiltModel, setup: TrainingSetup) -> Graph:
         if built.only_batch_size is not None:
             only = record_step(built, setup, built.only_batch_size)
             return _with_update(join_traces(built, only, None, versions), built, setup)
+        # Two batches give every size as a line; a third would cost half as much again.
         small, large = (record_step(built, setup, size) for size in _BATCH_SIZES)
         if not are_comparable(small, large):  # a first step may also fill the model's own caches
             small = record_step(built, setup, _BATCH_SIZES[0])
@@ -380,6 +384,7 @@ def _cache_path(request: ModelRequest, setup: TrainingSetup) -> Path | None:
     definition = _definition(request.model)
     if definition is None:
         return None
+    # A change to the ways to save memory leaves the graphs of plain steps valid.
     ways = () if setup.saving == Saving() else (_SAVING_VERSION,)
     key = {
         "request": asdict(request),
