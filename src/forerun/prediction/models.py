@@ -17,10 +17,9 @@ from forerun.base.extras import installed_version
 from forerun.base.kept import KeptBytes, cache_folder
 from forerun.cost.time.correction import calibration_path, find_calibration, load_calibration
 from forerun.cost.time.weights import DEFAULT_STACK, CostModel, load_weights, shipped_weights_path
-from forerun.graph.captured import capture_path
 from forerun.prediction.division import compute_setup, uses_layout
 from forerun.prediction.step import PreparedModel, prepare
-from forerun.question.model import ModelRequest, architectures
+from forerun.question.model import ModelRequest, architectures, capture_path
 from forerun.question.run import HERE, Run
 from forerun.question.setup import TrainingSetup
 from forerun.tracing.shipped import shipped_models

@@ -18,7 +18,14 @@ from forerun.cost.time.evidence import (
     shipped_evidence,
     step_covariates,
 )
-from forerun.cost.time.features import NEWEST_ERA, Point, least_times_s, software_era
+from forerun.cost.time.features import (
+    NEWEST_ERA,
+    Point,
+    least_times_s,
+    point_arrays,
+    roofline_terms_s,
+    software_era,
+)
 from forerun.cost.time.law import CONVOLUTIONS
 from forerun.cost.time.rows import DistinctOps, distinct_ops
 from forerun.cost.time.step_times import StepTimes, step_times
@@ -172,6 +179,12 @@ def widened(step_s: float, own: Interval, log_spread: float, least_s: float) -> 
 def prepare(graph: Graph) -> PreparedModel:
     """Finds the distinct kernels of a graph."""
     return PreparedModel(graph=graph, ops=distinct_ops(graph.ops))
+
+
+def ideal_times_s(model: PreparedModel, points: Sequence[Point]) -> tuple[Floats, Floats]:
+    """Time of a step's work at the peak rates, and of its traffic at full bandwidth, (p,) each [s]."""
+    compute_s, memory_s = roofline_terms_s(model.ops, point_arrays(points))
+    return compute_s @ model.ops.count, memory_s @ model.ops.count
 
 
 def computed_as(setup: TrainingSetup) -> TrainingSetup:

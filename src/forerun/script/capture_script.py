@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from forerun.base.kept import cache_folder
-from forerun.graph.captured import CAPTURE_PREFIX, Capture
+from forerun.graph.captured import Capture
+from forerun.question.model import CAPTURE_PREFIX
 from forerun.script.capturing.capture import DEFAULT_TIMEOUT_S, capture_command
 
 __all__ = ["capture", "captured_model"]

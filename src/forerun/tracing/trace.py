@@ -16,10 +16,9 @@ from forerun.base.errors import ForerunError, MissingExtraError, TraceError, Usa
 from forerun.base.extras import installed_version, needing
 from forerun.base.kept import cache_folder
 from forerun.base.stages import stage
-from forerun.graph.captured import capture_path, read_capture
 from forerun.graph.file import GRAPH_FORMAT_VERSION, read_graph, write_graph
 from forerun.graph.graph import Graph
-from forerun.question.model import ModelRequest, find_architecture, is_keras
+from forerun.question.model import ModelRequest, capture_path, find_architecture, is_keras
 from forerun.question.saving import Fp8Recipe, Saving, Unquantized
 from forerun.question.setup import OptimizerImplementation, Phase, Precision, TrainingSetup
 from forerun.tracing.shipped import SHIPPED_OPTIMIZERS, full_name, shipped_graph, shipped_models
@@ -203,6 +202,8 @@ def _captured(path: Path, setup: TrainingSetup) -> Graph:
             f"'{path}' holds the training step of a script, and no {setup.phase} pass; leave the validation out, or "
             "name the model"
         )
+    from forerun.graph.captured import read_capture
+
     found = read_capture(path)
     return replace(found.graph, notes=(*found.graph.notes, *found.facts.notes()))
 
