@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from forerun.base.temporary import cache_folder
+from forerun.base.kept import cache_folder
 from forerun.cost.time.evidence import ErrorSpreads
 from forerun.cost.time.weights import load_weights, save_weights, shipped_weights_path
 from forerun.evidence.fitting.measured_steps import Measured

@@ -14,8 +14,8 @@ import pandas as pd
 
 from forerun.base.errors import RecordError
 from forerun.cost.time.weights import CostModel
-from forerun.prediction.point_times import ideal_times_s, point_times
-from forerun.prediction.step import PreparedModel, points_of, prepare
+from forerun.prediction.point_times import point_times
+from forerun.prediction.step import PreparedModel, ideal_times_s, points_of, prepare
 from forerun.question.devices import find_device
 from forerun.question.devices.device import NumberFormat
 from forerun.question.model import ModelRequest

@@ -14,8 +14,8 @@ from forerun.base.tables import read_table
 from forerun.cost.communication.data_parallel import HostAndDevice, mirrored_step_s
 from forerun.cost.communication.tuner import all_reduce_of
 from forerun.evidence.fitting.evaluation import ErrorMetrics, errors
+from forerun.question.devices.catalogue import find_device
 from forerun.question.devices.cluster import cluster_of
-from forerun.question.devices.finder import find_device
 from studies.keras.host_and_device import split_host_and_device
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from functools import cache
 
 import torch
 
-from forerun.base.temporary import cache_folder
+from forerun.base.kept import cache_folder
 from forerun.graph.file import GRAPH_FORMAT_VERSION, read_graph, write_graph
 from forerun.prediction.step import prepare
 from forerun.prediction.units import DividedModel

@@ -13,8 +13,8 @@ from forerun.cost.communication.constants import ScalingTable, load_scaling_tabl
 from forerun.cost.time.weights import load_weights, shipped_weights_path
 from forerun.prediction.replica_step import one_steps, scaled_step
 from forerun.prediction.step import PreparedModel, prepare
+from forerun.question.devices.catalogue import find_device
 from forerun.question.devices.cluster import Cluster, cluster_of
-from forerun.question.devices.finder import find_device
 from forerun.question.model import ModelRequest
 from forerun.question.run import Run
 from forerun.question.setup import Layout, Precision, TrainingSetup

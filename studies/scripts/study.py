@@ -12,8 +12,8 @@ from pathlib import Path
 
 import forerun
 from forerun.base.errors import ForerunError
-from forerun.graph.captured import CAPTURE_PREFIX
 from forerun.prediction.estimate import Interval
+from forerun.question.model import CAPTURE_PREFIX
 from studies.scripts.cases import Case
 
 __all__ = ["CapturedCase", "markdown_of", "study_case"]

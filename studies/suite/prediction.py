@@ -27,8 +27,7 @@ from forerun.evidence.measurement.jobs import MeasurementJob
 from forerun.evidence.records.measured_run import input_options_of, setup_of
 from forerun.prediction.estimate import Interval
 from forerun.prediction.figures import training_energy_j
-from forerun.prediction.point_times import ideal_times_s
-from forerun.prediction.step import PreparedModel, points_of, predict_steps, prepare
+from forerun.prediction.step import PreparedModel, ideal_times_s, points_of, predict_steps, prepare
 from forerun.question.devices.device import Device
 from forerun.question.model import ModelRequest
 from forerun.question.setup import TrainingSetup

@@ -21,8 +21,8 @@ from forerun.evidence.records.files import export_measurements, import_measureme
 from forerun.evidence.records.measurement import Measurement
 from forerun.evidence.records.record_store import RecordStore
 from forerun.question.devices import describe_host, find_device
+from forerun.question.devices.catalogue import device_at
 from forerun.question.devices.device import Device, DeviceKind
-from forerun.question.devices.finder import device_at
 from forerun.question.devices.local import first_device, gpu_index
 from studies.suite.jobs import batch_searches, step_jobs
 from studies.suite.models import SUITE_MODELS, SuiteModel

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from forerun.base.errors import RecordError
+from forerun.base.kept import cache_folder
 from forerun.base.tables import (
     check_columns,
     check_positive,
     check_unique,
     read_table,
 )
-from forerun.base.temporary import cache_folder
 from forerun.evidence.records.step_record import StepRecord
 from forerun.question.model import ModelRequest
 from forerun.question.setup import Phase, Precision

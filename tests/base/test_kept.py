@@ -1,8 +1,17 @@
-"""Results that are kept for questions asked again."""
+"""Results that are kept for questions asked again.
 
+Folders of killed processes go at the next start; those of living ones stay.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 
-from forerun.base.kept import Kept, KeptBytes
+from forerun.base.kept import Kept, KeptBytes, remove_leftovers, temporary_folder
 from memory_streams import graph_of, training_stream
 
 
@@ -35,3 +44,19 @@ def test_results_go_by_their_size_and_their_last_use():
     assert kept.find("large") is None
     kept.keep("a", "anew", 10)
     assert (kept.find("a"), kept.size_bytes, len(kept)) == ("anew", 80, 4)
+
+
+def test_only_folders_of_ended_processes_are_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    killed = (
+        f"import os, tempfile; tempfile.tempdir = {str(tmp_path)!r}\n"
+        "from forerun.base.kept import temporary_folder\n"
+        "folder = temporary_folder(); open(os.path.join(folder.name, 'file'), 'w').close()\n"
+        "os.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", killed])
+    (left,) = tmp_path.iterdir()
+    with temporary_folder() as own:
+        assert remove_leftovers() == 1
+        assert not left.exists()
+        assert Path(own).exists()

@@ -9,7 +9,7 @@ import forerun
 from forerun.base.errors import InvalidSetupError, RecordError
 from forerun.evidence.measurement.jobs import Protocol
 from forerun.evidence.records.measurement import JobKind, Outcome
-from forerun.question.devices.finder import device_at
+from forerun.question.devices.catalogue import device_at
 from made_measurements import measurement
 
 QUICK = Protocol(min_warm_up=2, max_warm_up=6, window=3, num_repetitions=5, max_seconds=5, anchor_every=0)

@@ -7,7 +7,7 @@ from forerun.base.errors import InvalidSetupError, UnknownModelError, UsageError
 from forerun.cost.time.correction import CALIBRATIONS_VARIABLE, calibration_path
 from forerun.cost.time.weights import save_weights
 from forerun.question.devices import find_device
-from forerun.question.devices.finder import device_at
+from forerun.question.devices.catalogue import device_at
 from forerun.script.planned_steps import ScriptModel, planned_steps, predictable_device, steps_or_reason
 from forerun.script.tuning.laws import DevicePoint
 from forerun.script.tuning.space import space_of

@@ -17,8 +17,7 @@ from forerun.base.errors import (
     UnknownModelError,
     UsageError,
 )
-from forerun.tracing.failures import explain_failure
-from forerun.tracing.models.meta_build import build_on_meta, meta_copy, move_to_meta
+from forerun.tracing.models.meta_build import build_on_meta, explain_failure, meta_copy, move_to_meta
 from forerun.tracing.models.sources import build_model
 from forerun.tracing.models.vision_models import torchvision_names
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from forerun.base.errors import UnknownModelError
-from forerun.base.temporary import cache_folder
+from forerun.base.kept import cache_folder
 from forerun.graph.file import read_graph, write_graph
 from forerun.question.model import ModelRequest
 from forerun.question.setup import Layout, OptimizerImplementation, Phase, Precision, TrainingSetup

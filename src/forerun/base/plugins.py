@@ -107,7 +107,7 @@ def _kept() -> tuple[tuple[str, EntryPoint], ...]:
     The library that reads them takes longer to load than a cached prediction to make. What is kept is that of the same
     folders of packages, each with the times of its files of entry points.
     """
-    from forerun.base.temporary import cache_folder
+    from forerun.base.kept import cache_folder
 
     key = hashlib.sha256(repr(_sources()).encode()).hexdigest()[:16]
     path = cache_folder() / "plugins" / f"{key}.json"

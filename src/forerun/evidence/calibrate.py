@@ -27,8 +27,8 @@ from forerun.evidence.measurement.telemetry import device_load, load_warning
 from forerun.evidence.records.measurement import Measurement, Outcome
 from forerun.evidence.records.record_store import RecordStore
 from forerun.question.devices import find_device
+from forerun.question.devices.catalogue import device_at
 from forerun.question.devices.device import Device
-from forerun.question.devices.finder import device_at
 from forerun.question.devices.local import check_device, gpu_index, lock_device
 from forerun.question.setup import Precision, choice
 

@@ -22,9 +22,8 @@ from forerun.evidence.measurement.runners.torch_device import check_measured_pre
 from forerun.evidence.measurement.settings import Grid, LayerDesign, StepOptions, StepSettings
 from forerun.evidence.records.measurement import JobKind, Measurement, Scalar
 from forerun.evidence.records.model_names import subject_family
-from forerun.question.devices.catalogue import matching_devices
+from forerun.question.devices.catalogue import cpu_device, matching_devices
 from forerun.question.devices.device import Device
-from forerun.question.devices.finder import cpu_device
 from forerun.question.devices.here import describe_host, visible_gpus
 from forerun.question.model import ModelRequest, is_keras, own_layout, own_stack
 from forerun.question.run import Run

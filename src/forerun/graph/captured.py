@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from forerun.graph.graph import Graph
 
 CAPTURE_FORMAT_VERSION = 1
-CAPTURE_PREFIX = "capture:"
 
 _FACTS, _GRAPH = "capture.json", "graph.npz"
 _NEEDED = (
@@ -217,13 +216,6 @@ class Capture:
         """The command in one line, as the name of the model in answers."""
         text = " ".join(self.facts.command)
         return text if len(text) <= 80 else text[:77] + "..."
-
-
-def capture_path(model: Any) -> Path | None:
-    """File of a captured model such as ``capture:graph.forerun``; None for other models."""
-    if not isinstance(model, str) or not model.startswith(CAPTURE_PREFIX):
-        return None
-    return Path(model.removeprefix(CAPTURE_PREFIX)).expanduser()
 
 
 def read_capture_facts(path: Path) -> CaptureFacts:

@@ -32,7 +32,7 @@ from forerun.jobs.scheduling.policy import find_policy
 from forerun.jobs.scheduling.running_job import Standing
 from forerun.jobs.scheduling.simulation import SimulationOptions, simulate
 from forerun.prediction.estimate import Interval
-from forerun.question.devices.finder import find_device
+from forerun.question.devices.catalogue import find_device
 
 __all__ = ["JobAdvice", "LiveSchedule", "apply_commands", "schedule_live"]
 

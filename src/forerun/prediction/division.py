@@ -215,6 +215,7 @@ def stage_units(
     """
     own = num_blocks // num_stages
     if counts_ends and num_stages > 1:
+        # Input and head are counted as blocks and then taken away from the first and the last stage.
         others = _even(num_blocks + 2, num_stages)
         others[0], others[-1] = others[0] - 1, others[-1] - 1
     elif head_blocks is not None and num_stages > 1:
@@ -260,8 +261,10 @@ def pipeline_s(
     busy_s = num_micro_steps * stage_s[slowest]
     waiting = sum(stage_s[stage] for stage in others)
     if schedule is PipelineSchedule.INTERLEAVED:
+        # Groups of blocks are smaller than stages by their number, and so is the way through all of them.
         return busy_s + waiting / virtual_stages
     if schedule is PipelineSchedule.ZERO_BUBBLE:
+        # Gradients of weights wait for nobody: they fill the way down and the way up.
         return busy_s + sum(max(0.0, stage_s[stage] - 2 * weight_gradient_s[stage]) for stage in others)
     return busy_s + waiting
 
@@ -367,6 +370,7 @@ def fully_sharded_forward(
         prefetch: Whether weights are gathered ahead.
     """
     link_s = end_s = 0.0
+    # Two blocks may be whole at once: a gathering waits for the end of the block before the last.
     ends = [0.0, 0.0]
     for own_s, gathering_s in zip(compute_s, gather_s, strict=True):
         begin_s = max(link_s, ends[-2] if prefetch else ends[-1])
@@ -393,9 +397,11 @@ def fully_sharded_backward(
         begin_s = max(link_s, 0.0 if prefetch else end_s)
         link_s = begin_s + gathering_s
         end_s = max(end_s, link_s) + own_s
+        # A scattering is queued behind the gathering that the next block waits for.
         if waiting_s:
             link_s += waiting_s
         waiting_s = scattering_s
+    # The first block of the model has nothing behind it that would hide its scattering.
     link_s = max(link_s, end_s) + waiting_s
     return Overlap(max(end_s, link_s) - sum(compute_s), sum(gather_s) + sum(scatter_s))
 

@@ -104,6 +104,7 @@ def _stages(
     memory = model.memory(Axes.of(run).shards, run.setup.batch_size_per_device)
     every = model.memory(replace(Axes.of(run).shards, expert=1), run.setup.batch_size_per_device)
     if run.layout.keep_gathered and run.layout.tensor > 1 and run.setup.saving.recompute == "none":
+        # Kept from the forward pass of a unit on, and freed by its backward pass, which otherwise gathers them again.
         gathered = model.gathered_bytes(Axes.of(run).shards, run.setup.batch_size_per_device)
         memory = replace(memory, kept=memory.kept + gathered, backward_net=memory.backward_net - gathered)
     units, width = model.stages(run.layout), memory_width(model.model.graph)
@@ -144,6 +145,7 @@ def _stage_peak(
     peaks = [
         _passes(run, memory, every, own, kept_before, grows=micro_steps == 1 and not _keeps_gradients(run))
     ]
+    # The update finds no activation left, but its temporaries may still need more than the passes did.
     peaks.append((0.0, _update_ratio(run, memory) * held.updated, held.gradients))
     activations, temporaries, gradients = max(peaks, key=sum)
     static = held.weights + held.buffers + held.state + held.gathered + memory.inputs
@@ -162,6 +164,7 @@ def _stage_peak(
         MemoryShare("buffers of collectives", buffers),
         MemoryShare("context", constants.overhead_bytes),
     )
+    # Overhead and buffers are known: only the bytes of tensors are uncertain.
     peak = allocated + fragmentation + buffers + constants.overhead_bytes
     whole = allocated + fragmentation
     return StageMemory(
@@ -197,6 +200,7 @@ def _keeps_gradients(run: Run) -> bool:
 
 def _held(run: Run, memory: UnitMemory, every: UnitMemory, own: list[int], stage: int) -> _Held:
     sharing, wide, number = run.sharing, wide_factor(run), Axes.of(run).shard
+    # One device holds a tied embedding once; over stages, the head needs a copy of its own.
     is_last = run.layout.pipeline > 1 and stage == run.layout.pipeline - 1
     tied = memory.tied if is_last else 0.0
     weights, gradients = float(memory.weights[own].sum()) + tied, float(memory.gradients[own].sum()) + tied
@@ -252,11 +256,14 @@ def _passes(
         if is_sharded
         else np.zeros(len(own))
     )
+    # Prefetching gathers the next block while this one computes, so that two are whole at once.
     ahead = 2 if sharing.prefetch else 1
     whole = (every.gradients[own] / number if sharing.strategy.stage >= 2 else memory.gradients[own]) * wide
     if run.layout.pipeline > 1 and last in own and 0 not in own:
         # A head that shares its weight with the embedding needs a second copy of it on the last stage.
         whole[-1] += memory.tied * wide / (number if sharing.strategy.stage >= 2 else 1)
+    # FSDP makes the gradients of a block whole before it scatters them, in fp32 once more where they are reduced so;
+    # replicas of mixed precision convert one gradient at a time.
     made = (
         memory.gradients[own] * (1.0 + (wide if wide > 1 and not sharing.reduce_half else 0.0))
         if is_sharded
@@ -265,8 +272,8 @@ def _passes(
     total = float(whole.sum())
     best = (0.0, 0.0, 0.0 if grows else total)
     kept, gradients = kept_before, 0.0 if grows else total
-    stays = 0.0
     for place, unit in enumerate(own):
+        # Weights that are not given back stay whole from their first use to the end of the step.
         open_bytes = (
             float(gathered[place : place + ahead].sum())
             if sharing.reshard
@@ -339,6 +346,7 @@ def grown_memory_bytes(one: HeldMemory, settings: Sharing, num_devices: int) -> 
     stage = settings.strategy.stage
     held = held_state(one, settings, num_devices)
     whole = one.weight_bytes + one.held_gradient_bytes + one.state_bytes
+    # DDP's buckets are copies of all gradients; ZeRO fills one while another is sent.
     buckets = one.gradient_bytes if stage == 0 else min(2 * settings.bucket_bytes, one.gradient_bytes)
     return held.total_bytes - whole + buckets
 
@@ -468,6 +476,7 @@ def _largest_batch(
     graph: Graph, setup: TrainingSetup, visible_bytes: float, constants: MemoryConstants
 ) -> MaxBatchSize:
     """``max_batch_size``, remembered: it does not depend on the batch size that is asked about."""
+    # The answer holds for every batch that is asked about.
     general = replace(setup, batch_size_per_device=1)
     return _largest_kept.get(
         (graph,),

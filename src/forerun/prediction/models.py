@@ -14,15 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from forerun.base.errors import InvalidSetupError
 from forerun.base.extras import installed_version
-from forerun.base.kept import KeptBytes
-from forerun.base.temporary import cache_folder
+from forerun.base.kept import KeptBytes, cache_folder
 from forerun.cost.time.correction import calibration_path, find_calibration, load_calibration
 from forerun.cost.time.weights import DEFAULT_STACK, CostModel, load_weights, shipped_weights_path
-from forerun.graph.captured import capture_path
 from forerun.graph.graph import Graph
 from forerun.prediction.division import compute_setup, uses_layout
 from forerun.prediction.step import PreparedModel, prepare
-from forerun.question.model import ModelRequest, architectures
+from forerun.question.model import ModelRequest, architectures, capture_path
 from forerun.question.post_training import PostTraining
 from forerun.question.run import HERE, Run
 from forerun.question.setup import Phase, TrainingSetup

@@ -16,10 +16,9 @@ import numpy.typing as npt
 from forerun.base.kept import Kept
 from forerun.base.numerics import monotone_cubic
 from forerun.cost.memory.stream import live_peak_bytes
-from forerun.cost.time.features import Point, point_arrays, roofline_terms_s
 from forerun.cost.time.weights import CostModel
 from forerun.graph.graph import Graph
-from forerun.prediction.step import PreparedModel, interval_ends_s, points_of, timed_steps
+from forerun.prediction.step import PreparedModel, ideal_times_s, interval_ends_s, points_of, timed_steps
 from forerun.question.devices.device import Device
 from forerun.question.setup import TrainingSetup
 
@@ -84,12 +83,6 @@ def point_times(
         activity=(compute_s + memory_s) / found.step_s,
         compute_fraction=compute_s / np.maximum(compute_s + memory_s, 1e-30),
     )
-
-
-def ideal_times_s(model: PreparedModel, points: Sequence[Point]) -> tuple[Floats, Floats]:
-    """Time of a step's work at the peak rates, and of its traffic at full bandwidth, (p,) each [s]."""
-    compute_s, memory_s = roofline_terms_s(model.ops, point_arrays(points))
-    return compute_s @ model.ops.count, memory_s @ model.ops.count
 
 
 def grid_times(

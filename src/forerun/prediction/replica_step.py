@@ -54,6 +54,7 @@ _UPDATE_PART = "optimizer"
 def _row_times_s(model: PreparedModel, step: StepPrediction) -> Floats:
     """Time of every row of the graph, scaled so that all add up to the step without its loop, (rows,) [s]."""
     per_launch = step.kernel_s / model.ops.count
+    # A distinct kernel stands for many rows of the graph, which share its time by their launches.
     rows: Floats = per_launch[model.ops.group_of_row] * model.graph.ops.count
     total = float(rows.sum())
     return rows * ((step.step_s.value - step.loop_s - step.transfer_s) / total) if total > 0 else rows
@@ -99,6 +100,7 @@ def gradients_of(model: PreparedModel, step: StepPrediction) -> tuple[Gradient, 
     clock = np.cumsum(times) / times.sum()
     share_written = np.cumsum(written) / written.sum()
     share_wanted = np.cumsum(sizes) / sizes.sum()
+    # The small amount keeps rounding from moving a gradient behind the operation that made it.
     at = np.minimum(np.searchsorted(share_written, share_wanted - 1e-9), len(clock) - 1)
     ready = np.maximum.accumulate(clock[at])
     ready[-1] = 1.0  # the backward pass ends with a gradient
@@ -259,6 +261,7 @@ def _sharded(
     num_units = max(1, len(one.buckets))
     accumulation = settings.num_accumulation_steps
     if stage < 3:
+        # The last bucket has no backward pass left to hide in, and updated weights are gathered behind the update.
         exposed_s = max(scatter_s / num_units, scatter_s - one.parts.backward_s) + gather_s
         busy_s = scatter_s + gather_s
     else:
@@ -286,6 +289,7 @@ def _mirrored(one: OneStep, about: AllReduce, batch_size_per_device: int) -> Dat
         host_s=one.host_s, device_fixed_s=0.0, device_per_sample_s=device_s / batch_size_per_device
     )
     step_s = mirrored_step_s(split, batch_size_per_device, about.num_devices, reduce_s)
+    # What the step grew by is communication first; the rest is the host, which launches all replicas.
     exposed_s = min(reduce_s, max(0.0, step_s - alone_s))
     return DataParallelStep(
         compute_s=device_s,
@@ -308,6 +312,7 @@ def one_steps(
         batch_sizes: Samples of a micro-step.
         weights: The cost model.
     """
+    # The batch sizes are a part of the key themselves.
     general = replace(run.setup, batch_size_per_device=1)
     bucket_bytes, version = run.sharing.bucket_bytes, run.software.torch_version
     return _ONE_STEPS.get(

@@ -31,7 +31,7 @@ from forerun.base.kept import Kept
 from forerun.cost.time.weights import CostModel
 from forerun.prediction.division import DividedStep, compute_setup, is_divided, uses_layout
 from forerun.prediction.estimate import Interval
-from forerun.prediction.step import PreparedModel, StepPrediction, points_of, predict_steps
+from forerun.prediction.step import PreparedModel, StepPrediction, ideal_times_s, points_of, predict_steps
 from forerun.question.input_pipeline import InputPipeline
 from forerun.question.run import Run
 from forerun.question.setup import Phase, TrainingSetup
@@ -255,8 +255,6 @@ def activity_of(model: PreparedModel, run: Run, step: StepPrediction | DividedSt
         run: The run.
         step: The step of one device or of several.
     """
-    from forerun.prediction.point_times import ideal_times_s
-
     points = points_of(model, [run.cluster.device], [compute_setup(run)], run.software.torch_version)
     compute_s, memory_s = (float(part[0]) for part in ideal_times_s(model, points))
     ideal_s = compute_s + memory_s

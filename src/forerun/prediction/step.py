@@ -18,7 +18,14 @@ from forerun.cost.time.evidence import (
     shipped_evidence,
     step_covariates,
 )
-from forerun.cost.time.features import NEWEST_ERA, Point, least_times_s, software_era
+from forerun.cost.time.features import (
+    NEWEST_ERA,
+    Point,
+    least_times_s,
+    point_arrays,
+    roofline_terms_s,
+    software_era,
+)
 from forerun.cost.time.law import CONVOLUTIONS
 from forerun.cost.time.rows import DistinctOps, distinct_ops
 from forerun.cost.time.step_times import StepTimes, step_times
@@ -174,6 +181,12 @@ def prepare(graph: Graph) -> PreparedModel:
     return PreparedModel(graph=graph, ops=distinct_ops(graph.ops))
 
 
+def ideal_times_s(model: PreparedModel, points: Sequence[Point]) -> tuple[Floats, Floats]:
+    """Time of a step's work at the peak rates, and of its traffic at full bandwidth, (p,) each [s]."""
+    compute_s, memory_s = roofline_terms_s(model.ops, point_arrays(points))
+    return compute_s @ model.ops.count, memory_s @ model.ops.count
+
+
 def computed_as(setup: TrainingSetup) -> TrainingSetup:
     """The setup as the cost model knows it: the trace holds products in fp8 as smaller ones in bf16."""
     if setup.precision is not Precision.FP8:
@@ -192,6 +205,7 @@ def provenance_of(device: Device, setup: TrainingSetup, weights: CostModel, ops:
         formats = {kind.split()[0] for kind in measured.get(device.name, ())}
         if run_kind(ops, setup).split()[0] in formats:
             return Provenance.CALIBRATED
+    # Nothing was measured in fp8: its evidence is that of bf16, as which its products are traced.
     is_near = shipped_evidence().is_near(device, computed_as(setup), operation_mix(ops))
     return Provenance.INTERPOLATED if is_near else Provenance.DATASHEET_ONLY
 
@@ -269,6 +283,7 @@ def device_offsets(
     known: dict[tuple[object, ...], Floats] = {}
     columns = []
     for device, setup in zip(devices, setups, strict=True):
+        # The batch is left out: no measuring system is told by it, and a sweep asks about many batches.
         key = (device.name, setup.precision, setup.layout, setup.compile, setup.phase)
         if key not in known:
             known[key] = weights.offsets_of_point(Point(device=device, setup=setup, era=era))
@@ -389,6 +404,7 @@ def _log_steps(
     for release in {row.torch_version for row in rows}:
         own = [index for index, row in enumerate(rows) if row.torch_version == release]
         setups = [replace(setup, batch_size_per_device=batch_sizes[index]) for index in own]
+        # The cost model takes one release at a time; rows of one table have several.
         logs[own] = np.log(_steps_of_model(model, [device] * len(own), setups, weights, release).step_s)
     return logs
 
@@ -406,6 +422,7 @@ def _published_of(
         sizes = [row.batch_size for row in rows]
         return _Published(rows=rows, log_predicted=_log_steps(model, device, setup, weights, rows, sizes))
 
+    # Rows have batch sizes of their own: all batches of a sweep share one entry.
     return _PUBLISHED.get((model, device, weights), (replace(setup, batch_size_per_device=1),), make)
 
 
@@ -453,16 +470,19 @@ def _with_published(
     for index, (one, setup) in enumerate(zip(known, setups, strict=True)):
         if not one.rows:
             continue
+        # Batches err alike by their ratio, so their distance counts in doublings.
         doublings = np.log2(one.batch_sizes / setup.batch_size_per_device)
         system = float(steps.system_log_width[index]) / Z_90
         log_factor[index], variance = posterior_of_system(
             one.residuals,
             spreads.doubling**2 * np.abs(doublings),
+            # Rounding can leave the whole a little below its part.
             max((float(width[index]) / Z_90) ** 2 - system**2, 0.0),
             system**2,
         )
         width[index] = Z_90 * np.sqrt(variance)
         if with_steps:
+            # The nearest batch first; within half a doubling the newest software says most.
             order = np.lexsort((-one.eras, np.abs(doublings).round()))
             published[index] = _at_batch(model, devices[index], setup, weights, one, order.tolist())
     return replace(
@@ -522,6 +542,7 @@ def _prediction(
     assert times.kernel_s is not None
     assert times.launch_s is not None
     busy_s = float(times.step_s[index])
+    # The step is a soft maximum of device and host, above both: what it exceeds the device by is waiting.
     waiting = max(0.0, busy_s - float(times.device_s[index]))
     kernel_s = times.kernel_s[index] * (busy_s - waiting) / float(times.device_s[index])
     transfer_s = float(steps.transfer_s[index])

@@ -70,6 +70,7 @@ def find_dataset(name: str) -> Dataset:
     Raises:
         InvalidSetupError: The name is not known.
     """
+    # Libraries write both CIFAR-10 and cifar10.
     found = DATASETS.get(name.lower().replace("_", "-")) or DATASETS.get(name.lower().replace("-", ""))
     if found is None:
         raise InvalidSetupError(
@@ -235,6 +236,7 @@ def _job_of_tokens(given: Mapping[str, Any]) -> Job:
             "--tokens needs the tokens of one sample: give --sequence-length, such as 4096"
         )
     tokens = parse_tokens(given["tokens"])
+    # A budget of tokens is one pass, however often the data behind it repeats.
     own = {"num_samples": max(1, ceil(tokens / length)), "num_epochs": 1.0, "num_tokens": tokens}
     return Job(**{**from_settings(Job, given), **own})
 
@@ -320,6 +322,7 @@ def _of_law(words: str) -> SampleLengths:
     from statistics import NormalDist  # brings fractions and decimals along
 
     spread = math.log(p95 / median) / NormalDist().inv_cdf(0.95)
+    # Quantiles in place of draws: the same question always has the same answer.
     quantiles = (NormalDist().inv_cdf((k + 0.5) / _DRAWN) for k in range(_DRAWN))
     tokens = tuple(round(max(1.0, min(most, median * math.exp(spread * each)))) for each in quantiles)
     return SampleLengths(tokens=tokens, num_samples=None, source="a lognormal law")
@@ -350,6 +353,7 @@ def _of_csv(file: Any) -> tuple[list[int], str]:
         return [], ""
     head = [name.strip().lower() for name in rows[0]]
     column = next((head.index(name) for name in _COUNTS if name in head), None)
+    # A file of numbers alone has no header to skip.
     body = rows if column is None and head[0].replace(".", "", 1).isdigit() else rows[1:]
     if column is None and body is not rows:
         raise ValueError(f"expected a column called {', '.join(_COUNTS[:3])}, got {', '.join(head)}")

@@ -13,6 +13,7 @@ from typing import Any, TypedDict
 from forerun.question.settings import setting
 from forerun.question.setup import Layout
 
+CAPTURE_PREFIX = "capture:"
 _READING_TOKENS = ("CausalLM", "LMHeadModel", "MaskedLM", "T5ForConditionalGeneration")
 
 
@@ -156,3 +157,10 @@ def own_settings(model: Any) -> dict[str, Any]:
 def own_stack(model: Any) -> str:
     """Framework of a model, ``keras`` or ``pytorch``."""
     return "keras" if is_keras(model) else "pytorch"
+
+
+def capture_path(model: Any) -> Path | None:
+    """File of a captured model such as ``capture:graph.forerun``; None for other models."""
+    if not isinstance(model, str) or not model.startswith(CAPTURE_PREFIX):
+        return None
+    return Path(model.removeprefix(CAPTURE_PREFIX)).expanduser()

@@ -17,15 +17,17 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forerun.base.errors import InvalidSetupError, UsageError
-from forerun.graph.captured import CAPTURE_PREFIX, CaptureFacts, capture_path, read_capture_facts
-from forerun.question.model import architectures, find_architecture, is_keras
+from forerun.question.model import CAPTURE_PREFIX, architectures, capture_path, find_architecture, is_keras
 from forerun.question.options import RunOptions
 from forerun.question.settings import declared
 from forerun.question.setup import Layout, OptimizerImplementation, Phase, Precision, Software
 from forerun.question.sharing import AXES, Sharing, Strategy
+
+if TYPE_CHECKING:
+    from forerun.graph.captured import CaptureFacts
 
 _AWAITED = ("several", "fsdp", *AXES)
 """Needs of settings that more devices, or another division of them, may bring."""
@@ -336,7 +338,11 @@ def captured_facts(model: Any) -> CaptureFacts | None:
         UsageError: The file cannot be read.
     """
     path = capture_path(model)
-    return None if path is None else read_capture_facts(path)
+    if path is None:
+        return None
+    from forerun.graph.captured import read_capture_facts
+
+    return read_capture_facts(path)
 
 
 def with_captured_settings(model: Any, given: Mapping[str, Any], *, one_device: bool) -> dict[str, Any]:

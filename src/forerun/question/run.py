@@ -119,6 +119,7 @@ class Run(Answer):
         model = config_model(given.get("config")) if model is None else model
         named = cluster_from(device, given)
         is_one = named.num_devices == 1 and given.get("num_devices") is None
+        # A script that ran on several devices says so itself, unless the user names a number.
         given = with_captured_settings(model, given, one_device=is_one)
         cluster = cluster_from(device, given)
         given, waiting = recipe_settings(given, model, cluster.device.architecture, cluster.num_devices)
@@ -130,6 +131,7 @@ class Run(Answer):
             raise InvalidSetupError(
                 f"several devices are predicted in training only, got phase {setup.phase}; ask for one device"
             )
+        # One device that was asked for by number is a point of a search: settings of several wait for the next.
         if cluster.num_devices == 1 and given.get("num_devices") is None:
             refuse(given, _of_several(), "there is one device", _GIVE_SEVERAL)
         name = model if isinstance(model, str) else type(model).__name__
@@ -277,7 +279,9 @@ class Run(Answer):
         given = checked(changes, RunOptions)
         values = _fields_of(changes, given)
         if model is not None:
+            # A named model takes the place of the object that the run was made with.
             values |= {("model", "model"): model, ("module",): None}
+        # A calibration was measured on the device that is being replaced.
         if device is not None and "calibration" not in changes:
             values["software", "calibration"] = _own_calibration(device)
         cluster = self._cluster_with(device, given)
@@ -345,6 +349,7 @@ def _fields_of(changes: Mapping[str, Any], given: Mapping[str, Any]) -> dict[tup
         for name, item in held.items()
         if name in changes and item.path[0] not in ("job", "loader")
     }
+    # Summed gradients live through all micro-steps, which changes the trace and not only the sharing.
     if "accumulation" in changes:
         values["setup", "keeps_gradients"] = given.get("accumulation", 1) > 1
     if "price_usd_per_hour" in changes:

@@ -48,7 +48,7 @@ class Setting:
         tell: The user's value from that of the field.
     """
 
-    help: str
+    help: str = dataclasses.field(kw_only=False)
     group: str
     default: str = ""
     metavar: str = ""

@@ -18,10 +18,11 @@ import numpy as np
 
 from forerun.base.answers import from_plain
 from forerun.base.errors import ScriptError, TraceError
-from forerun.base.temporary import cache_folder, temporary_folder
-from forerun.graph.captured import CAPTURE_PREFIX, Capture, CaptureFacts
+from forerun.base.kept import cache_folder, temporary_folder
+from forerun.graph.captured import Capture, CaptureFacts
 from forerun.graph.file import read_graph
 from forerun.graph.graph import Graph, OpClass, StepPart
+from forerun.question.model import CAPTURE_PREFIX
 from forerun.script.capturing.isolation import GUARDED_FILE
 from forerun.script.capturing.start import LATE_FILE
 from forerun.script.command_words import PythonCommand, is_python, parse_command, with_batch_size

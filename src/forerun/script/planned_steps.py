@@ -14,9 +14,9 @@ from forerun.cost.time.correction import find_calibration
 from forerun.prediction.estimate import Provenance
 from forerun.prediction.models import TracedModels
 from forerun.question.devices import find_device
+from forerun.question.devices.catalogue import device_at
 from forerun.question.devices.cluster import Cluster, cluster_of
 from forerun.question.devices.device import Device, DeviceKind
-from forerun.question.devices.finder import device_at
 from forerun.question.devices.local import gpu_index
 from forerun.question.model import is_keras
 from forerun.question.options import RunOptions

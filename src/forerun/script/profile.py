@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from forerun.base.errors import FailureError, ScriptError, UsageError
-from forerun.base.temporary import temporary_folder
+from forerun.base.kept import temporary_folder
 from forerun.question.devices import describe_host
 from forerun.question.devices.local import first_device, only_device
 from forerun.script.command_words import check_command

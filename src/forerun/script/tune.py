@@ -11,7 +11,7 @@ from typing import IO, Any, Unpack
 
 from forerun.base.answers import Answer
 from forerun.base.errors import ScriptError, UsageError
-from forerun.base.temporary import temporary_folder
+from forerun.base.kept import temporary_folder
 from forerun.question.devices import describe_host
 from forerun.question.devices.local import check_device, first_device, gpu_index
 from forerun.question.settings import checked

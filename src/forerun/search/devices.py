@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from forerun.base.errors import InvalidSetupError
-from forerun.question.devices.catalogue import load_catalog, matching_devices
+from forerun.question.devices.catalogue import find_device, load_catalog, matching_devices
 from forerun.question.devices.cluster import Cluster, check_num_devices, cluster_of, parse_cluster, split_spec
 from forerun.question.devices.device import Device, PriceKind
-from forerun.question.devices.finder import find_device
 from forerun.question.devices.prices import (
     InstancePrice,
     Rental,

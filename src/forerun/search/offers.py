@@ -11,9 +11,8 @@ from forerun.base.errors import ForerunError
 from forerun.base.units import format_bytes
 from forerun.prediction.estimate import Estimate, Interval
 from forerun.prediction.run_step import loader_rate_samples_per_s, workers_needed
-from forerun.question.devices.catalogue import load_catalog
+from forerun.question.devices.catalogue import find_device, load_catalog
 from forerun.question.devices.device import Device, NumberFormat
-from forerun.question.devices.finder import find_device
 from forerun.question.devices.prices import cheapest_rental, load_prices
 from forerun.question.model import find_architecture
 from forerun.question.run import Run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,35 +12,36 @@ from forerun.question.settings import Setting
 
 DEFAULT_BATCH_SIZES = "8:1024"
 
+_Words = str | Sequence[str] | None
+_axis = partial(Setting, group="axes")
+_limit = partial(Setting, group="limits")
+_price = partial(Setting, group="price")
+_target = partial(Setting, group="target")
+_output = partial(Setting, group="output")
+
 
 class PlanOptions(CommonOptions, total=False):
     """The settings of a plan besides its models and devices; a setting that is None or left out has its default."""
 
     batch_sizes: Annotated[
         str | Sequence[int] | None,
-        Setting(
-            help="Batch sizes of one device to try: 32:1024 doubles, 32:1024:32 adds 32 each time, 48,96 is a list.",
-            group="axes",
+        _axis(
+            "Batch sizes of one device to try: 32:1024 doubles, 32:1024:32 adds 32 each time, 48,96 is a list.",
             default=DEFAULT_BATCH_SIZES,
             metavar="SIZES",
             flag="batch-size",
         ),
     ]
     precisions: Annotated[
-        str | Sequence[str] | None,
-        Setting(
-            help="Precisions to try, separated by commas.",
-            group="axes",
-            default="fp32,amp",
-            metavar="NAMES",
-            flag="precision",
+        _Words,
+        _axis(
+            "Precisions to try, separated by commas.", default="fp32,amp", metavar="NAMES", flag="precision"
         ),
     ]
     layouts: Annotated[
-        str | Sequence[str] | None,
-        Setting(
-            help="Memory orders of images to try, separated by commas: nchw, nhwc.",
-            group="axes",
+        _Words,
+        _axis(
+            "Memory orders of images to try, separated by commas: nchw, nhwc.",
             default="the framework's own",
             metavar="NAMES",
             flag="layout",
@@ -47,52 +49,46 @@ class PlanOptions(CommonOptions, total=False):
     ]
     image_sizes: Annotated[
         str | Sequence[int] | None,
-        Setting(
-            help="Heights and widths of images to try [pixels], written like batch sizes.",
-            group="axes",
+        _axis(
+            "Heights and widths of images to try [pixels], written like batch sizes.",
             default="the model's own",
             metavar="SIZES",
             flag="image-size",
         ),
     ]
     search: Annotated[
-        str | Sequence[str] | None,
-        Setting(
-            help="Settings to compare in all their usual values as well, separated by commas: precision, layout, "
+        _Words,
+        _axis(
+            "Settings to compare in all their usual values as well, separated by commas: precision, layout, "
             "compile, recompute, strategy, or all.",
-            group="axes",
             metavar="NAMES",
         ),
     ]
 
     within: Annotated[
-        str | Sequence[str] | None,
-        Setting(
-            help="Limits such as 'time<=2h, cost<=20, memory<=24GB'; also on epoch, step, energy, co2, "
+        _Words,
+        _limit(
+            "Limits such as 'time<=2h, cost<=20, memory<=24GB'; also on epoch, step, energy, co2, "
             "throughput and accuracy.",
-            group="limits",
             metavar="LIMITS",
         ),
     ]
     minimize: Annotated[
-        str | None,
-        Setting(help="Goal: time, cost, energy or co2.", group="limits", default="time", metavar="NAME"),
+        str | None, _limit("Goal: time, cost, energy or co2.", default="time", metavar="NAME")
     ]
     accuracies: Annotated[
         Mapping[str, float] | None,
-        Setting(
-            help="Known accuracy of each model: a table with the columns model,accuracy.",
-            group="limits",
+        _limit(
+            "Known accuracy of each model: a table with the columns model,accuracy.",
             metavar="FILE.csv",
             is_local=True,
         ),
     ]
     co2_g_per_kwh: Annotated[
         float | None,
-        Setting(
-            help="Carbon intensity of the grid [g/kWh].",
+        _limit(
+            "Carbon intensity of the grid [g/kWh].",
             words="carbon intensity [g/kWh]",
-            group="limits",
             low=0,
             high=10_000,
             flag="co2",
@@ -100,10 +96,9 @@ class PlanOptions(CommonOptions, total=False):
     ]
     power_limit_w: Annotated[
         float | None,
-        Setting(
-            help="Power limit set on every device [W].",
+        _limit(
+            "Power limit set on every device [W].",
             words="power limit [W]",
-            group="limits",
             above=0,
             high=10_000,
             flag="power-limit",
@@ -112,38 +107,31 @@ class PlanOptions(CommonOptions, total=False):
 
     price_usd_per_hour: Annotated[
         float | Mapping[str, float] | None,
-        Setting(
-            help="Price of one device [US dollars per hour], or t4=0.35/h,l4=0.80/h, instead of the table.",
-            group="price",
+        _price(
+            "Price of one device [US dollars per hour], or t4=0.35/h,l4=0.80/h, instead of the table.",
             metavar="1.89/h",
             flag="price",
         ),
     ]
     price_kinds: Annotated[
-        str | Sequence[str] | None,
-        Setting(
-            help="Ways of paying: on-demand, spot, reserved-1y, reserved-3y.",
-            group="price",
+        _Words,
+        _price(
+            "Ways of paying: on-demand, spot, reserved-1y, reserved-3y.",
             default="on-demand",
             metavar="NAMES",
             flag="price-kind",
         ),
     ]
     providers: Annotated[
-        str | Sequence[str] | None,
-        Setting(
-            help="Providers: aws, google, azure, lambda, runpod.",
-            group="price",
-            default="all",
-            metavar="NAMES",
-            flag="provider",
+        _Words,
+        _price(
+            "Providers: aws, google, azure, lambda, runpod.", default="all", metavar="NAMES", flag="provider"
         ),
     ]
     prices_file: Annotated[
         str | Path | None,
-        Setting(
-            help="Your own prices, and the hardware that you own.",
-            group="price",
+        _price(
+            "Your own prices, and the hardware that you own.",
             metavar="FILE.toml",
             flag="prices",
             is_local=True,
@@ -152,63 +140,50 @@ class PlanOptions(CommonOptions, total=False):
 
     target: Annotated[
         str | None,
-        Setting(
-            help="Target that ends the training, such as 'accuracy>=0.92'; it needs a curve or a history.",
-            group="target",
+        _target(
+            "Target that ends the training, such as 'accuracy>=0.92'; it needs a curve or a history.",
             metavar="METRIC>=VALUE",
             is_local=True,
         ),
     ]
     curve: Annotated[
         str | Path | Any | None,
-        Setting(
-            help="Curve of the run so far, as in 'forerun forecast', or a table with the columns model,run.",
-            group="target",
+        _target(
+            "Curve of the run so far, as in 'forerun forecast', or a table with the columns model,run.",
             metavar="RUN",
             is_local=True,
         ),
     ]
     curve_batch_size: Annotated[
         int | None,
-        Setting(
-            help="Batch size of the run in --curve, if its file does not say it.",
-            group="target",
-            low=1,
-            is_local=True,
-        ),
+        _target("Batch size of the run in --curve, if its file does not say it.", low=1, is_local=True),
     ]
     schedule: Annotated[
         str | Any | None,
-        Setting(
-            help="Learning-rate schedule of the run in --curve, as in 'forerun forecast'.",
-            group="target",
+        _target(
+            "Learning-rate schedule of the run in --curve, as in 'forerun forecast'.",
             metavar="WORDS",
             is_local=True,
         ),
     ]
     history: Annotated[
         str | Path | None,
-        Setting(
-            help="Folder of finished runs of the same job; it may replace the curve.",
-            group="target",
-            metavar="DIR",
-            is_local=True,
+        _target(
+            "Folder of finished runs of the same job; it may replace the curve.", metavar="DIR", is_local=True
         ),
     ]
     batches: Annotated[
         str | Path | None,
-        Setting(
-            help="Table of steps or epochs to the target at several batch sizes, as in 'forerun forecast'.",
-            group="target",
+        _target(
+            "Table of steps or epochs to the target at several batch sizes, as in 'forerun forecast'.",
             metavar="FILE.csv",
             is_local=True,
         ),
     ]
     critical_batch_size: Annotated[
         float | None,
-        Setting(
-            help="Batch size that doubles the epochs; it may replace the table in --batches.",
-            group="target",
+        _target(
+            "Batch size that doubles the epochs; it may replace the table in --batches.",
             above=0,
             is_local=True,
         ),
@@ -216,10 +191,9 @@ class PlanOptions(CommonOptions, total=False):
 
     num_points: Annotated[
         int | None,
-        Setting(
-            help="Number of candidates to list.",
+        _output(
+            "Number of candidates to list.",
             words="number of candidates",
-            group="output",
             default="12",
             low=1,
             high=10_000,
@@ -229,10 +203,9 @@ class PlanOptions(CommonOptions, total=False):
     ]
     max_rejected: Annotated[
         int | None,
-        Setting(
-            help="Number of rejected candidates to list with their reasons, nearest misses first.",
+        _output(
+            "Number of rejected candidates to list with their reasons, nearest misses first.",
             words="number of rejected candidates",
-            group="output",
             default="1000",
             low=0,
             high=1_000_000,
@@ -242,10 +215,9 @@ class PlanOptions(CommonOptions, total=False):
     ]
     exact: Annotated[
         bool | None,
-        Setting(
-            help="Evaluate the listed candidates once more, exactly as predict does; --no-exact "
+        _output(
+            "Evaluate the listed candidates once more, exactly as predict does; --no-exact "
             "leaves memory some per cent off.",
-            group="output",
             default="yes",
         ),
     ]

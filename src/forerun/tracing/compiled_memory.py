@@ -89,6 +89,7 @@ def compiled_ends(rows: Sequence[RecordedRow], events: Sequence[RecordedEvent]) 
     for position in allocations:
         ends[position] = by_block.get(events[position].block, AS_IN_EAGER)
     as_in_eager = [AS_IN_EAGER] * len(events)
+    # What needs more than eager execution is no gain that a compiler would take: the model of it has gone wrong.
     if _peak(events, ends, second) > _peak(events, as_in_eager, second):
         return as_in_eager
     # The first step allocates the same up to its update, without rows to look at.
@@ -158,6 +159,7 @@ def saved_values(
             value = number(access[:2])
             parents[value] |= {*reads, *siblings} - {value}
             writer[value] = index
+            # A value is open to be computed again as soon as a fusible row is known to make it.
             banned[value] = access in kept  # rows of the backward pass, which ban more, come later
     _ban_uses_far_apart(rows, users, is_fusible, number_of, banned)
     values = list(number_of)
@@ -250,9 +252,11 @@ def _minimum_cut(
         return []
     source, sink = 2 * number, 2 * number + 1
     scale = _TOTAL_CAPACITY / max(cost.sum(), 1.0)
+    # Each value is two nodes with an edge of its cost between them: a cut through it means that it is kept.
     edges: dict[tuple[int, int], int] = {}
     for index in range(number):
         begin, end = 2 * index, 2 * index + 1
+        # Maximum flow takes whole numbers of 32 bits, so that costs are shares of their sum.
         edges[begin, end] = max(1, round(cost[index] * scale))
         if banned[index]:
             edges[source, begin] = _ENDLESS
@@ -266,6 +270,7 @@ def _minimum_cut(
     )
     flow = maximum_flow(capacities, source, sink).flow
     rest = capacities.astype(np.int64) - flow.astype(np.int64)
+    # A full edge must not count as a way.
     rest.eliminate_zeros()
     reached = np.zeros(sink + 1, dtype=bool)
     reached[breadth_first_order(rest, source, return_predecessors=False)] = True

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from forerun.base.errors import ForerunError, MissingExtraError, TraceError, UsageError, near_matches
 from forerun.base.extras import installed_version, needing
+from forerun.base.kept import cache_folder
 from forerun.base.stages import stage
-from forerun.base.temporary import cache_folder
-from forerun.graph.captured import capture_path, read_capture
 from forerun.graph.file import GRAPH_FORMAT_VERSION, read_graph, write_graph
 from forerun.graph.graph import Graph
-from forerun.question.model import ModelRequest, find_architecture, is_keras
+from forerun.question.model import ModelRequest, capture_path, find_architecture, is_keras
 from forerun.question.saving import Fp8Recipe, Saving, Unquantized
 from forerun.question.setup import OptimizerImplementation, Phase, Precision, TrainingSetup
 from forerun.tracing.shipped import SHIPPED_OPTIMIZERS, full_name, shipped_graph, shipped_models
@@ -125,6 +124,7 @@ def _eager_graph(
         known = _shipped(request, setup)
         if known is not None and not known.notes:  # a file of the cache holds no notes
             _keep(known, path)  # unpacking the archive takes longer than reading a file
+    # Graphs of older releases lack the ends of blocks under a compiler, which eager steps do not ask for.
     if known is not None and (len(known.memory.compiled_end) or not needs_compiled_ends):
         return known
     few_blocks = few_blocks and module is None
@@ -202,6 +202,8 @@ def _captured(path: Path, setup: TrainingSetup) -> Graph:
             f"'{path}' holds the training step of a script, and no {setup.phase} pass; leave the validation out, or "
             "name the model"
         )
+    from forerun.graph.captured import read_capture
+
     found = read_capture(path)
     return replace(found.graph, notes=(*found.graph.notes, *found.facts.notes()))
 
@@ -221,6 +223,7 @@ def _shipped(request: ModelRequest, setup: TrainingSetup) -> Graph | None:
     installed = library_versions(request.model, has_adapters=setup.saving.lora_rank is not None)
     if installed == graph.versions:
         return graph
+    # Where the libraries are missing, an answer from other versions is better than none.
     if {name for name, _ in installed} == {name for name, _ in graph.versions}:
         return None  # the model may differ in other versions
     versions = " and ".join(f"{name} {version}" for name, version in graph.versions)
@@ -316,6 +319,7 @@ def _evict(folder: Path) -> None:
     size_bytes = sum(size for _, size, _ in found)
     if size_bytes <= _CACHE_BYTES:
         return
+    # A fifth of the room is made at once, so that not every graph pays for a walk over the folder.
     for _, size, name in sorted(found):
         Path(name).unlink(missing_ok=True)
         size_bytes -= size
@@ -326,7 +330,7 @@ def _evict(folder: Path) -> None:
 def trace_built(built: BuiltModel, setup: TrainingSetup) -> Graph:
     """Traces a built model at two batch sizes and joins the traces; at one if sizes are not affine."""
     from forerun.tracing.affine import are_comparable, is_affine, join_traces
-    from forerun.tracing.failures import explain_failure
+    from forerun.tracing.models.meta_build import explain_failure
     from forerun.tracing.step import record_step
 
     versions = library_versions(built.name, has_adapters=setup.saving.lora_rank is not None)
@@ -334,6 +338,7 @@ def trace_built(built: BuiltModel, setup: TrainingSetup) -> Graph:
         if built.only_batch_size is not None:
             only = record_step(built, setup, built.only_batch_size)
             return _with_update(join_traces(built, only, None, versions), built, setup)
+        # Two batches give every size as a line; a third would cost half as much again.
         small, large = (record_step(built, setup, size) for size in _BATCH_SIZES)
         if not are_comparable(small, large):  # a first step may also fill the model's own caches
             small = record_step(built, setup, _BATCH_SIZES[0])
@@ -380,6 +385,7 @@ def _cache_path(request: ModelRequest, setup: TrainingSetup) -> Path | None:
     definition = _definition(request.model)
     if definition is None:
         return None
+    # A change to the ways to save memory leaves the graphs of plain steps valid.
     ways = () if setup.saving == Saving() else (_SAVING_VERSION,)
     key = {
         "request": asdict(request),

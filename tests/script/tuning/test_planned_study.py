@@ -8,7 +8,7 @@ from study_commands import last_line, run
 
 from forerun.cost.time.correction import CALIBRATIONS_VARIABLE, calibration_path
 from forerun.cost.time.weights import save_weights
-from forerun.question.devices.finder import device_at
+from forerun.question.devices.catalogue import device_at
 from made_calibrations import made_calibration
 
 NETWORK = """

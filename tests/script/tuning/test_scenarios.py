@@ -14,7 +14,7 @@ from forerun.base.errors import UsageError
 from forerun.cost.time.correction import CALIBRATIONS_VARIABLE, calibration_path
 from forerun.cost.time.weights import save_weights
 from forerun.question.devices import describe_host
-from forerun.question.devices.finder import device_at
+from forerun.question.devices.catalogue import device_at
 from forerun.script.pages import write_scenario_plots
 from forerun.script.profiling.launch import TreeSample
 from forerun.script.tuning.scenario_answer import RunFigures, ScenarioRun, ScenarioRuns, usage_rows

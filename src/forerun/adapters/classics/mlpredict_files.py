@@ -23,8 +23,7 @@ from typing import Any
 from torch import nn
 
 from forerun.base.errors import ModelBuildError, UnknownModelError, near_matches
-from forerun.tracing.models.built_model import BuiltModel, InputOptions
-from forerun.tracing.models.losses import classification_loss, image_batch
+from forerun.tracing.models.built_model import BuiltModel, InputOptions, classification_loss, image_batch
 from forerun.tracing.models.meta_build import build_on_meta, move_to_meta
 
 __all__ = ["build_mlpredict"]

@@ -19,9 +19,9 @@ from forerun.cost.time.weights import CostModel, is_cost_model
 from forerun.evidence.records.measured_run import software_of
 from forerun.evidence.records.model_names import network_sizes
 from forerun.question.devices import find_device
+from forerun.question.devices.catalogue import device_at, this_device
 from forerun.question.devices.cluster import cluster_of
 from forerun.question.devices.device import Device
-from forerun.question.devices.finder import device_at, this_device
 from forerun.question.model import ModelRequest
 from forerun.question.run import HERE, Run
 from forerun.question.setup import Layout, OptimizerImplementation, Phase, Precision, TrainingSetup

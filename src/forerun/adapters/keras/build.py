@@ -21,8 +21,8 @@ from forerun.base.errors import (
     near_matches,
 )
 from forerun.question.setup import Layout, Precision, TrainingSetup
-from forerun.tracing.failures import first_line, place_of
 from forerun.tracing.models.built_model import InputOptions
+from forerun.tracing.models.meta_build import first_line, place_of
 from forerun.tracing.models.user_code import factory_of
 
 __all__ = ["KerasModel", "build_keras"]

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from forerun.base.errors import ForerunError, IsolationError, MissingExtraError, ModelBuildError
 from forerun.base.isolation import Worker
-from forerun.base.temporary import temporary_folder
+from forerun.base.kept import temporary_folder
 from forerun.graph.graph import Graph
 from forerun.question.setup import TrainingSetup
 from forerun.tracing.source import Question, Source

@@ -26,9 +26,8 @@ from forerun.base.errors import ForerunError
 from forerun.graph.graph import Graph, StepPart, at_batch
 from forerun.question.setup import Layout, OptimizerImplementation, Phase, Precision, TrainingSetup
 from forerun.tracing.affine import are_comparable, is_affine, join_traces
-from forerun.tracing.failures import explain_failure
-from forerun.tracing.models.built_model import BuiltModel
-from forerun.tracing.models.losses import inferred_loss
+from forerun.tracing.models.built_model import BuiltModel, inferred_loss
+from forerun.tracing.models.meta_build import explain_failure
 from forerun.tracing.optimizers import fuse_optimizer
 from forerun.tracing.recorder import RecordedRow, StepRecorder
 from forerun.tracing.step import RawTrace, record_step

@@ -38,8 +38,7 @@ from forerun.base.errors import (
     TraceError,
     UnknownModelError,
 )
-from forerun.tracing.models.built_model import BuiltModel, InputOptions
-from forerun.tracing.models.losses import INFERRED_LOSS_NOTE, inferred_loss
+from forerun.tracing.models.built_model import INFERRED_LOSS_NOTE, BuiltModel, InputOptions, inferred_loss
 from forerun.tracing.models.meta_build import building_device, is_building_on_meta
 
 __all__ = ["OnnxModule", "build_onnx", "load_onnx_module"]

@@ -29,7 +29,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
-from math import exp, isfinite, log
+from math import isfinite, log
 from pathlib import Path
 from typing import Any
 
@@ -94,12 +94,13 @@ class LayoutTable:
 
     def to_json(self) -> str:
         """The text of the file."""
-        whole = {
-            "constants": asdict(self.constants),
-            "log_spread": self.log_spread,
-            "provenance": dict(self.provenance),
-        }
-        return json.dumps(whole, indent=1, sort_keys=True) + "\n"
+        return _text(asdict(self.constants), self.log_spread, self.provenance)
+
+
+def _text(constants: Any, log_spread: Any, provenance: Mapping[str, Any]) -> str:
+    """A table of constants as the text of its file."""
+    whole = {"constants": constants, "log_spread": log_spread, "provenance": dict(provenance)}
+    return json.dumps(whole, indent=1, sort_keys=True) + "\n"
 
 
 def layout_table_path() -> Path:
@@ -190,12 +191,7 @@ class ScalingTable:
     def to_json(self) -> str:
         """The text of the file."""
         constants = {key: asdict(value) for key, value in self.constants.items()}
-        whole = {
-            "constants": constants,
-            "log_spread": dict(self.log_spread),
-            "provenance": dict(self.provenance),
-        }
-        return json.dumps(whole, indent=1, sort_keys=True) + "\n"
+        return _text(constants, dict(self.log_spread), self.provenance)
 
 
 def shipped_table_path() -> Path:
@@ -223,11 +219,6 @@ def load_scaling_table(path: Path | None = None) -> ScalingTable:
     if not all(isfinite(x) for value in constants.values() for x in asdict(value).values()):
         raise CostModelError(f"{file.name}: expected finite constants; fit it again")
     return ScalingTable(constants=constants, log_spread=spread, provenance=provenance)
-
-
-def interval_factor(log_spread: float) -> float:
-    """Factor of a 90 % interval of a normal logarithm."""
-    return exp(1.645 * log_spread)
 
 
 Floats = npt.NDArray[np.float64]

@@ -85,6 +85,7 @@ def gradient_buckets(
     size, ready = 0.0, 0.0
     for gradient in gradients:
         size, ready = size + gradient.size_bytes, max(ready, gradient.ready_share)
+        # A small first bucket lets the link start early; DDP has it for that reason.
         if size >= (bucket_bytes if buckets else min(first_bucket_bytes, bucket_bytes)):
             buckets.append(Bucket(size_bytes=size, ready_share=ready))
             size = 0.0
@@ -247,6 +248,7 @@ def bucket_schedule(
     end_s = busy_s = 0.0
     for bucket in buckets:
         time_s = all_reduce_s(bucket.size_bytes)
+        # One communicator takes its collectives in turn: a bucket waits for its gradients and for the one before.
         end_s = max(end_s, bucket.ready_share * backward_s) + time_s
         busy_s += time_s
     return BucketSchedule(end_s=end_s, busy_s=busy_s, exposed_s=max(0.0, end_s - backward_s))
@@ -305,6 +307,7 @@ def data_parallel_step(
     schedule = bucket_schedule(buckets, one.backward_s, all_reduce_s)
     exposed_s = schedule.exposed_s if overlap else schedule.busy_s
     batch_norm_s = (
+        # Statistics are needed at once: in the forward pass, and again for the gradients of the backward pass.
         2 * num_accumulation_steps * num_batch_norms * all_reduce_s(batch_norm_bytes)
         if num_batch_norms
         else 0.0
@@ -314,6 +317,7 @@ def data_parallel_step(
         compute_s=compute_s,
         exposed_s=exposed_s + batch_norm_s,
         contention_s=slowdown * max(0.0, schedule.busy_s - exposed_s) if overlap else 0.0,
+        # Devices scatter in what they compute; a collective takes as long for all of them.
         straggler_s=waiting * compute_s,
         overhead_s=overhead_s,
         communication_s=schedule.busy_s + batch_norm_s,
@@ -420,6 +424,7 @@ def _soft_max(x: float, y: float) -> float:
 
 def device_part_s(step_s: float, host_s: float) -> float:
     """Device time of a step that is the soft maximum of the host's time and it; at least 5 % of the step [s]."""
+    # Solved for the device: t^k = H^k + D^k. A step that is all host would leave nothing of D.
     share = min(1.0, host_s / step_s)
     return step_s * float(max(1 - share**SHARPNESS, _LEAST_DEVICE_SHARE**SHARPNESS) ** (1 / SHARPNESS))
 
@@ -441,5 +446,6 @@ def mirrored_step_s(
         raise InvalidSetupError(
             f"replicas and their batch must be at least 1, got {num_devices} and {batch_size_per_device}"
         )
+    # All gradients are sent together, when the last of them is there: nothing is left to hide behind.
     exposed_s = all_reduce_s if num_devices > 1 else 0.0
     return _soft_max(num_devices * one.host_s, one.device_s(batch_size_per_device) + exposed_s)

@@ -209,6 +209,7 @@ def step_runs(
     live_bytes = live_peak_bytes(graph.memory, setup.batch_size_per_device)
     if not constants.uses_caching_allocator:
         return live_bytes * constants.live_factor <= limit_bytes
+    # No packing of blocks makes room for bytes that are alive at the same time.
     if live_bytes > limit_bytes:
         return False
     return any(
@@ -302,6 +303,7 @@ def max_batch_size(
     if plans and value > 0:
         factor = need_bytes(value) / live_peak_bytes(graph.memory, value)
     width = memory_width(graph)
+    # Live bytes grow with the batch as the limit of the allocator does, and are far quicker to ask about.
     low = _largest_by_live_bytes(graph, factor, limit_bytes / width.high)
     least = factor if width is _WIDTH else min(factor, constants.live_factor)
     high = _largest_by_live_bytes(graph, least, limit_bytes / width.low)
@@ -348,6 +350,7 @@ def _largest_passing(passes: Callable[[int], bool], upper: int) -> int:
     """Largest batch up to ``upper`` that passes, 0 if none; looks near ``upper`` first."""
     if upper == 0 or passes(upper):
         return upper
+    # Fragmentation costs a few per cent, so the answer lies just below the bound of live bytes.
     failing, stride = upper, max(1, upper // 64)
     passing = upper - stride
     while passing > 0 and not passes(passing):

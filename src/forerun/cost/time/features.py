@@ -213,6 +213,7 @@ def point_arrays(points: Sequence[Point]) -> PointArrays:
         l2_bytes=column([d.l2_cache_bytes for d in devices]),
         l2_bandwidth=column(
             [
+                # No cache is slower than the memory behind it, whatever the rule of bytes a cycle says of small parts.
                 max(
                     _L2_BYTES_PER_CYCLE * d.num_compute_units * d.boost_clock_hz,
                     d.memory_bandwidth_bytes_per_s,
@@ -290,6 +291,7 @@ def static_features(ops: DistinctOps) -> Floats:
         in_place,
         permuted,
         stride > 1,
+        # Kernels of 1 x 1 and 3 x 3 have algorithms of their own: plain products, and Winograd.
         area == 1,
         area == 9,
         np.log2(np.maximum(area, 1)),

@@ -154,6 +154,7 @@ def _times_s(gives: Gives, kernels: Kernels) -> list[tuple[Ints, Floats]]:
 def kernel_terms(kernels: Kernels) -> KernelTerms:
     """Physical terms of each kernel at each point, arrays (p, n) [s]; see ``cost.time.law``."""
     ops, points = kernels.ops, kernels.points
+    # What was just written may still lie in the L2, where the next kernel finds it faster.
     resident = resident_share(kernels.moved, points)
     memory_s = kernels.traffic_s * (1.0 - resident) + kernels.moved * resident / points.l2_bandwidth
     is_winograd = _is_winograd(ops, points)
@@ -167,6 +168,7 @@ def kernel_terms(kernels: Kernels) -> KernelTerms:
     compute_s = np.where(is_winograd & (points.is_gpu > 0), kernels.work_s / gain, kernels.work_s)
     is_law = np.zeros(compute_s.shape, dtype=np.float32)
     for rows, time_s in _times_s(Gives.WORK, kernels):
+        # A law says where it does not hold; the network's own time stays there.
         holds = ~np.isnan(time_s)
         compute_s[:, rows] = np.where(holds, time_s, compute_s[:, rows])
         is_law[:, rows] = np.maximum(is_law[:, rows], holds)
@@ -314,9 +316,11 @@ def product_times_s(
         per_tile = num_units * 2.0 * edges[0] * edges[1] / (peak * law.tile_efficiency[:, index][unit])
         for tile_m, tile_n in dict.fromkeys((edges, edges[::-1])):
             tiles = groups * xp.ceil(m / tile_m) * xp.ceil(n / tile_n)
+            # Tiles come in waves: the last one takes as long as a full one, however few tiles are left.
             whole = xp.ceil(tiles / num_units) * per_tile * (k + start)
             parts = 2.0 ** xp.floor(xp.log2(xp.clip(num_units / tiles, 1.0, _MOST_PARTS)))
             moved = (parts > 1.0) * 4.0 * (parts + 1.0) * groups * m * n / bandwidth
+            # Splitting k fills idle multiprocessors, at the price of partial sums that are written and read once more.
             split = xp.ceil(tiles * parts / num_units) * per_tile * (k / parts + start) + moved
             found = xp.minimum(whole, split)
             best = found if best is None else xp.minimum(best, found)
@@ -413,7 +417,9 @@ def interpolation(kernels: Kernels, rows: Ints) -> Floats:
     """
     sizes, points = kernels.ops.law_size[rows], kernels.points
     channels = np.where(sizes > 1, sizes, 0.0)
+    # The time is that of one thread's work, and positions are resized once for the whole batch.
     samples = np.where(kernels.ops.elements[rows, 1] > 0, points.batch_size, 1.0)  # positions have none
+    # Compilers write a kernel that goes through all places at once.
     is_eager = (points.is_gpu > 0) & (points.is_compiled == 0)
     return np.where(is_eager, channels * samples * _SERIAL_POOL_S, 0.0)
 

@@ -101,6 +101,7 @@ def step_times(
     offsets = np.broadcast_to(offsets, (len(weights.networks), len(points), NUM_LATENTS))
     found = _times_at(ops, points, weights, offsets, with_kernels)
     num_launches = max(1.0, float(ops.count.sum()))
+    # Only where launches are short is the network asked outside of what it was fitted on.
     rows = np.flatnonzero(found.device_s < _SMALL_LAUNCH_S * num_launches)
     sizes = np.asarray([points[int(row)].setup.batch_size_per_device for row in rows], dtype=np.int64)
     last_s = found.step_s[rows]
@@ -185,6 +186,7 @@ def _chunk_times(
         pair=ops.op_class * len(StepPart) + ops.step_part,
         format_class=format_classes(ops, arrays),
         is_compiled=arrays.is_compiled[:, 0],
+        # A network refined on its device has measured what the datasheet only promises.
         is_bounded=not weights.is_refined,
     )
     law = weights.size_law
@@ -207,6 +209,7 @@ def _chunk_times(
         )
         for member in members
     ]
+    # Members are joined in the logarithm, in which their errors are alike in both directions.
     logs = np.log([smooth_maximum(member.device_s, member.host_s) + member.loop_s for member in members])
 
     def mean(values: list[Floats]) -> Floats:
@@ -341,9 +344,11 @@ def _member_times(network: NetworkWeights, kernels: _Kernels, offset: Floats, kn
         known_f + offset[:, 1:2],
         kernels.is_bounded,
     )
+    # Divided by the larger one first, so that fourth powers of short times stay far from the smallest floats.
     largest = np.maximum(compute, memory) + 1e-15
     compute_power, memory_power = _fourth(compute / largest), _fourth(memory / largest)
     total_power = compute_power + memory_power
+    # Square roots and products are quicker than powers, and a grid has many kernels.
     busy = np.minimum(largest * np.sqrt(np.sqrt(total_power)), kernels.most_s)
     latency = MAX_LATENCY_S * _sigmoid(network.latency[kernels.pair] + np.clip(u[..., 2], -1.5, 1.5))
     kernel = busy + latency
@@ -369,6 +374,7 @@ def _member_times(network: NetworkWeights, kernels: _Kernels, offset: Floats, kn
 
 def smooth_maximum(device_s: Floats, host_s: Floats) -> Floats:
     """(T^6 + H^6)^(1/6): the host and the device work at the same time, the slower one decides [s]."""
+    # Divided by the larger one, so that the sixth power stays within what floats hold.
     top = np.maximum(device_s, host_s)
     powers = (device_s / top) ** SMOOTH_STEP + (host_s / top) ** SMOOTH_STEP
     scaled: Floats = top * powers ** (1 / SMOOTH_STEP)

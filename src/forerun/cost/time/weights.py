@@ -94,6 +94,7 @@ class SizeLaw:
 
     def log_factors(self, log_sizes: Floats64) -> Floats64:
         """Change of the log time of p steps with these log sizes, (p, 2) -> (p,)."""
+        # A power law fitted on a few sizes goes anywhere beyond them.
         held = np.clip(log_sizes, self.lows, self.highs)
         found: Floats64 = (held - np.asarray(self.centres)) @ np.asarray(self.exponents)
         return found
@@ -122,6 +123,7 @@ _DOUBLINGS_TO_FORGET = 2.0
 
 def network_key(ops: DistinctOps) -> tuple[float, ...]:
     """Work and traffic of a step, constant and per sample each: equal for equal networks, formats and phases."""
+    # Six digits: traces of one network on two machines differ by rounding only.
     sums = np.concatenate([ops.count @ ops.flops, ops.count @ ops.moved_bytes])
     return tuple(float(f"{value:.6g}") for value in sums)
 
@@ -237,6 +239,7 @@ class CostModel:
             if known is not None and known.device == wanted.device
         }
         index = min(distances, key=lambda i: distances[i], default=-1)
+        # Another machine's offsets made sources that were left out worse; one's own hold for its other settings too.
         farthest = FARTHEST_MACHINE if self.calibrated_device is None else FARTHEST_SYSTEM
         if index < 0 or distances[index] > farthest:
             return np.zeros((len(self.networks), NUM_LATENTS))
@@ -254,6 +257,7 @@ class CostModel:
         alike = [self._table("device_offsets", self.devices, name) for name in same_die(device)]
         for found in (table for table in alike if table is not None):
             sizes, others = np.abs(total.mean(axis=0)), np.abs(found.mean(axis=0))
+            # An offset near zero is what the fit leaves where it saw nothing: a board of the same die then knows more.
             total = np.where((sizes < _LEAST_OFFSET) & (others > sizes), found, total)
         shared = self._table("architecture_offsets", self.architectures, device.architecture)
         return total if shared is None else total + shared
@@ -406,6 +410,7 @@ def load_weights(path: Path) -> CostModel:
             "one with: forerun fit RECORDS --out FILE"
         )
     status = path.stat()
+    # A file that was written again is another file, though its path is the same.
     return _load(path, status.st_mtime_ns, status.st_size)
 
 

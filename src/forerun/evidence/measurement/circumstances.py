@@ -11,7 +11,7 @@ from importlib import metadata
 from forerun.base.errors import InvalidSetupError, MeasurementError, UnknownDeviceError
 from forerun.evidence.measurement.jobs import Protocol
 from forerun.evidence.records.measurement import Circumstances
-from forerun.question.devices.finder import gpu_device
+from forerun.question.devices.catalogue import gpu_device
 from forerun.question.devices.here import Host, HostGpu, describe_host, visible_gpus
 from forerun.question.devices.local import gpu_index
 

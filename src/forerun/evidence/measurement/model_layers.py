@@ -11,7 +11,7 @@ from torch import nn
 
 from forerun.base.errors import ForerunError
 from forerun.question.model import ModelRequest
-from forerun.tracing.failures import explain_failure
+from forerun.tracing.models.meta_build import explain_failure
 from forerun.tracing.models.sources import build_model
 
 __all__ = ["ModelLayers", "model_layers"]

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 from forerun.base.errors import InvalidSetupError, UsageError
 from forerun.question.devices import find_device
+from forerun.question.devices.catalogue import cpu_device
 from forerun.question.devices.cluster import Cluster, cluster_of
 from forerun.question.devices.device import Device
-from forerun.question.devices.finder import cpu_device
 from forerun.question.devices.here import describe_host
 from forerun.question.job import Job
 from forerun.question.model import ModelRequest

@@ -6,9 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from forerun.question.devices.catalogue import load_catalog
+    from forerun.question.devices.catalogue import find_device, load_catalog
     from forerun.question.devices.device import Device, DeviceKind, NumberFormat
-    from forerun.question.devices.finder import find_device
     from forerun.question.devices.here import Host, HostGpu, describe_host
     from forerun.question.devices.rows import load_device_file
 
@@ -31,7 +30,7 @@ _MODULES = {
     "HostGpu": "here",
     "NumberFormat": "device",
     "describe_host": "here",
-    "find_device": "finder",
+    "find_device": "catalogue",
     "load_catalog": "catalogue",
     "load_device_file": "rows",
 }

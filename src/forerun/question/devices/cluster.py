@@ -12,9 +12,8 @@ from typing import Any
 
 from forerun.base.errors import CatalogError, InvalidSetupError, UnknownDeviceError, near_matches
 from forerun.base.tables import checked_table, read_toml
-from forerun.question.devices.catalogue import matching_devices, name_key
+from forerun.question.devices.catalogue import find_device, matching_devices, name_key
 from forerun.question.devices.device import Device, LinkKind
-from forerun.question.devices.finder import find_device
 
 _SPEC = re.compile(r"(?:(\d+)\s*[x*×]\s*)?(\d+)\s*[x*×]\s*(.+)", re.IGNORECASE)
 _COUNT_BEHIND = re.compile(r"(.+?)\s*[x*×]\s*(-?\d+)", re.IGNORECASE)

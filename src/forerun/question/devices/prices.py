@@ -20,8 +20,8 @@ from typing import Any
 
 from forerun.base.errors import CatalogError, ForerunError, InvalidSetupError, near_matches
 from forerun.base.tables import checked_table, read_toml
+from forerun.question.devices.catalogue import find_device
 from forerun.question.devices.device import PriceKind
-from forerun.question.devices.finder import find_device
 
 _HOURS_PER_YEAR = 365.25 * 24
 

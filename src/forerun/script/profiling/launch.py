@@ -16,7 +16,7 @@ from typing import IO, Any
 import psutil
 
 from forerun.base.errors import ScriptError
-from forerun.base.temporary import temporary_folder
+from forerun.base.kept import temporary_folder
 from forerun.evidence import record_telemetry
 from forerun.script.profiling.messages import (
     STARTUP_VARIABLE,

@@ -1,4 +1,4 @@
-"""The names that are known, the state of this installation and its versions: ``models``, ``doctor``, ``--version``."""
+"""The names that are known, and this machine: ``models``, ``hardware``, ``prices``, ``doctor``, ``--version``."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,7 +19,11 @@ from forerun.base.answers import Answer
 from forerun.base.errors import UsageError, near_matches
 from forerun.base.extras import EXTRA_OF_PACKAGE, installed_version
 from forerun.surface.cli.settings import flat_names
-from forerun.surface.cli.verbs import verb
+from forerun.surface.cli.verbs import Verbs, verb
+
+if TYPE_CHECKING:
+    from forerun.question.devices import Device, Host
+    from forerun.question.devices.prices import InstancePrice
 
 _MOST_NAMES = 40
 
@@ -106,7 +110,7 @@ def _health_page(found: _Health) -> Iterator[str]:
 def doctor() -> _Health:
     """Check this installation: libraries, cache, processes that are still there, and what killed commands left."""
     from forerun import __version__
-    from forerun.base.temporary import cache_folder, remove_leftovers
+    from forerun.base.kept import cache_folder, remove_leftovers
 
     folder = cache_folder()
     problems = []
@@ -167,7 +171,7 @@ def version_lines(*, verbose: bool) -> Iterator[str]:
     yield f"forerun {__version__}"
     if not verbose:
         return
-    from forerun.base.temporary import cache_folder
+    from forerun.base.kept import cache_folder
     from forerun.cost.time.weights import shipped_weights_path
     from forerun.question.devices.here import describe_host
     from forerun.tracing.shipped import shipped_models
@@ -186,3 +190,90 @@ def version_lines(*, verbose: bool) -> Iterator[str]:
 def _versions() -> Iterator[str]:
     found = {name: installed_version(name) for name in _LIBRARIES}
     yield from (f"{name} {version}" for name, version in found.items() if version)
+
+
+_PAGES = "forerun.surface.report.hardware_page"
+
+
+@verb(
+    page=f"{_PAGES}:device_table",
+    as_dict=lambda devices: {"devices": [device.as_dict() for device in devices]},
+)
+def list_devices() -> Sequence[Device]:
+    """List the devices of the catalogue."""
+    from forerun.question.devices import load_catalog
+
+    return [*load_catalog().values()]
+
+
+@verb(page=f"{_PAGES}:device_page")
+def show_device(
+    device: Annotated[
+        str,
+        typer.Argument(metavar="DEVICE", help="Device: catalogue name, driver's name, TOML file or 'here'."),
+    ],
+) -> Device:
+    """Show the figures of one device, each with its source."""
+    from forerun.question.devices import find_device
+
+    return find_device(device, prefer_sxm=True)
+
+
+@verb(page=f"{_PAGES}:host_page")
+def here() -> Host:
+    """Show what this machine has: processor, memory, GPUs, software."""
+    from forerun.question.devices import describe_host
+
+    return describe_host()
+
+
+hardware = Verbs(
+    "Show the devices of the catalogue, and this machine.",
+    {"list": list_devices, "show": show_device, "here": here},
+)
+
+
+def _row(price: InstancePrice) -> dict[str, Any]:
+    return {
+        "device": price.device,
+        "provider": price.provider,
+        "instance": price.instance,
+        "num_devices": price.num_devices,
+        "kind": str(price.kind),
+        "region": price.region,
+        "usd_per_hour": price.usd_per_hour,
+        "is_community": price.is_community,
+        "date": price.date.isoformat(),
+        "source": price.source,
+    }
+
+
+@verb(
+    "List prices with their dates, or update them.",
+    page=f"{_PAGES}:price_table",
+    as_dict=lambda prices: {"prices": [_row(price) for price in prices]},
+)
+def prices(
+    update: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|URL", help="Newer prices, a TOML file or its https address; they are kept."
+        ),
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option("--on", metavar="DEVICE", help="Prices of this device only, such as h100-sxm."),
+    ] = None,
+) -> Sequence[InstancePrice]:
+    """List the prices that plans go by, with their dates and sources, or take newer ones."""
+    from forerun.question.devices import find_device
+    from forerun.question.devices.prices import load_prices, update_prices, updated_prices_path
+
+    if update is not None:
+        taken = update_prices(update)
+        typer.echo(f"{len(taken)} prices from {update} are kept in {updated_prices_path()}", err=True)
+    wanted = None if device is None else find_device(device, prefer_sxm=True).name
+    return sorted(
+        (price for price in load_prices() if wanted in (None, price.device)),
+        key=lambda price: (price.device, price.is_community, price.usd_per_hour / price.num_devices),
+    )

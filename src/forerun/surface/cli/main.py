@@ -21,7 +21,7 @@ from typer.core import TyperGroup
 
 from forerun.base.errors import ForerunError, MissingExtraError, UsageError
 from forerun.base.extras import extra_of
-from forerun.base.temporary import remove_leftovers
+from forerun.base.kept import remove_leftovers
 from forerun.surface.cli.output import show_any_sign, show_own_warnings, shown_stages, warned_once
 from forerun.surface.cli.settings import DebugOption
 from forerun.surface.cli.verbs import Root

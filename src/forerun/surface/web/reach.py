@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.base.errors import UsageError
-from forerun.base.temporary import cache_folder
+from forerun.base.kept import cache_folder
 from forerun.question.settings import Declared
 from forerun.tracing.source import named_source
 

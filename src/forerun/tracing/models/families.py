@@ -16,8 +16,14 @@ from torch.nn import functional
 
 from forerun.base.errors import InvalidSetupError, UnknownModelError, near_matches
 from forerun.base.extras import needing
-from forerun.tracing.models.built_model import BuiltModel, InputOptions
-from forerun.tracing.models.losses import classification_loss, image_batch, next_token_loss, token_batch
+from forerun.tracing.models.built_model import (
+    BuiltModel,
+    InputOptions,
+    classification_loss,
+    image_batch,
+    next_token_loss,
+    token_batch,
+)
 from forerun.tracing.models.meta_build import build_on_meta, move_to_meta
 
 NetworkMaker = Callable[..., torch.nn.Module]

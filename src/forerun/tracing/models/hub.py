@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from forerun.base.errors import ModelBuildError, UnknownModelError, near_matches
-from forerun.base.temporary import cache_folder
+from forerun.base.kept import cache_folder
 from forerun.question.model import architectures
 
 _NAME = re.compile(r"[\w.-]+/[\w.-]+")

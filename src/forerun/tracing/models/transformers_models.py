@@ -32,11 +32,15 @@ from forerun.base.errors import (
     near_matches,
 )
 from forerun.question.model import Architecture, find_architecture
-from forerun.tracing.failures import first_line
-from forerun.tracing.models.built_model import BatchMaker, BuiltModel, InputOptions
+from forerun.tracing.models.built_model import (
+    INFERRED_LOSS_NOTE,
+    BatchMaker,
+    BuiltModel,
+    InputOptions,
+    inferred_loss,
+)
 from forerun.tracing.models.hub import config_path
-from forerun.tracing.models.losses import INFERRED_LOSS_NOTE, inferred_loss
-from forerun.tracing.models.meta_build import build_on_meta, move_to_meta
+from forerun.tracing.models.meta_build import build_on_meta, first_line, move_to_meta
 
 
 def build_transformers(text: str, options: InputOptions) -> BuiltModel:

@@ -35,10 +35,20 @@ from forerun.base.errors import (
     UnknownModelError,
     near_matches,
 )
-from forerun.tracing.failures import first_line, place_of
-from forerun.tracing.models.built_model import BuiltModel, InputOptions, LossFunction
-from forerun.tracing.models.losses import INFERRED_LOSS_NOTE, inferred_loss
-from forerun.tracing.models.meta_build import build_on_meta, is_building_on_meta, meta_copy
+from forerun.tracing.models.built_model import (
+    INFERRED_LOSS_NOTE,
+    BuiltModel,
+    InputOptions,
+    LossFunction,
+    inferred_loss,
+)
+from forerun.tracing.models.meta_build import (
+    build_on_meta,
+    first_line,
+    is_building_on_meta,
+    meta_copy,
+    place_of,
+)
 from forerun.tracing.models.transformers_models import (
     NO_PADDING_NOTE,
     ModelInputs,

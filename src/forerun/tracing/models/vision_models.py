@@ -18,10 +18,14 @@ from forerun.base.errors import (
     near_matches,
 )
 from forerun.base.extras import needing
-from forerun.tracing.failures import first_line
-from forerun.tracing.models.built_model import BuiltModel, InputOptions
-from forerun.tracing.models.losses import classification_loss, image_batch, sum_of_means
-from forerun.tracing.models.meta_build import build_on_meta, move_to_meta
+from forerun.tracing.models.built_model import (
+    BuiltModel,
+    InputOptions,
+    classification_loss,
+    image_batch,
+    sum_of_means,
+)
+from forerun.tracing.models.meta_build import build_on_meta, first_line, move_to_meta
 
 # Weights of the auxiliary heads' losses. Their values do not change the cost of a step; that the heads run does:
 # Szegedy et al. 2015 (section 5), the fine-tuning tutorial of PyTorch, torchvision references/segmentation.

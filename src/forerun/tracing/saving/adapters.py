@@ -9,7 +9,7 @@ from torch import nn
 
 from forerun.base.errors import InvalidSetupError, MissingExtraError, ModelBuildError, near_matches
 from forerun.question.saving import Quantization, Saving
-from forerun.tracing.failures import first_line
+from forerun.tracing.models.meta_build import first_line
 from forerun.tracing.saving.quantized import QuantizedLinear
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)

@@ -10,7 +10,7 @@ from typing import Any
 
 from forerun.base.errors import MeasurementError
 from forerun.base.isolation import Child, EndedError, replies
-from forerun.base.temporary import temporary_folder
+from forerun.base.kept import temporary_folder
 from forerun.question.devices.local import gpu_index
 
 __all__ = ["run_in_group"]
