@@ -222,8 +222,7 @@ def _reached(curve: Curve, target: Target | None) -> float | None:
         raise InvalidSetupError(
             f"the target '{target}' and the curve of {curve.metric} disagree about whether larger is better"
         )
-    hits = np.asarray([target.is_reached_by(float(value)) for value in curve.values])
-    return float(curve.epochs[np.argmax(hits)]) if hits.any() else None
+    return curve.reached(target)
 
 
 def _refuse(

@@ -6,8 +6,8 @@ import heapq
 from collections.abc import Sequence
 
 from forerun.base.units import format_duration_s
-from forerun.jobs.scheduling.greedy import start_all
 from forerun.jobs.scheduling.job import Allocation, ServerTraining, SharedCluster
+from forerun.jobs.scheduling.marginal_gain import start_all
 from forerun.jobs.scheduling.policy import FreeResources, JobView, hold, policy
 
 __all__ = ["LAS_THRESHOLDS_DEVICE_S", "admit_in_order"]
