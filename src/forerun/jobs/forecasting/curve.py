@@ -169,7 +169,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorScale:
-    """From values of a metric to errors and back: error = (offset - value) / span, or value / span."""
+    """The scale between values of a metric and errors: error = (offset - value) / span, or value / span."""
 
     is_rising: bool
     span: float

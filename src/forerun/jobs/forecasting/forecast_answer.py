@@ -36,7 +36,7 @@ _WORTH_SHARE = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """Advice on a run.
+    """Advice on whether to stop a run, with what it would still gain.
 
     Attributes:
         should_stop: Whether to stop it.
@@ -54,7 +54,7 @@ class Advice:
 
 
 def stop_advice(forecast: CurveForecast, epoch_time_s: float | None) -> Advice:
-    """Advice for a run.
+    """Advice on whether to let a run go on.
 
     Args:
         forecast: Of the run.
@@ -147,7 +147,7 @@ class TimeToTarget(Answer):
 
 
 def time_to_target(forecast: CurveForecast, clock: Clock) -> TimeToTarget:
-    """Time to target on a clock.
+    """Time and money until the target on one clock.
 
     Epochs and time of an epoch are independent: away from the middle their logarithmic distances add in squares.
 

@@ -241,7 +241,7 @@ class ScheduledJob:
 
     Attributes:
         name: Name that no other job has.
-        training: How fast it is with what.
+        training: Its speed on each kind of device, and its batch.
         work_samples: Samples to process, as many as batches of the size asked for need.
         forecast: Forecast of the work left, where ``work_samples`` is only a guess; None: the stated work counts.
         num_workers, num_servers: Devices that its owner asks for, or workers and servers.

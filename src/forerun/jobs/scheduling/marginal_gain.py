@@ -109,7 +109,7 @@ def _hand_out(
     given: dict[str, Allocation],
     utility: Utility,
 ) -> bool:
-    """Takes offers until none is left; whether a job changed the kind of its devices."""
+    """Takes offers until none is left; True if a job changed the kind of its devices."""
     worth = {name: utility(view, given[name]) for name, view in views.items()}
     heap: list[tuple[float, int, _Offer]] = []
     for name, view in views.items():
@@ -131,7 +131,7 @@ def _hand_out(
 
 
 class _Offer(NamedTuple):
-    """The next step of one job: what it would have, what is added and given back, what it would be worth."""
+    """The next step of one job: its devices then, those added and given back, and the worth of all."""
 
     view: JobView
     wanted: Allocation
@@ -337,7 +337,7 @@ def _minus_remaining_s(view: JobView, given: Allocation) -> float:
 
 
 def _least_attained_first(jobs: Sequence[JobView]) -> list[JobView]:
-    """Where jobs outnumber devices, those that had least come first, so that nobody starves."""
+    """Jobs that had least first: where jobs outnumber devices, nobody starves."""
     return sorted(jobs, key=lambda v: (v.attained_device_s, v.order))
 
 

@@ -1,4 +1,4 @@
-"""The interface of every policy, what it is told and what it answers, and the table of all policies by name."""
+"""The interface of every policy: a job as it sees it, the devices that are free, and all policies by name."""
 
 from __future__ import annotations
 
@@ -182,11 +182,11 @@ def hold(jobs: Sequence[JobView], free: FreeResources) -> dict[str, Allocation]:
 
 
 class Policy(Protocol):
-    """Decides who gets what.
+    """A rule that gives devices to jobs.
 
     Attributes:
         name: Name on the command line.
-        title: What it does, in a few words.
+        title: Its rule, in a few words.
         adapts_batch: Whether it may choose the batch within a job's range.
         is_stable: Whether its answer stays the same until a job comes, ends or enters another phase, so that it
             need not be asked in each round.
@@ -211,13 +211,13 @@ class Policy(Protocol):
 
         Args:
             jobs: Jobs that have come and are not done, in the order of arrival; those held keep what they have.
-            cluster: What there is.
+            cluster: The cluster.
             now_s: Time [s].
         """
         ...
 
     def reason(self, view: JobView, given: Allocation | None) -> str:
-        """Why a job was given this, in a few words."""
+        """Reason for the share of a job, in a few words."""
         ...
 
 
