@@ -6,7 +6,7 @@ Optimus as published, its gain normalised, goodput as in Pollux, our own, and de
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import permutations
 from math import inf
@@ -91,76 +91,67 @@ def grow(
         utility: What an allocation is worth.
         one_at_a_time: One worker or one server in each step, as Optimus does.
     """
-    engine = _Engine(cluster, free, utility, one_at_a_time)
-    views = {
-        view.job.name: view
+    engine = _Engine(cluster, free, given, utility, one_at_a_time)
+    views = [
+        view
         for view in jobs
-        if view.job.name in given and not view.is_held and (view.job.is_elastic or engine.may_exchange(view))
-    }
+        if view.job.name in given and not view.is_held and (view.job.is_elastic or len(view.curves) > 1)
+    ]
     for _ in range(_MOST_EXCHANGES):
-        if not _hand_out(engine, views, free, given, utility):
+        if not engine.hand_out(views):
             break
 
 
-def _hand_out(
-    engine: _Engine,
-    views: Mapping[str, JobView],
-    free: FreeResources,
-    given: dict[str, Allocation],
-    utility: Utility,
-) -> bool:
-    """Takes offers until none is left; True if a job changed the kind of its devices."""
-    worth = {name: utility(view, given[name]) for name, view in views.items()}
-    heap: list[tuple[float, int, _Offer]] = []
-    for name, view in views.items():
-        engine.push(heap, view, given[name], worth[name])
-    has_exchanged = False
-    while heap:
-        _, _, offer = heapq.heappop(heap)
-        view = offer.view
-        name = view.job.name
-        # Others may have taken what this offer needed: then a smaller one may still fit.
-        if free.fits(view.job, offer.more):
-            free.take(view.job, offer.more)
-            if offer.back is not None:
-                free.take(view.job, offer.back, sign=-1)
-                has_exchanged = True
-            given[name], worth[name] = offer.wanted, offer.worth
-        engine.push(heap, view, given[name], worth[name])
-    return has_exchanged
-
-
 class _Offer(NamedTuple):
-    """The next step of one job: its devices then, those added and given back, and the worth of all."""
+    """The next step of one job: its devices then, those added and given back, and the worth of all then and now."""
 
     view: JobView
     wanted: Allocation
     more: Allocation
     back: Allocation | None
     worth: float
+    worth_now: float
 
 
 class _Engine:
-    """Finds the best next step of a job."""
+    """Takes the best next step of any job, again and again."""
 
     def __init__(
-        self, cluster: SharedCluster, free: FreeResources, utility: Utility, one_at_a_time: bool
+        self,
+        cluster: SharedCluster,
+        free: FreeResources,
+        given: dict[str, Allocation],
+        utility: Utility,
+        one_at_a_time: bool,
     ) -> None:
-        self._free, self._utility, self._one_at_a_time = free, utility, one_at_a_time
+        self._free, self._given, self._utility, self._one_at_a_time = free, given, utility, one_at_a_time
         self._capacity = cluster.capacity
         self._index = {kind: i for i, kind in enumerate(cluster.kinds)}
+        self._heap: list[tuple[float, int, _Offer]] = []
 
-    def may_exchange(self, view: JobView) -> bool:
-        """True if a job could run on several kinds of devices."""
-        return len(view.curves) > 1
+    def hand_out(self, views: Sequence[JobView]) -> bool:
+        """Takes offers until none is left; True if a job changed the kind of its devices."""
+        for view in views:
+            self._push(view, self._utility(view, self._given[view.job.name]))
+        has_exchanged = False
+        while self._heap:
+            _, _, offer = heapq.heappop(self._heap)
+            view, worth = offer.view, offer.worth_now
+            # Others may have taken what this offer needed: then a smaller one may still fit.
+            if self._free.fits(view.job, offer.more):
+                self._free.take(view.job, offer.more)
+                if offer.back is not None:
+                    self._free.take(view.job, offer.back, sign=-1)
+                    has_exchanged = True
+                self._given[view.job.name], worth = offer.wanted, offer.worth
+            self._push(view, worth)
+        return has_exchanged
 
-    def push(
-        self, heap: list[tuple[float, int, _Offer]], view: JobView, present: Allocation, worth: float
-    ) -> None:
+    def _push(self, view: JobView, worth: float) -> None:
         """Enters the offer with the most gain per share of those that fit, if any helps."""
         best: _Offer | None = None
         most = 0.0
-        for wanted, more, back in self._steps(view, present):
+        for wanted, more, back in self._steps(view, self._given[view.job.name]):
             value = self._utility(view, wanted)
             gained = value - worth
             if gained > 0:
@@ -170,10 +161,10 @@ class _Engine:
                     share = max(share - self._share(view, back), _LEAST_SHARE)
                 per_share = gained / share
                 if per_share > most:
-                    best, most = _Offer(view, wanted, more, back, value), per_share
+                    best, most = _Offer(view, wanted, more, back, value, worth), per_share
         if best is not None:
             # Of equal offers the job that came first has precedence; offers themselves are never compared.
-            heapq.heappush(heap, (-most, view.order, best))
+            heapq.heappush(self._heap, (-most, view.order, best))
 
     def _share(self, view: JobView, more: Allocation) -> float:
         """Share of the cluster that a step occupies, by its scarcest resource."""
