@@ -61,7 +61,7 @@ def forecast(
     cut: float | None = None,
     **setup: Any,
 ) -> RunForecast:
-    """Where a run ends, when it reaches a target, and what that takes.
+    """The end of a run, the time at which it reaches a target, and the devices and money that this takes.
 
     Args:
         run: A CSV, TensorBoard events, a curve, or its values, one an epoch.

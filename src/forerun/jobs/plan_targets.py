@@ -187,16 +187,17 @@ def epochs_to_target(
     target = parse_target(question.target)
     if isinstance(question.curve, str | Path):
         question = replace(question, curve=read_curves(Path(question.curve)))
-    law = _law(question, num_samples)
+    evidence = _Evidence(question, target, num_samples, num_epochs)
     found: dict[str, LearningRun] = {}
     notes: list[str] = []
     for model, curve in _curves(question, models).items():
-        run, said = _run(question, target, curve, law, num_samples, num_epochs)
-        found[model] = run
+        found[model], said = evidence.of(curve)
         notes += [note if len(models) == 1 else f"{model}: {note}" for note in said]
-    notes.append(_batch_note(law))
+    notes.append(_batch_note(evidence.law))
     return TargetEpochs(
-        target=str(target), epochs=EpochsToTarget(runs=found, law=law), notes=tuple(dict.fromkeys(notes))
+        target=str(target),
+        epochs=EpochsToTarget(runs=found, law=evidence.law),
+        notes=tuple(dict.fromkeys(notes)),
     )
 
 
@@ -239,107 +240,100 @@ def _curves(question: TargetQuestion, models: Sequence[str]) -> Mapping[str, Any
     return {models[0]: question.curve}
 
 
-def _run(
-    question: TargetQuestion,
-    target: Target,
-    curve: Any,
-    law: BatchScaling | None,
-    num_samples: int,
-    num_epochs: float | None,
-) -> tuple[LearningRun, list[str]]:
-    """Epochs that one model needs, and notes on them."""
-    if curve is None and question.history is None:
-        return _by_law(law, num_samples)
-    if curve is None:
-        return _by_history(question, target, law, num_samples)
-    found = forecast(
-        curve,
-        target=target,
-        schedule=question.schedule,
-        epochs=num_epochs,
-        history=question.history if question.history is not None else (),
-    ).curve_forecast
-    batch_size = _batch_size(question, found.curve, law, num_samples)
-    per_unit = _epochs_of_unit(found.curve, batch_size, num_samples)
-    if not math.isfinite(found.epochs_to_target[1]):
-        raise InvalidSetupError(
-            f"{found.curve.name} reaches {target} by {found.curve.unit} {found.end_epoch:g} with a probability of "
-            f"{100 * found.probability_at_end:.0f} % only; give a lower target, or a longer run with --epochs"
+class _Evidence:
+    """Evidence about the epochs of one model: a curve, finished runs, or a law of batch sizes alone."""
+
+    def __init__(
+        self, question: TargetQuestion, target: Target, num_samples: int, num_epochs: float | None
+    ) -> None:
+        self.question, self.target, self.num_samples, self.num_epochs = (
+            question,
+            target,
+            num_samples,
+            num_epochs,
         )
-    epochs = epochs_of_ranks(found.epochs_to_target, found.end_epoch).scaled(per_unit)
-    notes = [*found.notes, f"epochs to {target}: forecast from {found.curve.name}"]
-    if not math.isfinite(found.epochs_to_target[2]):
-        notes.append(
-            f"{target} is reached with a probability of {100 * found.probability_at_end:.0f} % only: upper ends of "
-            f"time, cost and energy are those of the whole run, {found.end_epoch * per_unit:g} epochs"
+        self.law = _law(question, num_samples)
+
+    def of(self, curve: Any) -> tuple[LearningRun, list[str]]:
+        """Epochs that a model needs, by its curve if it has one, and notes on them."""
+        if curve is not None:
+            return self._by_curve(curve)
+        return self._by_law() if self.question.history is None else self._by_history(self.question.history)
+
+    def _by_curve(self, curve: Any) -> tuple[LearningRun, list[str]]:
+        question, target = self.question, self.target
+        history = question.history if question.history is not None else ()
+        answer = forecast(
+            curve, target=target, schedule=question.schedule, epochs=self.num_epochs, history=history
         )
-    return LearningRun(epochs=epochs, batch_size=batch_size), notes
-
-
-def _by_law(law: BatchScaling | None, num_samples: int) -> tuple[LearningRun, list[str]]:
-    assert law is not None
-    notes = ["epochs to the target: those of the table of batch sizes"]
-    if law.worst_error < 1e-6:
-        notes.append("two batch sizes determine their law: the epochs have no interval")
-    critical = law.critical_batch_size
-    return epochs_of_law(law, max(critical, 1.0) if math.isfinite(critical) else 1.0, num_samples), notes
-
-
-def _by_history(
-    question: TargetQuestion, target: Target, law: BatchScaling | None, num_samples: int
-) -> tuple[LearningRun, list[str]]:
-    assert question.history is not None
-    files = find_curve_files(question.history)
-    runs = [read_curve(path, target.metric, target.is_rising) for path in files]
-    sizes = [_batch_size(question, run, law, num_samples) for run in runs]
-    reached = [
-        _reached(run, target) * _epochs_of_unit(run, size, num_samples)
-        for run, size in zip(runs, sizes, strict=True)
-    ]
-    if law is None:
-        batch_size = None
-    else:
-        # All at the batch size of the first: the law takes their differences out.
-        batch_size = sizes[0]
-        shares = law.samples([size for size in sizes if size is not None])
-        reached = [epoch * shares[0] / share for epoch, share in zip(reached, shares, strict=True)]
-    epochs = epochs_of_finished_runs(reached)
-    count = sum(math.isfinite(epoch) for epoch in reached)
-    notes = [f"epochs to {target}: {count} of {len(runs)} finished runs reached it"]
-    if count == 1:
-        notes.append("one run has no scatter: the epochs have no interval")
-    return LearningRun(epochs=epochs, batch_size=batch_size), notes
-
-
-def _reached(run: Curve, target: Target) -> float:
-    hits = [e for e, v in zip(run.epochs, run.values, strict=True) if target.is_reached_by(float(v))]
-    return float(hits[0]) if hits else math.inf
-
-
-def _batch_size(
-    question: TargetQuestion, run: Curve, law: BatchScaling | None, num_samples: int
-) -> float | None:
-    """Batch size of a run, as given or by the steps of its epochs; None where nothing depends on it."""
-    if law is None and run.unit == "epoch":
-        return None
-    if question.curve_batch_size is not None:
-        if question.curve_batch_size < 1:
+        found = answer.curve_forecast
+        batch_size = self._batch_size(found.curve)
+        per_unit = self._epochs_of_unit(found.curve, batch_size)
+        share = f"with a probability of {100 * found.probability_at_end:.0f} % only"
+        if not math.isfinite(found.epochs_to_target[1]):
             raise InvalidSetupError(
-                f"the batch size of a curve must be at least 1, got {question.curve_batch_size}"
+                f"{found.curve.name} reaches {target} by {found.curve.unit} {found.end_epoch:g} {share}; give a lower "
+                "target, or a longer run with --epochs"
             )
-        return float(question.curve_batch_size)
-    steps = run.steps_per_epoch() if run.unit == "epoch" else None
-    if steps:
-        return max(1.0, num_samples / steps)
-    raise InvalidSetupError(f"{run.name} does not say the batch size of its steps: give --curve-batch-size B")
+        epochs = epochs_of_ranks(found.epochs_to_target, found.end_epoch).scaled(per_unit)
+        notes = [*found.notes, f"epochs to {target}: forecast from {found.curve.name}"]
+        if not math.isfinite(found.epochs_to_target[2]):
+            notes.append(
+                f"{target} is reached {share}: upper ends of time, cost and energy are those of the whole run, "
+                f"{found.end_epoch * per_unit:g} epochs"
+            )
+        return LearningRun(epochs=epochs, batch_size=batch_size), notes
 
+    def _by_law(self) -> tuple[LearningRun, list[str]]:
+        assert self.law is not None
+        notes = ["epochs to the target: those of the table of batch sizes"]
+        if self.law.worst_error < 1e-6:
+            notes.append("two batch sizes determine their law: the epochs have no interval")
+        critical = self.law.critical_batch_size
+        batch_size = max(critical, 1.0) if math.isfinite(critical) else 1.0
+        return epochs_of_law(self.law, batch_size, self.num_samples), notes
 
-def _epochs_of_unit(run: Curve, batch_size: float | None, num_samples: int) -> float:
-    """Epochs per unit of a curve, which counts epochs or steps."""
-    if run.unit == "epoch":
-        return 1.0
-    assert batch_size is not None
-    return batch_size / num_samples
+    def _by_history(self, history: str | Path) -> tuple[LearningRun, list[str]]:
+        target = self.target
+        runs = [read_curve(path, target.metric, target.is_rising) for path in find_curve_files(history)]
+        sizes = [self._batch_size(run) for run in runs]
+        reached = [
+            (run.reached(target) or math.inf) * self._epochs_of_unit(run, size)
+            for run, size in zip(runs, sizes, strict=True)
+        ]
+        if self.law is not None:
+            # All at the batch size of the first: the law takes their differences out.
+            shares = self.law.samples([size for size in sizes if size is not None])
+            reached = [epoch * shares[0] / share for epoch, share in zip(reached, shares, strict=True)]
+        epochs = epochs_of_finished_runs(reached)
+        count = sum(math.isfinite(epoch) for epoch in reached)
+        notes = [f"epochs to {target}: {count} of {len(runs)} finished runs reached it"]
+        if count == 1:
+            notes.append("one run has no scatter: the epochs have no interval")
+        return LearningRun(epochs=epochs, batch_size=None if self.law is None else sizes[0]), notes
+
+    def _batch_size(self, run: Curve) -> float | None:
+        """Batch size of a run, as given or by the steps of its epochs; None where nothing depends on it."""
+        given = self.question.curve_batch_size
+        if self.law is None and run.unit == "epoch":
+            return None
+        if given is not None:
+            if given < 1:
+                raise InvalidSetupError(f"the batch size of a curve must be at least 1, got {given}")
+            return float(given)
+        steps = run.steps_per_epoch() if run.unit == "epoch" else None
+        if steps:
+            return max(1.0, self.num_samples / steps)
+        raise InvalidSetupError(
+            f"{run.name} does not say the batch size of its steps: give --curve-batch-size B"
+        )
+
+    def _epochs_of_unit(self, run: Curve, batch_size: float | None) -> float:
+        """Epochs per unit of a curve, which counts epochs or steps."""
+        if run.unit == "epoch":
+            return 1.0
+        assert batch_size is not None
+        return batch_size / self.num_samples
 
 
 def _batch_note(law: BatchScaling | None) -> str:

@@ -283,7 +283,7 @@ def has_intervals(known: Sequence[KnownJob]) -> bool:
 
 
 def entries_of(jobs: str | Path | Sequence[Mapping[str, Any]]) -> list[JobEntry]:
-    """Jobs of a file or of mappings, checked."""
+    """Checked jobs of a file, or of mappings."""
     return read_jobs(jobs) if isinstance(jobs, (str, Path)) else check_entries(jobs)
 
 
@@ -411,7 +411,7 @@ def finish_times(main: SimulatedSchedule, draws: npt.NDArray[np.float64] | None)
 
 
 def schedule_notes(known: Sequence[KnownJob], *, with_intervals: bool) -> list[str]:
-    """Where speeds are from, and how intervals are made."""
+    """Sources of the speeds, and the way in which intervals are made."""
     sources: dict[str, list[str]] = {}
     for item in known:
         sources.setdefault(item.source, []).append(item.job.name)

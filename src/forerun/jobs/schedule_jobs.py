@@ -54,13 +54,13 @@ TARGET_SPREAD = 0.3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownJob:
-    """A job and how well it is known.
+    """A job, and the uncertainty of its speed and work.
 
     Attributes:
         job: The job.
         speed_spread, work_spread: Standard deviation of the logarithm of its speed and work.
         script: Command line of its training script.
-        source: Where its speed is from.
+        source: Source of its speed.
     """
 
     job: ScheduledJob
@@ -107,7 +107,7 @@ def known_jobs(
 
 
 def _speed_key(entry: JobEntry) -> Hashable:
-    """Equal for jobs with the same speed."""
+    """A key that is equal for jobs with the same speed."""
     if entry.points is not None:
         return entry.name
     if entry.table is not None:
@@ -155,7 +155,7 @@ def _known(
 
 
 def _check_size(job: ScheduledJob, cluster: SharedCluster) -> None:
-    """Refuses what could run nowhere, or with nothing that its owner allows."""
+    """Refuses a job that could run nowhere, or on no number of devices that its owner allows."""
     training = job.training
     assert isinstance(training, DataParallelTraining)
     groups = [group for group in cluster.groups if group.device in training.speeds]

@@ -1,6 +1,6 @@
 """Forecasters tested on whole runs: cut at a share of the run, forecast, compared with what came.
 
-Results of single cuts are summarised to a table of what the package needs later: the error of each forecaster, what a
+Results of single cuts are summarised in the table that the package needs later: the error of each forecaster, what a
 drop of the rate brings by kind of metric, and the quantiles of (actual - forecast) / scale, per tier and share of the
 run. Everywhere runs of a job weigh alike, jobs of an origin, and origins: a thousand runs of one project say nothing
 about the next project. Leaving an origin out means leaving out all its runs, from errors, drops and quantiles alike.
@@ -141,7 +141,7 @@ _ANNEALING = "annealing"
 
 
 def points_seen(num_points: int, cut: float) -> int:
-    """Points of a run of so many that are seen at a cut."""
+    """Number of points seen at a cut, in a run of ``num_points``."""
     return round(cut * num_points)
 
 
@@ -159,7 +159,7 @@ def horizon_values(epochs: Floats, path: Floats, num_seen: int) -> Floats:
 
 
 def prefix_at(run: StoredRun, cut: float, siblings: Sequence[StoredRun]) -> Prefix:
-    """The run as it is known at a cut, cleaned as ``forecast_curve`` cleans."""
+    """The run as it is known at a cut, cleaned as ``forecast_curve`` cleans it."""
     share = run.epochs / run.epochs[-1]
     seen, _ = without_outliers(run.errors[: points_seen(len(run.errors), cut)])
     return Prefix(
@@ -237,7 +237,7 @@ def mean_of_origins(values: Iterable[tuple[StoredRun, float]]) -> float:
 
 
 class ResultGroup:
-    """Results of one tier, cut, origin and kind of metric, as arrays: what figures with others left out are made of.
+    """Results of one tier, cut, origin and kind of metric, as arrays from which figures without an origin are made.
 
     Attributes:
         tier, cut, origin, kind: The key.

@@ -77,7 +77,7 @@ class CutSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BacktestTable:
-    """All summaries.
+    """Figures of back-tests by tier and share of the run.
 
     Attributes:
         summaries: By tier and cut; a tier may be absent.
@@ -156,12 +156,12 @@ def weighted_quantiles(scores: Floats, places: Sequence[tuple[str, str]], levels
 
 
 def shipped_table_path() -> Path:
-    """The table that comes with the package."""
+    """The file of the figures that come with the package."""
     return Path(__file__).parent / "tables" / "backtest.json"
 
 
 def shipped_table() -> BacktestTable:
-    """The table that comes with the package, read."""
+    """The figures that come with the package."""
     return load_table(shipped_table_path())
 
 
@@ -236,7 +236,7 @@ RANKS = np.linspace(0.025, 0.975, 191)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetTimes:
-    """When a target is reached.
+    """Epochs at which a target is reached, and the probability that it is.
 
     Attributes:
         probability: Of having reached it by each point to come, (m,).
@@ -290,7 +290,7 @@ def between_rows(rows: Floats, where: Floats) -> Floats:
 
 
 def target_times(futures: Floats, to_come: Floats, wanted: float, now: tuple[float, float]) -> TargetTimes:
-    """When equally likely futures reach an error.
+    """Epochs at which equally likely futures reach an error.
 
     Args:
         futures: Errors of equally likely futures, (ranks, m).

@@ -77,7 +77,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchScaling:
-    """The law with its numbers.
+    """The law of steps against the batch size, fitted.
 
     Attributes:
         least_steps: S_min, steps at an endless batch.
@@ -130,7 +130,7 @@ def fit_batch_scaling(batch_sizes: npt.ArrayLike, steps: npt.ArrayLike) -> Batch
 
 
 def fit_epochs(batch_sizes: npt.ArrayLike, epochs: npt.ArrayLike, dataset_size: float) -> BatchScaling:
-    """The same from epochs to the target."""
+    """Fits the law to epochs to the same target at several batch sizes."""
     sizes = np.asarray(batch_sizes, dtype=float)
     return fit_batch_scaling(sizes, np.asarray(epochs, dtype=float) * dataset_size / np.maximum(sizes, 1e-12))
 
@@ -158,7 +158,7 @@ def gradient_noise_scale(
     small_batch_size: int,
     large_batch_size: int,
 ) -> NoiseScale:
-    """The noise scale.
+    """The gradient noise scale, from norms over small and large batches.
 
     Args:
         small_squared_norms: Squared norms of gradients over the small batch, (steps,).
@@ -193,7 +193,7 @@ _HALF_WIDTH_90 = 2.06
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkRuns:
-    """A network and what its runs needed.
+    """A network and the epochs, or another amount, that each of its runs needed.
 
     Attributes:
         name: The network.
@@ -213,7 +213,7 @@ class NetworkRuns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One form with one feature.
+    """A regression of one form on one feature.
 
     Attributes:
         name: Form and feature.
@@ -285,7 +285,7 @@ _FORMS_WITH_ZEROS: dict[str, tuple[_Fit, _Predict]] = {
 
 
 def predict_network(networks: Sequence[NetworkRuns], features: Mapping[str, float]) -> NetworkPrediction:
-    """Predicts what a network with these features needs.
+    """Predicts the epochs, or another amount, that a network with these features needs.
 
     Raises:
         InvalidSetupError: Fewer than three networks, features that are not above zero, or values below zero.

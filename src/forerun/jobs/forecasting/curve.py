@@ -146,6 +146,11 @@ class Curve:
         cut: dict[str, Any] = {name: None if c is None else c[which] for name, c in columns.items()}
         return replace(self, **cut)
 
+    def reached(self, target: Target | None) -> float | None:
+        """First epoch at which a target is reached; None if it never is."""
+        found = zip(self.epochs.tolist(), self.values.tolist(), strict=True)
+        return next((e for e, value in found if target is not None and target.is_reached_by(value)), None)
+
     def steps_per_epoch(self) -> float | None:
         """Optimizer steps of one unit of ``epochs``; None where the file does not say."""
         if self.unit == "step":
@@ -164,7 +169,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorScale:
-    """From values of a metric to errors and back: error = (offset - value) / span, or value / span."""
+    """The scale between values of a metric and errors: error = (offset - value) / span, or value / span."""
 
     is_rising: bool
     span: float

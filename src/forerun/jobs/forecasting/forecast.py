@@ -1,4 +1,4 @@
-"""From a curve so far to an answer: the value at the end, when a target is reached, and how sure that is.
+"""The forecast of a curve: its value at the end, the epoch at which a target is reached, and the certainty of both.
 
 The mixture gives the most likely path m(e), back-tests give the quantiles Q_q of (actual - forecast) / scale at some
 shares of the rest of the run. A future of rank q is the path m(e) + scale(e) Q_q(share of the rest). A target is
@@ -81,7 +81,7 @@ class CurveForecast:
         probability: That it will have been reached at each point to come, (m,).
         epochs_to_target: Epoch by which it is reached with probability 0.1, 0.5 and 0.9; infinite if not by the end.
         likely_epoch: The epoch to the target whose expected relative error is least; infinite if not by the end.
-        notes: What a reader must know.
+        notes: Facts that a reader must know.
     """
 
     curve: Curve
@@ -128,7 +128,7 @@ def forecast_curve(
     is_schedule_unknown: bool = False,
     siblings: Sequence[Curve] = (),
 ) -> CurveForecast:
-    """Forecasts a curve.
+    """Forecasts the rest of a curve.
 
     Args:
         curve: The run so far.
@@ -222,8 +222,7 @@ def _reached(curve: Curve, target: Target | None) -> float | None:
         raise InvalidSetupError(
             f"the target '{target}' and the curve of {curve.metric} disagree about whether larger is better"
         )
-    hits = np.asarray([target.is_reached_by(float(value)) for value in curve.values])
-    return float(curve.epochs[np.argmax(hits)]) if hits.any() else None
+    return curve.reached(target)
 
 
 def _refuse(

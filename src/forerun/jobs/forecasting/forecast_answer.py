@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from forerun.base.answers import Answer
-from forerun.jobs.forecasting.curve import FINAL_SHARE, Curve, Floats
+from forerun.base.answers import Answer, fields_of
+from forerun.jobs.forecasting.curve import Curve, Floats, final_error
 from forerun.jobs.forecasting.forecast import CurveForecast
 from forerun.prediction.estimate import Interval
 
@@ -36,7 +36,7 @@ _WORTH_SHARE = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """Advice on a run.
+    """Advice on whether to stop a run, with what it would still gain.
 
     Attributes:
         should_stop: Whether to stop it.
@@ -54,7 +54,7 @@ class Advice:
 
 
 def stop_advice(forecast: CurveForecast, epoch_time_s: float | None) -> Advice:
-    """Advice for a run.
+    """Advice on whether to let a run go on.
 
     Args:
         forecast: Of the run.
@@ -64,25 +64,17 @@ def stop_advice(forecast: CurveForecast, epoch_time_s: float | None) -> Advice:
     sign = 1.0 if curve.is_rising else -1.0
     best = float(np.max(sign * curve.values))
     step = 0.1 * forecast.end_epoch if not epoch_time_s else 3600.0 / epoch_time_s
-    gain_next = max(0.0, _forecast_at(forecast, float(curve.epochs[-1]) + step, sign) - best)
+    places = np.concatenate([[curve.epochs[-1]], forecast.epochs])
+    gains = np.concatenate([[0.0], sign * forecast.values - best])
     gain_rest = max(0.0, sign * forecast.final.value - best)
     should_stop, reason = _verdict(forecast, best, gain_rest, sign)
     return Advice(
         should_stop=should_stop,
         reason=reason,
-        gain_next=gain_next,
+        gain_next=max(0.0, float(np.interp(curve.epochs[-1] + step, places, gains))),
         gain_unit="hour" if epoch_time_s else "tenth of the run",
         gain_rest=gain_rest,
     )
-
-
-def _forecast_at(forecast: CurveForecast, epoch: float, sign: float) -> float:
-    if not len(forecast.epochs):
-        return sign * float(forecast.curve.values[-1])
-    last = forecast.curve
-    places = np.concatenate([[last.epochs[-1]], forecast.epochs])
-    values = np.concatenate([[float(np.max(sign * last.values))], sign * forecast.values])
-    return float(np.interp(epoch, places, values))
 
 
 def _verdict(forecast: CurveForecast, best: float, gain_rest: float, sign: float) -> tuple[bool, str]:
@@ -155,7 +147,7 @@ class TimeToTarget(Answer):
 
 
 def time_to_target(forecast: CurveForecast, clock: Clock) -> TimeToTarget:
-    """Time to target on a clock.
+    """Time and money until the target on one clock.
 
     Epochs and time of an epoch are independent: away from the middle their logarithmic distances add in squares.
 
@@ -231,21 +223,14 @@ def outcome_of(whole: Curve, forecast: CurveForecast) -> RunOutcome:
         whole: The finished run, all numbers.
         forecast: From its beginning.
     """
-    width = max(1, round(FINAL_SHARE * len(whole)))
-    final = float(whole.values[-width:].mean())
-    target = forecast.target
-    hits = (
-        []
-        if target is None
-        else [e for e, v in zip(whole.epochs, whole.values, strict=True) if target.is_reached_by(v)]
-    )
+    final = final_error(whole.values)
     later = whole.epochs > forecast.curve.epochs[-1]
     return RunOutcome(
         epochs=whole.epochs[later],
         values=whole.values[later],
         final_value=final,
         is_inside_90=forecast.final.low_90 <= final <= forecast.final.high_90,
-        reached_epoch=float(hits[0]) if hits else None,
+        reached_epoch=whole.reached(forecast.target),
     )
 
 
@@ -287,8 +272,9 @@ class RunForecast(Answer):
     def json_fields(self) -> dict[str, Any]:
         """The forecast; None for what is not reached, not asked for or not known."""
         found = self.curve_forecast
-        final = found.final
-        has_target = found.target is not None
+        bounds = {name: getattr(found, name) for name in ("low_90", "low_80", "high_80", "high_90")}
+        reached = [None] * len(found.epochs) if found.target is None else found.probability
+        final, advice = fields_of(found.final), fields_of(self.advice)
         return {
             "run": self.run,
             "metric": found.curve.metric,
@@ -298,20 +284,13 @@ class RunForecast(Answer):
             "end_epoch": found.end_epoch,
             "progress": found.progress,
             "final_value": {
-                "value": final.value,
-                "low": final.low_90,
-                "high": final.high_90,
-                "low_80": final.low_80,
-                "high_80": final.high_80,
+                "value": final.pop("value"),
+                "low": final.pop("low_90"),
+                "high": final.pop("high_90"),
+                **final,
             },
             **self._target_fields(),
-            "advice": {
-                "stop": self.advice.should_stop,
-                "reason": self.advice.reason,
-                "gain_next": self.advice.gain_next,
-                "gain_unit": self.advice.gain_unit,
-                "gain_rest": self.advice.gain_rest,
-            },
+            "advice": {"stop": advice.pop("should_stop"), **advice},
             "tier": found.tier,
             "forecasters": [
                 {"name": name, "weight": weight, "final_value": found.finals[name]}
@@ -322,15 +301,7 @@ class RunForecast(Answer):
                 "num_runs": found.num_runs,
                 "coverage_90": self.coverage,
             },
-            "points": _rows(
-                epoch=found.epochs,
-                value=found.values,
-                low_90=found.low_90,
-                low_80=found.low_80,
-                high_80=found.high_80,
-                high_90=found.high_90,
-                probability_of_target=found.probability if has_target else [None] * len(found.epochs),
-            ),
+            "points": _rows(epoch=found.epochs, value=found.values, **bounds, probability_of_target=reached),
             "outcome": self.outcome,
             "notes": self.notes,
         }

@@ -74,7 +74,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefix:
-    """A run so far, and where it will be looked at.
+    """A run so far, and the points at which its errors are wanted.
 
     Attributes:
         epochs: All points of the run, past and to come, ascending, above zero, (n,).
@@ -113,7 +113,7 @@ class Prefix:
 
     @property
     def level(self) -> float:
-        """Where the run stands: the median of the last tenth of the errors."""
+        """Present error of the run: the median of the last tenth of the errors."""
         return float(np.median(self.errors[-max(1, round(0.1 * self.num_seen)) :]))
 
 
@@ -184,13 +184,13 @@ def path_of(name: str, prefix: Prefix) -> Floats:
 
 @forecaster("best so far")
 def best_so_far_path(prefix: Prefix) -> Floats:
-    """The running minimum, held."""
+    """The smallest error so far, at every later point as well."""
     return _held(prefix, np.minimum.accumulate(prefix.errors))
 
 
 @forecaster("last value")
 def last_value_path(prefix: Prefix) -> Floats:
-    """The last error, held."""
+    """The last error, at every later point as well."""
     return _held(prefix, prefix.errors)
 
 
@@ -287,7 +287,7 @@ class Mixture:
 
     Attributes:
         errors: Errors at all points, (n,).
-        scale: How uncertain each is believed to be before calibration, (n,).
+        scale: Uncertainty of each before calibration, (n,).
         weights: Weight of each member.
         members: Errors of each member, (n,) each.
     """

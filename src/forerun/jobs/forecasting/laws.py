@@ -139,7 +139,7 @@ _FARTHEST_SHIFT = 1e3  # of the last step: the curve is a straight line by then
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimusFit:
-    """Coefficients of the model.
+    """Coefficients of Optimus' model.
 
     Attributes:
         b0: Rate [1 / (loss x step)].
@@ -168,7 +168,7 @@ class OptimusFit:
 
 
 def fit_optimus(steps: Floats, losses: Floats, *, with_published_weights: bool = False) -> OptimusFit:
-    """Fits the model by least squares on the losses.
+    """Fits Optimus' model by least squares on the losses.
 
     Args:
         steps: Steps or epochs, ascending, not negative, (n,).
@@ -258,7 +258,7 @@ _SHIFTS = np.concatenate([[0.0], np.geomspace(0.01, 3.0, 10)])  # of the epochs 
 
 
 def late_weights(num_points: int) -> Floats:
-    """Weights of the residuals at so many points: the square of the share of them that is done, (n,)."""
+    """Weights of the residuals at each point: its place among all of them, 0 to 1, squared, (n,)."""
     return np.asarray((np.arange(1, num_points + 1) / num_points) ** 2, dtype=float)
 
 

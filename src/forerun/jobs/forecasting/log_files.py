@@ -203,24 +203,22 @@ def read_events(place: Path) -> dict[str, Floats]:
 
 
 def _scalars(file: Path) -> Iterator[tuple[float, int, str, float]]:
+    """Wall time, step, tag and value of each scalar of a file."""
     try:
         content = file.read_bytes()
     except OSError as error:
         raise RecordError(f"{file}: the event file cannot be read: {error.strerror or error}") from error
-    for message in _records(content):
-        wall_time_s, step, summaries = 0.0, 0, []
-        for field, value in _fields(message, file):
-            if field == 1 and isinstance(value, bytes):
-                wall_time_s = struct.unpack("<d", value)[0]
-            elif field == 2 and isinstance(value, int):
-                step = value
-            elif field == 5 and isinstance(value, bytes):
-                summaries.append(value)
-        for summary in summaries:
-            for field, value in _fields(summary, file):
-                found = _scalar(value, file) if field == 1 and isinstance(value, bytes) else None
-                if found is not None:
-                    yield wall_time_s, step, *found
+    for record in _records(content):
+        event = _Message(record, file)
+        steps, wall_times = event.numbers(2), event.texts(1)
+        for summary in event.texts(5):
+            for content in _Message(summary, file).texts(1):
+                value = _Message(content, file)
+                tag = b"".join(value.texts(1)[-1:]).decode("utf-8", "replace")
+                found = _value_of(value)
+                if tag and found is not None:
+                    wall_time_s = struct.unpack("<d", wall_times[-1])[0] if wall_times else 0.0
+                    yield wall_time_s, steps[-1] if steps else 0, tag, found
 
 
 def _records(content: bytes) -> Iterator[bytes]:
@@ -234,24 +232,36 @@ def _records(content: bytes) -> Iterator[bytes]:
         at = end + 4
 
 
-def _fields(message: bytes, file: Path) -> Iterator[tuple[int, int | bytes]]:
-    """Number and content of each field of a message; fixed-width numbers as their bytes."""
-    at = 0
-    while at < len(message):
-        key, at = _varint(message, at, file)
-        field, kind = key >> 3, key & 7
-        if kind == 0:
-            value, at = _varint(message, at, file)
-            yield field, value
-            continue
-        if kind == 2:
-            size, at = _varint(message, at, file)
-        elif kind in (1, 5):
-            size = 8 if kind == 1 else 4
-        else:
-            raise RecordError(f"{file}: expected a TensorBoard event file, got a damaged record")
-        yield field, message[at : at + size]
-        at += size
+class _Message:
+    """A message of a protocol buffer: the contents of its fields, fixed-width numbers as their bytes."""
+
+    def __init__(self, message: bytes, file: Path) -> None:
+        self.file = file
+        self._fields: dict[int, list[int | bytes]] = {}
+        at = 0
+        while at < len(message):
+            key, at = _varint(message, at, file)
+            kind = key & 7
+            if kind == 0:
+                value: int | bytes
+                value, at = _varint(message, at, file)
+            else:
+                size = {1: 8, 5: 4}.get(kind, 0)
+                if kind == 2:
+                    size, at = _varint(message, at, file)
+                elif not size:
+                    raise RecordError(f"{file}: expected a TensorBoard event file, got a damaged record")
+                value = message[at : at + size]
+                at += size
+            self._fields.setdefault(key >> 3, []).append(value)
+
+    def numbers(self, field: int) -> list[int]:
+        """Whole numbers of a field."""
+        return [value for value in self._fields.get(field, ()) if isinstance(value, int)]
+
+    def texts(self, field: int) -> list[bytes]:
+        """Contents of a field that are bytes: texts, messages and numbers of a fixed width."""
+        return [value for value in self._fields.get(field, ()) if isinstance(value, bytes)]
 
 
 def _varint(message: bytes, at: int, file: Path) -> tuple[int, int]:
@@ -266,28 +276,14 @@ def _varint(message: bytes, at: int, file: Path) -> tuple[int, int]:
             return value, at
 
 
-def _scalar(message: bytes, file: Path) -> tuple[str, float] | None:
-    tag, value = "", None
-    for field, content in _fields(message, file):
-        if not isinstance(content, bytes):
-            continue
-        if field == 1:
-            tag = content.decode("utf-8", "replace")
-        elif field == 2:
-            value = float(struct.unpack("<f", content)[0])
-        elif field == 8:
-            value = _tensor_value(content, file)
-    return None if value is None or not tag else (tag, value)
-
-
-def _tensor_value(message: bytes, file: Path) -> float | None:
-    """The value of a tensor of one number; None for any other."""
-    kind, content = _FLOAT_TYPE, b""
-    for field, found in _fields(message, file):
-        if field == 1 and isinstance(found, int):
-            kind = found
-        elif field in (4, 5, 6) and isinstance(found, bytes):
-            content = found
+def _value_of(value: _Message) -> float | None:
+    """The number of a summary's value; None where it holds no single number."""
+    if tensors := value.texts(8):
+        tensor = _Message(tensors[-1], value.file)
+        kind = (tensor.numbers(1) or [_FLOAT_TYPE])[-1]
+        content = b"".join([found for field in (4, 5, 6) for found in tensor.texts(field)][-1:])
+    else:
+        kind, content = _FLOAT_TYPE, b"".join(value.texts(2)[-1:])
     if kind == _FLOAT_TYPE and len(content) == 4:
         return float(struct.unpack("<f", content)[0])
     return float(struct.unpack("<d", content)[0]) if kind == _DOUBLE_TYPE and len(content) == 8 else None

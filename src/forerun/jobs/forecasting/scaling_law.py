@@ -87,7 +87,7 @@ class Frontier:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ScalingLaw:
-    """The law, fitted.
+    """A law of scaling, fitted.
 
     Attributes:
         draws: (log E, log A', log B', alpha, beta) of the fit and of each draw, (1 + draws, 5); A' and B' are what the

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import inf, isfinite
+from math import inf
 from typing import Protocol
 
 from forerun.base.errors import InvalidSetupError
@@ -183,6 +183,10 @@ class TaskDemand:
     cpu_cores: float = 0.0
     memory_bytes: float = 0.0
 
+    def of(self, number: int) -> tuple[float, float, float]:
+        """Devices, processor cores and main memory [bytes] of so many."""
+        return number * self.devices, number * self.cpu_cores, number * self.memory_bytes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DataParallelTraining:
@@ -224,17 +228,10 @@ Training = DataParallelTraining | ServerTraining
 
 def training_demand(training: Training, num_workers: int, num_servers: int) -> tuple[float, float, float]:
     """Devices, processor cores and main memory [bytes] of workers and servers together."""
-    worker = training.worker
-    devices, cores, memory = (
-        num_workers * worker.devices,
-        num_workers * worker.cpu_cores,
-        num_workers * worker.memory_bytes,
-    )
+    devices, cores, memory = training.worker.of(num_workers)
     if isinstance(training, ServerTraining):
-        server = training.server
-        devices += num_servers * server.devices
-        cores += num_servers * server.cpu_cores
-        memory += num_servers * server.memory_bytes
+        more = training.server.of(num_servers)
+        return devices + more[0], cores + more[1], memory + more[2]
     return devices, cores, memory
 
 
@@ -244,7 +241,7 @@ class ScheduledJob:
 
     Attributes:
         name: Name that no other job has.
-        training: How fast it is with what.
+        training: Its speed on each kind of device, and its batch.
         work_samples: Samples to process, as many as batches of the size asked for need.
         forecast: Forecast of the work left, where ``work_samples`` is only a guess; None: the stated work counts.
         num_workers, num_servers: Devices that its owner asks for, or workers and servers.
@@ -275,35 +272,24 @@ class ScheduledJob:
     min_run_s: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (isfinite(self.arrival_s) and self.arrival_s >= 0):
-            raise InvalidSetupError(
-                f"job '{self.name}': arrival must be zero or later, got {self.arrival_s} s"
-            )
-        if not (isfinite(self.work_samples) and self.work_samples > 0):
-            raise InvalidSetupError(
-                f"job '{self.name}': expected work of more than zero samples, got {self.work_samples}"
-            )
-        if self.num_workers < 1 or self.num_servers < 0 or self.max_workers < self.num_workers:
-            raise InvalidSetupError(
-                f"job '{self.name}': expected at least one device and no more than its limit of {self.max_workers}, "
-                f"got {self.num_workers} (and {self.num_servers} servers)"
-            )
-        if not (
-            isfinite(self.weight) and self.weight > 0 and isfinite(self.restart_s) and self.restart_s >= 0
-        ):
-            raise InvalidSetupError(
-                f"job '{self.name}': a weight must be above zero and a restart take zero seconds or more, got "
-                f"{self.weight} and {self.restart_s}"
-            )
-        if not (isfinite(self.min_run_s) and self.min_run_s >= 0):
-            raise InvalidSetupError(
-                f"job '{self.name}': a minimum run time must be zero seconds or more, got {self.min_run_s} s"
-            )
-        if not self.deadline_s > self.arrival_s:
-            raise InvalidSetupError(
-                f"job '{self.name}': the deadline must be after the arrival at {self.arrival_s} s, got "
-                f"{self.deadline_s} s"
-            )
+        asked = f"{self.num_workers} (and {self.num_servers} servers)"
+        is_sized = self.num_workers >= 1 and self.num_servers >= 0 and self.max_workers >= self.num_workers
+        wanted = {
+            f"arrival must be zero or later, got {self.arrival_s} s": 0 <= self.arrival_s < inf,
+            f"expected work of more than zero samples, got {self.work_samples}": 0 < self.work_samples < inf,
+            f"expected at least one device and no more than its limit of {self.max_workers}, got {asked}": is_sized,
+            f"a weight must be above zero, got {self.weight}": 0 < self.weight < inf,
+            f"a restart must take zero seconds or more, got {self.restart_s} s": 0 <= self.restart_s < inf,
+            f"a minimum run time must be zero seconds or more, got {self.min_run_s} s": 0
+            <= self.min_run_s
+            < inf,
+            f"the deadline must be after the arrival at {self.arrival_s} s, got {self.deadline_s} s": (
+                self.deadline_s > self.arrival_s
+            ),
+        }
+        for words, is_right in wanted.items():
+            if not is_right:
+                raise InvalidSetupError(f"job '{self.name}': {words}")
 
 
 @dataclass(frozen=True, slots=True)

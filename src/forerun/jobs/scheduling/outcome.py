@@ -38,7 +38,7 @@ class EventKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One line of the log.
+    """An event of a job.
 
     Attributes:
         time_s: When [s].

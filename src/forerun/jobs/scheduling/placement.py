@@ -58,7 +58,7 @@ def pack(
     given: Mapping[str, Allocation],
     kept: Mapping[str, Placement],
 ) -> dict[str, Placement]:
-    """Fewest nodes.
+    """Places each job on the fewest nodes.
 
     Data-parallel jobs fill nodes from the fullest that has room, large jobs first; jobs with servers are spread evenly
     over the fewest, emptiest nodes, small jobs first.
@@ -93,7 +93,7 @@ def first_fit(
     given: Mapping[str, Allocation],
     kept: Mapping[str, Placement],
 ) -> dict[str, Placement]:
-    """Each task on the first node with room, jobs in the order given: what the theorem is compared with."""
+    """Places each task on the first node with room, jobs in the order given, to compare the theorem with."""
     state = _Nodes(cluster, jobs)
     placed = {name: state.keep(jobs[name], kept[name]) for name in given if name in kept}
     for name in given:

@@ -6,8 +6,8 @@ import heapq
 from collections.abc import Sequence
 
 from forerun.base.units import format_duration_s
-from forerun.jobs.scheduling.greedy import start_all
 from forerun.jobs.scheduling.job import Allocation, ServerTraining, SharedCluster
+from forerun.jobs.scheduling.marginal_gain import start_all
 from forerun.jobs.scheduling.policy import FreeResources, JobView, hold, policy
 
 __all__ = ["LAS_THRESHOLDS_DEVICE_S", "admit_in_order"]
@@ -26,7 +26,7 @@ def admit_in_order(
 
     Args:
         jobs: In the order in which they are served.
-        cluster: What there is.
+        cluster: The cluster.
         may_overtake: Whether a job that fits may pass one that does not.
     """
     free = FreeResources(cluster)
@@ -131,7 +131,7 @@ def dominant_resource_fairness(
 def _progressive_filling(
     jobs: Sequence[JobView], cluster: SharedCluster, *, until_best: bool
 ) -> dict[str, Allocation]:
-    """Every job started, who had least first, then one unit after another to the smallest share."""
+    """Starts every job, those that had least first, then gives one unit after another to the smallest share."""
     free = FreeResources(cluster)
     waiting_first = sorted(jobs, key=lambda v: (v.attained_device_s, v.order))
     given = start_all(waiting_first, cluster, free)

@@ -1,4 +1,4 @@
-"""The interface of every policy, what it is told and what it answers, and the table of all policies by name."""
+"""The interface of every policy: a job as it sees it, the devices that are free, and all policies by name."""
 
 from __future__ import annotations
 
@@ -182,11 +182,11 @@ def hold(jobs: Sequence[JobView], free: FreeResources) -> dict[str, Allocation]:
 
 
 class Policy(Protocol):
-    """Decides who gets what.
+    """A rule that gives devices to jobs.
 
     Attributes:
         name: Name on the command line.
-        title: What it does, in a few words.
+        title: Its rule, in a few words.
         adapts_batch: Whether it may choose the batch within a job's range.
         is_stable: Whether its answer stays the same until a job comes, ends or enters another phase, so that it
             need not be asked in each round.
@@ -211,13 +211,13 @@ class Policy(Protocol):
 
         Args:
             jobs: Jobs that have come and are not done, in the order of arrival; those held keep what they have.
-            cluster: What there is.
+            cluster: The cluster.
             now_s: Time [s].
         """
         ...
 
     def reason(self, view: JobView, given: Allocation | None) -> str:
-        """Why a job was given this, in a few words."""
+        """Reason for the share of a job, in a few words."""
         ...
 
 
@@ -225,7 +225,7 @@ Allocate = Callable[[Sequence[JobView], SharedCluster, float], dict[str, Allocat
 Reason = Callable[[JobView, Allocation | None], str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class NamedPolicy:
     """A policy made of two functions, as ``policy`` registers it.
 
@@ -257,26 +257,12 @@ _Function = TypeVar("_Function", bound=Allocate)
 
 
 def policy(
-    name: str,
-    *,
-    title: str,
-    reason: Reason,
-    adapts_batch: bool = False,
-    is_stable: bool = True,
-    worst_fairness: float = inf,
+    name: str, *, title: str, reason: Reason, adapts_batch: bool = False, is_stable: bool = True
 ) -> Callable[[_Function], _Function]:
     """Registers the decorated function as a policy under a name; a name can be given once."""
 
     def decorate(allocate: _Function) -> _Function:
-        made = NamedPolicy(
-            name=name,
-            title=title,
-            allocate=allocate,
-            reason=reason,
-            adapts_batch=adapts_batch,
-            is_stable=is_stable,
-            worst_fairness=worst_fairness,
-        )
+        made = NamedPolicy(name, title, allocate, reason, adapts_batch, is_stable)
         register(name, lambda: made)
         return allocate
 
@@ -318,14 +304,9 @@ def find_policy(name: str) -> Policy:
     found: Policy = make()
     if plain == asked:
         return found
+    title = f"{found.title}, as published"
     return NamedPolicy(
-        name=asked,
-        title=f"{found.title}, as published",
-        allocate=found.allocate,
-        reason=found.reason,
-        adapts_batch=found.adapts_batch,
-        is_stable=found.is_stable,
-        is_raw=True,
+        asked, title, found.allocate, found.reason, found.adapts_batch, found.is_stable, is_raw=True
     )
 
 

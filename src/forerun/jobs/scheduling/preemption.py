@@ -148,7 +148,7 @@ _MOST_QUESTIONS = 4
 def decide(
     policy: Policy, jobs: Sequence[JobView], cluster: SharedCluster, now_s: float, round_s: float = 0.0
 ) -> dict[str, Allocation]:
-    """The shares that a policy gives, with every job kept where it is whose change does not pay.
+    """The shares that a policy gives, with every job kept as it is whose change does not pay.
 
     The policy is asked; running jobs whose change does not pay are held, and it is asked again about the rest. A change
     pays in seconds of completion, weighted, by the forecasts S of restarts and r of the time left:
@@ -162,9 +162,9 @@ def decide(
     - A job that the policy marks as urgent takes devices at any price, and nobody takes its own.
 
     Args:
-        policy: Who decides.
+        policy: The policy that decides.
         jobs: As for ``Policy.allocate``; those that are to stay as they are get marked as held.
-        cluster: What there is.
+        cluster: The cluster.
         now_s: Time [s].
         round_s: Time until the next decision [s].
     """
@@ -187,7 +187,7 @@ def decide(
 
 
 class _Changes:
-    """The changes that a policy wants, beside what is."""
+    """The changes that a policy wants, beside what jobs have."""
 
     def __init__(
         self, jobs: Sequence[JobView], cluster: SharedCluster, given: dict[str, Allocation], round_s: float

@@ -1,4 +1,4 @@
-"""A job inside the simulator: what it really does, what a policy is told about it, and how far that is off."""
+"""A job inside the simulator: its true progress, the view that a policy gets of it, and the errors of that view."""
 
 from __future__ import annotations
 
@@ -193,8 +193,8 @@ class RunningJob:
     """State of one job.
 
     Attributes:
-        job: What the scheduler believes.
-        actual: What is true; the same where the forecasts are right.
+        job: The job as the scheduler believes it to be.
+        actual: The job as it truly is; the same where the forecasts are right.
         order: Number in the order of arrival.
         errors: Factors on what the policy is told.
         done_samples: Work done.

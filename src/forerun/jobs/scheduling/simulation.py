@@ -106,8 +106,8 @@ def simulate(
 
     Args:
         jobs: The jobs as the scheduler knows them.
-        cluster: What they share.
-        policy: Who decides.
+        cluster: The cluster that they share.
+        policy: The policy that decides.
         options: Rounds, errors, checkpoints, failures.
         actual: True speeds and work by name, where they differ from what the scheduler believes.
         standing: What jobs have at the beginning, by name.
@@ -295,7 +295,7 @@ class _Simulation:
             self.stretches.append(stretch)
 
     def _advance(self, now_s: float, end_s: float) -> bool:
-        """Lets all jobs run to the end of the round; whether a job ended or entered another phase."""
+        """Lets all jobs run to the end of the round; True if one ended or entered another phase."""
         is_changed = False
         for state in self.active:
             if state.current is None:

@@ -1,4 +1,4 @@
-"""Speed of a job against what it is given: protocols, forms, a fitted form, and the worth of more devices.
+"""Speed of a job against the devices it is given: protocols, forms, their fit, and the gain from more devices.
 
 A speed model is any callable of these signatures, so that a model of communication plugs in as it is.
 """

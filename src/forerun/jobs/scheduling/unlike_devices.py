@@ -36,7 +36,7 @@ _POWER, _WAITING_COST = -0.5, 1.1
     is_stable=False,
 )
 def sia(jobs: Sequence[JobView], cluster: SharedCluster, now_s: float) -> dict[str, Allocation]:
-    """Each job one configuration, so that the sum of normalised goodputs to the power p is best.
+    """Gives each job one configuration, so that the sum of normalised goodputs to the power p is best.
 
     Configurations are a kind of device and 1, 2, 4 ... devices within a node or whole nodes. Goodputs of a job are
     divided by its smallest; one that changes what the job has is multiplied by the restart factor
@@ -314,7 +314,7 @@ class _Themis:
     def allocate(
         self, jobs: Sequence[JobView], cluster: SharedCluster, now_s: float
     ) -> dict[str, Allocation]:
-        """The worst off first; inside a lease what is free only."""
+        """Serves the worst off first; inside a lease it gives away free devices only."""
         rho = {v.job.name: finish_time_fairness(v, cluster, len(jobs), now_s)[0] for v in jobs}
         worst = sorted(jobs, key=lambda v: (-rho[v.job.name], v.order))
         offered = ceil(_OFFERED_SHARE * len(jobs))

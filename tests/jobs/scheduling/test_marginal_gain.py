@@ -3,8 +3,8 @@
 from scheduler_cases import view
 from test_preemption import timed
 
-from forerun.jobs.scheduling.greedy import exchange_kinds
 from forerun.jobs.scheduling.job import Allocation, parse_cluster
+from forerun.jobs.scheduling.marginal_gain import exchange_kinds
 
 MIXED = parse_cluster("1x1xk80+1x1xv100")
 BOTH = ("k80", "v100")
