@@ -131,26 +131,13 @@ def captured_model(
 def capture_command(
     command: Sequence[str], *, timeout_s: float = DEFAULT_TIMEOUT_S, files: FileAccess = "view"
 ) -> Capture:
-    """Captures the training step of a command; the script's own code runs, in a process of its own.
+    """``capture`` with the way in which the script sees files.
 
     The process finds a GPU that computes nothing. If the script does not use it, or fails on it, the script is recorded
     on the processor, where it computes. A second process with another batch size makes the graph affine in the batch.
-
-    Args:
-        command: Words of the command.
-        timeout_s: Longest time of one process [s].
-        files: Way in which the script sees files.
-
-    Raises:
-        UsageError: There is no command, or no such script.
-        ScriptError: It is no command of Python, or the script failed, ended before its third step, or took too long.
-        TraceError: The script does something that cannot be captured.
     """
     parsed = parse_command(command)
-    with (
-        temporary_folder() as folder,
-        ScriptServer(parsed, Path(folder), timeout_s, files) as server,
-    ):
+    with temporary_folder() as folder, ScriptServer(parsed, Path(folder), timeout_s, files) as server:
         return captured_by(parsed, server)
 
 
@@ -176,8 +163,13 @@ def captured_by(parsed: PythonCommand, server: ScriptServer) -> Capture:
     if outcome.guarded:
         notes.append(_guarded_note(outcome.guarded))
     graph, more = _for_any_batch(parsed, outcome, facts, server)
-    facts = replace(facts, not_captured=(*notes, *more, *_always_missing(facts)))
-    return Capture(graph=_finished(graph, facts), facts=facts)
+    if facts.loader is None:
+        more = [*more, "the making of batches: there is no DataLoader whose cost could be measured"]
+    if facts.optimizer_implementation == "fused":
+        from forerun.tracing.optimizers import fuse_optimizer
+
+        graph = fuse_optimizer(graph)
+    return Capture(graph=graph, facts=replace(facts, not_captured=(*notes, *more)))
 
 
 _NO_DEVICE = "it does not use a GPU"
@@ -188,22 +180,6 @@ def _guarded_note(reason: str) -> str:
         f"changes to the user's files: there is no copy-on-write view of them here ({reason}), so what the script "
         "writes through Python was redirected and other changes were refused; --unsafe-files lets it change them"
     )
-
-
-def _always_missing(facts: CaptureFacts) -> list[str]:
-    notes = []
-    if facts.loader is None:
-        notes.append("the making of batches: there is no DataLoader whose cost could be measured")
-    return notes
-
-
-def _finished(graph: Graph, facts: CaptureFacts) -> Graph:
-    """The graph with the update of a fused optimizer, and the facts as notes."""
-    if facts.optimizer_implementation == "fused":
-        from forerun.tracing.optimizers import fuse_optimizer
-
-        graph = fuse_optimizer(graph)
-    return graph
 
 
 def _for_any_batch(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 import sys
@@ -14,14 +13,18 @@ from typing import Any
 from forerun.script.patching import around_making_loaders, around_making_optimizers, around_updates, surround
 from forerun.script.profiling.messages import Recording
 
-__all__ = ["LOADER_KNOBS", "KnobPatches", "ModelHooks", "knob_patches"]
+__all__ = ["LOADER_KNOBS", "KnobPatches", "ModelHooks"]
 
+_BY_POSITION = (
+    "batch_size",
+    "shuffle",
+    "sampler",
+    "batch_sampler",
+    "num_workers",
+    "collate_fn",
+    "pin_memory",
+)
 LOADER_KNOBS = ("num_workers", "pin_memory", "prefetch_factor", "persistent_workers")
-
-
-def knob_patches(knobs: dict[str, Any], recording: Recording) -> KnobPatches:
-    """Patches for these knobs; without knobs they change nothing."""
-    return KnobPatches(knobs=dict(knobs), recording=recording)
 
 
 @dataclass(slots=True)
@@ -48,18 +51,9 @@ class KnobPatches:
 
         @around_making_loaders(module)
         def created(create: Any, loader: Any, dataset: Any, *args: Any, **kwargs: Any) -> None:
-            names = (
-                "batch_size",
-                "shuffle",
-                "sampler",
-                "batch_sampler",
-                "num_workers",
-                "collate_fn",
-                "pin_memory",
-            )
-            given = {**dict(zip(names, args, strict=False)), **kwargs}
+            given = {**dict(zip(_BY_POSITION, args, strict=False)), **kwargs}
             # Arguments after the seventh may be given by position as well; such a call is left alone.
-            if len(args) <= len(names):
+            if len(args) <= len(_BY_POSITION):
                 given = self._loader_arguments(given, wanted, batch_size)
                 create(loader, dataset, **given)
             else:
@@ -211,10 +205,9 @@ class ModelHooks:
         """Wraps ``Module.__call__`` to find the outermost modules, if there is anything to change."""
         if self._amp == "off" and not self._channels_last and self._compile == "off":
             return
-        call = module.Module.__call__
 
-        @functools.wraps(call)
-        def watched_call(model: Any, *args: Any, **kwargs: Any) -> Any:
+        @surround(module.Module, "__call__")
+        def watched_call(call: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
             if getattr(self._state, "is_inside", False):
                 return call(model, *args, **kwargs)
             if not _is_trained(model):  # no model, but a transform of images or a loss
@@ -227,8 +220,6 @@ class ModelHooks:
                 return call(model, *args, **kwargs)
             finally:
                 self._state.is_inside = False
-
-        module.Module.__call__ = watched_call
 
     def _change(self, model: Any) -> None:
         torch = sys.modules["torch"]
@@ -250,15 +241,13 @@ class ModelHooks:
             )
             return
         dtype = torch.bfloat16 if self._amp == "bf16" else torch.float16
-        forward = model.forward
 
         # Only the forward pass runs under autocast, as PyTorch advises; the loss sees single precision.
-        @functools.wraps(forward)
-        def autocast_forward(*args: Any, **kwargs: Any) -> Any:
+        @surround(model, "forward")
+        def autocast_forward(forward: Any, *args: Any, **kwargs: Any) -> Any:
             with torch.autocast(device, dtype=dtype):
                 return _to_float(torch, forward(*args, **kwargs))
 
-        model.forward = autocast_forward
         if self._amp == "fp16" and self._scale is None:
             self._scale = LossScale(torch)
         scaled = ", loss scaled" if self._amp == "fp16" else ""
@@ -277,23 +266,19 @@ class LossScale:
         self._scale, self._growth_interval = scale, growth_interval
         self._num_good = 0
         self._unscaled: set[int] = set()
-        backward = torch.Tensor.backward
-        clip = torch.nn.utils.clip_grad_norm_
 
-        @functools.wraps(backward)
-        def scaled_backward(loss: Any, *args: Any, **kwargs: Any) -> Any:
+        @surround(torch.Tensor, "backward")
+        def scaled_backward(backward: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
             self._unscaled.clear()
             return backward(loss * self._scale, *args, **kwargs)
 
-        @functools.wraps(clip)
-        def unscaled_clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+        @surround(torch.nn.utils, "clip_grad_norm_")
+        def unscaled_clip(clip: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
             listed = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
             self._unscale(listed)
             return clip(listed, *args, **kwargs)
 
-        torch.Tensor.backward = scaled_backward
-        torch.nn.utils.clip_grad_norm_ = unscaled_clip
-        torch.optim.optimizer.register_optimizer_step_pre_hook(self._before_step)
+        around_updates(torch.optim.optimizer, begins=self._before_step)
 
     def _unscale(self, parameters: list[Any]) -> None:
         for parameter in parameters:

@@ -20,7 +20,7 @@ from typing import Any
 
 from forerun.base.process_control import die_with_parent
 from forerun.script.patching import after_import, follow_arguments, surround, trainer_patches
-from forerun.script.profiling.knob_hooks import knob_patches
+from forerun.script.profiling.knob_hooks import KnobPatches
 from forerun.script.profiling.messages import (
     STOPPED_STATUS,
     HookSettings,
@@ -401,7 +401,7 @@ def install(settings_file: Path) -> None:
         executable=sys.executable,
     )
     watch = Watch(settings, recording)
-    patches = knob_patches(settings.knobs, recording)
+    patches = KnobPatches(knobs=dict(settings.knobs), recording=recording)
 
     def loaders(module: object) -> None:
         patches.loaders(module)

@@ -1,4 +1,4 @@
-"""What is asked of ``tune``: its settings, each on the field that holds it, its objectives and its budget."""
+"""Questions to ``tune``: its settings, each on the field that holds it, its objectives and its budget."""
 
 from __future__ import annotations
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
-
-import numpy as np
 
 from forerun.base.answers import Answer, fields_of
 from forerun.script.profiling.launch import Launch, TreeSample
@@ -212,20 +211,15 @@ def usage_rows(
         begin_s: Start of the run, on the same clock as the samples [s].
         num_cores: Number of cores that the run may use.
     """
-    times = np.asarray([sample.time_s for sample in samples])
-    used = np.asarray([sample.cpu_s for sample in samples])
-    rows = []
-    for index in range(1, len(samples)):
-        span_s = max(float(times[index] - times[index - 1]), 1e-3)
-        rows.append(
-            Usage(
-                time_s=float(times[index]) - begin_s,
-                cpu=max(0.0, float(used[index] - used[index - 1])) / span_s / num_cores,
-                memory_bytes=float(samples[index].memory_bytes),
-                gpu=_nearest(gpu_busy, float(times[index])),
-            )
+    return tuple(
+        Usage(
+            time_s=after.time_s - begin_s,
+            cpu=max(0.0, after.cpu_s - before.cpu_s) / max(after.time_s - before.time_s, 1e-3) / num_cores,
+            memory_bytes=float(after.memory_bytes),
+            gpu=_nearest(gpu_busy, after.time_s),
         )
-    return tuple(rows)
+        for before, after in pairwise(samples)
+    )
 
 
 def _nearest(gpu_busy: Sequence[tuple[float, float]], time_s: float) -> float | None:

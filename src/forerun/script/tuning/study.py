@@ -5,6 +5,8 @@ The journal has one JSON record a line, and is whole after a full disk, a kill a
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import platform
@@ -285,7 +287,7 @@ class StudyJournal(BaseJournalBackend):  # type: ignore[misc]  # Optuna is not f
         first = min(log_number_from, len(self._offsets) - 1)
         with self._opened("read") as file:
             file.seek(self._offsets[first])
-            lines = _lines(file.read())
+            lines = io.BytesIO(file.read()).readlines()
         for number, line in enumerate(lines, start=first):
             record = _record(line)
             if record is None:
@@ -310,14 +312,23 @@ class StudyJournal(BaseJournalBackend):  # type: ignore[misc]  # Optuna is not f
                 file.truncate(end)
                 raise
 
-    def _opened(self, what: str) -> _LockedFile:
-        return _LockedFile(self.path, self._lock, what)
+    @contextlib.contextmanager
+    def _opened(self, what: str) -> Iterator[IO[bytes]]:
+        """The journal, opened for reading and writing while no other process changes it."""
+        try:
+            with self._lock:
+                self.path.touch()
+                # Unbuffered: what a failed write left behind is in the file, and not in a buffer that is written later.
+                with self.path.open("r+b", buffering=0) as file:
+                    yield file
+        except OSError as error:
+            raise _failed(what, self.path, error) from error
 
     def _mend(self, file: IO[bytes], *, is_whole_check: bool) -> None:
         """Moves a torn last line out of the journal; the caller holds the lock."""
         begin = 0 if is_whole_check else _begin_of_last_line(file)
         file.seek(begin)
-        lines = _lines(file.read())
+        lines = io.BytesIO(file.read()).readlines()
         for number, line in enumerate(lines, start=1):
             if _record(line) is None:
                 if number < len(lines):
@@ -337,30 +348,6 @@ class StudyJournal(BaseJournalBackend):  # type: ignore[misc]  # Optuna is not f
         )
 
 
-class _LockedFile:
-    """The journal, opened for reading and writing while no other process changes it."""
-
-    def __init__(self, path: Path, lock: FileLock, what: str) -> None:
-        self._path, self._lock, self._what = path, lock, what
-
-    def __enter__(self) -> IO[bytes]:
-        try:
-            self._lock.acquire()
-            # Unbuffered: what a failed write left behind is in the file, and not in a buffer that is written later.
-            self._path.touch()
-            self._file = self._path.open("r+b", buffering=0)
-        except OSError as error:
-            self._lock.release()
-            raise _failed(self._what, self._path, error) from error
-        return self._file
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._file.close()
-        self._lock.release()
-        if isinstance(error, OSError):
-            raise _failed(self._what, self._path, error) from error
-
-
 def _begin_of_last_line(file: IO[bytes]) -> int:
     """Place of a last line without an end; the end of the file if its last line has one."""
     begin = end = file.seek(0, os.SEEK_END)
@@ -371,12 +358,6 @@ def _begin_of_last_line(file: IO[bytes]) -> int:
         if cut >= 0:
             return begin + cut + 1
     return 0
-
-
-def _lines(text: bytes) -> list[bytes]:
-    lines = [line + b"\n" for line in text.split(b"\n")]
-    lines[-1] = lines[-1][:-1]
-    return lines if lines[-1] else lines[:-1]
 
 
 def _line(record: Mapping[str, Any]) -> bytes:
