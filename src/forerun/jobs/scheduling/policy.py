@@ -1,4 +1,4 @@
-"""The interface of every policy, what it is told and what it answers, and the table of all policies by name."""
+"""The interface of every policy, its inputs and answers, and the table of all policies by name."""
 
 from __future__ import annotations
 

@@ -141,4 +141,4 @@ def _unknown(spec: str) -> UnknownModelError:
         or near_matches(name.lower(), [*architectures(), *FAMILIES, *source_names()])
         or near_matches(name.lower(), torchvision_names(), prefix="torchvision:")
     )
-    return UnknownModelError(f"no model {spec!r}{hint}; a model is {_FORMS}")
+    return UnknownModelError(f"no model {spec!r}{hint or f'; a model is {_FORMS}'}")

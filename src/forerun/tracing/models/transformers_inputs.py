@@ -17,8 +17,7 @@ from forerun.tracing.models.built_model import BatchMaker, InputOptions
 __all__ = ["NO_PADDING_NOTE", "ModelInputs", "prepare_for_trace", "transformers_inputs"]
 
 NO_PADDING_NOTE = (
-    "nothing is known of the values of the mask: every sample is taken as full, without padding and with one sequence "
-    "in it"
+    "the values of the mask are not known: every sample counts as full, with one sequence and without padding"
 )
 
 _DEFAULT_TOKENS = 512
