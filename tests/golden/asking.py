@@ -29,6 +29,8 @@ NOT_KEPT = {"scheduler_ms", "forerun"}
 RELATIVE = 3e-6
 """The network of kernel times multiplies in single precision: another processor's order of sums moves parts of a step
 by up to 1.5e-6."""
+OF_ONE = ("excess", "regret")
+"""Keys of ratios less one: they are compared as the ratios, of which the difference keeps few digits."""
 SMALLEST = 1e-12
 """Differences of times below a picosecond are those of rounding."""
 
@@ -107,13 +109,14 @@ def differences(kept: Any, new: Any, added_keys: Collection[str] = (), place: st
             return [f"{place}: {len(kept)} entries before, {len(new)} now"]
         pairs = enumerate(zip(kept, new, strict=True))
         return [d for i, (a, b) in pairs for d in differences(a, b, added_keys, f"{place}[{i}]")]
-    return [] if _is_same(kept, new) else [f"{place}: {kept!r} before, {new!r} now"]
+    abs_tol = RELATIVE if place.endswith(OF_ONE) else SMALLEST
+    return [] if _is_same(kept, new, abs_tol) else [f"{place}: {kept!r} before, {new!r} now"]
 
 
-def _is_same(kept: Any, new: Any) -> bool:
+def _is_same(kept: Any, new: Any, abs_tol: float) -> bool:
     numbers = [isinstance(value, (int, float)) and not isinstance(value, bool) for value in (kept, new)]
     if all(numbers):
         if isinstance(kept, int) and isinstance(new, int):
             return kept == new
-        return math.isclose(kept, new, rel_tol=RELATIVE, abs_tol=SMALLEST)
+        return math.isclose(kept, new, rel_tol=RELATIVE, abs_tol=abs_tol)
     return type(kept) is type(new) and kept == new

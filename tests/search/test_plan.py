@@ -174,7 +174,7 @@ def test_a_validation_and_a_start_make_the_job_longer(found):
 
 def test_a_plan_without_a_dataset_says_which_one_it_took():
     assumed = plan(dataset=None, epochs=None)
-    assert "no dataset was given: an epoch is that of cifar10" in assumed.notes
+    assert "no dataset was given: an epoch of cifar10 is assumed" in assumed.notes
     assert "no number of epochs was given: the job is one epoch" in assumed.notes
 
 
@@ -184,7 +184,7 @@ def test_a_plan_without_a_dataset_says_which_one_it_took():
         ({"minimize": "fun"}, "a plan minimises one of time, cost, energy, co2, got 'fun'"),
         ({"within": "accuracy>=90%"}, "a limit on accuracy needs the accuracy of each model"),
         ({"within": "co2<=1kg"}, "co2 needs the intensity of the grid"),
-        ({"within": "cost<=1", "devices": "cpu", "price_usd_per_hour": None}, "no price is known of cpu"),
+        ({"within": "cost<=1", "devices": "cpu", "price_usd_per_hour": None}, "no price is known for cpu"),
         ({"devices": ""}, "expected at least one device"),
         ({"batch_sizes": ()}, "a plan needs at least one batch size"),
         ({"batch_sizes": (0, 32)}, "batch size"),

@@ -17,9 +17,9 @@ NEVER_ALLOCATED = 0
 
 
 _COMPILED_NOTE = (
-    "memory is that of a compiled step with its loss: what the backward pass computes again is not kept"
+    "memory is for a compiled step with its loss: values that the backward pass computes again are not kept"
 )
-_EAGER_NOTE = "memory is that of eager execution; torch.compile usually needs less"
+_EAGER_NOTE = "memory is for eager execution; torch.compile usually needs less"
 
 
 def compiled_graph(graph: Graph) -> Graph:

@@ -188,7 +188,7 @@ def _joined_memory(stream: MemoryStream, passes: Sequence[Pass], num_rows: int) 
 
 
 def _add_pass(entries: _Entries, item: Pass, blocks: Iterator[int]) -> None:
-    """What one run of a pass allocates and frees."""
+    """Adds the allocations and frees of one run of a pass."""
     held = [(next(blocks), own) for own in item.held]
     for number, own in held:
         entries.allocate(number, own)

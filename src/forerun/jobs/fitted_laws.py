@@ -433,6 +433,6 @@ def _notes(
                 "runs: the law is far from what it was fitted to"
             )
     if rates:
-        notes.append(f"time: other sizes are taken to have the rate of useful work of {rates[0].model}")
+        notes.append(f"time: other sizes are assumed to reach the rate of useful work of {rates[0].model}")
     notes.append("work is 6 N D; parameters must be counted for the answer as they were for the runs")
     return notes

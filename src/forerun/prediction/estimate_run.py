@@ -28,6 +28,7 @@ from forerun.prediction.run_step import (
 from forerun.prediction.stack import is_keras_graph, stack_note, stack_of
 from forerun.prediction.step import PreparedModel, is_order_of_magnitude, layer_times, missing_format_note
 from forerun.question.devices.device import DeviceKind
+from forerun.question.devices.prices import known_rental
 from forerun.question.post_training import PostTraining
 from forerun.question.recipes import recipe_notes
 from forerun.question.run import Run
@@ -168,10 +169,31 @@ def _num_steps(run: Run, times: JobTimes | None) -> int | None:
     return None if times is None or epochs is None else ceil(epochs * times.num_steps_per_epoch)
 
 
+def hourly_price_usd(run: Run) -> float | None:
+    """Price of all devices of a run, the asker's or the cheapest on demand in the table of prices [USD/h]."""
+    if run.price_usd_per_hour is not None:
+        return run.cluster.num_devices * run.price_usd_per_hour
+    rental = known_rental(run.cluster.device.name, run.cluster.num_devices)
+    return None if rental is None else rental.usd_per_hour
+
+
 def _cost(run: Run, duration: Interval | None) -> Interval | None:
-    if run.price_usd_per_hour is None or duration is None:
+    price = None if duration is None else hourly_price_usd(run)
+    return None if duration is None or price is None else duration.scaled(price / 3600.0)
+
+
+def price_note(run: Run) -> str | None:
+    """The price behind an amount of money with its date, or the way to give one; None where the asker gave it."""
+    if run.price_usd_per_hour is not None:
         return None
-    return duration.scaled(run.cluster.num_devices * run.price_usd_per_hour / 3600.0)
+    rental = known_rental(run.cluster.device.name, run.cluster.num_devices)
+    if rental is None:
+        return "cost_usd needs the price of the device: --price 1.89/h"
+    price, number = rental.price, f"{rental.num_instances} x " if rental.num_instances > 1 else ""
+    return (
+        f"price: ${rental.usd_per_hour:.2f}/h, {number}{price.provider} {price.instance} on demand, "
+        f"read on {price.date} (--price for yours)"
+    )
 
 
 def _energy(model: PreparedModel, run: Run, step: RunStep, duration: Interval | None) -> Interval | None:
@@ -250,7 +272,7 @@ def _notes(model: PreparedModel, run: Run, weights: CostModel) -> list[str]:
     notes = list(model.graph.notes)
     if expert_products(model.graph.ops).any():
         notes.append(
-            "experts: as many tokens are taken to go to each; where routing is uneven, the fullest sets the pace"
+            "experts: tokens are assumed to spread evenly; with uneven routing, the fullest expert sets the pace"
         )
     missing = missing_format_note(device, run.setup.precision)
     if missing:
@@ -263,8 +285,8 @@ def _notes(model: PreparedModel, run: Run, weights: CostModel) -> list[str]:
         )
         command = f"forerun calibrate{' --framework keras' if is_keras else ''}"
         notes.append(
-            f"no measurement of {what} stands behind the cost model, which was fitted on other GPUs: "
-            f"take the time as an order of magnitude, and calibrate: {command}"
+            f"the cost model was fitted without a measurement of {what}: the time is an order of magnitude; "
+            f"calibrate with: {command}"
         )
     effect = stack_of(model.graph, device, weights)
     if effect is not None:
@@ -272,16 +294,15 @@ def _notes(model: PreparedModel, run: Run, weights: CostModel) -> list[str]:
     elif is_keras and weights.calibrated_device is None:
         notes.append(
             f"software stack: no step of Keras on TensorFlow was measured on a {device.kind}; the time is "
-            "that of the same operations in PyTorch"
+            "of the same operations in PyTorch"
         )
     if run.job is not None and is_keras:
         notes.append(
-            "an epoch is taken as the sum of its steps: fit on arrays, or on a data set with the tuner of tf.data on, "
-            "often waits between epochs, up to an epoch's time and 60 s at most (docs/methods/keras.md says how to "
-            "avoid it)"
+            "an epoch is the sum of its steps: fit on arrays, or on a tf.data.Dataset with autotuning, often waits "
+            "between epochs, by up to an epoch's time and at most 60 s (docs/methods/keras.md says how to avoid it)"
         )
     if run.setup.compile and is_keras:
-        notes.append("memory is that of eager execution; torch.compile usually needs less")
+        notes.append("memory is for eager execution; torch.compile usually needs less")
     return notes
 
 
@@ -293,12 +314,12 @@ def _missing(run: Run, times: JobTimes | None, memory: RunMemory) -> list[str]:
         )
     elif times.job_time_s is None:
         notes.append("job_time_s needs the number of epochs: --epochs E")
-    if times is not None and run.price_usd_per_hour is None:
-        notes.append("cost_usd needs the price of the device: --price 1.89/h")
+    if times is not None and (price := price_note(run)) is not None:
+        notes.append(price)
     if times is None:
-        notes.append("energy_j is that of one step")
+        notes.append("energy_j is for one step")
     elif times.job_time_s is None:
-        notes.append("energy_j and cost_usd are those of one epoch")
+        notes.append("energy_j and cost_usd are for one epoch")
     if memory.max_batch is None and memory.max_batch_reason:
         notes.append(f"max_batch_size: {memory.max_batch_reason}")
     return notes
@@ -315,8 +336,8 @@ def _notes_of_several(run: Run) -> list[str]:
         links = [link.title for link in (cluster.intra_link, cluster.inter_link) if link is not None]
         where = f"{cluster.num_nodes} x {cluster.num_devices_per_node} devices over {' and '.join(links)}"
         notes += [
-            f"{where}, strategy {run.sharing.strategy}: the batch size is that of one device; "
-            "cost, energy and steps are those of all",
-            "the largest batch is that of one device alone",
+            f"{where}, strategy {run.sharing.strategy}: the batch size is for one device; "
+            "cost, energy and steps are for all devices",
+            "the largest batch is for one device alone",
         ]
     return notes

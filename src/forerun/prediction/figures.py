@@ -166,7 +166,7 @@ def tokens_and_use(graph: Graph, run: Run, step_s: Interval) -> TokenFigures:
 def training_energy_j(
     device: Device, duration_s: Interval, activity: float, compute_fraction: float
 ) -> Interval | None:
-    """Energy of the device over a duration [J]; None where no power figures stand behind the model.
+    """Energy of the device over a duration [J]; None if the cost model has no power figures.
 
     energy = power * duration, with the power of ``cost.time.power`` at this activity. The two intervals are taken as
     independent: relative half-widths add in squares. Host, cooling and network are left out.

@@ -285,6 +285,6 @@ def other_calibration_note(run: Run, weights: CostModel) -> tuple[str, ...]:
     if not calibration_path(run.cluster.device, other).exists():
         return ()
     return (
-        f"this machine has a calibration of {other}, which says little of {stack}: it was not used; make one with: "
-        f"forerun calibrate --framework {stack}",
+        f"this machine has a calibration of {other}, which does not hold for {stack}, so it was not used; "
+        f"make one with: forerun calibrate --framework {stack}",
     )

@@ -272,8 +272,8 @@ LOADER_RANGE = (0.95, 1.65)
 """Least and most time of a worker, in the cost of its samples: docs/methods/planning.md has the loaders measured."""
 
 LOADER_BOUND_NOTE = (
-    "loader-bound: the device waits for its batches; a worker is taken to need 0.95 to 1.65 times what its samples "
-    "cost, as real loaders did"
+    "loader-bound: the device waits for its batches; a worker is assumed to need 0.95 to 1.65 times the cost of "
+    "its samples, as measured in real loaders"
 )
 
 

@@ -243,7 +243,7 @@ def half_widths(
 
 
 def is_order_of_magnitude(device: Device, weights: CostModel) -> bool:
-    """True if no measurement on a device of this architecture stands behind a step time."""
+    """True if the cost model was fitted without a device of this architecture."""
     return weights.calibrated_device is None and not shipped_evidence().knows_architecture(device)
 
 

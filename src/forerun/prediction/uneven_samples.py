@@ -181,7 +181,7 @@ def _told(
     per_epoch = run.batch_size_global / samples
     notes = [
         f"{_words(tokens, known)}, {run.samples.batching}: {100 * (1 - float(filled.mean())):.0f} % of the tokens are "
-        "filling; the step is the mean of an epoch, the peak that of its largest batch",
+        "padding; the step is the mean of an epoch, the peak memory is for its largest batch",
         *_limit_notes(answers, knots, batches, size),
     ]
     return replace(

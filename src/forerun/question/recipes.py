@@ -133,8 +133,8 @@ def recipe_notes(software: Software) -> tuple[str, ...]:
     names = ", ".join("--" + line.name.replace("_", "-") for line in recipes()[software.recipe])
     return (
         *of_file,
-        f"recipe {software.recipe}: what was not asked for is as this tool has it by default ({names}); "
-        "forerun/question/recipes.toml names the file of each",
+        f"recipe {software.recipe}: settings that were not given have this tool's defaults ({names}); "
+        "forerun/question/recipes.toml names the source of each",
     )
 
 
@@ -309,7 +309,7 @@ def config_note(path: str | Path | None) -> tuple[str, ...]:
     if not found.not_understood:
         return (f"{found.path}: read as a configuration of {found.tool}",)
     return (
-        f"{found.path}: read as a configuration of {found.tool}; not understood, and not in this answer: "
+        f"{found.path}: read as a configuration of {found.tool}; ignored, because not understood: "
         f"{'; '.join(found.not_understood)}",
     )
 

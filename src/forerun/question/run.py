@@ -166,7 +166,7 @@ class Run(Answer):
             )
         if self.stack == "keras" and (self.setup.saving != Saving() or self.setup.precision is Precision.FP8):
             raise InvalidSetupError(
-                "ways to save memory and fp8 are known of PyTorch models, got one of Keras; leave them out"
+                "ways to save memory and fp8 work for PyTorch models only, got a Keras model; leave them out"
             )
 
     @property

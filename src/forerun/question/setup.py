@@ -328,8 +328,8 @@ class Software:
 
     recipe: Recipe | None = setting(
         None,
-        help="Tool whose defaults stand where nothing is said: megatron, torchtitan, nemo, trl, axolotl, unsloth, "
-        "litgpt, llama-factory or torchtune.",
+        help="Tool whose defaults apply to every setting that you do not give: megatron, torchtitan, nemo, trl, "
+        "axolotl, unsloth, litgpt, llama-factory or torchtune.",
         group="run",
         metavar="TOOL",
         tell=lambda _: (
@@ -339,7 +339,7 @@ class Software:
     config: str | None = setting(
         None,
         help="Configuration file of axolotl, torchtune, litgpt, torchtitan, LLaMA-Factory, DeepSpeed or accelerate, "
-        "whose settings stand where nothing is said; it may name the model.",
+        "whose settings apply unless you give them; it may name the model.",
         group="run",
         metavar="FILE",
         flag="from",

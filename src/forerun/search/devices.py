@@ -239,10 +239,10 @@ def _price_notes(options: Sequence[DeviceOption]) -> tuple[str, ...]:
     without = [option.label for option in options if option.usd_per_hour is None]
     if without and len(without) < len(options):
         notes.append(
-            f"no price is known of {', '.join(without)}: give --price NAME=0.50/h or --prices FILE.toml"
+            f"no price is known for {', '.join(without)}: give --price NAME=0.50/h or --prices FILE.toml"
         )
     elif without:
-        notes.append("no price is known of any of these devices, so cost is left out")
+        notes.append("no price is known for any of these devices, so cost is left out")
     used = [option.rental.price for option in options if option.rental is not None]
     old = price_age_note(used, datetime.date.today())
     return (*notes, old) if old else tuple(notes)
@@ -250,4 +250,4 @@ def _price_notes(options: Sequence[DeviceOption]) -> tuple[str, ...]:
 
 def _energy_notes(options: Sequence[DeviceOption]) -> tuple[str, ...]:
     without = [option.label for option in options if option.device.kind != "gpu"]
-    return (f"energy is known of GPUs only, not of {', '.join(without)}",) if without else ()
+    return (f"energy is known for GPUs only, not for {', '.join(without)}",) if without else ()

@@ -154,7 +154,7 @@ def _change_first(best: LayoutPoint, points: Sequence[LayoutPoint]) -> str:
 def _notes(run: Run) -> tuple[str, ...]:
     notes = [
         "tensor parallelism is tried inside a node only; every layout has the same global batch",
-        "docs/methods/layouts.md says on which measurements layouts were tested",
+        "docs/methods/layouts.md lists the measurements that layouts were compared with",
     ]
     notes += recipe_notes(run.software)
     if run.setup.precision.is_autocast:

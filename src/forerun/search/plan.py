@@ -234,7 +234,7 @@ def _shared_run(
         step = Run.of(model, device=most.cluster, **of_step)
         if step.job is None:
             known = _usual_dataset(models.of(step).graph.input_shape, model)
-            notes.append(f"no dataset was given: an epoch is that of {known.name}")
+            notes.append(f"no dataset was given: an epoch of {known.name} is assumed")
             settings["dataset"] = known.name
     if is_one and not given.get("target"):
         notes.append("no number of epochs was given: the job is one epoch")
@@ -275,10 +275,12 @@ def _check_answerable(search: Search, terms: JobTerms) -> None:
         raise InvalidSetupError(f"a carbon intensity must be zero or more g/kWh, got {co2_g_per_kwh}")
     if asked & {"energy", "co2"} and all(option.device.kind != "gpu" for option in options):
         names = ", ".join(option.label for option in options)
-        raise InvalidSetupError(f"energy is known of GPUs only, not of {names}: leave it out, or name a GPU")
+        raise InvalidSetupError(
+            f"energy is known for GPUs only, not for {names}: leave it out, or name a GPU"
+        )
     if "cost" in asked and all(option.usd_per_hour is None for option in options):
         names = ", ".join(option.label for option in options)
-        raise InvalidSetupError(f"no price is known of {names}: give --price 1.89/h or --prices FILE.toml")
+        raise InvalidSetupError(f"no price is known for {names}: give --price 1.89/h or --prices FILE.toml")
 
 
 class _Accuracy(BaseModel):

@@ -7,12 +7,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 from forerun.base.errors import ForerunError, InvalidSetupError
+from forerun.base.extras import needing
 from forerun.cost.time.weights import CostModel
 from forerun.prediction.estimate import Estimate
 from forerun.prediction.estimate_run import RunEstimate, estimate_run
 from forerun.prediction.models import TracedModels, cost_model_of
 from forerun.question.devices.cluster import Cluster
 from forerun.question.devices.device import Device
+from forerun.question.model import is_keras
 from forerun.question.options import RunOptions, with_common_settings
 from forerun.question.recipes import with_captured_settings
 from forerun.question.run import Run
@@ -30,6 +32,7 @@ def predict(
     model: str | torch.nn.Module | Run,
     *,
     device: str | Device | Cluster | None = None,
+    inputs: Any = None,
     cost_model: CostModel | None = None,
     use_cache: bool = True,
     **options: Unpack[RunOptions],
@@ -37,10 +40,12 @@ def predict(
     """Predicts time, memory, energy and cost of training a model, without the devices.
 
     Args:
-        model: An ``nn.Module``, a ``keras.Model``, a specification such as ``torchvision:resnet50`` (see
-            docs/models.md), or a whole ``Run``.
+        model: An ``nn.Module``, a ``LightningModule``, a ``Trainer`` of Transformers, a ``keras.Model``, a
+            specification such as ``torchvision:resnet50`` (see docs/models.md), or a whole ``Run``.
         device: Catalogue name, driver name, TOML file, ``here``, a ``Device``, or ``4x8xh100-sxm``: nodes x devices x
             name. None with a ``Run``.
+        inputs: One batch for a module, of tensors in any structure, or the ``DataLoader`` that gives it. Its first axis
+            is the batch size unless you give another.
         cost_model: The cost model to predict with; the shipped one, or a calibration of the device, if None.
         use_cache: Whether to use the cache of traced graphs.
         options: The settings of the run, see ``forerun.RunOptions`` and ``forerun predict --help``.
@@ -54,7 +59,17 @@ def predict(
         >>> forerun.predict("torchvision:resnet18", device="a100-sxm4-40gb").fits
         'yes'
     """
-    run = run_from(model, device, options)
+    given: Any = options
+    if not isinstance(model, (str, Run)) and not is_keras(model):
+        with needing("a model that is an object"):
+            from forerun.tracing.models.training_objects import as_module
+        model, found = as_module(model, inputs, options)
+        given = {**found, **{name: value for name, value in options.items() if value is not None}}
+    elif inputs is not None:
+        raise InvalidSetupError(
+            "inputs belong to a module; give input_shape, image_size or sequence_length instead"
+        )
+    run = run_from(model, device, given)
     return estimates_of([run], TracedModels(use_cache=use_cache), cost_model)[0].estimate
 
 

@@ -11,7 +11,7 @@ from forerun.base.answers import Answer
 from forerun.base.errors import InvalidSetupError
 from forerun.cost.time.weights import CostModel
 from forerun.prediction.estimate import Interval
-from forerun.prediction.estimate_run import RunEstimate
+from forerun.prediction.estimate_run import RunEstimate, hourly_price_usd, price_note
 from forerun.prediction.models import TracedModels
 from forerun.question.devices.cluster import Cluster, check_num_devices
 from forerun.question.devices.device import Device, LinkKind
@@ -240,7 +240,7 @@ def _point(kind: str, found: RunEstimate, alone_rate: float) -> ScalePoint:
     run = estimate.run
     number, epochs = run.cluster.num_devices, run.job.num_epochs if run.job else None
     speedup = estimate.throughput_samples_per_s.value / alone_rate
-    steps, price = estimate.num_steps_per_epoch, run.price_usd_per_hour
+    steps, price = estimate.num_steps_per_epoch, hourly_price_usd(run)
     epoch_s = estimate.epoch_time_s
     assert estimate.peak_memory_bytes is not None
     return ScalePoint(
@@ -261,9 +261,7 @@ def _point(kind: str, found: RunEstimate, alone_rate: float) -> ScalePoint:
         num_steps=None if steps is None or epochs is None else round(steps * epochs),
         epoch_time_s=epoch_s,
         job_time_s=estimate.job_time_s,
-        cost_usd_per_epoch=(
-            None if price is None or epoch_s is None else price * number * epoch_s.value / 3600
-        ),
+        cost_usd_per_epoch=(None if price is None or epoch_s is None else price * epoch_s.value / 3600),
     )
 
 
@@ -291,12 +289,14 @@ def _notes(run: Run, points: Sequence[ScalePoint], several_nodes: bool) -> list[
     notes = [*recipe_notes(run.software)]
     if not several_nodes:
         notes.append(
-            "all devices are taken to be in one node; name several as --on NxMxDEVICE with --inter LINK"
+            "all devices are assumed to be in one node; name several as --on NxMxDEVICE with --inter LINK"
         )
     if run.cluster.intra_link is not None and run.cluster.intra_link.kind is LinkKind.HOST:
-        notes.append("each process is taken to have a processor of its own; processes of one share its cores")
+        notes.append("each process is assumed to have a processor of its own")
     if run.sharing.strategy.stage or run.sharing.strategy is Strategy.MIRRORED:
-        notes.append(f"no measured run with strategy {run.sharing.strategy} stands behind the interval")
+        notes.append(
+            f"the interval was not checked against measured runs with strategy {run.sharing.strategy}"
+        )
     full = [point.num_devices for point in points if point.fits == "no"]
     if full:
         sizes = ", ".join(map(str, dict.fromkeys(full)))
@@ -305,6 +305,8 @@ def _notes(run: Run, points: Sequence[ScalePoint], several_nodes: bool) -> list[
         )
     if run.job is None:
         notes.append("epochs and cost need a dataset: --dataset NAME or --dataset-size N")
+    elif (price := price_note(run)) is not None:
+        notes.append(price)
     return notes
 
 

@@ -117,7 +117,8 @@ def _is_castable(value: Any) -> bool:
 
 def _cast(value: Any, dtype: torch.dtype, region: _Region | _FollowedRegion) -> Any:
     if isinstance(value, (list, tuple)):
-        return type(value)(_cast(item, dtype, region) for item in value)
+        parts = [_cast(item, dtype, region) for item in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     if not _is_castable(value) or value.dtype == dtype:
         return value
     is_cached = value.is_leaf and value.requires_grad and value.dtype == torch.float32 and value._base is None

@@ -91,7 +91,8 @@ def prepared_batch(built: BuiltModel, setup: TrainingSetup, batch_size: int) -> 
                 value = value.contiguous(memory_format=torch.channels_last)
             return value
         if isinstance(value, (list, tuple)):
-            return type(value)(convert(item) for item in value)
+            parts = [convert(item) for item in value]
+            return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
         if isinstance(value, dict):
             return {name: convert(item) for name, item in value.items()}
         return value

@@ -242,18 +242,24 @@ def _needing_torch(request: ModelRequest) -> Iterator[None]:
         with needing(f"tracing {request.model}"):
             yield
     except MissingExtraError as error:
-        known = shipped_models()
-        if request.model in known:
-            hint = (
-                f"; without it {request.model} is answered with its own input, the phases train and inference, and the "
-                f"optimizers {', '.join(SHIPPED_OPTIMIZERS)}"
-            )
-            if find_architecture(request.model) is not None:
-                hint += ", or in bf16 with 2048 or 4096 tokens, --recompute full and --lora 16, --quantize nf4 or none"
-        else:
-            hint = near_matches(request.model, known) or f"; {len(known)} models such as {known[0]} need none"
-        error.args = (f"{error}{hint}",)
+        if str(error).startswith(request.model):
+            raise  # an outer part of the same question
+        error.args = (_without_torch(request.model, str(error)),)
         raise
+
+
+def _without_torch(model: str, needed: str) -> str:
+    """The message where PyTorch is missing: a misspelt name is told its neighbours before the package to install."""
+    known, install = shipped_models(), needed.partition("; install it with: ")[2]
+    if model not in known:
+        near = near_matches(model, known) or f", such as {known[0]};"
+        return f"{model} is not one of the {len(known)} models that need no extra{near} others need PyTorch: {install}"
+    settings = f"its own input, phases train and inference, optimizers {', '.join(SHIPPED_OPTIMIZERS)}"
+    if find_architecture(model) is not None:
+        settings += (
+            ", or bf16 with 2048 or 4096 tokens, --recompute full and --lora 16, --quantize nf4 or none"
+        )
+    return f"{model} needs no extra with {settings}; other settings need the extra 'torch': {install}"
 
 
 def trace_keras_models(questions: Sequence[tuple[ModelRequest, TrainingSetup]]) -> list[Graph | ForerunError]:

@@ -222,7 +222,7 @@ def test_trainer_state_of_hugging_face(tmp_path):
     assert curve.planned_end == pytest.approx(3.0)
     loss = read_curve(tmp_path / "trainer_state.json", "loss")
     np.testing.assert_allclose(loss.values, [1.4, 1.0, 0.8])
-    assert loss.notes == ("4 rows without a value of loss were passed over",)
+    assert loss.notes == ("4 rows without a value of loss were skipped",)
     assert read_curve(tmp_path, "accuracy").metric == "eval_accuracy"
     assert find_curve_files(tmp_path) == [tmp_path / "trainer_state.json"]
 

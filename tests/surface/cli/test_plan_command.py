@@ -114,7 +114,7 @@ def test_without_a_choice_there_is_no_job_to_schedule():
         (("--batch-size", "1:9000000:1"), "9,000,000 are too many"),
         (("--batch-size", "1:99999999999"), "99,999,999,999 are too many"),
         (("--batch-size", ""), "expected at least one batch size"),
-        (("--on", "cpu", "--within", "energy<=2kWh"), "energy is known of GPUs only, not of cpu"),
+        (("--on", "cpu", "--within", "energy<=2kWh"), "energy is known for GPUs only, not for cpu"),
         (("--on", "t4x999999"), "at most 100,000, got 999,999"),
         (("--precision", ","), "at least one precision"),
         (

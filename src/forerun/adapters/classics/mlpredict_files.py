@@ -70,7 +70,7 @@ def build_mlpredict(path_text: str, options: InputOptions) -> BuiltModel:
         loss=classification_loss,
         notes=()
         if options.num_classes is None
-        else ("the head of a file of mlpredict is as written; num_classes took no part",),
+        else ("the head of an mlpredict file is fixed: num_classes is ignored",),
         cache_key=f"mlpredict {hashlib.sha256(text).hexdigest()} {options.key()}",
     )
 

@@ -1,4 +1,4 @@
-"""Single layers of Keras by the names and sizes of ``layer_figures``, on whichever backend Keras has.
+"""Single layers of Keras by the names and sizes of ``layer_figures``, on any backend of Keras.
 
 A layer is equal in both frameworks if its figures agree: ``same`` with an even window is left out, because Keras
 then pads less than PyTorch networks do and the output is one pixel smaller.

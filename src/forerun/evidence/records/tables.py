@@ -205,7 +205,7 @@ def above_zero(text: str) -> float | None:
 
 
 def yes_or_no(text: str, name: str, place: str) -> bool:
-    """The flag that a cell holds; an empty one says no.
+    """The flag that a cell holds; an empty one is False.
 
     Raises:
         RecordError: It says neither.

@@ -55,12 +55,12 @@ class ForecastOptions(DeviceOptions, total=False):
 
     target: Annotated[
         str | None,
-        Setting(help=f"What is to be reached: {_RANGE_OF_TARGETS}.", group="target", metavar="METRIC>=VALUE"),
+        Setting(help=f"Target of the run: {_RANGE_OF_TARGETS}.", group="target", metavar="METRIC>=VALUE"),
     ]
     metric: Annotated[
         str | None,
         Setting(
-            help="Metric, where no target names it.",
+            help="Metric, if no target names it.",
             group="target",
             default="a validation accuracy, a validation loss, or the first",
             metavar="NAME",
@@ -89,7 +89,7 @@ class ForecastOptions(DeviceOptions, total=False):
     model: Annotated[
         str | None,
         Setting(
-            help="What is trained, as in predict; with --on its epochs are timed by prediction.",
+            help="Model that is trained, as in 'forerun predict'; with --on, its epochs are timed.",
             group="model",
             metavar="MODEL",
         ),
@@ -108,7 +108,7 @@ class ForecastOptions(DeviceOptions, total=False):
     backtest_file: Annotated[
         Path | None,
         Setting(
-            help="Weights and intervals from figures of your own, which forecast backtest --save wrote.",
+            help="Your own back-test, written by 'forerun forecast backtest --save'.",
             group="software",
             default="the shipped figures",
             metavar="FILE",
@@ -123,7 +123,7 @@ class CutOptions(ForecastOptions, total=False):
     cut: Annotated[
         float | None,
         Setting(
-            help="Take a finished run as it was after this share, and put what came beside the forecast.",
+            help="Forecast a finished run from this share of it, and compare with its real end.",
             group="main",
             metavar="SHARE",
         ),
@@ -155,13 +155,13 @@ RunArgument = Annotated[
     ),
 ]
 OnDevices = Annotated[
-    list[str] | None, typer.Option(metavar="DEVICE", help="Where it might be trained; may be repeated.")
+    list[str] | None, typer.Option(metavar="DEVICE", help="Device to train on; may be repeated.")
 ]
 TargetOption = Annotated[
     str | None,
-    typer.Option(metavar="METRIC>=VALUE", help=f"What is to be reached: {_RANGE_OF_TARGETS}."),
+    typer.Option(metavar="METRIC>=VALUE", help=f"Target of the run: {_RANGE_OF_TARGETS}."),
 ]
-MetricOption = Annotated[str | None, typer.Option(metavar="NAME", help="Metric, where no target names it.")]
+MetricOption = Annotated[str | None, typer.Option(metavar="NAME", help="Metric, if no target names it.")]
 
 
 @verb(
@@ -312,14 +312,14 @@ def networks(
         str | None,
         typer.Option(
             metavar="NETWORK",
-            help="Predict this network from the others, and put what it has beside that. "
+            help="Predict this network from the others, and compare with its own values. "
             "[default: each in turn, unless one has an empty value]",
             show_default=False,
         ),
     ] = None,
     unit: Annotated[
         str | None,
-        typer.Option(metavar="steps|epochs", help="What a column that is called b0 alone counts."),
+        typer.Option(metavar="steps|epochs", help="Unit of a column that is called b0 alone."),
     ] = None,
 ) -> NetworkForecast:
     """Forecast what a network that was never trained needs, from others."""

@@ -206,7 +206,7 @@ def curve_of_columns(
 def _row_notes(metric: str, keep: npt.NDArray[np.bool_], num_rows: int, num_points: int) -> tuple[str, ...]:
     """Notes on the rows: those without the metric, and those that were averaged."""
     num_passed = int((~keep).sum())
-    passed = f"{num_passed} rows without a value of {metric} were passed over"
+    passed = f"{num_passed} rows without a value of {metric} were skipped"
     averaged = f"{num_rows} rows became {num_points} points: the rows of an epoch are one point, their mean"
     return (*([passed] if num_passed else []), *([averaged] if num_rows > num_points else []))
 

@@ -107,7 +107,7 @@ class CurveForecast:
 
     @property
     def is_calibrated(self) -> bool:
-        """True if enough runs stand behind the interval."""
+        """True if the interval rests on enough runs."""
         return self.num_runs >= FEWEST_RUNS
 
     @property
@@ -319,9 +319,7 @@ def _notes(tier: Tier, table: BacktestTable, prefix: Prefix, follows_metric: boo
     notes = []
     num_runs = table.num_runs(tier, prefix.progress)
     if num_runs < FEWEST_RUNS:
-        notes.append(
-            f"uncalibrated: {num_runs} back-tests stand behind the interval of this tier, {FEWEST_RUNS} are needed"
-        )
+        notes.append(f"uncalibrated: the interval rests on {num_runs} back-tests, {FEWEST_RUNS} are needed")
     if follows_metric:
         notes.append(
             "a rate that is reduced when the metric stalls is not known beforehand: the interval is that of runs whose "

@@ -258,9 +258,7 @@ def _shape_of(epochs: Floats, relative: Floats, end: float) -> tuple[Callable[[F
     best = min(misses, key=lambda name: misses[name])
     if misses[best] > _LIKE:
         held = float(relative[-1])
-        return lambda t: np.full(
-            np.shape(t), held
-        ), "they follow no known shape; the last one is taken to stay"
+        return lambda t: np.full(np.shape(t), held), "they follow no known shape; the last one is kept"
     return shapes[best], best
 
 

@@ -110,6 +110,18 @@ def cheapest_rental(
     return min(found, key=_rank, default=None)
 
 
+def known_rental(device: str, num_devices: int) -> Rental | None:
+    """The cheapest rental on demand in the table of prices; None if nobody sells the device."""
+    kept = updated_prices_path()
+    return _known_rental(device, num_devices, kept.stat().st_mtime_ns if kept.exists() else 0)
+
+
+@cache
+def _known_rental(device: str, num_devices: int, updated: int) -> Rental | None:
+    # The time of the user's own table is in the key: a server notices new prices.
+    return cheapest_rental(load_prices(), device, num_devices, kinds=(PriceKind.ON_DEMAND,))
+
+
 def _rank(rental: Rental) -> tuple[int, bool, float]:
     return rental.num_instances, rental.price.is_community, rental.usd_per_hour
 

@@ -25,12 +25,14 @@ if TYPE_CHECKING:
     )
     from forerun.script.callbacks.loop import CurveCallback, CurveLog, LoopTimer
     from forerun.script.callbacks.pruner import ForecastPruner
+    from forerun.script.callbacks.run_logger import RunLogger
 
 __all__ = [
     "CurveCallback",
     "CurveLog",
     "ForecastPruner",
     "LoopTimer",
+    "RunLogger",
     "keras_callback",
     "lightning_callback",
     "lightning_timer",
@@ -43,6 +45,7 @@ _MODULES = {
     "ForecastPruner": "pruner",
     "keras_callback": "frameworks",
     "LoopTimer": "loop",
+    "RunLogger": "run_logger",
     "lightning_callback": "frameworks",
     "lightning_timer": "frameworks",
     "trainer_callback": "frameworks",

@@ -106,7 +106,7 @@ def find_knob(name: str) -> Knob:
     if "quanti" in name.lower():
         raise UsageError(
             f"expected a knob of the training, got '{name}': static quantisation changes a model after its training "
-            "and takes no part in the time of it; quantise the model that the best configuration saves, with "
+            "and does not change its time; quantise the model that the best configuration saves, with "
             "torchao or torch.ao.quantization"
         )
     if name not in KNOBS:

@@ -45,7 +45,7 @@ def _names_page(found: _Names) -> Iterator[str]:
     yield from found.models[:_MOST_NAMES]
     left = len(found.models) - _MOST_NAMES
     if left > 0:
-        yield f"... and {left:,} more; name more of the word, or --json for all"
+        yield f"... and {left:,} more; give a longer part of the name, or --json for all"
 
 
 @verb("List the models that are known by name.", page=_names_page)

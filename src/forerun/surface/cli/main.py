@@ -202,11 +202,11 @@ def root(
         typer.Option("--version", help="Print the version; with --verbose also those of libraries and GPUs."),
     ] = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", help="With --version: everything that a report of a fault needs.")
+        bool, typer.Option("--verbose", help="With --version: the details that a bug report needs.")
     ] = False,
     quiet: Annotated[
         bool,
-        typer.Option("--quiet", "-q", help="Show no progress; answers and errors are printed all the same."),
+        typer.Option("--quiet", "-q", help="Show no progress; answers and errors are still printed."),
     ] = False,
     debug: DebugOption = False,
 ) -> None:

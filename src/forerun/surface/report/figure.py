@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from forerun.prediction.estimate import Interval
+
 
 PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 
@@ -147,12 +149,29 @@ def plain_log_ticks(axis: Axis) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
+_KEPT: ContextVar[list[Figure] | None] = ContextVar("figures that are kept instead of written", default=None)
+
+
+def kept_figure(draw: Callable[[Path, Any], None], answer: Any) -> Figure:
+    """The figure that a function draws of an answer, instead of a file of it."""
+    figures: list[Figure] = []
+    token = _KEPT.set(figures)
+    try:
+        draw(Path("chart.png"), answer)
+    finally:
+        _KEPT.reset(token)
+    return figures[-1]
+
+
 def save_figure(figure: Figure, path: Path) -> None:
     """Writes a figure.
 
     Raises:
         FailureError: The file cannot be written.
     """
+    if (kept := _KEPT.get()) is not None:
+        kept.append(figure)
+        return
     try:
         figure.savefig(path, dpi=150)
     except OSError as error:

@@ -49,7 +49,36 @@ _CHARTS = {
     "Plan": f"{_REPORT}.plan_page:pareto_figure",
     "ScaleCurve": f"{_REPORT}.scale_page:scale_figure",
 }
-"""Charts of answers; others are drawn as bars of their rows."""
+"""Functions from an answer to its figure; others are drawn as bars of their rows."""
+
+_CHART_FILES = {
+    "Schedule": "forerun.jobs.pages.gantt:gantt_chart",
+    "RunForecast": "forerun.jobs.pages.forecast_plots:forecast_plot",
+    "Profile": "forerun.script.pages.profile_page:parts_plot",
+}
+"""Functions that draw an answer to a file."""
+
+_BARS: Mapping[str, tuple[str, Callable[[Any], list[tuple[str, float]]]]] = {
+    "Estimate": (
+        "time of one step [ms]",
+        lambda found: [(part.name, 1e3 * part.time_s) for part in found.breakdown],
+    ),
+    "RunComparison": (
+        "change of the time of one step [ms]",
+        lambda found: [(part.name, 1e3 * (part.after - part.before)) for part in found.time_parts],
+    ),
+    "AdvicePlan": (
+        "faster by [%]",
+        lambda found: [(change.settings, 100 * change.gain) for change in found.changes],
+    ),
+    "LayoutPlan": (
+        "time of one step [s]",
+        lambda found: [
+            (f"{point.parallel} {point.strategy}", point.step_time_s.value) for point in found.best
+        ],
+    ),
+}
+"""Axis and bars of an answer by the name of its class."""
 
 _CARD = (
     '<pre style="font-family: ui-monospace, Menlo, Consolas, monospace; font-size: 12px; line-height: 1.35; '
@@ -200,8 +229,10 @@ def plot_of(answer: Any) -> Any:
     name = type(answer).__name__
     if name in _CHARTS:
         return _load(_CHARTS[name])(answer)
-    from forerun.surface.report.figure import new_figure
+    from forerun.surface.report.figure import kept_figure, new_figure
 
+    if name in _CHART_FILES:
+        return kept_figure(_load(_CHART_FILES[name]), {"run": answer} if name == "Profile" else answer)
     if name == "Sweep":
         rows = rows_of(answer)
         groups: dict[tuple[str, str], list[dict[str, Any]]] = {
@@ -222,16 +253,12 @@ def plot_of(answer: Any) -> Any:
         axes.set_ylabel("samples/s")
         axes.legend()
         return figure
-    if name not in ("Estimate", "RunComparison"):
+    if name not in _BARS:
         raise UsageError(f"{name} has no chart; see its to_frame()")
-    bars = answer.breakdown if name == "Estimate" else answer.time_parts
+    words, bars_of = _BARS[name]
+    bars = bars_of(answer)[::-1]
     figure = new_figure(width_in=7, height_in=0.9 + 0.35 * len(bars))
     axes = figure.add_subplot()
-    names = [bar.name for bar in bars][::-1]
-    if name == "Estimate":
-        axes.barh(names, [1e3 * bar.time_s for bar in bars][::-1])
-        axes.set_xlabel("time of one step [ms]")
-    else:
-        axes.barh(names, [1e3 * (bar.after - bar.before) for bar in bars][::-1])
-        axes.set_xlabel("change of the time of one step [ms]")
+    axes.barh([bar_name for bar_name, _ in bars], [value for _, value in bars])
+    axes.set_xlabel(words)
     return figure

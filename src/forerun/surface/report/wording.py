@@ -24,8 +24,8 @@ _PROVENANCE = {
     Provenance.CALIBRATED: "the cost model was adjusted to measurements of this very device",
     Provenance.PUBLISHED: "published steps of this network on this device",
     Provenance.INTERPOLATED: "the cost model was fitted on steps of other models on this kind of device",
-    Provenance.DATASHEET_ONLY: "no step on this kind of device and precision stands behind the cost model, "
-    "only its datasheet; the interval is wider for it",
+    Provenance.DATASHEET_ONLY: "the cost model was fitted without this kind of device and precision; "
+    "only the datasheet is known, so the interval is wider",
 }
 
 _BOUNDS = {

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from forerun import __version__
 from forerun.base.errors import ForerunError
 from forerun.prediction.estimate import Interval
+from forerun.prediction.models import kept_model_names, model_names
 from forerun.question.devices import find_device, load_catalog
 from forerun.question.options import LayoutOptions, RunOptions, ScaleOptions
 from forerun.question.settings import declared
@@ -25,6 +26,7 @@ from forerun.search.options import PlanOptions
 from forerun.search.plan import plan
 from forerun.search.predict import predict
 from forerun.search.scale import scale
+from forerun.surface.cli.settings import flat_names
 from forerun.surface.web.reach import Reach, joined
 
 _INSTRUCTIONS = (
@@ -246,6 +248,12 @@ def _hardware(device: str | None = None) -> DeviceList:
     )
 
 
+def _models(word: str = "") -> dict[str, list[str]]:
+    """The models that are known by name, or those with a word in it. Example: {"word": "resnet"}."""
+    known = dict.fromkeys(flat_names(kept_model_names() or model_names()))
+    return {"models": [name for name in known if word.lower() in name.lower()][:200]}
+
+
 _TOOLS: Mapping[Callable[..., Any], type | None] = {
     _predict: RunOptions,
     _plan: PlanOptions,
@@ -254,5 +262,6 @@ _TOOLS: Mapping[Callable[..., Any], type | None] = {
     _advise: RunOptions,
     _compare: RunOptions,
     _hardware: None,
+    _models: None,
 }
 """The tools, with the settings of those that trace a model."""

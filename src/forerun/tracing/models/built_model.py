@@ -147,7 +147,7 @@ def _text(shape: tuple[int, ...]) -> str:
 
 
 INFERRED_LOSS_NOTE = (
-    "no loss was given: cross entropy is taken for outputs (batch, classes), (batch, classes, height, width) "
+    "no loss was given: cross entropy is used for outputs (batch, classes), (batch, classes, height, width) "
     "and per token, binary cross entropy for a single output, the model's own loss if it returns one, and "
     "the mean of all outputs otherwise"
 )

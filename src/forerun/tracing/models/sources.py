@@ -17,6 +17,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from pathlib import Path
 
@@ -137,4 +138,36 @@ def _unknown(spec: str) -> UnknownModelError:
         or near_matches(name.lower(), [*architectures(), *FAMILIES, *source_names()])
         or near_matches(name.lower(), torchvision_names(), prefix="torchvision:")
     )
-    return UnknownModelError(f"no model {spec!r}{hint}; a model is {_FORMS}")
+    return UnknownModelError(f"no model {spec!r}{_containing(name) or hint or _elsewhere(name)}")
+
+
+_ELSEWHERE = {
+    r"yolo": "from ultralytics.nn.tasks import DetectionModel; return DetectionModel('yolo11m.yaml')",
+    r"flux|sdxl|sd-?\d|stable.?diffusion|\bdit\b": "return a network of diffusers and an example batch",
+    r"u-?net": "return the network, such as one of monai.networks.nets",
+    r"gcn|gat|gnn|sage|graph": "return a network of torch_geometric and an example batch (x, edge_index)",
+    r"dlrm|recommend|two.?tower": "return the network and an example batch",
+}
+"""Names that people type for models of libraries that forerun does not know, and the factory that answers them."""
+
+
+def _elsewhere(name: str) -> str:
+    """The end of the message about a name: the way through a file of one's own where the library is none of ours."""
+    body = next((body for words, body in _ELSEWHERE.items() if re.search(words, name.lower())), None)
+    if body is None:
+        return f"; a model is {_FORMS}"
+    return (
+        f"; put it into a file, mine.py, as 'def make(): {body}', and ask: forerun predict mine.py:make --on DEVICE "
+        "(docs/how-to/index.md has examples)"
+    )
+
+
+def _containing(name: str) -> str:
+    """Names of timm that contain the longest word of a name, such as dinov2; those with its other letters first."""
+    words = [word for word in re.split(r"[^a-z0-9]+", name.lower()) if len(word) > 3]
+    longest = max(words, key=len, default="")
+    found = [known for known in timm_names() if longest and longest in known]
+    if not found or longest in {"resnet", "cnn", "base", "large", "tiny", "small"}:
+        return ""
+    found.sort(key=lambda known: -difflib.SequenceMatcher(None, name.lower(), known).ratio())
+    return f"; did you mean {', '.join(f'timm:{known}' for known in found[:5])}?"

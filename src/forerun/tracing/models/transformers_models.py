@@ -254,8 +254,7 @@ def _in_fp32() -> dict[str, Any]:
 
 
 NO_PADDING_NOTE = (
-    "nothing is known of the values of the mask: every sample is taken as full, without padding and with one sequence "
-    "in it"
+    "the values of the mask are not known: every sample counts as full, with one sequence and without padding"
 )
 
 _DEFAULT_TOKENS = 512

@@ -49,6 +49,7 @@ from forerun.tracing.models.meta_build import (
     meta_copy,
     place_of,
 )
+from forerun.tracing.models.training_objects import WithBatch
 from forerun.tracing.models.transformers_models import (
     NO_PADDING_NOTE,
     ModelInputs,
@@ -82,9 +83,12 @@ def build_from_module(module: torch.nn.Module, options: InputOptions, name: str 
         options: Options of the inputs, needed unless they follow from the module's library or its first layer.
         name: Name to show; None for the class name.
     """
-    name = name or type(module).__name__
+    example = module.batch if isinstance(module, WithBatch) else None
+    inner = module.module if isinstance(module, WithBatch) else module
+    name = name or type(inner).__name__
     _refuse_classes(options, name)
-    return _build(_Returned(module=module), options, name)
+    called = module if isinstance(module, WithBatch) and module.method != "forward" else inner
+    return _build(_Returned(module=called, example_batch=example), options, name)
 
 
 def _refuse_classes(options: InputOptions, name: str) -> None:
@@ -286,14 +290,9 @@ def _inputs(returned: _Returned, module: torch.nn.Module, options: InputOptions,
 
 
 def _example_inputs(returned: _Returned, name: str) -> ModelInputs:
-    example = returned.example_batch
-    form = "kwargs" if isinstance(example, Mapping) else "args"
-    if form == "kwargs":
-        values: Any = dict(example)
-    else:
-        values = tuple(example) if isinstance(example, (tuple, list)) else (example,)
-    tensors = [x for x in (values.values() if form == "kwargs" else values) if isinstance(x, torch.Tensor)]
-    if not tensors or tensors[0].dim() == 0:
+    form, values = _call_with(returned.module, returned.example_batch)
+    tensors = [x for x in _tensors(values) if x.dim()]
+    if not tensors:
         raise ModelBuildError(f"the example batch of {name} holds no tensor with a batch axis")
     size = tensors[0].shape[0]
 
@@ -308,6 +307,31 @@ def _example_inputs(returned: _Returned, name: str) -> ModelInputs:
     return ModelInputs(shape, make_batch, shape[0] if is_text else None)
 
 
+def _call_with(module: torch.nn.Module, example: Any) -> tuple[str, Any]:
+    """An example batch as arguments of a call: by name or position where these fit, else whole as the only one."""
+    by_name = isinstance(example, Mapping) and all(isinstance(key, str) for key in example)
+    if isinstance(module, WithBatch) or not (by_name or type(example) in (tuple, list)):
+        return "args", (example,)
+    form = "kwargs" if by_name else "args"
+    values: Any = dict(example) if by_name else tuple(example)
+    signature = inspect.signature(module.forward)
+    try:
+        signature.bind(**values) if by_name else signature.bind(*values)
+    except TypeError:
+        # A call with arguments that do not fit names those that are missing.
+        return (form, values) if len(signature.parameters) > 1 else ("args", (example,))
+    return form, values
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """All tensors of a structure of mappings, lists and tuples, in order."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (Mapping, list, tuple)):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors(part)
+
+
 def _resized(value: Any, example_size: int, batch_size: int) -> Any:
     """The same structure with tensors of another batch size: on meta, or with the example's values repeated."""
     if isinstance(value, torch.Tensor) and not is_building_on_meta() and not value.is_meta:
@@ -319,7 +343,8 @@ def _resized(value: Any, example_size: int, batch_size: int) -> Any:
             shape[0] = batch_size
         return torch.empty(shape, dtype=value.dtype, device="meta")
     if isinstance(value, (list, tuple)):
-        return type(value)(_resized(item, example_size, batch_size) for item in value)
+        parts = [_resized(item, example_size, batch_size) for item in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     if isinstance(value, Mapping):
         return {key: _resized(item, example_size, batch_size) for key, item in value.items()}
     return value
