@@ -234,25 +234,7 @@ def plot_of(answer: Any) -> Any:
     if name in _CHART_FILES:
         return kept_figure(_load(_CHART_FILES[name]), {"run": answer} if name == "Profile" else answer)
     if name == "Sweep":
-        rows = rows_of(answer)
-        groups: dict[tuple[str, str], list[dict[str, Any]]] = {
-            (row["device"], row["precision"]): [] for row in rows
-        }
-        for row in rows:
-            groups[row["device"], row["precision"]].append(row)
-        figure = new_figure(width_in=6, height_in=4)
-        axes = figure.add_subplot()
-        for words, line in groups.items():
-            axes.plot(
-                [row["batch_size"] for row in line],
-                [row["throughput_samples_per_s"] for row in line],
-                marker="o", label=", ".join(words),
-            )  # fmt: skip
-        axes.set_xscale("log", base=2)
-        axes.set_xlabel("batch size")
-        axes.set_ylabel("samples/s")
-        axes.legend()
-        return figure
+        return _sweep_chart(answer)
     if name not in _BARS:
         raise UsageError(f"{name} has no chart; see its to_frame()")
     words, bars_of = _BARS[name]
@@ -261,4 +243,29 @@ def plot_of(answer: Any) -> Any:
     axes = figure.add_subplot()
     axes.barh([bar_name for bar_name, _ in bars], [value for _, value in bars])
     axes.set_xlabel(words)
+    return figure
+
+
+def _sweep_chart(sweep: Any) -> Any:
+    """Throughput against the batch size, a line for each device and precision."""
+    rows = rows_of(sweep)
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {
+        (row["device"], row["precision"]): [] for row in rows
+    }
+    for row in rows:
+        groups[row["device"], row["precision"]].append(row)
+    from forerun.surface.report.figure import new_figure
+
+    figure = new_figure(width_in=6, height_in=4)
+    axes = figure.add_subplot()
+    for names, line in groups.items():
+        axes.plot(
+            [row["batch_size"] for row in line],
+            [row["throughput_samples_per_s"] for row in line],
+            marker="o", label=", ".join(names),
+        )  # fmt: skip
+    axes.set_xscale("log", base=2)
+    axes.set_xlabel("batch size")
+    axes.set_ylabel("samples/s")
+    axes.legend()
     return figure
