@@ -101,11 +101,11 @@ def _input(share: float) -> Iterator[str]:
 def _files(share: float) -> Iterator[str]:
     from studies.faults.damaged_files import damage_table
 
-    yield "\n## Damaged captures\n"
+    yield "\n## Damaged files\n"
     with _folder() as folder:
         lines, faults = damage_table(folder, _number(10_000, share))
     yield from lines
-    yield from (f"- {found.outcome}, {found.damage}: {found.words[:160]}" for found in faults)
+    yield from (f"- {found.outcome}, {found.kind}, {found.damage}: {found.words[:160]}" for found in faults)
 
 
 def _stores(share: float) -> Iterator[str]:

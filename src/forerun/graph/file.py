@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, get_type_hints
 import numpy as np
 
 from forerun.base.answers import from_plain
-from forerun.graph.archive import DAMAGE
+from forerun.base.received import DAMAGE
 from forerun.graph.graph import Graph, OpClass
 from forerun.graph.schema import checked_memory, checked_ops, read_arrays
 
