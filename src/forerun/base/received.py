@@ -58,13 +58,13 @@ DAMAGE = (
 """Exceptions raised by reading a damaged archive or a file that is not a graph."""
 
 
-def in_a_line(error: BaseException) -> str:
-    """The words of an error about a file, in one line of bounded length.
+def in_a_line(what: object) -> str:
+    """The words of an error about a file, or of a value in it, in one line of bounded length.
 
     >>> in_a_line(ValueError("two", "words"))
     "('two', 'words')"
     """
-    words = " ".join(str(error).split()) or type(error).__name__
+    words = " ".join(str(what).split()) or type(what).__name__
     return words if len(words) <= _LONGEST_WORDS else words[: _LONGEST_WORDS - 3] + "..."
 
 

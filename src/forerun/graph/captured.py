@@ -257,7 +257,7 @@ def read_capture_facts(path: Path) -> CaptureFacts:
             f"expected a captured graph in '{path}', but it is no file of forerun capture; capture the script again"
         ) from error
     if version != CAPTURE_FORMAT_VERSION:
-        found = in_a_line(ValueError(version))[:20]
+        found = in_a_line(version)[:20]
         raise UsageError(
             f"'{path}' has version {found} of captured graphs, this forerun reads {CAPTURE_FORMAT_VERSION}; "
             "capture the script again"

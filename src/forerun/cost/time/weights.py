@@ -609,6 +609,6 @@ def _check_version(header: Mapping[str, Any], path: Path) -> None:
         raise CostModelError(
             f"the fitted cost model {path.name} was made for another version of forerun: expected format "
             f"{WEIGHTS_FORMAT_VERSION} with {len(FEATURES)} features, got format "
-            f"{in_a_line(ValueError(header.get('format_version')))[:20]} with {len(features)}; reinstall forerun, or make a calibration "
-            "again with: forerun calibrate"
+            f"{in_a_line(header.get('format_version'))[:20]} with {len(features)}; reinstall forerun, or make a "
+            "calibration again with: forerun calibrate"
         )

@@ -196,8 +196,8 @@ def load_table(path: Path) -> BacktestTable:
         document = read_json(path)
         if document["schema"] != _SCHEMA or document["levels"] != list(LEVELS):
             raise CostModelError(
-                f"{path}: expected back-test figures of schema {_SCHEMA}, got {in_a_line(ValueError(document['schema']))[:20]}; make "
-                "them anew with 'forerun forecast backtest DIR --save FILE'"
+                f"{path}: expected back-test figures of schema {_SCHEMA}, got {in_a_line(document['schema'])[:20]}; "
+                "make them anew with 'forerun forecast backtest DIR --save FILE'"
             )
         return _table_from(from_plain(_Document, document, least=-np.inf))
     except DAMAGE as error:
