@@ -17,6 +17,7 @@ import numpy as np
 
 from forerun.base.answers import from_plain
 from forerun.base.errors import ScriptError, TraceError
+from forerun.base.isolation import TimeLimit
 from forerun.base.temporary import temporary_folder
 from forerun.graph.captured import Capture, CaptureFacts
 from forerun.graph.file import read_graph
@@ -26,7 +27,7 @@ from forerun.script.capturing.hooks.places import is_of_script
 from forerun.script.capturing.hooks.start import LATE_FILE
 from forerun.script.command_words import PythonCommand, is_python, parse_command, with_batch_size
 from forerun.script.profiling.hooks.messages import CAPTURE_HOOKS, CaptureSettings, FileAccess, write_settings
-from forerun.script.profiling.launch import end_tree, start_with_hooks
+from forerun.script.profiling.launch import TreeWatch, end_tree, start_with_hooks
 
 __all__ = ["DEFAULT_TIMEOUT_S", "ScriptServer", "capture_command", "captured_by", "join_graphs"]
 
@@ -259,8 +260,9 @@ class ScriptServer:
 
     def _wait(self, folder: Path) -> int | None:
         """Exit status of a run; None if it took too long."""
-        end_s = time.monotonic() + self._timeout_s
-        while time.monotonic() < end_s:
+        tree = TreeWatch(self._process.pid)
+        limit = TimeLimit(self._timeout_s, lambda: tree.sample().cpu_s)
+        while not limit.is_over():
             with contextlib.suppress(OSError, ValueError):
                 return int((folder / "status").read_text(encoding="ascii"))
             status = self._process.poll()

@@ -18,6 +18,7 @@ from typing import IO, Any
 import psutil
 
 from forerun.base.errors import ScriptError, UsageError
+from forerun.base.process_control import ProcessOption, set_process_option
 from forerun.evidence import record_telemetry
 from forerun.script.profiling.hooks.messages import (
     STARTUP_VARIABLE,
@@ -209,6 +210,8 @@ def start_with_hooks(
     variables = {**os.environ, **own, "PYTHONPATH": path, STARTUP_VARIABLE: str(settings_file)}
     variables.setdefault("PYTHONUNBUFFERED", "1")
     variables.setdefault("KINETO_LOG_LEVEL", "99")  # the tracer's own remarks are not the script's output
+    _children_before[settings_file] = {child.pid for child in psutil.Process().children()}
+    set_process_option(ProcessOption.CHILD_SUBREAPER, 1)
     try:
         return subprocess.Popen(
             list(command),
@@ -319,6 +322,8 @@ def _handling(handlers: Mapping[signal.Signals, Any]) -> Iterator[None]:
 
 
 _GRACE_S = 3.0
+_children_before: dict[Path, set[int]] = {}
+"""Children of this process at the start of a command; later ones in other sessions are orphans of the command."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -384,13 +389,23 @@ def _memory_bytes(process: psutil.Process) -> int:
 
 
 def started_by(settings_file: Path) -> list[psutil.Process]:
-    """All processes that inherited the settings of a run, daemons that left the tree included."""
+    """All processes of a run: those that inherited its settings, and orphans, which this process has adopted."""
     mark = f"{STARTUP_VARIABLE}={settings_file}".encode()
-    found = []
+    found = _adopted(_children_before[settings_file]) if settings_file in _children_before else []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             if process.pid != os.getpid() and mark in _environment(process.pid):
                 found.append(process)
+    return found
+
+
+def _adopted(before: set[int]) -> list[psutil.Process]:
+    """Children of this process in other sessions than its own, where only a command was started since, with theirs."""
+    found: list[psutil.Process] = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error, OSError, AttributeError):  # other systems have no sessions
+            if child.pid not in before and os.getsid(child.pid) != os.getsid(0):
+                found += [child, *child.children(recursive=True)]
     return found
 
 
