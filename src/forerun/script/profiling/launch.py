@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -43,6 +44,7 @@ __all__ = [
 _SAMPLE_EVERY_S = 0.25
 _KEPT_LINES = 4000
 _TAIL_LINES = 3
+_LONGEST_LINE = 65_536
 _ENDS = (signal.SIGTERM, signal.SIGHUP)
 _STARTUP_FOLDER = Path(__file__).parent / "startup"
 
@@ -268,7 +270,8 @@ class _Run:
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        for text in self._process.stdout:
+        # Whoever prints without an end of line gets one.
+        for text in iter(partial(self._process.stdout.readline, _LONGEST_LINE), ""):
             line = OutputLine(time_s=time.monotonic(), text=text.rstrip("\n"))
             self.lines.append(line)
             if len(self.lines) > 2 * _KEPT_LINES:
