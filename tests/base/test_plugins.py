@@ -63,4 +63,4 @@ def test_of_two_packages_of_a_name_the_first_on_the_path_counts(tmp_path, monkey
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: elsewhere\nVersion: {version}\n")
         (info / "entry_points.txt").write_text(f"[forerun.laws]\nroot = {target}\n")
     monkeypatch.setattr(sys, "path", [str(tmp_path / "2.0"), str(tmp_path / "1.0")])
-    assert list(plugins._read()) == [("elsewhere", EntryPoint("root", "math:sqrt", "forerun.laws"))]
+    assert list(plugins._read()) == [("elsewhere", plugins.EntryPoint("root", "math:sqrt", "forerun.laws"))]
