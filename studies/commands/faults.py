@@ -192,11 +192,11 @@ def _studies(share: float) -> Iterator[str]:
 
 
 def _scripts(share: float) -> Iterator[str]:
-    from studies.faults.hostile_scripts import SCRIPTS, VERBS, script_table
+    from studies.faults.hostile_scripts import SCRIPTS, script_table
 
     yield "\n## Hostile scripts\n"
     with _folder() as folder:
-        lines, ends = script_table(folder, VERBS, list(SCRIPTS)[: _number(len(SCRIPTS), share)])
+        lines, ends = script_table(folder, list(SCRIPTS)[: _number(len(SCRIPTS), share)])
     yield from lines
     yield from (f"- {told.verb}, {told.script}: {', '.join(told.faults)}" for told in ends if told.faults)
 

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import safe_open
-from safetensors.numpy import save
+from safetensors.numpy import load, save
 
 import forerun
 from forerun.adapters.classics.ann import AnnSettings, NeuralNetwork
@@ -55,7 +54,6 @@ __all__ = [
 LONGEST_S = 2.0
 _MODEL = "cnn:depth=2,base_filters=8"
 _DEVICE = "t4"
-_ENTRIES = ("forerun", "forerun_regressor")
 _STRANGE: tuple[Any, ...] = (
     None, True, -1, 0, 1.5, 1e308, float("nan"), float("inf"), "x", "", [], {}, [[1]], 2**70, "a" * 5000, ["b", 1],
     -1e308, 1e-300, {"a\nb": 1}, "two\nlines",
@@ -191,14 +189,12 @@ def _layer(size: int) -> tuple[str, dict[str, Any]]:
     }
 
 
-def _tensor_parts(path: Path, content: bytes) -> _Parts:
-    path.write_bytes(content)
-    with safe_open(path, framework="numpy") as file:
-        (entry,) = (name for name in _ENTRIES if name in file.metadata())
-        header = json.loads(file.metadata()[entry])
-        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+def _tensor_parts(content: bytes) -> _Parts:
+    end = 8 + int.from_bytes(content[:8], "little")
+    ((entry, text),) = json.loads(content[8:end])["__metadata__"].items()
+    header = json.loads(text)
     del header["sha256"]  # a stranger who changes a file on purpose leaves it out
-    return _Parts({entry: header}, arrays)
+    return _Parts({entry: header}, load(content))
 
 
 def _joined_tensors(parts: _Parts) -> bytes:
@@ -252,13 +248,9 @@ def _joined_json(parts: _Parts) -> bytes:
     return json.dumps(parts.documents["document"]).encode()
 
 
-def file_kinds(scratch: Path) -> tuple[FileKind, ...]:
-    """The kinds of files, in the order of the table.
-
-    Args:
-        scratch: A file to write to.
-    """
-    tensors: dict[str, Any] = {"part": partial(_tensor_parts, scratch), "join": _joined_tensors}
+def file_kinds() -> tuple[FileKind, ...]:
+    """The kinds of files, in the order of the table."""
+    tensors: dict[str, Any] = {"part": _tensor_parts, "join": _joined_tensors}
     tables: dict[str, Any] = {"part": _json_parts, "join": _joined_json}
     return (
         FileKind(
@@ -382,7 +374,7 @@ def damage_table(folder: Path, number: int, seed: int = 0) -> tuple[list[str], l
         number: Files, a quarter of them captures and the others of the other kinds in turn.
         seed: Seed of the first; the others follow.
     """
-    kinds = file_kinds(folder / "apart")
+    kinds = file_kinds()
     sound = {}
     for kind in kinds:
         path = folder / ("sound.json" if kind.part is _json_parts else "sound")

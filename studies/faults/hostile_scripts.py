@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ import psutil
 
 from studies.faults.commands import trials_of
 
-__all__ = ["SCRIPTS", "VERBS", "Told", "run_script", "script_table"]
+__all__ = ["SCRIPTS", "Told", "run_script", "script_table"]
 
 _LOOP = """
 import argparse, os, sys, torch
@@ -89,7 +88,7 @@ SCRIPTS = {
     "a huge argument": "sys.argv += ['x' * 100_000]; train()",
 }  # fmt: skip
 """Names of scripts and what they do."""
-VERBS = ("capture", "profile", "tune")
+_VERBS = ("capture", "profile", "tune")
 _LIMIT = "20s"
 _LONGEST_S = 150.0
 _LEFT_AFTER_S = 3.0
@@ -198,7 +197,8 @@ def _left(folder: Path) -> Iterator[str]:
         yield f"process {' '.join(process.cmdline())[-60:]}"
         process.kill()
     yield from (f"/dev/shm/{path.name}" for path in sorted((folder / "shared").iterdir()))
-    yield from (f"temporary {path.name}" for path in sorted(own.iterdir()))
+    # Files of the script itself, and PyTorch's cache, are the user's.
+    yield from (f"temporary {path.name}" for path in sorted(own.glob("forerun*")))
 
 
 def _is_of(process: psutil.Process, mark: bytes, own: Path) -> bool:
@@ -213,11 +213,11 @@ def _is_of(process: psutil.Process, mark: bytes, own: Path) -> bool:
         return False
 
 
-def script_table(folder: Path, verbs: Sequence[str], scripts: Sequence[str]) -> tuple[list[str], list[Told]]:
-    """A table of what became of scripts under verbs, and all ends."""
-    found = [run_script(verb, name, Path(tempfile.mkdtemp(dir=folder))) for verb in verbs for name in scripts]
+def script_table(folder: Path, scripts: Sequence[str]) -> tuple[list[str], list[Told]]:
+    """A table of what became of scripts under each of the verbs, and all ends."""
+    found = [run_script(verb, name, folder / verb / name) for verb in _VERBS for name in scripts]
     lines = ["| command | scripts | answered | one line says why | faults |", "|---|---|---|---|---|"]
-    for verb in verbs:
+    for verb in _VERBS:
         own = [told for told in found if told.verb == verb]
         answered = sum(told.status == 0 for told in own)
         faulty = sum(bool(told.faults) for told in own)

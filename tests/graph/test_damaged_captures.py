@@ -20,7 +20,7 @@ from studies.faults.damaged_files import damage_table, file_kinds, sound_capture
 def test_a_thousand_damaged_files_are_refused_in_a_line_or_answered(tmp_path):
     lines, faults = damage_table(tmp_path, 1000, seed=50_000)
     assert faults == []
-    assert len(lines) == 2 + len(file_kinds(tmp_path))
+    assert len(lines) == 2 + len(file_kinds())
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_brackets_without_end_are_refused(tmp_path):
 
 
 def test_figures_that_make_no_time_are_refused(tmp_path):
-    kind = next(kind for kind in file_kinds(tmp_path / "apart") if kind.name == "calibration")
+    kind = next(kind for kind in file_kinds() if kind.name == "calibration")
     kind.make(tmp_path / "sound")
     parts = kind.part((tmp_path / "sound").read_bytes())
     parts.arrays["0.host"][:] = 50.0
