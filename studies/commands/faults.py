@@ -27,7 +27,9 @@ _PARTS = (
     "grids",
     "grids-postgres",
     "studies",
+    "scripts",
     "server",
+    "servers-killed",
     "ray",
 )
 _STORE_COLUMNS = ("faults", "acknowledged", "lost", "twice", "changed", "damaged", "refused", "not written")
@@ -52,7 +54,8 @@ def faults(
 ) -> None:
     """Feed bad input, kill writers, fill disks, flip bits and load the server; print tables of what happened."""
     makers: tuple[Callable[[float], Iterator[str]], ...] = (
-        _input, _files, _stores, _postgres, _journal, _grids, _grids_postgres, _studies, _server, _ray,
+        _input, _files, _stores, _postgres, _journal, _grids, _grids_postgres, _studies, _scripts, _server,
+        _servers_killed, _ray,
     )  # fmt: skip
     parts = dict(zip(_PARTS, makers, strict=True))
     _longest_s.set(60 * minutes)
@@ -101,11 +104,11 @@ def _input(share: float) -> Iterator[str]:
 def _files(share: float) -> Iterator[str]:
     from studies.faults.damaged_files import damage_table
 
-    yield "\n## Damaged captures\n"
+    yield "\n## Damaged files\n"
     with _folder() as folder:
         lines, faults = damage_table(folder, _number(10_000, share))
     yield from lines
-    yield from (f"- {found.outcome}, {found.damage}: {found.words[:160]}" for found in faults)
+    yield from (f"- {found.outcome}, {found.kind}, {found.damage}: {found.words[:160]}" for found in faults)
 
 
 def _stores(share: float) -> Iterator[str]:
@@ -188,6 +191,24 @@ def _studies(share: float) -> Iterator[str]:
         )
 
 
+def _scripts(share: float) -> Iterator[str]:
+    from studies.faults.hostile_scripts import SCRIPTS, script_table
+
+    yield "\n## Hostile scripts\n"
+    with _folder() as folder:
+        lines, ends = script_table(folder, list(SCRIPTS)[: _number(len(SCRIPTS), share)])
+    yield from lines
+    yield from (f"- {told.verb}, {told.script}: {', '.join(told.faults)}" for told in ends if told.faults)
+
+
+def _servers_killed(share: float) -> Iterator[str]:
+    from studies.faults.server import killed_servers
+
+    yield from _command_header("Servers killed")
+    with _folder() as folder:
+        yield _row("kill -9 of `serve`", killed_servers(folder, _number(100, share)), _COMMAND_COLUMNS)
+
+
 def _ray(share: float) -> Iterator[str]:
     from studies.faults.clusters import killed_heads
 
@@ -229,7 +250,7 @@ def _row(name: str, found: Counter[str], columns: Sequence[str] = _STORE_COLUMNS
 
 
 def _server(share: float) -> Iterator[str]:
-    from studies.faults.server import serving, slow_sockets, under_load
+    from studies.faults.server import busy_processes, serving, slow_sockets, under_load
 
     yield "\n## Server\n"
     columns = ("load", "requests", "time [s]", "server's CPU time [s]", "p50 [s]", "p95 [s]", "answers by status",
@@ -237,13 +258,21 @@ def _server(share: float) -> Iterator[str]:
     yield f"| {' | '.join(columns)} |"
     yield f"|{'---|' * len(columns)}"
     with _folder() as folder, serving(folder / "log", "--quiet") as served:
-        for name, num_clients, num_requests, with_traces in (
-            ("50 clients, three models traced meanwhile", 50, _number(200, share), True),
-            ("50 clients", 50, _number(400, share), False),
+        for name, num_clients, num_requests, with_traces, num_busy in (
+            ("50 clients, three models traced meanwhile", 50, _number(200, share), True, 0),
+            ("50 clients", 50, _number(400, share), False, 0),
+            (
+                "8 clients, three models traced and 16 busy processes meanwhile",
+                8,
+                _number(200, share),
+                True,
+                16,
+            ),
         ):
-            found = under_load(
-                served, num_clients=num_clients, num_requests=num_requests, with_traces=with_traces
-            )
+            with busy_processes(num_busy):
+                found = under_load(
+                    served, num_clients=num_clients, num_requests=num_requests, with_traces=with_traces
+                )
             import numpy as np
 
             median_s = float(np.median(found.times_s))

@@ -24,7 +24,15 @@ from urllib.parse import urlsplit
 import numpy as np
 import psutil
 
-__all__ = ["LoadResult", "Served", "serving", "slow_sockets", "under_load"]
+__all__ = [
+    "LoadResult",
+    "Served",
+    "busy_processes",
+    "killed_servers",
+    "serving",
+    "slow_sockets",
+    "under_load",
+]
 
 _ADDRESS = re.compile(r"forerun at (http://\S+)/ ")
 _MODEL = "cnn:depth=2,base_filters=32"
@@ -173,6 +181,62 @@ def _ask(served: Served, method: str, path: str, body: object, *, timeout_s: flo
         return 0, time.monotonic() - began_s
     finally:
         connection.close()
+
+
+@contextlib.contextmanager
+def busy_processes(number: int) -> Iterator[None]:
+    """Other programs that keep the processors busy."""
+    found = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(number)]
+    try:
+        yield
+    finally:
+        for process in found:
+            process.kill()
+            process.wait()
+
+
+def killed_servers(folder: Path, number: int, seed: int = 9) -> Counter[str]:
+    """Kills servers at random moments while they are asked; acknowledged is a configuration that has a name.
+
+    Args:
+        folder: Working folder; the cache of the servers is in it.
+        number: Number of kills.
+        seed: Seed of the moments.
+    """
+    draw, found = random.Random(seed), Counter[str]()
+    names: list[str] = []
+    os.environ["FORERUN_CACHE"] = str(folder / "cache")
+    for kill in range(number):
+        with serving(folder / "log", "--quiet") as served:
+            for name in names[-3:]:  # of those before the kills
+                status = _told(served, "/predict", {"model": name, "device": "t4"})[0]
+                found["lost"] += status == 400
+            moment_s = time.monotonic() + draw.uniform(0.0, 3.0)
+            while time.monotonic() < moment_s:
+                config = {
+                    "model_type": "gpt2",
+                    "n_layer": 2,
+                    "n_embd": 64,
+                    "n_head": 2,
+                    "vocab_size": 1000 + len(names),
+                }
+                status, answer = _told(served, "/configs", config)
+                names += [answer["model"]] * (status == 200)
+            family = psutil.Process(served.process.pid).children(recursive=True)
+            served.process.kill()
+            _, living = psutil.wait_procs(family, timeout=3.0)
+            found["processes left"] += len(living)
+            found["faults"] = kill + 1
+    found["acknowledged"] = len(names)
+    return found
+
+
+def _told(served: Served, path: str, body: object) -> tuple[int, dict[str, str]]:
+    connection = HTTPConnection(served.host, served.port, timeout=300.0)
+    with contextlib.closing(connection):
+        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
 
 
 _BEGINNINGS: Sequence[bytes] = (

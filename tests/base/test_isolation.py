@@ -9,7 +9,16 @@ import psutil
 import pytest
 
 from forerun.base.errors import InvalidSetupError, IsolationError
-from forerun.base.isolation import Child, EndedError, LateError, error_from, in_worker, replies, tell
+from forerun.base.isolation import (
+    Child,
+    EndedError,
+    LateError,
+    TimeLimit,
+    error_from,
+    in_worker,
+    replies,
+    tell,
+)
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="children of these tests are forked")
 
@@ -62,6 +71,14 @@ def test_time_counts_that_the_work_has_spent_on_processors(child):
         assert time.monotonic() - begin_s < 5.0
     finally:
         other.close()
+
+
+def test_work_that_is_kept_from_the_processors_has_ten_times_its_limit():
+    begin_s = time.monotonic()
+    limit = TimeLimit(0.2, lambda: 0.08 * (time.monotonic() - begin_s))  # it gets little of one
+    while not limit.is_over():
+        time.sleep(0.01)
+    assert 1.9 < time.monotonic() - begin_s < 4.0
 
 
 def test_work_speaks_while_it_is_done_and_is_answered(child):

@@ -1,5 +1,6 @@
 """Entry points are found by group and name, those of forerun first."""
 
+import sys
 from importlib.metadata import EntryPoint
 
 import pytest
@@ -53,3 +54,13 @@ def test_a_part_that_is_not_there_is_named_and_a_missing_library_is_left_to_its_
         UsageError, match=r"expected the part of forerun that has 'onnx' \(no_such_room\.onnx\)"
     ):
         plugins.plugin("forerun.sources", "onnx")
+
+
+def test_of_two_packages_of_a_name_the_first_on_the_path_counts(tmp_path, monkeypatch):
+    for version, target in (("2.0", "math:sqrt"), ("1.0", "math:exp")):
+        info = tmp_path / version / f"elsewhere-{version}.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: elsewhere\nVersion: {version}\n")
+        (info / "entry_points.txt").write_text(f"[forerun.laws]\nroot = {target}\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "2.0"), str(tmp_path / "1.0")])
+    assert list(plugins._read()) == [("elsewhere", plugins.EntryPoint("root", "math:sqrt", "forerun.laws"))]

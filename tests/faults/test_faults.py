@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from studies.faults.bad_inputs import bad_cases, bad_input_table, run_cases
+from studies.faults.hostile_scripts import run_script
 from studies.faults.postgres import find_binaries, running_server
 from studies.faults.stores import disk_full, flipped_bits, killed_writers, restarted_server
 
@@ -56,3 +57,18 @@ def test_bad_values_of_every_command_are_refused_in_one_line(tmp_path):
     judged = run_cases(quick, tmp_path, with_good=False)
     assert [(case.words, ended.err, fault) for case, ended, fault in judged if fault] == []
     assert bad_input_table(judged)[-1].startswith("| all | 6 | 6 | 0 | 0 |")
+
+
+@pytest.mark.parametrize(
+    ("verb", "script", "words"),
+    [
+        ("capture", "a child without its variables", "written to graph.forerun"),
+        ("capture", "SIGKILL to its parent", "cannot be captured"),
+        ("profile", "a child that ignores SIGTERM", ""),
+        ("profile", "os._exit in a step", "os._exit"),
+    ],
+)
+def test_a_hostile_script_leaves_nothing_and_is_told_in_a_line(tmp_path, verb, script, words):
+    told = run_script(verb, script, tmp_path / "place")
+    assert told.faults == ()
+    assert words in told.words

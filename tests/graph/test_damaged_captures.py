@@ -1,4 +1,4 @@
-"""Captures from strangers: any damage is one line or an answer in plain numbers, and never more."""
+"""Files from strangers: any damage is one line or an answer in plain numbers, and never more."""
 
 import io
 import tracemalloc
@@ -8,15 +8,19 @@ import numpy as np
 import pytest
 
 import forerun
-from forerun.base.errors import UsageError
+from forerun.adapters.classics.trained_models import load_trained_model
+from forerun.base.errors import CostModelError, UsageError
+from forerun.cost.communication.constants import load_measured_layouts
+from forerun.cost.time.weights import load_weights
 from forerun.graph.captured import read_capture
-from studies.faults.damaged_files import damage_table, sound_capture
+from forerun.jobs.forecasting.backtest_table import load_table
+from studies.faults.damaged_files import damage_table, file_kinds, sound_capture
 
 
-def test_a_thousand_damaged_captures_are_refused_in_a_line_or_answered(tmp_path):
+def test_a_thousand_damaged_files_are_refused_in_a_line_or_answered(tmp_path):
     lines, faults = damage_table(tmp_path, 1000, seed=50_000)
     assert faults == []
-    assert len(lines) > 5
+    assert len(lines) == 2 + len(file_kinds())
 
 
 @pytest.mark.parametrize(
@@ -64,3 +68,41 @@ def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path):
         forerun.predict(f"capture:{path}", device="t4")
     assert tracemalloc.get_traced_memory()[1] < 50e6
     tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("read", "most_bytes"),
+    [
+        (load_weights, 32 * 1024**2),
+        (load_trained_model, 32 * 1024**2),
+        (lambda path: load_measured_layouts(path, "t4"), 4 * 1024**2),
+        (load_table, 4 * 1024**2),
+    ],
+)
+def test_a_file_that_is_too_large_is_not_read(tmp_path, read, most_bytes):
+    path = tmp_path / "large"
+    with path.open("wb") as file:
+        file.truncate(most_bytes + 1)
+    tracemalloc.start()
+    with pytest.raises(CostModelError, match="more than"):
+        read(path)
+    assert tracemalloc.get_traced_memory()[1] < 1e6
+    tracemalloc.stop()
+
+
+def test_brackets_without_end_are_refused(tmp_path):
+    path = tmp_path / "deep.json"
+    path.write_text("[" * 100_000)
+    with pytest.raises(CostModelError, match="nested too deeply"):
+        load_table(path)
+
+
+def test_figures_that_make_no_time_are_refused(tmp_path):
+    kind = next(kind for kind in file_kinds() if kind.name == "calibration")
+    kind.make(tmp_path / "sound")
+    parts = kind.part((tmp_path / "sound").read_bytes())
+    parts.arrays["0.host"][:] = 50.0
+    parts.arrays["1.host"][:] = 50.0
+    (tmp_path / "wild").write_bytes(kind.join(parts))
+    with pytest.raises(CostModelError, match="no time that a step could take"):
+        kind.ask(tmp_path / "wild")

@@ -1,6 +1,11 @@
 """Advice for clusters that run: recorded documents, and a real Slurm."""
 
+import contextlib
 import json
+import random
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -132,31 +137,34 @@ def test_a_system_that_is_not_there(monkeypatch):
         schedule_live("ray:http://127.0.0.1:9")
 
 
+FIELDS = "forerun batch_size=10 restart=1s"
+
+
+def submit(folder, name, minutes, devices, points):
+    words = ("sbatch", "--chdir", str(folder), "-J", name, "-t", minutes, f"--gres={devices}", "--comment")
+    slurm(*words, f"{FIELDS} {points}", "--wrap", "sleep 900")
+
+
+def running_jobs():
+    return sorted(slurm("squeue", "-h", "-t", "R", "-o", "%j").split())
+
+
+def submit_a_long_job_and_two_short_ones(folder):
+    submit(folder, "long", "600", "gpu:2", "points=2:100 steps=300000")
+    wait_for(lambda: running_jobs() == ["long"], "the long job")
+    submit(folder, "short", "30", "gpu:1", "points=1:100 steps=3000")
+    submit(folder, "typed", "30", "gpu:t4:1", "points=1:100 steps=3000")
+
+
+def cancel_all():
+    for number in slurm("squeue", "-h", "-o", "%i").split():
+        slurm("scancel", number)
+    wait_for(lambda: not slurm("squeue", "-h", "-o", "%i").split(), "an empty queue")
+
+
 def test_a_real_slurm_is_read_advised_and_changed(tmp_path):
     with small_slurm(tmp_path):
-        fields = "forerun batch_size=10 restart=1s"
-        slurm(
-            *("sbatch", "--chdir", str(tmp_path), "-J", "long", "-t", "600", "--gres=gpu:2", "--comment"),
-            f"{fields} points=2:100 steps=300000",
-            *("--wrap", "sleep 900"),
-        )
-        wait_for(lambda: slurm("squeue", "-h", "-t", "R", "-o", "%j") == "long\n", "the long job")
-        for kind, name in (("gpu", "short"), ("gpu:t4", "typed")):
-            slurm(
-                *(
-                    "sbatch",
-                    "--chdir",
-                    str(tmp_path),
-                    "-J",
-                    name,
-                    "-t",
-                    "30",
-                    f"--gres={kind}:1",
-                    "--comment",
-                ),
-                f"{fields} points=1:100 steps=3000",
-                *("--wrap", "sleep 900"),
-            )
+        submit_a_long_job_and_two_short_ones(tmp_path)
         advice = schedule_live("slurm")
         assert {item.title: str(item.action.kind) for item in advice.jobs} == {
             "long": "stop",
@@ -164,12 +172,9 @@ def test_a_real_slurm_is_read_advised_and_changed(tmp_path):
             "typed": "start",
         }
         # Nothing was run for that.
-        assert slurm("squeue", "-h", "-t", "R", "-o", "%j") == "long\n"
+        assert running_jobs() == ["long"]
         apply_commands(advice)
-        wait_for(
-            lambda: sorted(slurm("squeue", "-h", "-t", "R", "-o", "%j").split()) == ["short", "typed"],
-            "the others",
-        )
+        wait_for(lambda: running_jobs() == ["short", "typed"], "the others")
         settled = schedule_live("slurm")
         assert {item.title: str(item.action.kind) for item in settled.jobs} == {
             "long": "wait",
@@ -177,5 +182,30 @@ def test_a_real_slurm_is_read_advised_and_changed(tmp_path):
             "typed": "keep",
         }
         assert settled.commands == ()
-        for number in slurm("squeue", "-h", "-o", "%i").split():
-            slurm("scancel", number)
+        cancel_all()
+
+
+def killed_schedules(folder, number):
+    """Kills commands that change a cluster at random moments, and runs them again until one has ended."""
+    dice, kills, longest_s = random.Random(34), 0, 8.0
+    command = [sys.executable, "-m", "forerun", "schedule", "live", "slurm", "--apply"]
+    while kills < number:
+        submit_a_long_job_and_two_short_ones(folder)
+        is_done = False
+        while not is_done:
+            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            begin_s = time.monotonic()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                is_done = process.wait(dice.uniform(0.0, longest_s) if kills < number else 300) == 0
+                longest_s = max(1.0, min(longest_s, 1.2 * (time.monotonic() - begin_s)))
+            kills += process.poll() is None
+            process.kill()
+            process.wait()
+            assert sorted(slurm("squeue", "-h", "-o", "%j").split()) == ["long", "short", "typed"]
+        wait_for(lambda: running_jobs() == ["short", "typed"], "the others")
+        cancel_all()
+
+
+def test_a_killed_command_loses_no_job_and_the_next_one_ends_its_work(tmp_path):
+    with small_slurm(tmp_path):
+        killed_schedules(tmp_path, 3)

@@ -99,16 +99,18 @@ _MOST = 1e18
 """Largest number that is taken for a size."""
 
 
-def from_plain(kind: Any, value: Any, name: str = "") -> Any:
-    """A value of a type from what JSON made of it: the reverse of ``plain`` for dataclasses whose numbers are sizes.
+def from_plain(kind: Any, value: Any, name: str = "", *, least: float = 0.0) -> Any:
+    """A value of a type from what JSON made of it: the reverse of ``plain`` for dataclasses.
 
-    Numbers must be finite and not negative, and a whole number may stand for a float; an unknown name is refused and
-    a missing one takes its default.
+    Numbers must be finite, and a whole number may stand for a float; an unknown name is refused and a missing one takes
+    its default.
 
     Args:
-        kind: A dataclass, or a type of its fields: bool, int, float, str, None, a tuple or a choice of these.
+        kind: A dataclass, or a type of its fields: bool, int, float, str, None, a tuple, a mapping by text, a choice of
+            one of these and None, or ``Any``.
         value: The value.
         name: Its name, for messages.
+        least: Smallest number; that of sizes if it is not given.
 
     Raises:
         ValueError: The value is not of the type; the message names it.
@@ -117,8 +119,8 @@ def from_plain(kind: Any, value: Any, name: str = "") -> Any:
     Traceback (most recent call last):
     ValueError: shape 1: expected int, got 'x'
     """
-    if dataclasses.is_dataclass(kind):
-        return _dataclass_from(kind, value, name)
+    if kind is Any:
+        return value
     choices = get_args(kind) if isinstance(kind, UnionType) else (kind,)
     if value is None and NoneType in choices:
         return None
@@ -126,38 +128,53 @@ def from_plain(kind: Any, value: Any, name: str = "") -> Any:
     if others:
         raise TypeError(f"{name}: expected one type and perhaps None, got {choices}")
     if dataclasses.is_dataclass(kind):
-        return _dataclass_from(kind, value, name)
+        return _dataclass_from(kind, value, name, least)
+    inner = get_args(kind)
+    if get_origin(kind) is Mapping and isinstance(value, Mapping):
+        return {
+            key: from_plain(inner[1], item, f"{name} {_short(key)}", least=least)
+            for key, item in value.items()
+        }
     if get_origin(kind) is tuple and isinstance(value, list | tuple):
-        inner = get_args(kind)
         if inner[-1] is ...:
             inner = (inner[0],) * len(value)
         if len(inner) == len(value):
             pairs = enumerate(zip(inner, value, strict=True))
-            return tuple(from_plain(each, item, f"{name} {index}") for index, (each, item) in pairs)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if (
-        kind in (int, float)
-        and is_number
-        and (kind is float or isinstance(value, int))
-        and 0 <= value <= _MOST
-    ):
+            return tuple(
+                from_plain(each, item, f"{name} {index}", least=least) for index, (each, item) in pairs
+            )
+    if kind in (int, float) and _is_number(value, kind) and least <= value <= _MOST:
         return kind(value)
     if kind in (bool, str) and isinstance(value, kind):
         return value
-    raise ValueError(f"{name}: expected {getattr(kind, '__name__', kind)}, got {str(value)[:60]!r}")
+    raise ValueError(f"{name}: expected {getattr(kind, '__name__', kind)}, got {_short(value)!r}")
 
 
-def _dataclass_from(kind: Any, value: Any, name: str) -> Any:
+def _is_number(value: Any, kind: type) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and (kind is float or isinstance(value, int))
+
+
+def _short(value: Any) -> str:
+    return str(value)[:60]
+
+
+def _dataclass_from(kind: Any, value: Any, name: str, least: float) -> Any:
     if not isinstance(value, Mapping):
-        raise ValueError(f"{name}: expected the fields of {kind.__name__}, got {str(value)[:60]!r}")
+        raise ValueError(f"{name}: expected the fields of {kind.__name__}, got {_short(value)!r}")
     hints = get_type_hints(kind)
     known = {field.name: field for field in dataclasses.fields(kind)}
     for unknown in value.keys() - known.keys():
-        raise ValueError(f"{name} {unknown}: no field of {kind.__name__}".strip())
+        raise ValueError(f"{name} {_short(unknown)}: no field of {kind.__name__}".strip())
     for field in known.values():
         has_default = (
             field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
         )
         if field.name not in value and not has_default:
             raise ValueError(f"{name} {field.name}: missing".strip())
-    return kind(**{key: from_plain(hints[key], item, f"{name} {key}".strip()) for key, item in value.items()})
+    return kind(
+        **{
+            key: from_plain(hints[key], item, f"{name} {key}".strip(), least=least)
+            for key, item in value.items()
+        }
+    )

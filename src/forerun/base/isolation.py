@@ -36,6 +36,7 @@ _CPU_LOOK_S = 0.5
 """Shortest time between two looks at what a child has spent on processors [s]."""
 _LEAST_CPU_S = 0.01
 """Work that spends less between two looks waits, for a network or a lock, and is not slow [s]: a tick of the clock."""
+_MOST_TIMES_THE_LIMIT = 10.0
 _FRAMEWORKS = ("torch", "tensorflow", "jax")
 
 _parent: Connection | None = None
@@ -206,6 +207,42 @@ class Child:
         self._end.close()
 
 
+class TimeLimit:
+    """A time limit of work, which other programs may keep from the processors.
+
+    Args:
+        limit_s: The limit [s].
+        spent_s: Gives the time that the work has spent on processors. Work gets more time until it has spent the limit
+            on them, waits for something else, or has had ten times the limit; None counts the time of the clock.
+    """
+
+    def __init__(self, limit_s: float, spent_s: Callable[[], float] | None = None) -> None:
+        now_s = time.monotonic()
+        self._spent_s = spent_s
+        self._look_s, self._end_s = now_s + limit_s, now_s + _MOST_TIMES_THE_LIMIT * limit_s
+        self._last_s = spent_s() if spent_s is not None else 0.0
+        self._most_s = self._last_s + limit_s
+
+    @property
+    def left_s(self) -> float:
+        """Time until ``is_over`` can be true [s]."""
+        return max(0.0, self._look_s - time.monotonic())
+
+    def is_over(self) -> bool:
+        """True if the work may go on no longer."""
+        now_s = time.monotonic()
+        if now_s < self._look_s:
+            return False
+        if self._spent_s is None or now_s >= self._end_s:
+            return True
+        spent_s = self._spent_s()
+        if spent_s >= self._most_s or spent_s - self._last_s < _LEAST_CPU_S:
+            return True
+        self._last_s = spent_s
+        self._look_s = min(self._end_s, now_s + max(_CPU_LOOK_S, self._most_s - spent_s))
+        return False
+
+
 def replies(
     children: Sequence[Child],
     *,
@@ -227,18 +264,18 @@ def replies(
         LateError: The time is over.
     """
     waiting = dict(enumerate(children))
-    deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-    spent_s = sum(child.cpu_s() for child in children) if counts_cpu else 0.0
-    # Child.begin may have let it run already; what that spends is next to nothing.
-    last_s, most_s = spent_s, spent_s + (timeout_s or 0.0)
+    limit = None
+    if timeout_s is not None:
+        # Child.begin may have let it run already; what that spends is next to nothing.
+        limit = TimeLimit(
+            timeout_s, (lambda: sum(child.cpu_s() for child in children)) if counts_cpu else None
+        )
     while waiting:
-        left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+        left_s = None if limit is None else limit.left_s
         ready = wait([sign for child in waiting.values() for sign in child.signs()], timeout=left_s)
         if not ready:
-            now_s = sum(child.cpu_s() for child in children) if counts_cpu else 0.0
-            if not counts_cpu or now_s >= most_s or now_s - last_s < _LEAST_CPU_S:
+            if limit is not None and limit.is_over():
                 raise LateError(f"not finished after {timeout_s:g} s")
-            last_s, deadline_s = now_s, time.monotonic() + max(_CPU_LOOK_S, most_s - now_s)
             continue
         for number, child in list(waiting.items()):
             if not any(sign in ready for sign in child.signs()):

@@ -136,10 +136,11 @@ def _sources() -> list[tuple[str, int]]:
 
 
 def _read() -> Iterator[tuple[str, EntryPoint]]:
-    """Entry points of our groups with the names of their packages."""
+    """Entry points of our groups with the names of their packages; of two that have a name, the first on the path."""
     from importlib.metadata import distributions
 
-    for package in distributions():
+    packages = {package.name: package for package in reversed([*distributions()])}
+    for package in packages.values():
         for point in package.entry_points:
             if point.group.startswith("forerun."):
                 yield package.name, EntryPoint(point.name, point.value, point.group)

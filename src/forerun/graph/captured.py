@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from forerun.base.answers import from_plain
 from forerun.base.errors import TraceError, UsageError
-from forerun.graph.archive import DAMAGE, LARGEST_FILE_BYTES, read_member
+from forerun.base.received import DAMAGE, LARGEST_FILE_BYTES, in_a_line, read_member
 
 if TYPE_CHECKING:
     from forerun.graph.graph import Graph
@@ -237,7 +237,7 @@ def read_capture_facts(path: Path) -> CaptureFacts:
             f"expected a captured graph in '{path}', but it is no file of forerun capture; capture the script again"
         ) from error
     if version != CAPTURE_FORMAT_VERSION:
-        found = str(version)[:20]
+        found = in_a_line(version)[:20]
         raise UsageError(
             f"'{path}' has version {found} of captured graphs, this forerun reads {CAPTURE_FORMAT_VERSION}; "
             "capture the script again"
@@ -253,8 +253,7 @@ def read_capture_facts(path: Path) -> CaptureFacts:
 
 
 def _damaged(path: Path, error: Exception) -> UsageError:
-    words = " ".join(str(error).split()) or type(error).__name__
-    return UsageError(f"the captured graph '{path}' is damaged: {words}; capture the script again")
+    return UsageError(f"the captured graph '{path}' is damaged: {in_a_line(error)}; capture the script again")
 
 
 def read_capture(path: Path) -> Capture:

@@ -20,7 +20,7 @@ import numpy as np
 
 from forerun.base.answers import from_plain
 from forerun.base.errors import TraceError
-from forerun.graph.archive import DAMAGE, LARGEST_FILE_BYTES
+from forerun.base.received import DAMAGE, LARGEST_FILE_BYTES, check_array, refuse_row
 from forerun.graph.graph import Graph, MemoryEvent, MemoryStream, OpClass, OpTable, Within, within_of
 
 GRAPH_FORMAT_VERSION = 6
@@ -167,7 +167,7 @@ def checked_memory(columns: Mapping[str, Any]) -> MemoryStream:
     _check("memory", MemoryStream, columns, {"rows": rows})
     stream = MemoryStream(**columns)
     is_made = stream.event == MemoryEvent.ALLOCATE
-    _refuse("memory.kind", stream.kind, is_made & (stream.kind < 0), "a kind of contents")
+    refuse_row("memory.kind", stream.kind, is_made & (stream.kind < 0), "a kind of contents")
     if is_made.any() and not stream.size_bytes.any():
         raise ValueError("memory.size_bytes: expected sizes above zero, got none")
     return stream
@@ -191,25 +191,19 @@ def _check(name: str, table: type[Any], columns: Mapping[str, Any], lengths: Map
 def _check_column(
     name: str, values: Any, within: Within, lengths: Mapping[str, int], *, is_optional: bool
 ) -> None:
-    rows = lengths["rows"]
-    dtype = np.dtype(np.int64 if within.is_whole else np.float64)
+    dtype, shape = "int64" if within.is_whole else "float64", (lengths["rows"], *within.tail)
     if is_optional and values.size == 0 and values.ndim == 1 and values.dtype == dtype:
         return
-    if values.dtype != dtype or values.shape != (rows, *within.tail):
-        raise ValueError(
-            f"{name}: expected {dtype} in the shape {(rows, *within.tail)}, got {values.dtype} in {values.shape}"
-        )
+    if within.tail:
+        check_array(name, values, dtype, shape, -np.inf, np.inf)
+        _check_sizes(name, values, within)
+        return
     if isinstance(within.high, str):
         # An index stays below the number of names; a kernel may have as many numbers as the table has rows.
         high: float = lengths[within.high] - within.high.endswith("names")
     else:
         high = within.high
-    low = within.low
-    if within.tail:
-        _check_sizes(name, values, within)
-    # What is no number is within nothing.
-    elif values.size and not (values.min() >= low and values.max() <= high):
-        _refuse(name, values, ~((values >= low) & (values <= high)), f"{low:g} to {high:g}")
+    check_array(name, values, dtype, shape, within.low, high)
 
 
 def _check_sizes(name: str, values: Any, within: Within) -> None:
@@ -223,14 +217,7 @@ def _check_sizes(name: str, values: Any, within: Within) -> None:
     else:
         is_fine = (constant + slope >= _LEAST) & (slope >= _LEAST)
     is_fine &= (np.abs(constant) <= within.high) & (slope <= within.high)
-    _refuse(name, values, ~is_fine, f"a size from 0 to {within.high:g} that grows with the batch")
-
-
-def _refuse(name: str, values: Any, is_wrong: Any, wanted: str) -> None:
-    """Refuses the first row of a column that has a wrong value, if there is one."""
-    rows = np.nonzero(is_wrong)[0]
-    if len(rows):
-        raise ValueError(f"{name}, row {rows[0]}: expected {wanted}, got {values[rows[0]].tolist()}")
+    refuse_row(name, values, ~is_fine, f"a size from 0 to {within.high:g} that grows with the batch")
 
 
 def check_stream(stream: MemoryStream) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 
 from forerun.base.answers import from_plain
 from forerun.base.errors import ScriptError, TraceError
+from forerun.base.isolation import TimeLimit
 from forerun.base.kept import cache_folder, temporary_folder
 from forerun.graph.captured import Capture, CaptureFacts
 from forerun.graph.file import read_graph
@@ -27,7 +28,7 @@ from forerun.script.capturing.isolation import GUARDED_FILE
 from forerun.script.capturing.start import LATE_FILE
 from forerun.script.command_words import PythonCommand, is_python, parse_command, with_batch_size
 from forerun.script.patching import is_of_script
-from forerun.script.profiling.launch import end_tree, start_with_hooks
+from forerun.script.profiling.launch import TreeWatch, end_tree, start_with_hooks
 from forerun.script.profiling.messages import CAPTURE_HOOKS, CaptureSettings, FileAccess, write_settings
 
 __all__ = [
@@ -48,6 +49,8 @@ _ERROR_LINE = re.compile(
     r"^(?:[\w.]*\.)?(\w*(?:Error|Exception|Interrupt|Exit|Warning|Stop\w*|OutOfMemory\w*))(?::|$)"
 )
 _TAIL_BYTES = 200_000
+_MOST_OUTPUT_BYTES = 1 << 28
+"""Output of a run, which is kept on a disk until its end [bytes]."""
 _OFFLINE = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
@@ -285,9 +288,10 @@ class ScriptServer:
         return list(words[first + 1 :])
 
     def _wait(self, folder: Path) -> int | None:
-        """Exit status of a run; None if it took too long."""
-        end_s = time.monotonic() + self._timeout_s
-        while time.monotonic() < end_s:
+        """Exit status of a run; None if it took too long, or printed too much."""
+        tree = TreeWatch(self._process.pid)
+        limit = TimeLimit(self._timeout_s, lambda: tree.sample().cpu_s)
+        while not limit.is_over() and not _has_printed_too_much(folder):
             with contextlib.suppress(OSError, ValueError):
                 return int((folder / "status").read_text(encoding="ascii"))
             status = self._process.poll()
@@ -343,7 +347,8 @@ def _outcome(folder: Path, status: int | None, timeout_s: float, *, pretends: bo
     said = errors[-1]["text"] if errors else _last_error(folder)
     if errors and errors[-1]["place"]:
         said += f" ({errors[-1]['place']})"
-    done = f"after {steps} steps" if steps != 1 else "after 1 step"
+    # A process that a signal ended or stopped did not say how far it had come.
+    done = "" if not ends else f" after {steps} steps" if steps != 1 else " after 1 step"
     ways = {end["way"] for end in ends}
     for end in ends:
         if refusal := end.get("refusal"):
@@ -351,16 +356,21 @@ def _outcome(folder: Path, status: int | None, timeout_s: float, *, pretends: bo
             return _Outcome(failure=refusal + (f" ({place})" if place not in refusal else ""), is_final=True)
     if "no device" in ways:
         return _Outcome(failure=_NO_DEVICE)
+    if status is None and _has_printed_too_much(folder):
+        return _Outcome(
+            failure=f"it printed more than {_MOST_OUTPUT_BYTES >> 20} MiB{done}; make it print less",
+            is_final=True,
+        )
     if status is None:
         where = _late_place(folder)
         return _Outcome(
-            failure=f"it took more than {timeout_s:.0f} s {done}{where}; give a longer --timeout, or smaller sizes",
+            failure=f"it took more than {timeout_s:.0f} s{done}{where}; give a longer --timeout, or smaller sizes",
             is_final=True,  # the process is ended, and on the processor the script would take longer
         )
     if "os._exit" in ways:
         end = next(end for end in ends if end["way"] == "os._exit")
         return _Outcome(
-            failure=f"it left by os._exit({end['status']}) {done} ({end['place']}); a capture needs three",
+            failure=f"it left by os._exit({end['status']}){done} ({end['place']}); a capture needs three",
             is_final=True,
         )
     asked = next((end["place"] for end in ends if end["way"] == "input"), None)
@@ -377,10 +387,10 @@ def _outcome(folder: Path, status: int | None, timeout_s: float, *, pretends: bo
                 is_final=True,
             )
     if status and said:
-        return _Outcome(failure=f"it crashed {done}: {said}")
+        return _Outcome(failure=f"it crashed{done}: {said}")
     if status:
-        how = f"signal {-status}" if status < 0 else f"exit status {status}"
-        return _Outcome(failure=f"it ended with {how} {done}{_and_said(folder)}")
+        how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
+        return _Outcome(failure=f"it ended with {how}{done}{_and_said(folder)}")
     if "fork" in ways and steps < 3:
         return _Outcome(
             failure=f"it trains in processes that it starts itself (fork), and {steps} steps were seen; name the "
@@ -390,9 +400,15 @@ def _outcome(folder: Path, status: int | None, timeout_s: float, *, pretends: bo
     if not steps and not any(end["num_backwards"] for end in ends):
         return _Outcome(failure="it ended without a training step of PyTorch", is_final=not pretends)
     return _Outcome(
-        failure=f"it ended {done}, and a capture needs three; give it more data or more epochs",
+        failure=f"it ended{done}, and a capture needs three; give it more data or more epochs",
         is_final=steps > 0,
     )
+
+
+def _has_printed_too_much(folder: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return (folder / "output").stat().st_size > _MOST_OUTPUT_BYTES
+    return False
 
 
 def _late_place(folder: Path) -> str:

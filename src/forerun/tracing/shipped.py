@@ -16,6 +16,7 @@ from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
 
+from forerun.base.received import LARGEST_FILE_BYTES
 from forerun.graph.file import GRAPH_FORMAT_VERSION, read_graph
 from forerun.graph.graph import Graph
 from forerun.question.model import ModelRequest, find_architecture
@@ -113,7 +114,7 @@ def _read(path: Path, key: str) -> Graph | None:
         with tarfile.open(path, "r|xz") as archive:
             for member in archive:  # what follows the one that is wanted need not be unpacked
                 content = archive.extractfile(member) if member.name == f"{key}.npz" else None
-                if content is not None:
+                if content is not None and member.size <= LARGEST_FILE_BYTES:
                     return read_graph(io.BytesIO(content.read()))
     except (OSError, EOFError, tarfile.TarError, lzma.LZMAError):
         return None

@@ -340,6 +340,20 @@ def test_a_damaged_index_is_made_anew(tmp_path):
         assert caught
 
 
+def test_a_store_of_an_earlier_version_is_read_without_a_change(tmp_path):
+    path = tmp_path / "records.sqlite"
+    with RecordStore.open(path) as store:
+        store.add(measurement(1))
+    with sqlite3.connect(path) as connection:
+        connection.execute("ALTER TABLE measurements DROP COLUMN checksum")
+        connection.execute("UPDATE forerun_store SET layout_version = 1")
+    with RecordStore.open(path, create=False) as store:
+        assert list(store.measurements()) == [measurement(1)]
+        assert store.counts("kind")
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("SELECT layout_version FROM forerun_store").fetchone() == (1,)
+
+
 def test_a_store_without_checksums_gets_them(tmp_path):
     path = tmp_path / "records.sqlite"
     with RecordStore.open(path) as store:

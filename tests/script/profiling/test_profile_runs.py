@@ -110,12 +110,13 @@ def test_a_script_that_does_not_exist_is_a_usage_error():
     assert "no file 'nowhere.py'" in done.stderr
 
 
-def test_a_daemon_does_not_outlive_the_run(tmp_path):
+@pytest.mark.parametrize("more", ["", ", env={}"])
+def test_a_daemon_does_not_outlive_the_run(tmp_path, more):
     word = f"daemon-of-{os.getpid()}"
     text = (
         "import subprocess, sys\n"
         f"code = 'import time; time.sleep(600)  # {word}'\n"
-        "subprocess.Popen([sys.executable, '-c', code], start_new_session=True)\n"
+        f"subprocess.Popen([sys.executable, '-c', code], start_new_session=True{more})\n"
     )
     done = run_forerun("profile", "--", sys.executable, script(tmp_path, text))
     assert done.returncode == 1

@@ -14,7 +14,9 @@ from forerun.surface.cli.main import app
 from forerun.surface.report.document import command_of, html_document, markdown_document, read_answer
 
 HOSTILE = dataclasses.replace(
-    FULL, model="file.py:<script>alert(1)</script>", notes=("a | b <img src=x> & c", "x >= 1")
+    FULL,
+    model="file.py:<script>alert(1)</script>",
+    notes=("a | b <img src=x> & c", "x >= 1", r"\[free](https://a.example) [![b](c)"),
 )
 
 
@@ -56,6 +58,7 @@ def test_names_of_others_are_text_not_html():
     assert "a | b <img src=x> & c" in Cells(page).words
     text = markdown_document(HOSTILE)
     assert "<" not in text
+    assert r"\\\[free\](https://a.example) \[!\[b\](c)" in text  # brackets without a link
     assert "file.py:&lt;script&gt;" in text
     assert r"a \| b &lt;img src=x&gt; &amp; c" in text
 

@@ -6,6 +6,9 @@ import json
 import threading
 import time
 
+import anyio
+import anyio.to_thread
+import httpx
 import pytest
 from fastapi.testclient import TestClient
 
@@ -248,6 +251,36 @@ def test_the_page_may_load_nothing_from_elsewhere(client):
     assert "default-src 'self'" in page.headers["content-security-policy"]
     assert page.headers["x-content-type-options"] == "nosniff"
     assert "://" not in page.text
+
+
+def test_a_file_that_the_browser_has_is_not_sent_again(client):
+    first = client.get("/static/main.js")
+    assert first.headers["content-type"].startswith("text/javascript")
+    again = client.get("/static/main.js", headers={"If-None-Match": first.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+
+
+def test_cheap_questions_are_answered_while_every_thread_is_busy():
+    """What the event loop answers needs no thread: here none is left, and each computes."""
+    app = make_app(limit_s=60.0)
+
+    async def asked():
+        released = threading.Event()
+        limiter = anyio.to_thread.current_default_thread_limiter()
+        async with (
+            httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as page,
+            anyio.create_task_group() as group,
+        ):
+            for _ in range(int(limiter.total_tokens)):
+                group.start_soon(anyio.to_thread.run_sync, released.wait)
+            try:
+                with anyio.fail_after(20):
+                    paths = ("/", "/static/main.js", "/hardware", "/datasets", "/healthz", "/metrics")
+                    return [(await page.get(path)).status_code for path in paths]
+            finally:
+                released.set()
+
+    assert anyio.run(asked) == [200] * 6
 
 
 def test_the_document_describes_every_question(client):

@@ -6,8 +6,9 @@ from forerun.base.errors import UsageError
 from forerun.question.options import RunOptions
 from forerun.question.settings import declared
 from forerun.search.options import PlanOptions
+from forerun.surface.web import reach
 from forerun.surface.web.questions import check_model_name
-from forerun.surface.web.reach import MOST_VALUES, Reach, joined
+from forerun.surface.web.reach import MOST_VALUES, Reach, config_file, joined, kept_config
 
 
 @pytest.fixture
@@ -80,3 +81,13 @@ def test_a_name_is_given_once():
     assert joined({"model": "cnn", "device": None}, {"device": "t4"}) == {"model": "cnn", "device": "t4"}
     with pytest.raises(UsageError, match="'device' is an argument"):
         joined({"model": "cnn", "device": "t4"}, {"device": "l4"})
+
+
+def test_pasted_configurations_are_bounded(tmp_path, monkeypatch):
+    monkeypatch.setenv("FORERUN_CACHE", str(tmp_path))
+    monkeypatch.setattr(reach, "_MOST_CONFIGS", 3)
+    names = [kept_config({"model_type": "gpt2", "n_layer": number}) for number in range(1, 8)]
+    assert len(list((tmp_path / "configs").iterdir())) == 3
+    assert config_file(names[-1]).startswith("hf:")
+    with pytest.raises(UsageError, match="paste it once more"):
+        config_file(names[0])

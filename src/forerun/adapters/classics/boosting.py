@@ -78,6 +78,10 @@ class TreeArrays:
             ValueError: Arrays differ in length, or a node or a column is named that does not exist.
         """
         values: dict[str, Any] = {f.name: arrays[f.name] for f in fields(cls)}
+        for name, array in values.items():
+            kind = "i" if name in ("roots", "feature", "left", "right") else "f"
+            if array.ndim != 1 or array.dtype.kind != kind or not len(array):
+                raise ValueError(f"{name}: expected a row of numbers, got {array.dtype} in {array.shape}")
         found = cls(**{**values, "baseline": float(values["baseline"][0])})
         num_nodes = len(found.value)
         if any(

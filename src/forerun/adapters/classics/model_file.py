@@ -6,7 +6,6 @@ and its provenance. A file that is missing, damaged, of another kind, newer or o
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +14,10 @@ from typing import Any, ClassVar, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
+from forerun.base.answers import from_plain
 from forerun.base.errors import CostModelError, ForerunError, RecordError
+from forerun.base.received import DAMAGE, in_a_line, read_tensors, tensors_file
+from forerun.cost.time.weights import check_facts
 from forerun.evidence.fitting.evaluation import Floats, Regressor, RowsOf
 
 __all__ = [
@@ -101,6 +103,7 @@ MODEL_FILE_VERSION = 1
 """Version of the header; the rest has a separate version per kind."""
 
 _ENTRY = "forerun_regressor"
+_LARGEST = 1e18
 _REFIT = "fit it again with: forerun fit RECORDS --model {kind} --out {name}"
 
 Kinds = Mapping[str, type[StorableRegressor[Any]]]
@@ -134,8 +137,6 @@ def save_model_file(model: TrainedModel, path: Path) -> None:
     Raises:
         CostModelError: The model is not fitted, or the file cannot be written.
     """
-    from safetensors.numpy import save
-
     state = model.regressor.state()
     header = {
         "format_version": MODEL_FILE_VERSION,
@@ -146,7 +147,7 @@ def save_model_file(model: TrainedModel, path: Path) -> None:
         "provenance": dict(model.provenance),
     }
     arrays = {name: np.ascontiguousarray(array) for name, array in state.arrays.items()}
-    content = save(arrays, metadata={_ENTRY: json.dumps(header, allow_nan=False)})
+    content = tensors_file(header, arrays, _ENTRY)
     partial = path.with_name(f"{path.name}.partial")
     try:
         partial.write_bytes(content)
@@ -169,14 +170,18 @@ def load_model_file(path: Path, kinds: Kinds, kind: str | None = None) -> Traine
     """
     header, arrays = _read(path)
     _check_header(header, path, kinds, kind)
-    state = RegressorState(features=tuple(header["features"]), settings=header["settings"], arrays=arrays)
     try:
+        features = from_plain(tuple[str, ...], header["features"], "features")
+        for part in ("settings", "provenance"):
+            from_plain(Mapping[str, Any], header[part], part)
+        check_facts(header["provenance"])
+        state = RegressorState(features=features, settings=header["settings"], arrays=arrays)
         regressor = kinds[header["kind"]].from_state(state)
         has_same_columns = regressor.state().features == state.features
     except CostModelError:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError, ForerunError) as error:
-        raise _damaged(path, f"{type(error).__name__}: {error}") from error
+    except (*DAMAGE, ForerunError) as error:
+        raise _damaged(path, f"{type(error).__name__}: {in_a_line(error)}") from error
     if not has_same_columns:
         raise CostModelError(
             f"the model file {path.name} is older than this program: it reads other columns; {_refit(header, path)}"
@@ -185,30 +190,24 @@ def load_model_file(path: Path, kinds: Kinds, kind: str | None = None) -> Traine
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    from safetensors import SafetensorError, safe_open
-
     if not path.is_file():
         raise CostModelError(
             f"expected a fitted model at {path}, but there is no such file; "
             "make one with: forerun fit RECORDS --model ann --out FILE"
         )
     try:
-        with safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-    except (SafetensorError, OSError, ValueError) as error:
-        raise _damaged(path, str(error)) from error
-    if _ENTRY not in metadata:
+        header, arrays = read_tensors(path, _ENTRY)
+    except DAMAGE as error:
+        raise _damaged(path, in_a_line(error)) from error
+    if header is None:
         raise CostModelError(
             f"{path.name} is no model file of 'forerun fit RECORDS'; give one that this command wrote"
         )
-    try:
-        header = json.loads(metadata[_ENTRY])
-    except ValueError as error:
-        raise _damaged(path, str(error)) from error
     for name, array in arrays.items():
-        if not np.all(np.isfinite(array)):
-            raise _damaged(path, f"array '{name}' holds NaN or infinity")
+        if array.dtype.kind not in "fi":
+            raise _damaged(path, f"array '{name}' holds {array.dtype}, not numbers")
+        if not np.all(np.abs(array) <= _LARGEST):
+            raise _damaged(path, f"array '{name}' holds NaN, infinity or a number above {_LARGEST:g}")
     return header, arrays
 
 
@@ -218,10 +217,10 @@ def _check_header(header: Any, path: Path, kinds: Kinds, kind: str | None) -> No
     if missing:
         raise _damaged(path, f"its header lacks {', '.join(missing)}")
     _check_version(header["format_version"], MODEL_FILE_VERSION, "format", header, path)
-    if header["kind"] not in kinds:
+    if not isinstance(header["kind"], str) or header["kind"] not in kinds:
         raise CostModelError(
-            f"the model file {path.name} holds a model of kind '{header['kind']}', which this version does not know; "
-            f"expected one of {', '.join(kinds)}"
+            f"the model file {path.name} holds a model of kind {str(header['kind'])[:60]!r}, which this version does "
+            f"not know; expected one of {', '.join(kinds)}"
         )
     if kind is not None and header["kind"] != kind:
         raise CostModelError(
@@ -232,10 +231,10 @@ def _check_header(header: Any, path: Path, kinds: Kinds, kind: str | None) -> No
 
 
 def _check_version(found: object, expected: int, what: str, header: Mapping[str, Any], path: Path) -> None:
+    if isinstance(found, bool) or not isinstance(found, int):
+        raise _damaged(path, f"its version is {str(found)[:60]!r}")
     if found == expected:
         return
-    if not isinstance(found, int):
-        raise _damaged(path, f"its version is {found!r}")
     if found > expected:
         raise CostModelError(
             f"the model file {path.name} is newer than this program ({what} version {found}, this program reads "

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from forerun.adapters.classics.baselines import STORABLE_KINDS, GreyBox
 from forerun.adapters.classics.model_file import Floats, TrainedModel, load_model_file, save_model_file
 from forerun.adapters.classics.network_regressors import LayerNetwork
 from forerun.adapters.classics.step_features import whole_model_features
-from forerun.base.errors import InvalidSetupError, UsageError, near_matches
+from forerun.base.errors import CostModelError, InvalidSetupError, UsageError, near_matches
 from forerun.cost.time.weights import CostModel, is_cost_model
 from forerun.evidence.records.measured_run import software_of
 from forerun.evidence.records.model_names import network_sizes
@@ -26,9 +26,6 @@ from forerun.question.model import ModelRequest
 from forerun.question.run import HERE, Run
 from forerun.question.setup import Layout, OptimizerImplementation, Phase, Precision, TrainingSetup
 from forerun.tracing.trace import trace
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["layer_times_s", "load_trained_model", "predict_step_time", "predict_time", "save_trained_model"]
 
@@ -60,6 +57,7 @@ _OUTCOMES = (
 _SIZES = ("depth", "base_filters")
 
 _LAYER = "layer"
+_LONGEST_S = 1e15
 
 
 def load_trained_model(path: str | Path) -> TrainedModel | CostModel:
@@ -166,7 +164,7 @@ def predict_step_time(
         return float(_layer_times(model, request, setup, known).sum())
     case = (trace(request, setup), find_device(known["device"]), setup)
     rows = whole_model_features([case], with_op_times=model.kind == GreyBox.kind)
-    return float(model.regressor.predict(rows)[0])
+    return float(_finite_times_s(model, rows)[0])
 
 
 def _warn_outside(ranges: Mapping[str, Sequence[float]], request: ModelRequest, setup: TrainingSetup) -> None:
@@ -331,4 +329,20 @@ def _times_s(model: TrainedModel, layers: Iterable[tuple[str, dict[str, Any]]], 
         raise InvalidSetupError("the layers of this model come from several devices; name one with device")
     device = find_device(str(known["device"]))
     cases = [layer_case(kind, parameters, device, str(known["framework"])) for kind, parameters in layers]
-    return np.asarray(model.regressor.predict(layer_features(cases)), dtype=float)
+    return _finite_times_s(model, layer_features(cases))
+
+
+def _finite_times_s(model: TrainedModel, rows: Any) -> Floats:
+    """Times by the regressor of a file, whose numbers may be any [s].
+
+    Raises:
+        CostModelError: One is none that a step could take.
+    """
+    with np.errstate(all="ignore"):
+        times_s = np.asarray(model.regressor.predict(rows), dtype=float)
+    if not (times_s.size and np.all((times_s > 0) & (times_s < _LONGEST_S))):
+        raise CostModelError(
+            f"the fitted model of kind {model.kind} gives no time that a step could take; fit it again with: "
+            "forerun fit"
+        )
+    return times_s

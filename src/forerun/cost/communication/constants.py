@@ -36,7 +36,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from forerun.base.answers import from_plain
 from forerun.base.errors import CostModelError
+from forerun.base.received import DAMAGE, check_array, check_name, in_a_line, read_json
 from forerun.cost.communication.tuner import AllReduce
 
 
@@ -225,6 +227,8 @@ Floats = npt.NDArray[np.float64]
 
 _KIND = "forerun layouts measured"
 _LEAST_S = 1e-6
+_MOST_STEPS = 1000
+"""The correction inverts a matrix of as many rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -339,19 +343,14 @@ def load_measured_layouts(path: Path, device: str) -> MeasuredLayouts:
         CostModelError: The file is missing, damaged, or of another device.
     """
     try:
-        raw: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if raw.get("kind") != _KIND:
+        document = read_json(path)
+        if not isinstance(document, dict) or document.pop("kind", None) != _KIND:
             raise ValueError("it is another kind of file")
-        found = MeasuredLayouts(
-            device=str(raw["device"]),
-            shapes=tuple(StepShape(**{name: float(v) for name, v in one.items()}) for one in raw["shapes"]),
-            logs=tuple(float(value) for value in raw["logs"]),
-            law=ErrorLaw(**{**raw["law"], "lengths": tuple(float(v) for v in raw["law"]["lengths"])}),
-        )
+        found: MeasuredLayouts = from_plain(MeasuredLayouts, document, least=-np.inf)
         _check_numbers(found)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except DAMAGE as error:
         raise CostModelError(
-            f"expected measured steps of layouts in {path.name}, but {error}; make them with: "
+            f"expected measured steps of layouts in {path.name}, but {in_a_line(error)}; make them with: "
             "forerun calibrate --from steps.csv --out FILE.json"
         ) from error
     if found.device != device:
@@ -362,15 +361,23 @@ def load_measured_layouts(path: Path, device: str) -> MeasuredLayouts:
 
 
 def _check_numbers(found: MeasuredLayouts) -> None:
-    numbers: Sequence[float] = [
-        *found.logs, *found.law.lengths, found.law.common, found.law.shape, found.law.noise,
-        *(value for shape in found.shapes for value in asdict(shape).values()),
-    ]  # fmt: skip
-    if (
-        not found.logs
-        or len(found.logs) != len(found.shapes)
-        or not all(isfinite(value) for value in numbers)
-    ):
-        raise ValueError("a number is missing or not finite")
-    if min(*found.law.lengths, found.law.noise) <= 0:
-        raise ValueError("a length is not above zero")
+    check_name("device", found.device)
+    if not found.logs or len(found.logs) != len(found.shapes):
+        raise ValueError(f"it has {len(found.logs)} logs of {len(found.shapes)} shapes")
+    if len(found.logs) > _MOST_STEPS:
+        raise ValueError(f"it has {len(found.logs):,} steps, more than {_MOST_STEPS:,}")
+    ranges: dict[str, tuple[float, float]] = {
+        "hidden_size": (0, 1e9),
+        "block_s": (0, 1e9),
+        "exposed_share": (0, 1),
+        "waiting_share": (0, 1),
+    }
+    columns: dict[str, Sequence[float]] = {
+        name: [getattr(shape, name) for shape in found.shapes] for name in ranges
+    }
+    law = asdict(found.law)
+    columns |= {name: value if name == "lengths" else (value,) for name, value in law.items()}
+    ranges |= {"common": (0, 10), "shape": (0, 10), "noise": (1e-4, 10), "lengths": (1e-4, 1e4)}
+    for name, (low, high) in {**ranges, "logs": (-10, 10)}.items():
+        values = np.asarray(columns.get(name, found.logs), dtype=np.float64)
+        check_array(name, values, "float64", values.shape, low, high)

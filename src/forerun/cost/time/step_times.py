@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from forerun.base.errors import CostModelError
 from forerun.cost.time.features import (
     Point,
     counts,
@@ -38,6 +39,7 @@ from forerun.graph.graph import OpClass, StepPart
 Floats = npt.NDArray[np.float64]
 Floats32 = npt.NDArray[np.float32]
 
+_LONGEST_S = 1e15
 _SMALL_LAUNCH_S = 60e-6
 _GROWTH_TO_STOP = 1.3
 _LARGEST_LOOKED_AT = 2**16
@@ -97,7 +99,22 @@ def step_times(
         offsets: Log offsets of each member's compute, memory, host and loop time at each point, (members, p, 4) or
             (members, 1, 4); see ``CostModel.offsets_of_point``.
         with_kernels: True returns the time of each kernel as well.
+
+    Raises:
+        CostModelError: The weights, which may come from anybody's file, give no time that a step could take.
     """
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        found = _monotonic_times(ops, points, weights, offsets, with_kernels)
+    if not np.all((found.step_s > 0) & (found.step_s < _LONGEST_S)):
+        raise CostModelError(
+            "the fitted cost model gives no time that a step could take; make its file again with: forerun calibrate"
+        )
+    return found
+
+
+def _monotonic_times(
+    ops: DistinctOps, points: Sequence[Point], weights: CostModel, offsets: Floats, with_kernels: bool
+) -> StepTimes:
     offsets = np.broadcast_to(offsets, (len(weights.networks), len(points), NUM_LATENTS))
     found = _times_at(ops, points, weights, offsets, with_kernels)
     num_launches = max(1.0, float(ops.count.sum()))

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import cache
+from dataclasses import asdict, dataclass, fields
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
+from forerun.base.answers import from_plain
 from forerun.base.errors import CostModelError
+from forerun.base.received import DAMAGE, check_array, check_name, in_a_line, read_tensors, tensors_file
 from forerun.cost.time.features import (
     DYNAMIC_FEATURES,
     NEWEST_ERA,
@@ -21,7 +22,7 @@ from forerun.cost.time.features import (
     Point,
     software_era,
 )
-from forerun.cost.time.law import CONVOLUTIONS, NUM_FORMATS, NUM_LATENTS
+from forerun.cost.time.law import CONVOLUTIONS, NUM_FORMATS, NUM_LATENTS, NUM_PAIRS
 from forerun.cost.time.rows import DistinctOps
 from forerun.graph.graph import OpClass
 from forerun.question.devices.catalogue import same_die
@@ -49,11 +50,35 @@ _LEAST_OFFSET = 0.02
 """Offsets below it are those of what was not measured."""
 FEATURES = (*STATIC_FEATURES, *POINT_FEATURES, *DYNAMIC_FEATURES)
 _ENTRY = "forerun"
+_NUM_OUTPUTS = 3
+"""Log efficiencies in arithmetic and in traffic, and the latency."""
+_SHAPES: Mapping[str, tuple[int | str, ...]] = {
+    "mean": (len(FEATURES),), "scale": (len(FEATURES),), "first_weight": ("width", len(FEATURES)),
+    "first_bias": ("width",), "second_weight": ("width", "width"), "second_bias": ("width",),
+    "last_weight": (_NUM_OUTPUTS, "width"), "last_bias": (_NUM_OUTPUTS,), "latency": (NUM_PAIRS,),
+    "law_factor": (NUM_FORMATS * NUM_PAIRS,), "host": (NUM_PAIRS,), "host_constant": (1,), "host_compiled": (1,),
+    "loop": (1,), "latents": ("systems", NUM_LATENTS), "device_offsets": ("devices", NUM_FORMATS * len(OpClass)),
+    "architecture_offsets": ("architectures", NUM_FORMATS * len(OpClass)),
+}  # fmt: skip
+"""Shapes of the tensors of a network; a word is a length that other tensors or the header share."""
+_LARGEST_WEIGHT = 1e3
+_LARGEST_LOG = 50.0
+"""Offsets are logarithms of factors: a device is no e^50 times as fast as another."""
+_LOGS = (
+    "law_factor",
+    "host",
+    "host_constant",
+    "host_compiled",
+    "loop",
+    "latents",
+    "device_offsets",
+    "architecture_offsets",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkWeights:
-    """One member of the ensemble; names and shapes as in ``op_time_fit.OpNetwork``."""
+    """One member of the ensemble; names as in ``op_time_fit.OpNetwork``, shapes in ``_SHAPES``."""
 
     mean: Floats32
     scale: Floats32
@@ -363,8 +388,6 @@ def shipped_weights_path() -> Path:
 
 def save_weights(weights: CostModel, path: Path) -> None:
     """Writes the ensemble; tensors are named ``network index.field``."""
-    from safetensors.numpy import save_file
-
     tensors = {
         f"{index}.{name}": np.ascontiguousarray(np.atleast_1d(getattr(network, name)))
         for index, network in enumerate(weights.networks)
@@ -384,7 +407,7 @@ def save_weights(weights: CostModel, path: Path) -> None:
         "architectures": weights.architectures,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, path, metadata={_ENTRY: json.dumps(header)})
+    path.write_bytes(tensors_file(header, tensors, _ENTRY))
 
 
 def is_cost_model(path: Path) -> bool:
@@ -414,61 +437,161 @@ def load_weights(path: Path) -> CostModel:
     return _load(path, status.st_mtime_ns, status.st_size)
 
 
-@cache
+@lru_cache(maxsize=8)
 def _load(path: Path, _changed_ns: int, _size: int) -> CostModel:
-    from safetensors import SafetensorError, safe_open
-
     try:
-        with safe_open(path, framework="numpy") as file:
-            header = json.loads(file.metadata()[_ENTRY])
-            names = file.keys()
-            tensors = {name: file.get_tensor(name) for name in names}
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise CostModelError(
-            f"the fitted cost model {path.name} is damaged ({error}); reinstall forerun or fit it again"
-        ) from error
-    _check_header(header, path)
-    law = header.get("size_law")
-    return CostModel(
-        networks=_networks(tensors, path),
-        systems=tuple(header["systems"]),
-        provenance=header["provenance"],
-        class_offsets=tuple(header.get("class_offsets", ())),
-        circumstance_offsets=tuple(header.get("circumstance_offsets", ())),
-        size_law=None if law is None else SizeLaw(**{name: tuple(values) for name, values in law.items()}),
-        overall_offset=float(header.get("overall_offset", 0.0)),
-        runs=tuple(
-            MeasuredRun(**{**run, "network": tuple(run["network"])}) for run in header.get("runs", ())
-        ),
-        devices=tuple(header.get("devices", ())),
-        architectures=tuple(header.get("architectures", ())),
-    )
-
-
-def _networks(tensors: Mapping[str, Any], path: Path) -> tuple[NetworkWeights, ...]:
-    count = 1 + max((int(name.partition(".")[0]) for name in tensors if name[:1].isdigit()), default=-1)
-    expected = {f"{index}.{name}" for index in range(max(count, 1)) for name in NetworkWeights.__slots__}
-    if missing := sorted(expected - set(tensors)):
-        raise CostModelError(
-            f"the fitted cost model {path.name} is damaged: {len(missing)} tensors are missing, first "
-            f"{missing[0]}; reinstall forerun or fit it again"
+        header, tensors = read_tensors(path, _ENTRY)
+        if header is None:
+            raise ValueError(f"it has no header '{_ENTRY}'")
+        if not isinstance(header, dict):
+            raise ValueError("its header is no table")
+        _check_version(header, path)
+        known = from_plain(_Header, header, least=-np.inf)
+        check_facts(known.provenance)
+        _check_lists(known)
+        return CostModel(
+            networks=_networks(tensors, known),
+            **{name: getattr(known, name) for name in _FIELDS_OF_HEADER},
         )
+    except DAMAGE as error:
+        raise CostModelError(
+            f"the fitted cost model {path.name} is damaged: {in_a_line(error)}; reinstall forerun or fit it again"
+        ) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Header:
+    """The header of a file; names as in ``CostModel``."""
+
+    format_version: int
+    features: tuple[str, ...]
+    systems: tuple[str, ...]
+    provenance: Mapping[str, Any]
+    class_offsets: tuple[float, ...] = ()
+    circumstance_offsets: tuple[float, ...] = ()
+    size_law: SizeLaw | None = None
+    overall_offset: float = 0.0
+    runs: tuple[MeasuredRun, ...] = ()
+    devices: tuple[str, ...] = ()
+    architectures: tuple[str, ...] = ()
+
+
+_FIELDS_OF_HEADER = [field.name for field in fields(_Header)][2:]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _IntervalLaw:
+    quantile: float
+    base: float
+    slope: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shared:
+    """Settings that all records of a fit share."""
+
+    precision: str | None = None
+    layout: str | None = None
+    compile: bool | None = None
+    phase: str | None = None
+    optimizer: str | None = None
+    image_size: int | None = None
+    framework: str | None = None
+    framework_version: str | None = None
+    device: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Facts:
+    """The part of a provenance that answers are made with; the rest is for readers."""
+
+    calibrated_device: str | None = None
+    framework: str | None = None
+    date: str | None = None
+    method: str | None = None
+    step_cost_s: float = 0.0
+    num_layers: int = 0
+    num_models: int = 0
+    models: tuple[str, ...] = ()
+    measured_devices: Mapping[str, tuple[str, ...]] | None = None
+    intervals: Mapping[str, _IntervalLaw] | None = None
+    rows: Mapping[str, int] | None = None
+    started_from: Mapping[str, Any] | None = None
+    shared: _Shared | None = None
+    ranges: Mapping[str, tuple[float, float]] | None = None
+    dataset_size: int | None = None
+
+
+def check_facts(provenance: Mapping[str, Any]) -> None:
+    """Looks at the facts of a fitted model that answers are made with.
+
+    Raises:
+        ValueError: One is missing, or of another type; the message names it.
+    """
+    names = {field.name for field in fields(_Facts)}
+    asked = {name: value for name, value in provenance.items() if name in names}
+    found: _Facts = from_plain(_Facts, asked, "provenance")
+    for name in ("calibrated_device", "framework", "date"):
+        check_name(f"provenance {name}", getattr(found, name) or "")
+    if found.calibrated_device is None:
+        return
+    if found.framework is None or found.measured_devices is None or found.date is None:
+        raise ValueError("provenance: expected framework, date and measured_devices beside calibrated_device")
+    if "calibrated" not in (found.intervals or {}):
+        raise ValueError("provenance: expected a law in intervals for calibrated steps")
+    if not all(kind.split() for kinds in found.measured_devices.values() for kind in kinds):
+        raise ValueError("provenance measured_devices: expected kinds of runs, got an empty word")
+
+
+def _check_lists(header: _Header) -> None:
+    lengths = {"class_offsets": len(OpClass), "circumstance_offsets": NUM_CIRCUMSTANCES + len(OpClass)}
+    logs = {"overall_offset": (header.overall_offset,), "log_factor": [run.log_factor for run in header.runs]}
+    for name, length in lengths.items():
+        logs[name] = getattr(header, name)
+        if len(logs[name]) not in (0, length):
+            raise ValueError(f"{name}: expected {length} numbers or none, got {len(logs[name])}")
+    if header.size_law is not None:
+        logs |= asdict(header.size_law)
+    for name, values in logs.items():
+        array = np.asarray(values, dtype=np.float64)
+        check_array(name, array, "float64", array.shape, -_LARGEST_LOG, _LARGEST_LOG)
+    if any(run.batch_size < 1 for run in header.runs):
+        raise ValueError("runs: expected batch sizes of 1 or more")
+    _parsed_systems(header.systems)
+
+
+def _networks(tensors: Mapping[str, Any], header: _Header) -> tuple[NetworkWeights, ...]:
+    count = 1 + max((int(name.partition(".")[0]) for name in tensors if name[:1].isdigit()), default=-1)
+    count = min(max(count, 1), len(tensors) + 1)
+    expected = {f"{index}.{name}" for index in range(count) for name in NetworkWeights.__slots__}
+    if missing := sorted(expected - set(tensors)):
+        raise ValueError(f"{len(missing)} tensors are missing, first {missing[0]}")
+    lengths = {name: len(getattr(header, name)) for name in ("systems", "devices", "architectures")}
+    for index in range(count):
+        _check_network(tensors, index, lengths)
     return tuple(
         NetworkWeights(**{name: tensors[f"{index}.{name}"] for name in NetworkWeights.__slots__})
         for index in range(count)
     )
 
 
-def _check_header(header: Mapping[str, Any], path: Path) -> None:
+def _check_network(tensors: Mapping[str, Any], index: int, lengths: Mapping[str, int]) -> None:
+    own = {**lengths, "width": len(tensors[f"{index}.first_bias"])}
+    for name, shape in _SHAPES.items():
+        low = 1e-6 if name == "scale" else -_LARGEST_WEIGHT
+        sizes = tuple(own[axis] if isinstance(axis, str) else axis for axis in shape)
+        most = _LARGEST_LOG if name in _LOGS else _LARGEST_WEIGHT
+        check_array(f"{index}.{name}", tensors[f"{index}.{name}"], "float32", sizes, max(low, -most), most)
+
+
+def _check_version(header: Mapping[str, Any], path: Path) -> None:
     if missing := sorted({"features", "systems", "provenance"} - set(header)):
-        raise CostModelError(
-            f"the fitted cost model {path.name} is damaged: its header lacks {', '.join(missing)}; "
-            "reinstall forerun or fit it again"
-        )
-    found = (header.get("format_version"), tuple(header.get("features", ())))
-    if found != (WEIGHTS_FORMAT_VERSION, FEATURES):
+        raise ValueError(f"its header lacks {', '.join(missing)}")
+    features = from_plain(tuple[str, ...], header["features"], "features")
+    if (header.get("format_version"), features) != (WEIGHTS_FORMAT_VERSION, FEATURES):
         raise CostModelError(
             f"the fitted cost model {path.name} was made for another version of forerun: expected format "
-            f"{WEIGHTS_FORMAT_VERSION} with {len(FEATURES)} features, got format {found[0]} with {len(found[1])}; "
-            "reinstall forerun, or make a calibration again with: forerun calibrate"
+            f"{WEIGHTS_FORMAT_VERSION} with {len(FEATURES)} features, got format "
+            f"{in_a_line(header.get('format_version'))[:20]} with {len(features)}; reinstall forerun, or make a "
+            "calibration again with: forerun calibrate"
         )

@@ -87,8 +87,10 @@ def row_of(measurement: Measurement) -> dict[str, object]:
     return {**row, "document": document, "checksum": checksum_of({**row, "document": as_json(document)})}
 
 
-def ensure_tables(connection: sql.Connection, name: str, *, may_write: bool = True) -> bool:
-    """Makes the tables of an empty database, and adds checksums to those of layout version 1.
+def ensure_tables(
+    connection: sql.Connection, name: str, *, may_write: bool = True, upgrades: bool = True
+) -> bool:
+    """Makes the tables of an empty database, and adds checksums to those of layout version 1 if it ``upgrades``.
 
     Returns:
         True if the rows have checksums.
@@ -105,6 +107,8 @@ def ensure_tables(connection: sql.Connection, name: str, *, may_write: bool = Tr
             )
         if found in (1, LAYOUT_VERSION):
             return found == LAYOUT_VERSION
+    if found == 1 and not upgrades:
+        return False
     if found in (None, 1):
         # Several processes may find the store missing at once: one makes it, the others look again.
         connection.exec_driver_sql(_LOCKS[connection.dialect.name])

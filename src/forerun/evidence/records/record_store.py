@@ -91,7 +91,8 @@ class RecordStore:
         Args:
             url_or_path: A file, or an SQLAlchemy URL such as ``postgresql://user@host/database``; None for the
                 default store.
-            create: True makes a missing file; False reads a file that may not be written.
+            create: True makes a missing file and upgrades one of an earlier version; False reads one that is
+                there, even if it cannot be written.
 
         Raises:
             RecordError: The file is missing, not a store, damaged, of another version, or cannot be written.
@@ -104,7 +105,9 @@ class RecordStore:
         store = cls(engine, name, Spool(url) if is_server else None)
         may_write = "mode" not in engine.url.query
         try:
-            store._has_checksums = store._transact(lambda c: ensure_tables(c, name, may_write=may_write))
+            store._has_checksums = store._transact(
+                lambda c: ensure_tables(c, name, may_write=may_write, upgrades=create)
+            )
             store._was_open = True
             if not is_server:
                 store._check_small_file(url, may_repair=may_write, must_be_whole=create)

@@ -15,7 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from forerun.base.answers import from_plain
 from forerun.base.errors import CostModelError
+from forerun.base.received import DAMAGE, check_array, in_a_line, read_json, refuse_row
 from forerun.jobs.forecasting.curve import Floats, MetricKind
 from forerun.jobs.forecasting.forecaster import Mixture, Prefix, Stored, Tier
 
@@ -52,6 +54,7 @@ FEWEST_RUNS = 20
 """With fewer runs behind them, intervals are called uncalibrated."""
 
 _SCHEMA = 2
+_MOST = 1e6
 
 _DRAWS_OF_AN_ORIGIN = 5
 """Independent draws that the runs of one origin stand for: with origins left out in turn, 90 % intervals of as many
@@ -196,37 +199,79 @@ def load_table(path: Path) -> BacktestTable:
         CostModelError: The file is missing, damaged or of another version.
     """
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        if document["schema"] != _SCHEMA or tuple(document["levels"]) != LEVELS:
+        document = read_json(path)
+        if document["schema"] != _SCHEMA or document["levels"] != list(LEVELS):
             raise CostModelError(
-                f"{path}: expected back-test figures of schema {_SCHEMA}, got {document['schema']}; make them anew "
-                "with 'forerun forecast backtest DIR --save FILE'"
+                f"{path}: expected back-test figures of schema {_SCHEMA}, got {in_a_line(document['schema'])[:20]}; "
+                "make them anew with 'forerun forecast backtest DIR --save FILE'"
             )
-        return _table_from(document)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return _table_from(from_plain(_Document, document, least=-np.inf))
+    except DAMAGE as error:
         raise CostModelError(
-            f"{path}: expected back-test figures as JSON, got {type(error).__name__}: {error}; make them anew with "
-            "'forerun forecast backtest DIR --save FILE'"
+            f"{path}: expected back-test figures as JSON, got {type(error).__name__}: {in_a_line(error)}; make them "
+            "anew with 'forerun forecast backtest DIR --save FILE'"
         ) from error
 
 
-def _table_from(document: Mapping[str, Any]) -> BacktestTable:
-    summaries = {
-        (Tier(row["tier"]), float(row["cut"])): CutSummary(
-            num_runs=int(row["num_runs"]),
-            num_jobs=int(row["num_jobs"]),
-            num_origins=int(row["num_origins"]),
-            errors={str(name): float(value) for name, value in row["errors"].items()},
-            quantiles=np.asarray(row["quantiles"], dtype=float),
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    """A summary in a file; names as in ``CutSummary``."""
+
+    tier: str
+    cut: float
+    num_runs: int
+    num_jobs: int
+    num_origins: int
+    errors: Mapping[str, float]
+    quantiles: tuple[tuple[float, ...], ...]
+
+    def summary(self, name: str) -> CutSummary:
+        """The summary, looked at."""
+        if self.cut not in CUTS:
+            raise ValueError(f"{name} cut: expected one of {CUTS}, got {self.cut}")
+        quantiles = np.asarray(self.quantiles, dtype=float)
+        check_array(f"{name} quantiles", quantiles, "float64", (len(HORIZONS), len(LEVELS)), -_MOST, _MOST)
+        refuse_row(
+            f"{name} quantiles", quantiles, np.diff(quantiles, axis=1).min(axis=1) < 0, "ascending figures"
         )
-        for row in document["summaries"]
+        others = np.asarray(
+            [self.num_runs, self.num_jobs, self.num_origins, *self.errors.values()], dtype=float
+        )
+        check_array(f"{name} numbers and errors", others, "float64", others.shape, 0.0, _MOST)
+        return CutSummary(
+            num_runs=self.num_runs,
+            num_jobs=self.num_jobs,
+            num_origins=self.num_origins,
+            errors=self.errors,
+            quantiles=quantiles,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Document:
+    """A file."""
+
+    schema: int
+    provenance: Mapping[str, Any]
+    horizons: tuple[float, ...]
+    levels: tuple[float, ...]
+    drop_shares: Mapping[str, float]
+    summaries: tuple[_Row, ...]
+
+
+def _table_from(document: _Document) -> BacktestTable:
+    summaries = {
+        (Tier(row.tier), row.cut): row.summary(f"summaries {number}")
+        for number, row in enumerate(document.summaries)
     }
-    if any(cut not in CUTS for _, cut in summaries):
-        raise ValueError("a share of the run that is not one of the known cuts")
+    shares = np.asarray(list(document.drop_shares.values()), dtype=float)
+    check_array("drop_shares", shares, "float64", shares.shape, 0.0, 1.0)
+    coverage = document.provenance.get("coverage_90", {})
+    from_plain(Mapping[str, Mapping[str, float | None]], coverage, "provenance coverage_90")
     return BacktestTable(
         summaries=summaries,
-        drop_shares={MetricKind(kind): float(share) for kind, share in document["drop_shares"].items()},
-        provenance=document["provenance"],
+        drop_shares={MetricKind(kind): share for kind, share in document.drop_shares.items()},
+        provenance=document.provenance,
     )
 
 

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,6 +18,7 @@ import psutil
 
 from forerun.base.errors import ScriptError
 from forerun.base.kept import temporary_folder
+from forerun.base.process_control import ProcessOption, set_process_option
 from forerun.evidence import record_telemetry
 from forerun.script.profiling.messages import (
     STARTUP_VARIABLE,
@@ -40,6 +42,7 @@ __all__ = [
 _SAMPLE_EVERY_S = 0.25
 _KEPT_LINES = 4000
 _TAIL_LINES = 3
+_LONGEST_LINE = 65_536
 _ENDS = (signal.SIGTERM, signal.SIGHUP)
 _STARTUP_FOLDER = Path(__file__).parent / "startup"
 
@@ -203,6 +206,8 @@ def start_with_hooks(
     variables = {**os.environ, **own, "PYTHONPATH": path, STARTUP_VARIABLE: str(settings_file)}
     variables.setdefault("PYTHONUNBUFFERED", "1")
     variables.setdefault("KINETO_LOG_LEVEL", "99")  # the tracer's own remarks are not the script's output
+    _children_before[settings_file] = {child.pid for child in psutil.Process().children()}
+    set_process_option(ProcessOption.CHILD_SUBREAPER, 1)
     try:
         return subprocess.Popen(
             list(command),
@@ -259,7 +264,8 @@ class _Run:
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        for text in self._process.stdout:
+        # Whoever prints without an end of line gets one.
+        for text in iter(partial(self._process.stdout.readline, _LONGEST_LINE), ""):
             line = OutputLine(time_s=time.monotonic(), text=text.rstrip("\n"))
             self.lines.append(line)
             if len(self.lines) > 2 * _KEPT_LINES:
@@ -313,6 +319,8 @@ def _handling(handlers: Mapping[signal.Signals, Any]) -> Iterator[None]:
 
 
 _GRACE_S = 3.0
+_children_before: dict[Path, set[int]] = {}
+"""Children of this process at the start of a command; later ones in other sessions are orphans of the command."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -378,13 +386,23 @@ def _memory_bytes(process: psutil.Process) -> int:
 
 
 def started_by(settings_file: Path) -> list[psutil.Process]:
-    """All processes that inherited the settings of a run, daemons that left the tree included."""
+    """All processes of a run: those that inherited its settings, and orphans, which this process has adopted."""
     mark = f"{STARTUP_VARIABLE}={settings_file}".encode()
-    found = []
+    found = _adopted(_children_before[settings_file]) if settings_file in _children_before else []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             if process.pid != os.getpid() and mark in _environment(process.pid):
                 found.append(process)
+    return found
+
+
+def _adopted(before: set[int]) -> list[psutil.Process]:
+    """Children of this process in other sessions than its own, where only a command was started since, with theirs."""
+    found: list[psutil.Process] = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error, OSError, AttributeError):  # other systems have no sessions
+            if child.pid not in before and os.getsid(child.pid) != os.getsid(0):
+                found += [child, *child.children(recursive=True)]
     return found
 
 

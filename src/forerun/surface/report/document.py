@@ -6,7 +6,6 @@ Each is read back from the JSON that the command line and the server write.
 from __future__ import annotations
 
 import datetime
-import html
 import io
 import json
 import shlex
@@ -26,6 +25,7 @@ from forerun.question.settings import declared
 from forerun.search.plan_answer import Plan, PlanPoint
 from forerun.search.scale import ScaleCurve, ScalePoint
 from forerun.surface.report.figure import COLOURS, new_figure
+from forerun.surface.report.objects import markdown_text
 from forerun.surface.report.plan_page import format_quantity, plan_choice_lines, point_words, rejection_line
 from forerun.surface.report.scale_page import (
     paying_sentence,
@@ -65,7 +65,7 @@ def html_document(answer: Readable) -> str:
 
 def markdown_document(answer: Readable) -> str:
     """The document as Markdown, without pictures."""
-    return _document(answer, "document.md.jinja", finalize=_markdown_text)
+    return _document(answer, "document.md.jinja", finalize=markdown_text)
 
 
 def _document(answer: Readable, template: str, **options: Any) -> str:
@@ -79,11 +79,6 @@ def _document(answer: Readable, template: str, **options: Any) -> str:
     )
     found = environment.get_template(template)
     return found.render(title=_title(answer), sections=_sections(answer), made=_made())
-
-
-def _markdown_text(value: object) -> str:
-    """The text of a value, with HTML and the ends of table cells escaped."""
-    return html.escape(str(value), quote=False).replace("|", "\\|")
 
 
 def _made() -> str:

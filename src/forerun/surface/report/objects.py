@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass
 from importlib import import_module
@@ -175,9 +177,18 @@ def rows_text(rows: Sequence[Mapping[str, Any]], form: str) -> str:
         writer.writerows(rows)
         return text.getvalue()
     cells = [["" if row.get(name) is None else str(row[name]) for name in names] for row in rows]
-    lines = [names, *([cell.replace("|", "\\|").replace("\n", " ") for cell in line] for line in cells)]
+    lines = [names, *([markdown_text(cell).replace("\n", " ") for cell in line] for line in cells)]
     made = [f"| {' | '.join(line)} |" for line in lines]
     return "\n".join([made[0], "|---" * len(names) + "|", *made[1:]]) + "\n"
+
+
+def markdown_text(value: object) -> str:
+    r"""The text of a value in Markdown: no HTML, no link, no end of a table's cell.
+
+    >>> print(markdown_text("[a](b) | <i>"))
+    \[a\](b) \| &lt;i&gt;
+    """
+    return re.sub(r"[\\\[\]|]", r"\\\g<0>", html.escape(str(value), quote=False))
 
 
 def _flat(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -60,6 +60,7 @@ class Answers:
         self._kept: KeptBytes[bytes] = KeptBytes(_ANSWERS_BYTES)
         self._lock = threading.Lock()
         self._models: dict[str, Any] | None = None
+        self._lists: dict[str, bytes] = {}
 
     @property
     def kept_bytes(self) -> int:
@@ -128,6 +129,14 @@ class Answers:
         answer = json.dumps(found, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()
         self._kept.keep(_key(kind, arguments), answer, len(answer))
         return answer
+
+    def listed(self, name: Literal["hardware", "models", "datasets"]) -> bytes:
+        """A list as JSON, which is made once."""
+        if name not in self._lists:
+            self._lists[name] = json.dumps(
+                getattr(self, name)(), allow_nan=False, ensure_ascii=False
+            ).encode()
+        return self._lists[name]
 
     def hardware(self) -> dict[str, Any]:
         """The JSON of ``forerun hardware list``, with the lowest price on demand of each device."""

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import mimetypes
 from collections.abc import AsyncIterator, Awaitable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, JSONResponse, Response
-from fastapi.staticfiles import StaticFiles
+from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
@@ -205,18 +207,18 @@ def _add_questions(app: FastAPI, desk: _Desk) -> None:
         return JSONResponse(await desk.in_time(desk.computing.run(answers.keep_config, config)))
 
     @app.get("/hardware", summary="Devices of the catalogue")
-    async def hardware() -> JSONResponse:
-        return JSONResponse(answers.hardware())
+    async def hardware() -> Response:
+        return Response(answers.listed("hardware"), media_type="application/json")
 
     @app.get("/models", summary="Models by name")
-    async def models() -> JSONResponse:
-        if answers.knows_models:
-            return JSONResponse(answers.models())
-        return JSONResponse(await desk.in_time(desk.tracing.run(answers.models)))
+    async def models() -> Response:
+        if not answers.knows_models:
+            await desk.in_time(desk.tracing.run(answers.models))
+        return Response(answers.listed("models"), media_type="application/json")
 
     @app.get("/datasets", summary="Datasets by name")
-    async def datasets() -> JSONResponse:
-        return JSONResponse(answers.datasets())
+    async def datasets() -> Response:
+        return Response(answers.listed("datasets"), media_type="application/json")
 
 
 def _client(request: Request) -> str:
@@ -233,12 +235,43 @@ def _add_figures(app: FastAPI, figures: Figures) -> None:
         return Response(figures.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def _add_page(app: FastAPI) -> None:
-    @app.get("/", include_in_schema=False)
-    async def page() -> FileResponse:
-        return FileResponse(_STATIC / "index.html")
+@dataclass(frozen=True, slots=True)
+class _PageFile:
+    """A file of the page, in memory: the event loop gives it without the thread that reading a disk takes."""
 
-    app.mount("/static", StaticFiles(directory=_STATIC), name="static")
+    content: bytes
+    media_type: str
+    tag: str
+
+    @classmethod
+    def of(cls, path: Path) -> _PageFile:
+        """The file of a path."""
+        content = path.read_bytes()
+        kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
+        return cls(content, kind, f'"{hashlib.sha256(content).hexdigest()[:16]}"')
+
+    def response(self, request: Request) -> Response:
+        """The answer; without the content if the browser has it."""
+        headers = {"ETag": self.tag}
+        if request.headers.get("if-none-match") == self.tag:
+            return Response(status_code=304, headers=headers)
+        return Response(self.content, media_type=self.media_type, headers=headers)
+
+
+def _add_page(app: FastAPI) -> None:
+    files = {
+        str(path.relative_to(_STATIC)): _PageFile.of(path) for path in _STATIC.rglob("*") if path.is_file()
+    }
+
+    @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
+    async def page(request: Request) -> Response:
+        return files["index.html"].response(request)
+
+    @app.api_route("/static/{name:path}", methods=["GET", "HEAD"], include_in_schema=False)
+    async def static(name: str, request: Request) -> Response:
+        if name not in files:
+            raise HTTPException(404)
+        return files[name].response(request)
 
 
 def _add_errors(app: FastAPI, limit_s: float) -> None:

@@ -25,6 +25,8 @@ MOST_VALUES = 4096
 """Longest list in a question; beyond it an answer takes minutes and nobody reads its rows."""
 
 _MOST_TEXT = 20_000
+_MOST_CONFIGS = 1000
+"""Pasted configurations that are kept, of at most 64 KiB each."""
 _COUNTS = re.compile(r"^(?:\s*\d+\s*[x×*]\s*)+")
 """Numbers of nodes and devices before the file of a device, as in 4x8xMY.toml."""
 _FILES = (
@@ -173,7 +175,15 @@ def kept_config(config: dict[str, Any]) -> str:
     partial = path.with_suffix(f".{os.getpid()}")
     partial.write_text(content, encoding="utf-8")
     partial.replace(path)
+    _forget_all_but(path.parent, _MOST_CONFIGS)
     return name
+
+
+def _forget_all_but(folder: Path, number: int) -> None:
+    """Removes the oldest configurations of a folder."""
+    found = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
+    for path in found[: max(0, len(found) - number)]:
+        path.unlink(missing_ok=True)
 
 
 def config_file(name: str) -> str:

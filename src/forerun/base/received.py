@@ -1,0 +1,205 @@
+"""Files that may come from anybody: sizes are looked at before anything is unpacked, values before they are used.
+
+Nothing here imports NumPy, which a question about a kept answer does without.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from forerun.base.answers import plain
+
+__all__ = [
+    "DAMAGE",
+    "LARGEST_FILE_BYTES",
+    "check_array",
+    "check_name",
+    "in_a_line",
+    "parsed_json",
+    "read_json",
+    "read_member",
+    "read_tensors",
+    "refuse_row",
+    "tensors_file",
+]
+
+LARGEST_FILE_BYTES = 128 * 1024**2
+"""Most bytes that the arrays of a graph may take: some 300,000 operations; 70B models have 20,000."""
+_LARGEST_TENSORS_BYTES = 32 * 1024**2
+"""Most bytes of a fitted model; the largest kind, a refined calibration, has 140 kB."""
+_LARGEST_JSON_BYTES = 4 * 1024**2
+"""Most bytes of a table in JSON, which takes up to twenty times as many once it is read."""
+_CHECKSUM = "sha256"
+_LONGEST_WORDS = 300
+_LONGEST_NAME = 200
+DAMAGE = (
+    OSError,
+    EOFError,
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    RuntimeError,  # zipfile: flags that claim encryption or patches, NotImplementedError of other compressions
+    MemoryError,  # NumPy: an array header that claims a huge shape
+    OverflowError,
+    RecursionError,  # JSON: a thousand brackets
+    ValueError,
+    KeyError,
+    IndexError,
+    TypeError,
+    AttributeError,
+)
+"""Exceptions raised by reading a damaged archive or a file that is not a graph."""
+
+
+def in_a_line(what: object) -> str:
+    """The words of an error about a file, or of a value in it, in one line of bounded length.
+
+    >>> in_a_line(ValueError("two", "words"))
+    "('two', 'words')"
+    """
+    words = " ".join(str(what).split()) or type(what).__name__
+    return words if len(words) <= _LONGEST_WORDS else words[: _LONGEST_WORDS - 3] + "..."
+
+
+def read_member(path: Path, name: str, most_bytes: int) -> bytes:
+    """A member of an archive, which is no larger than it says.
+
+    Args:
+        path: The archive.
+        name: The member.
+        most_bytes: Largest size that is unpacked [bytes].
+
+    Raises:
+        ValueError: It is larger; a damaged archive raises any of ``DAMAGE``.
+    """
+    with zipfile.ZipFile(path) as archive:
+        size = archive.getinfo(name).file_size
+        if size > most_bytes:
+            raise ValueError(f"{name} takes {size:,} bytes, more than {most_bytes:,}")
+        return archive.read(name)
+
+
+def parsed_json(text: str | bytes) -> Any:
+    """The value of a text in JSON, which has neither NaN nor infinity.
+
+    Raises:
+        ValueError: It is no JSON.
+
+    >>> parsed_json('{"a": NaN}')
+    Traceback (most recent call last):
+    ValueError: expected a finite number, got NaN
+    """
+    if len(text) > _LARGEST_JSON_BYTES:
+        raise ValueError(f"its text has {len(text):,} bytes, more than {_LARGEST_JSON_BYTES:,}")
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise ValueError("its brackets are nested too deeply") from None
+
+
+def _refuse_constant(word: str) -> NoReturn:
+    raise ValueError(f"expected a finite number, got {word}")
+
+
+def read_json(path: Path) -> Any:
+    """The value of a file in JSON.
+
+    Raises:
+        ValueError, OSError: It cannot be read, is too large, or is no JSON.
+    """
+    size = path.stat().st_size
+    if size > _LARGEST_JSON_BYTES:
+        raise ValueError(f"it has {size:,} bytes, more than {_LARGEST_JSON_BYTES:,}")
+    return parsed_json(path.read_bytes())
+
+
+def read_tensors(path: Path, entry: str) -> tuple[Any, dict[str, Any]]:
+    """Header and arrays of a file of ``tensors_file``; the header is None if the file has none of that name.
+
+    Raises:
+        ValueError: It is too large or damaged, as its checksum tells if it has one.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    size = path.stat().st_size
+    if size > _LARGEST_TENSORS_BYTES:
+        raise ValueError(f"it has {size:,} bytes, more than {_LARGEST_TENSORS_BYTES:,}")
+    try:
+        with safe_open(path, framework="numpy") as file:
+            metadata = file.metadata() or {}
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+    except (SafetensorError, *DAMAGE) as error:
+        raise ValueError(in_a_line(error)) from error
+    if entry not in metadata:
+        return None, arrays
+    header = parsed_json(metadata[entry])
+    named = header.pop(_CHECKSUM, None) if isinstance(header, dict) else None
+    if named is not None and named != _checksum(header, arrays):
+        raise ValueError("its contents do not have the checksum that it names")
+    return header, arrays
+
+
+def tensors_file(header: Mapping[str, Any], arrays: Mapping[str, Any], entry: str) -> bytes:
+    """The bytes of a file of arrays with a header and a checksum of both, in the format of safetensors."""
+    from safetensors.numpy import save
+
+    own = plain(header)
+    text = json.dumps({**own, _CHECKSUM: _checksum(own, arrays)}, allow_nan=False)
+    # One entry alone: the library writes several in any order.
+    content: bytes = save(dict(arrays), metadata={entry: text})
+    return content
+
+
+def _checksum(header: Mapping[str, Any], arrays: Mapping[str, Any]) -> str:
+    found = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
+    for name in sorted(arrays):
+        array = arrays[name]
+        found.update(f"{name} {array.dtype} {array.shape}".encode())
+        found.update(array.tobytes())
+    return found.hexdigest()
+
+
+def check_name(name: str, value: str) -> None:
+    """Looks at a name that messages repeat.
+
+    Raises:
+        ValueError: It is too long, or not one line.
+    """
+    if len(value) > _LONGEST_NAME or not value.isprintable():
+        raise ValueError(f"{name}: expected a name in one line, got {value[:60]!r}")
+
+
+def check_array(name: str, values: Any, dtype: str, shape: tuple[int, ...], low: float, high: float) -> None:
+    """Looks at a column: its type, its shape and its range.
+
+    Raises:
+        ValueError: A value is none that it may have; the message names the column and the row.
+    """
+    if values.dtype != dtype or values.shape != shape:
+        raise ValueError(
+            f"{name}: expected {dtype} in the shape {shape}, got {values.dtype} in {values.shape}"
+        )
+    # What is no number is within nothing.
+    if values.size and not (values.min() >= low and values.max() <= high):
+        refuse_row(name, values, ~((values >= low) & (values <= high)), f"{low:g} to {high:g}")
+
+
+def refuse_row(name: str, values: Any, is_wrong: Any, wanted: str) -> None:
+    """Refuses the first row of a column that has a wrong value, if there is one.
+
+    Raises:
+        ValueError: There is one.
+    """
+    rows = is_wrong.nonzero()[0]
+    if len(rows):
+        found = values[rows[0]]
+        if found.ndim and is_wrong.ndim > 1:
+            found = found[is_wrong[rows[0]]][0]
+        raise ValueError(f"{name}, row {rows[0]}: expected {wanted}, got {found.tolist()}")
