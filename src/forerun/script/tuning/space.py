@@ -199,6 +199,15 @@ class Parameter:
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         return is_number and self.scale_with is None and self.low <= value <= self.high
 
+    def start(self, own: Any) -> Any:
+        """The script's own value if it is possible, else the first listed value or the middle of the range."""
+        if self.holds(own):
+            return own
+        if self.values:
+            return self.values[0]
+        middle = (self.low * self.high) ** 0.5 if self.is_log else 0.5 * (self.low + self.high)
+        return round(middle) if self.is_whole else middle
+
     @property
     def changes_result(self) -> bool:
         """True if the parameter may change the trained model."""
