@@ -34,6 +34,7 @@ __all__ = [
     "find_knob",
     "num_configurations",
     "read_space",
+    "read_yaml",
     "space_of",
     "untried_neighbour",
 ]
@@ -269,20 +270,29 @@ class Space:
         return next((parameter for parameter in self.parameters if parameter.name == name), None)
 
 
+def read_yaml(path: Path, what: str) -> Any:
+    """The content of a YAML file that should hold ``what``, such as ``a space``.
+
+    Raises:
+        UsageError: The file cannot be read.
+    """
+    import yaml
+
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"expected {what} at '{path}', got: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"expected YAML in '{path}', got: {error}") from error
+
+
 def read_space(path: Path) -> Space:
     """Reads a space from a YAML file.
 
     Raises:
         UsageError: The file cannot be read, or holds no space.
     """
-    import yaml
-
-    try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"expected a space at '{path}', got: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"expected YAML in '{path}', got: {error}") from error
+    found = read_yaml(path, "a space")
     if not isinstance(found, dict):
         raise UsageError(f"expected a mapping with 'parameters' in '{path}', got {type(found).__name__}")
     return space_of(found)
