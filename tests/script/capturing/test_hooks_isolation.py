@@ -14,7 +14,7 @@ from pathlib import Path
 import file_actions
 import pytest
 
-SOURCE = Path(__file__).parents[4] / "src"
+SOURCE = Path(__file__).parents[3] / "src"
 USER = 4321
 NOT_SEEN_BY_LANDLOCK = {"child_change_mode", "libc_change_mode"}
 NOT_SEEN_BY_PYTHON = {

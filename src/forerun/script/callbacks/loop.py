@@ -15,7 +15,7 @@ import contextlib
 import csv
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -258,26 +258,14 @@ class StepTimes:
             "dataset_size": dataset_size,
         }
 
-    def record(
-        self,
-        records: str | Path | None,
-        *,
-        subject: str,
-        family: str | None,
-        parameters: Mapping[str, Scalar],
-        results: Mapping[str, Scalar],
-        around: Any,
-    ) -> Record:
-        """Writes the measurement of the training to a store, and returns it; see ``evidence.timed_training``."""
-        found = timed_training(
-            self.step_times_s,
-            self.warm_up_s,
-            subject=subject,
-            family=family,
-            parameters=parameters,
-            results=results,
-            around=around,
-        )
+    def record(self, records: str | Path | None, **about: Any) -> Record:
+        """Writes the measurement of the training to a store, and returns it.
+
+        Args:
+            records: Store; None for the default store.
+            about: The other arguments of ``timed_training``.
+        """
+        found = timed_training(self.step_times_s, self.warm_up_s, **about)
         with RecordStore.open(records) as store:
             store.add(found)
         return found

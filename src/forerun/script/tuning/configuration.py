@@ -12,7 +12,7 @@ from typing import Any
 from forerun.base.errors import FailureError, UsageError, near_matches
 from forerun.script.command_words import command_arguments, with_arguments
 from forerun.script.profiling.profile import Profile
-from forerun.script.tuning.space import KNOBS, Space, check_value
+from forerun.script.tuning.space import KNOBS, Space, check_value, read_yaml
 
 __all__ = [
     "ScriptConfiguration",
@@ -137,14 +137,7 @@ def read_configuration(path: Path) -> ScriptConfiguration:
     Raises:
         UsageError: The file cannot be read, or is not a configuration.
     """
-    import yaml
-
-    try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"expected a configuration at '{path}', got: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"expected YAML in '{path}', got: {error}") from error
+    found = read_yaml(path, "a configuration")
     if not isinstance(found, dict) or not {"arguments", "hooks"} & set(found):
         raise UsageError(f"expected 'arguments' and 'hooks' in '{path}', as forerun tune writes them")
     hooks = found.get("hooks") or {}

@@ -34,6 +34,7 @@ __all__ = [
     "find_knob",
     "num_configurations",
     "read_space",
+    "read_yaml",
     "space_of",
     "untried_neighbour",
 ]
@@ -199,6 +200,15 @@ class Parameter:
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         return is_number and self.scale_with is None and self.low <= value <= self.high
 
+    def start(self, own: Any) -> Any:
+        """The script's own value if it is possible, else the first listed value or the middle of the range."""
+        if self.holds(own):
+            return own
+        if self.values:
+            return self.values[0]
+        middle = (self.low * self.high) ** 0.5 if self.is_log else 0.5 * (self.low + self.high)
+        return round(middle) if self.is_whole else middle
+
     @property
     def changes_result(self) -> bool:
         """True if the parameter may change the trained model."""
@@ -260,20 +270,29 @@ class Space:
         return next((parameter for parameter in self.parameters if parameter.name == name), None)
 
 
+def read_yaml(path: Path, what: str) -> Any:
+    """The content of a YAML file that should hold ``what``, such as ``a space``.
+
+    Raises:
+        UsageError: The file cannot be read.
+    """
+    import yaml
+
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"expected {what} at '{path}', got: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"expected YAML in '{path}', got: {error}") from error
+
+
 def read_space(path: Path) -> Space:
     """Reads a space from a YAML file.
 
     Raises:
         UsageError: The file cannot be read, or holds no space.
     """
-    import yaml
-
-    try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"expected a space at '{path}', got: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"expected YAML in '{path}', got: {error}") from error
+    found = read_yaml(path, "a space")
     if not isinstance(found, dict):
         raise UsageError(f"expected a mapping with 'parameters' in '{path}', got {type(found).__name__}")
     return space_of(found)

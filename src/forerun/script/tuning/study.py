@@ -17,11 +17,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+import optuna
 from filelock import FileLock
+from optuna.storages import JournalStorage
 from optuna.storages.journal import BaseJournalBackend
 
 from forerun.base.errors import FailureError, RecordError, UsageError
-from forerun.base.extras import needing
 from forerun.script.tuning.options import Objective
 from forerun.script.tuning.space import Parameter, Space
 
@@ -53,12 +54,7 @@ class TrialStore:
         seed: int | None = None,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        with needing("tuning"):
-            import optuna
-        from optuna.storages import JournalStorage
-
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        self._optuna = optuna
         self.objectives = tuple(objectives)
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -111,7 +107,7 @@ class TrialStore:
                 if told is not None:
                     self.study.tell(trial.number, told)
                     continue
-                self.study.tell(trial.number, state=self._optuna.trial.TrialState.FAIL)
+                self.study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
             except ValueError:  # another session of the study was faster
                 continue
             # A trial may die between being taken from the queue and its first drawn value.
@@ -175,7 +171,7 @@ class TrialStore:
     def prune(self, trial: Any, record: Mapping[str, Any]) -> None:
         """Ends a trial whose forecast cannot win."""
         trial.set_user_attr("record", json.loads(json.dumps(record, default=str)))
-        self.study.tell(trial, state=self._optuna.trial.TrialState.PRUNED)
+        self.study.tell(trial, state=optuna.trial.TrialState.PRUNED)
 
     def drop(self, trial: Any) -> None:
         """Gives an interrupted trial back to the queue."""
@@ -188,7 +184,7 @@ class TrialStore:
 
     def fail(self, trial: Any) -> None:
         """Ends a trial that has not run; the sampler ignores it."""
-        self.study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
+        self.study.tell(trial, state=optuna.trial.TrialState.FAIL)
 
     def trials(self) -> list[Any]:
         """All finished trials, pruned ones included, in order."""

@@ -402,22 +402,8 @@ class Tuner:
 
     def _filled(self, own: Mapping[str, Any] | None) -> dict[str, Any]:
         """A guess completed by a value for each parameter with a range."""
-        filled = dict(own or {})
-        for parameter in self.task.space.parameters:
-            if parameter.scale_with is None and parameter.name not in filled:
-                own_value = self.task.base.get(parameter.name)
-                if parameter.holds(own_value):
-                    filled[parameter.name] = own_value
-                elif parameter.values:
-                    filled[parameter.name] = parameter.values[0]
-                else:
-                    middle = (
-                        (parameter.low * parameter.high) ** 0.5
-                        if parameter.is_log
-                        else 0.5 * (parameter.low + parameter.high)
-                    )
-                    filled[parameter.name] = round(middle) if parameter.is_whole else middle
-        return filled
+        drawn = [p for p in self.task.space.parameters if p.scale_with is None]
+        return {p.name: p.start(self.task.base.get(p.name)) for p in drawn} | dict(own or {})
 
     def _stop_if_all_crash(self) -> None:
         latest = [result_of(t) for t in self.run_trials()[-_LATEST_CRASHES:]]
