@@ -14,12 +14,12 @@ from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from forerun.base.errors import CostModelError, ForerunError, RecordError
 from forerun.evidence.fitting.evaluation import Floats, Regressor, RowsOf
 
 __all__ = [
-    "MODEL_FILE_VERSION",
     "SHORTEST_STEP_S",
     "Floats",
     "RegressorState",
@@ -106,6 +106,19 @@ _REFIT = "fit it again with: forerun fit RECORDS --model {kind} --out {name}"
 Kinds = Mapping[str, type[StorableRegressor[Any]]]
 
 
+class _Header(BaseModel):
+    """Header of a file, in JSON; see ``RegressorState`` and ``TrainedModel``."""
+
+    model_config = ConfigDict(strict=True)
+
+    format_version: int
+    kind: str
+    kind_version: int
+    features: list[str]
+    settings: dict[str, Any]
+    provenance: dict[str, Any]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedModel:
     """A fitted regressor and its provenance.
@@ -137,16 +150,16 @@ def save_model_file(model: TrainedModel, path: Path) -> None:
     from safetensors.numpy import save
 
     state = model.regressor.state()
-    header = {
-        "format_version": MODEL_FILE_VERSION,
-        "kind": model.kind,
-        "kind_version": model.regressor.version,
-        "features": state.features,
-        "settings": dict(state.settings),
-        "provenance": dict(model.provenance),
-    }
+    header = _Header(
+        format_version=MODEL_FILE_VERSION,
+        kind=model.kind,
+        kind_version=model.regressor.version,
+        features=list(state.features),
+        settings=dict(state.settings),
+        provenance=dict(model.provenance),
+    )
     arrays = {name: np.ascontiguousarray(array) for name, array in state.arrays.items()}
-    content = save(arrays, metadata={_ENTRY: json.dumps(header, allow_nan=False)})
+    content = save(arrays, metadata={_ENTRY: json.dumps(dict(header), allow_nan=False)})
     partial = path.with_name(f"{path.name}.partial")
     try:
         partial.write_bytes(content)
@@ -169,9 +182,9 @@ def load_model_file(path: Path, kinds: Kinds, kind: str | None = None) -> Traine
     """
     header, arrays = _read(path)
     _check_header(header, path, kinds, kind)
-    state = RegressorState(features=tuple(header["features"]), settings=header["settings"], arrays=arrays)
+    state = RegressorState(features=tuple(header.features), settings=header.settings, arrays=arrays)
     try:
-        regressor = kinds[header["kind"]].from_state(state)
+        regressor = kinds[header.kind].from_state(state)
         has_same_columns = regressor.state().features == state.features
     except CostModelError:
         raise
@@ -181,10 +194,10 @@ def load_model_file(path: Path, kinds: Kinds, kind: str | None = None) -> Traine
         raise CostModelError(
             f"the model file {path.name} is older than this program: it reads other columns; {_refit(header, path)}"
         )
-    return TrainedModel(regressor=regressor, provenance=header["provenance"])
+    return TrainedModel(regressor=regressor, provenance=header.provenance)
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def _read(path: Path) -> tuple[_Header, dict[str, Any]]:
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
@@ -203,39 +216,34 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             f"{path.name} is no model file of 'forerun fit RECORDS'; give one that this command wrote"
         )
     try:
-        header = json.loads(metadata[_ENTRY])
-    except ValueError as error:
-        raise _damaged(path, str(error)) from error
+        header = _Header.model_validate_json(metadata[_ENTRY])
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise _damaged(path, f"its header, {first['loc']}: {first['msg']}") from error
     for name, array in arrays.items():
         if not np.all(np.isfinite(array)):
             raise _damaged(path, f"array '{name}' holds NaN or infinity")
     return header, arrays
 
 
-def _check_header(header: Any, path: Path, kinds: Kinds, kind: str | None) -> None:
-    names = {"format_version", "kind", "kind_version", "features", "settings", "provenance"}
-    missing = sorted(names - set(header)) if isinstance(header, dict) else sorted(names)
-    if missing:
-        raise _damaged(path, f"its header lacks {', '.join(missing)}")
-    _check_version(header["format_version"], MODEL_FILE_VERSION, "format", header, path)
-    if header["kind"] not in kinds:
+def _check_header(header: _Header, path: Path, kinds: Kinds, kind: str | None) -> None:
+    _check_version(header.format_version, MODEL_FILE_VERSION, "format", header, path)
+    if header.kind not in kinds:
         raise CostModelError(
-            f"the model file {path.name} holds a model of kind '{header['kind']}', which this version does not know; "
+            f"the model file {path.name} holds a model of kind '{header.kind}', which this version does not know; "
             f"expected one of {', '.join(kinds)}"
         )
-    if kind is not None and header["kind"] != kind:
+    if kind is not None and header.kind != kind:
         raise CostModelError(
-            f"expected a model of kind '{kind}', but {path.name} holds one of kind '{header['kind']}'; "
+            f"expected a model of kind '{kind}', but {path.name} holds one of kind '{header.kind}'; "
             "give another file"
         )
-    _check_version(header["kind_version"], kinds[header["kind"]].version, str(header["kind"]), header, path)
+    _check_version(header.kind_version, kinds[header.kind].version, header.kind, header, path)
 
 
-def _check_version(found: object, expected: int, what: str, header: Mapping[str, Any], path: Path) -> None:
+def _check_version(found: int, expected: int, what: str, header: _Header, path: Path) -> None:
     if found == expected:
         return
-    if not isinstance(found, int):
-        raise _damaged(path, f"its version is {found!r}")
     if found > expected:
         raise CostModelError(
             f"the model file {path.name} is newer than this program ({what} version {found}, this program reads "
@@ -247,8 +255,8 @@ def _check_version(found: object, expected: int, what: str, header: Mapping[str,
     )
 
 
-def _refit(header: Mapping[str, Any], path: Path) -> str:
-    return _REFIT.format(kind=header["kind"], name=path.name)
+def _refit(header: _Header, path: Path) -> str:
+    return _REFIT.format(kind=header.kind, name=path.name)
 
 
 def _damaged(path: Path, reason: str) -> CostModelError:
