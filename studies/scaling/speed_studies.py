@@ -11,9 +11,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import nnls
 
-from forerun.adapters.classics.all_reduce_models import ALL_REDUCE_MODELS, AveragedModel
-from forerun.adapters.classics.model_choice import SERVER_MODELS, propose_points
-from forerun.adapters.classics.server_models import OptimusModel, server_columns
+from forerun.adapters.classics.model_choice import ALL_REDUCE_MODELS, SERVER_MODELS, AveragedModel
+from forerun.adapters.classics.server_models import OptimusModel, propose_points, server_columns
 from forerun.adapters.classics.speed_models import SmoothedModel, SpeedModel, SpeedPoint
 from forerun.base.errors import InvalidSetupError
 from forerun.base.numerics import fit_relative

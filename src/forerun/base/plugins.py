@@ -136,11 +136,10 @@ def _sources() -> list[tuple[str, int]]:
 
 
 def _read() -> Iterator[tuple[str, EntryPoint]]:
-    """Entry points of our groups with the names of their packages; of two that have a name, the first on the path."""
+    """Entry points of our groups with the names of their packages; of two installations, those of the first."""
     from importlib.metadata import distributions
 
-    packages = {package.name: package for package in reversed([*distributions()])}
-    for package in packages.values():
+    for name, package in {one.name: one for one in reversed([*distributions()])}.items():
         for point in package.entry_points:
             if point.group.startswith("forerun."):
-                yield package.name, EntryPoint(point.name, point.value, point.group)
+                yield name, EntryPoint(point.name, point.value, point.group)

@@ -1,5 +1,7 @@
 """Regressors fitted to records made by a known law: accuracy on held-out configurations, and questions to the model."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -167,18 +169,15 @@ def test_a_size_outside_of_the_grid_is_answered_with_a_warning_and_its_range(sto
 
 
 def test_networks_fitted_together_are_those_fitted_alone():
-    from forerun.adapters.classics import dense_network
-    from forerun.adapters.classics.dense_network import DenseSettings
+    from forerun.adapters.classics.dense_network import DenseSettings, fit_networks
 
     rng = np.random.default_rng(0)
     x = rng.normal(size=(50, 3))
     y, settings = x[:, 0] - x[:, 1] ** 2, DenseSettings(seeds=(0, 1), max_epochs=30, patience_epochs=3)
-    found = dense_network.fit_networks_of_all([(x, y), (x[:17], y[:17])], settings)
-    for table, networks in zip([(x, y), (x[:17], y[:17])], found, strict=True):
+    tables = [(x, y), (x[:17], y[:17])]
+    for table, networks in zip(tables, fit_networks(tables, settings), strict=True):
         for seed, network in enumerate(networks):
-            alone = dense_network._as_arrays(
-                dense_network._fit_one(*dense_network._case(*table), settings, seed)
-            )
+            ((alone,),) = fit_networks([table], replace(settings, seeds=(seed,)))
             np.testing.assert_allclose(network(x), alone(x), atol=1e-4)
 
 
@@ -195,8 +194,8 @@ def test_a_name_with_a_setup_is_the_same_question(stored):
         ({**CONFIG, "base_filter": 3}, UsageError, "did you mean base_filters"),
         ({"batch_size": 3}, InvalidSetupError, "expected a model or depth"),
         ({**CONFIG, "model": "cnn"}, InvalidSetupError, "not both"),
-        ({**CONFIG, "batch_size": -1}, InvalidSetupError, "whole batch_size"),
-        ({**CONFIG, "batch_size": float("nan")}, InvalidSetupError, "whole batch_size"),
+        ({**CONFIG, "batch_size": -1}, InvalidSetupError, "batch.size.*-1"),
+        ({**CONFIG, "batch_size": float("nan")}, InvalidSetupError, "whole number as batch_size"),
         ({**CONFIG, "depth": -3}, UsageError, "depth"),
         ({**CONFIG, "precision": "fp12"}, InvalidSetupError, "unknown precision"),
         ({"layer": "dense"}, UsageError, "knows whole models"),

@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.adapters.classics.model_choice import candidate_points, propose_points
 from forerun.adapters.classics.server_models import (
     OPTIMUS_ASYNCHRONOUS,
     OPTIMUS_SYNCHRONOUS,
     ParameterServerSetup,
     asynchronous_terms,
+    candidate_points,
     parameter_server_step_s,
+    propose_points,
     server_columns,
     synchronous_terms,
 )

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from speed_model_contract import SpeedModelContract
 
-from forerun.adapters.classics.all_reduce_models import AveragedModel, pollux_model, ring_model
-from forerun.adapters.classics.model_choice import choose_speed_model
+from forerun.adapters.classics.model_choice import AveragedModel, choose_speed_model, pollux_model, ring_model
 from forerun.adapters.classics.server_models import OptimusModel
 from forerun.adapters.classics.speed_models import LogQuadraticModel, SmoothedModel, SpeedPoint
 from forerun.base.errors import InvalidSetupError

@@ -76,7 +76,7 @@ def members_of(parent):
 
 def is_member(process):
     try:
-        return "forerun.adapters.keras.parameter_server" in process.cmdline()
+        return any("spawn_main" in word for word in process.cmdline())
     except psutil.Error:
         return False
 

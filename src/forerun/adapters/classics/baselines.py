@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any, ClassVar, Protocol, Self
 
@@ -19,7 +20,12 @@ from forerun.adapters.classics.model_file import (
     not_fitted,
 )
 from forerun.adapters.classics.network_regressors import LayerNetwork, NeuralNetwork
-from forerun.adapters.classics.step_features import Case, WholeModelFeatures, whole_model_features
+from forerun.adapters.classics.step_features import (
+    Case,
+    WholeModelFeatures,
+    roofline_time_s,
+    whole_model_features,
+)
 from forerun.base.errors import UsageError, near_matches
 from forerun.base.numerics import nonnegative_coefficients, relative_coefficients
 from forerun.cost.time.weights import shipped_weights_path
@@ -41,9 +47,8 @@ __all__ = [
 
 
 def _rooflines_s(features: WholeModelFeatures) -> Floats:
-    compute_s = features.flops / features.peak_flops_per_s
-    transfer_s = features.traffic_bytes / features.bandwidth_bytes_per_s
-    return np.maximum(np.maximum(compute_s, transfer_s), SHORTEST_STEP_S)
+    rates = features.peak_flops_per_s, features.bandwidth_bytes_per_s
+    return np.maximum(roofline_time_s(features.flops, features.traffic_bytes, *rates), SHORTEST_STEP_S)
 
 
 class Roofline:
@@ -58,37 +63,64 @@ class Roofline:
         return _rooflines_s(features)
 
 
-class PytorchRule:
+class PytorchRule(Roofline):
     """PyTorch's own runtime estimation, see ``pytorch_rule_time_s``; nothing is fitted."""
-
-    def fit(self, features: WholeModelFeatures, step_time_s: Floats) -> None:
-        """Only check the input."""
-        check_fit_input(features, step_time_s)
 
     def predict(self, features: WholeModelFeatures) -> Floats:
         """Times by the rule [s]."""
         return np.maximum(features.pytorch_rule_time_s, SHORTEST_STEP_S)
 
 
-class ScaledRoofline:
-    """t = c * max(F / P, D / B); c is the median of measured / roofline."""
+class _Sum:
+    """t = x . theta with all of theta >= 0, by default by least squares on the relative error.
+
+    A subclass names the columns x of a row, and may choose theta in another way.
+    """
+
+    _title: ClassVar[str]
 
     def __init__(self) -> None:
-        self._factor: float | None = None
+        self._coefficients: Floats | None = None
 
-    def fit(self, features: WholeModelFeatures, step_time_s: Floats) -> None:
-        """Fit the one constant."""
+    @staticmethod
+    def _columns(features: Any) -> Floats:
+        """Factor of each coefficient, (n, k)."""
+        raise NotImplementedError
+
+    @staticmethod
+    def _solved(columns: Floats, times_s: Floats) -> Floats:
+        return relative_coefficients(columns, times_s)
+
+    def _fitted(self) -> Floats:
+        if self._coefficients is None:
+            raise not_fitted(self._title)
+        return self._coefficients
+
+    def fit(self, features: Any, step_time_s: Floats) -> None:
+        """Fit all constants at once."""
         times = check_fit_input(features, step_time_s)
-        self._factor = float(np.median(times / _rooflines_s(features)))
+        self._coefficients = self._solved(self._columns(features), times)
 
-    def predict(self, features: WholeModelFeatures) -> Floats:
-        """Scaled roofline times [s]."""
-        if self._factor is None:
-            raise not_fitted("roofline x constant")
-        return np.maximum(self._factor * _rooflines_s(features), SHORTEST_STEP_S)
+    def predict(self, features: Any) -> Floats:
+        """Summed times [s]."""
+        return np.maximum(self._columns(features) @ self._fitted(), SHORTEST_STEP_S)
 
 
-class Paleo:
+class ScaledRoofline(_Sum):
+    """t = c * max(F / P, D / B); c is the median of measured / roofline."""
+
+    _title = "roofline x constant"
+
+    @staticmethod
+    def _columns(features: WholeModelFeatures) -> Floats:
+        return _rooflines_s(features)[:, None]
+
+    @staticmethod
+    def _solved(columns: Floats, times_s: Floats) -> Floats:
+        return np.array([np.median(times_s / columns[:, 0])])
+
+
+class Paleo(_Sum):
     """t = F / (c P) + D / B: reading, computing and writing one after the other, at a share c of the peak rate.
 
     The share, PALEO's platform percent of peak, is fitted by least squares on the relative error.
@@ -96,23 +128,39 @@ class Paleo:
     Source: Qi, Sparks and Talwalkar 2017, ICLR, section 2.
     """
 
-    def __init__(self) -> None:
-        self._inverse_share: float | None = None
+    _title = "paleo"
 
-    def fit(self, features: WholeModelFeatures, step_time_s: Floats) -> None:
-        """Fit the share of the peak rate."""
-        times = check_fit_input(features, step_time_s)
-        compute = features.flops / features.peak_flops_per_s / times
-        moving = features.traffic_bytes / features.bandwidth_bytes_per_s / times
-        self._inverse_share = max(0.0, float(compute @ (1 - moving) / (compute @ compute)))
+    @staticmethod
+    def _columns(features: WholeModelFeatures) -> Floats:
+        compute_s = features.flops / features.peak_flops_per_s
+        return np.column_stack([compute_s, features.traffic_bytes / features.bandwidth_bytes_per_s])
 
-    def predict(self, features: WholeModelFeatures) -> Floats:
-        """Summed times [s]."""
-        if self._inverse_share is None:
-            raise not_fitted("paleo")
-        compute_s = self._inverse_share * features.flops / features.peak_flops_per_s
-        found = compute_s + features.traffic_bytes / features.bandwidth_bytes_per_s
-        return np.maximum(found, SHORTEST_STEP_S)
+    @staticmethod
+    def _solved(columns: Floats, times_s: Floats) -> Floats:
+        compute, moving = (columns / times_s[:, None]).T
+        inverse_share = compute @ (1 - moving) / (compute @ compute)
+        return np.array([max(0.0, inverse_share), 1.0])
+
+
+class _StoredSum(_Sum):
+    """A sum that a model file can hold."""
+
+    kind: ClassVar[str]
+    version: ClassVar[int] = 1
+    _names: ClassVar[tuple[str, ...]]
+
+    def state(self) -> RegressorState:
+        """The constants."""
+        return RegressorState(features=self._names, arrays={"coefficients": self._fitted()})
+
+    @classmethod
+    def from_state(cls, state: RegressorState) -> Self:
+        """The sum with this state."""
+        found, stored = cls(), np.asarray(state.arrays["coefficients"], dtype=float)
+        if stored.shape != (len(cls._names),):
+            raise ValueError(f"expected {len(cls._names)} coefficients, got shape {stored.shape}")
+        found._coefficients = stored
+        return found
 
 
 class WorkRows(Rows, Protocol):
@@ -129,51 +177,23 @@ class WorkRows(Rows, Protocol):
         ...
 
 
-class LinearOnFlops:
-    """t = a + b * F / P with a, b >= 0, least squares on the relative error.
+class LinearOnFlops(_StoredSum):
+    """t = a + b * F / P with a, b >= 0.
 
     FLOPs are divided by the peak of the device so that devices and precisions share the two constants; on
     one device in one precision this is a line in FLOPs. Whole models and layers alike.
     """
 
-    kind: ClassVar[str] = "linear"
-    version: ClassVar[int] = 1
-
-    def __init__(self) -> None:
-        self._coefficients: Floats | None = None
+    kind = "linear"
+    _title = "linear on FLOPs"
+    _names = ("one", "compute_s")
 
     @staticmethod
     def _columns(features: WorkRows) -> Floats:
         return np.column_stack([np.ones(len(features)), features.flops / features.peak_flops_per_s])
 
-    def fit(self, features: WorkRows, step_time_s: Floats) -> None:
-        """Fit the line."""
-        times = check_fit_input(features, step_time_s)
-        self._coefficients = relative_coefficients(self._columns(features), times)
 
-    def predict(self, features: WorkRows) -> Floats:
-        """Times on the line [s]."""
-        if self._coefficients is None:
-            raise not_fitted("linear on FLOPs")
-        return np.maximum(self._columns(features) @ self._coefficients, SHORTEST_STEP_S)
-
-    def state(self) -> RegressorState:
-        """The two constants."""
-        if self._coefficients is None:
-            raise not_fitted("linear on FLOPs")
-        return RegressorState(features=("one", "compute_s"), arrays={"coefficients": self._coefficients})
-
-    @classmethod
-    def from_state(cls, state: RegressorState) -> Self:
-        """The line with this state."""
-        found = cls()
-        found._coefficients = np.asarray(state.arrays["coefficients"], dtype=float)
-        if found._coefficients.shape != (2,):
-            raise ValueError(f"expected two coefficients, got shape {found._coefficients.shape}")
-        return found
-
-
-class GreyBox:
+class GreyBox(_StoredSum):
     """t = a + b * t_op + c * F / P + d * D / B with all constants >= 0, least squares on the relative error.
 
     t_op is the step by the cost model of operations, which knows the device without a measurement; the other terms are
@@ -183,13 +203,10 @@ class GreyBox:
     Source of the idea: Bohlin 2006, Practical Grey-box Process Identification, chapter 1.
     """
 
-    kind: ClassVar[str] = "grey-box"
-    version: ClassVar[int] = 1
-
+    kind = "grey-box"
+    _title = "the grey box"
+    _names = ("one", "op_time_s", "compute_s", "transfer_s")
     _RIDGE_ROWS: ClassVar[float] = 0.01
-
-    def __init__(self) -> None:
-        self._coefficients: Floats | None = None
 
     @staticmethod
     def _columns(features: WholeModelFeatures) -> Floats:
@@ -203,32 +220,18 @@ class GreyBox:
             ]
         )
 
-    def fit(self, features: WholeModelFeatures, step_time_s: Floats) -> None:
-        """Fit the four constants."""
-        times = check_fit_input(features, step_time_s)
-        columns = self._columns(features)
-        mean_s = np.exp(np.mean(np.log(times)))
+    @staticmethod
+    def _solved(columns: Floats, times_s: Floats) -> Floats:
+        mean_s = np.exp(np.mean(np.log(times_s)))
         # Each row of the ridge says: alone, a column at its mean makes none of the step.
-        ridge = np.diag(np.sqrt(self._RIDGE_ROWS) * columns.mean(axis=0)) / mean_s
-        rows = np.concatenate([columns / times[:, None], ridge])
-        wanted = np.concatenate([np.ones(len(times)), np.zeros(len(ridge))])
-        self._coefficients = nonnegative_coefficients(rows, wanted)
-
-    def predict(self, features: WholeModelFeatures) -> Floats:
-        """Summed times [s]."""
-        if self._coefficients is None:
-            raise not_fitted("the grey box")
-        return np.maximum(self._columns(features) @ self._coefficients, SHORTEST_STEP_S)
+        ridge = np.diag(np.sqrt(GreyBox._RIDGE_ROWS) * columns.mean(axis=0)) / mean_s
+        rows = np.concatenate([columns / times_s[:, None], ridge])
+        wanted = np.concatenate([np.ones(len(times_s)), np.zeros(len(ridge))])
+        return nonnegative_coefficients(rows, wanted)
 
     def state(self) -> RegressorState:
         """The four constants, and the weights whose times they multiply."""
-        if self._coefficients is None:
-            raise not_fitted("the grey box")
-        return RegressorState(
-            features=("one", "op_time_s", "compute_s", "transfer_s"),
-            settings={"weights": _weights_digest()},
-            arrays={"coefficients": self._coefficients},
-        )
+        return replace(super().state(), settings={"weights": _weights_digest()})
 
     @classmethod
     def from_state(cls, state: RegressorState) -> Self:
@@ -237,10 +240,7 @@ class GreyBox:
         Raises:
             ValueError: The constants belong to weights of another release.
         """
-        found = cls()
-        found._coefficients = np.asarray(state.arrays["coefficients"], dtype=float)
-        if found._coefficients.shape != (4,):
-            raise ValueError(f"expected four coefficients, got shape {found._coefficients.shape}")
+        found = super().from_state(state)
         if state.settings["weights"] != _weights_digest():
             raise ValueError("it was fitted beside the cost model of another release; fit it again")
         return found
@@ -251,15 +251,13 @@ def _weights_digest() -> str:
     return hashlib.sha256(shipped_weights_path().read_bytes()).hexdigest()[:16]
 
 
-class NonNegativeSums:
+class NonNegativeSums(_Sum):
     """t = a + l * kernels + sum over op classes of (p_c * F_c / P + q_c * D_c / B), all constants >= 0.
 
-    Least squares on the relative error. Each constant can be read: p_c and q_c are inverse efficiencies of
-    a class, l is the cost of a launch [s].
+    Each constant can be read: p_c and q_c are inverse efficiencies of a class, l is the cost of a launch [s].
     """
 
-    def __init__(self) -> None:
-        self._coefficients: Floats | None = None
+    _title = "non-negative sums"
 
     @staticmethod
     def _columns(features: WholeModelFeatures) -> Floats:
@@ -271,17 +269,6 @@ class NonNegativeSums:
                 features.class_bytes / features.bandwidth_bytes_per_s[:, None],
             ]
         )
-
-    def fit(self, features: WholeModelFeatures, step_time_s: Floats) -> None:
-        """Fit all constants at once."""
-        times = check_fit_input(features, step_time_s)
-        self._coefficients = relative_coefficients(self._columns(features), times)
-
-    def predict(self, features: WholeModelFeatures) -> Floats:
-        """Summed times [s]."""
-        if self._coefficients is None:
-            raise not_fitted("non-negative sums")
-        return np.maximum(self._columns(features) @ self._coefficients, SHORTEST_STEP_S)
 
 
 _FACTORIES: Mapping[str, Callable[[], Regressor[WholeModelFeatures]]] = {

@@ -21,7 +21,7 @@ from forerun.base.errors import CostModelError
 from forerun.base.extras import needing
 from forerun.graph.graph import OpClass
 
-__all__ = ["BoostedTrees", "TreeArrays", "arrays_of_histogram_trees"]
+__all__ = ["BoostedTrees", "arrays_of_histogram_trees"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -115,6 +115,7 @@ def arrays_of_histogram_trees(model: Any, inputs: Floats) -> TreeArrays:
         trees = [iteration[0].nodes for iteration in model._predictors]
         baseline = float(np.ravel(model._baseline_prediction)[0])
         found = _joined(trees, baseline)
+        # The nodes are no public part of scikit-learn: what they predict is the only promise.
         is_same = bool(np.allclose(found(inputs), model.predict(inputs), rtol=_SAME, atol=_SAME))
     except (AttributeError, IndexError, TypeError, ValueError) as error:
         raise _cannot_export(str(error)) from error

@@ -8,8 +8,9 @@ Source: github.com/profnote/ml-performance-prediction.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ from forerun.surface.report.figure import (
     plain_log_ticks,
     save_figure,
 )
+from forerun.surface.report.tables import table
 from forerun.surface.report.wording import format_percent
 
 if TYPE_CHECKING:
@@ -42,7 +44,6 @@ __all__ = [
     "METHODS",
     "MethodRow",
     "MethodsComparison",
-    "NetworkRun",
     "compare_methods",
     "is_practicum_table",
     "methods_page",
@@ -88,6 +89,14 @@ class NetworkRun:
     step_time_s: float
     published_s: Mapping[str, float]
 
+    @property
+    def question(self) -> tuple[str, str, int, str, str, int]:
+        """The fields that a prediction depends on; repetitions share them."""
+        implementation = self.optimizer_implementation
+        return (
+            self.network, self.device, self.num_devices, self.optimizer, implementation, self.batch_size,
+        )  # fmt: skip
+
 
 def is_practicum_table(path: Path) -> bool:
     """True for a table with the columns of the practicum."""
@@ -106,10 +115,9 @@ def read_practicum_runs(path: Path) -> tuple[list[NetworkRun], list[str]]:
     Raises:
         RecordError: The table cannot be read, or has another GPU.
     """
-    table = _table(path)
     runs: list[NetworkRun] = []
     num_parts = num_untimed = 0
-    for number, row in enumerate(table.to_dict("records"), start=1):
+    for number, row in enumerate(_table(path).to_dict("records"), start=1):
         if row["model"] not in _NETWORKS:
             num_parts += 1
             continue
@@ -266,24 +274,16 @@ def compare_methods(
     found, notes = _read(runs)
     rows: list[MethodRow] = []
     skipped: dict[str, int] = {}
-    ours: dict[tuple[str, str, int, str, str, int], float] = {}
+    ours = cache(_our_step_s)
     for run in found:
-        key = (
-            run.network,
-            run.device,
-            run.num_devices,
-            run.optimizer,
-            run.optimizer_implementation,
-            run.batch_size,
-        )
         try:
-            if key not in ours:
-                ours[key] = _our_step_s(run)
+            own_s = ours(*run.question)
             said = dict(run.published_s) if model is None else _sums(run, model, last_layer_s)
         except ForerunError as error:
-            skipped[f"{run.network}: {error}"] = skipped.get(f"{run.network}: {error}", 0) + 1
+            reason = f"{run.network}: {error}"
+            skipped[reason] = skipped.get(reason, 0) + 1
             continue
-        rows.append(MethodRow(run=run, predicted_s={**said, "forerun": ours[key]}))
+        rows.append(MethodRow(run=run, predicted_s={**said, "forerun": own_s}))
     if not rows:
         raise RecordError(f"{Path(runs).name}: no run could be predicted: {'; '.join(skipped)}")
     return MethodsComparison(
@@ -314,19 +314,21 @@ def _own_run(record: StepRecord) -> NetworkRun:
     )
 
 
-def _our_step_s(run: NetworkRun) -> float:
-    """The step as ``forerun predict`` says it."""
+def _our_step_s(
+    network: str, device: str, num_devices: int, optimizer: str, implementation: str, batch_size: int
+) -> float:
+    """The step of a run's question as ``forerun predict`` says it [s]."""
     from forerun.search.predict import predict
 
-    several: dict[str, Any] = {"num_devices": run.num_devices} if run.num_devices > 1 else {}
-    if several and run.network.startswith("keras:"):
+    several: dict[str, Any] = {"num_devices": num_devices} if num_devices > 1 else {}
+    if several and network.startswith("keras:"):
         several["strategy"] = "mirrored"
     found = predict(
-        run.network,
-        device=run.device,
-        batch_size=run.batch_size,
-        optimizer=run.optimizer,
-        optimizer_implementation=run.optimizer_implementation,
+        network,
+        device=device,
+        batch_size=batch_size,
+        optimizer=optimizer,
+        optimizer_implementation=implementation,
         **several,
     )
     return found.step_time_s.value
@@ -371,39 +373,37 @@ _MOST_PANELS = 6
 
 def methods_page(found: MethodsComparison) -> RenderableType:
     """One line per run, then the errors of each method by number of devices."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("network", overflow="fold")
-    for title in ("devices", "optimizer", "batch", "actual", *METHODS):
-        table.add_column(title, justify="right")
-    for row in sorted(found.rows, key=_order):
-        run = row.run
-        cells = [run.network, str(run.num_devices), run.optimizer, str(run.batch_size)]
-        cells += [format_duration_s(run.step_time_s), *(_cell(row, method) for method in METHODS)]
-        table.add_row(*map(Text, cells))
-    return Group(table, Text(""), _errors(found), *(Text(f"- {note}") for note in found.notes))
+    columns: dict[str, Callable[[MethodRow], str]] = {
+        "network": lambda row: row.run.network,
+        "devices": lambda row: str(row.run.num_devices),
+        "optimizer": lambda row: row.run.optimizer,
+        "batch": lambda row: str(row.run.batch_size),
+        "actual": lambda row: format_duration_s(row.run.step_time_s),
+        **{method: partial(_cell, method) for method in METHODS},
+    }
+    lines = [[cell(row) for cell in columns.values()] for row in sorted(found.rows, key=_order)]
+    runs = table(columns, lines, left=("network",), fold=("network",))
+    return Group(runs, Text(""), _errors(found), *(Text(f"- {note}") for note in found.notes))
 
 
 def _order(row: MethodRow) -> tuple[str, int, str, int]:
     return row.run.network, row.run.num_devices, row.run.optimizer, row.run.batch_size
 
 
-def _cell(row: MethodRow, method: str) -> str:
+def _cell(method: str, row: MethodRow) -> str:
     error = row.error(method)
     return "-" if error is None else f"{format_duration_s(row.predicted_s[method])} ({error:+.0%})"
 
 
 def _errors(found: MethodsComparison) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("method")
-    for title in ("devices", "rows", "MAPE", "median", "90th"):
-        table.add_column(title, justify="right")
+    lines = []
     for count in found.device_counts:
         for method in METHODS:
             metrics = found.metrics(method, count)
             if metrics is not None:
                 figures = (metrics.mape, metrics.median_ape, metrics.p90_ape)
-                table.add_row(method, str(count), f"{metrics.n:,}", *map(format_percent, figures))
-    return table
+                lines.append([method, str(count), f"{metrics.n:,}", *map(format_percent, figures)])
+    return table(("method", "devices", "rows", "MAPE", "median", "90th"), lines, left=("method",))
 
 
 def methods_plot(path: Path, found: MethodsComparison) -> None:
@@ -429,15 +429,9 @@ def methods_plot(path: Path, found: MethodsComparison) -> None:
         measured_ms = [1e3 * row.run.step_time_s for row in rows]
         axes.plot(sizes, measured_ms, "o", color="black", markersize=4, alpha=0.6, label="measured")
         for index, method in enumerate(METHODS):
-            means = _by_batch(rows, method)
+            means = _means_ms(rows, method)
             if means:
-                axes.plot(
-                    [*means],
-                    [1e3 * value for value in means.values()],
-                    label=method,
-                    markersize=4,
-                    **look_of(index),
-                )
+                axes.plot([*means], [*means.values()], label=method, markersize=4, **look_of(index))
         axes.set(xscale="log", yscale="log", xlabel="batch size of one device", ylabel="step [ms]")
         number_labels(axes, np.unique(np.asarray(sizes, dtype=float)))
         plain_log_ticks(axes.yaxis)
@@ -447,18 +441,10 @@ def methods_plot(path: Path, found: MethodsComparison) -> None:
     save_figure(figure, path)
 
 
-def _by_batch(rows: list[MethodRow], method: str) -> dict[int, float]:
-    """Mean over the optimizers, by batch size."""
-    sizes = sorted({row.run.batch_size for row in rows if method in row.predicted_s})
-    return {
-        size: float(
-            np.mean(
-                [
-                    row.predicted_s[method]
-                    for row in rows
-                    if row.run.batch_size == size and method in row.predicted_s
-                ]
-            )
-        )
-        for size in sizes
-    }
+def _means_ms(rows: Sequence[MethodRow], method: str) -> dict[int, float]:
+    """Mean prediction over the optimizers, by batch size [ms]."""
+    steps: dict[int, list[float]] = {}
+    for row in rows:
+        if method in row.predicted_s:
+            steps.setdefault(row.run.batch_size, []).append(1e3 * row.predicted_s[method])
+    return {size: float(np.mean(steps[size])) for size in sorted(steps)}

@@ -48,12 +48,10 @@ if TYPE_CHECKING:
     from forerun.question.model import ModelRequest
 
 __all__ = [
-    "EMPTY_NETWORK_LAYERS",
     "Composition",
     "CompositionJobs",
     "CompositionRun",
     "HostCosts",
-    "LayerJobs",
     "composition_jobs",
     "host_costs",
     "marginal_time_s",
@@ -263,6 +261,7 @@ def _layer(
         **({"input_gradient": False} if is_first and has_weights else {}),
     }
     alone = layer_job(kind, asked, precision=precision, layout="nchw")
+    # Copies must fit beside each other, and more than eight say nothing new of the cost of one more.
     num_copies = int(min(_MOST_COPIES, _MOST_BYTES // _held_bytes(alone)))
     if num_copies < 2:
         return LayerJobs(alone=alone, together=None, num_copies=1)

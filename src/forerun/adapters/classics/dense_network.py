@@ -8,7 +8,7 @@ time, where leaving out 18 configurations in turn with three seeds needs 54.
 
 from __future__ import annotations
 
-import copy
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -28,7 +28,6 @@ __all__ = [
     "DenseSettings",
     "Scaling",
     "fit_networks",
-    "fit_networks_of_all",
     "network_arrays",
     "networks_of",
     "summary_text",
@@ -240,19 +239,10 @@ def _params(count: int) -> str:
 # With fewer rows than this, all serve the fit, and the best training loss stops it.
 _FEWEST_ROWS_TO_HOLD_OUT = 40
 
-
-def fit_networks(inputs: Floats, targets: Floats, settings: DenseSettings) -> list[DenseNetwork]:
-    """One network per seed.
-
-    Args:
-        inputs: Standard inputs, (n, columns).
-        targets: Standard targets, (n,).
-        settings: Size and schedule.
-    """
-    return fit_networks_of_all([(inputs, targets)], settings)[0]
+_Case = tuple[Floats, Floats, int]
 
 
-def fit_networks_of_all(
+def fit_networks(
     tables: Sequence[tuple[Floats, Floats]], settings: DenseSettings
 ) -> list[list[DenseNetwork]]:
     """One network per seed for each of several tables.
@@ -261,22 +251,59 @@ def fit_networks_of_all(
         tables: Standard inputs, (n, columns), and targets, (n,), of each; n may differ.
         settings: Size and schedule.
     """
+    import torch
+
+    cases = [(*table, seed) for table in tables for seed in settings.seeds]
     # Dropout and batches of rows draw other numbers for each network, so such networks cannot share a stack.
-    if not settings.dropout and all(len(targets) <= settings.batch_rows for _, targets in tables):
-        return _fit_together(tables, settings)
+    is_shared = not settings.dropout and all(len(targets) <= settings.batch_rows for _, targets in tables)
+    stacks = [cases] if is_shared else [[case] for case in cases]
+    # Global generators are left as they were found: a prediction library must not reseed its user.
+    with torch.random.fork_rng(devices=[]):
+        found = [network for stack in stacks for network in _fit_stack(stack, settings)]
+    num_seeds = len(settings.seeds)
+    return [found[first : first + num_seeds] for first in range(0, len(found), num_seeds)]
+
+
+def _fit_stack(cases: Sequence[_Case], settings: DenseSettings) -> list[DenseNetwork]:
+    """Networks that are trained side by side, each in its slice of one stack of matrices.
+
+    Each network has its own loss, steps and stopping: a sum of losses has the gradients of each, and Adam acts on
+    each number alone.
+    """
+    import torch
+
+    shape = (len(cases), max(len(targets) for _, targets, _ in cases))
+    x, y = torch.zeros(*shape, cases[0][0].shape[1]), torch.zeros(shape)
+    fit_share, stop_share = torch.zeros(shape), torch.zeros(shape)
+    members = []
+    for member, (inputs, targets, seed) in enumerate(cases):
+        torch.manual_seed(seed)
+        members.append(_new_layers(inputs.shape[1], settings))
+        rows, is_held_out = slice(0, len(targets)), _held_out(_groups(inputs), settings)
+        x[member, rows], y[member, rows] = torch.as_tensor(inputs), torch.as_tensor(targets)
+        # A row weighs its share of the mean; rows that fill up the stack weigh nothing.
+        fit_share[member, rows] = _shares(~is_held_out)
+        stop_share[member, rows] = _shares(is_held_out) if is_held_out.any() else fit_share[member, rows]
+    layers = range(len(members[0]))
+    weights = [torch.stack([m[i].weight.detach().T for m in members]).requires_grad_() for i in layers]
+    biases = [torch.stack([m[i].bias.detach()[None] for m in members]).requires_grad_() for i in layers]
+    best = _train([*weights, *biases], x, y, (fit_share, stop_share), settings)
+    arrays = [stack.double().numpy() for stack in best]
     return [
-        [_as_arrays(_fit_one(*_case(*table), settings, seed)) for seed in settings.seeds] for table in tables
+        DenseNetwork(
+            tuple(weight[member].T for weight in arrays[: len(weights)]),
+            tuple(bias[member, 0] for bias in arrays[len(weights) :]),
+        )
+        for member in range(len(members))
     ]
 
 
-def _case(inputs: Floats, targets: Floats) -> tuple[torch.Tensor, torch.Tensor, npt.NDArray[np.int64]]:
-    import torch
+def _new_layers(num_inputs: int, settings: DenseSettings) -> list[nn.Linear]:
+    """Layers of one network, drawn by the generator of its seed."""
+    from torch import nn
 
-    return (
-        torch.tensor(inputs, dtype=torch.float32),
-        torch.tensor(targets, dtype=torch.float32),
-        _groups(inputs),
-    )
+    sizes = (num_inputs, *settings.hidden_sizes, 1)
+    return [nn.Linear(inputs, units) for inputs, units in itertools.pairwise(sizes)]
 
 
 def _groups(inputs: Floats) -> npt.NDArray[np.int64]:
@@ -286,23 +313,6 @@ def _groups(inputs: Floats) -> npt.NDArray[np.int64]:
     place = np.empty(len(first), dtype=np.int64)
     place[np.argsort(first)] = np.arange(len(first))
     return np.asarray(place[group.reshape(-1)], dtype=np.int64)
-
-
-def _fit_one(
-    x: torch.Tensor, y: torch.Tensor, groups: npt.NDArray[np.int64], settings: DenseSettings, seed: int
-) -> nn.Sequential:
-    """Adam until the held-out loss stops falling; the best state is kept."""
-    import torch
-
-    # Global generators are left as they were found: a prediction library must not reseed its user.
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        network = _build(x.shape[1], settings)
-        is_held_out = _held_out(groups, settings)
-        fit_rows = ~is_held_out
-        stop_rows = is_held_out if is_held_out.any() else fit_rows
-        _train(network, (x[fit_rows], y[fit_rows]), (x[stop_rows], y[stop_rows]), settings)
-    return network.eval()
 
 
 def _held_out(groups: npt.NDArray[np.int64], settings: DenseSettings) -> torch.Tensor:
@@ -315,52 +325,11 @@ def _held_out(groups: npt.NDArray[np.int64], settings: DenseSettings) -> torch.T
     return torch.from_numpy(np.isin(groups, order[:num_held_out]))
 
 
-def _fit_together(
-    tables: Sequence[tuple[Floats, Floats]], settings: DenseSettings
-) -> list[list[DenseNetwork]]:
-    """The networks of ``_fit_one``, whole tables per step of Adam, all in one stack of matrices.
-
-    Each network has its own loss, steps and stopping: a sum of losses has the gradients of each, and Adam acts on
-    each number alone.
-    """
-    import torch
-
-    members, num_rows = [], max(len(targets) for _, targets in tables)
-    shape = (len(tables) * len(settings.seeds), num_rows)
-    x, y = torch.zeros(*shape, tables[0][0].shape[1]), torch.zeros(shape)
-    fit_share, stop_share = torch.zeros(shape), torch.zeros(shape)
-    with torch.random.fork_rng(devices=[]):
-        for member, (table, seed) in enumerate((t, s) for t in tables for s in settings.seeds):
-            inputs, targets, groups = _case(*table)
-            torch.manual_seed(seed)
-            members.append(_layers(_build(inputs.shape[1], settings)))
-            is_held_out = _held_out(groups, settings)
-            rows = slice(0, len(targets))
-            x[member, rows], y[member, rows] = inputs, targets
-            fit_share[member, rows] = (~is_held_out).float() / (~is_held_out).sum()
-            stops = is_held_out if is_held_out.any() else ~is_held_out
-            stop_share[member, rows] = stops.float() / stops.sum()
-    weights = [
-        torch.stack([m[i].weight.detach().T for m in members]).requires_grad_()
-        for i in range(len(members[0]))
-    ]
-    biases = [
-        torch.stack([m[i].bias.detach()[None] for m in members]).requires_grad_()
-        for i in range(len(members[0]))
-    ]
-    best = _train_together([*weights, *biases], x, y, (fit_share, stop_share), settings)
-    networks = [
-        DenseNetwork(
-            tuple(weight[member].T.double().numpy() for weight in best[: len(weights)]),
-            tuple(bias[member, 0].double().numpy() for bias in best[len(weights) :]),
-        )
-        for member in range(len(members))
-    ]
-    num_seeds = len(settings.seeds)
-    return [networks[first : first + num_seeds] for first in range(0, len(networks), num_seeds)]
+def _shares(is_used: torch.Tensor) -> torch.Tensor:
+    return is_used.float() / is_used.sum()
 
 
-def _train_together(
+def _train(
     stacks: list[torch.Tensor],
     x: torch.Tensor,
     y: torch.Tensor,
@@ -371,97 +340,57 @@ def _train_together(
     import torch
 
     fit_share, stop_share = shares
-    num_layers = len(stacks) // 2
+    stop_rows = stop_share.any(0)
+    stop_x, stop_y, stop_share = x[:, stop_rows], y[:, stop_rows], stop_share[:, stop_rows]
     optimizer = torch.optim.Adam(stacks, lr=settings.learning_rate, fused=True)
     best = [stack.detach().clone() for stack in stacks]
     best_loss = torch.full((len(x),), float("inf"))
     epochs_since = torch.zeros(len(x), dtype=torch.int64)
-
-    def row_losses() -> torch.Tensor:
-        values = x
-        for layer in range(num_layers):
-            values = torch.baddbmm(stacks[num_layers + layer], values, stacks[layer])
-            values = values.relu() if layer < num_layers - 1 else values
-        error = values[..., 0] - y
-        return error.square() if settings.loss == "mse" else error.abs()
-
-    for epoch in range(settings.max_epochs + 1):
-        losses = row_losses()
-        if epoch:
-            with torch.no_grad():
-                loss = (losses * stop_share).sum(1)
-                # A network that has waited out its patience keeps its best state while the others go on.
-                is_better = (loss < best_loss) & (epochs_since < settings.patience_epochs)
-                epochs_since += 1
-                epochs_since[is_better] = 0
-                best_loss = torch.where(is_better, loss, best_loss)
-                for kept, stack in zip(best, stacks, strict=True):
-                    kept[is_better] = stack[is_better]
-            if bool((epochs_since >= settings.patience_epochs).all()):
-                break
-        optimizer.zero_grad()
-        (losses * fit_share).sum().backward()
-        optimizer.step()
+    for _ in range(settings.max_epochs):
+        for rows in _batches(fit_share, settings.batch_rows):
+            optimizer.zero_grad()
+            losses = _row_losses(stacks, x[:, rows], y[:, rows], settings, dropout=settings.dropout)
+            share = fit_share[:, rows]
+            (losses * (share / share.sum(1, keepdim=True))).sum().backward()
+            optimizer.step()
+        with torch.no_grad():
+            loss = (_row_losses(stacks, stop_x, stop_y, settings) * stop_share).sum(1)
+            # A network that has waited out its patience keeps its best state while the others go on.
+            is_better = (loss < best_loss) & (epochs_since < settings.patience_epochs)
+            epochs_since += 1
+            epochs_since[is_better] = 0
+            best_loss = torch.where(is_better, loss, best_loss)
+            for kept, stack in zip(best, stacks, strict=True):
+                kept[is_better] = stack[is_better]
+        if bool((epochs_since >= settings.patience_epochs).all()):
+            break
     return best
 
 
-def _build(num_inputs: int, settings: DenseSettings) -> nn.Sequential:
-    from torch import nn
+def _batches(fit_share: torch.Tensor, batch_rows: int) -> Sequence[Any]:
+    """Rows of each step of an epoch: all in their order if one batch holds them, else the fit's own, shuffled."""
+    import torch
 
-    layers: list[nn.Module] = []
-    for width in settings.hidden_sizes:
-        layers += [nn.Linear(num_inputs, width), nn.ReLU()]
-        if settings.dropout:
-            layers.append(nn.Dropout(settings.dropout))
-        num_inputs = width
-    return nn.Sequential(*layers, nn.Linear(num_inputs, 1))
+    if fit_share.shape[1] <= batch_rows:
+        return [slice(None)]
+    rows = torch.nonzero(fit_share.any(0))[:, 0]
+    return torch.split(rows[torch.randperm(len(rows))], batch_rows)
 
 
-def _train(
-    network: nn.Sequential,
-    fit_rows: tuple[torch.Tensor, torch.Tensor],
-    stop_rows: tuple[torch.Tensor, torch.Tensor],
+def _row_losses(
+    stacks: Sequence[torch.Tensor],
+    x: torch.Tensor,
+    y: torch.Tensor,
     settings: DenseSettings,
-) -> None:
-    import torch
-    from torch import nn
-
-    x, y = fit_rows
-    loss_of = nn.MSELoss() if settings.loss == "mse" else nn.L1Loss()
-    optimizer = torch.optim.Adam(network.parameters(), lr=settings.learning_rate)
-    best_loss, best_state, epochs_since = float("inf"), copy.deepcopy(network.state_dict()), 0
-    for _ in range(settings.max_epochs):
-        network.train()
-        for rows in torch.split(torch.randperm(len(x)), settings.batch_rows):
-            optimizer.zero_grad()
-            loss_of(network(x[rows])[:, 0], y[rows]).backward()
-            optimizer.step()
-        loss = _loss(network, stop_rows, loss_of)
-        epochs_since += 1
-        if loss < best_loss:
-            best_loss, best_state, epochs_since = loss, copy.deepcopy(network.state_dict()), 0
-        if epochs_since >= settings.patience_epochs:
-            break
-    network.load_state_dict(best_state)
-
-
-def _loss(network: nn.Sequential, rows: tuple[torch.Tensor, torch.Tensor], loss_of: nn.Module) -> float:
+    dropout: float = 0.0,
+) -> torch.Tensor:
+    """Loss of each row of each network, (networks, rows)."""
     import torch
 
-    network.eval()
-    with torch.no_grad():
-        return float(loss_of(network(rows[0])[:, 0], rows[1]))
-
-
-def _as_arrays(network: nn.Sequential) -> DenseNetwork:
-    layers = _layers(network)
-    return DenseNetwork(
-        tuple(layer.weight.detach().double().numpy() for layer in layers),
-        tuple(layer.bias.detach().double().numpy() for layer in layers),
-    )
-
-
-def _layers(network: nn.Sequential) -> list[nn.Linear]:
-    from torch import nn
-
-    return [layer for layer in network if isinstance(layer, nn.Linear)]
+    num_layers, values = len(stacks) // 2, x
+    for layer in range(num_layers):
+        values = torch.baddbmm(stacks[num_layers + layer], values, stacks[layer])
+        if layer < num_layers - 1:
+            values = torch.dropout(values.relu(), dropout, train=dropout > 0)
+    error = values[..., 0] - y
+    return error.square() if settings.loss == "mse" else error.abs()

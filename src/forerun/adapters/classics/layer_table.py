@@ -28,11 +28,9 @@ if TYPE_CHECKING:
 __all__ = [
     "LAYER_NUMBERS",
     "LAYER_WORDS",
-    "MOST_PUBLIC_LAYERS",
     "LayerCase",
     "LayerFeatures",
     "LayerTable",
-    "is_public_layer_table",
     "layer_case",
     "layer_features",
     "measured_layer_table",
@@ -364,7 +362,7 @@ def _usable(frame: pd.DataFrame) -> pd.Series[bool]:
     for name in _NOT_A_LAYER_TIME:
         if name in frame:
             usable &= ~frame[name].fillna(False).astype(bool)
-    if "n_gpus" in frame:
+    if "n_gpus" in frame:  # a layer under a strategy also holds the strategy's synchronisation
         usable &= frame["n_gpus"] == 1
     return usable
 

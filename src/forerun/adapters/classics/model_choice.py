@@ -1,4 +1,22 @@
-"""Sizes to measure next: the points that determine a parameter-server job best (D-optimal design)."""
+"""Speed models of all-reduce training, fitted to few points, and the choice of a model by left-out points.
+
+With K devices on N nodes, m samples per device and micro-step, s micro-steps:
+
+    T = (s - 1) T_grad + (T_grad^g + T_sync^g)^(1/g)            g >= 1: 1 adds, infinity hides all
+
+Pollux (Qiao et al. 2021, OSDI, section 3.2), seven parameters:
+
+    T_grad = a_g + b_g m        T_sync = 0 (K = 1) | a_l + b_l (K-2) (one node) | a_n + b_n (K-2)
+
+Ours, the ring of ``collectives`` with fitted link and stragglers, seven as well:
+
+    T_grad = (a_g + b_g m) (1 + c_g E_K)        T_sync = 2 (K-1)/K v (1 + c_s E_K),  v = v_l (one node) | v_n
+
+E_K is the expected maximum of K normal numbers. Few points do not determine seven parameters, so both are fitted as
+most probable values under wide log-normal priors relative to the median point, with a loss that grows linearly for
+outliers. Where a point names the exposed synchronisation of its step (as Pollux' agents report too),
+the rest of it is a second observation, of T_grad.
+"""
 
 from __future__ import annotations
 
@@ -8,136 +26,261 @@ from functools import partial
 
 import numpy as np
 import numpy.typing as npt
+from scipy.optimize import least_squares
 
-from forerun.adapters.classics.all_reduce_models import ALL_REDUCE_MODELS, AveragedModel
-from forerun.adapters.classics.server_models import OPTIMUS_SYNCHRONOUS, OptimusModel, server_columns
+from forerun.adapters.classics.server_models import OptimusModel
 from forerun.adapters.classics.speed_models import (
     FittedSpeed,
     LogQuadraticModel,
     SmoothedModel,
     SpeedModel,
     SpeedPoint,
+    measured_times,
     refuse_too_few,
+    variances_along,
 )
 from forerun.base.errors import InvalidSetupError
+from forerun.cost.communication.data_parallel import expected_normal_maximum
 
 __all__ = [
+    "ALL_REDUCE_MODELS",
     "SERVER_MODELS",
-    "SpeedChoice",
-    "candidate_points",
+    "AveragedModel",
     "choose_speed_model",
-    "left_out_errors",
-    "models_for",
-    "propose_points",
+    "pollux_model",
+    "ring_model",
 ]
+
 
 Floats = npt.NDArray[np.float64]
 
-_RIDGE = 1e-6
+_NOISE = 0.08
+_SYNC_WEIGHT = 0.5
+_LEAST_POINTS = 3
 
 
-def candidate_points(
-    workers: Sequence[int], servers: Sequence[int], batch_size_global: float = 1.0
-) -> tuple[SpeedPoint, ...]:
-    """Every combination of workers and servers at a fixed global batch."""
-    return tuple(
-        SpeedPoint(num_devices=w, num_servers=p, batch_size_per_device=batch_size_global / w)
-        for w in workers
-        for p in servers
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sizes:
+    """Sizes of points as arrays, (points,)."""
+
+    num_devices: Floats
+    num_nodes: Floats
+    batch_size: Floats
+    num_passes: Floats
+    waiting: Floats
+
+
+def _sizes(points: Sequence[SpeedPoint]) -> _Sizes:
+    devices = [point.num_devices for point in points]
+    return _Sizes(
+        num_devices=np.asarray(devices, dtype=float),
+        num_nodes=np.asarray([point.num_nodes for point in points], dtype=float),
+        batch_size=np.asarray([point.batch_size_per_device for point in points], dtype=float),
+        num_passes=np.asarray([point.num_accumulation_steps for point in points], dtype=float),
+        waiting=np.asarray([expected_normal_maximum(number) for number in devices]),
     )
 
 
-def propose_points(
-    candidates: Sequence[SpeedPoint],
-    num_points: int,
-    *,
-    measured: Sequence[SpeedPoint] = (),
-    theta: Sequence[float] = OPTIMUS_SYNCHRONOUS,
-    synchronous: bool = True,
-) -> tuple[SpeedPoint, ...]:
-    """The next points to measure, by greedy growth and exchange of the determinant of the information matrix.
+Form = Callable[[Floats, _Sizes], tuple[Floats, Floats]]
+"""Function from coefficients and sizes to T_grad and T_sync."""
 
-    With times whose *relative* error is constant, a point x informs by (x/T)(x/T)'; T is what ``theta`` expects there.
-    maximise log det( sum_i (x_i/T_i)(x_i/T_i)' ) over the chosen and the measured points.
+
+def _pollux(theta: Floats, at: _Sizes) -> tuple[Floats, Floats]:
+    grad = theta[0] + theta[1] * at.batch_size
+    more = np.maximum(0.0, at.num_devices - 2)
+    sync = np.where(at.num_nodes == 1, theta[3] + theta[4] * more, theta[5] + theta[6] * more)
+    return grad, np.where(at.num_devices == 1, 0.0, sync)
+
+
+def _ring(theta: Floats, at: _Sizes) -> tuple[Floats, Floats]:
+    grad = (theta[0] + theta[1] * at.batch_size) * (1 + theta[6] * at.waiting)
+    volume = 2 * (at.num_devices - 1) / at.num_devices
+    sync = volume * np.where(at.num_nodes == 1, theta[3], theta[5]) * (1 + theta[4] * at.waiting)
+    return grad, sync
+
+
+def _step_s(form: Form, theta: Floats, at: _Sizes) -> tuple[Floats, Floats]:
+    """Step and T_grad of every size, (points,) each [s]."""
+    grad, sync = form(theta, at)
+    power = 1 + theta[2]
+    # Powers of shares of the larger one: those of milliseconds would vanish at a large exponent.
+    largest = np.maximum(grad, sync)
+    joined = largest * ((grad / largest) ** power + (sync / largest) ** power) ** (1 / power)
+    return (at.num_passes - 1) * grad + joined, grad
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriorForm:
+    """A form with its priors: means and widths of the logarithms of its coefficients.
+
+    Attributes:
+        name: Name of the model.
+        form: The form.
+        coefficients: Names, the exponent g - 1 third.
+        centre: Prior means; of times relative to the median step, of times per sample to it per median batch.
+        width: Prior standard deviations.
+        is_time: Whether a coefficient scales with the step.
+    """
+
+    name: str
+    form: Form
+    coefficients: tuple[str, ...]
+    centre: tuple[float, ...]
+    width: tuple[float, ...] = (1.5, 1.5, 1.0, 1.5, 1.5, 1.2, 1.5)
+    is_time: tuple[bool, ...] = (True, True, False, True, True, True, True)
+
+    def fit(self, points: Sequence[SpeedPoint]) -> FittedSpeed:
+        """Most probable coefficients of the points; see the head of the module.
+
+        Raises:
+            InvalidSetupError: There are fewer than three sizes, or a time is not above zero.
+        """
+        times, at = measured_times(points, _LEAST_POINTS, self.name), _sizes(points)
+        offset = self._offset(times, at)
+        grad_s = np.asarray([_compute_s(point) for point in points])
+        seen = np.isfinite(grad_s)
+
+        # Logarithms keep coefficients positive, and the offset makes the priors those of a step of 1 s at a batch of 1.
+        def residual(scaled: Floats) -> Floats:
+            step, grad = _step_s(self.form, np.exp(scaled + offset), at)
+            rest = _SYNC_WEIGHT * np.log(at.num_passes[seen] * grad[seen] / grad_s[seen]) / _NOISE
+            pull = (scaled - np.asarray(self.centre)) / np.asarray(self.width)
+            return np.concatenate([_softened(np.log(step / times) / _NOISE), rest, pull])
+
+        found = least_squares(residual, np.asarray(self.centre), max_nfev=200)
+        return self._fitted(found.x, np.asarray(found.jac, dtype=np.float64), offset, times, at)
+
+    def _offset(self, times: Floats, at: _Sizes) -> Floats:
+        offset: Floats = np.where(self.is_time, np.log(np.median(times)), 0.0)
+        offset[1] -= np.log(np.median(at.batch_size))
+        return offset
+
+    def _fitted(
+        self, scaled: Floats, jacobian: Floats, offset: Floats, times: Floats, at: _Sizes
+    ) -> FittedSpeed:
+        # The priors are rows of the residual, so a coefficient that no point moves has its prior's variance.
+        covariance = np.linalg.pinv(jacobian.T @ jacobian)
+        theta = np.exp(scaled + offset)
+        form = self.form
+
+        def log_times(points: Sequence[SpeedPoint]) -> Floats:
+            return np.log(_step_s(form, theta, _sizes(points))[0])
+
+        def log_variances(points: Sequence[SpeedPoint]) -> Floats:
+            sizes, step = _sizes(points), 1e-4
+            base = np.log(_step_s(form, theta, sizes)[0])
+            moved = [
+                np.log(_step_s(form, np.exp(scaled + offset + step * unit), sizes)[0])
+                for unit in np.eye(len(theta))
+            ]
+            gradient = (np.asarray(moved) - base).T / step
+            return variances_along(gradient, covariance)
+
+        residual = np.log(_step_s(form, theta, at)[0] / times)
+        named = dict(zip(self.coefficients, theta.tolist(), strict=True))
+        return FittedSpeed(
+            name=self.name,
+            parameters=named,
+            log_times=log_times,
+            log_variances=log_variances,
+            # A perfect fit of few points does not show the scatter, so half the usual scatter is kept.
+            log_spread=float(np.sqrt(np.mean(residual**2) + (_NOISE / 2) ** 2)),
+            num_freedom=max(2, len(times) - 2),
+        )
+
+
+def _softened(residual: Floats) -> Floats:
+    """Residuals whose squares grow linearly beyond one: outliers pull little."""
+    softened: Floats = np.sign(residual) * np.sqrt(2 * (np.sqrt(1 + residual**2) - 1))
+    return softened
+
+
+def _compute_s(point: SpeedPoint) -> float:
+    """The step less its exposed synchronisation [s]; not a number where that is not known."""
+    if point.synchronisation_s is None:
+        return float("nan")
+    # Agents may report nearly the whole step as exposed, and a logarithm needs something left.
+    return max(point.measured_s - point.synchronisation_s, 0.01 * point.measured_s)
+
+
+def pollux_model() -> PriorForm:
+    """Pollux' seven-parameter form."""
+    return PriorForm(
+        name="pollux",
+        form=_pollux,
+        coefficients=(
+            "a_grad_s",
+            "b_grad_s",
+            "exponent_less_1",
+            "a_local_s",
+            "b_local_s",
+            "a_node_s",
+            "b_node_s",
+        ),
+        centre=(-1.2, -0.7, 0.0, -1.5, -3.5, -0.7, -4.0),
+    )
+
+
+def ring_model() -> PriorForm:
+    """Our form: a ring over links whose volume times are fitted, with stragglers."""
+    return PriorForm(
+        name="ring",
+        form=_ring,
+        coefficients=(
+            "a_grad_s",
+            "b_grad_s",
+            "exponent_less_1",
+            "local_s",
+            "sync_scatter",
+            "node_s",
+            "grad_scatter",
+        ),
+        centre=(-1.2, -0.7, 0.0, -2.0, -3.0, -0.9, -3.0),
+        is_time=(True, True, False, True, False, True, False),
+    )
+
+
+class AveragedModel:
+    """Geometric mean of several models: their errors on unseen sizes differ, so that the mean errs less than each.
 
     Args:
-        candidates: Sizes that could be measured.
-        num_points: Number of points to choose, at most all candidates.
-        measured: Points that are measured already.
-        theta: Expected coefficients, for T; those of Optimus' ResNet-50 if none are known.
-        synchronous: Whether the fitted form is the synchronous one.
-
-    Raises:
-        InvalidSetupError: There are fewer candidates than points, or they cannot determine the coefficients.
-
-    Source: Fedorov 1972, Theory of Optimal Experiments (exchange); Atkinson and Donev 1992.
+        models: The models; Pollux' form and ours if None.
+        name: Name of the mean.
     """
-    if not 1 <= num_points <= len(candidates):
-        raise InvalidSetupError(
-            f"expected between 1 and {len(candidates)} points of a design, got {num_points}; widen workers or servers"
+
+    def __init__(self, models: Sequence[SpeedModel] | None = None, name: str = "average") -> None:
+        self._models = tuple(models) if models is not None else (pollux_model(), ring_model())
+        self.name = name
+
+    def fit(self, points: Sequence[SpeedPoint]) -> FittedSpeed:
+        """Fits each; the interval is the mean of theirs, widened by how much they disagree."""
+        fits = [model.fit(points) for model in self._models]
+
+        def log_times(at: Sequence[SpeedPoint]) -> Floats:
+            mean: Floats = np.mean([fit.log_times(at) for fit in fits], axis=0)
+            return mean
+
+        def log_variances(at: Sequence[SpeedPoint]) -> Floats:
+            variances = np.mean([fit.log_variances(at) for fit in fits], axis=0)
+            disagreement = np.var([fit.log_times(at) for fit in fits], axis=0)
+            return np.asarray(variances + disagreement, dtype=np.float64)
+
+        return FittedSpeed(
+            name=self.name,
+            parameters={f"{fit.name}.{key}": value for fit in fits for key, value in fit.parameters.items()},
+            log_times=log_times,
+            log_variances=log_variances,
+            log_spread=float(np.mean([fit.log_spread for fit in fits])),
+            num_freedom=min(fit.num_freedom for fit in fits),
         )
-    batch = float(np.median([point.batch_size_global for point in candidates]))
-    rows = _informative(server_columns(candidates, synchronous=synchronous, batch=batch), theta)
-    start = (
-        _information(_informative(server_columns(measured, synchronous=synchronous, batch=batch), theta))
-        if measured
-        else 0.0
-    )
-    base = start + _RIDGE * np.eye(rows.shape[1])
-    chosen = _grown(rows, base, num_points)
-    chosen = _exchanged(rows, base, chosen)
-    if np.linalg.matrix_rank(start + _information(rows[chosen]), tol=1e-7) < min(
-        rows.shape[1], num_points + len(measured)
-    ):
-        raise InvalidSetupError(
-            "the candidates cannot tell the coefficients apart: workers and servers must both vary, and not together; "
-            "give at least three numbers of each"
-        )
-    return tuple(candidates[i] for i in chosen)
 
 
-def _informative(columns: Floats, theta: Sequence[float]) -> Floats:
-    """Rows divided by the expected time, columns brought to a common size."""
-    expected = columns @ np.maximum(np.asarray(theta, dtype=float), 1e-3)
-    rows: Floats = columns / expected[:, None]
-    return rows
-
-
-def _information(rows: Floats) -> Floats:
-    return rows.T @ rows
-
-
-def _log_determinant(matrix: Floats) -> float:
-    sign, value = np.linalg.slogdet(matrix)
-    return float(value) if sign > 0 else -np.inf
-
-
-def _grown(rows: Floats, base: Floats, num_points: int) -> list[int]:
-    chosen: list[int] = []
-    for _ in range(num_points):
-        left = [i for i in range(len(rows)) if i not in chosen]
-        now = base + _information(rows[chosen])
-        chosen.append(max(left, key=lambda i, now=now: _log_determinant(now + np.outer(rows[i], rows[i]))))  # type: ignore[misc]
-    return chosen
-
-
-def _exchanged(rows: Floats, base: Floats, chosen: list[int]) -> list[int]:
-    """Swaps one chosen point for another candidate as long as the determinant grows."""
-    chosen = list(chosen)
-    improved = True
-    while improved:
-        improved = False
-        for position in range(len(chosen)):
-            others = [*chosen[:position], *chosen[position + 1 :]]
-            now = base + _information(rows[others])
-            left = [i for i in range(len(rows)) if i not in others]
-            gains = [_log_determinant(now + np.outer(rows[i], rows[i])) for i in left]
-            best = left[int(np.argmax(gains))]
-            if best != chosen[position] and max(gains) > gains[left.index(chosen[position])] + 1e-9:
-                chosen[position] = best
-                improved = True
-    return chosen
-
+ALL_REDUCE_MODELS: dict[str, Callable[[], SpeedModel]] = {
+    "pollux": pollux_model,
+    "ring": ring_model,
+    "average": AveragedModel,
+}
+"""Models of all-reduce training by name."""
 
 SERVER_MODELS: dict[str, Callable[[], SpeedModel]] = {
     "optimus-synchronous": OptimusModel,
@@ -148,7 +291,7 @@ SERVER_MODELS: dict[str, Callable[[], SpeedModel]] = {
 """Models of parameter-server training by name."""
 
 _MOST_FOLDS = 10
-_LEAST_POINTS = 2
+_FEWEST_TO_CHOOSE = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +307,7 @@ class SpeedChoice:
     errors: Mapping[str, float]
 
 
-def models_for(points: Sequence[SpeedPoint]) -> dict[str, Callable[[], SpeedModel]]:
+def _models_for(points: Sequence[SpeedPoint]) -> dict[str, Callable[[], SpeedModel]]:
     """Models that suit the points: those of parameter servers if all have servers, else those of all-reduce.
 
     Raises:
@@ -191,13 +334,13 @@ def choose_speed_model(points: Sequence[SpeedPoint], name: str | None = None) ->
     Raises:
         InvalidSetupError: The points do not suffice for any model, or the name is not known.
     """
-    refuse_too_few(points, _LEAST_POINTS, "a speed model")
-    models = models_for(points)
+    refuse_too_few(points, _FEWEST_TO_CHOOSE, "a speed model")
+    models = _models_for(points)
     if name is not None:
         if name not in models:
             raise InvalidSetupError(f"expected a speed model of {', '.join(models)}, got '{name}'")
         return SpeedChoice(
-            fitted=models[name]().fit(points), errors={name: left_out_errors(models[name], points)}
+            fitted=models[name]().fit(points), errors={name: _left_out_errors(models[name], points)}
         )
     first: InvalidSetupError | None = None
     errors: dict[str, float] = {}
@@ -208,15 +351,16 @@ def choose_speed_model(points: Sequence[SpeedPoint], name: str | None = None) ->
         except InvalidSetupError as error:
             first = first or error
             continue
-        errors[key] = left_out_errors(make, points)
+        errors[key] = _left_out_errors(make, points)
     if not fits:
         assert first is not None
         raise first
+    # Of equal errors the plain form wins: residuals that help nowhere only widen what is said of other sizes.
     best = min(errors, key=lambda key: (errors[key], not key.endswith("smoothed"), key))
     return SpeedChoice(fitted=fits[best], errors=errors)
 
 
-def left_out_errors(make: Callable[[], SpeedModel], points: Sequence[SpeedPoint]) -> float:
+def _left_out_errors(make: Callable[[], SpeedModel], points: Sequence[SpeedPoint]) -> float:
     """Mean |predicted / measured - 1| over points that were left out, all repetitions of a size together.
 
     Infinite if a fit without some of the points is not possible.

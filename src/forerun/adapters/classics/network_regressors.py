@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from forerun.adapters.classics.dense_network import (
     DenseNetwork,
     DenseSettings,
     Scaling,
+    fit_networks,
     network_arrays,
     networks_of,
     summary_text,
@@ -27,6 +28,7 @@ from forerun.base.errors import CostModelError, InvalidSetupError
 
 __all__ = ["AnnSettings", "LayerNetSettings", "LayerNetwork", "NeuralNetwork"]
 
+_Settings = TypeVar("_Settings", bound=DenseSettings)
 
 _SCALAR_COLUMNS = (
     "num_parameters",
@@ -58,78 +60,107 @@ class AnnSettings(DenseSettings):
             raise InvalidSetupError(f"columns must be of {', '.join(_SCALAR_COLUMNS)}, got {self.columns}")
 
 
-class NeuralNetwork:
-    """log t = network(log parameters, log batch, log image size, ...), by default two layers of 64 ReLU."""
+class _LogNetwork:
+    """log t as the mean of dense networks, one per seed; a subclass turns rows into their inputs."""
 
-    kind: ClassVar[str] = "ann"
+    kind: ClassVar[str]
     version: ClassVar[int] = 1
+    _title: ClassVar[str]
 
-    def __init__(self, settings: AnnSettings | None = None) -> None:
-        self.settings = settings or AnnSettings()
+    def __init__(self, settings: DenseSettings) -> None:
+        self.settings = settings
         self._networks: list[DenseNetwork] = []
         self._scaling: Scaling | None = None
 
-    def _inputs(self, features: WholeModelFeatures) -> Floats:
-        columns = [getattr(features, name) for name in self.settings.columns]
-        return np.asarray(np.log(np.maximum(np.column_stack(columns), 1.0)), dtype=float)
+    def _columns(self) -> tuple[str, ...]:
+        """Names of the inputs, in their order."""
+        raise NotImplementedError
 
-    def fit(self, features: WholeModelFeatures, step_time_s: Floats) -> None:
+    def _inputs(self, features: Any) -> Floats:
+        """Inputs of rows, (n, columns)."""
+        raise NotImplementedError
+
+    def _learn_choices(self, features: Any) -> None:
+        """Notes what the rows of a fit have, if the inputs depend on it."""
+
+    def fit(self, features: Any, step_time_s: Floats) -> None:
         """Fit one network per seed."""
         self.fit_all([self], [(features, step_time_s)])
 
     @classmethod
-    def fit_all(
-        cls, unfitted: Sequence[NeuralNetwork], tables: Sequence[tuple[WholeModelFeatures, Floats]]
-    ) -> None:
+    def fit_all(cls, unfitted: Sequence[Self], tables: Sequence[tuple[Any, Floats]]) -> None:
         """Fit networks of one setting, each to its own rows, in little more time than one."""
-        from forerun.adapters.classics.dense_network import fit_networks_of_all
-
         standard = []
         for model, (features, step_time_s) in zip(unfitted, tables, strict=True):
-            target, inputs = np.log(check_fit_input(features, step_time_s)), model._inputs(features)
+            target = np.log(check_fit_input(features, step_time_s))
+            model._learn_choices(features)
+            inputs = model._inputs(features)
             model._scaling = Scaling.of(inputs, target)
             standard.append((model._scaling.inputs(inputs), model._scaling.target(target)))
-        found = fit_networks_of_all(standard, unfitted[0].settings)
+        found = fit_networks(standard, unfitted[0].settings)
         for model, networks in zip(unfitted, found, strict=True):
             model._networks = networks
 
-    def predict(self, features: WholeModelFeatures) -> Floats:
-        """Times of the averaged networks [s]."""
+    def _fitted(self) -> Scaling:
         if self._scaling is None:
-            raise not_fitted("the neural network")
-        inputs = self._scaling.inputs(self._inputs(features))
+            raise not_fitted(self._title)
+        return self._scaling
+
+    def predict(self, features: Any) -> Floats:
+        """Times of the averaged networks [s]."""
+        scaling = self._fitted()
+        inputs = scaling.inputs(self._inputs(features))
         standard = np.mean([network(inputs) for network in self._networks], axis=0)
-        return np.asarray(np.exp(self._scaling.plain(standard)), dtype=float)
+        return np.asarray(np.exp(scaling.plain(standard)), dtype=float)
 
     def summary(self) -> str:
         """Layers, output shapes and parameters as Keras prints them."""
-        return summary_text(self.kind, len(self.settings.columns), self.settings)
+        return summary_text(self.kind, len(self._columns()), self.settings)
+
+    def _stored_settings(self) -> dict[str, Any]:
+        return asdict(self.settings)
 
     def state(self) -> RegressorState:
         """Settings, normalisation and weights."""
-        if self._scaling is None:
-            raise not_fitted("the neural network")
         return RegressorState(
-            features=self.settings.columns,
-            settings=asdict(self.settings),
-            arrays=network_arrays(self._networks, self._scaling),
+            features=self._columns(),
+            settings=self._stored_settings(),
+            arrays=network_arrays(self._networks, self._fitted()),
         )
+
+    @classmethod
+    def _settings_of(cls, kind: type[_Settings], stored: Mapping[str, Any]) -> _Settings:
+        """Settings as stored; JSON has lists where they have tuples."""
+        values: dict[str, Any] = {f.name: stored[f.name] for f in fields(kind)}
+        lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+        return kind(**(values | lists))
+
+    def _restored(self, state: RegressorState) -> Self:
+        self._networks, self._scaling = networks_of(state.arrays, len(self._columns()), self.settings)
+        return self
+
+
+class NeuralNetwork(_LogNetwork):
+    """log t = network(log parameters, log batch, log image size, ...), by default two layers of 64 ReLU."""
+
+    kind = "ann"
+    _title = "the neural network"
+
+    def __init__(self, settings: AnnSettings | None = None) -> None:
+        self._chosen = settings or AnnSettings()
+        super().__init__(self._chosen)
+
+    def _columns(self) -> tuple[str, ...]:
+        return self._chosen.columns
+
+    def _inputs(self, features: WholeModelFeatures) -> Floats:
+        columns = [getattr(features, name) for name in self._columns()]
+        return np.asarray(np.log(np.maximum(np.column_stack(columns), 1.0)), dtype=float)
 
     @classmethod
     def from_state(cls, state: RegressorState) -> Self:
         """The network with this state."""
-        found = cls(
-            AnnSettings(**{f.name: _setting(state.settings[f.name]) for f in fields(AnnSettings)})  # type: ignore[arg-type]
-        )
-        found._networks, found._scaling = networks_of(
-            state.arrays, len(found.settings.columns), found.settings
-        )
-        return found
-
-
-def _setting(value: object) -> object:
-    """JSON has lists where settings have tuples."""
-    return tuple(value) if isinstance(value, list) else value
+        return cls(cls._settings_of(AnnSettings, state.settings))._restored(state)
 
 
 _SHORTEST_S = 1e-9
@@ -159,94 +190,58 @@ class LayerNetSettings(DenseSettings):
             raise InvalidSetupError(f"expected four to six hidden layers, got {len(self.hidden_sizes)}")
 
 
-class LayerNetwork:
+class LayerNetwork(_LogNetwork):
     """log t of a layer from the logarithms of its figures and the choices it was built with."""
 
-    kind: ClassVar[str] = "layers"
-    version: ClassVar[int] = 1
+    kind = "layers"
+    _title = "the layer network"
 
     def __init__(self, settings: LayerNetSettings | None = None) -> None:
-        self.settings = settings or LayerNetSettings()
-        self._networks: list[DenseNetwork] = []
-        self._scaling: Scaling | None = None
+        super().__init__(settings or LayerNetSettings())
         self._choices: dict[str, tuple[str, ...]] = {}
 
-    def fit(self, features: LayerFeatures, step_time_s: Floats) -> None:
-        """Fit one network per seed."""
-        from forerun.adapters.classics.dense_network import fit_networks
-
-        target = np.log(check_fit_input(features, step_time_s))
+    def _learn_choices(self, features: LayerFeatures) -> None:
         self._choices = {
             name: tuple(sorted(set(features.words[:, i].tolist()))) for i, name in enumerate(LAYER_WORDS)
         }
-        inputs = _inputs(features, self._choices)
-        scaling = Scaling.of(inputs, target)
-        self._networks = fit_networks(scaling.inputs(inputs), scaling.target(target), self.settings)
-        self._scaling = scaling
 
-    def predict(self, features: LayerFeatures) -> Floats:
-        """Times of the averaged networks [s].
+    def _columns(self) -> tuple[str, ...]:
+        if not self._choices:
+            raise not_fitted(self._title)
+        words = (f"{name}={word}" for name in LAYER_WORDS for word in self._choices[name])
+        return (*LAYER_NUMBERS, *_RATIOS, *words)
 
-        Raises:
-            CostModelError: A layer has a kind or a choice that the fit has not seen.
-        """
-        if self._scaling is None:
-            raise not_fitted("the layer network")
-        _check_choices(features, self._choices)
-        inputs = self._scaling.inputs(_inputs(features, self._choices))
-        standard = np.mean([network(inputs) for network in self._networks], axis=0)
-        return np.asarray(np.exp(self._scaling.plain(standard)), dtype=float)
-
-    def summary(self) -> str:
-        """Layers, output shapes and parameters as Keras prints them; the inputs are known after the fit."""
-        if self._scaling is None:
-            raise not_fitted("the layer network")
-        return summary_text(self.kind, len(_columns(self._choices)), self.settings)
-
-    def state(self) -> RegressorState:
-        """Settings, choices, normalisation and weights."""
-        if self._scaling is None:
-            raise not_fitted("the layer network")
-        return RegressorState(
-            features=_columns(self._choices),
-            settings={**asdict(self.settings), "choices": {k: list(v) for k, v in self._choices.items()}},
-            arrays=network_arrays(self._networks, self._scaling),
+    def _inputs(self, features: LayerFeatures) -> Floats:
+        self._refuse_unseen(features)
+        seconds = np.column_stack(
+            [
+                features.flops / features.peak_flops_per_s,
+                features.moved_bytes / features.number("bandwidth_bytes_per_s"),
+            ]
         )
+        words = [
+            features.words[:, i, None] == np.array(self._choices[name]) for i, name in enumerate(LAYER_WORDS)
+        ]
+        logs = [np.log(np.maximum(features.numbers, 1.0)), np.log(np.maximum(seconds, _SHORTEST_S))]
+        return np.column_stack([*logs, *words]).astype(float)
+
+    def _refuse_unseen(self, features: LayerFeatures) -> None:
+        """Refuses a kind of layer or a choice that the fit has not seen: its column would be all zeros."""
+        for index, name in enumerate(LAYER_WORDS):
+            known = self._choices[name]
+            if unseen := sorted(set(features.words[:, index].tolist()) - set(known)):
+                raise CostModelError(
+                    f"the layer model was fitted on {name} {', '.join(known)} and cannot tell the time of "
+                    f"{name} {', '.join(unseen)}; measure such layers and fit it again"
+                )
+
+    def _stored_settings(self) -> dict[str, Any]:
+        choices = {name: list(words) for name, words in self._choices.items()}
+        return {**asdict(self.settings), "choices": choices}
 
     @classmethod
     def from_state(cls, state: RegressorState) -> Self:
         """The network with this state."""
-        stored = {f.name: state.settings[f.name] for f in fields(LayerNetSettings)}
-        lists = {name: tuple(value) for name, value in stored.items() if isinstance(value, list)}
-        found = cls(LayerNetSettings(**(stored | lists)))
+        found = cls(cls._settings_of(LayerNetSettings, state.settings))
         found._choices = {name: tuple(state.settings["choices"][name]) for name in LAYER_WORDS}
-        num_columns = len(_columns(found._choices))
-        found._networks, found._scaling = networks_of(state.arrays, num_columns, found.settings)
-        return found
-
-
-def _columns(choices: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    return (*LAYER_NUMBERS, *_RATIOS, *(f"{name}={word}" for name in LAYER_WORDS for word in choices[name]))
-
-
-def _inputs(features: LayerFeatures, choices: Mapping[str, tuple[str, ...]]) -> Floats:
-    """Columns as named by ``_columns``, (n, columns)."""
-    seconds = np.column_stack(
-        [
-            features.flops / features.peak_flops_per_s,
-            features.moved_bytes / features.number("bandwidth_bytes_per_s"),
-        ]
-    )
-    words = [features.words[:, i, None] == np.array(choices[name]) for i, name in enumerate(LAYER_WORDS)]
-    logs = [np.log(np.maximum(features.numbers, 1.0)), np.log(np.maximum(seconds, _SHORTEST_S))]
-    return np.column_stack([*logs, *words]).astype(float)
-
-
-def _check_choices(features: LayerFeatures, choices: Mapping[str, tuple[str, ...]]) -> None:
-    for index, name in enumerate(LAYER_WORDS):
-        unseen = sorted(set(features.words[:, index].tolist()) - set(choices[name]))
-        if unseen:
-            raise CostModelError(
-                f"the layer model was fitted on {name} {', '.join(choices[name])} and cannot tell the time of "
-                f"{name} {', '.join(unseen)}; measure such layers and fit it again"
-            )
+        return found._restored(state)

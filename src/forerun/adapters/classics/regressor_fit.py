@@ -51,7 +51,6 @@ from forerun.question.run import Run
 __all__ = [
     "WHOLE_NETWORKS",
     "FitChoices",
-    "StepTable",
     "fit_kind",
     "fit_layer_regressor",
     "fit_step_regressor",
@@ -217,6 +216,7 @@ def fit_step_regressor(
         if len(set(networks)) >= _FEWEST_NETWORKS:
             apart = cross_validated_predictions(one, rows, actual, configuration_splits(networks))
             metrics[f"{name}{WHOLE_NETWORKS}"] = errors(steps * apart, steps * actual)
+    # The errors are of fits without the row; the returned model has seen all of them.
     regressor = make()
     regressor.fit(rows, actual)
     facts = {

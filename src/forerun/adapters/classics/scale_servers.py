@@ -8,13 +8,15 @@ from math import ceil
 from pathlib import Path
 from typing import Any, Unpack
 
-from forerun.adapters.classics.model_choice import candidate_points, choose_speed_model, propose_points
+from forerun.adapters.classics.model_choice import choose_speed_model
 from forerun.adapters.classics.server_models import (
     OPTIMUS_ASYNCHRONOUS,
     OPTIMUS_SYNCHRONOUS,
     ParameterServerSetup,
     asynchronous_terms,
+    candidate_points,
     parameter_server_step_s,
+    propose_points,
     synchronous_terms,
 )
 from forerun.adapters.classics.speed_models import SpeedPoint, StepInterval, read_points
@@ -195,6 +197,7 @@ def _first_principles(
         step_alone(prepared, run, replace(run.setup, batch_size_per_device=size), weights).step_s.value
         for size in sizes
     )
+    # The part of a step that does not shrink with a worker's share decides how far more workers help.
     distance = batch - small
     slope_s = max(0.0, whole_s - first_s) / distance if distance else 0.0
     compute_s = min(whole_s, slope_s * batch)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -24,11 +24,13 @@ __all__ = [
     "SpeedModel",
     "SpeedPoint",
     "StepInterval",
-    "place_of",
+    "measured_times",
     "read_points",
     "refuse_too_few",
-    "smoothed",
+    "variances_along",
 ]
+
+Floats = npt.NDArray[np.float64]
 
 
 _Whole = Annotated[int, Field(description="a whole number")]
@@ -127,6 +129,18 @@ def refuse_too_few(points: Sequence[SpeedPoint], least: int, name: str) -> None:
         )
 
 
+def measured_times(points: Sequence[SpeedPoint], least: int, name: str) -> Floats:
+    """Measured steps, (points,) [s].
+
+    Raises:
+        InvalidSetupError: There are fewer distinct sizes than ``least``, or a time is not above zero.
+    """
+    refuse_too_few(points, least, f"the model '{name}'")
+    times = np.asarray([point.measured_s for point in points], dtype=float)
+    refuse_times(times)
+    return times
+
+
 class _PointRow(BaseModel):
     """A row of a table of points.
 
@@ -205,8 +219,6 @@ def _point(
     return replace(size, step_time_s=size.batch_size_global / rate)
 
 
-Floats = npt.NDArray[np.float64]
-
 _LEAST_SPREAD = 0.01
 
 
@@ -258,6 +270,12 @@ class FittedSpeed:
         ]
 
 
+def variances_along(gradient: Floats, covariance: npt.NDArray[Any]) -> Floats:
+    """Variance of a value with this gradient to the coefficients, (points, k), whose covariance is given, (points,)."""
+    found: Floats = np.einsum("pi,ij,pj->p", gradient, covariance, gradient)
+    return found
+
+
 class SpeedModel(Protocol):
     """A form of the step time as a function of the size of a job."""
 
@@ -298,9 +316,7 @@ class LogQuadraticModel:
         Raises:
             InvalidSetupError: There are fewer than three sizes, or a time is not above zero.
         """
-        refuse_too_few(points, _LEAST_POINTS, f"the model '{self.name}'")
-        times = np.asarray([point.measured_s for point in points])
-        refuse_times(times)
+        times = measured_times(points, _LEAST_POINTS, self.name)
         rows, wanted = _rows(points), np.log(times)
         information = rows.T @ rows + np.diag(_RIDGE)
         found = np.linalg.solve(information, rows.T @ wanted)
@@ -313,15 +329,11 @@ class LogQuadraticModel:
             values: Floats = _rows(at) @ found
             return values
 
-        def log_variances(at: Sequence[SpeedPoint]) -> Floats:
-            variances: Floats = np.einsum("pi,ij,pj->p", _rows(at), covariance, _rows(at))
-            return variances
-
         return FittedSpeed(
             name=self.name,
             parameters=dict(zip(_NAMES, found.tolist(), strict=True)),
             log_times=log_times,
-            log_variances=log_variances,
+            log_variances=lambda at: variances_along(_rows(at), covariance),
             log_spread=spread,
             num_freedom=num_freedom,
         )
@@ -339,7 +351,37 @@ _REACH = 0.5
 _NOISE = 0.06
 
 
-def place_of(points: Sequence[SpeedPoint]) -> Floats:
+class SmoothedModel:
+    """A speed model whose residuals at the measured sizes are carried to those near them: kriging.
+
+    log T = form + k(x, X) (k(X, X) + noise^2)^-1 residuals, with k a Gaussian of distance: far from every measured
+    point nothing changes, and the noise keeps single points from being followed exactly.
+
+    Args:
+        make: Function that makes the form.
+        name: Name of the model.
+
+    Source: Krige 1951; Rasmussen and Williams 2006, Gaussian Processes, chapter 2.
+    """
+
+    def __init__(self, make: Callable[[], SpeedModel], name: str) -> None:
+        self._make = make
+        self.name = name
+
+    def fit(self, points: Sequence[SpeedPoint]) -> FittedSpeed:
+        """Fits the form, then its residuals."""
+        form, places = self._make().fit(points), _place_of(points)
+        residual = np.log([point.measured_s for point in points]) - form.log_times(points)
+        weights = np.linalg.solve(_likeness(places, places) + _NOISE**2 * np.eye(len(places)), residual)
+
+        def log_times(at: Sequence[SpeedPoint]) -> Floats:
+            found: Floats = form.log_times(at) + _likeness(_place_of(at), places) @ weights
+            return found
+
+        return replace(form, name=self.name, log_times=log_times)
+
+
+def _place_of(points: Sequence[SpeedPoint]) -> Floats:
     """Coordinates of sizes: logarithms of devices, servers, twice the nodes, half the batch of a device, (points, 4).
 
     A factor of e in devices is as far as one of sqrt(e) in nodes and e^2 in the batch.
@@ -363,44 +405,3 @@ def _likeness(first: Floats, second: Floats) -> Floats:
     square = ((first[:, None] - second[None]) ** 2).sum(axis=-1)
     found: Floats = _DEVIATION**2 * np.exp(-square / (2 * _REACH**2))
     return found
-
-
-def smoothed(fit: FittedSpeed, points: Sequence[SpeedPoint]) -> FittedSpeed:
-    """A fitted model whose residuals at the measured sizes are carried to those near them.
-
-    log T = form + k(x, X) (k(X, X) + noise^2)^-1 residuals, with k a Gaussian of distance: far from every measured
-    point nothing changes, and the noise keeps single points from being followed exactly.
-
-    Args:
-        fit: The fitted form.
-        points: The points it was fitted to.
-
-    Source: Krige 1951; Rasmussen and Williams 2006, Gaussian Processes, chapter 2.
-    """
-    places = place_of(points)
-    residual = np.log([point.measured_s for point in points]) - fit.log_times(points)
-    kernel = _likeness(places, places) + _NOISE**2 * np.eye(len(places))
-    weights = np.linalg.solve(kernel, residual)
-
-    def log_times(at: Sequence[SpeedPoint]) -> Floats:
-        found: Floats = fit.log_times(at) + _likeness(place_of(at), places) @ weights
-        return found
-
-    return replace(fit, log_times=log_times)
-
-
-class SmoothedModel:
-    """A speed model whose residuals are carried to sizes nearby.
-
-    Args:
-        make: Function that makes the form.
-        name: Name of the model.
-    """
-
-    def __init__(self, make: Callable[[], SpeedModel], name: str) -> None:
-        self._make = make
-        self.name = name
-
-    def fit(self, points: Sequence[SpeedPoint]) -> FittedSpeed:
-        """Fits the form, then its residuals."""
-        return replace(smoothed(self._make().fit(points), points), name=self.name)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from forerun.base.errors import RecordError
 from forerun.cost.time.weights import load_weights, shipped_weights_path
 from forerun.graph.graph import Graph, OpClass, at_batch
+from forerun.prediction.figures import peak_of_precision
 from forerun.prediction.step import predict_intervals, prepare
 from forerun.question.devices.device import Device, NumberFormat
 from forerun.question.setup import Layout, Phase, Precision, TrainingSetup
@@ -25,16 +26,6 @@ __all__ = [
     "roofline_time_s",
     "whole_model_features",
 ]
-
-# Formats whose rate a precision can use, best first; a device that lacks one uses the next.
-_FORMATS = {
-    Precision.FP32: (NumberFormat.FP32,),
-    Precision.TF32: (NumberFormat.TF32, NumberFormat.FP32),
-    Precision.AMP: (NumberFormat.FP16, NumberFormat.FP32),
-    Precision.FP16: (NumberFormat.FP16, NumberFormat.FP32),
-    Precision.AMP_BF16: (NumberFormat.BF16, NumberFormat.FP32),
-    Precision.BF16: (NumberFormat.BF16, NumberFormat.FP32),
-}
 
 # The classes PyTorch's FLOP registry has formulas for; all others are charged by their traffic.
 _COUNTED_CLASSES = (
@@ -55,18 +46,20 @@ def peak_flops_per_s(device: Device, precision: Precision) -> float:
     Where half precision is slower than fp32 (Pascal boards run it at 1/64), libraries store in half and
     compute in fp32, so the faster of the two counts.
     """
-    rates = [device.peak_flops_per_s[kind] for kind in _FORMATS[precision] if kind in device.peak_flops_per_s]
-    return max(rates)
+    return max(peak_of_precision(device, precision) or 0.0, device.peak_flops_per_s[NumberFormat.FP32])
 
 
 def roofline_time_s(
-    flops: float, traffic_bytes: float, peak_flops_per_s: float, bandwidth_bytes_per_s: float
-) -> float:
+    flops: npt.ArrayLike,
+    traffic_bytes: npt.ArrayLike,
+    peak_flops_per_s: npt.ArrayLike,
+    bandwidth_bytes_per_s: npt.ArrayLike,
+) -> Floats:
     """The longer of computing and moving [s]: max(F / P, D / B).
 
     Source: Williams, Waterman and Patterson 2009, Communications of the ACM 52(4).
     """
-    return max(flops / peak_flops_per_s, traffic_bytes / bandwidth_bytes_per_s)
+    return np.maximum(np.divide(flops, peak_flops_per_s), np.divide(traffic_bytes, bandwidth_bytes_per_s))
 
 
 def pytorch_rule_time_s(graph: Graph, device: Device, setup: TrainingSetup) -> float:

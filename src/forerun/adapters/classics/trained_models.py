@@ -6,17 +6,18 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from math import ceil
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from forerun.adapters.classics.baselines import STORABLE_KINDS, GreyBox
+from forerun.adapters.classics.layer_table import layer_case, layer_features
 from forerun.adapters.classics.model_file import Floats, TrainedModel, load_model_file, save_model_file
 from forerun.adapters.classics.network_regressors import LayerNetwork
 from forerun.adapters.classics.step_features import whole_model_features
 from forerun.base.errors import CostModelError, InvalidSetupError, UsageError, near_matches
 from forerun.cost.time.weights import CostModel, is_cost_model
-from forerun.evidence.records.measured_run import software_of
+from forerun.evidence.records.measured_run import input_options_of, setup_of, software_of, whole_of
 from forerun.evidence.records.model_names import network_sizes
 from forerun.question.devices import find_device
 from forerun.question.devices.catalogue import device_at, this_device
@@ -24,23 +25,16 @@ from forerun.question.devices.cluster import cluster_of
 from forerun.question.devices.device import Device
 from forerun.question.model import ModelRequest
 from forerun.question.run import HERE, Run
-from forerun.question.setup import Layout, OptimizerImplementation, Phase, Precision, TrainingSetup
+from forerun.question.setup import Phase, TrainingSetup
 from forerun.tracing.trace import trace
 
 __all__ = ["layer_times_s", "load_trained_model", "predict_step_time", "predict_time", "save_trained_model"]
 
 Config = Mapping[str, Any]
-_Choice = TypeVar("_Choice", Precision, Layout, Phase, OptimizerImplementation)
 
-_SETTINGS = {
-    "batch_size": 32,
-    "precision": "fp32",
-    "layout": "nchw",
-    "compile": False,
-    "optimizer": "none",
-    "optimizer_implementation": "foreach",
-    "phase": "train",
-}
+_SETTINGS = (
+    "batch_size", "precision", "layout", "compile", "optimizer", "optimizer_implementation", "phase",
+)  # fmt: skip
 
 _PLACE = {"device": None, "framework_version": "", "framework": "pytorch"}
 
@@ -122,8 +116,8 @@ def predict_time(
             "configuration, such as 'dataset_size': 50000, or ask for one step with predict_step_time"
         )
     step_s = predict_step_time(model, config, setup, device=device)
-    batch_size = asked.get("batch_size", _SETTINGS["batch_size"])
-    return step_s * ceil(size / (setup.batch_size_per_device if setup else _batch_size(batch_size)))
+    batch_size = setup.batch_size_per_device if setup else whole_of(asked, "batch_size", 32)
+    return step_s * ceil(size / batch_size)
 
 
 def predict_step_time(
@@ -151,8 +145,8 @@ def predict_step_time(
     if _LAYER in asked:
         return _layer_time_s(model, asked, shared)
     _check_names(asked)
-    known = {**_SETTINGS, **_PLACE, **shared, **{k: v for k, v in asked.items() if v is not None}}
-    request, setup = _request(known), setup or _setup(known)
+    known = {**_PLACE, **shared, **{k: v for k, v in asked.items() if v is not None}}
+    request, setup = _request(known), setup or setup_of(known)
     _warn_outside(model.provenance.get("ranges", {}), request, setup)
     if isinstance(model, CostModel):
         return _predicted_s(model, request, setup, known, asked.get("device"))
@@ -241,40 +235,8 @@ def _request(known: Config) -> ModelRequest:
             "expected a model or depth and base_filters in the configuration, got neither"
         )
     shape = known.get("input_shape")
-    return ModelRequest(
-        model=name,
-        image_size=known.get("image_size"),
-        input_shape=None if shape is None else tuple(shape),
-        sequence_length=known.get("sequence_length"),
-        num_classes=known.get("num_classes"),
-    )
-
-
-def _setup(known: Config) -> TrainingSetup:
-    phase = _chosen(Phase, known, "phase")
-    return TrainingSetup(
-        batch_size_per_device=_batch_size(known["batch_size"]),
-        precision=_chosen(Precision, known, "precision"),
-        layout=_chosen(Layout, known, "layout"),
-        compile=bool(known["compile"]),
-        optimizer=str(known["optimizer"]) if phase is Phase.TRAIN else "none",
-        optimizer_implementation=_chosen(OptimizerImplementation, known, "optimizer_implementation"),
-        phase=phase,
-    )
-
-
-def _batch_size(value: Any) -> int:
-    is_whole = isinstance(value, (int, float)) and not isinstance(value, bool) and float(value).is_integer()
-    if not is_whole or value < 1:
-        raise InvalidSetupError(f"expected a whole batch_size of at least 1, got {value!r}")
-    return int(value)
-
-
-def _chosen(kind: type[_Choice], known: Config, name: str) -> _Choice:
-    word = str(known[name])
-    if word not in [str(member) for member in kind]:
-        raise InvalidSetupError(f"unknown {name} '{word}'; expected one of {', '.join(map(str, kind))}")
-    return kind(word)
+    given = {**known, "input_shape": None if shape is None else "x".join(map(str, shape))}
+    return ModelRequest(model=name, **input_options_of(given))
 
 
 def _layer_time_s(model: TrainedModel | CostModel, asked: dict[str, Any], shared: Config) -> float:
@@ -298,8 +260,8 @@ def layer_times_s(model: TrainedModel, config: Config) -> list[float]:
         UsageError: A setting is not known, or a layer of the model is none that benchmarks know.
     """
     _check_names(config)
-    known = {**_SETTINGS, **_PLACE, **model.provenance.get("shared", {}), **config}
-    return [float(time_s) for time_s in _layer_times(model, _request(known), _setup(known), known)]
+    known = {**_PLACE, **model.provenance.get("shared", {}), **config}
+    return [float(time_s) for time_s in _layer_times(model, _request(known), setup_of(known), known)]
 
 
 def _layer_times(model: TrainedModel, request: ModelRequest, setup: TrainingSetup, known: Config) -> Floats:
@@ -323,8 +285,6 @@ def _layer_times(model: TrainedModel, request: ModelRequest, setup: TrainingSetu
 
 
 def _times_s(model: TrainedModel, layers: Iterable[tuple[str, dict[str, Any]]], known: Config) -> Floats:
-    from forerun.adapters.classics.layer_table import layer_case, layer_features
-
     if known["device"] is None:
         raise InvalidSetupError("the layers of this model come from several devices; name one with device")
     device = find_device(str(known["device"]))

@@ -23,7 +23,7 @@ from forerun.jobs.scheduling.live import (
     wanted_list,
 )
 
-__all__ = ["KUBERNETES", "QUEUE_LABEL", "kubernetes_cluster", "kubernetes_commands"]
+__all__ = ["KUBERNETES", "kubernetes_cluster"]
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 """Label of a job whose start Kueue decides."""
@@ -191,7 +191,7 @@ def kubernetes_commands(action: Action) -> list[str]:
         ]
     pods = max(1, action.num_devices // max(1, int(job.details.get("per_pod", "1"))))
     patch: dict[str, object] = {"spec": {"parallelism": pods}}
-    if not job.details.get("queue"):
+    if not job.details.get("queue"):  # Kueue itself resumes what it admits
         patch = {"spec": {"parallelism": pods, "suspend": False}}
     lines = [f"{to} patch {kind} {shlex.quote(name)} --type merge --patch {shlex.quote(json.dumps(patch))}"]
     if job.details.get("queue"):

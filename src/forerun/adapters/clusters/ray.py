@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from forerun.evidence.measurement.session import MeasurementSink
     from forerun.script.tuning.tuner import TrialRunner
 
-__all__ = ["RAY", "ray_cluster", "ray_commands"]
+__all__ = ["RAY", "ray_cluster"]
 
 RAY_DASHBOARD = "http://127.0.0.1:8265"
 """Where ``ray start`` puts its dashboard."""
@@ -92,6 +92,7 @@ def _nodes(document: Any) -> tuple[LiveNode, ...]:
 
 def _job(row: Mapping[str, Any], name: str, now_s: float, free: dict[str, int]) -> LiveJob:
     fields = prefixed_fields(row.get("metadata"))
+    # The list of jobs does not say what a job asked for, so the number travels in its metadata.
     number = fields.pop("num_devices", "1")
     if not number.isdecimal() or int(number) < 1:
         raise RecordError(

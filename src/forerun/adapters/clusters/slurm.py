@@ -22,7 +22,7 @@ from forerun.jobs.scheduling.live import (
     wanted_list,
 )
 
-__all__ = ["SLURM", "expand_host_list", "slurm_cluster", "slurm_plan"]
+__all__ = ["SLURM", "expand_host_list", "slurm_cluster"]
 
 _GRES = re.compile(r"(?:gres[:/])?gpu(?::([A-Za-z][^:=(,]*))?(?:[:=](\d+))?(?:\(.*?\))?")
 _UNUSABLE = ("DOWN", "DRAIN", "FAIL", "MAINT", "INVALID", "NOT_RESPONDING", "POWERED_DOWN")

@@ -7,12 +7,11 @@ import zipfile
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 
 from forerun.adapters.keras.networks import KERAS_FAMILIES, build_keras_family, keras_image_shape
-from forerun.adapters.keras.source import KerasRequest
 from forerun.base.errors import (
     ForerunError,
     InvalidSetupError,
@@ -24,6 +23,9 @@ from forerun.question.setup import Layout, Precision, TrainingSetup
 from forerun.tracing.models.built_model import InputOptions
 from forerun.tracing.models.meta_build import first_line, place_of
 from forerun.tracing.models.user_code import factory_of
+
+if TYPE_CHECKING:
+    from forerun.adapters.keras.source import KerasRequest
 
 __all__ = ["KerasModel", "build_keras"]
 

@@ -7,6 +7,7 @@ Keras is imported when a network is built.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -16,22 +17,21 @@ from forerun.base.errors import InvalidSetupError, UnknownModelError, near_match
 __all__ = ["KERAS_FAMILIES", "build_keras_family", "channels_axis", "check_keras_name", "keras_image_shape"]
 
 Shape = tuple[int, ...]
-_DEFAULTS: dict[str, dict[str, int]] = {
-    "mlp": {"depth": 3, "width": 1024, "num_classes": 10},
-    "cnn": {"depth": 4, "base_filters": 64, "dense_units": 128, "num_classes": 10},
-    "mnist-cnn": {"depth": 2, "num_classes": 10},
-    "cifar10-cnn": {"num_classes": 10},
-    "pcam-cnn": {"num_classes": 1},
-    "resnet50-v1.5": {"num_classes": 1000},
-}
-_IMAGES: dict[str, Shape] = {
-    "mlp": (1, 28, 28),
-    "cnn": (3, 32, 32),
-    "mnist-cnn": (1, 28, 28),
-    "cifar10-cnn": (3, 32, 32),
-    "pcam-cnn": (3, 96, 96),
-    "resnet50-v1.5": (3, 224, 224),
-}
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """A family of networks.
+
+    Attributes:
+        image: (channels, height, width) of its images.
+        defaults: Its keys, each with the value that a specification may leave out.
+        build: Function of the images' shape and the keys that makes the ``keras.Model``.
+    """
+
+    image: Shape
+    defaults: dict[str, int]
+    build: Callable[..., Any]
 
 
 def channels_axis() -> int:
@@ -41,7 +41,7 @@ def channels_axis() -> int:
 
 def keras_image_shape(spec: str) -> Shape:
     """(channels, height, width) of the images of a family."""
-    return _IMAGES[spec.partition(":")[0]]
+    return KERAS_FAMILIES[spec.partition(":")[0]].image
 
 
 def check_keras_name(model: str) -> None:
@@ -82,14 +82,15 @@ def build_keras_family(spec: str, shape: Shape | None = None, num_classes: int |
     name, _, text = spec.partition(":")
     if name not in KERAS_FAMILIES:
         raise UnknownModelError(f"no Keras network {name!r}{near_matches(name, KERAS_FAMILIES)}")
-    values = dict(_DEFAULTS[name]) | _given(name, text)
+    family = KERAS_FAMILIES[name]
+    values = family.defaults | _given(name, text)
     if num_classes is not None:
         values["num_classes"] = num_classes
     try:
-        return KERAS_FAMILIES[name](shape or _IMAGES[name], **values)
+        return family.build(shape or family.image, **values)
     except ValueError as error:
         if "egative dimension" in str(error) or "must be greater than 0" in str(error):
-            size = "x".join(map(str, shape or _IMAGES[name]))
+            size = "x".join(map(str, shape or family.image))
             raise InvalidSetupError(
                 f"images of {size} are too small for keras:{spec}; give a larger image_size or fewer layers"
             ) from error
@@ -97,13 +98,12 @@ def build_keras_family(spec: str, shape: Shape | None = None, num_classes: int |
 
 
 def _given(name: str, text: str) -> dict[str, int]:
-    found = {}
+    found, keys = {}, KERAS_FAMILIES[name].defaults
     for part in filter(None, text.split(",")):
         key, _, value = part.partition("=")
-        if key not in _DEFAULTS[name]:
+        if key not in keys:
             raise UnknownModelError(
-                f"keras:{name} has no key {key!r}; its keys are {', '.join(_DEFAULTS[name])}"
-                f"{near_matches(key, _DEFAULTS[name])}"
+                f"keras:{name} has no key {key!r}; its keys are {', '.join(keys)}{near_matches(key, keys)}"
             )
         if not value.isdecimal() or int(value) < 1:
             raise InvalidSetupError(f"{key} of keras:{name} must be a whole number above zero, got {value!r}")
@@ -187,11 +187,13 @@ def _resnet50(shape: Shape, *, num_classes: int) -> Any:
     return keras.Model(inputs, keras.layers.Dense(num_classes)(x))
 
 
-KERAS_FAMILIES: dict[str, Callable[..., Any]] = {
-    "cnn": _cnn,
-    "mnist-cnn": _mnist_cnn,
-    "cifar10-cnn": _cifar10_cnn,
-    "pcam-cnn": _pcam_cnn,
-    "resnet50-v1.5": _resnet50,
-    "mlp": _mlp,
+KERAS_FAMILIES: dict[str, _Family] = {
+    "cnn": _Family(
+        (3, 32, 32), {"depth": 4, "base_filters": 64, "dense_units": 128, "num_classes": 10}, _cnn
+    ),
+    "mnist-cnn": _Family((1, 28, 28), {"depth": 2, "num_classes": 10}, _mnist_cnn),
+    "cifar10-cnn": _Family((3, 32, 32), {"num_classes": 10}, _cifar10_cnn),
+    "pcam-cnn": _Family((3, 96, 96), {"num_classes": 1}, _pcam_cnn),
+    "resnet50-v1.5": _Family((3, 224, 224), {"num_classes": 1000}, _resnet50),
+    "mlp": _Family((1, 28, 28), {"depth": 3, "width": 1024, "num_classes": 10}, _mlp),
 }

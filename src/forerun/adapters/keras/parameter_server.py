@@ -1,68 +1,62 @@
 """Steps under a ParameterServerStrategy of TensorFlow, workers and servers in local processes.
 
+Parameters of the job beside those of ``step_runner``: ``num_workers``, ``num_servers``, ``strategy``
+(``parameter-server``). The batch size is that of one worker's step; the workers share the threads of the session.
+
 ``fit`` of Keras 3 does not work there, so a ``ClusterCoordinator`` runs the loop: a round of steps is scheduled on the
 workers and the time to ``join`` is divided by their number. Training is asynchronous and updates by plain gradient
 descent; no other kind exists.
 
 Every worker needs more threads between operations than there are workers (``inter_op_parallelism_threads``); with the
 default of a small machine the cluster waits for itself for ever, without a message. Servers of TensorFlow cannot be
-stopped: their processes end when this process ends, in whatever way, because they read a pipe from it.
+stopped: they are children that are killed, and that end with this process, in whatever way it ends.
 """
 
 from __future__ import annotations
 
-import json
+import multiprocessing
 import os
 import socket
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
 from statistics import median
 from typing import Any
 
-from forerun.base.errors import ForerunError, InvalidSetupError, MeasurementError, MissingExtraError
-from forerun.base.isolation import error_from
+from forerun.base.errors import InvalidSetupError, IsolationError, MeasurementError, MissingExtraError
+from forerun.base.isolation import Child, EndedError, LateError, Reply, error_from
 from forerun.evidence.measurement.jobs import MeasurementJob, Protocol, RunResult
 from forerun.evidence.records.measured_run import setup_of, text_of, whole_of
 from forerun.question.devices.local import gpu_index
 
-__all__ = [
-    "SERVER_STRATEGY",
-    "ClusterTimes",
-    "check_servers",
-    "measure_parameter_server",
-    "run_keras_servers",
-]
+__all__ = ["SERVER_STRATEGY", "check_servers", "measure_parameter_server", "run_keras_servers"]
 
+SERVER_STRATEGY = "parameter-server"
 
 _LEARNING_RATE = 1e-4
+_FLOAT_BYTES = 4
 _STEPS_OF_A_WORKER = 4
 """Number of steps of each worker in a round, so that the wait for the last step is a small part of the round."""
+_ENVIRONMENT = {"KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterTimes:
-    """Times of a cluster of parameter servers.
+class _Cluster:
+    """A cluster and its work.
 
     Attributes:
-        step_times_s: Time of a step over all workers in each timed round [s].
-        warm_up_s: Time of a step in each round of the warm-up [s].
-        is_stationary: True if the times had settled.
-        first_round_s: Time of the first round, which traces on every worker [s].
-        num_parameters: Number of parameters of the model.
-        num_trainable: Number of trained parameters, which servers and workers exchange.
+        addresses: Addresses of the processes by kind, ``ps`` and ``worker``.
+        job: The job.
+        protocol: Settings of the timing of rounds.
+        num_threads: Threads of each process.
     """
 
-    step_times_s: tuple[float, ...]
-    warm_up_s: tuple[float, ...]
-    is_stationary: bool
-    first_round_s: float
-    num_parameters: int
-    num_trainable: int
+    addresses: Mapping[str, list[str]]
+    job: MeasurementJob
+    protocol: Protocol
+    num_threads: int
 
 
 def check_servers(num_workers: int, num_servers: int, phase: str, optimizer: str, device: str) -> None:
@@ -85,12 +79,29 @@ def check_servers(num_workers: int, num_servers: int, phase: str, optimizer: str
         raise MissingExtraError("measuring parameter servers", "keras")
 
 
-def measure_parameter_server(job: MeasurementJob, protocol: Protocol) -> ClusterTimes:
-    """Times steps of a Keras model under local parameter servers.
+def run_keras_servers(job: MeasurementJob, device_index: str, protocol: Protocol) -> RunResult:
+    """Times steps of all workers together; see ``measure_parameter_server``.
+
+    Raises:
+        InvalidSetupError: The job has another strategy, or a GPU.
+        MeasurementError: The cluster failed or gave no answer in time.
+    """
+    strategy = text_of(job.parameters, "strategy", SERVER_STRATEGY)
+    if strategy != SERVER_STRATEGY or gpu_index(device_index) is not None:
+        raise InvalidSetupError(
+            f"with Keras, several processes are measured as {SERVER_STRATEGY} on cpu, got {strategy} on {device_index}"
+        )
+    return measure_parameter_server(job, protocol)
+
+
+def measure_parameter_server(job: MeasurementJob, protocol: Protocol) -> RunResult:
+    """Times steps of a Keras model under local parameter servers; a repetition is a round of steps over their number.
+
+    Results are num_parameters, gradient_bytes, world_size (workers), num_servers, throughput_samples_per_s and
+    first_step_s, the first round, which traces on every worker.
 
     Args:
-        job: Model, ``num_workers``, ``num_servers`` and the parameters of ``step_runner``; the batch size is that
-            of one worker's step.
+        job: Model, ``num_workers``, ``num_servers`` and the parameters of ``step_runner``.
         protocol: Settings of the timing of rounds; all processes are ended after ``timeout_s``.
 
     Raises:
@@ -103,24 +114,47 @@ def measure_parameter_server(job: MeasurementJob, protocol: Protocol) -> Cluster
     setup = setup_of(job.parameters)
     check_servers(num_workers, num_servers, setup.phase, setup.optimizer, "cpu")
     addresses = [f"127.0.0.1:{port}" for port in _free_ports(num_workers + num_servers)]
-    cluster = {"worker": addresses[:num_workers], "ps": addresses[num_workers:]}
-    num_threads = max(1, (protocol.num_threads or os.cpu_count() or 1) // num_workers)
-    asked = {"cluster": cluster, "job": job.to_json(), "protocol": protocol.to_json(), "threads": num_threads}
-    tasks = [(kind, index) for kind in ("ps", "worker") for index in range(len(cluster[kind]))]
-    processes: list[subprocess.Popen[str]] = []
-    lifeline, own_end = os.pipe()
+    cluster = _Cluster(
+        addresses={"worker": addresses[:num_workers], "ps": addresses[num_workers:]},
+        job=job,
+        protocol=protocol,
+        num_threads=max(1, (protocol.num_threads or os.cpu_count() or 1) // num_workers),
+    )
+    with ExitStack() as children:
+        for kind, of_kind in cluster.addresses.items():
+            for index in range(len(of_kind)):
+                children.enter_context(_child()).begin(_serve, cluster, kind, index)
+        reply = _answer(children.enter_context(_child()), cluster)
+    if reply.error == IsolationError.__name__:  # an error of TensorFlow
+        raise MeasurementError(f"the coordinator of the parameter servers ended: {reply.text}")
+    if reply.error:
+        raise error_from(reply.error, reply.text)
+    result: RunResult = reply.result
+    return result
+
+
+@contextmanager
+def _child() -> Iterator[Child]:
+    """A new interpreter for one process of the cluster, because TensorFlow fixes its threads at its first use."""
+    spawn = multiprocessing.get_context("spawn")
+    child = Child(spawn, environment={**os.environ, **_ENVIRONMENT}, name="forerun-cluster")
     try:
-        for kind, index in tasks:
-            processes.append(_start("serve", {**asked, "kind": kind, "index": index}, lifeline))
-        chief = _start("coordinate", asked, lifeline)
-        processes.append(chief)
-        return _answer(chief, protocol.timeout_s)
+        yield child
     finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
-        os.close(own_end)
-        os.close(lifeline)
+        child.close()
+
+
+def _answer(chief: Child, cluster: _Cluster) -> Reply:
+    timeout_s = cluster.protocol.timeout_s
+    try:
+        return chief.ask(_coordinate, cluster, timeout_s=timeout_s)
+    except LateError as error:
+        raise MeasurementError(
+            f"the cluster of parameter servers gave no answer in {timeout_s:g} s; take a smaller model, fewer "
+            "repetitions or workers, or a longer --timeout-s"
+        ) from error
+    except EndedError as ended:
+        raise MeasurementError(f"the coordinator of the parameter servers: {ended}") from ended
 
 
 def _free_ports(number: int) -> list[int]:
@@ -134,81 +168,50 @@ def _free_ports(number: int) -> list[int]:
             opened.close()
 
 
-def _start(what: str, asked: dict[str, Any], lifeline: int) -> subprocess.Popen[str]:
-    is_chief = what == "coordinate"
-    quiet = {"KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.Popen(
-        [sys.executable, "-m", __name__, what, str(lifeline), json.dumps(asked)],
-        env={**os.environ, **quiet},
-        stdin=subprocess.DEVNULL,
-        pass_fds=(lifeline,),
-        stdout=subprocess.PIPE if is_chief else subprocess.DEVNULL,
-        stderr=subprocess.PIPE if is_chief else subprocess.DEVNULL,
-        text=True,
-    )
+def _be_silent() -> None:
+    """Sends all output to nowhere: TensorFlow's native code reports every process of the cluster that is killed."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+    os.close(nowhere)
 
 
-def _answer(chief: subprocess.Popen[str], timeout_s: float) -> ClusterTimes:
-    try:
-        out, err = chief.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired as error:
-        raise MeasurementError(
-            f"the cluster of parameter servers gave no answer in {timeout_s:g} s; take a smaller model, fewer "
-            "repetitions or workers, or a longer --timeout-s"
-        ) from error
-    last = out.strip().splitlines()[-1:] or [""]
-    if chief.returncode:
-        said = err.strip().splitlines()[-1:] or [f"exit status {chief.returncode}"]
-        if not last[0].startswith("{"):
-            raise MeasurementError(f"the coordinator of the parameter servers ended: {said[0]}")
-        refusal = json.loads(last[0])
-        raise error_from(refusal["kind"], refusal["message"])
-    values: dict[str, Any] = json.loads(last[0])
-    return ClusterTimes(**{**values, **{name: tuple(values[name]) for name in ("step_times_s", "warm_up_s")}})
-
-
-def _end_with_the_parent(lifeline: int) -> None:
-    """Ends this process when the pipe from its parent closes, which happens even if the parent is killed."""
-
-    def watch() -> None:
-        os.read(lifeline, 1)
-        os._exit(1)
-
-    threading.Thread(target=watch, name="watchdog", daemon=True).start()
-
-
-def _serve(asked: dict[str, Any]) -> None:
+def _serve(cluster: _Cluster, kind: str, index: int) -> None:
+    """Is a server or a worker until it is killed."""
+    _be_silent()
     import tensorflow as tf
 
     config = tf.compat.v1.ConfigProto()
-    config.inter_op_parallelism_threads = len(asked["cluster"]["worker"]) + 2
-    config.intra_op_parallelism_threads = asked["threads"]
-    cluster = tf.train.ClusterSpec(asked["cluster"])
+    config.inter_op_parallelism_threads = len(cluster.addresses["worker"]) + 2
+    config.intra_op_parallelism_threads = cluster.num_threads
+    spec = tf.train.ClusterSpec(dict(cluster.addresses))
     server = tf.distribute.Server(
-        cluster, job_name=asked["kind"], task_index=asked["index"], config=config, protocol="grpc", start=True
+        spec, job_name=kind, task_index=index, config=config, protocol="grpc", start=True
     )
     server.join()
 
 
-def _coordinate(asked: dict[str, Any]) -> ClusterTimes:
+def _coordinate(cluster: _Cluster) -> RunResult:
+    """Gives rounds of steps to the workers and times them."""
+    _be_silent()
     import tensorflow as tf
 
     from forerun.adapters.keras.runner import set_keras_defaults
     from forerun.adapters.keras.step_runner import build_measured_model
     from forerun.evidence.measurement.runners.timing import time_repetitions
 
-    job, protocol = MeasurementJob.from_json(asked["job"]), Protocol.from_json(asked["protocol"])
+    job, num_workers = cluster.job, len(cluster.addresses["worker"])
     setup = setup_of(job.parameters)
     set_keras_defaults(setup, whole_of(job.parameters, "seed", 0))
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-        tf.train.ClusterSpec(asked["cluster"]), rpc_layer="grpc"
+        tf.train.ClusterSpec(dict(cluster.addresses)), rpc_layer="grpc"
     )
     strategy = tf.distribute.ParameterServerStrategy(resolver)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     with strategy.scope():
         found = build_measured_model(job, setup)
     step = _distributed_step(strategy, found, setup.batch_size_per_device)
-    num_steps = _STEPS_OF_A_WORKER * len(asked["cluster"]["worker"])
+    num_steps = _STEPS_OF_A_WORKER * num_workers
 
     def run_round() -> None:
         for _ in range(num_steps):
@@ -218,21 +221,24 @@ def _coordinate(asked: dict[str, Any]) -> ClusterTimes:
     began_s = time.perf_counter()
     run_round()  # the first round traces on every worker
     first_round_s = time.perf_counter() - began_s
-    timed = time_repetitions(run_round, _nothing, protocol)
-    return ClusterTimes(
-        step_times_s=tuple(time_s / num_steps for time_s in timed.repetitions_s),
+    # A round has ended when its steps have: there is nothing else to wait for.
+    timed = time_repetitions(run_round, lambda: None, cluster.protocol)
+    step_times_s = tuple(time_s / num_steps for time_s in timed.repetitions_s)
+    weights = found.model.trainable_variables
+    return RunResult(
+        repetitions_s=step_times_s,
         warm_up_s=tuple(time_s / num_steps for time_s in timed.warm_up_s),
         is_stationary=timed.is_stationary,
-        first_round_s=first_round_s,
-        num_parameters=int(found.model.count_params()),
-        num_trainable=sum(
-            int(variable.value.shape.num_elements()) for variable in found.model.trainable_variables
-        ),
+        results={
+            "num_parameters": int(found.model.count_params()),
+            "gradient_bytes": _FLOAT_BYTES
+            * sum(int(weight.value.shape.num_elements()) for weight in weights),
+            "world_size": num_workers,
+            "num_servers": len(cluster.addresses["ps"]),
+            "throughput_samples_per_s": setup.batch_size_per_device / median(step_times_s),
+            "first_step_s": first_round_s,
+        },
     )
-
-
-def _nothing() -> None:
-    """Does nothing: a round has ended when its steps have."""
 
 
 def _distributed_step(strategy: Any, found: Any, batch_size: int) -> Any:
@@ -258,59 +264,3 @@ def _distributed_step(strategy: Any, found: Any, batch_size: int) -> Any:
         strategy.run(replica_step)
 
     return step
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Runs a server, a worker or the coordinator, as the first argument names it."""
-    what, lifeline, text = arguments
-    asked = json.loads(text)
-    _end_with_the_parent(int(lifeline))
-    if what == "serve":
-        _serve(asked)
-        return
-    try:
-        print(json.dumps(asdict(_coordinate(asked))), flush=True)
-    except ForerunError as error:
-        print(json.dumps({"kind": type(error).__name__, "message": str(error)}), flush=True)
-        os._exit(1)
-    os._exit(0)  # the threads of the coordinator outlive it
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
-
-
-SERVER_STRATEGY = "parameter-server"
-_FLOAT_BYTES = 4
-
-
-def run_keras_servers(job: MeasurementJob, device_index: str, protocol: Protocol) -> RunResult:
-    """Times steps of all workers together; a repetition is a round of steps over their number.
-
-    Results are num_parameters, gradient_bytes, world_size (workers), num_servers, throughput_samples_per_s and
-    first_step_s, the first round, which traces on every worker.
-
-    Raises:
-        InvalidSetupError: The job has another strategy, or a GPU.
-        MeasurementError: The cluster failed or gave no answer in time.
-    """
-    strategy = text_of(job.parameters, "strategy", SERVER_STRATEGY)
-    if strategy != SERVER_STRATEGY or gpu_index(device_index) is not None:
-        raise InvalidSetupError(
-            f"with Keras, several processes are measured as {SERVER_STRATEGY} on cpu, got {strategy} on {device_index}"
-        )
-    times = measure_parameter_server(job, protocol)
-    return RunResult(
-        repetitions_s=times.step_times_s,
-        warm_up_s=times.warm_up_s,
-        is_stationary=times.is_stationary,
-        results={
-            "num_parameters": times.num_parameters,
-            "gradient_bytes": _FLOAT_BYTES * times.num_trainable,
-            "world_size": whole_of(job.parameters, "num_workers", 2),
-            "num_servers": whole_of(job.parameters, "num_servers", 1),
-            "throughput_samples_per_s": whole_of(job.parameters, "batch_size", 32)
-            / median(times.step_times_s),
-            "first_step_s": times.first_round_s,
-        },
-    )

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from forerun.adapters.keras.runner import use_tensorflow
 
-__all__ = ["KERAS_PRELOADED"]
+__all__: list[str] = []
 
 KERAS_PRELOADED = (
     "tensorflow",

@@ -170,6 +170,7 @@ def _traced(built: BuiltModel, model: Any, setup: TrainingSetup) -> Graph:
         graph = join_traces(built, small, large, versions)
         if is_affine(graph):
             return graph
+    # Neither two batch sizes nor a line through them: branches of the model's code follow the batch.
     exact = _recorded(built, model, setup, setup.batch_size_per_device)
     note = "the operations of this model depend on the batch size: it is traced for each batch size"
     graph = join_traces(built, exact, None, versions)

@@ -197,7 +197,7 @@ def _epoch_clock(num_epochs: int) -> Any:
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             self._ended_s = time.perf_counter()
-            if self._is_first:
+            if self._is_first:  # it traces, which is no part of an epoch
                 self._is_first, self._began_s = False, self._ended_s
             else:
                 self._num_steps += 1

@@ -13,19 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from forerun.adapters.onnx.graph import OnnxNode, numbers, onnx_op, torch_dtype
+from forerun.adapters.onnx.graph import OnnxNode, onnx_op, torch_dtype
 
 __all__: list[str] = []
-
-
-def _register_plain(table: dict[str, Callable[..., Any]]) -> None:
-    """Registers functions whose arguments are just the node's inputs."""
-    for name, function in table.items():
-
-        def run(node: OnnxNode, *inputs: Tensor | None, function: Callable[..., Any] = function) -> Any:
-            return function(*inputs)
-
-        onnx_op(name)(run)
 
 
 def _divide(left: Tensor, right: Tensor) -> Tensor:
@@ -39,124 +29,90 @@ def _power(base: Tensor, exponent: Tensor) -> Tensor:
     return power.to(base.dtype)
 
 
-_register_plain(
-    {
-        "Abs": torch.abs,
-        "Acos": torch.acos,
-        "Add": torch.add,
-        "And": torch.logical_and,
-        "Asin": torch.asin,
-        "Atan": torch.atan,
-        "Ceil": torch.ceil,
-        "Cos": torch.cos,
-        "Div": _divide,
-        "Equal": torch.eq,
-        "Erf": torch.erf,
-        "Exp": torch.exp,
-        "Floor": torch.floor,
-        "Greater": torch.gt,
-        "GreaterOrEqual": torch.ge,
-        "HardSwish": functional.hardswish,
-        "Identity": lambda x: x,
-        "IsInf": torch.isinf,
-        "IsNaN": torch.isnan,
-        "Less": torch.lt,
-        "LessOrEqual": torch.le,
-        "Log": torch.log,
-        "Mish": functional.mish,
-        "Mul": torch.mul,
-        "Neg": torch.neg,
-        "Not": torch.logical_not,
-        "Or": torch.logical_or,
-        "Pow": _power,
-        "Reciprocal": torch.reciprocal,
-        "Relu": functional.relu,
-        "Round": torch.round,
-        "Sigmoid": torch.sigmoid,
-        "Sign": torch.sign,
-        "Sin": torch.sin,
-        "Softplus": functional.softplus,
-        "Softsign": functional.softsign,
-        "Sqrt": torch.sqrt,
-        "Sub": torch.sub,
-        "Tan": torch.tan,
-        "Tanh": torch.tanh,
-        "Where": torch.where,
-        "Xor": torch.logical_xor,
-        "Max": lambda *xs: reduce(torch.maximum, xs),
-        "Min": lambda *xs: reduce(torch.minimum, xs),
-        "Sum": lambda *xs: reduce(torch.add, xs),
-        "Mean": lambda *xs: reduce(torch.add, xs) / len(xs),
-    }
-)
-
-
-@onnx_op("LeakyRelu")
-def _leaky_relu(node: OnnxNode, x: Tensor) -> Tensor:
-    return functional.leaky_relu(x, node.get("alpha", 0.01))
-
-
-@onnx_op("Elu")
-def _elu(node: OnnxNode, x: Tensor) -> Tensor:
-    return functional.elu(x, node.get("alpha", 1.0))
-
-
-@onnx_op("Celu")
-def _celu(node: OnnxNode, x: Tensor) -> Tensor:
-    return functional.celu(x, node.get("alpha", 1.0))
-
-
-@onnx_op("Selu")
-def _selu(node: OnnxNode, x: Tensor) -> Tensor:
-    return functional.selu(x)
-
-
-@onnx_op("PRelu")
-def _prelu(node: OnnxNode, x: Tensor, slope: Tensor) -> Tensor:
-    return functional.prelu(x, slope.flatten())
-
-
-@onnx_op("HardSigmoid")
-def _hard_sigmoid(node: OnnxNode, x: Tensor) -> Tensor:
-    alpha, beta = node.get("alpha", 0.2), node.get("beta", 0.5)
+def _hard_sigmoid(x: Tensor, *, alpha: float = 0.2, beta: float = 0.5) -> Tensor:
     if abs(alpha - 1 / 6) < 1e-4 and beta == 0.5:
         return functional.hardsigmoid(x)
     line: Tensor = alpha * x + beta
     return line.clamp(0, 1)
 
 
-@onnx_op("Gelu")
-def _gelu(node: OnnxNode, x: Tensor) -> Tensor:
-    return functional.gelu(x, approximate=node.get("approximate", "none"))
-
-
-@onnx_op("Swish")
-def _swish(node: OnnxNode, x: Tensor) -> Tensor:
-    alpha = node.get("alpha", 1.0)
+def _swish(x: Tensor, *, alpha: float = 1.0) -> Tensor:
     return functional.silu(x) if alpha == 1.0 else x * torch.sigmoid(alpha * x)
 
 
-@onnx_op("Clip", host=(1, 2))
-def _clip(node: OnnxNode, x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
-    bounds = [numbers(node, low, "min"), numbers(node, high, "max")]
-    lower, upper = (None if bound is None else bound[0] for bound in bounds)
+_ELEMENTWISE: dict[str, Callable[..., Any]] = {
+    "Abs": torch.abs,
+    "Acos": torch.acos,
+    "Add": torch.add,
+    "And": torch.logical_and,
+    "Asin": torch.asin,
+    "Atan": torch.atan,
+    "CastLike": lambda x, like: x.to(like.dtype),
+    "Ceil": torch.ceil,
+    "Celu": lambda x, *, alpha=1.0: functional.celu(x, alpha),
+    "Cos": torch.cos,
+    "Div": _divide,
+    "Elu": lambda x, *, alpha=1.0: functional.elu(x, alpha),
+    "Equal": torch.eq,
+    "Erf": torch.erf,
+    "Exp": torch.exp,
+    "Floor": torch.floor,
+    "Gelu": lambda x, *, approximate="none": functional.gelu(x, approximate=approximate),
+    "Greater": torch.gt,
+    "GreaterOrEqual": torch.ge,
+    "HardSigmoid": _hard_sigmoid,
+    "HardSwish": functional.hardswish,
+    "Identity": lambda x: x,
+    "IsInf": torch.isinf,
+    "IsNaN": torch.isnan,
+    "LeakyRelu": lambda x, *, alpha=0.01: functional.leaky_relu(x, alpha),
+    "Less": torch.lt,
+    "LessOrEqual": torch.le,
+    "Log": torch.log,
+    "Max": lambda *xs: reduce(torch.maximum, xs),
+    "Mean": lambda *xs: reduce(torch.add, xs) / len(xs),
+    "Min": lambda *xs: reduce(torch.minimum, xs),
+    "Mish": functional.mish,
+    "Mod": lambda left, right, *, fmod=0: (torch.fmod if fmod else torch.remainder)(left, right),
+    "Mul": torch.mul,
+    "Neg": torch.neg,
+    "Not": torch.logical_not,
+    "Or": torch.logical_or,
+    "PRelu": lambda x, slope: functional.prelu(x, slope.flatten()),
+    "Pow": _power,
+    "Reciprocal": torch.reciprocal,
+    "Relu": functional.relu,
+    "Round": torch.round,
+    "Selu": functional.selu,
+    "Sigmoid": torch.sigmoid,
+    "Sign": torch.sign,
+    "Sin": torch.sin,
+    "Softplus": functional.softplus,
+    "Softsign": functional.softsign,
+    "Sqrt": torch.sqrt,
+    "Sub": torch.sub,
+    "Sum": lambda *xs: reduce(torch.add, xs),
+    "Swish": _swish,
+    "Tan": torch.tan,
+    "Tanh": torch.tanh,
+    "Where": torch.where,
+    "Xor": torch.logical_xor,
+}
+
+for _name, _function in _ELEMENTWISE.items():
+    onnx_op(_name)(_function)
+
+
+@onnx_op("Clip", host={1: "min", 2: "max"})
+def _clip(x: Tensor, low: list[float] | None, high: list[float] | None) -> Tensor:
+    lower, upper = (None if bound is None else bound[0] for bound in (low, high))
     return x if lower is upper is None else torch.clamp(x, lower, upper)
 
 
-@onnx_op("Mod")
-def _modulo(node: OnnxNode, left: Tensor, right: Tensor) -> Tensor:
-    return torch.fmod(left, right) if node.get("fmod", 0) else torch.remainder(left, right)
-
-
 @onnx_op("Cast")
-def _cast(node: OnnxNode, x: Tensor) -> Tensor:
-    dtype = torch_dtype(node.get("to"), f"the ONNX node {node.name!r} (Cast)")
+def _cast(node: OnnxNode, x: Tensor, *, to: int) -> Tensor:
+    dtype = torch_dtype(to, f"the ONNX node {node.name!r} (Cast)")
     return x.to(node.runtime.float_dtype if dtype is torch.float32 and x.is_meta else dtype)
-
-
-@onnx_op("CastLike")
-def _cast_like(node: OnnxNode, x: Tensor, like: Tensor) -> Tensor:
-    return x.to(like.dtype)
 
 
 @onnx_op("Softmax")
@@ -177,27 +133,23 @@ def _along_axis(node: OnnxNode, x: Tensor, function: Callable[[Tensor, int], Ten
     return function(x.flatten(axis), -1).reshape(x.shape)
 
 
-@onnx_op("Dropout", host=(1, 2))
-def _dropout(
-    node: OnnxNode, x: Tensor, ratio: Tensor | None = None, training: Tensor | None = None
+@onnx_op("Dropout", host={1: "ratio", 2: ""})
+def _dropout(node: OnnxNode, x: Tensor, ratio: list[float] | None, _: list[bool] | None) -> Tensor:
+    # Whether it drops is the question's phase, not the mode in which the file was exported.
+    return functional.dropout(x, (ratio or [0.5])[0], training=node.runtime.training)
+
+
+@onnx_op("CumSum", host={1: ""})
+def _cumulative_sum(
+    node: OnnxNode, x: Tensor, axis: list[int], *, exclusive: int = 0, reverse: int = 0
 ) -> Tensor:
-    probability = (numbers(node, ratio, "ratio") or [0.5])[0]
-    return functional.dropout(x, probability, training=node.runtime.training)
-
-
-@onnx_op("CumSum", host=(1,))
-def _cumulative_sum(node: OnnxNode, x: Tensor, axis: Tensor) -> Tensor:
-    if node.get("exclusive", 0) or node.get("reverse", 0):
+    if exclusive or reverse:
         raise node.refuse("an exclusive or reversed sum")
-    return torch.cumsum(x, int(axis), dtype=x.dtype)
+    return torch.cumsum(x, axis[0], dtype=x.dtype)
 
 
 def _sum(x: Tensor, axes: Sequence[int], keep: bool) -> Tensor:
     return torch.sum(x, list(axes), keepdim=keep, dtype=x.dtype)
-
-
-def _mean(x: Tensor, axes: Sequence[int], keep: bool) -> Tensor:
-    return torch.mean(x, list(axes), keepdim=keep)
 
 
 def _product(x: Tensor, axes: Sequence[int], keep: bool) -> Tensor:
@@ -208,7 +160,7 @@ def _product(x: Tensor, axes: Sequence[int], keep: bool) -> Tensor:
 
 _REDUCTIONS: dict[str, Callable[[Tensor, Sequence[int], bool], Tensor]] = {
     "ReduceSum": _sum,
-    "ReduceMean": _mean,
+    "ReduceMean": lambda x, axes, keep: torch.mean(x, list(axes), keepdim=keep),
     "ReduceProd": _product,
     "ReduceMax": lambda x, axes, keep: torch.amax(x, tuple(axes), keepdim=keep),
     "ReduceMin": lambda x, axes, keep: torch.amin(x, tuple(axes), keepdim=keep),
@@ -219,36 +171,28 @@ _REDUCTIONS: dict[str, Callable[[Tensor, Sequence[int], bool], Tensor]] = {
 }
 
 
-def _register_reductions() -> None:
-    for name, function in _REDUCTIONS.items():
+def _reduction(function: Callable[[Tensor, Sequence[int], bool], Tensor]) -> Callable[..., Tensor]:
+    def run(x: Tensor, axes: list[int] | None, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> Tensor:
+        if not x.dim() or (not axes and noop_with_empty_axes):
+            return x
+        return function(x, axes or range(x.dim()), bool(keepdims))
 
-        def run(
-            node: OnnxNode,
-            x: Tensor,
-            axes: Tensor | None = None,
-            function: Callable[[Tensor, Sequence[int], bool], Tensor] = function,
-        ) -> Tensor:
-            chosen = numbers(node, axes, "axes")
-            if not chosen:
-                if node.get("noop_with_empty_axes", 0):
-                    return x
-                chosen = list(range(x.dim()))
-            return function(x, chosen, bool(node.get("keepdims", 1))) if x.dim() else x
-
-        onnx_op(name, host=(1,))(run)
+    return run
 
 
-_register_reductions()
+for _name, _reduced in _REDUCTIONS.items():
+    onnx_op(_name, host={1: "axes"})(_reduction(_reduced))
 
 
 @onnx_op("ArgMax", "ArgMin")
-def _arg_extreme(node: OnnxNode, x: Tensor) -> Tensor:
+def _arg_extreme(node: OnnxNode, x: Tensor, *, axis: int = 0, keepdims: int = 1) -> Tensor:
     function = torch.argmax if node.op == "ArgMax" else torch.argmin
-    return function(x, dim=node.get("axis", 0), keepdim=bool(node.get("keepdims", 1)))
+    return function(x, dim=axis, keepdim=bool(keepdims))
 
 
-@onnx_op("TopK", host=(1,))
-def _top_k(node: OnnxNode, x: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    largest, ordered = bool(node.get("largest", 1)), bool(node.get("sorted", 1))
-    found = torch.topk(x, int(k), dim=node.get("axis", -1), largest=largest, sorted=ordered)
+@onnx_op("TopK", host={1: "k"})
+def _top_k(
+    x: Tensor, k: list[int], *, axis: int = -1, largest: int = 1, sorted: int = 1
+) -> tuple[Tensor, Tensor]:
+    found = torch.topk(x, k[0], dim=axis, largest=bool(largest), sorted=bool(sorted))
     return found.values, found.indices

@@ -1,7 +1,7 @@
 """Graphs of ONNX files as plain nodes, constants and inputs, and the table of operators that run them.
 
-An operator takes its node, then the node's inputs (None for those left out), and returns a tensor or a tuple
-of tensors. Shapes and other small integers are real tensors on the CPU, activations and weights are on the
+An operator takes a node's inputs (None for those left out) and its attributes, and returns a tensor or a tuple of
+tensors. Shapes and other small integers are real tensors on the CPU, activations and weights are on the
 meta device, or on the CPU if an interpreter is tested with values. Inputs whose values an operator reads
 are its *host inputs*.
 
@@ -11,6 +11,8 @@ that meets only shapes (a scale of a Resize, a bound of a Clip) is a constant wh
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -99,22 +101,48 @@ class Operator:
 OPERATORS: dict[str, Operator] = {}
 
 
-def onnx_op(*names: str, host: tuple[int, ...] = ()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Registers a function as ONNX operators; a name can be used once.
+def onnx_op(
+    *names: str, host: Mapping[int, str | None] | None = None
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Registers a function of torch tensors as ONNX operators; a name can be used once.
+
+    The function takes ``node`` if its first parameter is called so, then the inputs, and by keyword only the attributes
+    that it reads, under their ONNX names and with ONNX' defaults.
 
     Args:
         names: Operator names.
-        host: Positions of inputs whose values are read.
+        host: Positions of inputs whose values are read, each with the attribute that older operator sets have in its
+            place (empty for none): the function gets a list of numbers, or None. With None it gets the tensor itself.
     """
+    read = host or {}
 
     def register(run: Callable[..., Any]) -> Callable[..., Any]:
         for name in names:
             if name in OPERATORS:
                 raise ValueError(f"the ONNX operator {name} is registered twice")
-            OPERATORS[name] = Operator(run=run, host_inputs=frozenset(host))
+            OPERATORS[name] = Operator(run=_bound(run, read), host_inputs=frozenset(read))
         return run
 
     return register
+
+
+def _bound(run: Callable[..., Any], host: Mapping[int, str | None]) -> Callable[..., Any]:
+    """The function of a node and its inputs that gives ``run`` what its parameters ask for."""
+    parameters: Mapping[str, inspect.Parameter] = {}
+    with contextlib.suppress(ValueError):  # a function of PyTorch's C++ part has inputs only
+        parameters = inspect.signature(run).parameters
+    takes_node = next(iter(parameters), "") == "node"
+    attributes = [name for name, one in parameters.items() if one.kind is one.KEYWORD_ONLY]
+
+    def bound(node: OnnxNode, *inputs: torch.Tensor | None) -> Any:
+        given: list[Any] = [*inputs, *[None] * (max(host, default=-1) + 1 - len(inputs))]
+        for place, attribute in host.items():
+            if attribute is not None:
+                given[place] = numbers(node, given[place], attribute)
+        named = {name: node.attributes[name] for name in attributes if name in node.attributes}
+        return run(*([node] if takes_node else []), *given, **named)
+
+    return bound
 
 
 def host_inputs(op: str) -> frozenset[int]:
@@ -122,7 +150,7 @@ def host_inputs(op: str) -> frozenset[int]:
     return frozenset({0}) if op == BRANCH else OPERATORS[op].host_inputs
 
 
-def numbers(node: OnnxNode, tensor: torch.Tensor | None, attribute: str | None = None) -> list[Any] | None:
+def numbers(node: OnnxNode, tensor: torch.Tensor | None, attribute: str = "") -> list[Any] | None:
     """The values of a host input, or of the attribute that older operator sets have in its place.
 
     Raises:
@@ -366,7 +394,9 @@ def weight_names(graph: OnnxGraph) -> tuple[set[str], set[str]]:
             running = {node.inputs[i] for i in _STATISTICS.get(node.op, ()) if i < len(node.inputs)}
             weights |= candidates - running
             statistics |= candidates & running
-        if made is _Origin.INITIALIZER:
+        if (
+            made is _Origin.INITIALIZER
+        ):  # what is computed of weights alone, such as a fused scale, trains with them
             made = _Origin.DATA
         if node.op in ("Shape", "Size"):
             made = _Origin.SHAPE
@@ -374,6 +404,7 @@ def weight_names(graph: OnnxGraph) -> tuple[set[str], set[str]]:
     for node in graph.nodes:  # a body sees the names around it; those it reads are taken as weights
         for body in (value for value in node.attributes.values() if isinstance(value, OnnxGraph)):
             weights |= {n for n in body.captured() if origin.get(n) is _Origin.INITIALIZER}
+    # Equal tensors are stored once: statistics that another layer trains are its weight.
     return weights, statistics - weights
 
 

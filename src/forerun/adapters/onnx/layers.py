@@ -16,24 +16,30 @@ from forerun.adapters.onnx.graph import OnnxNode, onnx_op
 __all__: list[str] = []
 
 
-@onnx_op("MatMul")
-def _matmul(node: OnnxNode, left: Tensor, right: Tensor) -> Tensor:
-    return torch.matmul(left, right)
+onnx_op("MatMul")(torch.matmul)
 
 
 @onnx_op("Gemm")
-def _gemm(node: OnnxNode, a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
-    alpha, beta = node.get("alpha", 1.0), node.get("beta", 1.0)
-    a = a.t() if node.get("transA", 0) else a
-    if node.get("transB", 0) and alpha == beta == 1.0 and (c is None or c.dim() == 1):
+def _gemm(
+    a: Tensor,
+    b: Tensor,
+    c: Tensor | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    transA: int = 0,
+    transB: int = 0,
+) -> Tensor:
+    a = a.t() if transA else a
+    if transB and alpha == beta == 1.0 and (c is None or c.dim() == 1):
         return functional.linear(a, b, c)
-    b = b.t() if node.get("transB", 0) else b
+    b = b.t() if transB else b
     return torch.mm(a, b) * alpha if c is None else torch.addmm(c, a, b, beta=beta, alpha=alpha)
 
 
 @onnx_op("Einsum")
-def _einsum(node: OnnxNode, *operands: Tensor) -> Tensor:
-    return torch.einsum(node.get("equation"), *operands)
+def _einsum(*operands: Tensor, equation: str) -> Tensor:
+    return torch.einsum(equation, *operands)
 
 
 def _explicit_pads(
@@ -110,6 +116,7 @@ def _max_pool(node: OnnxNode, x: Tensor) -> Tensor:
     strides = node.get("strides") or [1] * num_axes
     dilations = node.get("dilations") or [1] * num_axes
     pads = _explicit_pads(node, x.shape[2:], kernel, strides, dilations)
+    # PyTorch pads both sides alike and by half a window at most; padding apart costs a kernel, as it does there.
     if not _is_symmetric(pads) or any(2 * pad > width for pad, width in zip(pads, kernel, strict=False)):
         x, pads = _padded(x, pads, float("-inf")), [0] * len(pads)
     run = (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)[num_axes - 1]
@@ -128,6 +135,7 @@ def _average_pool(node: OnnxNode, x: Tensor) -> Tensor:
     run = (functional.avg_pool1d, functional.avg_pool2d, functional.avg_pool3d)[num_axes - 1]
     if _is_symmetric(pads):
         return run(x, kernel, strides, pads[:num_axes], ceil, counts_padding)
+    # Zeros around count in PyTorch's mean: what the mean of ones lacks is taken out again.
     pooled: Tensor = run(_padded(x, pads), kernel, strides, 0, ceil)
     if counts_padding:
         return pooled
@@ -136,51 +144,61 @@ def _average_pool(node: OnnxNode, x: Tensor) -> Tensor:
 
 
 @onnx_op("GlobalAveragePool")
-def _global_average_pool(node: OnnxNode, x: Tensor) -> Tensor:
+def _global_average_pool(x: Tensor) -> Tensor:
     return torch.mean(x, list(range(2, x.dim())), keepdim=True)
 
 
 @onnx_op("GlobalMaxPool")
-def _global_max_pool(node: OnnxNode, x: Tensor) -> Tensor:
+def _global_max_pool(x: Tensor) -> Tensor:
     return torch.amax(x, tuple(range(2, x.dim())), keepdim=True)
 
 
 @onnx_op("BatchNormalization")
-def _batch_norm(node: OnnxNode, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-    training = node.runtime.training
-    momentum = 1.0 - node.get("momentum", 0.9)
+def _batch_norm(
+    node: OnnxNode,
+    x: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    *,
+    momentum: float = 0.9,
+    epsilon: float = 1e-5,
+) -> Tensor:
     # Exporters store equal tensors once, so untrained statistics may be a parameter of another layer.
     mean, var = (value.data if value.requires_grad else value for value in (mean, var))
-    return functional.batch_norm(x, mean, var, scale, bias, training, momentum, node.get("epsilon", 1e-5))
+    # ONNX gives the share of the old statistics, PyTorch that of the new ones.
+    return functional.batch_norm(x, mean, var, scale, bias, node.runtime.training, 1.0 - momentum, epsilon)
 
 
 @onnx_op("InstanceNormalization")
-def _instance_norm(node: OnnxNode, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
-    return functional.instance_norm(x, weight=scale, bias=bias, eps=node.get("epsilon", 1e-5))
+def _instance_norm(x: Tensor, scale: Tensor, bias: Tensor, *, epsilon: float = 1e-5) -> Tensor:
+    return functional.instance_norm(x, weight=scale, bias=bias, eps=epsilon)
 
 
 @onnx_op("GroupNormalization")
-def _group_norm(node: OnnxNode, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
-    groups = node.get("num_groups")
+def _group_norm(x: Tensor, scale: Tensor, bias: Tensor, *, num_groups: int, epsilon: float = 1e-5) -> Tensor:
     if scale.shape[0] != x.shape[1]:  # one value per group before operator set 21
-        each = x.shape[1] // groups
+        each = x.shape[1] // num_groups
         scale, bias = (value.unsqueeze(1).expand(-1, each).flatten() for value in (scale, bias))
-    return functional.group_norm(x, groups, scale, bias, node.get("epsilon", 1e-5))
+    return functional.group_norm(x, num_groups, scale, bias, epsilon)
 
 
 @onnx_op("LayerNormalization")
-def _layer_norm(node: OnnxNode, x: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
-    return functional.layer_norm(x, x.shape[node.get("axis", -1) :], scale, bias, node.get("epsilon", 1e-5))
+def _layer_norm(
+    x: Tensor, scale: Tensor, bias: Tensor | None = None, *, axis: int = -1, epsilon: float = 1e-5
+) -> Tensor:
+    return functional.layer_norm(x, x.shape[axis:], scale, bias, epsilon)
 
 
 @onnx_op("RMSNormalization", "SimplifiedLayerNormalization")
-def _rms_norm(node: OnnxNode, x: Tensor, scale: Tensor) -> Tensor:
-    return functional.rms_norm(x, x.shape[node.get("axis", -1) :], scale, node.get("epsilon", 1e-5))
+def _rms_norm(x: Tensor, scale: Tensor, *, axis: int = -1, epsilon: float = 1e-5) -> Tensor:
+    return functional.rms_norm(x, x.shape[axis:], scale, epsilon)
 
 
 @onnx_op("LpNormalization")
-def _lp_norm(node: OnnxNode, x: Tensor) -> Tensor:
-    return functional.normalize(x, node.get("p", 2), node.get("axis", -1))
+def _lp_norm(x: Tensor, *, p: int = 2, axis: int = -1) -> Tensor:
+    return functional.normalize(x, p, axis)
 
 
 def _split_heads(x: Tensor, num_heads: int) -> Tensor:
@@ -230,14 +248,14 @@ def _recurrent_weights(node: OnnxNode, w: Tensor, r: Tensor, b: Tensor | None) -
     return weights
 
 
-@onnx_op("LSTM", "GRU", "RNN", host=(4,))
+@onnx_op("LSTM", "GRU", "RNN", host={4: ""})
 def _recurrent(
     node: OnnxNode,
     x: Tensor,
     w: Tensor,
     r: Tensor,
     b: Tensor | None = None,
-    lengths: Tensor | None = None,
+    lengths: list[int] | None = None,
     hidden: Tensor | None = None,
     cell: Tensor | None = None,
     peepholes: Tensor | None = None,
@@ -260,7 +278,7 @@ def _recurrent(
     return output, *final
 
 
-def _check_recurrent(node: OnnxNode, lengths: Tensor | None, peepholes: Tensor | None) -> None:
+def _check_recurrent(node: OnnxNode, lengths: list[int] | None, peepholes: Tensor | None) -> None:
     if node.get("direction", "forward") == "reverse" or node.get("layout", 0):
         raise node.refuse("reversed direction or batch-first layout")
     if node.get("activations") or node.get("clip") or node.get("input_forget", 0) or peepholes is not None:
@@ -270,5 +288,5 @@ def _check_recurrent(node: OnnxNode, lengths: Tensor | None, peepholes: Tensor |
             raise node.refuse("activations, clipping or peepholes that PyTorch's layers do not have")
     if node.op == "GRU" and not node.get("linear_before_reset", 0):
         raise node.refuse("linear_before_reset=0")
-    if lengths is not None and (lengths.is_meta or len(set(lengths.tolist())) > 1):
+    if lengths is not None and len(set(lengths)) > 1:
         raise node.refuse("sequences of different lengths")

@@ -41,7 +41,7 @@ from forerun.base.errors import (
 from forerun.tracing.models.built_model import INFERRED_LOSS_NOTE, BuiltModel, InputOptions, inferred_loss
 from forerun.tracing.models.meta_build import building_device, is_building_on_meta
 
-__all__ = ["OnnxModule", "build_onnx", "load_onnx_module"]
+__all__ = ["build_onnx", "load_onnx_module"]
 
 
 Values = dict[str, torch.Tensor]
@@ -160,6 +160,7 @@ def _on_one_device(operator: Operator, arguments: list[torch.Tensor | None]) -> 
     operands = [x for i, x in enumerate(arguments) if x is not None and i not in operator.host_inputs]
     if not any(x.is_meta for x in operands):
         return _beside_gpu_operands(operator, arguments, operands)
+    # A constant of fp32 beside activations of half would promote them, which no exporter of a half model meant.
     dtype = next((x.dtype for x in operands if x.is_meta and x.is_floating_point()), None)
     moved: list[torch.Tensor | None] = []
     for index, tensor in enumerate(arguments):
@@ -337,5 +338,5 @@ def _notes(graph: OnnxGraph, only_batch_size: int | None) -> tuple[str, ...]:
         notes.append(
             f"the file is fixed to batch size {only_batch_size}; export it with a dynamic batch axis"
         )
-    notes.append(INFERRED_LOSS_NOTE)
+    notes.append(INFERRED_LOSS_NOTE)  # a file of inference has no loss
     return tuple(notes)
