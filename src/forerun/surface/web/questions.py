@@ -18,6 +18,7 @@ from forerun.surface.web.reach import CONFIG_NAME, Reach, code_of, config_file
 
 __all__ = [
     "MAX_HTTP_CANDIDATES",
+    "DiagnoseBody",
     "PlanBody",
     "PredictBody",
     "ScaleBody",
@@ -186,6 +187,15 @@ _AXES: dict[str, Any] = {
 }
 
 
+_MEASURED: dict[str, Any] = {
+    "measured": (
+        Annotated[str, Field(max_length=40)] | Annotated[float, Field(gt=0, allow_inf_nan=False)],
+        Field(examples=["0.41 s", "1200 samples/s"]),
+    ),
+    "gpu_utilization": (Annotated[float, Field(ge=0, le=1)] | None, None),
+}
+
+
 class PlanRequest(_Body):
     """The settings of a question about a plan."""
 
@@ -229,6 +239,7 @@ class PlanRequest(_Body):
 if TYPE_CHECKING:
     PredictBody = RunBody
     ScaleBody = RunBody
+    DiagnoseBody = RunBody
     PlanBody = PlanRequest
 else:  # made from the declarations: a type checker knows the settings from these
     PredictBody = create_model(
@@ -236,6 +247,12 @@ else:  # made from the declarations: a type checker knows the settings from thes
         __base__=RunBody,
         __doc__="A question for ``forerun predict``; names are those of ``forerun.predict``.",
         **setting_fields(RunOptions, without=_LINKS, over_http=True),
+    )
+    DiagnoseBody = create_model(
+        "DiagnoseBody",
+        __base__=PredictBody,
+        __doc__="A measured step or throughput for ``forerun diagnose``, with the question of its prediction.",
+        **_MEASURED,
     )
     ScaleBody = create_model(
         "ScaleBody",
