@@ -59,7 +59,7 @@ FAULTS = {
     "workers too slow": "data loader",
     "Python between kernels": "host and launches",
     "thousands of tiny kernels": "host and launches",
-    ".item() after each layer": "synchronising calls",
+    ".item() in each layer": "synchronising calls",
     "print of tensors": "synchronising calls",
     "torch.cuda.synchronize() each layer": "synchronising calls",
     "pageable batches": "copies to the device",
@@ -77,7 +77,10 @@ FAULTS = {
     "allocator retries": "allocator retries and fragmentation",
     "another program takes turns": "other programs on the device",
     "another program shares the kernels": "other programs on the device",
+    "late batches now and then": "data loader",
     "healthy": "busy device",
+    "one .item() a step": "busy device",
+    "all-reduce beside the backward": "busy device",
 }
 """Faults with the cause that must be named first."""
 
@@ -153,26 +156,30 @@ def _waiting(events: list[dict[str, Any]], share: float) -> list[dict[str, Any]]
 def _steps(machine: _Machine, fault: str, network: str, is_shared: bool) -> list[dict[str, Any]]:
     for number in range(8):
         begin = machine.now
-        _batch(machine, fault)
+        _batch(machine, fault, number)
         pace = _pace(machine, fault, number)
         for layer, took in enumerate(_layers(fault, is_sick="kernels slow" in fault)):
             _layer(machine, fault, network, took * pace, layer)
-        if "all-reduce" in fault or "TCP" in fault or is_shared:
+            if "beside" in fault and layer in (30, 50):
+                _reduce(machine, 20e6, 60e9, is_beside=True)
+        if "all-reduce after" in fault or "TCP" in fault or is_shared:
             _reduce(machine, 100e6, 1.1e9 if "TCP" in fault else 60e9)
         update = machine.now
         for _ in range(6):
             machine.work(_UPDATE, 80)
         machine.span("user_annotation", "Optimizer.step#AdamW.step", update, machine.now)
         machine.host("cpu_op", "aten::add_", 20)
-        machine.wait("cudaStreamSynchronize") if "print" in fault or number % 4 == 3 else None
+        if "print" in fault or "a step" in fault or number % 4 == 3:
+            machine.wait("cudaStreamSynchronize")
         if network == "resnet":  # the other trace has the marks of its optimizer alone
             machine.span("user_annotation", f"ProfilerStep#{number + 10}", begin, machine.now)
     return machine.events
 
 
-def _batch(machine: _Machine, fault: str) -> None:
+def _batch(machine: _Machine, fault: str, number: int) -> None:
     process = "_SingleProcessDataLoaderIter" if "main" in fault else "_MultiProcessingDataLoaderIter"
-    took = 45_000 if "loader" in fault or "workers" in fault else 60
+    is_late = "loader" in fault or "workers" in fault or ("late" in fault and number % 3 == 1)
+    took = 60_000 if is_late else 60
     machine.host("user_annotation", f"enumerate(DataLoader)#{process}.__next__", took)
     kind = "Memcpy HtoD (Pageable -> Device)" if "pageable" in fault else "Memcpy HtoD (Pinned -> Device)"
     size, rate = (60e6, 5e9) if "pageable" in fault else (14e6, 0.4e9 if "PCIe" in fault else 20e9)
@@ -212,7 +219,7 @@ def _layer(machine: _Machine, fault: str, network: str, took: float, layer: int)
         )
     if "Python" in fault:
         machine.now += 600
-    if "each layer" in fault or (".item" in fault and layer % 2):
+    if "each layer" in fault:
         machine.wait("cudaDeviceSynchronize" if "synchronize" in fault else "cudaStreamSynchronize")
         machine.now += 160
     if "print" in fault and layer % 4 == 0:
@@ -231,8 +238,8 @@ def _layer(machine: _Machine, fault: str, network: str, took: float, layer: int)
             machine.span("cuda_runtime", call, machine.now - 700, machine.now)
 
 
-def _reduce(machine: _Machine, size: float, rate: float) -> None:
-    """An all-reduce for which everything before it must have ended, and which everything after it waits for."""
+def _reduce(machine: _Machine, size: float, rate: float, *, is_beside: bool = False) -> None:
+    """An all-reduce after all that was launched; what is launched later waits for it, unless it runs beside."""
     machine.free[20] = max(machine.free.values())
     number = int(size / 4)
     told: dict[str, Any] = {
@@ -242,4 +249,5 @@ def _reduce(machine: _Machine, size: float, rate: float) -> None:
         "dtype": "Float",
     }
     machine.work(_NCCL, 1.75 * size / rate * 1e6, stream=20, **{**told, "Group size": 8})
-    machine.free[7] = machine.free[20]
+    if not is_beside:
+        machine.free[7] = machine.free[20]

@@ -170,10 +170,17 @@ def _of_command(
             trace=path,
             echo=echo,
         )
+        notes = [note for note in found.notes if "written to" not in note]
+        if found.outcome not in ("done", "stopped"):
+            notes.append(
+                f"the script {found.outcome} after {found.num_steps} steps: {found.said or found.status}"
+            )
         seen = of_profile(found)
-        if path is not None and path.is_file():
-            seen = with_profile(observe([read_trace(path)]), found)
-    notes = [note for note in found.notes if "written to" not in note]
+        try:
+            if path is not None and path.is_file():
+                seen = with_profile(observe([read_trace(path)]), found)
+        except UsageError as error:
+            notes.append(f"judged without the trace of its steps: {error}")
     estimate = None
     try:
         name = model if model is not None else captured_model(command)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from forerun.base.answers import Answer
 from forerun.base.errors import ForerunError
 from forerun.prediction.estimate import Estimate
 from forerun.question.devices import Device, find_device
@@ -43,7 +44,8 @@ _LOOP_S, _MANY_ITEMS = 50e-6, 20
 _NOISE = 1.2
 
 
-class RankTimes(NamedTuple):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTimes(Answer):
     """Parts of the mean step of one rank [s]; ``work_s`` is the step without its exposed communication."""
 
     label: str
@@ -134,23 +136,23 @@ def observe(traces: Sequence[Trace]) -> Observation:
     found = [_observed(trace) for trace in traces]
     if len(found) == 1:
         return found[0]
-    labels = [trace.label if trace.rank is None else f"rank {trace.rank}" for trace in traces]
     ranks = tuple(
         RankTimes(
-            label,
-            each.step_s,
-            each.step_s - each.exposed_s,
-            each.busy_s,
-            each.loader_s,
-            each.host_s,
-            each.exposed_s,
+            label=trace.label,
+            step_s=each.step_s,
+            work_s=each.step_s - each.exposed_s,
+            busy_s=each.busy_s,
+            loader_s=each.loader_s,
+            host_s=each.host_s,
+            exposed_s=each.exposed_s,
         )
-        for label, each in zip(labels, found, strict=True)
+        for trace, each in zip(traces, found, strict=True)
     )
     middle = int(np.argsort([rank.work_s for rank in ranks])[(len(ranks) - 1) // 2])
     rates = [each.link_bytes_per_s for each in found if each.link_bytes_per_s is not None]
     return replace(
         found[middle],
+        step_s=max(rank.step_s for rank in ranks),
         exposed_s=min(rank.exposed_s for rank in ranks),
         link_bytes_per_s=max(rates, default=None),
         ranks=ranks,
@@ -291,7 +293,7 @@ def _on_processor(trace: Trace, whole: Spans) -> dict[str, Any]:
     reading = _readings(own.named(_ITEMS), len(trace.steps)).common(whole)
     self_s = _self_times(own)
     classes = np.array([class_of_operator(name) for name in own.names], dtype=object)[own.name]
-    is_double = [own.names[i].lower() == "double" for i in own.detail]
+    is_double = [own.names[i].lower() == "double" for i in own.element]
     products = np.isin(classes, PRODUCTS)
     return {
         "busy_s": busy.minus(reading).length_s,

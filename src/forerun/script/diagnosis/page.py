@@ -7,6 +7,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from forerun.base.answers import fields_of
 from forerun.base.units import format_duration_s
 from forerun.script.diagnosis.diagnose import Diagnosis
 from forerun.surface.report.wording import format_percent, range_words
@@ -33,7 +34,7 @@ def diagnosis_page(found: Diagnosis) -> RenderableType:
         )
         parts += [
             Text.assemble(f"{number}. ", (cause.cause, "bold red" if cause.cost_s else "bold"), cost),
-            Padding(Text(f"seen: {cause.evidence}\ndo:   {cause.change}"), (0, 0, 0, 3)),
+            Padding(Text(f"seen: {cause.evidence}\ndo:   {cause.change}"), (0, 0, 0, 3), expand=False),
         ]
     rows = [row for row in found.by_class if _share(found, row.measured_s, row.predicted_s) >= _LEAST_SHARE]
     if rows:
@@ -83,5 +84,6 @@ def _classes(found: Diagnosis) -> Table:
 def _ranks(found: Diagnosis) -> Table:
     table = _table("rank", "step", "own work", "kernels", "loader", "host", "communication")
     for rank in found.ranks:
-        table.add_row(rank.label, *(format_duration_s(time_s) for time_s in rank[1:]))
+        label, *times = fields_of(rank).values()
+        table.add_row(label, *(format_duration_s(time_s) for time_s in times))
     return table

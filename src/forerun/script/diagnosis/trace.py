@@ -68,7 +68,7 @@ class Events:
         lane: Stream of a device, or thread of the host.
         link: Number that joins a kernel or copy with the call that launched it; -1 without one.
         size_bytes: Bytes of a copy or of a collective; 0 where they are not told.
-        detail: Index in ``names`` of the grid of a kernel, or the element type of an operator.
+        element: Index in ``names`` of the element type of an operator.
         ranks: Number of ranks of a collective; 0 of other events.
         names: Names that the indices mean.
     """
@@ -79,7 +79,7 @@ class Events:
     lane: Ints
     link: Ints
     size_bytes: Floats
-    detail: Ints
+    element: Ints
     ranks: Ints
     names: tuple[str, ...] = field(repr=False)
 
@@ -98,7 +98,7 @@ class Events:
 
     def where(self, chosen: Bools | Ints) -> Events:
         """A part of them."""
-        columns = ("begin_s", "end_s", "name", "lane", "link", "size_bytes", "detail", "ranks")
+        columns = ("begin_s", "end_s", "name", "lane", "link", "size_bytes", "element", "ranks")
         return Events(**{column: getattr(self, column)[chosen] for column in columns}, names=self.names)
 
     def named(self, pattern: re.Pattern[str]) -> Events:
@@ -119,7 +119,7 @@ class Trace:
     """One process's trace.
 
     Attributes:
-        label: Name of its file.
+        label: Its rank and host, or the name of its file.
         rank: Its rank; None outside a distributed job.
         device_name: Driver's name of the device; empty where it is not told.
         kernels, copies: Events of the device.
@@ -170,16 +170,24 @@ def read_trace(path: Path) -> Trace:
             f"expected kernels or operators in '{path}', got none; export it with prof.export_chrome_trace"
         )
     steps, steps_from = _steps(found, path)
-    properties = header.get("deviceProperties") or [{}]
-    job = header.get("distributedInfo") or {}
+    rank = _field(header.get("distributedInfo"), "rank")
+    host = f" on {header['host_name']}" if header.get("host_name") else ""
+    # The first releases have another word.
+    devices = header.get("deviceProperties") or header.get("computeProperties")
     return Trace(
-        label=path.name,
-        rank=job.get("rank") if isinstance(job.get("rank"), int) else None,
-        device_name=str(properties[0].get("name", "")),
+        label=path.name if rank is None else f"rank {rank}{host}",
+        rank=rank if isinstance(rank, int) else None,
+        device_name=str(_field(devices, "name") or ""),
         steps=steps,
         steps_from=steps_from,
         **found,
     )
+
+
+def _field(value: Any, name: str) -> Any:
+    """A field of a table, or of the first of several; None where there is none."""
+    first = value[0] if isinstance(value, list) and value else value
+    return first.get(name) if isinstance(first, dict) else None
 
 
 def _opened(path: Path) -> io.TextIOBase:
@@ -294,7 +302,7 @@ class _Table:
                 lane if isinstance(lane, int) else names[f"lane {lane}"],
                 _whole(arguments.get("correlation"), -1),
                 size_bytes,
-                names[_detail(kind, arguments)],
+                names[_element(arguments)],
                 ranks,
             )
         )
@@ -303,7 +311,7 @@ class _Table:
         """The events of a kind."""
         table = np.asarray(self._rows[kind], dtype=float).reshape(-1, 8)
         table = table[np.argsort(table[:, 0], kind="stable")]
-        begin, end, name, lane, link, size, detail, ranks = table.T.copy()
+        begin, end, name, lane, link, size, element, ranks = table.T.copy()
         return Events(
             begin_s=begin,
             end_s=end,
@@ -311,7 +319,7 @@ class _Table:
             lane=lane.astype(int),
             link=link.astype(int),
             size_bytes=size,
-            detail=detail.astype(int),
+            element=element.astype(int),
             ranks=ranks.astype(int),
             names=tuple(names),
         )
@@ -334,9 +342,7 @@ def _size(arguments: Mapping[str, Any]) -> tuple[float, int]:
     return float(number * _ELEMENT_BYTES.get(element, 4)), _whole(arguments.get("Group size"), 0)
 
 
-def _detail(kind: str, arguments: Mapping[str, Any]) -> str:
-    if kind == "kernels":
-        return f"{arguments.get('grid', '')} {arguments.get('block', '')}"
+def _element(arguments: Mapping[str, Any]) -> str:
     types = arguments.get("Input type")
     return str(types[0]) if isinstance(types, list) and types else ""
 
