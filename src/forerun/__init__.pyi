@@ -93,6 +93,8 @@ from forerun.script.callbacks.live import watch as watch
 from forerun.script.capture_script import capture as capture
 from forerun.script.compare import apply as apply
 from forerun.script.compare import compare as compare
+from forerun.script.diagnosis.diagnose import Diagnosis as Diagnosis
+from forerun.script.diagnosis.diagnose import diagnose as diagnose
 from forerun.script.profile import profile as profile
 from forerun.script.tune import TuneResult as TuneResult
 from forerun.script.tune import tune as tune

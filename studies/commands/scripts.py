@@ -28,12 +28,20 @@ def scripts(
     only: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Scripts whose name has this text.")
     ] = None,
+    part: Annotated[
+        str, typer.Option(metavar="PART", help="Captures of scripts, or the faults of 'diagnose'.")
+    ] = "captures",
     out: Annotated[
         Path | None, typer.Option(metavar="FILE.jsonl", help="Lines to keep and to go on from.")
     ] = None,
     debug: DebugOption = False,
 ) -> None:
     """Capture public scripts and compare them with hand-written specifications."""
+    if part == "diagnose":
+        from studies.scripts.diagnose import diagnosed_numbers, diagnosed_runs, diagnosed_traces, table_of
+
+        typer.echo(table_of([*diagnosed_traces(), *diagnosed_numbers(), *diagnosed_runs()]))
+        return
     from studies.scripts.cases import cases
     from studies.scripts.generated_data import make_data
     from studies.scripts.study import CapturedCase, markdown_of, study_case

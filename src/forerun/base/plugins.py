@@ -4,6 +4,7 @@
 ``forerun.sources``         a prefix of model names (``onnx:FILE``) to the source that reads it
 ``forerun.models``          ``command``: the words after ``--`` to the name of the model that they train
 ``forerun.verbs``           a command; ``schedule.live`` is a further question of the command ``schedule``
+``forerun.questions``       a question of a satellite that is asked over HTTP and by agents too, by its name in Python
 ``forerun.formats``         a format of a job that a plan or a report is written in
 ``forerun.policies``        a policy of the scheduler
 ``forerun.forecasters``     a forecaster of learning curves

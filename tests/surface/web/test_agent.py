@@ -44,7 +44,9 @@ def said():
 
 def test_the_tools_have_typed_results(said):
     tools, _ = said
-    assert set(tools) == {"predict", "plan", "scale", "layouts", "advise", "compare", "hardware", "models"}
+    assert set(tools) == {
+        "predict", "plan", "scale", "layouts", "advise", "diagnose", "compare", "hardware", "models"
+    }  # fmt: skip
     assert all(tool.annotations.read_only_hint for tool in tools.values())
     assert "No code of a user is run" in tools["predict"].description
     schema = tools["predict"].output_schema

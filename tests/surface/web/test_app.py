@@ -285,8 +285,17 @@ def test_cheap_questions_are_answered_while_every_thread_is_busy():
 
 def test_the_document_describes_every_question(client):
     paths = client.get("/openapi.json").json()["paths"]
-    assert set(paths) == {"/predict", "/scale", "/plan", "/configs", "/hardware", "/models", "/datasets"}
-    for path in ("/predict", "/scale", "/plan", "/configs"):
+    assert set(paths) == {
+        "/predict",
+        "/scale",
+        "/plan",
+        "/diagnose",
+        "/configs",
+        "/hardware",
+        "/models",
+        "/datasets",
+    }
+    for path in ("/predict", "/scale", "/plan", "/diagnose", "/configs"):
         assert {"200", "400", "408", "413", "422"} <= set(paths[path]["post"]["responses"])
 
 

@@ -16,7 +16,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,6 +26,9 @@ from forerun.script.capturing.job import named_length
 from forerun.script.patching import after_import, trainer_patches
 from forerun.script.profiling.profile import EPOCH_NAMES, STEP_NAMES
 from forerun.script.profiling.step_hooks import LoaderSpan, StepClock, StepHooks, StepListener
+
+if TYPE_CHECKING:
+    from forerun.prediction.estimate import Estimate
 
 __all__ = ["LiveForecast", "watch"]
 
@@ -41,6 +44,7 @@ def watch(
     num_epochs: float | None = None,
     every_s: float = 30.0,
     stream: IO[str] | None = None,
+    predicted: Estimate | None = None,
 ) -> LiveForecast:
     """Prints, from time to time, when the training of a model will end; returns the forecast, which can be asked too.
 
@@ -54,6 +58,7 @@ def watch(
         num_epochs: Number of epochs of the job; None if it is not known.
         every_s: Time between two lines [s].
         stream: Where lines go; standard error if None.
+        predicted: Prediction of the step; lines about steps above its interval say the likely cause.
 
     Raises:
         InvalidSetupError: A number is not above zero, or the model has no parameter to train.
@@ -65,7 +70,12 @@ def watch(
     if not trained:
         raise InvalidSetupError("expected a model with parameters to train, got one without")
     found = LiveForecast(
-        {id(parameter) for parameter in trained}, num_steps, num_epochs, every_s, stream or sys.stderr
+        {id(parameter) for parameter in trained},
+        num_steps,
+        num_epochs,
+        every_s,
+        stream or sys.stderr,
+        predicted,
     )
     after_import({**found.hooks.patches(), **trainer_patches(found.job_seen)})
     return found
@@ -85,12 +95,15 @@ class LiveForecast(StepListener):
         num_epochs: float | None,
         every_s: float,
         stream: IO[str],
+        predicted: Estimate | None = None,
     ) -> None:
         self._parameters = parameters
         self._given_steps, self._given_epochs = num_steps, num_epochs
         self._every_s, self._stream = every_s, stream
         self.hooks = StepHooks(StepClock(self._step, self._rest), self)
         self._durations: deque[float] = deque(maxlen=_MOST_STEPS)
+        self._waits: deque[float] = deque(maxlen=_MOST_STEPS)
+        self._predicted = predicted
         self._num_batches_of_epoch: int | None = None
         self._job: Mapping[str, Any] = {}
         self._num_batches = 0
@@ -168,7 +181,26 @@ class LiveForecast(StepListener):
         end = datetime.datetime.now().astimezone() + datetime.timedelta(seconds=left[0])
         value, low, high = (format_duration_s(seconds) for seconds in left)
         tail = "" if name == "job" else "; the length of the job is not known: give num_epochs"
-        return f"forerun: {what}, {step} a step: the {name} ends at {end:%H:%M:%S}, in {value} ({low} to {high}){tail}"
+        return (
+            f"forerun: {what}, {step} a step{self.slowness()}: the {name} ends at {end:%H:%M:%S}, in {value} "
+            f"({low} to {high}){tail}"
+        )
+
+    def slowness(self) -> str:
+        """Words about steps above the predicted interval, with the likely cause; empty of others."""
+        if self._predicted is None or not self._durations:
+            return ""
+        from forerun.script.diagnosis.causes import causes_of
+        from forerun.script.diagnosis.observation import Observation
+
+        step_s, wait_s = float(np.mean(self._durations)), float(np.mean(self._waits))
+        interval = self._predicted.step_time_s
+        if step_s <= interval.high:
+            return ""
+        # Beyond its wait for batches, a loop does not see whether the device or the host takes the time.
+        found = causes_of(Observation(step_s=step_s, loader_s=wait_s, estimate=self._predicted))
+        ratio = f" ({step_s / interval.value:.2g} times the prediction"
+        return f"{ratio}; {found[0].evidence})" if found else f"{ratio}; forerun diagnose tells why)"
 
     def _time_of_s(self, num_left: float) -> tuple[float, float, float] | None:
         if len(self._durations) < _FEWEST_STEPS:
@@ -192,6 +224,7 @@ class LiveForecast(StepListener):
         self._num_batches += span.num_batches
         if self.num_done > 1:  # the first step pays for starting
             self._durations.append(span.end_s - span.begin_s)
+            self._waits.append(span.wait_s)
         is_due = span.end_s - self._printed_s >= self._every_s or self.num_done == _FEWEST_STEPS + 1
         if is_due and len(self._durations) >= _FEWEST_STEPS and not self._is_closed:
             self._printed_s = span.end_s

@@ -293,7 +293,7 @@ class Window:
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             activities.append(ProfilerActivity.CUDA)
         try:
-            profiler = profile(activities=activities, acc_events=True)
+            profiler = profile(activities=activities, acc_events=True, record_shapes=self._trace is not None)
             profiler.start()
         except RuntimeError:  # the script traces itself; two tracers exclude each other
             return

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from forerun.base.numerics import relative_coefficients
-from forerun.script.profiling.advice import fed_step_time_s
+from forerun.script.diagnosis.causes import fed_step_time_s
 from forerun.script.profiling.profile import Profile
 from forerun.script.tuning.space import KNOBS, Space
 

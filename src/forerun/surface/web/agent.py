@@ -14,7 +14,7 @@ from mcp.types import ToolAnnotations
 from pydantic import BaseModel
 
 from forerun import __version__
-from forerun.base.errors import ForerunError
+from forerun.base.errors import ForerunError, UsageError
 from forerun.prediction.estimate import Interval
 from forerun.prediction.models import kept_model_names, model_names
 from forerun.question.devices import find_device, load_catalog
@@ -27,7 +27,7 @@ from forerun.search.plan import plan
 from forerun.search.predict import predict
 from forerun.search.scale import scale
 from forerun.surface.cli.settings import flat_names
-from forerun.surface.web.reach import Reach, joined
+from forerun.surface.web.reach import Reach, joined, question
 
 _INSTRUCTIONS = (
     "Predicts training runs before they are run. Models: torchvision:resnet50, timm:NAME, llama-3.1-8b, hf:FILE.json, "
@@ -230,6 +230,27 @@ def _advise(model: str, device: str, settings: dict[str, Any] | None = None, **a
     return advise(model, device=device, **asked).as_dict()
 
 
+def _diagnose(
+    model: str | None = None,
+    device: str | None = None,
+    measured: str | None = None,
+    trace: list[str] | None = None,
+    settings: dict[str, Any] | None = None,
+    **asked: Any,
+) -> dict[str, Any]:
+    """A measured step, or traces of PyTorch's profiler, beside the prediction, and what makes the step slow.
+
+    Example: {"model": "torchvision:resnet50", "device": "t4", "measured": "1.2 s", "settings": {"batch_size": 64}}.
+    """
+    others = sorted(asked.keys() - {"gpu_utilization", *declared(RunOptions)})
+    if others:  # a command among them would be run
+        raise UsageError(
+            f"expected settings as in 'forerun predict', got '{others[0]}'; no command is run here"
+        )
+    found = question("diagnose")(model, device=device, measured=measured, trace=trace, **asked)
+    return dict(found.as_dict())
+
+
 def _compare(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
     """The differences of two runs and their reasons: time by kind of work, memory by part, money.
 
@@ -260,6 +281,7 @@ _TOOLS: Mapping[Callable[..., Any], type | None] = {
     _scale: ScaleOptions,
     _layouts: LayoutOptions,
     _advise: RunOptions,
+    _diagnose: RunOptions,
     _compare: RunOptions,
     _hardware: None,
     _models: None,

@@ -24,12 +24,12 @@ from forerun.search.advise import ways_to_fit
 from forerun.search.plan import runs_to_trace
 from forerun.surface.web.load import Tracer
 from forerun.surface.web.questions import PlanBody, PredictBody, ScaleBody
-from forerun.surface.web.reach import kept_config
+from forerun.surface.web.reach import kept_config, question
 from forerun.tracing.trace import is_traced
 
 _ANSWERS_BYTES = 64 * 2**20
 """Size of all answers that are kept [bytes]."""
-Kind = Literal["predict", "scale", "plan"]
+Kind = Literal["predict", "scale", "plan", "diagnose"]
 Trace = tuple[ModelRequest, TrainingSetup]
 _ALONE = dict.fromkeys(
     ("intra", "inter", "strategy", "all_reduce", "bucket_mb", "sync_batch_norm", "variation")
@@ -124,6 +124,8 @@ class Answers:
             found = _predicted(arguments)
         elif kind == "scale":
             found = forerun.scale(**arguments).as_dict()
+        elif kind == "diagnose":
+            found = question("diagnose")(**arguments).as_dict()
         else:
             found = forerun.plan(**arguments).as_dict()
         answer = json.dumps(found, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()
@@ -192,8 +194,8 @@ def _key(kind: Kind, arguments: Mapping[str, Any]) -> str:
 
 def _runs(kind: Kind, arguments: dict[str, Any]) -> Iterator[Run]:
     """The runs of a question whose models are traced."""
-    if kind == "predict":
-        yield Run.of(**arguments)
+    if kind in ("predict", "diagnose"):
+        yield Run.of(**{name: value for name, value in arguments.items() if name in _RUN_ARGUMENTS})
     elif kind == "scale":
         of_runs = {name: value for name, value in arguments.items() if name in _RUN_ARGUMENTS}
         yield Run.of(**{**of_runs, "num_devices": None, "num_nodes": None, **_ALONE})

@@ -26,7 +26,7 @@ from forerun.base.errors import FailureError, ForerunError
 from forerun.surface.web.answers import Answers, Kind
 from forerun.surface.web.guard import BODY_TIMEOUT_S, Guard, problem
 from forerun.surface.web.load import BusyError, ClientLimit, Figures, Lane, Tracer
-from forerun.surface.web.questions import PlanBody, PredictBody, ScaleBody
+from forerun.surface.web.questions import DiagnoseBody, PlanBody, PredictBody, ScaleBody
 
 _STATIC = Path(__file__).parent / "static"
 _NUM_TRACED_AT_ONCE = 2
@@ -80,7 +80,9 @@ class _Desk:
             lane.close()
         self.tracer.close()
 
-    async def answer(self, kind: Kind, body: PredictBody | ScaleBody | PlanBody, client: str) -> Response:
+    async def answer(
+        self, kind: Kind, body: PredictBody | ScaleBody | PlanBody | DiagnoseBody, client: str
+    ) -> Response:
         """The answer to a question as JSON."""
         arguments = body.arguments(self.code)
         kept = self.answers.kept(kind, arguments)
@@ -201,6 +203,10 @@ def _add_questions(app: FastAPI, desk: _Desk) -> None:
     @app.post("/plan", responses=problems, summary="The best configuration under limits")
     async def plan(body: PlanBody, request: Request) -> Response:
         return await desk.answer("plan", body, _client(request))
+
+    @app.post("/diagnose", responses=problems, summary="A measured step beside its prediction")
+    async def diagnose(body: DiagnoseBody, request: Request) -> Response:
+        return await desk.answer("diagnose", body, _client(request))
 
     @app.post("/configs", responses=problems, summary="Keep a Transformers configuration, and name it")
     async def configs(config: dict[str, Any]) -> JSONResponse:

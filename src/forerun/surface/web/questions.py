@@ -176,6 +176,15 @@ _AXES: dict[str, Any] = {
 }
 
 
+_MEASURED: dict[str, Any] = {
+    "measured": (
+        Annotated[str, Field(max_length=40)] | Annotated[float, Field(gt=0, allow_inf_nan=False)],
+        Field(examples=["0.41 s", "1200 samples/s"]),
+    ),
+    "gpu_utilization": (Annotated[float, Field(ge=0, le=1)] | None, None),
+}
+
+
 class PlanRequest(_Body):
     """The settings of a question about a plan."""
 
@@ -219,6 +228,7 @@ class PlanRequest(_Body):
 if TYPE_CHECKING:
     PredictBody = RunBody
     ScaleBody = RunBody
+    DiagnoseBody = RunBody
     PlanBody = PlanRequest
 else:  # made from the declarations: a type checker knows the settings from these
     PredictBody = create_model(
@@ -226,6 +236,12 @@ else:  # made from the declarations: a type checker knows the settings from thes
         __base__=RunBody,
         __doc__="A question for ``forerun predict``; names are those of ``forerun.predict``.",
         **setting_fields(RunOptions, without=_LINKS, over_http=True),
+    )
+    DiagnoseBody = create_model(
+        "DiagnoseBody",
+        __base__=PredictBody,
+        __doc__="A measured step or throughput for ``forerun diagnose``, with the question of its prediction.",
+        **_MEASURED,
     )
     ScaleBody = create_model(
         "ScaleBody",

@@ -11,13 +11,14 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from forerun.base.errors import UsageError
 from forerun.base.kept import cache_folder
+from forerun.base.plugins import plugin
 from forerun.question.settings import Declared
 from forerun.tracing.source import named_source
 
@@ -42,7 +43,10 @@ _FILES = (
     ".npz",
     ".db",
     ".parquet",
+    ".gz",
 )
+_PATHS = {"trace"}
+"""Arguments of tools that are files whatever they end in."""
 
 
 def code_of(model: str) -> str | None:
@@ -80,7 +84,7 @@ class Reach:
         for name, value in arguments.items():
             if isinstance(value, Mapping):
                 self.check(value, known)
-            is_path = name in known and known[name].setting.is_local
+            is_path = name in _PATHS or (name in known and known[name].setting.is_local)
             for text in _texts(name, value):
                 for part in text.split(";"):
                     self.check_name(part.strip(), is_path=is_path)
@@ -152,6 +156,20 @@ def joined(arguments: Mapping[str, Any], settings: Mapping[str, Any] | None) -> 
             f"'{twice[0]}' is an argument of this tool and stands in 'settings' as well; give it once, as the argument"
         )
     return {**given, **(settings or {})}
+
+
+def question(name: str) -> Callable[..., Any]:
+    """The function of a question that a satellite answers.
+
+    Raises:
+        UsageError: This installation lacks the satellite.
+    """
+    found: Callable[..., Any] | None = plugin("forerun.questions", name)
+    if found is None:
+        raise UsageError(
+            f"expected the part of forerun that answers '{name}', got none; install forerun anew"
+        )
+    return found
 
 
 CONFIG_NAME = re.compile(r"config:[0-9a-f]{16}")

@@ -1,0 +1,319 @@
+"""``forerun.diagnose``: a measured step beside its prediction, and the causes of the difference."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any, Unpack
+
+from forerun.base.answers import Answer
+from forerun.base.errors import ForerunError, UsageError
+from forerun.base.kept import temporary_folder
+from forerun.base.units import format_duration_s, parse_amount
+from forerun.prediction.estimate import Estimate, Interval
+from forerun.question.options import RunOptions, with_common_settings
+from forerun.script.capture_script import captured_model
+from forerun.script.diagnosis.causes import Cause, busy_device, causes_of
+from forerun.script.diagnosis.kernels import COMMUNICATION
+from forerun.script.diagnosis.observation import Observation, RankTimes, observe, of_profile, with_profile
+from forerun.script.diagnosis.trace import Trace, read_trace
+from forerun.script.profile import profile
+from forerun.search.predict import predict
+
+__all__ = ["ClassTime", "Diagnosis", "diagnose"]
+
+_WARMUP_STEPS, _WINDOW_STEPS = 3, 5
+_RATE = re.compile(r"([\d._,]+(?:e\d+)?)\s*(samples|images|img|tokens|tok|steps|it)/s(?:ec)?", re.IGNORECASE)
+_LARGE_SHARE = 0.1
+"""Share of a cause beside which a step inside the predicted interval is still worth a look."""
+_LOADER, _HOST, _COPY = "waiting for the data loader", "waiting for the host", "copies to the device"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassTime(Answer):
+    """Time of a class of work in a step.
+
+    Attributes:
+        name: Its name, as in the breakdown of a prediction.
+        measured_s: Measured time; None where nothing tells it [s].
+        predicted_s: Predicted time; None without a prediction [s].
+    """
+
+    name: str
+    measured_s: float | None
+    predicted_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis(Answer):
+    """A measured step beside its prediction, and the causes of the difference.
+
+    Attributes:
+        source: Origin of the measured step: ``run``, ``trace`` or ``number``.
+        model, device: The run; None where nothing names them.
+        measured: Measured step [s].
+        num_steps: Steps behind it; 0 for a number that was given.
+        predicted: Predicted step; None without a prediction [s].
+        ratio: Measured over predicted.
+        verdict: ``slow``, ``not slow``, ``faster`` (than the predicted interval), or ``not compared``.
+        by_class: The step by class of work, the largest first.
+        causes: Causes, the most expensive first.
+        ranks: Times of each rank, if several traces were given.
+        notes: What a reader must know.
+    """
+
+    source: str
+    model: str | None
+    device: str | None
+    measured: float
+    num_steps: int
+    predicted: Interval | None
+    ratio: float | None
+    verdict: str
+    by_class: tuple[ClassTime, ...]
+    causes: tuple[Cause, ...]
+    ranks: tuple[RankTimes, ...]
+    notes: tuple[str, ...]
+
+
+@with_common_settings(RunOptions)
+def diagnose(
+    model: Any = None,
+    *,
+    command: Sequence[str] | None = None,
+    trace: Path | str | Sequence[Path | str] | None = None,
+    measured: float | str | None = None,
+    device: Any = None,
+    gpu_utilization: float | None = None,
+    num_steps: int | None = 40,
+    timeout_s: float | None = None,
+    echo: IO[str] | None = None,
+    use_cache: bool = True,
+    **options: Unpack[RunOptions],
+) -> Diagnosis:
+    """A step of a run, a trace or a number beside its prediction, and what makes it slow.
+
+    Args:
+        model: Model of the prediction, as in ``predict``. Without it a command is captured, and a trace judged alone.
+        command: Words of a training command, which is run and profiled here.
+        trace: Traces of PyTorch's profiler, ``.json`` or ``.json.gz``; those of several ranks together.
+        measured: Measured step [s], or a text such as "0.41s", "1200 samples/s" or "30000 tokens/s".
+        device: Device of the prediction, as in ``predict``.
+        gpu_utilization: Share of the time in which a monitor saw the device at work, 0 to 1.
+        num_steps: Number of steps after which the command is stopped; None to let it end.
+        timeout_s: Longest time of the command [s].
+        echo: Stream for the output of the command.
+        use_cache: Whether to use the cache of traced graphs.
+        options: The settings of the run, see ``forerun.RunOptions``.
+
+    Raises:
+        UsageError: The question must be changed, or a file is no trace.
+        FailureError: The model or the command cannot be run, traced or predicted.
+
+    Examples:
+        >>> import forerun
+        >>> forerun.diagnose("mnist-cnn", measured="1 s", device="a100-sxm4-40gb").verdict
+        'slow'
+    """
+    if sum(part is not None for part in (command, trace, measured)) != 1:
+        raise UsageError(
+            "expected one of a command, a trace and a measured step to diagnose, got none or several"
+        )
+    settings: dict[str, Any] = {**options, "use_cache": use_cache}
+    if command is not None:
+        return _of_command(command, model, device, settings, num_steps, timeout_s, echo)
+    if model is None and (measured is not None or device is not None):
+        raise UsageError(
+            "expected the MODEL of the prediction to compare with, got none; name it, such as torchvision:resnet50"
+        )
+    if model is not None and device is None:
+        raise UsageError(
+            "expected the device of the prediction, got none; give it with --on, such as a100-sxm4-40gb"
+        )
+    estimate = None if model is None else predict(model, device=device, **settings)
+    if trace is not None:
+        paths = [trace] if isinstance(trace, Path | str) else list(trace)
+        traces = [read_trace(Path(path)) for path in paths]
+        return _answer("trace", observe(traces), estimate, _trace_notes(traces))
+    assert estimate is not None
+    assert measured is not None
+    step_s = _step_s(measured, estimate)
+    if gpu_utilization is not None and not 0 <= gpu_utilization <= 1:
+        raise UsageError(f"expected a utilisation from 0 to 1, got {gpu_utilization:g}")
+    busy_s = (1.0 if gpu_utilization is None else gpu_utilization) * step_s
+    seen = Observation(step_s=step_s, busy_s=busy_s, busy_share=gpu_utilization)
+    others = dict(_other_steps(estimate)) if step_s > estimate.step_time_s.high else {}
+    return _answer("number", replace(seen, other_steps_s=others), estimate, ())
+
+
+def _of_command(
+    command: Sequence[str],
+    model: Any,
+    device: Any,
+    settings: Mapping[str, Any],
+    num_steps: int | None,
+    timeout_s: float | None,
+    echo: IO[str] | None,
+) -> Diagnosis:
+    """The diagnosis of a command that is run here."""
+    with temporary_folder() as folder:
+        is_long = num_steps is None or num_steps >= _WARMUP_STEPS + _WINDOW_STEPS
+        path = Path(folder) / "trace.json" if is_long else None
+        found = profile(
+            command,
+            num_steps=num_steps,
+            warmup_steps=_WARMUP_STEPS,
+            window_steps=_WINDOW_STEPS if is_long else 0,
+            timeout_s=timeout_s,
+            trace=path,
+            echo=echo,
+        )
+        notes = [note for note in found.notes if "written to" not in note]
+        if found.outcome not in ("done", "stopped"):
+            notes.append(
+                f"the script {found.outcome} after {found.num_steps} steps: {found.said or found.status}"
+            )
+        seen = of_profile(found)
+        try:
+            if path is not None and path.is_file():
+                seen = with_profile(observe([read_trace(path)]), found)
+        except UsageError as error:
+            notes.append(f"judged without the trace of its steps: {error}")
+    estimate = None
+    try:
+        name = model if model is not None else captured_model(command)
+        where = device or ("cpu" if found.device.startswith("cpu") else "here")
+        estimate = predict(name, device=where, **settings)
+    except ForerunError as error:
+        notes.append(f"no prediction to compare with: {error}")
+    return _answer("run", seen, estimate, tuple(notes))
+
+
+def _step_s(measured: float | str, estimate: Estimate) -> float:
+    """The measured step, from a time or a throughput [s].
+
+    Raises:
+        UsageError: It is neither, or not above zero.
+    """
+    if isinstance(measured, str) and (rate := _RATE.fullmatch(measured.strip())) is not None:
+        number, unit = float(rate[1].replace(",", "").replace("_", "")), rate[2].lower()
+        of_step = {"s": 1.0, "i": 1.0} if unit in ("steps", "it") else None
+        per_s = estimate.tokens_per_s if unit.startswith("tok") else estimate.throughput_samples_per_s
+        if per_s is None:
+            raise UsageError(f"'{estimate.model}' reads no tokens; give samples/s or the time of a step")
+        units = 1.0 if of_step else per_s.value * estimate.step_time_s.value
+        step_s = units / number if number > 0 else 0.0
+    else:
+        step_s = parse_amount(measured, "time") if isinstance(measured, str) else float(measured)
+    if not 0 < step_s < float("inf"):
+        raise UsageError(
+            f"expected a measured step above zero, got '{measured}'; such as 0.41s or '1200 samples/s'"
+        )
+    return step_s
+
+
+def _other_steps(estimate: Estimate) -> Iterator[tuple[str, float]]:
+    """Predicted steps with what is often not in force though it was asked for."""
+    changes: dict[str, dict[str, Any]] = {}
+    if estimate.precision != "fp32":
+        changes["fp32 in place of " + estimate.precision] = {"precision": "fp32"}
+    if estimate.layout != "nchw":
+        changes["channels first"] = {"layout": "nchw"}
+    if estimate.compile:
+        changes["no compilation"] = {"compile": False}
+    if estimate.run.cluster.num_nodes > 1:
+        changes["NCCL over TCP"] = {"inter": "ethernet-10g"}
+    for words, change in changes.items():
+        try:
+            yield words, predict(estimate.run.with_(**change)).step_time_s.value
+        except ForerunError:
+            continue
+
+
+def _trace_notes(traces: Sequence[Trace]) -> tuple[str, ...]:
+    first = traces[0]
+    notes = [f"{len(first.steps)} steps found by {first.steps_from} marks; the first was left out"]
+    if not first.is_on_gpu:
+        notes.append("the trace has no kernels of a device: operators of the processor are judged")
+    if len({trace.rank for trace in traces if trace.rank is not None}) < sum(
+        t.rank is not None for t in traces
+    ):
+        notes.append("two traces are of the same rank")
+    return tuple(notes)
+
+
+def _answer(source: str, seen: Observation, estimate: Estimate | None, notes: tuple[str, ...]) -> Diagnosis:
+    seen = replace(seen, estimate=estimate)
+    predicted = None if estimate is None else estimate.step_time_s
+    verdict = "not compared"
+    if predicted is not None:
+        is_inside = predicted.low <= seen.step_s <= predicted.high
+        verdict = "not slow" if is_inside else "slow" if seen.step_s > predicted.high else "faster"
+    device = (
+        estimate.device if estimate is not None else seen.device.name if seen.device is not None else None
+    )
+    return Diagnosis(
+        source=source,
+        model=None if estimate is None else estimate.model,
+        device=device,
+        measured=seen.step_s,
+        num_steps=seen.num_steps,
+        predicted=predicted,
+        ratio=None if predicted is None else seen.step_s / predicted.value,
+        verdict=verdict,
+        by_class=_by_class(seen),
+        causes=_causes(seen, verdict),
+        ranks=seen.ranks,
+        notes=notes,
+    )
+
+
+def _causes(seen: Observation, verdict: str) -> tuple[Cause, ...]:
+    """The causes, headed by the word that there is none where the step is as predicted."""
+    found = causes_of(seen)
+    predicted = None if seen.estimate is None else seen.estimate.step_time_s
+    if predicted is not None and verdict != "slow" and (not found or found[0].share < _LARGE_SHARE):
+        low, high = format_duration_s(predicted.low), format_duration_s(predicted.high)
+        fine = replace(
+            busy_device(seen),
+            cause="not slow",
+            evidence=f"{format_duration_s(seen.step_s)} is within the predicted interval, {low} to {high}"
+            if verdict == "not slow"
+            else f"{format_duration_s(seen.step_s)} is below the predicted interval, {low} to {high}",
+            change="forerun advise tells which settings would be faster",
+        )
+        return (fine, *found)
+    if found:
+        return found
+    if seen.num_steps == 0:
+        words = (
+            "one number does not tell why: run forerun diagnose -- COMMAND, or give the --trace of some steps"
+        )
+        return (replace(busy_device(seen), cause="not known", evidence=_ratio_words(seen), change=words),)
+    return (busy_device(seen),)
+
+
+def _ratio_words(seen: Observation) -> str:
+    assert seen.estimate is not None
+    return f"the step takes {seen.step_s / seen.estimate.step_time_s.value:.3g} times its prediction"
+
+
+def _by_class(seen: Observation) -> tuple[ClassTime, ...]:
+    """Measured and predicted times by class, the largest first."""
+    has_parts = seen.num_steps > 0
+    waits_s = seen.host_s + seen.sync_s + seen.compile_s + seen.allocator_s + seen.queued_s
+    parts = {_LOADER: seen.loader_s, _HOST: waits_s, _COPY: seen.copy_s + seen.pinned_copy_s}
+    measured = {**seen.by_class, **{name: time_s for name, time_s in parts.items() if time_s > 0}}
+    predicted = {} if seen.estimate is None else {part.name: part.time_s for part in seen.estimate.breakdown}
+    known = {**measured, **predicted}
+    rows = (
+        ClassTime(
+            name=name,
+            measured_s=measured.get(name, 0.0) if has_parts and (measured or name == COMMUNICATION) else None,
+            predicted_s=predicted.get(name, 0.0) if predicted else None,
+        )
+        for name in known
+    )
+    return tuple(sorted(rows, key=lambda row: -max(row.measured_s or 0.0, row.predicted_s or 0.0)))

@@ -1,0 +1,371 @@
+"""Reads a trace of PyTorch's profiler, Chrome's format as Kineto writes it, into plain arrays."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import math
+import re
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from forerun.base.errors import UsageError
+from forerun.script.diagnosis.spans import Bools, Floats, Ints, Spans
+
+__all__ = ["Events", "Trace", "read_trace"]
+
+_CHUNK = 8 * 2**20
+_MOST_CHARS = 4 * 2**30
+"""Longest trace that is read, unpacked; ten steps of a large model take some hundred megabytes."""
+_LONGEST_EVENT = 8 * _CHUNK
+_US = 1e-6
+
+_KINDS = {
+    "kernel": "kernels",
+    "gpu_memset": "kernels",
+    "memset": "kernels",
+    "gpu_memcpy": "copies",
+    "memcpy": "copies",
+    "cuda_runtime": "calls",
+    "cuda_driver": "calls",
+    "hip_runtime": "calls",
+    "runtime": "calls",
+    "cpu_op": "operators",
+    "operator": "operators",
+    "user_annotation": "marks",
+}
+"""Kinds of events by Kineto's categories, those of its first releases too; others are left out."""
+_ELEMENT_BYTES = {
+    "float": 4,
+    "double": 8,
+    "long": 8,
+    "int": 4,
+    "half": 2,
+    "bfloat16": 2,
+    "byte": 1,
+    "char": 1,
+}
+_STEP_MARKS = (
+    re.compile(r"ProfilerStep#\d+"),
+    re.compile(r"Optimizer\.step#"),
+    re.compile(r"enumerate\(DataLoader\)#.*__next__"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Events:
+    """Events of one kind in the order of their begin.
+
+    Attributes:
+        begin_s, end_s: Their times, on one clock [s].
+        name: Index of the name in ``names``.
+        lane: Stream of a device, or thread of the host.
+        link: Number that joins a kernel or copy with the call that launched it; -1 without one.
+        size_bytes: Bytes of a copy or of a collective; 0 where they are not told.
+        element: Index in ``names`` of the element type of an operator.
+        ranks: Number of ranks of a collective; 0 of other events.
+        names: Names that the indices mean.
+    """
+
+    begin_s: Floats
+    end_s: Floats
+    name: Ints
+    lane: Ints
+    link: Ints
+    size_bytes: Floats
+    element: Ints
+    ranks: Ints
+    names: tuple[str, ...] = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.begin_s)
+
+    @property
+    def spans(self) -> Spans:
+        """The time that they cover."""
+        return Spans.of(self.begin_s, self.end_s)
+
+    @property
+    def durations_s(self) -> Floats:
+        """Duration of each [s]."""
+        return self.end_s - self.begin_s
+
+    def where(self, chosen: Bools | Ints) -> Events:
+        """A part of them."""
+        columns = ("begin_s", "end_s", "name", "lane", "link", "size_bytes", "element", "ranks")
+        return Events(**{column: getattr(self, column)[chosen] for column in columns}, names=self.names)
+
+    def named(self, pattern: re.Pattern[str]) -> Events:
+        """Those whose name has a pattern."""
+        fits = np.array([pattern.search(name) is not None for name in self.names], dtype=bool)
+        return self.where(fits[self.name] if len(self) else np.zeros(0, dtype=bool))
+
+    def inside(self, begin_s: float, end_s: float) -> Events:
+        """Those that overlap a stretch, cut at its ends."""
+        found = self.where((self.end_s > begin_s) & (self.begin_s < end_s))
+        np.clip(found.begin_s, begin_s, end_s, out=found.begin_s)
+        np.clip(found.end_s, begin_s, end_s, out=found.end_s)
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """One process's trace.
+
+    Attributes:
+        label: Its rank and host, or the name of its file.
+        rank: Its rank; None outside a distributed job.
+        device_name: Driver's name of the device; empty where it is not told.
+        kernels, copies: Events of the device.
+        calls: Calls of the device's runtime, such as ``cudaLaunchKernel``.
+        operators: Operators of the host.
+        marks: Annotations: steps, loaders, optimizers, compilations.
+        steps: Begin and end of each step, (n, 2) [s].
+        steps_from: Marks that the steps were found by.
+    """
+
+    label: str
+    rank: int | None
+    device_name: str
+    kernels: Events
+    copies: Events
+    calls: Events
+    operators: Events
+    marks: Events
+    steps: Floats
+    steps_from: str
+
+    @property
+    def is_on_gpu(self) -> bool:
+        """True if a device ran kernels."""
+        return len(self.kernels) > 0
+
+
+def read_trace(path: Path) -> Trace:
+    """Reads a trace, packed with gzip or not, event by event.
+
+    Raises:
+        UsageError: It is no trace, is cut off or too large, or has no events or no steps.
+    """
+    header: Mapping[str, Any] = {}
+    kinds, names = _Table(), _Names()
+    try:
+        with _opened(path) as file:
+            source = _Source(file, path)
+            header = source.header()
+            for number, event in enumerate(source.events()):
+                kinds.add(event, number, path, names)
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError(f"expected a trace of PyTorch's profiler in '{path}', got: {reason}") from None
+    found = {kind: kinds.events(kind, names) for kind in sorted(set(_KINDS.values()))}
+    if not len(found["kernels"]) and not len(found["operators"]):
+        raise UsageError(
+            f"expected kernels or operators in '{path}', got none; export it with prof.export_chrome_trace"
+        )
+    steps, steps_from = _steps(found, path)
+    rank = _field(header.get("distributedInfo"), "rank")
+    host = f" on {header['host_name']}" if header.get("host_name") else ""
+    # The first releases have another word.
+    devices = header.get("deviceProperties") or header.get("computeProperties")
+    return Trace(
+        label=path.name if rank is None else f"rank {rank}{host}",
+        rank=rank if isinstance(rank, int) else None,
+        device_name=str(_field(devices, "name") or ""),
+        steps=steps,
+        steps_from=steps_from,
+        **found,
+    )
+
+
+def _field(value: Any, name: str) -> Any:
+    """A field of a table, or of the first of several; None where there is none."""
+    first = value[0] if isinstance(value, list) and value else value
+    return first.get(name) if isinstance(first, dict) else None
+
+
+def _opened(path: Path) -> io.TextIOBase:
+    with path.open("rb") as file:
+        is_packed = file.read(2) == b"\x1f\x8b"
+    opener: Any = gzip.open if is_packed else open
+    file_of_text: io.TextIOBase = opener(path, "rt", encoding="utf-8", errors="replace")
+    return file_of_text
+
+
+class _Source:
+    """The events of a file one by one, with no more of it in memory than a chunk."""
+
+    def __init__(self, file: io.TextIOBase, path: Path) -> None:
+        self._file, self._path = file, path
+        self._text, self._at, self._num_chars = "", 0, 0
+
+    def header(self) -> Mapping[str, Any]:
+        """The fields before the events."""
+        self._more()
+        if self._text.lstrip()[:1] == "[":
+            self._at = self._text.index("[") + 1
+            return {}
+        mark = re.compile(r'"traceEvents"\s*:\s*\[')
+        while (found := mark.search(self._text)) is None:
+            if len(self._text) > _LONGEST_EVENT or not self._more():
+                raise UsageError(
+                    f"expected a trace of PyTorch's profiler in '{self._path}', got a file without 'traceEvents'"
+                )
+        self._at = found.end()
+        try:
+            fields = json.loads(self._text[: found.start()].rstrip().rstrip(",") + "}")
+        except (ValueError, RecursionError):
+            fields = {}
+        return fields if isinstance(fields, dict) else {}
+
+    def events(self) -> Iterator[Any]:
+        """The events.
+
+        Raises:
+            UsageError: The file is cut off, or too long, or has something else among them.
+        """
+        decode, separator, number = json.JSONDecoder().raw_decode, re.compile(r"[\s,]*"), 0
+        while True:
+            start = separator.match(self._text, self._at)
+            self._at = start.end() if start else self._at
+            if self._text[self._at : self._at + 1] == "]":
+                return
+            try:
+                event, self._at = decode(self._text, self._at)
+            except (ValueError, RecursionError):
+                if len(self._text) - self._at > _LONGEST_EVENT or not self._more():
+                    raise UsageError(
+                        f"expected a whole trace in '{self._path}', got one that is cut off or damaged after "
+                        f"{number:,} events; export or copy it again"
+                    ) from None
+                continue
+            number += 1
+            yield event
+
+    def _more(self) -> bool:
+        chunk = self._file.read(_CHUNK)
+        self._num_chars += len(chunk)
+        if self._num_chars > _MOST_CHARS:
+            raise UsageError(
+                f"expected a trace of at most {_MOST_CHARS / 2**30:g} GiB, got more in '{self._path}'; profile fewer "
+                "steps, without with_stack"
+            )
+        self._text, self._at = self._text[self._at :] + chunk, 0
+        return bool(chunk)
+
+
+class _Names(dict[str, int]):
+    """Numbers of names, in the order in which they were met."""
+
+    def __missing__(self, name: str) -> int:
+        self[name] = len(self)
+        return self[name]
+
+
+class _Table:
+    """Rows of events by their kind."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, list[tuple[float, ...]]] = {kind: [] for kind in _KINDS.values()}
+
+    def add(self, event: Any, number: int, path: Path, names: _Names) -> None:
+        """Adds an event, if it is of a kind that is kept."""
+        if not isinstance(event, dict):
+            raise UsageError(f"expected events in '{path}', got {type(event).__name__} as number {number:,}")
+        category, name = str(event.get("cat", "")).lower(), str(event.get("name", ""))
+        kind = _KINDS.get(category, "operators" if not category and "::" in name else None)
+        if kind is None or event.get("ph") != "X":
+            return
+        begin: Any = event.get("ts")
+        took: Any = event.get("dur", 0)
+        if not (_is_finite(begin) and _is_finite(took)):
+            raise UsageError(
+                f"expected times of event {number:,} in '{path}' ({name[:60]}), got ts {begin} and dur {took}"
+            )
+        if took < 0:
+            return
+        arguments = event.get("args")
+        arguments = arguments if isinstance(arguments, dict) else {}
+        lane = arguments.get("stream", event.get("tid", 0))
+        size_bytes, ranks = _size(arguments)
+        self._rows[kind].append(
+            (
+                begin * _US,
+                (begin + took) * _US,
+                names[name],
+                lane if isinstance(lane, int) else names[f"lane {lane}"],
+                _whole(arguments.get("correlation"), -1),
+                size_bytes,
+                names[_element(arguments)],
+                ranks,
+            )
+        )
+
+    def events(self, kind: str, names: _Names) -> Events:
+        """The events of a kind."""
+        table = np.asarray(self._rows[kind], dtype=float).reshape(-1, 8)
+        table = table[np.argsort(table[:, 0], kind="stable")]
+        begin, end, name, lane, link, size, element, ranks = table.T.copy()
+        return Events(
+            begin_s=begin,
+            end_s=end,
+            name=name.astype(int),
+            lane=lane.astype(int),
+            link=link.astype(int),
+            size_bytes=size,
+            element=element.astype(int),
+            ranks=ranks.astype(int),
+            names=tuple(names),
+        )
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _whole(value: Any, otherwise: int) -> int:
+    return int(value) if _is_finite(value) else otherwise
+
+
+def _size(arguments: Mapping[str, Any]) -> tuple[float, int]:
+    """Bytes of a copy or a collective, and the ranks of a collective."""
+    if "In msg nelems" not in arguments:
+        return float(_whole(arguments.get("bytes"), 0)), 0
+    element = str(arguments.get("dtype", "float")).lower().removeprefix("c10::")
+    number = max(_whole(arguments.get(f"{side} msg nelems"), 0) for side in ("In", "Out"))
+    return float(number * _ELEMENT_BYTES.get(element, 4)), _whole(arguments.get("Group size"), 0)
+
+
+def _element(arguments: Mapping[str, Any]) -> str:
+    types = arguments.get("Input type")
+    return str(types[0]) if isinstance(types, list) and types else ""
+
+
+def _steps(found: Mapping[str, Events], path: Path) -> tuple[Floats, str]:
+    """The steps by the best marks there are: the profiler's, those of the first optimizer, or of the loader."""
+    for pattern in _STEP_MARKS:
+        # Early releases write annotations as operators.
+        marks = max((found[kind].named(pattern) for kind in ("marks", "operators")), key=len)
+        steps = _between(marks, pattern)
+        if len(steps):
+            # Profilers start and fill their buffers in the first step.
+            return (steps[1:] if len(steps) >= 3 else steps), marks.names[marks.name[0]].split("#")[0]
+    raise UsageError(
+        f"expected two steps or more in '{path}', got none; call prof.step() after each step, or trace two steps of "
+        "an optimizer"
+    )
+
+
+def _between(marks: Events, pattern: re.Pattern[str]) -> Floats:
+    """Steps from marks: themselves, or what lies between the ends of updates or the begins of waits, (n, 2) [s]."""
+    if not len(marks) or pattern is _STEP_MARKS[0]:
+        return np.stack([marks.begin_s, marks.end_s], axis=1)
+    first = marks.where(marks.name == marks.name[0])
+    edges = first.end_s if pattern is _STEP_MARKS[1] else first.begin_s
+    return np.stack([edges[:-1], edges[1:]], axis=1)
