@@ -9,7 +9,11 @@ import pytest
 from forerun.base import errors
 from forerun.base.errors import FailureError, ForerunError, MissingExtraError, UsageError, near_matches
 
-CLASSES = [value for name, value in vars(errors).items() if name in errors.__all__ and inspect.isclass(value)]
+CLASSES = [
+    value
+    for value in vars(errors).values()
+    if inspect.isclass(value) and issubclass(value, Exception) and value.__module__ == errors.__name__
+]
 WARNINGS = [kind for kind in CLASSES if issubclass(kind, Warning)]
 ERRORS = [kind for kind in CLASSES if kind not in WARNINGS]
 
