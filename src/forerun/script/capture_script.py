@@ -12,6 +12,8 @@ from forerun.graph.captured import Capture
 from forerun.question.model import CAPTURE_PREFIX
 from forerun.script.capturing.capture import DEFAULT_TIMEOUT_S, capture_command
 
+__all__ = ["capture", "captured_model"]
+
 
 def capture(
     command: Sequence[str], *, timeout_s: float = DEFAULT_TIMEOUT_S, unsafe_files: bool = False
