@@ -173,6 +173,7 @@ def declared(options: type) -> Mapping[str, Declared]:
     """The settings of a dataclass or of a typed dictionary by name, in the order of their declaration."""
     if dataclasses.is_dataclass(options):
         return {item.name: item for item in _of_fields(options)}
+    # A key without a declaration is a field somewhere: its help stands once, there.
     held = {name: item for part in _HOLDERS for name, item in declared(part).items()}
     found = {}
     for name, hint in get_type_hints(options, include_extras=True).items():
@@ -310,6 +311,7 @@ def _checked(item: Declared, value: Any) -> Any:
     setting = item.setting
     words = setting.words or item.name.replace("_", " ")
     if setting.choices:
+        # Names of choices have underscores in Python and dashes on the command line.
         word = str(value).strip().lower().replace("_", "-")
         if word not in setting.choices:
             raise InvalidSetupError(
@@ -338,6 +340,7 @@ def whole(name: str, value: Any) -> int:
         InvalidSetupError: The value is not a whole number.
     """
     try:
+        # True is a number to Python, and none to a user.
         found = None if isinstance(value, (bool, str)) else int(value)
     except (TypeError, ValueError, OverflowError):
         found = None

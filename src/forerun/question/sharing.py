@@ -468,6 +468,7 @@ def parse_parallel(text: str, num_devices: int) -> dict[str, int]:
 def _complete(given: Mapping[str, int], num_devices: int) -> dict[str, int]:
     expert = given.get("ep", 1)
     given = {name: value for name, value in given.items() if name not in EXPERT_AXIS}
+    # Data groups are what is left of the devices, and alone may stay unsaid.
     others = prod(value for name, value in given.items() if name != "dp")
     if num_devices % others:
         enough = others * max(1, -(-num_devices // others))
@@ -481,6 +482,7 @@ def _complete(given: Mapping[str, int], num_devices: int) -> dict[str, int]:
             f"{_words(given)} makes {data * others} devices, but there are {num_devices}; give "
             f"dp={num_devices // others}, or leave dp out"
         )
+    # Devices of cp have tokens of their own too, which go to experts like those of dp.
     sharing = data * given.get("cp", 1)
     if sharing % expert:
         raise InvalidSetupError(

@@ -214,6 +214,7 @@ def _shared_run(
     given: Mapping[str, Any],
 ) -> tuple[Run, tuple[str, ...]]:
     """The run of the first candidate with the settings that all share, and notes on the assumptions about its job."""
+    # Settings of several devices are checked where there are most: one device alone would refuse them.
     most = max(choices, key=lambda option: option.num_devices)
     settings = {name: value for name, value in given.items() if name in _OF_RUNS}
     model = first["model"]

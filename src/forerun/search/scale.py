@@ -225,6 +225,7 @@ def _largest_run(
     """The run on all machines; the points use some of their devices."""
     if isinstance(model, Run):
         run = run_from(model, device, given)
+        # One device says nothing of machines: all are put into one of them.
         is_alone = run.cluster.num_devices == 1
         return replace(run, cluster=run.cluster.with_devices(max(numbers), 1)) if is_alone else run
     named = None if device is None else cluster_from(device, {})
@@ -323,6 +324,7 @@ def stops_paying_at(points: Sequence[ScalePoint], least_gain: float = 0.5) -> in
     numbers = sorted(rates)
     if len(numbers) < 2:
         return None
+    # Every point knows its speed-up over one device, which need not be a point itself.
     alone = next(p.throughput_samples_per_s.value / p.speedup for p in points)
     for before, now in pairwise(numbers):
         if (rates[now] - rates[before]) / (now - before) / alone < least_gain:

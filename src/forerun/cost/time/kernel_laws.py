@@ -393,7 +393,7 @@ def direct_groups(kernels: Kernels, rows: Ints) -> Floats:
 def sustained_products(kernels: Kernels, rows: Ints) -> Floats:
     """Least time of products of two-byte operands, at the share of the peak that large ones sustain [s].
 
-    t = F / (share P). Evidence: ``large_kernels.sustained_products``; 0.97 of the peak where nobody measured.
+    t = F / (share P). Evidence: ``cost.time.law.sustained_products``; 0.97 of the peak where nobody measured.
     """
     points = kernels.points
     sustained_s = kernels.work_s[:, rows] * points.clock_share / points.product_share
@@ -448,7 +448,7 @@ def large_streams(kernels: Kernels, rows: Ints) -> Floats:
     They are those of a training in half precision throughout, those under autocast that ``holds_under_autocast`` names
     where next to no work is in convolutions, and in any precision updates of many weights.
 
-    Evidence: ``large_kernels.least_stream_share``.
+    Evidence: ``cost.time.law.least_stream_share``.
     """
     ops, points = kernels.ops, kernels.points
     op_class, part, width = ops.op_class[rows], ops.step_part[rows], ops.attributes[rows, 3]

@@ -182,6 +182,7 @@ def _annotation(item: Declared, alias: str | None, *, is_text: bool) -> Any:
     setting = item.setting
     words = setting.help + (f" [default: {setting.default}]" if setting.default else "")
     names = [item.flag, *([f"--{alias}"] if alias else [])]
+    # What is on by default needs a word that turns it off.
     if item.kind is bool and setting.default == "yes":
         names = [f"{item.flag}/--no-{item.flag.removeprefix('--')}"]
     kind: Any = item.kind if item.kind in (int, float, bool, Path) and not is_text else str
@@ -219,6 +220,7 @@ class PlainValues:
         """The options, each with its own reading of plain texts."""
         found: list[Any] = super().get_params(ctx)  # type: ignore[misc]  # of the command that this is mixed into
         for parameter in found:
+            # Once: the parser asks for the parameters of a command several times.
             vars(parameter).setdefault(
                 "process_value", partial(_plain_value, parameter, parameter.process_value)
             )
@@ -449,6 +451,7 @@ def model_of(words: Sequence[str], *, unsafe_files: bool = False) -> str:
     Raises:
         UsageError, FailureError: The command cannot be captured.
     """
+    # A script without arguments is one word as well.
     if len(words) == 1 and not words[0].endswith(".py"):
         return words[0]
     captured = plugin("forerun.models", "command")

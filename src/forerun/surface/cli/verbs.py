@@ -174,6 +174,7 @@ def verb(
         parameters = [p for name, p in own.items() if name not in ("settings", "use_cache", "debug")]
         parameters += _common(shown, own, traces=traces) + setting_parameters(known, aliases, readers)
         command.__name__, command.__doc__ = ask.__name__, ask.__doc__
+        # The parser calls a command by keywords; positions are its own matter.
         kept = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
         # What the parser reads to know the options; a type checker knows no such attributes of functions.
         vars(command).update(
@@ -355,6 +356,7 @@ class _Commands(Mapping[str, Any]):
         self._built: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
+        # Every verb brings imports of its own, which the others need not wait for.
         if name not in self._built:
             found = self._declared.get(name)
             if isinstance(found, str):

@@ -255,6 +255,7 @@ def merge_small(parts: tuple[tuple[str, float], ...], share: float = 0.02) -> li
     ordered = sorted((part for part in parts if part[1] > 0), key=lambda part: -part[1])
     large = [part for part in ordered if part[1] >= share * total]
     small = [part for part in ordered if part[1] < share * total]
+    # One small part says more under its own name.
     if len(small) < 2:
         return ordered
     return [*large, (f"other ({len(small)} parts)", sum(size for _, size in small))]

@@ -252,6 +252,7 @@ def _cell(interval: Interval | None, kind: str) -> str:
         return "-"
     low, high = (format_quantity(end, kind) for end in (interval.low, interval.high))
     unit = format_quantity(interval.value, kind).partition(" ")[2]
+    # A unit that all three have is said once.
     if unit and low.endswith(f" {unit}") and high.endswith(f" {unit}"):
         low, high = low.removesuffix(f" {unit}"), high.removesuffix(f" {unit}")
     return f"{format_quantity(interval.value, kind)} ({low} to {high})"
@@ -321,6 +322,7 @@ def pareto_figure(plan: Plan) -> Figure:
     """Time against cost of all candidates, the best of each device and the front with whiskers at 90 %."""
     figure = new_figure(width_in=7.6, height_in=5.4)
     axes = figure.subplots()
+    # The choice is often on the front and the best of its device too: it is drawn once.
     points = list(
         dict.fromkeys((*plan.best_by_device, *plan.pareto, *([plan.chosen] if plan.chosen else [])))
     )
@@ -418,6 +420,7 @@ def _draw_limits(axes: Axes, plan: Plan, seconds: float, by_cost: bool) -> None:
 def _label(axes: Axes, plan: Plan, unit: str, by_cost: bool) -> None:
     axes.set_xlabel(f"time of the job [{unit}]")
     axes.set_ylabel("cost of the job [USD]" if by_cost else "energy of the job [kWh]")
+    # Candidates differ by factors of hundreds in both.
     axes.set_xscale("log")
     axes.set_yscale("log")
     for axis in (axes.xaxis, axes.yaxis):
