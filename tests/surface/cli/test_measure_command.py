@@ -7,9 +7,8 @@ import pytest
 from command_line import invoke, run
 
 from forerun.adapters.classics.cnn_csv import CNN_COLUMNS
-from forerun.evidence.commands.measure import parse_flags, parse_sizes, parse_words
-from forerun.evidence.commands.progress import progress_bar, time_left
-from forerun.evidence.measurement.progress import SessionStarted
+from forerun.evidence.commands.measure import parse_flags, parse_sizes, parse_words, progress_bar, time_left
+from forerun.evidence.measurement.session import SessionStarted
 from forerun.question.setup import Precision
 
 QUICK = ("--threads", "1", "--repetitions", "3", "--max-seconds", "0.1")

@@ -24,18 +24,17 @@ from forerun.adapters.clusters.ray_cluster import (
     reason_of,
 )
 from forerun.base.errors import MeasurementError
-from forerun.evidence.measurement.child import DEFAULT_RUN
 from forerun.evidence.measurement.jobs import MeasurementJob, Protocol
-from forerun.evidence.measurement.measured_job import key_of
-from forerun.evidence.measurement.progress import (
+from forerun.evidence.measurement.measured_job import DEFAULT_RUN, key_of
+from forerun.evidence.measurement.session import (
     Event,
     JobFinished,
     JobLost,
+    MeasurementSink,
     SessionReport,
     Tally,
     remaining_time_s,
 )
-from forerun.evidence.measurement.session import MeasurementSink
 from forerun.evidence.records.measurement import Circumstances, Measurement
 from forerun.question.devices.local import gpu_index
 from forerun.script.tuning.configuration import ScriptConfiguration

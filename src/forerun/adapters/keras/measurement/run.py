@@ -13,7 +13,7 @@ from forerun.adapters.keras.networks import KERAS_FAMILIES, check_keras_name
 from forerun.adapters.keras.request import KerasRequest
 from forerun.adapters.keras.source import trace_keras_requests
 from forerun.base.errors import ForerunError, InvalidSetupError, MissingExtraError
-from forerun.evidence.fitting.measured_layers import only_modules
+from forerun.evidence.fitting.measured_steps import only_modules
 from forerun.evidence.measurement.settings import StepSettings
 from forerun.evidence.records.measured_run import setup_of, text_of
 from forerun.evidence.records.measurement import JobKind, Measurement, Scalar
