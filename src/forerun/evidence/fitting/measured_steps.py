@@ -1,4 +1,4 @@
-"""Measured steps with the graphs of their models, for fits and studies."""
+"""Measured steps and layers with the graphs of their models: samples for fits and studies."""
 
 from __future__ import annotations
 
