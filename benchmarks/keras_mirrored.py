@@ -59,8 +59,8 @@ def _measure_ms(network: str, batch_size: int, num_replicas: int, repetitions: i
 
 def _child(text: str) -> None:
     from forerun.adapters.keras.runner import run_keras_job
-    from forerun.evidence.measurement.grid import grid_jobs
     from forerun.evidence.measurement.jobs import Protocol
+    from forerun.evidence.measurement.layer_design import grid_jobs
     from forerun.evidence.measurement.settings import Grid
 
     network, batch_size, num_replicas, repetitions = json.loads(text)

@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from forerun.evidence.records.files import export_measurements, import_measurements
 from forerun.evidence.records.measurement import Circumstances, JobKind, Measurement, Outcome, Summary
+from forerun.evidence.records.reading import export_measurements, import_measurements
 from forerun.evidence.records.record_store import RecordStore
 
 NUM_DEVICES = 20

@@ -12,8 +12,8 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from forerun.evidence.measurement.layer_design import layer_job
-from forerun.evidence.records.files import export_measurements
 from forerun.evidence.records.measurement import Outcome
+from forerun.evidence.records.reading import export_measurements
 from forerun.evidence.records.record_store import RecordStore
 from forerun.surface.cli.main import app
 from made_measurements import measurement

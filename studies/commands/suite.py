@@ -68,7 +68,7 @@ def suite(
 def _run(
     out: Path, device: str, minutes: float, stages: list[str], on: str | None, threads: int | None
 ) -> SuiteRun:
-    from forerun.evidence.commands.progress import progress_bar
+    from forerun.evidence.commands.measure import progress_bar
     from studies.suite.run import measure_suite
 
     def say(message: str) -> None:

@@ -21,8 +21,8 @@ from pathlib import Path
 
 from forerun.base.errors import RecordError, StoreWarning
 from forerun.evidence.records import record_store
-from forerun.evidence.records.files import export_measurements, import_measurements
 from forerun.evidence.records.measurement import Circumstances, JobKind, Measurement, Outcome, Summary
+from forerun.evidence.records.reading import export_measurements, import_measurements
 from forerun.evidence.records.record_store import RecordStore
 from studies.faults.postgres import PostgresServer
 

@@ -39,9 +39,9 @@ from forerun.evidence.fitting.device_calibration import (
     log_predictions,
 )
 from forerun.evidence.fitting.evaluation import ErrorMetrics, configuration_of, configuration_splits, errors
-from forerun.evidence.fitting.measured_layers import DeviceSample, device_samples
-from forerun.evidence.records.files import import_measurements
+from forerun.evidence.fitting.measured_steps import DeviceSample, device_samples
 from forerun.evidence.records.measurement import JobKind, Measurement
+from forerun.evidence.records.reading import import_measurements
 from forerun.evidence.records.step_record import step_records
 from forerun.question.devices.device import Device
 from forerun.question.devices.rows import load_device_file

@@ -16,9 +16,9 @@ from forerun.cost.time.correction import PriorScales
 from forerun.cost.time.evidence import shipped_evidence
 from forerun.cost.time.weights import load_weights, shipped_weights_path
 from forerun.evidence.measurement.jobs import MeasurementJob
-from forerun.evidence.measurement.progress import Event
-from forerun.evidence.records.files import export_measurements, import_measurements
+from forerun.evidence.measurement.session import Event
 from forerun.evidence.records.measurement import Measurement
+from forerun.evidence.records.reading import export_measurements, import_measurements
 from forerun.evidence.records.record_store import RecordStore
 from forerun.question.devices import describe_host, find_device
 from forerun.question.devices.catalogue import device_at

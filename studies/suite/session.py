@@ -9,11 +9,10 @@ from dataclasses import replace
 from functools import partial
 
 from forerun.evidence.measurement.circumstances import describe_circumstances
-from forerun.evidence.measurement.grid import spread_order
 from forerun.evidence.measurement.jobs import MeasurementJob, Protocol
+from forerun.evidence.measurement.layer_design import spread_order
 from forerun.evidence.measurement.measured_job import measure_job
-from forerun.evidence.measurement.progress import Event
-from forerun.evidence.measurement.session import run_jobs
+from forerun.evidence.measurement.session import Event, run_jobs
 from forerun.evidence.records.measurement import Outcome
 from forerun.evidence.records.record_store import RecordStore
 from forerun.question.devices.local import gpu_index, lock_device

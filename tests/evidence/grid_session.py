@@ -2,8 +2,8 @@
 
 import sys
 
-from forerun.evidence.measurement.grid import grid_jobs
 from forerun.evidence.measurement.jobs import Protocol
+from forerun.evidence.measurement.layer_design import grid_jobs
 from forerun.evidence.measurement.session import run_jobs
 from forerun.evidence.measurement.settings import Grid
 from forerun.evidence.records.record_store import RecordStore

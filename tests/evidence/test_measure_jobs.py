@@ -14,8 +14,8 @@ from grid_session import GRID, QUICK, measure
 from forerun.adapters.classics.csv_formats import CNN_COLUMNS, write_cnn_csv
 from forerun.base.errors import InvalidSetupError, MeasurementError, UnknownModelError
 from forerun.evidence.measure import measure_layers, measure_model
-from forerun.evidence.measurement.grid import grid_jobs
-from forerun.evidence.measurement.progress import JobFinished, JobStarted, SessionFinished, SessionStarted
+from forerun.evidence.measurement.layer_design import grid_jobs
+from forerun.evidence.measurement.session import JobFinished, JobStarted, SessionFinished, SessionStarted
 from forerun.evidence.measurement.settings import LayerDesign
 from forerun.evidence.records.measurement import Outcome
 from forerun.evidence.records.record_store import RecordStore

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from forerun.base.errors import ForerunError
 from forerun.base.units import parse_amount, parse_duration_s
-from forerun.evidence.records.files import import_measurements
 from forerun.evidence.records.measurement import read_document
+from forerun.evidence.records.reading import import_measurements
 from forerun.graph.file import read_graph
 from forerun.jobs.forecasting.curve_files import read_curve
 from forerun.jobs.scheduling import job as shared

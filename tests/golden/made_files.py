@@ -168,8 +168,8 @@ def _write_calibrations(folder: Path) -> None:
 
 def _write_steps(path: Path) -> None:
     """Records of steps of a small network on one device, about twice as long as its datasheet promises."""
-    from forerun.evidence.records.files import export_measurements
     from forerun.evidence.records.measurement import JobKind, Summary
+    from forerun.evidence.records.reading import export_measurements
     from made_measurements import measurement
 
     batches = (32, 64, 128, 256)

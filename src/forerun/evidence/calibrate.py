@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,26 +14,46 @@ from typing import Any
 import numpy as np
 
 from forerun.base.answers import Answer, fields_of
-from forerun.base.errors import InvalidSetupError, RecordError
+from forerun.base.errors import InvalidSetupError, RecordError, UsageError, near_matches
 from forerun.base.extras import require
-from forerun.cost.communication.constants import MeasuredLayouts, is_layouts_file
+from forerun.base.tables import csv_cells
+from forerun.cost.communication.constants import (
+    MeasuredLayouts,
+    StepShape,
+    is_layouts_file,
+    load_layout_table,
+)
 from forerun.cost.time.correction import calibration_path
 from forerun.cost.time.weights import load_weights, shipped_weights_path
 from forerun.evidence.calibration_session import LOOP_MODEL, loop_cost_s, measure_for_calibration
 from forerun.evidence.fitting.device_calibration import CalibrationResult
-from forerun.evidence.layout_steps import has_layouts, read_layout_steps
 from forerun.evidence.measurement.frameworks import framework_of
-from forerun.evidence.measurement.progress import Event
+from forerun.evidence.measurement.session import Event
 from forerun.evidence.measurement.telemetry import device_load, load_warning
 from forerun.evidence.records.measurement import Measurement, Outcome
-from forerun.evidence.records.record_store import RecordStore
+from forerun.evidence.records.reading import read_all
+from forerun.evidence.records.tables import above_zero, yes_or_no
+from forerun.prediction.division import uses_layout
+from forerun.prediction.models import TracedModels
+from forerun.prediction.unit_step import layout_step
 from forerun.question.devices import find_device
 from forerun.question.devices.catalogue import device_at
 from forerun.question.devices.device import Device
 from forerun.question.devices.local import check_device, gpu_index, lock_device
+from forerun.question.options import RunOptions
+from forerun.question.run import Run
+from forerun.question.settings import Declared, declared
 from forerun.question.setup import Precision, choice
 
-__all__ = ["Calibration", "LeftOutModel", "calibrate", "fit_device"]
+__all__ = [
+    "Calibration",
+    "LayoutMeasurement",
+    "LeftOutModel",
+    "calibrate",
+    "fit_device",
+    "has_layouts",
+    "read_layout_steps",
+]
 
 _FIT_SHARE = 0.25
 """Share of the minutes that goes to tracing and fitting."""
@@ -232,19 +253,14 @@ def _check_framework(framework: str) -> None:
 
 
 def _recorded(source: str | Path, device: Device, framework: str) -> list[Measurement]:
-    from forerun.evidence.records.files import import_measurements
-    from forerun.evidence.records.record_store import is_store
-
-    def of_device(measurements: Iterable[Measurement]) -> list[Measurement]:
-        wanted = {device.name, device.title}
-        own = (m for m in measurements if m.circumstances.framework == framework)
-        return [m for m in own if wanted & {m.circumstances.device, m.circumstances.device_title}]
-
-    if is_store(source):
-        with RecordStore.open(source, create=False) as store:
-            found = of_device(store.measurements(outcome=Outcome.DONE))
-    else:
-        found = of_device(import_measurements(source))
+    wanted = {device.name, device.title}
+    found = [
+        m
+        for m in read_all([source], device)
+        if m.outcome is Outcome.DONE
+        and m.circumstances.framework == framework
+        and wanted & {m.circumstances.device, m.circumstances.device_title}
+    ]
     if not found:
         raise RecordError(
             f"{source}: expected measurements of {framework} on {device.title} ({device.name}), found none; "
@@ -264,7 +280,7 @@ def fit_device(
     import torch
 
     from forerun.evidence.fitting.device_calibration import calibrate as fit
-    from forerun.evidence.fitting.measured_layers import device_samples
+    from forerun.evidence.fitting.measured_steps import device_samples
 
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the products are small: threads would wait for each other
@@ -290,3 +306,117 @@ def _left_out(result: CalibrationResult) -> tuple[LeftOutModel, ...]:
         )
         for sample, before, after in rows
     )
+
+
+_NEEDED = ("model", "device", "batch_size", "step_time_s")
+_OF_LAYOUTS = {"parallel", "strategy"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutMeasurement:
+    """One measured step of several devices with its prediction.
+
+    Attributes:
+        run: The question.
+        measured_s: Measured step [s].
+        predicted_s: Predicted step [s].
+        shape: What the error of the prediction depends on.
+    """
+
+    run: Run
+    measured_s: float
+    predicted_s: float
+    shape: StepShape
+
+
+def has_layouts(path: Path) -> bool:
+    """True if a file is a table of steps with a column of layouts."""
+    if path.suffix.lower() != ".csv" or not path.is_file():
+        return False
+    columns = _columns(path)
+    return "step_time_s" in columns and bool(_OF_LAYOUTS & columns) and "row_id" not in columns
+
+
+def _columns(path: Path) -> set[str]:
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        return {name.strip() for name in next(csv.reader(file), [])}
+
+
+def read_layout_steps(path: Path, device: Device) -> list[LayoutMeasurement]:
+    """The steps of a table that a person writes, any settings of ``predict`` and the step, each predicted as shipped.
+
+        model,device,parallel,strategy,batch_size,accumulation,precision,sequence_length,step_time_s
+        llama-3.1-8b,8xh100-sxm,"tp=2,dp=4",zero1,1,16,amp-bf16,4096,9.41
+
+    Args:
+        path: A ``.csv`` file: model, device (such as ``2x8xh100-sxm``), batch size, step time, and settings by name.
+        device: The device that all steps were measured on.
+
+    Raises:
+        RecordError: A column is unknown, a cell is damaged or impossible, or a step is of another device.
+    """
+    rows, columns, known = [*csv_cells(path).values()], _columns(path), declared(RunOptions)
+    if not rows:
+        raise RecordError(
+            f"{path.name}: expected measured steps below the columns, got none; add a row for each step"
+        )
+    for name in sorted(columns - {*known, *_NEEDED}):
+        raise RecordError(
+            f"{path.name}: unknown column '{name}'{near_matches(name, [*known, *_NEEDED])}; expected "
+            "model, device, batch_size, step_time_s and settings of predict, such as parallel, strategy or accumulation"
+        )
+    for name in (name for name in _NEEDED if name not in columns):
+        raise RecordError(f"{path.name}: expected a column '{name}', got none; add it")
+    models = TracedModels(use_cache=True)
+    weights, table = load_weights(shipped_weights_path()), load_layout_table()
+    found = []
+    for number, row in enumerate(rows, start=1):
+        place = f"{path.name}, row {number}"
+        try:
+            run = _layout_run(row, known, device, place)
+            step = layout_step(models.divided(run), run, weights, table)
+        except RecordError:
+            raise
+        except UsageError as error:
+            raise RecordError(f"{place}: {error}") from error
+        assert step.shape is not None  # every step by units has one
+        measured_s = above_zero(row.get("step_time_s", ""))
+        if measured_s is None:
+            raise RecordError(
+                f"{place}: expected seconds above zero in 'step_time_s', got '{row.get('step_time_s', '')}'"
+            )
+        found.append(
+            LayoutMeasurement(run=run, measured_s=measured_s, predicted_s=step.step_s.value, shape=step.shape)
+        )
+    return found
+
+
+def _layout_run(row: Mapping[str, str], known: Mapping[str, Declared], device: Device, place: str) -> Run:
+    for name in ("model", "device"):
+        if name not in row:
+            raise RecordError(f"{place}: '{name}' is empty; fill it in")
+    apart = ("model", "device", "step_time_s")
+    given = {name: _value(name, cell, known[name], place) for name, cell in row.items() if name not in apart}
+    run = Run.of(row["model"], device=row["device"], **given)
+    if run.cluster.device.name != device.name:
+        raise RecordError(
+            f"{place}: a step of {run.cluster.device.name}, but the device is {device.name}; give --device "
+            f"{run.cluster.device.name}, and a table for each device"
+        )
+    if not uses_layout(run):
+        raise RecordError(
+            f"{place}: expected a step of several devices that divide the model; fill parallel or strategy "
+            "(fsdp), or put it into a table without these columns"
+        )
+    return run
+
+
+def _value(name: str, cell: str, item: Declared, place: str) -> Any:
+    if item.kind is bool:
+        return yes_or_no(cell, name, place)
+    if item.kind not in (int, float):
+        return cell
+    try:
+        return item.kind(cell)
+    except ValueError:
+        raise RecordError(f"{place}: expected a number in '{name}', got '{cell}'") from None

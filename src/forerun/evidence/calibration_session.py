@@ -19,7 +19,7 @@ from forerun.evidence.measurement.circumstances import describe_circumstances
 from forerun.evidence.measurement.frameworks import framework_of
 from forerun.evidence.measurement.jobs import MeasurementJob, Protocol
 from forerun.evidence.measurement.layer_design import design_layers
-from forerun.evidence.measurement.progress import Event
+from forerun.evidence.measurement.session import Event
 from forerun.evidence.measurement.settings import LayerDesign
 from forerun.evidence.records.measurement import JobKind, Measurement, Outcome, Scalar
 from forerun.evidence.records.model_names import subject_family

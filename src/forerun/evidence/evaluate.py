@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ from forerun.question.model import own_stack
 from forerun.question.setup import Layout, Precision, choice, parse_release
 from forerun.tracing.trace import trace
 
-__all__ = ["Evaluation", "TimmRun", "evaluate", "evaluate_records", "read_steps"]
+__all__ = ["Evaluation", "evaluate", "evaluate_records", "read_steps"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -51,28 +51,6 @@ _OPTIONS = {
     "compile": "--compile",
     "framework_version": "--torch-version",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimmRun:
-    """The options of timm's benchmark script that its CSV does not hold; None for the importer's default.
-
-    Attributes:
-        precision: Precision of the steps.
-        layout: Memory order of images.
-        compile: Whether the steps ran under torch.compile.
-        framework_version: PyTorch version.
-    """
-
-    precision: Precision | None = None
-    layout: Layout | None = None
-    compile: bool = False
-    framework_version: str | None = None
-
-    def given(self) -> dict[str, Any]:
-        """The given options by name."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in values.items() if value not in (None, False)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +83,7 @@ class Evaluation(Answer):
 
 
 def read_steps(
-    path: str | Path, file_format: str, devices: Sequence[str], run: TimmRun | None = None
+    path: str | Path, file_format: str, devices: Sequence[str], run: Mapping[str, Any]
 ) -> list[StepRecord]:
     """Records of a file or store.
 
@@ -114,13 +92,12 @@ def read_steps(
         file_format: "timm" for the CSV of timm's benchmark script, "forerun" for the own format, "auto" to decide by
             its columns.
         devices: For timm the measured device; for forerun the devices to keep, all if empty.
-        run: For timm the options that the file does not hold.
+        run: For timm the options of its benchmark script that the file does not hold, as ``read_timm_csv`` takes them.
 
     Raises:
         UsageError: The format or a device is not known, or an option is given that each row of the table has.
         RecordError: The table cannot be used, or no row is left.
     """
-    given = run.given() if run is not None else {}
     if file_format == "auto":
         file_format = "timm" if _has_timm_columns(path) else "forerun"
     if file_format == "timm":
@@ -128,11 +105,11 @@ def read_steps(
             raise InvalidSetupError(
                 f"a timm table does not name its device: give exactly one with --on DEVICE, got {len(devices)}"
             )
-        return read_timm_csv(path, find_device(devices[0]).name, **given)
+        return read_timm_csv(path, find_device(devices[0]).name, **run)
     if file_format != "forerun":
         raise InvalidSetupError(f"unknown format '{file_format}'; expected auto, timm or forerun")
-    if given:
-        options = ", ".join(_OPTIONS[name] for name in given)
+    if run:
+        options = ", ".join(_OPTIONS[name] for name in run)
         raise InvalidSetupError(
             f"every row of {Path(path).name} says how it was measured, and {options} would only say it of a timm "
             "table; leave it out"
@@ -323,13 +300,14 @@ def evaluate(
         CostModelError: The calibration is damaged.
     """
     parse_release(torch_version)  # refuses a text that is not a version
-    run = TimmRun(
-        precision=None if precision is None else choice(Precision, precision, "precision"),
-        layout=None if layout is None else choice(Layout, layout, "layout"),
-        compile=compile,
-        framework_version=torch_version,
-    )
-    steps = read_steps(str(records), format, devices, run)
+    run = {
+        "precision": None if precision is None else choice(Precision, precision, "precision"),
+        "layout": None if layout is None else choice(Layout, layout, "layout"),
+        "compile": compile or None,
+        "framework_version": torch_version,
+    }
+    given = {name: value for name, value in run.items() if value is not None}
+    steps = read_steps(str(records), format, devices, given)
     named = {device.name: device for device in map(find_device, devices)}
     return evaluate_records(steps, _weights(calibration, steps, named), named)
 

@@ -2,29 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import Unpack
+from typing import Any, TypedDict, Unpack
 
-from forerun.base.errors import InvalidSetupError, TraceError
-from forerun.evidence.measure_jobs import MeasurementRun, measure_jobs
-from forerun.evidence.measurement.circumstances import software_version
+from forerun.base.answers import Answer, fields_of
+from forerun.base.errors import (
+    ForerunError,
+    InvalidSetupError,
+    MeasurementError,
+    MissingExtraError,
+    TraceError,
+)
+from forerun.base.extras import require
+from forerun.base.plugins import plugin
+from forerun.evidence.measurement.circumstances import describe_circumstances, software_version
 from forerun.evidence.measurement.datasets import check_dataset
-from forerun.evidence.measurement.frameworks import Framework, framework_of
-from forerun.evidence.measurement.grid import grid_jobs, spread_order
+from forerun.evidence.measurement.frameworks import PYTORCH, Framework, framework_of
 from forerun.evidence.measurement.jobs import MeasurementJob, Protocol
-from forerun.evidence.measurement.layer_design import design_layers
-from forerun.evidence.measurement.progress import Event
+from forerun.evidence.measurement.layer_design import design_layers, grid_jobs, spread_order
+from forerun.evidence.measurement.measured_job import key_of
 from forerun.evidence.measurement.runners.data_parallel_runner import check_strategy
 from forerun.evidence.measurement.runners.step_runner import check_measured_optimizer
 from forerun.evidence.measurement.runners.torch_device import check_measured_precision
+from forerun.evidence.measurement.session import Event, JobFinished, SessionReport, run_jobs
 from forerun.evidence.measurement.settings import Grid, LayerDesign, StepOptions, StepSettings
-from forerun.evidence.records.measurement import JobKind, Measurement, Scalar
+from forerun.evidence.records.measured_run import input_options_of, setup_of
+from forerun.evidence.records.measurement import JobKind, Measurement, Outcome, Scalar
 from forerun.evidence.records.model_names import subject_family
+from forerun.evidence.records.record_store import RecordStore
 from forerun.question.devices.catalogue import cpu_device, matching_devices
 from forerun.question.devices.device import Device
 from forerun.question.devices.here import describe_host, visible_gpus
+from forerun.question.devices.local import gpu_index
 from forerun.question.model import ModelRequest, is_keras, own_layout, own_stack
 from forerun.question.run import Run
 from forerun.question.settings import checked
@@ -32,7 +45,15 @@ from forerun.question.setup import Phase, Precision, TrainingSetup, choice, pars
 from forerun.question.sharing import Sharing
 from forerun.tracing.trace import trace
 
-__all__ = ["MeasurementRun", "measure", "measure_grid", "measure_layers", "measure_link", "measure_model"]
+__all__ = [
+    "MeasurementRun",
+    "measure",
+    "measure_grid",
+    "measure_jobs",
+    "measure_layers",
+    "measure_link",
+    "measure_model",
+]
 
 
 def measure(
@@ -132,26 +153,36 @@ def _check_measurable(run: Run) -> None:
         raise InvalidSetupError(f"expected a run that can be measured, got {', '.join(found)}; leave it out")
 
 
-def measure_grid(
-    grid: Grid | None = None,
-    *,
-    device: str = "cpu",
-    records: str | Path | None = None,
-    occasion: str = "",
-    protocol: Protocol | None = None,
-    ray: str | None = None,
-    on_event: Callable[[Event], None] | None = None,
-) -> MeasurementRun:
-    """Trains every network of a grid on images and records times, accuracy and loss.
+class SessionOptions(TypedDict, total=False):
+    """Where and how a session measures.
 
-    Args:
-        grid: Networks and settings to train; system A's 18 configurations if None.
+    Attributes:
         device: ``cpu`` or ``cuda:N``.
         records: Store of the records, a file or an SQLAlchemy URL; the default store if None.
         occasion: Label of the session; the same label resumes it, another one repeats it.
         protocol: Rules of timing.
         ray: Address of a Ray cluster (``auto`` for one of this machine) that runs the jobs.
         on_event: Receives an event for every job.
+    """
+
+    device: str
+    records: str | Path | None
+    occasion: str
+    protocol: Protocol | None
+    ray: str | None
+    on_event: Callable[[Event], None] | None
+
+
+class ModelOptions(StepOptions, SessionOptions, total=False):
+    """Which steps of a model are measured, where and how."""
+
+
+def measure_grid(grid: Grid | None = None, **session: Unpack[SessionOptions]) -> MeasurementRun:
+    """Trains every network of a grid on images and records times, accuracy and loss.
+
+    Args:
+        grid: Networks and settings to train; system A's 18 configurations if None.
+        session: See ``SessionOptions``.
 
     Raises:
         UsageError: The grid, the device or a model is not possible.
@@ -159,7 +190,7 @@ def measure_grid(
         RecordError: The store cannot be used.
     """
     grid = grid or Grid()
-    if (other := _other_framework(grid.framework, ray)) is not None:
+    if (other := _other_framework(grid.framework, session)) is not None:
         other.check_grid(grid.network, grid.optimizer)
     jobs = grid_jobs(grid)
     first, *others = {job.subject: job for job in jobs}.values()
@@ -167,10 +198,10 @@ def measure_grid(
     check_dataset(grid.dataset, grid.image_size)
     for job in others:
         _check_model(job)
-    return measure_jobs(jobs, device, records, occasion, protocol, ray, on_event, grid.framework)
+    return measure_jobs(jobs, **session, framework=grid.framework)
 
 
-def _other_framework(name: str, ray: str | None) -> Framework | None:
+def _other_framework(name: str, session: SessionOptions) -> Framework | None:
     """The framework of a measurement; None for PyTorch.
 
     Raises:
@@ -180,68 +211,45 @@ def _other_framework(name: str, ray: str | None) -> Framework | None:
     if (other := framework_of(name)) is None:
         return None
     other.check_installed(f"measuring with {name.capitalize()}")
-    if ray is not None:
+    if session.get("ray") is not None:
         raise InvalidSetupError(f"{name.capitalize()} is measured on this machine only; leave --ray out")
     return other
 
 
-def measure_layers(
-    design: LayerDesign | None = None,
-    *,
-    device: str = "cpu",
-    records: str | Path | None = None,
-    occasion: str = "",
-    protocol: Protocol | None = None,
-    ray: str | None = None,
-    on_event: Callable[[Event], None] | None = None,
-) -> MeasurementRun:
+def measure_layers(design: LayerDesign | None = None, **session: Unpack[SessionOptions]) -> MeasurementRun:
     """Measures single layers whose sizes fill the space evenly; arguments as in ``measure_grid``."""
     design = design or LayerDesign()
     precision = choice(Precision, design.precision, "precision")
-    if (other := _other_framework(design.framework, ray)) is not None:
+    if (other := _other_framework(design.framework, session)) is not None:
         other.check_layers(design.optimizers, precision)
     else:
         check_measured_precision(precision)
         for name in design.optimizers:
             check_measured_optimizer(name)
     jobs = design_layers(design)
-    return measure_jobs(jobs, device, records, occasion, protocol, ray, on_event, design.framework)
+    return measure_jobs(jobs, **session, framework=design.framework)
 
 
-def measure_model(
-    model: str,
-    *,
-    device: str = "cpu",
-    records: str | Path | None = None,
-    occasion: str = "",
-    protocol: Protocol | None = None,
-    ray: str | None = None,
-    on_event: Callable[[Event], None] | None = None,
-    **options: Unpack[StepOptions],
-) -> MeasurementRun:
+def measure_model(model: str, **options: Unpack[ModelOptions]) -> MeasurementRun:
     """Measures steps of any model that ``predict`` takes, on a batch that stays on the device.
 
     Args:
         model: The model as ``predict`` names it. With ``framework="keras"`` a name that is not one of Keras is one of
             its families, so that ``mnist-cnn`` is ``keras:mnist-cnn``.
-        device: ``cpu`` or ``cuda:N``.
-        records: Store of the records; the default store if None.
-        occasion: Label of the session.
-        protocol: Rules of timing.
-        ray: Address of a Ray cluster that runs the jobs.
-        on_event: Told of every job.
-        options: See ``measurement.settings.StepSettings``; of batch sizes, precisions, layouts and compiles all
-            combinations are measured.
+        options: See ``SessionOptions`` and ``measurement.settings.StepSettings``; of batch sizes, precisions, layouts
+            and compiles all combinations are measured.
     """
-    settings = StepSettings(**checked(options, StepSettings))
+    session: Any = {name: value for name, value in options.items() if name in SessionOptions.__annotations__}
+    asked = {name: value for name, value in options.items() if name not in session}
+    settings = StepSettings(**checked(asked, StepSettings))
     model, framework = _named_for(model, settings.framework)
-    if (other := _other_framework(framework, ray)) is not None:
+    if (other := _other_framework(framework, session)) is not None:
         other.check_steps(settings)
     elif settings.num_servers:
         raise InvalidSetupError(
             "parameter servers are those of TensorFlow; name a Keras model, or --framework keras"
         )
-    kind, shared = _shared_parameters(settings, device, other)
+    kind, shared = _shared_parameters(settings, session.get("device", "cpu"), other)
     axes = ("batch_size", "precision", "layout", "compile")
     layouts = settings.layouts or (str(own_layout(model)),)
     jobs = [
@@ -259,7 +267,7 @@ def measure_model(
         )
     for job in jobs:
         _check_model(job)
-    return measure_jobs(spread_order(jobs), device, records, occasion, protocol, ray, on_event, framework)
+    return measure_jobs(spread_order(jobs), **session, framework=framework)
 
 
 def _shared_parameters(
@@ -298,24 +306,12 @@ def _named_for(model: str, framework: str | None) -> tuple[str, str]:
     return (model if ".py:" in model else f"keras:{model}"), framework
 
 
-def measure_link(
-    *,
-    num_devices: int = 2,
-    device: str = "cpu",
-    records: str | Path | None = None,
-    occasion: str = "",
-    protocol: Protocol | None = None,
-    on_event: Callable[[Event], None] | None = None,
-) -> MeasurementRun:
+def measure_link(*, num_devices: int = 2, **session: Unpack[SessionOptions]) -> MeasurementRun:
     """Measures latency and bandwidth of the link between the devices at hand, by all-reduces of five sizes.
 
     Args:
         num_devices: Devices, or processes of a processor; at least 2.
-        device: ``cpu`` or ``cuda``.
-        records: Store of the records; the default store if None.
-        occasion: Label of the session.
-        protocol: Rules of timing.
-        on_event: Receives an event for every job.
+        session: See ``SessionOptions``; the device is ``cpu`` or ``cuda``.
 
     Raises:
         UsageError: There are fewer than two devices.
@@ -328,13 +324,11 @@ def measure_link(
     job = MeasurementJob(
         kind=JobKind.LINK, subject="all-reduce", family="link", parameters={"num_devices": num_devices}
     )
-    return measure_jobs([job], device, records, occasion, protocol, None, on_event)
+    return measure_jobs([job], **session)
 
 
 def _check_model(job: MeasurementJob) -> None:
     """Lets an unknown model or an impossible setup fail here, with one message, instead of in every child."""
-    from forerun.evidence.records.measured_run import input_options_of, setup_of
-
     setup = setup_of(job.parameters)
     if (other := framework_of(own_stack(job.subject))) is not None:
         other.check_model(job.subject, setup)
@@ -345,3 +339,156 @@ def _check_model(job: MeasurementJob) -> None:
         trace(ModelRequest(model=job.subject, **input_options_of(job.parameters)), setup)
     except TraceError:
         return  # a model that cannot be traced may still run
+
+
+_FLOPS_PER_S = 2e10  # a guess for the remaining time only; the times of finished jobs correct it
+_START_S = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasurementRun(Answer):
+    """The measurements of a session in the store, at its end.
+
+    Attributes:
+        report: Counts of what this session did.
+        measurements: The measurements of all its jobs, those of earlier sessions included.
+        records: The store, without a password.
+    """
+
+    report: SessionReport
+    measurements: tuple[Measurement, ...]
+    records: str
+
+    def json_fields(self) -> dict[str, Any]:
+        """The report of the session, and the job and result of each measurement."""
+        rows = [{name: getattr(m, name) for name in _ROW} for m in self.measurements]
+        return {**fields_of(self.report), "records": self.records, "measurements": rows}
+
+
+_ROW = ("key", "kind", "subject", "parameters", "outcome", "reason", "summary", "results")
+
+
+def measure_jobs(
+    jobs: Sequence[MeasurementJob],
+    device: str = "cpu",
+    records: str | Path | None = None,
+    occasion: str = "",
+    protocol: Protocol | None = None,
+    ray: str | None = None,
+    on_event: Callable[[Event], None] | None = None,
+    framework: str = "pytorch",
+) -> MeasurementRun:
+    """Measures the jobs the store does not have yet.
+
+    Raises:
+        MissingExtraError: PyTorch is not installed.
+        MeasurementError: The device is busy, or nothing could be measured.
+        RecordError: The store cannot be used.
+    """
+    require("measuring", "torch")
+    protocol = protocol or Protocol()
+    finished: list[Measurement] = []
+
+    def tell(event: Event) -> None:
+        if isinstance(event, JobFinished):
+            finished.append(event.measurement)
+        if on_event is not None:
+            on_event(event)
+
+    shared: dict[str, Any] = {"protocol": protocol, "occasion": occasion, "on_event": tell}
+    with RecordStore.open(records) as store:
+        if ray is not None:
+            report = _on_ray(jobs, store, ray, device, shared)
+        else:
+            report, finished = _here(jobs, store, device, shared, framework)
+        run = MeasurementRun(report=report, measurements=tuple(finished), records=store.name)
+    _refuse_nothing(run)
+    return run
+
+
+def _here(
+    jobs: Sequence[MeasurementJob], store: RecordStore, device: str, shared: dict[str, Any], framework: str
+) -> tuple[SessionReport, list[Measurement]]:
+    around = describe_circumstances(
+        device, protocol=shared["protocol"], occasion=shared["occasion"], framework=framework
+    )
+    if (other := framework_of(framework)) is not None:
+        shared = {**shared, "run": other.run, "anchor": None}  # the anchor is a step of PyTorch
+    name = around.device if gpu_index(device) is not None else "here"
+    report = run_jobs(
+        jobs,
+        store,
+        device_index=device,
+        circumstances=around,
+        expected_s=_Expectation(name, shared["protocol"]) if _is_foreseeable(jobs, framework) else None,
+        **shared,
+    )
+    wanted = {key_of(job, around) for job in jobs}
+    kept = store.measurements(occasion=shared["occasion"])
+    return report, [m for m in kept if m.key in wanted]  # read again: anchors may have marked some of them
+
+
+def _is_foreseeable(jobs: Sequence[MeasurementJob], framework: str) -> bool:
+    """True if predicting the jobs pays; a model of another framework is traced in another process, which takes long."""
+    return framework == PYTORCH or all(job.kind is JobKind.LAYER for job in jobs)
+
+
+def _on_ray(
+    jobs: Sequence[MeasurementJob], store: RecordStore, address: str, device: str, shared: dict[str, Any]
+) -> SessionReport:
+    if (cluster := plugin("forerun.clusters", "ray")) is None:
+        raise MissingExtraError("measuring on a Ray cluster", "ray")
+    kind = "cpu" if gpu_index(device) is None else "cuda"
+    report: SessionReport = cluster.measure(jobs, store, address=address, device_index=kind, **shared)
+    return report
+
+
+def _refuse_nothing(run: MeasurementRun) -> None:
+    """An error if every job failed; full memory and a timeout are results, not errors."""
+    failed = [m for m in run.measurements if m.outcome in (Outcome.FAILED, Outcome.KILLED)]
+    if failed and len(failed) == len(run.measurements):
+        raise MeasurementError(
+            f"none of {len(failed)} jobs could be measured; {failed[0].subject} {failed[0].outcome}: {failed[0].reason}"
+        )
+
+
+class _Expectation:
+    """Time of a job by forerun's own prediction, for the progress bar only."""
+
+    def __init__(self, device: str, protocol: Protocol) -> None:
+        self._device = device
+        self._protocol = protocol
+        self._step_time_s = cache(self._predicted_step_s)
+
+    def __call__(self, job: MeasurementJob) -> float:
+        protocol = self._protocol
+        if job.kind is JobKind.LAYER:
+            flops = job.parameters.get("flops")
+            step_s = float(flops) / _FLOPS_PER_S if isinstance(flops, (int, float)) else 0.0
+        else:
+            step_s = self._step_time_s(job.to_json())
+        num_timed = protocol.min_warm_up + 2 * protocol.window + protocol.num_repetitions
+        timed_s = min(num_timed * step_s, 2 * protocol.max_seconds)
+        return _START_S + timed_s + step_s * _num_epoch_steps(job)
+
+    def _predicted_step_s(self, job_text: str) -> float:
+        from forerun.search.predict import predict
+
+        job = MeasurementJob.from_json(job_text)
+        asked = job.parameters
+        names = ("batch_size", "precision", "layout", "compile", "optimizer", "phase")
+        options: dict[str, Any] = {name: asked[name] for name in names if name in asked}
+        options |= {k: v for k, v in input_options_of(asked).items() if k != "num_classes"}
+        try:
+            return float(predict(job.subject, device=self._device, **options).step_time_s.value)
+        except ForerunError:
+            return 1.0  # a model that cannot be predicted can be measured
+
+
+def _num_epoch_steps(job: MeasurementJob) -> float:
+    """Number of steps in all epochs of a training."""
+    epochs, size, batch = (job.parameters.get(n) for n in ("num_epochs", "dataset_size", "batch_size"))
+    if not all(isinstance(value, (int, float)) for value in (epochs, size, batch)):
+        return 0.0
+    steps = job.parameters.get("num_steps") or float(size or 0) / float(batch or 1)
+    return float(epochs or 0) * float(steps)

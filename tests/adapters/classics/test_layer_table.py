@@ -11,7 +11,7 @@ from forerun.adapters.classics.regressor_fit import FitChoices, fit_layer_regres
 from forerun.adapters.classics.trained_models import load_trained_model, predict_step_time, save_trained_model
 from forerun.base.errors import CostModelError, RecordError, UsageError
 from forerun.evidence.measurement.layer_figures import layer_figures
-from forerun.evidence.measurement.model_layers import model_layers
+from forerun.evidence.measurement.layer_modules import model_layers
 from forerun.evidence.records.measurement import JobKind, Outcome
 from forerun.question.model import ModelRequest
 from made_measurements import measurement

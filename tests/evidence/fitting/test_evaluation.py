@@ -12,13 +12,13 @@ from forerun.evidence.fitting.evaluation import (
     ErrorMetrics,
     Split,
     canonical_network,
+    configuration_of,
     cross_validated_predictions,
     errors,
     family_folds,
     first_of_each_network,
     grouped_errors,
-    leave_one_configuration_out,
-    leave_one_device_out,
+    leave_one_group_out,
 )
 from forerun.evidence.records.step_record import StepRecord
 from forerun.question.setup import Phase, Precision
@@ -81,7 +81,7 @@ class TestSplits:
         assert {frozenset(turned[i].row_id for i in s.test) for s in family_folds(turned, k=3)} == forward
 
     def test_devices(self):
-        splits = leave_one_device_out(MIXED)
+        splits = leave_one_group_out([r.device for r in MIXED], "device")
         check_is_partition(splits, len(MIXED))
         assert [split.name for split in splits] == ["a10", "rtx-3090", "t4"]
         for split in splits:
@@ -95,7 +95,7 @@ class TestSplits:
             measured(2, "resnet50", "resnet", batch=32),
             measured(3, "resnet50", "resnet", device="t4"),
         ]
-        splits = leave_one_configuration_out(records)
+        splits = leave_one_group_out([configuration_of(r) for r in records])
         check_is_partition(splits, 4)
         assert sorted(tuple(split.test) for split in splits) == [(0, 1), (2,), (3,)]
 
@@ -113,9 +113,9 @@ class TestSplits:
         with pytest.raises(RecordError, match="between 2"):
             family_folds(MIXED, k=1)
         with pytest.raises(RecordError, match="at least two devices"):
-            leave_one_device_out(MIXED[::3])
+            leave_one_group_out([r.device for r in MIXED[::3]], "device")
         with pytest.raises(RecordError, match="at least two configurations"):
-            leave_one_configuration_out(MIXED[:1])
+            leave_one_group_out([configuration_of(r) for r in MIXED[:1]])
 
 
 class TestErrors:
@@ -254,6 +254,6 @@ class TestOnPublicTables:
 
     def test_devices_of_the_torchvision_rows_are_apart(self, folder):
         records = read_torchvision(folder)
-        splits = leave_one_device_out(records)
+        splits = leave_one_group_out([r.device for r in records], "device")
         check_is_partition(splits, len(records))
         assert len(splits) == 8

@@ -6,8 +6,13 @@ import numpy as np
 import pytest
 
 from forerun.base.errors import InvalidSetupError, MeasurementError
-from forerun.evidence.measurement.datasets import check_dataset, dataset_folder, load_images, synthetic_images
-from forerun.evidence.measurement.image_loading import image_batches
+from forerun.evidence.measurement.datasets import (
+    check_dataset,
+    dataset_folder,
+    image_batches,
+    load_images,
+    synthetic_images,
+)
 
 
 def test_synthetic_images_have_the_shapes_of_cifar10():

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.base.errors import InvalidSetupError
-from forerun.evidence.measurement.grid import grid_jobs, spread_order
+from forerun.evidence.measurement.layer_design import grid_jobs, spread_order
 from forerun.evidence.measurement.settings import Grid
 from forerun.evidence.records.measurement import JobKind
 from forerun.question.setup import Layout, Precision

@@ -11,7 +11,7 @@ import pytest
 import forerun
 from forerun.adapters.keras.runner import KERAS_OPTIMIZERS
 from forerun.base.errors import InvalidSetupError
-from forerun.evidence.measurement.grid import grid_jobs
+from forerun.evidence.measurement.layer_design import grid_jobs
 from forerun.evidence.measurement.settings import Grid
 from forerun.evidence.records.measurement import JobKind
 from forerun.evidence.records.record_store import RecordStore

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.evidence.measurement.progress import remaining_time_s
+from forerun.evidence.measurement.session import remaining_time_s
 
 TIMES = st.lists(st.floats(0.01, 1e4), min_size=1, max_size=20)
 

@@ -14,7 +14,7 @@ from tiny_runners import KILL, QUICK, RUN, tiny_job
 from forerun.adapters.clusters.ray import RAY
 from forerun.adapters.clusters.ray_jobs import run_jobs_on_ray
 from forerun.base.errors import MeasurementError, MissingExtraError
-from forerun.evidence.measurement import progress
+from forerun.evidence.measurement import session
 from forerun.evidence.records.measurement import Outcome
 from forerun.question.devices.local import lock_device
 from small_clusters import raylet_pid, small_cluster
@@ -49,7 +49,7 @@ def test_each_job_is_recorded_once_with_its_outcome_and_stdout_stays_clean(clust
     assert report.outcomes == {Outcome.DONE: 2, Outcome.FAILED: 1, Outcome.KILLED: 1}
     assert report.null_step_s == 0.1
     assert len(kernels(sink)) == len({line["key"] for line in kernels(sink)}) == 4
-    finished = [event for event in events if isinstance(event, progress.JobFinished)]
+    finished = [event for event in events if isinstance(event, session.JobFinished)]
     assert [event.index for event in finished] == [0, 1, 2, 3]
     assert finished[-1].remaining_time_s == 0.0
     assert capfd.readouterr().out == ""
@@ -67,7 +67,7 @@ def test_a_device_that_stays_locked_loses_the_job_and_names_the_holder(cluster, 
             cluster, [tiny_job("times")], sink, replace(QUICK, timeout_s=0.1), on_event=events.append
         )
     assert (report.num_lost, report.outcomes) == (1, {})
-    (lost,) = [event for event in events if isinstance(event, progress.JobLost)]
+    (lost,) = [event for event in events if isinstance(event, session.JobLost)]
     assert f"process {os.getpid()}" in lost.reason
     assert sink.lines() == []
 
@@ -85,9 +85,9 @@ def test_ctrl_c_keeps_what_was_measured_and_the_rerun_finishes(cluster, tmp_path
     reports = []
 
     def interrupt_at_the_first(event):
-        if isinstance(event, progress.JobFinished):
+        if isinstance(event, session.JobFinished):
             raise KeyboardInterrupt
-        if isinstance(event, progress.SessionFinished):
+        if isinstance(event, session.SessionFinished):
             reports.append(event.report)
 
     with pytest.raises(KeyboardInterrupt):
@@ -107,7 +107,7 @@ def test_a_node_killed_in_the_middle_of_a_job_loses_nothing(cluster, tmp_path):
     victims = []
 
     def kill_the_node_of_the_running_job(event):
-        if isinstance(event, progress.JobFinished) and not victims:
+        if isinstance(event, session.JobFinished) and not victims:
             victims.append(_running_child(started, event.index + 2))
             node = next(node for node in cluster.worker_nodes if raylet_pid(node) == victims[0][1])
             cluster.remove_node(node, allow_graceful=False)

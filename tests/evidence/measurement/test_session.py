@@ -13,7 +13,7 @@ from jsonl_sink import JsonlSink
 from tiny_runners import QUICK, RUN, tiny_job
 
 from forerun.base.errors import DeviceBusyError, RecordError
-from forerun.evidence.measurement import progress
+from forerun.evidence.measurement import session
 from forerun.evidence.measurement.measured_job import key_of
 from forerun.evidence.measurement.session import run_jobs
 from forerun.evidence.records.measurement import Circumstances, JobKind, Outcome
@@ -67,21 +67,21 @@ def test_events_tell_of_every_job_with_the_remaining_time(sink):
     events = []
     jobs = [tiny_job("times", size=size) for size in range(3)] + [tiny_job("progress")]
     measure(jobs, sink, on_event=events.append, expected_s=lambda job: 2.0)
-    assert isinstance(events[0], progress.SessionStarted)
+    assert isinstance(events[0], session.SessionStarted)
     assert events[0].num_jobs == 4
-    assert isinstance(events[-1], progress.SessionFinished)
-    started = [event for event in events if isinstance(event, progress.JobStarted)]
-    finished = [event for event in events if isinstance(event, progress.JobFinished)]
+    assert isinstance(events[-1], session.SessionFinished)
+    started = [event for event in events if isinstance(event, session.JobStarted)]
+    finished = [event for event in events if isinstance(event, session.JobFinished)]
     assert [event.job for event in started] == [event.job for event in finished] == jobs
     assert started[0].remaining_time_s == 8.0
     assert finished[-1].remaining_time_s == 0.0
-    assert [e.fraction for e in events if isinstance(e, progress.JobProgressed)] == [0.25, 0.5, 1.0]
+    assert [e.fraction for e in events if isinstance(e, session.JobProgressed)] == [0.25, 0.5, 1.0]
 
 
 def test_without_expectations_nothing_is_said_before_the_first_job(sink):
     events = []
     measure([tiny_job("times"), tiny_job("times", size=2)], sink, on_event=events.append)
-    remaining = [e.remaining_time_s for e in events if isinstance(e, progress.JobStarted)]
+    remaining = [e.remaining_time_s for e in events if isinstance(e, session.JobStarted)]
     assert remaining[0] is None
     assert remaining[1] > 0
 
@@ -93,7 +93,7 @@ def test_jobs_between_two_anchors_that_differ_are_marked(sink, tmp_path):
     protocol = replace(QUICK, anchor_every=2, anchor_tolerance=0.0379)
     report = measure(jobs, sink, protocol=protocol, anchor=anchor, on_event=events.append)
     # The anchor takes 100, 104, 108 and 112 ms: +4.0 %, +3.8 %, +3.7 %. Only the last block is quiet enough.
-    drifts = [event.drift for event in events if isinstance(event, progress.AnchorMeasured)]
+    drifts = [event.drift for event in events if isinstance(event, session.AnchorMeasured)]
     assert drifts == [None, *(pytest.approx(drift, abs=1e-6) for drift in (0.04, 0.0384615, 0.0370370))]
     assert set(sink.marked) == {key_of(job, PLACE) for job in jobs[:4]}
     assert set(sink.marked.values()) == {
@@ -193,7 +193,7 @@ def test_ctrl_c_keeps_what_was_measured_and_says_so(sink):
 
     def interrupt_in_the_middle_of_the_second(event):
         events.append(event)
-        if isinstance(event, progress.JobProgressed):
+        if isinstance(event, session.JobProgressed):
             raise KeyboardInterrupt
 
     jobs = [tiny_job("times"), tiny_job("progress"), tiny_job("times", size=2)]

@@ -9,8 +9,8 @@ from jsonl_sink import JsonlSink
 from real_jobs import QUICK, TINY_CNN, run_here
 
 from forerun.base.errors import InvalidSetupError
-from forerun.evidence.measurement.child import run_in_child
 from forerun.evidence.measurement.jobs import MeasurementJob
+from forerun.evidence.measurement.measured_job import run_in_child
 from forerun.evidence.measurement.runners import step_runner
 from forerun.evidence.measurement.runners.step_runner import step_energy, time_first_and_rest
 from forerun.evidence.measurement.runners.torch_device import PeakMemory, set_numeric_flags

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.evidence.measurement.jobs import Protocol, RunResult
-from forerun.evidence.measurement.summary import (
+from forerun.evidence.measurement.runners.timing import (
     has_settled,
     median_interval_ranks,
     median_interval_s,

@@ -9,8 +9,8 @@ import sys
 import time
 from pathlib import Path
 
-from forerun.evidence.measurement.child import report_progress
 from forerun.evidence.measurement.jobs import MeasurementJob, Protocol, RunResult
+from forerun.evidence.measurement.measured_job import report_progress
 from forerun.evidence.records.measurement import JobKind
 
 RUN = "tiny_runners:run_tiny"

@@ -5,9 +5,13 @@ import pytest
 
 from forerun.adapters.classics.csv_formats import CNN_COLUMNS, read_cnn_csv, write_cnn_csv
 from forerun.base.errors import RecordError
-from forerun.evidence.records.files import FILE_COLUMNS, export_measurements, import_measurements
 from forerun.evidence.records.measurement import JobKind, Outcome
-from forerun.evidence.records.reading import read_steps
+from forerun.evidence.records.reading import (
+    FILE_COLUMNS,
+    export_measurements,
+    import_measurements,
+    read_steps,
+)
 from forerun.evidence.records.record_store import RecordStore
 from forerun.evidence.records.step_record import StepRecord, as_step_record
 from forerun.question.setup import Phase, Precision

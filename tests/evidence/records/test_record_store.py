@@ -20,8 +20,7 @@ from postgres_server import running_server
 from forerun.base.errors import MissingExtraError, RecordError, StoreWarning, UsageError
 from forerun.evidence.records import record_store
 from forerun.evidence.records.measurement import JobKind, Outcome, measurement_document, read_document
-from forerun.evidence.records.record_store import RecordStore, default_store_path, is_store
-from forerun.evidence.records.spool import Spool
+from forerun.evidence.records.record_store import RecordStore, Spool, default_store_path, is_store
 from made_measurements import measurement
 
 HERE = Path(__file__).parents[2]

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from forerun.evidence.measure_jobs import MeasurementRun
-from forerun.evidence.measurement.progress import SessionReport
+from forerun.evidence.measure import MeasurementRun
+from forerun.evidence.measurement.session import SessionReport
 from forerun.evidence.pages.measurement_page import measurement_page
 from forerun.evidence.records.measurement import JobKind, Outcome, Summary
 from made_measurements import measurement

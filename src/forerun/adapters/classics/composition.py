@@ -34,11 +34,11 @@ from typing import TYPE_CHECKING, Any
 
 from forerun.base.answers import Answer, fields_of
 from forerun.base.errors import InvalidSetupError, MeasurementError
-from forerun.evidence.measure_jobs import MeasurementRun, measure_jobs
+from forerun.evidence.measure import MeasurementRun, measure_jobs
 from forerun.evidence.measurement.jobs import MeasurementJob, Protocol
 from forerun.evidence.measurement.layer_design import LAYERS_WITHOUT_WEIGHTS, layer_job
 from forerun.evidence.measurement.measured_job import job_of
-from forerun.evidence.measurement.progress import Event
+from forerun.evidence.measurement.session import Event
 from forerun.evidence.records.measurement import JobKind, Measurement, Outcome, Scalar
 from forerun.evidence.records.model_names import subject_family
 from forerun.question.devices.local import gpu_index
@@ -227,7 +227,7 @@ def composition_jobs(
     Raises:
         UsageError, ModelBuildError, TraceError: The network cannot be built, or has no layer of a known kind.
     """
-    from forerun.evidence.measurement.model_layers import model_layers
+    from forerun.evidence.measurement.layer_modules import model_layers
 
     found = model_layers(request, batch_size)
     if not found.layers:

@@ -266,7 +266,7 @@ def layer_times_s(model: TrainedModel, config: Config) -> list[float]:
 
 def _layer_times(model: TrainedModel, request: ModelRequest, setup: TrainingSetup, known: Config) -> Floats:
     """Times of the layers as measured alone, (n,) [s]; each contains the cost of a single call."""
-    from forerun.evidence.measurement.model_layers import model_layers
+    from forerun.evidence.measurement.layer_modules import model_layers
 
     trains = setup.phase is Phase.TRAIN
     same = {

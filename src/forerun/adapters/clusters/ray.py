@@ -27,8 +27,7 @@ from forerun.jobs.scheduling.live import (
 
 if TYPE_CHECKING:
     from forerun.evidence.measurement.jobs import MeasurementJob
-    from forerun.evidence.measurement.progress import SessionReport
-    from forerun.evidence.measurement.session import MeasurementSink
+    from forerun.evidence.measurement.session import MeasurementSink, SessionReport
     from forerun.script.tuning.tuner import TrialRunner
 
 __all__ = ["RAY", "ray_cluster"]

@@ -20,19 +20,18 @@ from functools import partial
 from typing import Any
 
 from forerun.base.errors import MeasurementError, MissingExtraError
-from forerun.evidence.measurement.child import DEFAULT_RUN
 from forerun.evidence.measurement.circumstances import describe_circumstances
 from forerun.evidence.measurement.jobs import MeasurementJob, Protocol
-from forerun.evidence.measurement.measured_job import NULL_JOB, key_of, measure_job
-from forerun.evidence.measurement.progress import (
+from forerun.evidence.measurement.measured_job import DEFAULT_RUN, NULL_JOB, key_of, measure_job
+from forerun.evidence.measurement.session import (
     Event,
     JobFinished,
     JobLost,
+    MeasurementSink,
     SessionReport,
     Tally,
     remaining_time_s,
 )
-from forerun.evidence.measurement.session import MeasurementSink
 from forerun.evidence.records.measurement import Circumstances, Measurement
 from forerun.question.devices.local import gpu_index, lock_device
 from forerun.script.tuning.configuration import ScriptConfiguration

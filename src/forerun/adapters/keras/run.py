@@ -11,7 +11,7 @@ from forerun.adapters.keras.parameter_server import SERVER_STRATEGY, check_serve
 from forerun.adapters.keras.runner import KERAS_OPTIMIZERS, check_keras_precision
 from forerun.adapters.keras.source import KerasRequest, trace_keras_requests
 from forerun.base.errors import ForerunError, InvalidSetupError, MissingExtraError
-from forerun.evidence.fitting.measured_layers import only_modules
+from forerun.evidence.fitting.measured_steps import only_modules
 from forerun.evidence.measurement.settings import StepSettings
 from forerun.evidence.records.measured_run import setup_of, text_of
 from forerun.evidence.records.measurement import JobKind, Measurement, Scalar

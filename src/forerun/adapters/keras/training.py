@@ -22,9 +22,9 @@ from forerun.adapters.keras.runner import (
     set_keras_defaults,
 )
 from forerun.base.errors import InvalidSetupError
-from forerun.evidence.measurement.child import report_progress
 from forerun.evidence.measurement.datasets import dataset_size, load_images
 from forerun.evidence.measurement.jobs import MeasurementJob, Protocol, RunResult
+from forerun.evidence.measurement.measured_job import report_progress
 from forerun.evidence.measurement.runners.timing import time_repetitions
 from forerun.evidence.measurement.runners.training_runner import EpochFigures, epoch_results
 from forerun.evidence.records.measured_run import flag_of, number_of, setup_of, text_of, whole_of

@@ -73,7 +73,7 @@ def calibrate(
         for name in (name for name, value in given.items() if value is not None):
             raise UsageError(f"{name} is for measuring; with --from nothing is measured: leave it out")
     from forerun.evidence.calibrate import calibrate as run
-    from forerun.evidence.commands.progress import progress_bar
+    from forerun.evidence.commands.measure import progress_bar
 
     def say(message: str) -> None:
         typer.echo(message, err=True)

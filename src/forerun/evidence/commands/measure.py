@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -11,6 +12,14 @@ import typer
 
 from forerun.base.errors import InvalidSetupError
 from forerun.evidence.measurement.jobs import Protocol
+from forerun.evidence.measurement.session import (
+    Event,
+    JobFinished,
+    JobLost,
+    JobProgressed,
+    JobStarted,
+    SessionStarted,
+)
 from forerun.evidence.measurement.settings import (
     SYSTEM_A_SIZES,
     CompositionQuestion,
@@ -25,16 +34,25 @@ from forerun.evidence.measurement.settings import (
 )
 from forerun.question.settings import declared, from_settings
 from forerun.question.setup import Layout, Phase, Precision, choice
-from forerun.surface.cli.settings import parse_numbers
 from forerun.surface.cli.verbs import Verbs, verb
 
 if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from forerun.evidence.measure import MeasurementRun
     from forerun.evidence.measure_curve import TrainedCurve
-    from forerun.evidence.measure_jobs import MeasurementRun
     from forerun.evidence.measure_loader import LoaderRun
     from forerun.evidence.records.measurement import Measurement
 
-__all__ = ["measure", "parse_flags", "parse_sizes", "parse_words"]
+__all__ = [
+    "measure",
+    "parse_flags",
+    "parse_sizes",
+    "parse_whole_numbers",
+    "parse_words",
+    "progress_bar",
+    "time_left",
+]
 
 Writer = Callable[["Iterable[Measurement]", Path], int]
 
@@ -47,6 +65,21 @@ _FLAGS = {"no": False, "yes": True}
 
 def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def parse_whole_numbers(name: str, text: str) -> list[int]:
+    """Whole numbers above zero, separated by commas.
+
+    >>> parse_whole_numbers("batch sizes", "32,64")
+    [32, 64]
+    """
+    try:
+        values = [int(word) for word in _words(text)]
+    except ValueError:
+        values = []
+    if not values or min(values) < 1:
+        raise InvalidSetupError(f"{name} must be whole numbers above zero, such as 32,64, got '{text}'")
+    return values
 
 
 def parse_words(name: str, text: str, kind: type[_Choice]) -> list[_Choice]:
@@ -73,7 +106,7 @@ def parse_sizes(texts: Iterable[str]) -> dict[str, list[int]]:
         key, equals, values = text.partition("=")
         if not equals or not key.strip():
             raise InvalidSetupError(f"expected --sizes such as depth=2,3,4, got '{text}'")
-        sizes[key.strip()] = parse_numbers(f"the sizes of {key.strip()}", values)
+        sizes[key.strip()] = parse_whole_numbers(f"the sizes of {key.strip()}", values)
     return sizes
 
 
@@ -88,7 +121,7 @@ def _counts(text: str) -> list[int]:
 
 
 _AXES: dict[str, Callable[[str], Any]] = {
-    "batch_sizes": lambda text: parse_numbers("batch sizes", text),
+    "batch_sizes": lambda text: parse_whole_numbers("batch sizes", text),
     "precisions": lambda text: parse_words("precision", text, Precision),
     "layouts": lambda text: parse_words("layout", text, Layout),
     "compiles": parse_flags,
@@ -110,7 +143,6 @@ def _run(function: str, settings: dict[str, Any], usual: dict[str, float], **arg
         arguments: Its other arguments.
     """
     import forerun
-    from forerun.evidence.commands.progress import progress_bar
 
     arguments |= from_settings(Place, settings)
     protocol = Protocol(**{**usual, **from_settings(Protocol, settings)})
@@ -127,8 +159,7 @@ def _others(settings: dict[str, Any]) -> dict[str, Any]:
 def _written(run: MeasurementRun, csv: Path | None, form: str = "") -> MeasurementRun:
     """The run, its measurements written to a table of a form, forerun's own if there is none."""
     if csv is not None:
-        from forerun.evidence.records.files import export_measurements
-        from forerun.evidence.records.reading import record_format
+        from forerun.evidence.records.reading import export_measurements, record_format
 
         write: Writer = record_format(form).write if form else export_measurements
         typer.echo(f"{write(run.measurements, csv)} rows written to {csv}", err=True)
@@ -227,7 +258,7 @@ def link(
     """Measure latency and bandwidth between devices by all-reduces of five sizes."""
     run: MeasurementRun = _run("measure_link", settings, {"timeout_s": 300.0}, num_devices=num_devices)
     if out is not None:
-        from forerun.evidence.measurement.runners.link_runner import write_measured_link
+        from forerun.evidence.measurement.runners.data_parallel_runner import write_measured_link
 
         write_measured_link(run.measurements[-1], out)
         typer.echo(f"link written to {out}", err=True)
@@ -339,3 +370,61 @@ measure = Verbs(
         "loader": loader,
     },
 )
+
+
+@contextlib.contextmanager
+def progress_bar() -> Iterator[Callable[[Event], None]]:
+    """A function for ``on_event`` that shows each event."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[left]}", markup=False),
+        TextColumn("{task.description}", markup=False),
+    )
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        shown = _Shown(bar)
+        yield shown.tell
+
+
+class _Shown:
+    def __init__(self, bar: Progress) -> None:
+        self._bar = bar
+        self._task: TaskID = bar.add_task("", total=None, left="")
+        self._num_done = 0
+
+    def tell(self, event: Event) -> None:
+        bar, task = self._bar, self._task
+        if isinstance(event, SessionStarted):
+            bar.update(task, total=event.num_jobs, description=_skipped(event.num_skipped))
+        elif isinstance(event, JobStarted):
+            batch = event.job.parameters.get("batch_size")
+            described = f"{event.job.subject}, batch size {batch}" if batch else event.job.subject
+            bar.update(task, description=described, left=time_left(event.remaining_time_s))
+        elif isinstance(event, JobProgressed):
+            bar.update(task, completed=self._num_done + event.fraction)
+        elif isinstance(event, JobFinished):
+            self._num_done += 1
+            bar.update(task, completed=self._num_done, left=time_left(event.remaining_time_s))
+        elif isinstance(event, JobLost):
+            self._num_done += 1
+            bar.update(task, completed=self._num_done)
+
+
+def _skipped(num_skipped: int) -> str:
+    return f"{num_skipped} are in the records already" if num_skipped else ""
+
+
+def time_left(remaining_time_s: float | None) -> str:
+    """Words for a remaining time: 'about 3 min left'."""
+    if remaining_time_s is None:
+        return ""
+    if remaining_time_s < 90:
+        return f"about {remaining_time_s:.0f} s left"
+    if remaining_time_s < 5400:
+        return f"about {remaining_time_s / 60:.0f} min left"
+    return f"about {remaining_time_s / 3600:.1f} h left"

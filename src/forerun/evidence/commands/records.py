@@ -159,7 +159,7 @@ def import_file(
 
 
 def _measurements_of(file: Path, device: str | None) -> Iterable[Measurement]:
-    from forerun.evidence.records.files import import_measurements
+    from forerun.evidence.records.reading import import_measurements
     from forerun.question.devices import find_device
 
     if device is None:
@@ -201,8 +201,7 @@ def export_file(
     ] = False,
 ) -> dict[str, Any]:
     """Write the measurements of the store to a file."""
-    from forerun.evidence.records.files import export_measurements
-    from forerun.evidence.records.reading import record_format
+    from forerun.evidence.records.reading import export_measurements, record_format
     from forerun.evidence.records.record_store import RecordStore
 
     write = record_format("cnn-grid").write if cnn_grid else export_measurements

@@ -26,9 +26,8 @@ from forerun.cost.time.correction import Step, corrected, offsets_of, step_figur
 from forerun.cost.time.evidence import Z_90, shipped_evidence
 from forerun.cost.time.step_times import step_times
 from forerun.cost.time.weights import CostModel, NetworkWeights, run_kind
-from forerun.evidence.fitting.conformal import IntervalLaw, fit_law
-from forerun.evidence.fitting.evaluation import Split
-from forerun.evidence.fitting.measured_layers import DeviceSample, sampling_weights
+from forerun.evidence.fitting.evaluation import IntervalLaw, Split, fit_law
+from forerun.evidence.fitting.measured_steps import DeviceSample, sampling_weights
 from forerun.evidence.fitting.op_time_fit import FitSettings, as_weights, encode_samples, refine_op_network
 from forerun.prediction.estimate import Provenance
 from forerun.question.devices.device import Device

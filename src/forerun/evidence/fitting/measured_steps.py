@@ -1,30 +1,41 @@
-"""Measured steps with the graphs of their models, for fits and studies."""
+"""Measured steps and layers with the graphs of their models: samples for fits and studies."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
-from forerun.base.errors import ForerunError
-from forerun.cost.time.features import Point, software_era
+import numpy as np
+
+from forerun.base.errors import ForerunError, RecordError
+from forerun.cost.time.features import NEWEST_ERA, Point, software_era
 from forerun.cost.time.rows import DistinctOps, distinct_ops
 from forerun.cost.time.weights import system_key
 from forerun.evidence.fitting.op_time_fit import StepSample
-from forerun.evidence.records.step_record import StepRecord
-from forerun.graph.graph import Graph
+from forerun.evidence.measurement.frameworks import PYTORCH, framework_of
+from forerun.evidence.measurement.layer_figures import layer_figures
+from forerun.evidence.records.measured_run import flag_of, setup_of, text_of, whole_of
+from forerun.evidence.records.measurement import JobKind, Measurement, Outcome
+from forerun.evidence.records.step_record import StepRecord, repetition_s, step_time_of
+from forerun.graph.graph import Graph, OpTable, StepPart
 from forerun.question.devices import find_device
 from forerun.question.devices.device import Device
 from forerun.question.model import ModelRequest
 from forerun.question.run import Run
-from forerun.question.setup import TrainingSetup
-from forerun.tracing.trace import trace
+from forerun.question.setup import Phase, TrainingSetup
+from forerun.tracing.trace import trace, trace_built
 
 __all__ = [
+    "DeviceSample",
     "Graphs",
     "Measured",
     "SkippedModel",
+    "device_samples",
     "is_measured_network",
+    "layer_graph",
     "measured_steps",
+    "only_modules",
     "run_graph",
 ]
 
@@ -67,17 +78,7 @@ class Measured:
     @property
     def system(self) -> str:
         """Key of the measuring system: table, device, precision, layout, compiler, software, phase."""
-        record = self.record
-        compiler = "compiled" if record.compile else "eager"
-        return system_key(
-            record.source,
-            self.device.name,
-            self.setup.precision,
-            self.setup.layout,
-            compiler,
-            record.framework_version,
-            record.phase,
-        )
+        return _system(self.record.source, self.device, self.setup, self.record.framework_version)
 
     @property
     def point(self) -> Point:
@@ -85,6 +86,11 @@ class Measured:
         version = self.record.framework_version
         era = software_era(version) if version else 1.0
         return Point(device=self.device, setup=self.setup, uses_layer_norm=self.uses_layer_norm, era=era)
+
+
+def _system(source: str, device: Device, setup: TrainingSetup, version: str) -> str:
+    compiler = "compiled" if setup.compile else "eager"
+    return system_key(source, device.name, setup.precision, setup.layout, compiler, version, setup.phase)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,3 +193,205 @@ def measured_steps(
 
 def _without_batch(setup: TrainingSetup) -> TrainingSetup:
     return replace(setup, batch_size_per_device=1)
+
+
+def only_modules(ops: OpTable) -> OpTable:
+    """The rows that a module or the optimizer caused; those that make up a loss for the trace are left out."""
+    has_module = np.asarray([bool(ops.module_names[i]) for i in ops.module], dtype=bool)
+    keep = has_module | (ops.step_part == StepPart.OPTIMIZER)
+    arrays = {
+        field.name: value[keep]
+        for field in fields(OpTable)
+        if isinstance(value := getattr(ops, field.name), np.ndarray)
+    }
+    return replace(ops, **arrays)
+
+
+_LEAST_SHARE_OF_OPS = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSample:
+    """One measured step or layer, ready for a fit.
+
+    Attributes:
+        measurement: What was measured.
+        graph: Its graph.
+        ops: Its distinct kernels.
+        point: Device and configuration.
+        step_time_s: Median repetition [s].
+        loop_s: Part of it that a training loop takes with any model, and that no operation explains [s].
+        relative_noise: Half the 95 % interval of the median over the median.
+        group: Key that must not be split between fit and test: a layer is its own group, a model its family.
+        is_whole_model: Whether the sample is a step of a whole model.
+    """
+
+    measurement: Measurement
+    graph: Graph
+    ops: DistinctOps
+    point: Point
+    step_time_s: float
+    relative_noise: float
+    group: str
+    is_whole_model: bool
+    loop_s: float = 0.0
+
+    @property
+    def ops_time_s(self) -> float:
+        """Time of the operations [s]: the step less the loop, or a tenth of the step if the loop takes nearly all."""
+        return max(self.step_time_s - self.loop_s, _LEAST_SHARE_OF_OPS * self.step_time_s)
+
+    @property
+    def system(self) -> str:
+        """Key of the measuring system (``costs.op_weights.system_key``)."""
+        version = self.measurement.circumstances.framework_version
+        return _system("calibration", self.point.device, self.point.setup, version)
+
+    def fit_sample(self, weight: float) -> StepSample:
+        """As a sample of the op-level fit."""
+        return StepSample(
+            ops=self.ops, point=self.point, step_time_s=self.ops_time_s, system=self.system, weight=weight
+        )
+
+
+def device_samples(
+    measurements: Iterable[Measurement], device: Device, *, loop_s: float = 0.0
+) -> tuple[list[DeviceSample], list[str]]:
+    """Finished, timed steps and layers as samples, and the reasons why others could not be used.
+
+    Args:
+        measurements: Measurements of any kind; null steps and layers, anchors, kernels and failed jobs are left
+            out.
+        device: Device of the measurements.
+        loop_s: Time of the training loop of whole models beside their operations [s].
+    """
+    kept = [m for m in measurements if m.outcome is Outcome.DONE and _has_operations(m) and not m.is_anchor]
+    # One process per framework traces all of its measurements: loading Keras takes longer than most traces.
+    others: dict[str, Any] = {}
+    for name in {m.circumstances.framework for m in kept} - {PYTORCH}:
+        framework = framework_of(name)
+        assert framework is not None
+        others |= framework.graphs([m for m in kept if m.circumstances.framework == name], device)
+    known: Graphs = {}
+    ops: dict[int, DistinctOps] = {}
+    samples, reasons = [], []
+    for measurement in kept:
+        try:
+            graph, setup = _traced(measurement, device, others, known)
+        except ForerunError as error:
+            reasons.append(f"{measurement.subject}: {error}")
+            continue
+        found = ops[id(graph)] = ops.get(id(graph)) or distinct_ops(graph.ops)
+        samples.append(_sample(measurement, graph, found, setup, device, loop_s))
+    return samples, list(dict.fromkeys(reasons))
+
+
+def _has_operations(measurement: Measurement) -> bool:
+    """True if it is a step or a layer, and not the layer that does nothing."""
+    if measurement.kind is JobKind.LAYER:
+        return measurement.subject != "null"
+    return step_time_of(measurement) is not None
+
+
+def _era(framework: str, version: str) -> float:
+    """The era of PyTorch's software; other stacks have none and count as the newest."""
+    return software_era(version) if version and framework == "pytorch" else NEWEST_ERA
+
+
+def _traced(
+    measurement: Measurement, device: Device, others: Mapping[str, Any], known: Graphs
+) -> tuple[Graph, TrainingSetup]:
+    if measurement.key not in others:
+        if measurement.kind is JobKind.LAYER:
+            return layer_graph(measurement.subject, measurement.parameters)
+        run = measurement.run_on(device)
+        assert run is not None
+        if run.cluster.num_devices > 1:
+            raise RecordError(f"a step of {run.cluster.num_devices} devices says nothing of one alone")
+        return run_graph(run, known), run.setup
+    answer = others[measurement.key]
+    if isinstance(answer, ForerunError):
+        raise answer
+    graph, setup = answer
+    return graph, setup
+
+
+def _sample(
+    measurement: Measurement,
+    graph: Graph,
+    ops: DistinctOps,
+    setup: TrainingSetup,
+    device: Device,
+    loop_s: float,
+) -> DeviceSample:
+    is_whole_model = measurement.kind is not JobKind.LAYER
+    version = measurement.circumstances.framework_version
+    summary = measurement.summary
+    median_s = step_time_of(measurement) or repetition_s(measurement)
+    noise = 0.0 if summary is None else 0.5 * (summary.high_s - summary.low_s) / summary.median_s
+    return DeviceSample(
+        measurement=measurement,
+        graph=graph,
+        ops=ops,
+        point=Point(
+            device=device,
+            setup=setup,
+            uses_layer_norm=graph.uses_layer_norm,
+            era=_era(measurement.circumstances.framework, version),
+        ),
+        step_time_s=median_s,
+        relative_noise=noise,
+        group=measurement.family if is_whole_model else f"layer {measurement.key}",
+        is_whole_model=is_whole_model,
+        loop_s=loop_s if is_whole_model else 0.0,
+    )
+
+
+def layer_graph(kind: str, parameters: dict[str, Any]) -> tuple[Graph, TrainingSetup]:
+    """Graph of a layer, or of its copies, as ``measurement.runners.layer_runner`` runs it, and its setup.
+
+    A gradient of the output is handed over there; the trace gets it from a product with a constant, whose own
+    operations are left out again.
+    """
+    import torch
+
+    from forerun.evidence.measurement.layer_modules import build_layer, copies_of
+    from forerun.tracing.models.built_model import BuiltModel
+
+    trains = text_of(parameters, "mode", "forward") == "train_step"
+    asked = {**parameters, "phase": str(Phase.TRAIN if trains else Phase.INFERENCE)}
+    setup = setup_of(asked)
+    shape = layer_figures(kind, parameters).input_shape[1:]
+    num_copies = whole_of(parameters, "copies", 1)
+    with torch.device("meta"):
+        module = copies_of(lambda: build_layer(kind, parameters), num_copies)
+    needs_gradient = trains and flag_of(parameters, "input_gradient", True)
+
+    def make_batch(batch_size: int) -> dict[str, Any]:
+        sizes = (batch_size, *shape)
+        return {
+            "args": tuple(
+                torch.empty(sizes, device="meta", requires_grad=needs_gradient) for _ in range(num_copies)
+            )
+        }
+
+    def loss(outputs: list[torch.Tensor], _: Any) -> torch.Tensor:
+        return torch.stack([(output * torch.empty_like(output)).sum() for output in outputs]).sum()
+
+    built = BuiltModel(
+        name=f"layer:{kind}", module=module, input_shape=shape, make_batch=make_batch, loss=loss
+    )
+    graph = trace_built(built, setup)
+    return replace(graph, ops=only_modules(graph.ops)), setup
+
+
+def sampling_weights(samples: Sequence[DeviceSample], whole_share: float = 0.5) -> np.ndarray:
+    """Weights of samples: whole models together ``whole_share``, layers the rest, noisy ones less, (n,)."""
+    whole = np.asarray([sample.is_whole_model for sample in samples])
+    raw = 1.0 / (0.02 + np.asarray([sample.relative_noise for sample in samples]))
+    weights = np.zeros(len(samples))
+    for chosen, share in ((whole, whole_share), (~whole, 1.0 - whole_share)):
+        if chosen.any():
+            weights[chosen] = share * raw[chosen] / raw[chosen].sum()
+    normal: np.ndarray = weights / weights.sum()
+    return normal

@@ -133,9 +133,9 @@ class FitSettings:
     seed: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedSamples:
-    """Samples as flat tensors; kernel rows of sample i are ``starts[i]:starts[i + 1]``, operators one row each."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Samples as flat tensors: a row for each kernel (its sample is ``sample``), and one for each sample."""
 
     features: torch.Tensor
     compute_s: torch.Tensor
@@ -145,17 +145,48 @@ class EncodedSamples:
     count: torch.Tensor
     pair: torch.Tensor
     format_class: torch.Tensor
-    starts: np.ndarray
+    sample: torch.Tensor
     log_time: torch.Tensor
     system: torch.Tensor
-    systems: tuple[str, ...]
     device: torch.Tensor
-    devices: tuple[str, ...]
     architecture: torch.Tensor
-    architectures: tuple[str, ...]
-    weight: np.ndarray
     is_compiled: torch.Tensor
     is_step: torch.Tensor
+
+    @property
+    def terms_us(self) -> KernelTerms:
+        """Terms of the kernels in microseconds, near one, where single precision is best."""
+        return KernelTerms(
+            compute=self.compute_s * 1e6,
+            least_compute=self.least_compute_s * 1e6,
+            memory=self.memory_s * 1e6,
+            is_law=self.is_law,
+        )
+
+    @property
+    def law_index(self) -> torch.Tensor:
+        """Place of each kernel among the factors by number format, class and part of the step."""
+        formats = torch.div(self.format_class, len(OpClass), rounding_mode="floor")
+        return formats * NUM_PAIRS + self.pair
+
+
+_OF_KERNELS = (
+    *("features", "compute_s", "least_compute_s", "memory_s"),
+    *("is_law", "count", "pair", "format_class"),
+)
+"""Columns with a row for each kernel, in the order of ``_kernels``."""
+_OF_SAMPLES = ("log_time", "system", "device", "architecture", "is_compiled", "is_step")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedSamples(Batch):
+    """All samples; kernel rows of sample i are ``starts[i]:starts[i + 1]``, operators one row each."""
+
+    starts: np.ndarray
+    systems: tuple[str, ...]
+    devices: tuple[str, ...]
+    architectures: tuple[str, ...]
+    weight: np.ndarray
 
     def __len__(self) -> int:
         return len(self.log_time)
@@ -175,33 +206,26 @@ def encode_samples(
     """
     blocks = [_kernels(sample.ops, sample.point, terms_in_step) for sample in samples]
     blocks += [_kernels(sample.ops, sample.point, kernel_terms) for sample in operators]
-    lengths = [len(sample.ops) for sample in samples]
-    lengths += [1 for sample in operators for _ in range(len(sample.ops))]
-    points = [sample.point for sample in samples]
-    points += [sample.point for sample in operators for _ in range(len(sample.ops))]
-    known = [sample.system for sample in samples]
-    known += [sample.system for sample in operators for _ in range(len(sample.ops))]
+    # Each operator is a sample of one kernel, beside the others of its table.
+    alone = [(one, row) for one in operators for row in range(len(one.ops))]
+    lengths = [*(len(sample.ops) for sample in samples), *(1 for _ in alone)]
+    points = [*(sample.point for sample in samples), *(one.point for one, _ in alone)]
+    known = [*(sample.system for sample in samples), *(one.system for one, _ in alone)]
+    times = [*(sample.step_time_s for sample in samples), *(one.time_s[row] for one, row in alone)]
+    weights = [*(sample.weight for sample in samples), *(one.weight[row] for one, row in alone)]
     systems = tuple(sorted(set(known) - {NO_SYSTEM}))
-    times = [sample.step_time_s for sample in samples]
-    times += [time_s for sample in operators for time_s in sample.time_s]
-    weights = [sample.weight for sample in samples] + [w for sample in operators for w in sample.weight]
     devices, architectures = names or (
         sorted({point.device.name for point in points}),
         sorted({point.device.architecture for point in points}),
     )
 
-    def flat(index: int, kind: Any = np.float32) -> torch.Tensor:
+    def flat(index: int, name: str) -> torch.Tensor:
+        kind = np.int64 if name in ("pair", "format_class") else np.float32
         return torch.from_numpy(np.concatenate([block[index] for block in blocks]).astype(kind))
 
     return EncodedSamples(
-        features=flat(0),
-        compute_s=flat(1),
-        least_compute_s=flat(2),
-        memory_s=flat(3),
-        is_law=flat(4),
-        count=flat(5),
-        pair=flat(6, np.int64),
-        format_class=flat(7, np.int64),
+        **{name: flat(index, name) for index, name in enumerate(_OF_KERNELS)},
+        sample=torch.from_numpy(np.repeat(np.arange(len(lengths)), lengths)),
         starts=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
         log_time=torch.tensor(np.log(times), dtype=torch.float32),
         system=_indices(known, systems),
@@ -219,7 +243,7 @@ def encode_samples(
 def _kernels(
     ops: DistinctOps, point: Point, terms_of: Callable[[Kernels], KernelTerms]
 ) -> tuple[np.ndarray, ...]:
-    """Columns of the kernels of a sample, in the order of the fields of ``EncodedSamples``."""
+    """Columns of the kernels of a sample, in the order of ``_OF_KERNELS``."""
     arrays = point_arrays([point])
     dynamic = dynamic_features(ops, arrays, *roofline_terms_s(ops, arrays))[0]
     shared = np.broadcast_to(arrays.features, (len(ops), arrays.features.shape[1]))
@@ -300,7 +324,7 @@ class OpNetwork(nn.Module):
         """Log offsets of each architecture by (format, class), (architectures, formats * classes)."""
         return self.architecture_groups[:, _GROUP_COLUMNS]
 
-    def forward(self, batch: _Batch, use_latents: bool = True) -> torch.Tensor:
+    def forward(self, batch: Batch, use_latents: bool = True) -> torch.Tensor:
         """Log times of a batch of samples."""
         # Kernels with a law of their own have one factor instead of the network: most rows are spared its layers.
         u = torch.zeros(len(batch.pair), 3)
@@ -314,7 +338,7 @@ class OpNetwork(nn.Module):
         f = known[batch.sample, batch.format_class]
         compute, memory = busy_times(
             torch,
-            batch.terms,
+            batch.terms_us,
             (u[:, 0], u[:, 1]),
             self.law_factor[batch.law_index],
             f + z[batch.sample, 0],
@@ -346,48 +370,15 @@ _GROUP_COLUMNS = torch.from_numpy(
 """Column of the groups' tables for each (format, class)."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    features: torch.Tensor
-    terms: KernelTerms
-    is_law: torch.Tensor
-    count: torch.Tensor
-    pair: torch.Tensor
-    format_class: torch.Tensor
-    law_index: torch.Tensor
-    sample: torch.Tensor
-    system: torch.Tensor
-    device: torch.Tensor
-    architecture: torch.Tensor
-    is_compiled: torch.Tensor
-    is_step: torch.Tensor
-
-
-def take(encoded: EncodedSamples, chosen: np.ndarray) -> _Batch:
-    """The chosen samples as a batch; times of kernels in microseconds."""
+def take(encoded: EncodedSamples, chosen: np.ndarray) -> Batch:
+    """The chosen samples as a batch."""
     lengths = encoded.starts[chosen + 1] - encoded.starts[chosen]
     offsets = np.repeat(encoded.starts[chosen] - np.concatenate([[0], np.cumsum(lengths)[:-1]]), lengths)
     rows = torch.from_numpy(np.arange(lengths.sum()) + offsets)
-    pair, format_class = encoded.pair[rows], encoded.format_class[rows]
-    return _Batch(
-        features=encoded.features[rows],
-        terms=KernelTerms(
-            compute=encoded.compute_s[rows] * 1e6,
-            least_compute=encoded.least_compute_s[rows] * 1e6,
-            memory=encoded.memory_s[rows] * 1e6,
-            is_law=encoded.is_law[rows],
-        ),
-        is_law=encoded.is_law[rows],
-        count=encoded.count[rows],
-        pair=pair,
-        format_class=format_class,
-        law_index=torch.div(format_class, len(OpClass), rounding_mode="floor") * NUM_PAIRS + pair,
+    return Batch(
+        **{name: getattr(encoded, name)[rows] for name in _OF_KERNELS},
+        **{name: getattr(encoded, name)[chosen] for name in _OF_SAMPLES},
         sample=torch.from_numpy(np.repeat(np.arange(len(chosen)), lengths)),
-        system=encoded.system[chosen],
-        device=encoded.device[chosen],
-        architecture=encoded.architecture[chosen],
-        is_compiled=encoded.is_compiled[chosen],
-        is_step=encoded.is_step[chosen],
     )
 
 

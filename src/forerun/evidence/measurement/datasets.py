@@ -1,4 +1,4 @@
-"""The images a training run reads: CIFAR-10, MNIST, PatchCamelyon, synthetic ones, or scikit-learn's digits.
+"""Images of a training and their batches: CIFAR-10, MNIST, PatchCamelyon, synthetic ones, or scikit-learn's digits.
 
 CIFAR-10, MNIST and PatchCamelyon (``pcam``, which needs the package h5py) are read by torchvision from the folder in
 ``FORERUN_DATASETS``, or one in the user's cache, and downloaded if they are missing. Synthetic images hold a faint
@@ -16,13 +16,16 @@ import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from forerun.base.errors import InvalidSetupError, MeasurementError, near_matches
 from forerun.base.extras import needing
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = [
     "DATASETS",
@@ -34,6 +37,7 @@ __all__ = [
     "class_count",
     "dataset_folder",
     "dataset_size",
+    "image_batches",
     "load_images",
     "own_image_size",
     "synthetic_images",
@@ -286,3 +290,65 @@ def _published(name: str, *, train: bool) -> Any:
         ) from error
     finally:
         socket.setdefaulttimeout(before_s)
+
+
+class _Images:
+    """A dataset that gives whole batches at once, as an image set in memory can."""
+
+    def __init__(self, found: ImageSet) -> None:
+        import torch
+
+        self._images = torch.from_numpy(found.images)
+        self._labels = torch.from_numpy(found.labels)
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.__getitems__([index])
+
+    def __getitems__(self, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Images (batch, channels, height, width) between -0.5 and 0.5, and labels (batch,)."""
+        import torch
+
+        chosen = torch.as_tensor(indices)
+        return self._images[chosen].float().div_(255).sub_(0.5), self._labels[chosen]
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def image_batches(
+    found: ImageSet,
+    batch_size: int,
+    *,
+    shuffle: bool,
+    num_workers: int = 0,
+    pin_memory: bool = False,
+    seed: int = 0,
+) -> torch.utils.data.DataLoader[Any]:
+    """A loader of (images, labels); the last batch may be smaller.
+
+    Args:
+        found: Images with their labels.
+        batch_size: Number of images in a batch.
+        shuffle: True gives every epoch its own order.
+        num_workers: Number of processes that prepare batches; 0 prepares them between the steps.
+        pin_memory: True puts batches into memory that a GPU reads fastest.
+        seed: Seed of the order.
+    """
+    import torch
+    from torch.utils.data import DataLoader
+
+    images: Any = _Images(found)
+    return DataLoader(
+        images,
+        batch_size=batch_size,
+        shuffle=shuffle,
+        num_workers=num_workers,
+        pin_memory=pin_memory,
+        collate_fn=_as_it_is,
+        persistent_workers=num_workers > 0,
+        generator=torch.Generator().manual_seed(seed),
+    )

@@ -1,25 +1,29 @@
-"""Layers to measure: sizes that fill the space evenly.
+"""Jobs of a design: layers with sizes that fill the space evenly, and every combination of a grid.
 
 ``justus``: the ranges of the public layer tables (Justus et al. 2018, arXiv 1811.11880, section 4): batch 1 to 64,
 images of 1 to 512 pixels with in_size * channels below 10,000, kernel 1 to 7, stride 1 to 4, dense layers of 1 to 4096
 features. ``wide``: to batch 256, without the limit on images. ``networks``: sizes of layers inside image networks, for
 calibration: features in multiples of 8, odd kernels padded to keep the size, stride 1 more often than 2.
+
+System A's grid is depth 2, 3, 4 x base_filters 32, 64 x batch size 32, 64, 128 of ``cnn`` on CIFAR-10: 18 jobs.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, zip_longest
+from itertools import chain, product, zip_longest
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from forerun.base.errors import InvalidSetupError
+from forerun.evidence.measurement.datasets import dataset_size
 from forerun.evidence.measurement.jobs import MeasurementJob
 from forerun.evidence.measurement.layer_figures import LayerFigures, layer_figures
-from forerun.evidence.measurement.settings import LayerDesign
+from forerun.evidence.measurement.settings import Grid, LayerDesign
 from forerun.evidence.records.measurement import JobKind, Scalar
 from forerun.question.setup import Precision
 
@@ -29,7 +33,9 @@ __all__ = [
     "Axis",
     "axes_of",
     "design_layers",
+    "grid_jobs",
     "layer_job",
+    "spread_order",
     "unit_points",
 ]
 
@@ -92,8 +98,7 @@ def axes_of(kind: str, ranges: str, *, modes: Sequence[str], optimizers: Sequenc
         modes: Modes to measure: forward, train_step or both.
         optimizers: Optimizers of training steps.
     """
-    sizes = _sizes_in_networks(kind) if ranges == "networks" else _sizes(kind, ranges)
-    axes = [*sizes, *_widths(kind, ranges)]
+    axes = [*_sizes(kind, ranges), *_widths(kind, ranges)]
     if kind in _WITH_BIAS:
         axes += [Axis(name="use_bias", values=(False, True))]
     if kind in _WITH_ACTIVATION:
@@ -105,24 +110,22 @@ def axes_of(kind: str, ranges: str, *, modes: Sequence[str], optimizers: Sequenc
 
 def _sizes(kind: str, ranges: str) -> list[Axis]:
     """Axes of batch, image and window."""
+    is_network = ranges == "networks"
     axes = [Axis(name="batch_size", high=256 if ranges == "wide" else 64)]
     if kind in IMAGE_LAYERS:
-        axes += [Axis(name="in_size", high=512)]
-    if kind in _WINDOWS:
-        axes += [Axis(name="kernel", high=7, is_log=False), Axis(name="stride", high=4, is_log=False)]
-        axes += [Axis(name="padding", values=("same", "valid"))]
-    return axes
-
-
-def _sizes_in_networks(kind: str) -> list[Axis]:
-    axes = [Axis(name="batch_size", high=64)]
-    if kind in IMAGE_LAYERS:
-        axes += [Axis(name="in_size", low=4, high=128)]
-    if kind in _WINDOWS:
-        axes += [Axis(name="kernel", values=_KERNELS_IN_NETWORKS[kind])]
+        low, high = (4, 128) if is_network else (1, 512)
+        axes += [Axis(name="in_size", low=low, high=high)]
+    if kind in _WINDOWS and is_network:
         # Convolutions of networks keep the size of the image; of their pools many, as VGG's, have no padding.
         paddings = ("same", "valid") if kind.endswith("pool") else ("same",)
-        axes += [Axis(name="stride", values=(1, 1, 2)), Axis(name="padding", values=paddings)]
+        axes += [
+            Axis(name="kernel", values=_KERNELS_IN_NETWORKS[kind]),
+            Axis(name="stride", values=(1, 1, 2)),
+            Axis(name="padding", values=paddings),
+        ]
+    elif kind in _WINDOWS:
+        axes += [Axis(name="kernel", high=7, is_log=False), Axis(name="stride", high=4, is_log=False)]
+        axes += [Axis(name="padding", values=("same", "valid"))]
     return axes
 
 
@@ -232,17 +235,19 @@ def _job_at(
     return layer_job(kind, asked, precision=design.precision, layout=design.layout)
 
 
+_MULTIPLES = {
+    "inputs_per_group": ("in_features", "groups"),
+    "outputs_per_group": ("out_features", "groups"),
+    "width_per_head": ("in_features", "num_heads"),
+}
+"""Axes that are the features in each part: the number of all features, and that of the parts."""
+
+
 def _resolved(asked: dict[str, Scalar]) -> dict[str, Scalar]:
     """Parameters with each multiple written out as a number of features."""
-    parts = {
-        name: asked.pop(name, None) for name in ("inputs_per_group", "outputs_per_group", "width_per_head")
-    }
-    if parts["inputs_per_group"] is not None:
-        asked["in_features"] = int(asked["groups"] or 1) * int(parts["inputs_per_group"])
-    if parts["outputs_per_group"] is not None:
-        asked["out_features"] = int(asked["groups"] or 1) * int(parts["outputs_per_group"])
-    if parts["width_per_head"] is not None:
-        asked["in_features"] = int(asked["num_heads"] or 1) * int(parts["width_per_head"])
+    for name, (features, parts) in _MULTIPLES.items():
+        if (each := asked.pop(name, None)) is not None:
+            asked[features] = int(asked[parts] or 1) * int(each)
     return asked
 
 
@@ -289,3 +294,63 @@ def layer_job(kind: str, asked: Mapping[str, Scalar], *, precision: str, layout:
         "weight_bytes": element_bytes * figures.num_parameters,
     }
     return MeasurementJob(kind=JobKind.LAYER, subject=kind, family=kind, parameters=parameters)
+
+
+Item = TypeVar("Item")
+
+
+def grid_jobs(grid: Grid) -> list[MeasurementJob]:
+    """The jobs of a grid in an order in which small and large take turns.
+
+    Any part of the list then covers the whole range: an interrupted session is still of use, and a drift of the
+    machine does not look like an effect of size.
+    """
+    rows: Iterable[tuple[Any, ...]] = product(
+        *grid.sizes.values(), grid.batch_sizes, grid.precisions, grid.layouts, sorted(grid.compiles)
+    )
+    return spread_order([_job(grid, row) for row in rows])
+
+
+def _job(grid: Grid, row: tuple[Any, ...]) -> MeasurementJob:
+    num_sizes = len(grid.sizes)
+    sizes = dict(zip(grid.sizes, row[:num_sizes], strict=True))
+    batch_size, precision, layout, compile = row[num_sizes:]
+    text = ",".join(f"{key}={value}" for key, value in sizes.items())
+    parameters: dict[str, Scalar] = {
+        **sizes,
+        "batch_size": batch_size,
+        "image_size": grid.image_size,
+        "precision": str(precision),
+        "layout": str(layout),
+        "compile": compile,
+        "optimizer": grid.optimizer,
+        "dataset": grid.dataset,
+        "dataset_size": dataset_size(grid.dataset, train=True),
+        "num_epochs": grid.num_epochs,
+        "num_steps": grid.num_steps,
+        "num_workers": grid.num_workers,
+        "seed": grid.seed,
+    }
+    subject = f"{grid.network}:{text}" if text else grid.network
+    if grid.framework == "keras":
+        # Jobs of PyTorch keep the identity they had before other frameworks were added.
+        subject = f"keras:{subject}"
+        if grid.num_replicas > 1:
+            parameters |= {"strategy": "mirrored", "num_replicas": grid.num_replicas}
+    return MeasurementJob(
+        kind=JobKind.TRAINING,
+        subject=subject,
+        family=grid.network,
+        parameters=parameters,
+    )
+
+
+def spread_order(items: Sequence[Item]) -> list[Item]:
+    """The items in the order of van der Corput's sequence: each next one falls into the widest gap so far.
+
+    >>> spread_order(list(range(8)))
+    [0, 4, 2, 6, 1, 5, 3, 7]
+    """
+    num_bits = max(1, (len(items) - 1).bit_length())
+    reversed_bits = (int(f"{index:0{num_bits}b}"[::-1], 2) for index in range(1 << num_bits))
+    return [items[index] for index in reversed_bits if index < len(items)]

@@ -24,7 +24,7 @@ _SOFTMAX_FLOPS = 5  # per element: maximum, difference, exponential, sum, quotie
 _LSTM_GATE_FLOPS = 9  # per element of the state, beside the products
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class LayerFigures:
     """Figures of one layer, known before it is run.
 
@@ -69,7 +69,7 @@ def layer_figures(kind: str, parameters: Parameters) -> LayerFigures:
         raise InvalidSetupError(
             f"unknown layer '{kind}'{near_matches(kind, _RULES)}; expected one of {', '.join(_RULES)}"
         )
-    figures = _RULES[kind](parameters)
+    figures = LayerFigures(*_RULES[kind](parameters))
     if min(*figures.input_shape, *figures.output_shape) < 1:
         raise InvalidSetupError(
             f"a layer {kind} of these sizes has no output: {dict(parameters)}; give a larger in_size, a smaller "
@@ -78,9 +78,12 @@ def layer_figures(kind: str, parameters: Parameters) -> LayerFigures:
     return figures
 
 
-def _image(parameters: Parameters) -> tuple[int, int, int]:
-    batch, channels, size = (whole_of(parameters, n) for n in ("batch_size", "in_features", "in_size"))
-    return batch, channels, size
+_Figures = tuple[tuple[int, ...], tuple[int, ...], int, float]
+"""Shapes of input and output, number of parameters and work: the fields of ``LayerFigures``."""
+
+
+def _sizes(parameters: Parameters, *names: str) -> list[int]:
+    return [whole_of(parameters, name) for name in names]
 
 
 def _window(parameters: Parameters, in_size: int) -> tuple[int, int]:
@@ -89,125 +92,98 @@ def _window(parameters: Parameters, in_size: int) -> tuple[int, int]:
     return kernel, output_size(in_size, kernel, stride, text_of(parameters, "padding", "same"))
 
 
-def _grouped(parameters: Parameters) -> LayerFigures:
-    batch, channels, size = _image(parameters)
-    filters, groups = whole_of(parameters, "out_features"), whole_of(parameters, "groups", 1)
-    if channels % groups or filters % groups:
+def _check_divided(parameters: Parameters, by: int, what: str, *names: str) -> None:
+    sizes = _sizes(parameters, *names)
+    if any(size % by for size in sizes):
         raise InvalidSetupError(
-            f"expected in_features and out_features that {groups} groups divide, got {channels} and {filters}"
+            f"expected {' and '.join(names)} that {by} {what} divide, got {' and '.join(map(str, sizes))}"
         )
+
+
+def _grouped(parameters: Parameters) -> _Figures:
+    batch, channels, filters, size = _sizes(
+        parameters, "batch_size", "in_features", "out_features", "in_size"
+    )
+    groups = whole_of(parameters, "groups", 1)
+    _check_divided(parameters, groups, "groups", "in_features", "out_features")
     kernel, out_size = _window(parameters, size)
     weights_per_filter = channels // groups * kernel**2
-    output = (batch, filters, out_size, out_size)
-    return LayerFigures(
-        input_shape=(batch, channels, size, size),
-        output_shape=output,
-        num_parameters=filters * (weights_per_filter + flag_of(parameters, "use_bias")),
-        flops=2.0 * batch * filters * max(0, out_size) ** 2 * weights_per_filter,
-    )
+    num_parameters = filters * (weights_per_filter + flag_of(parameters, "use_bias"))
+    flops = 2.0 * batch * filters * max(0, out_size) ** 2 * weights_per_filter
+    return (batch, channels, size, size), (batch, filters, out_size, out_size), num_parameters, flops
 
 
-def _depthwise(parameters: Parameters) -> LayerFigures:
+def _depthwise(parameters: Parameters) -> _Figures:
     channels = whole_of(parameters, "in_features")
     return _grouped({**parameters, "groups": channels, "out_features": channels})
 
 
-def _dense(parameters: Parameters) -> LayerFigures:
-    batch, inputs, outputs = (whole_of(parameters, n) for n in ("batch_size", "in_features", "out_features"))
-    return LayerFigures(
-        input_shape=(batch, inputs),
-        output_shape=(batch, outputs),
-        num_parameters=outputs * (inputs + flag_of(parameters, "use_bias")),
-        flops=2.0 * batch * inputs * outputs,
-    )
+def _dense(parameters: Parameters) -> _Figures:
+    batch, inputs, outputs = _sizes(parameters, "batch_size", "in_features", "out_features")
+    num_parameters = outputs * (inputs + flag_of(parameters, "use_bias"))
+    return (batch, inputs), (batch, outputs), num_parameters, 2.0 * batch * inputs * outputs
 
 
-def _batch_norm(parameters: Parameters) -> LayerFigures:
-    return _image_norm(parameters, num_groups=_image(parameters)[1])
+def _batch_norm(parameters: Parameters) -> _Figures:
+    return _group_norm({**parameters, "groups": whole_of(parameters, "in_features")})
 
 
-def _group_norm(parameters: Parameters) -> LayerFigures:
-    return _image_norm(parameters, num_groups=whole_of(parameters, "groups", 1))
-
-
-def _image_norm(parameters: Parameters, num_groups: int) -> LayerFigures:
-    batch, channels, size = _image(parameters)
-    if channels % num_groups:
-        raise InvalidSetupError(f"expected in_features that {num_groups} groups divide, got {channels}")
-    if batch * channels // num_groups * size**2 < 2:
+def _group_norm(parameters: Parameters) -> _Figures:
+    batch, channels, size = _sizes(parameters, "batch_size", "in_features", "in_size")
+    groups = whole_of(parameters, "groups", 1)
+    _check_divided(parameters, groups, "groups", "in_features")
+    if batch * channels // groups * size**2 < 2:
         raise InvalidSetupError(
             "expected more than one value to normalise over, got one pixel of one sample; give a larger batch_size "
             "or in_size"
         )
-    shape = (batch, channels, size, size)
-    return LayerFigures(
-        input_shape=shape,
-        output_shape=shape,
-        num_parameters=2 * channels,
-        flops=float(_NORM_FLOPS * prod(shape)),
-    )
+    return _norm((batch, channels, size, size), channels)
 
 
-def _pool(parameters: Parameters) -> LayerFigures:
-    batch, channels, size = _image(parameters)
+def _layer_norm(parameters: Parameters) -> _Figures:
+    batch, tokens, width = _sizes(parameters, "batch_size", "sequence_length", "in_features")
+    return _norm((batch, tokens, width), width)
+
+
+def _norm(shape: tuple[int, ...], num_features: int) -> _Figures:
+    """Every norm has a scale and a shift for each feature."""
+    return shape, shape, 2 * num_features, float(_NORM_FLOPS * prod(shape))
+
+
+def _pool(parameters: Parameters) -> _Figures:
+    batch, channels, size = _sizes(parameters, "batch_size", "in_features", "in_size")
     kernel, out_size = _window(parameters, size)
-    output = (batch, channels, out_size, out_size)
-    return LayerFigures(
-        input_shape=(batch, channels, size, size),
-        output_shape=output,
-        num_parameters=0,
-        flops=float(kernel**2 * batch * channels * max(0, out_size) ** 2),
-    )
+    flops = float(kernel**2 * batch * channels * max(0, out_size) ** 2)
+    return (batch, channels, size, size), (batch, channels, out_size, out_size), 0, flops
 
 
-def _sequence(parameters: Parameters) -> tuple[int, int, int]:
-    batch, tokens, width = (whole_of(parameters, n) for n in ("batch_size", "sequence_length", "in_features"))
-    return batch, tokens, width
-
-
-def _layer_norm(parameters: Parameters) -> LayerFigures:
-    shape = _sequence(parameters)
-    return LayerFigures(
-        input_shape=shape,
-        output_shape=shape,
-        num_parameters=2 * shape[-1],
-        flops=float(_NORM_FLOPS * prod(shape)),
-    )
-
-
-def _attention(parameters: Parameters) -> LayerFigures:
+def _attention(parameters: Parameters) -> _Figures:
     """Products with the input and output weights, two products of tokens with tokens, softmax."""
-    batch, tokens, width = _sequence(parameters)
-    heads = whole_of(parameters, "num_heads")
-    if width % heads:
-        raise InvalidSetupError(f"expected in_features that {heads} heads divide, got {width}")
+    batch, tokens, width, heads = _sizes(
+        parameters, "batch_size", "sequence_length", "in_features", "num_heads"
+    )
+    _check_divided(parameters, heads, "heads", "in_features")
     products = 8.0 * batch * tokens * width**2 + 4.0 * batch * tokens**2 * width
-    return LayerFigures(
-        input_shape=(batch, tokens, width),
-        output_shape=(batch, tokens, width),
-        num_parameters=4 * width * (width + flag_of(parameters, "use_bias")),
-        flops=products + _SOFTMAX_FLOPS * batch * heads * tokens**2,
+    num_parameters = 4 * width * (width + flag_of(parameters, "use_bias"))
+    shape = (batch, tokens, width)
+    return shape, shape, num_parameters, products + _SOFTMAX_FLOPS * batch * heads * tokens**2
+
+
+def _lstm(parameters: Parameters) -> _Figures:
+    batch, tokens, width, hidden = _sizes(
+        parameters, "batch_size", "sequence_length", "in_features", "out_features"
     )
+    num_parameters = 4 * hidden * (width + hidden + 2 * flag_of(parameters, "use_bias"))
+    flops = batch * tokens * (8.0 * hidden * (width + hidden) + _LSTM_GATE_FLOPS * hidden)
+    return (batch, tokens, width), (batch, tokens, hidden), num_parameters, flops
 
 
-def _lstm(parameters: Parameters) -> LayerFigures:
-    batch, tokens, width = _sequence(parameters)
-    hidden = whole_of(parameters, "out_features")
-    biases = 2 * flag_of(parameters, "use_bias")
-    return LayerFigures(
-        input_shape=(batch, tokens, width),
-        output_shape=(batch, tokens, hidden),
-        num_parameters=4 * hidden * (width + hidden + biases),
-        flops=batch * tokens * (8.0 * hidden * (width + hidden) + _LSTM_GATE_FLOPS * hidden),
-    )
-
-
-def _null(parameters: Parameters) -> LayerFigures:
+def _null(parameters: Parameters) -> _Figures:
     shape = (whole_of(parameters, "batch_size", 1), whole_of(parameters, "in_features", 1))
-    return LayerFigures(input_shape=shape, output_shape=shape, num_parameters=0, flops=0.0)
+    return shape, shape, 0, 0.0
 
 
-_RULES: dict[str, Callable[[Parameters], LayerFigures]] = {
+_RULES: dict[str, Callable[[Parameters], _Figures]] = {
     "conv2d": _grouped,
     "grouped_conv2d": _grouped,
     "depthwise_conv2d": _depthwise,

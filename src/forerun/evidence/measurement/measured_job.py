@@ -1,19 +1,233 @@
-"""One job from its description to its measurement: child, sensors, summary, circumstances."""
+"""One job from its description to its measurement: child, sensors, summary, circumstances.
+
+The job runs in a fresh process, so that it can affect neither the session nor the next job.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import importlib
+import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from forerun.evidence.measurement.child import DEFAULT_RUN, ChildReport, run_in_child
-from forerun.evidence.measurement.circumstances import at_job_start
+from forerun.base.errors import ForerunError, MeasurementError
+from forerun.base.isolation import (
+    Child,
+    EndedError,
+    LateError,
+    fork_server,
+    limit_memory,
+    tell,
+    unlimited_memory,
+)
+from forerun.evidence.measurement.circumstances import at_job_start, num_threads_of
+from forerun.evidence.measurement.frameworks import preloaded_by
 from forerun.evidence.measurement.jobs import MeasurementJob, Protocol, RunResult, job_key
-from forerun.evidence.measurement.summary import summarise
+from forerun.evidence.measurement.runners.timing import summarise
 from forerun.evidence.measurement.telemetry import record_telemetry
 from forerun.evidence.records.measurement import Circumstances, JobKind, Measurement, Outcome, Scalar
 
-__all__ = ["NULL_JOB", "as_measurement", "job_of", "key_of", "measure_job", "timed_training"]
+__all__ = [
+    "DEFAULT_RUN",
+    "NULL_JOB",
+    "ChildReport",
+    "as_measurement",
+    "job_of",
+    "key_of",
+    "measure_job",
+    "report_progress",
+    "run_in_child",
+    "timed_training",
+]
+
+DEFAULT_RUN = "forerun.evidence.measurement.runners.table:run_job"
+"""Function that runs a job, ``(job, device_index, protocol) -> RunResult``, as ``module:function``."""
+
+_PRELOADED = (
+    "torch._dynamo",
+    "torchvision.models",
+    "forerun.evidence.measurement.runners.data_parallel_runner",
+    "forerun.evidence.measurement.runners.kernel_runner",
+    "forerun.evidence.measurement.layer_modules",
+    "forerun.evidence.measurement.runners.layer_runner",
+    "forerun.evidence.measurement.runners.step_runner",
+    "forerun.evidence.measurement.runners.training_runner",
+    "forerun.tracing.models.sources",
+    "forerun.tracing.step",
+)
+"""Modules that the fork server imports once, which saves seconds per job.
+
+The first optimizer of a process loads ``torch._dynamo``, the first model of torchvision all of its models. None of them
+may begin to use a GPU or start a thread: a child is forked from the process that imported them.
+"""
+
+_START_TIMEOUT_S = 300.0  # the first child waits for the server to load the framework, maybe from a slow disk
+_LONGEST_REASON = 1000
+_PARALLEL_SIZE = 1 << 16
+"""Elements of a tensor from which on PyTorch adds with all threads: twice its grain of 32,768."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildReport:
+    """Report on the end of a child.
+
+    Attributes:
+        outcome: The way the job ended.
+        result: Result of the job; None unless it is done.
+        reason: Reason why the job is not done; empty if it is.
+    """
+
+    outcome: Outcome
+    result: RunResult | None = None
+    reason: str = ""
+
+
+def report_progress(fraction: float) -> None:
+    """Reports the done fraction of the job, 0 to 1, to the session; does nothing outside a measured child.
+
+    Call it between repetitions or epochs, never inside one.
+    """
+    tell(fraction)
+
+
+def run_in_child(
+    job: MeasurementJob,
+    device_index: str,
+    protocol: Protocol,
+    on_progress: Callable[[float], None] | None = None,
+    *,
+    run: str = DEFAULT_RUN,
+) -> ChildReport:
+    """Runs a job in a new process and reports its end.
+
+    Args:
+        job: Job to run.
+        device_index: Device of the job, such as ``cpu`` or ``cuda:0``.
+        protocol: Settings of the measurement; ``timeout_s``, ``num_threads`` and ``memory_limit_bytes`` act here.
+        on_progress: Called with the fraction that the job gives to ``report_progress``.
+        run: Function that runs the job, as ``module:function``.
+    """
+    protocol = replace(protocol, num_threads=num_threads_of(protocol))
+    threads = {name: str(protocol.num_threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+    preloaded = list(_PRELOADED) if run == DEFAULT_RUN else preloaded_by(run)
+    child = Child(
+        fork_server(preloaded, threads), environment={**os.environ, **threads}, name=f"forerun-{job.kind}"
+    )
+    try:
+        # The time limit counts from the begin of the job, not of its process.
+        child.ask(_prepare, protocol, preloaded, timeout_s=max(_START_TIMEOUT_S, protocol.timeout_s))
+        reply = child.ask(
+            _report_of_job,
+            run,
+            job,
+            device_index,
+            protocol,
+            timeout_s=protocol.timeout_s,
+            on_message=on_progress,
+        )
+    except LateError:
+        return ChildReport(outcome=Outcome.TIMED_OUT, reason=f"not finished after {protocol.timeout_s:g} s")
+    except EndedError as ended:
+        return _report_of_death(ended, protocol.memory_limit_bytes is not None)
+    finally:
+        child.close()
+    if reply.error:  # the job's code asked to exit
+        return ChildReport(outcome=Outcome.FAILED, reason=reply.text)
+    report: ChildReport = reply.result
+    return report
+
+
+def _prepare(protocol: Protocol, preloaded: Sequence[str]) -> None:
+    """Makes this process ready for a job: its threads and its limit of memory.
+
+    Modules that the job needs, and the threads of the framework, come before the limit, which does not count them; a
+    fork server of another runner has not loaded the modules.
+    """
+    for name in preloaded if protocol.memory_limit_bytes is not None else ():
+        with contextlib.suppress(ImportError):  # the job says what it needs
+            importlib.import_module(name)
+    torch = sys.modules.get("torch")
+    # A framework that is loaded later reads the variables of the environment.
+    if torch is not None and protocol.num_threads is not None:
+        torch.set_num_threads(protocol.num_threads)
+    if torch is not None and protocol.memory_limit_bytes is not None:
+        # OpenMP ends the whole process, with status 1, where a thread's stack is refused.
+        torch.ones(_PARALLEL_SIZE).add_(1)
+    limit_memory(protocol.memory_limit_bytes)
+
+
+def _report_of_job(run: str, job: MeasurementJob, device_index: str, protocol: Protocol) -> ChildReport:
+    try:
+        return ChildReport(outcome=Outcome.DONE, result=_function(run)(job, device_index, protocol))
+    except Exception as error:  # any exception of a job is its report
+        is_limited = protocol.memory_limit_bytes is not None
+        with unlimited_memory():
+            return ChildReport(outcome=_outcome_of(error, is_limited), reason=_reason_of(error))
+
+
+def _function(run: str) -> Callable[[MeasurementJob, str, Protocol], RunResult]:
+    module, _, name = run.partition(":")
+    try:
+        function: Callable[[MeasurementJob, str, Protocol], RunResult] = getattr(
+            importlib.import_module(module), name
+        )
+    except (ImportError, AttributeError) as error:
+        raise MeasurementError(f"expected a function as module:function, got '{run}': {error}") from error
+    return function
+
+
+_REFUSED_UNDER_LIMIT = (
+    "could not create a primitive",
+    "could not execute a primitive",
+    "can't start new thread",
+    "resource temporarily unavailable",
+    "cannot allocate memory",
+    "failed to map segment",
+)
+"""Messages of oneDNN, of threads and of the loader after refused memory; without a limit they may have other causes."""
+
+
+def _outcome_of(error: Exception, is_limited: bool) -> Outcome:
+    # The runners turn a framework's many errors for full memory into one error. Another runner may not need
+    # their module, and must not pay for its import.
+    runners = sys.modules.get("forerun.evidence.measurement.runners.table")
+    kinds = (MemoryError, runners.OutOfMemory) if runners else (MemoryError,)
+    text = str(error).lower()
+    is_refused = is_limited and any(phrase in text for phrase in _REFUSED_UNDER_LIMIT)
+    return Outcome.OUT_OF_MEMORY if is_refused or isinstance(error, kinds) else Outcome.FAILED
+
+
+def _reason_of(error: Exception) -> str:
+    text = str(error).strip()
+    if isinstance(error, ForerunError):
+        return text[:_LONGEST_REASON]
+    name = type(error).__name__
+    return (f"{name}: {text}" if text else name)[:_LONGEST_REASON]
+
+
+_FAILED_ALLOCATION = ("SIGSEGV", "SIGABRT", "SIGBUS")
+"""Signals that end native code which does not check for refused memory."""
+
+
+def _report_of_death(ended: EndedError, has_memory_limit: bool) -> ChildReport:
+    name = ended.signal_name
+    if ended.exit_code is None:
+        return ChildReport(outcome=Outcome.FAILED, reason="the job closed its connection without a result")
+    if not name:
+        return ChildReport(
+            outcome=Outcome.FAILED,
+            reason=f"the process ended with exit status {ended.exit_code} before it had a result",
+        )
+    if has_memory_limit and name in _FAILED_ALLOCATION:
+        return ChildReport(
+            outcome=Outcome.OUT_OF_MEMORY, reason=f"the process was ended by {name} under its memory limit"
+        )
+    hint = "; the kernel may have run out of memory" if name == "SIGKILL" else ""
+    return ChildReport(outcome=Outcome.KILLED, reason=f"the process was ended by {name}{hint}")
+
 
 NULL_JOB = MeasurementJob(kind=JobKind.NULL, subject="null", family="null")
 """A step that does nothing; its time is the overhead in every repetition of another step."""
@@ -127,16 +341,4 @@ def timed_training(
     )
     begun = hashlib.sha256(around.started_at.encode()).hexdigest()[:8]
     around = replace(around, occasion=around.occasion or f"fit {begun}")
-    return Measurement(
-        key=key_of(job, around),
-        kind=job.kind,
-        subject=job.subject,
-        family=job.family,
-        parameters=job.parameters,
-        outcome=Outcome.DONE,
-        circumstances=around,
-        repetitions_s=result.repetitions_s,
-        warm_up_s=result.warm_up_s,
-        summary=summarise(result, Protocol()),
-        results=result.results,
-    )
+    return as_measurement(job, ChildReport(outcome=Outcome.DONE, result=result), Protocol(), around)

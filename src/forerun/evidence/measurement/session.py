@@ -7,29 +7,34 @@ the same occasion skips finished jobs and runs the rest.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Protocol as Interface
 
-from forerun.evidence.measurement.child import DEFAULT_RUN
 from forerun.evidence.measurement.circumstances import describe_circumstances
 from forerun.evidence.measurement.jobs import MeasurementJob, Protocol
-from forerun.evidence.measurement.measured_job import NULL_JOB, key_of, measure_job
-from forerun.evidence.measurement.progress import (
-    AnchorMeasured,
-    Event,
-    JobFinished,
-    JobProgressed,
-    JobStarted,
-    SessionReport,
-    Tally,
-    remaining_time_s,
-)
-from forerun.evidence.records.measurement import ANCHOR_FAMILY, Circumstances, JobKind, Measurement
+from forerun.evidence.measurement.measured_job import DEFAULT_RUN, NULL_JOB, key_of, measure_job
+from forerun.evidence.records.measurement import ANCHOR_FAMILY, Circumstances, JobKind, Measurement, Outcome
 from forerun.question.devices.local import lock_device
 
-__all__ = ["ANCHOR_JOB", "MeasurementSink", "run_jobs"]
+__all__ = [
+    "ANCHOR_JOB",
+    "AnchorMeasured",
+    "Event",
+    "JobFinished",
+    "JobLost",
+    "JobProgressed",
+    "JobStarted",
+    "MeasurementSink",
+    "SessionFinished",
+    "SessionReport",
+    "SessionStarted",
+    "Tally",
+    "remaining_time_s",
+    "run_jobs",
+]
 
 ANCHOR_JOB = MeasurementJob(
     kind=JobKind.STEP,
@@ -97,8 +102,17 @@ def run_jobs(
     protocol = protocol or Protocol()
     circumstances = circumstances or describe_circumstances(device_index, protocol=protocol)
     circumstances = replace(circumstances, device_index=device_index, occasion=occasion)
+    tell = on_event or _ignore
     session = _Session(
-        store, protocol, circumstances, on_event or _ignore, expected_s, anchor, is_time_up or _never, run
+        store=store,
+        protocol=protocol,
+        circumstances=circumstances,
+        tell=tell,
+        expected_s=expected_s,
+        anchor=anchor if protocol.anchor_every else None,
+        is_time_up=is_time_up or _never,
+        runner=run,
+        tally=Tally(tell),
     )
     with lock_device(device_index):
         return session.run(jobs)
@@ -113,37 +127,27 @@ def _never() -> bool:
     return False
 
 
+@dataclass(slots=True, kw_only=True)
 class _Session:
-    def __init__(
-        self,
-        store: MeasurementSink,
-        protocol: Protocol,
-        circumstances: Circumstances,
-        tell: Callable[[Event], None],
-        expected_s: Callable[[MeasurementJob], float] | None,
-        anchor: MeasurementJob | None,
-        is_time_up: Callable[[], bool],
-        run: str,
-    ) -> None:
-        self._store = store
-        self._protocol = protocol
-        self._circumstances = circumstances
-        self._tell = tell
-        # Without expected times all jobs count equally: each remaining one takes the mean time of the jobs so far.
-        self._expected_s = expected_s or (lambda _: 1.0)
-        self._knows_times = expected_s is not None
-        self._anchor = anchor if protocol.anchor_every else None
-        self._is_time_up = is_time_up
-        self._run = run
-        self._anchor_s: float | None = None
-        self._since_anchor: list[str] = []
-        self._tally = Tally(tell)
+    """A session on one device, and how far it is."""
+
+    store: MeasurementSink
+    protocol: Protocol
+    circumstances: Circumstances
+    tell: Callable[[Event], None]
+    expected_s: Callable[[MeasurementJob], float] | None
+    anchor: MeasurementJob | None
+    is_time_up: Callable[[], bool]
+    runner: str
+    tally: Tally
+    anchor_s: float | None = None
+    since_anchor: list[str] = field(default_factory=list)
 
     def run(self, jobs: Iterable[MeasurementJob]) -> SessionReport:
-        wanted = {key_of(job, self._circumstances): job for job in jobs}
-        done = self._store.done_keys(list(wanted))
+        wanted = {key_of(job, self.circumstances): job for job in jobs}
+        done = self.store.done_keys(list(wanted))
         left = [job for key, job in wanted.items() if key not in done]
-        return self._tally.session(
+        return self.tally.session(
             lambda: self._measure_all(left), num_jobs=len(left), num_skipped=len(wanted) - len(left)
         )
 
@@ -153,84 +157,264 @@ class _Session:
         # The overhead of a repetition comes first: every record of the session names it.
         self._measure_null_step()
         self._measure_anchor()
-        expected_s = [self._expected_s(job) for job in jobs]
+        # Without expected times all jobs count equally: each remaining one takes the mean time of the jobs so far.
+        expected_s = [1.0 if self.expected_s is None else self.expected_s(job) for job in jobs]
         finished: list[tuple[float, float]] = []
         for index, job in enumerate(jobs):
-            if self._is_time_up():
+            if self.is_time_up():
                 break
             left_s = self._remaining_s(finished, expected_s[index:])
-            self._tell(JobStarted(job=job, index=index, num_jobs=len(jobs), remaining_time_s=left_s))
+            self.tell(JobStarted(job=job, index=index, num_jobs=len(jobs), remaining_time_s=left_s))
             began_s = time.monotonic()
             measurement = self._measure_and_add(job)
-            self._tally.count(measurement)
-            self._since_anchor.append(measurement.key)
-            if len(self._since_anchor) == self._protocol.anchor_every:
+            self.tally.count(measurement)
+            self.since_anchor.append(measurement.key)
+            if len(self.since_anchor) == self.protocol.anchor_every:
                 self._measure_anchor()
             finished.append((expected_s[index], time.monotonic() - began_s))
             left_s = self._remaining_s(finished, expected_s[index + 1 :])
-            self._tell(
+            self.tell(
                 JobFinished(
                     job=job, index=index, num_jobs=len(jobs), measurement=measurement, remaining_time_s=left_s
                 )
             )
-        if self._since_anchor:
+        if self.since_anchor:
             self._measure_anchor()
 
     def _remaining_s(
         self, finished: Sequence[tuple[float, float]], expected_left_s: Sequence[float]
     ) -> float | None:
-        if not finished and not self._knows_times:
+        if not finished and self.expected_s is None:
             return None
         return remaining_time_s(finished, expected_left_s)
 
     def _measure_and_add(self, job: MeasurementJob) -> Measurement:
         measurement = measure_job(
             job,
-            protocol=self._protocol,
-            circumstances=self._circumstances,
-            null_step_s=self._tally.null_step_s,
-            on_progress=lambda fraction: self._tell(JobProgressed(job=job, fraction=fraction)),
-            run=self._run,
+            protocol=self.protocol,
+            circumstances=self.circumstances,
+            null_step_s=self.tally.null_step_s,
+            on_progress=lambda fraction: self.tell(JobProgressed(job=job, fraction=fraction)),
+            run=self.runner,
         )
-        self._store.add(measurement)
+        self.store.add(measurement)
         return measurement
 
     def _measure_null_step(self) -> None:
         measurement = self._measure_and_add(NULL_JOB)
         if measurement.summary is not None:
-            self._tally.null_step_s = measurement.summary.median_s
+            self.tally.null_step_s = measurement.summary.median_s
 
     def _measure_anchor(self) -> None:
         """Measures the anchor, and marks the jobs since the last anchor if the two differ."""
-        if self._anchor is None:
+        if self.anchor is None:
             return
-        since, self._since_anchor = self._since_anchor, []
-        before_s = self._anchor_s
+        since, self.since_anchor = self.since_anchor, []
+        before_s = self.anchor_s
         measurement = self._anchor_measurement(before_s)
-        self._anchor_s = median(measurement.repetitions_s) if measurement.repetitions_s else None
+        self.anchor_s = median(measurement.repetitions_s) if measurement.repetitions_s else None
         drift = measurement.results.get("anchor_drift")
         assert drift is None or isinstance(drift, float)
-        if drift is not None and since and abs(drift) > self._protocol.anchor_tolerance:
-            self._store.mark_unstable(since, f"the anchor changed by {drift:+.1%} meanwhile")
-            self._tally.unstable.update(since)
-        self._tell(AnchorMeasured(measurement=measurement, drift=drift))
+        if drift is not None and since and abs(drift) > self.protocol.anchor_tolerance:
+            self.store.mark_unstable(since, f"the anchor changed by {drift:+.1%} meanwhile")
+            self.tally.unstable.update(since)
+        self.tell(AnchorMeasured(measurement=measurement, drift=drift))
 
     def _anchor_measurement(self, before_s: float | None) -> Measurement:
         """Measures the anchor now and writes it with its change since ``before_s``."""
-        assert self._anchor is not None
+        assert self.anchor is not None
         # The time is a parameter, so that each measurement of the anchor has its own key.
-        asked = {**self._anchor.parameters, "anchor_at_s": time.time()}
+        asked = {**self.anchor.parameters, "anchor_at_s": time.time()}
         measurement = measure_job(
-            self._anchor,
-            protocol=self._protocol,
-            circumstances=self._circumstances,
-            null_step_s=self._tally.null_step_s,
-            run=self._run,
+            self.anchor,
+            protocol=self.protocol,
+            circumstances=self.circumstances,
+            null_step_s=self.tally.null_step_s,
+            run=self.runner,
         )
-        own_key = key_of(replace(self._anchor, parameters=asked), self._circumstances)
+        own_key = key_of(replace(self.anchor, parameters=asked), self.circumstances)
         results = dict(measurement.results)
         if before_s and measurement.repetitions_s:
             results["anchor_drift"] = median(measurement.repetitions_s) / before_s - 1
         measurement = replace(measurement, key=own_key, parameters=asked, results=results)
-        self._store.add(measurement)
+        self.store.add(measurement)
         return measurement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionReport:
+    """Report on a session.
+
+    Attributes:
+        outcomes: Number of jobs by outcome.
+        num_skipped: Number of jobs that the store already had.
+        num_unstable: Number of done jobs with unstable times, or between two anchors that differ.
+        num_lost: Number of jobs without a measurement because their node was lost again and again; only with Ray.
+        null_step_s: Time of a step that does nothing; None if it could not be measured [s].
+        is_interrupted: True if the user ended the session; the finished measurements are in the store.
+    """
+
+    outcomes: Mapping[Outcome, int] = field(default_factory=dict)
+    num_skipped: int = 0
+    num_unstable: int = 0
+    num_lost: int = 0
+    null_step_s: float | None = None
+    is_interrupted: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionStarted:
+    """The session holds its device and knows the jobs left to do.
+
+    Attributes:
+        num_jobs: Number of jobs to run.
+        num_skipped: Number of jobs that the store already has.
+    """
+
+    num_jobs: int
+    num_skipped: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStarted:
+    """A job begins.
+
+    Attributes:
+        job: The job that begins.
+        index: Place of the job among the jobs to run, from 0.
+        num_jobs: Number of jobs to run.
+        remaining_time_s: Time from now to the end of the session; None if not known yet [s].
+    """
+
+    job: MeasurementJob
+    index: int
+    num_jobs: int
+    remaining_time_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobProgressed:
+    """A running job has done this fraction of its work, 0 to 1."""
+
+    job: MeasurementJob
+    fraction: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFinished:
+    """A job has ended and is in the store.
+
+    Attributes:
+        job: The job that has ended.
+        index: Place of the job among the jobs to run, from 0.
+        num_jobs: Number of jobs to run.
+        measurement: Measurement in the store.
+        remaining_time_s: Time from now to the end of the session; None if not known yet [s].
+    """
+
+    job: MeasurementJob
+    index: int
+    num_jobs: int
+    measurement: Measurement
+    remaining_time_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobLost:
+    """A job has no measurement because the node that ran it was lost too often."""
+
+    job: MeasurementJob
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnchorMeasured:
+    """The fixed small job was measured again.
+
+    Attributes:
+        measurement: Measurement of the anchor in the store.
+        drift: Relative change since the anchor before; None for the first anchor, or if one of the two failed.
+    """
+
+    measurement: Measurement
+    drift: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionFinished:
+    """The session has ended, for any reason."""
+
+    report: SessionReport
+
+
+Event = SessionStarted | JobStarted | JobProgressed | JobFinished | JobLost | AnchorMeasured | SessionFinished
+"""Events with which ``on_event`` of a session is called."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts of a running session, on one device or on a cluster; its report repeats them.
+
+    Attributes:
+        tell: Called with each event.
+        outcomes: Number of jobs by outcome.
+        unstable: Keys of the jobs whose times are not stable.
+        num_lost: Number of jobs without a measurement.
+        null_step_s: Time of a step that does nothing; None if it is not known [s].
+    """
+
+    tell: Callable[[Event], None]
+    outcomes: Counter[Outcome] = field(default_factory=Counter)
+    unstable: set[str] = field(default_factory=set)
+    num_lost: int = 0
+    null_step_s: float | None = None
+
+    def count(self, measurement: Measurement) -> None:
+        """Counts a job that has ended."""
+        self.outcomes[measurement.outcome] += 1
+        if measurement.summary is not None and not measurement.summary.is_stable:
+            self.unstable.add(measurement.key)
+
+    def session(self, work: Callable[[], None], *, num_jobs: int, num_skipped: int) -> SessionReport:
+        """Does the work between the first and the last event, which comes however the work ends."""
+        self.tell(SessionStarted(num_jobs=num_jobs, num_skipped=num_skipped))
+        is_interrupted = False
+        try:
+            work()
+        except KeyboardInterrupt:
+            is_interrupted = True
+            raise
+        finally:
+            report = SessionReport(
+                outcomes=dict(self.outcomes),
+                num_skipped=num_skipped,
+                num_unstable=len(self.unstable),
+                num_lost=self.num_lost,
+                null_step_s=self.null_step_s,
+                is_interrupted=is_interrupted,
+            )
+            self.tell(SessionFinished(report=report))
+        return report
+
+
+def remaining_time_s(
+    finished: Iterable[tuple[float, float]], expected_left_s: Iterable[float]
+) -> float | None:
+    """Time that the remaining jobs will take [s].
+
+    remaining = sum of their expected times * r, with r = sum of the real / sum of the expected times of the
+    finished jobs; r = 1 before the first one. If every expected time is 1, r is the mean time of a job.
+
+    Args:
+        finished: Expected and real time of each finished job [s].
+        expected_left_s: Expected time of each remaining job [s]; finite, not negative.
+
+    Returns:
+        The time, or None if no job with an expected time has finished and no remaining job has one.
+    """
+    pairs = list(finished)
+    expected_s, real_s = sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs)
+    left_s = sum(expected_left_s)
+    if expected_s > 0:
+        return left_s * real_s / expected_s
+    return left_s if left_s > 0 else None

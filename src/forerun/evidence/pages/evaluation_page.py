@@ -98,7 +98,7 @@ def _errors(metrics: Mapping[str, ErrorMetrics], time_text: Callable[[float], st
     columns: Columns[tuple[str, ErrorMetrics]] = {
         "model": lambda row: row[0],
         "rows": lambda row: f"{row[1].n:,}",
-        "R2": lambda row: None if row[1].r2 is None else f"{row[1].r2:.4f}",
+        "R2": lambda row: "-" if row[1].r2 is None else f"{row[1].r2:.4f}",
         "MAE": lambda row: time_text(row[1].mae),
         "RMSE": lambda row: time_text(row[1].rmse),
         "MAPE": lambda row: format_percent(row[1].mape),

@@ -16,7 +16,7 @@ from forerun.surface.report.tables import Columns, table, table_of
 from forerun.surface.report.wording import range_words
 
 if TYPE_CHECKING:
-    from forerun.evidence.measure_jobs import MeasurementRun
+    from forerun.evidence.measure import MeasurementRun
 
 __all__ = ["counts_table", "loader_lines", "measurement_page", "record_page", "records_table"]
 

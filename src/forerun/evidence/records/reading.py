@@ -1,23 +1,42 @@
-"""Measured steps of stores and files, those in formats of other programs among them."""
+"""Measurements from and to stores and files, piece by piece.
+
+Files are CSV and Parquet, one row per measurement and one column per field of ``Measurement``, with lists and names
+with values as JSON text; flat tables of steps; and the formats of other programs, which entry points bring.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import csv
+import json
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
-from forerun.base.errors import RecordError, UsageError
+from forerun.base.errors import RecordError, UsageError, near_matches
+from forerun.base.extras import needing
 from forerun.base.plugins import plugin, plugin_names
-from forerun.evidence.records.files import import_measurements
-from forerun.evidence.records.measurement import JobKind, Measurement
+from forerun.evidence.records.measurement import (
+    MEASUREMENT_VERSION,
+    JobKind,
+    Measurement,
+    measurement_document,
+    read_document,
+)
 from forerun.evidence.records.record_store import RecordStore, is_store
-from forerun.evidence.records.step_record import StepRecord, step_records
+from forerun.evidence.records.step_record import StepRecord, as_measurement, step_records
+from forerun.evidence.records.tables import is_short_table, read_records, read_short_steps
 from forerun.question.devices.device import Device
 
 __all__ = [
+    "FILE_COLUMNS",
     "FORMATS",
     "RecordFormat",
+    "export_measurements",
     "format_of",
+    "import_measurements",
     "read_all",
     "read_measured_steps",
     "read_steps",
@@ -111,7 +130,193 @@ def read_steps(path_or_url: str | Path) -> list[StepRecord]:
     Raises:
         RecordError: The store or file is missing, damaged, of another version, or holds impossible values.
     """
-    if is_store(path_or_url):
-        with RecordStore.open(path_or_url, create=False) as store:
-            return list(step_records(store.measurements()))
-    return list(step_records(import_measurements(path_or_url)))
+    return list(step_records(read_all([path_or_url], None)))
+
+
+_JSON_COLUMNS = ("parameters", "repetitions_s", "warm_up_s", "summary", "results", "circumstances")
+FILE_COLUMNS = ("schema_version", "key", "kind", "subject", "family", "outcome", "reason", *_JSON_COLUMNS)
+"""Columns of a file of measurements."""
+
+_ROWS_PER_CHUNK = 5000
+# One encoder for all cells: json.dumps makes a new one at each call.
+_as_json = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
+
+
+def export_measurements(measurements: Iterable[Measurement], path: str | Path) -> int:
+    """Writes measurements to a ``.csv`` or ``.parquet`` file; returns their number.
+
+    The file appears when it is complete: an interrupted run leaves the old file.
+
+    Raises:
+        RecordError: The file has another ending, or cannot be written.
+    """
+    path = Path(path)
+    writers = {".csv": _write_csv, ".parquet": _write_parquet}
+    if path.suffix not in writers:
+        raise RecordError(f"{path.name}: measurements are written to .csv or .parquet, got '{path.suffix}'")
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        num_written = writers[path.suffix](map(_cells, measurements), partial)
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise RecordError(f"{path}: the file cannot be written: {error.strerror or error}") from error
+    return num_written
+
+
+def _cells(measurement: Measurement) -> dict[str, Any]:
+    document = measurement_document(measurement)
+    for name in _JSON_COLUMNS:
+        value = document[name]
+        document[name] = "" if value is None else _as_json(value)
+    return document
+
+
+def _write_csv(rows: Iterable[dict[str, Any]], path: Path) -> int:
+    count = 0
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, FILE_COLUMNS)
+        writer.writeheader()
+        for row in rows:
+            writer.writerow(row)
+            count += 1
+    return count
+
+
+def _write_parquet(rows: Iterable[dict[str, Any]], path: Path) -> int:
+    with needing("a Parquet file"):
+        import pyarrow
+        import pyarrow.parquet
+
+    kinds = {name: pyarrow.int32() if name == "schema_version" else pyarrow.string() for name in FILE_COLUMNS}
+    schema = pyarrow.schema(list(kinds.items()))
+    count, source = 0, iter(rows)
+    with pyarrow.parquet.ParquetWriter(path, schema, compression="zstd") as writer:
+        while chunk := list(islice(source, _ROWS_PER_CHUNK)):
+            writer.write_table(pyarrow.Table.from_pylist(chunk, schema))
+            count += len(chunk)
+    return count
+
+
+def import_measurements(path: str | Path) -> Iterator[Measurement]:
+    """Measurements of a ``.csv`` or ``.parquet`` file, also of a flat table of steps, piece by piece.
+
+    A ``.csv`` file may also be a short table that a person wrote (``tables.SHORT_COLUMNS``).
+
+    Raises:
+        RecordError: The file is missing or of another version, columns are unknown or missing, two rows have one key,
+            or a cell is damaged or impossible; the message names the file, row and column.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise RecordError(f"expected a table of measurements at {path}, but there is no such file")
+    if path.suffix not in (".csv", ".parquet"):
+        raise RecordError(f"{path.name}: expected a .csv or .parquet file, got '{path.suffix}'; convert it")
+    try:
+        rows = _csv_rows(path) if path.suffix == ".csv" else _parquet_rows(path)
+        columns = next(rows)
+        if path.suffix == ".csv" and is_short_table(tuple(columns)):
+            yield from map(as_measurement, read_short_steps(path, columns))
+        elif set(columns) & {"row_id", "step_time_s"}:
+            yield from map(as_measurement, read_records(path))
+        else:
+            yield from _checked(columns, rows, path.name)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise RecordError(f"{path.name}: the file cannot be read as {path.suffix[1:]}: {error}") from error
+
+
+def _checked(columns: Iterable[str], rows: Iterator[Iterable[Any]], table: str) -> Iterator[Measurement]:
+    columns = tuple(columns)
+    _check_columns(columns, table)
+    seen = _SeenKeys()
+    for number, cells in enumerate(rows, start=1):
+        place = f"{table}, row {number}"
+        measurement = read_document(_document(dict(zip(columns, cells, strict=True)), place), place)
+        first = seen.first_row(measurement.key, number)
+        if first != number:
+            raise RecordError(
+                f"{place}: key {measurement.key} occurs twice (first in row {first}); keep one of them"
+            )
+        yield measurement
+
+
+class _SeenKeys:
+    """Keys of the rows read so far, in a temporary file, so that millions of keys need no memory."""
+
+    def __init__(self) -> None:
+        # The empty name stands for a database that SQLite deletes when it is closed.
+        self._rows = sqlite3.connect("")
+        self._rows.execute("CREATE TABLE seen (key TEXT PRIMARY KEY, row INTEGER) WITHOUT ROWID")
+
+    def first_row(self, key: str, row: int) -> int:
+        """The first row with this key; the present row if no earlier one has it."""
+        # In small letters: Python's driver counts no rows of an INSERT in Turkish.
+        if self._rows.execute("insert or ignore into seen values (?, ?)", (key, row)).rowcount:
+            return row
+        return int(self._rows.execute("SELECT row FROM seen WHERE key = ?", (key,)).fetchone()[0])
+
+
+def _check_columns(columns: tuple[str, ...], table: str) -> None:
+    for name in columns:
+        if name not in FILE_COLUMNS:
+            raise RecordError(
+                f"{table}: unknown column '{name}'{near_matches(name, FILE_COLUMNS)} "
+                "(units are part of a column's name: times in _s, sizes in _bytes); rename or remove it"
+            )
+    missing = [name for name in FILE_COLUMNS if name not in columns]
+    if missing:
+        raise RecordError(
+            f"{table}: expected the columns {', '.join(FILE_COLUMNS)}; missing: {', '.join(missing)}"
+        )
+
+
+def _document(row: Mapping[str, Any], place: str) -> dict[str, Any]:
+    document = dict(row)
+    try:
+        document["schema_version"] = int(row["schema_version"])
+    except (TypeError, ValueError):
+        raise RecordError(
+            f"{place}, column 'schema_version': expected {MEASUREMENT_VERSION}, got {row['schema_version']!r}"
+        ) from None
+    for name in _JSON_COLUMNS:
+        try:
+            document[name] = json.loads(row[name]) if row[name] else None
+        except (TypeError, ValueError) as error:
+            raise RecordError(
+                f"{place}, column '{name}': expected JSON, got {row[name]!r} ({error})"
+            ) from error
+    return document
+
+
+def _csv_rows(path: Path) -> Iterator[list[Any]]:
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        reader = csv.reader(file)
+        try:
+            header = next(reader)
+        except StopIteration:
+            raise RecordError(f"{path.name}: expected a line of column names, got an empty file") from None
+        yield header
+        for number, cells in enumerate(reader, start=1):
+            if len(cells) != len(header):
+                raise RecordError(
+                    f"{path.name}, row {number}: expected {len(header)} cells, got {len(cells)}; the file is cut off "
+                    "or a comma is not quoted"
+                )
+            yield cells
+
+
+def _parquet_rows(path: Path) -> Iterator[list[Any]]:
+    with needing("a Parquet file"):
+        import pyarrow
+        import pyarrow.parquet
+
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            yield file.schema_arrow.names
+            # Group by group: one pass over all groups would keep all it has read in memory.
+            for group in range(file.num_row_groups):
+                for batch in file.iter_batches(batch_size=_ROWS_PER_CHUNK, row_groups=[group]):
+                    columns = [column.to_pylist() for column in batch.columns]
+                    yield from map(list, zip(*columns, strict=True))
+    except pyarrow.ArrowException as error:
+        raise RecordError(f"{path.name}: the file cannot be read as parquet: {error}") from error

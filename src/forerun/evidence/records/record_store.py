@@ -8,6 +8,8 @@ tells damage of the disk: only the damaged record is left out, and a ``StoreWarn
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import os
 import time
@@ -20,6 +22,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import sqlalchemy as sql
+from filelock import FileLock, Timeout
 from sqlalchemy.dialects import postgresql, sqlite
 
 from forerun.base.errors import RecordError, StoreWarning, UsageError
@@ -34,10 +37,15 @@ from forerun.evidence.records.database import (
     row_of,
     url_of,
 )
-from forerun.evidence.records.measurement import JobKind, Measurement, Outcome, read_document
-from forerun.evidence.records.spool import Spool
+from forerun.evidence.records.measurement import (
+    JobKind,
+    Measurement,
+    Outcome,
+    measurement_document,
+    read_document,
+)
 
-__all__ = ["RECORDS_VARIABLE", "RecordStore", "default_store_path", "is_store"]
+__all__ = ["RECORDS_VARIABLE", "RecordStore", "Spool", "default_store_path", "is_store"]
 
 RECORDS_VARIABLE = "FORERUN_RECORDS"
 """Environment variable that names the store by a path or a URL."""
@@ -438,3 +446,76 @@ def _unstable(measurement: Measurement, reason: str) -> Measurement:
     assert summary is not None
     said = summary.reason if reason in summary.reason else "; ".join(filter(None, (summary.reason, reason)))
     return replace(measurement, summary=replace(summary, is_stable=False, reason=said))
+
+
+class Spool:
+    """The file that keeps measurements for a server that is away, shared by all processes of this user.
+
+    Each line is the JSON document of a measurement, on the disk before it counts as written. A line that a kill or a
+    full disk cut off never counted, and the next begins on a line of its own. Writing a measurement twice does no harm,
+    because its key identifies it; so the file goes only after the server has all of it.
+
+    Args:
+        url: The database.
+    """
+
+    def __init__(self, url: sql.URL) -> None:
+        from platformdirs import user_data_path
+
+        name = hashlib.sha256(f"{url.host}:{url.port}/{url.database}".encode()).hexdigest()[:16]
+        self.path = Path(user_data_path("forerun")) / "spool" / f"{name}.jsonl"
+
+    def add(self, measurements: Iterable[Measurement]) -> None:
+        """Keeps measurements durably.
+
+        Raises:
+            RecordError: The file cannot be written.
+        """
+        # The line break before separates it from a line that was cut off.
+        text = "".join(f"\n{json.dumps(measurement_document(found))}\n" for found in measurements)
+        try:
+            with self._lock(), self.path.open("a", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise RecordError(
+                f"{self.path}: the server is away, and its measurements cannot be kept here: {error.strerror or error}"
+            ) from error
+
+    def replay(self, write: Callable[[Iterable[Measurement]], int]) -> int:
+        """Hands the measurements to ``write``, which may put them aside again; returns their number."""
+        moved = self.path.with_suffix(".replay")
+        if not (self.path.exists() or moved.exists()):
+            return 0
+        number = 0
+        try:
+            with FileLock(self.path.with_suffix(".replay-lock"), timeout=0):
+                # What a killed process was about to write comes first, then what was added since. If the server is
+                # away again, ``write`` puts it back, so this must not go on for ever.
+                for _ in range(2):
+                    if moved.exists() or self._moved(moved):
+                        found = list(_measurements(moved))
+                        write(found)
+                        moved.unlink()
+                        number += len(found)
+        except Timeout:  # another process is at it
+            pass
+        return number
+
+    def _moved(self, target: Path) -> bool:
+        with self._lock(), contextlib.suppress(FileNotFoundError):
+            self.path.rename(target)
+            return True
+        return False
+
+    def _lock(self) -> FileLock:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        return FileLock(self.path.with_suffix(".lock"), timeout=60)
+
+
+def _measurements(path: Path) -> Iterator[Measurement]:
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        # A line without its end was never acknowledged.
+        with contextlib.suppress(ValueError):
+            yield read_document(json.loads(line), f"{path}, line {number}")

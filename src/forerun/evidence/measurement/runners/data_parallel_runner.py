@@ -1,24 +1,31 @@
-"""Steps of a model on several devices under DistributedDataParallel: real processes, real all-reduces.
+"""Jobs of several devices: real processes, real all-reduces.
 
-Parameters of the job beside those of ``step_runner``: ``num_devices``, ``strategy`` (``ddp``), ``bucket_cap_mb``,
-``num_accumulation_steps``. The batch size is that of one device. On a processor, n gloo processes share its cores:
-each has the threads of the session divided by n. Results beside the times of a step: ``synchronisation_s``, the
-median step less the median of the same step without its all-reduces (``no_sync``) in the same processes;
-``gradient_bytes``; ``world_size``.
+Steps run under DistributedDataParallel. Parameters of their job beside those of ``step_runner``: ``num_devices``,
+``strategy`` (``ddp``), ``bucket_cap_mb``, ``num_accumulation_steps``. The batch size is that of one device. On a
+processor, n gloo processes share its cores: each has the threads of the session divided by n. Results beside the times
+of a step: ``synchronisation_s``, the median step less the median of the same step without its all-reduces
+(``no_sync``) in the same processes; ``gradient_bytes``; ``world_size``.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from forerun.base.errors import InvalidSetupError, MeasurementError
+from forerun.base.isolation import Child, EndedError, replies
+from forerun.base.kept import temporary_folder
+from forerun.base.numerics import relative_coefficients
 from forerun.evidence.measurement.jobs import MeasurementJob, Protocol, RunResult
-from forerun.evidence.measurement.runners.process_group import run_in_group
 from forerun.evidence.measurement.runners.step_runner import (
     autocast_region,
     compiled,
@@ -26,8 +33,8 @@ from forerun.evidence.measurement.runners.step_runner import (
     num_parameters,
 )
 from forerun.evidence.measurement.runners.table import runner
+from forerun.evidence.measurement.runners.timing import has_settled
 from forerun.evidence.measurement.runners.torch_device import set_numeric_flags, synchroniser
-from forerun.evidence.measurement.summary import has_settled
 from forerun.evidence.records.measured_run import (
     flag_of,
     input_options_of,
@@ -36,14 +43,24 @@ from forerun.evidence.records.measured_run import (
     text_of,
     whole_of,
 )
-from forerun.evidence.records.measurement import JobKind
+from forerun.evidence.records.measurement import JobKind, Measurement, Scalar
+from forerun.question.devices.device import LinkKind
 from forerun.question.devices.local import gpu_index
 from forerun.question.setup import Phase
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["STRATEGIES", "check_strategy", "run_data_parallel"]
+__all__ = [
+    "PROBE_SIZES",
+    "STRATEGIES",
+    "check_strategy",
+    "fit_ring",
+    "run_data_parallel",
+    "run_in_group",
+    "run_link_probe",
+    "write_measured_link",
+]
 
 STRATEGIES = ("ddp",)
 """Strategies that can be measured."""
@@ -219,3 +236,255 @@ class _Member:
             outputs = self._network(*batch.get("args", ()), **batch.get("kwargs", {}))
             loss = self._built.loss(outputs, batch)
         loss.backward()
+
+
+_GROUP_TIMEOUT = timedelta(minutes=5)
+
+Work = Callable[[int, int, str, Any], Any]
+"""Function of a module from (rank, number of processes, device, argument) to the result of rank 0."""
+
+
+def run_in_group(
+    work: Work, argument: Any, *, num_processes: int, device_index: str, num_threads: int
+) -> Any:
+    """Runs a function in n processes of a process group, and returns what rank 0 returned.
+
+    On a processor the group uses gloo over the loopback; on GPUs each process takes the GPU of its rank and uses
+    NCCL.
+
+    Args:
+        work: Function of a module; called in every process after the group has met.
+        argument: Argument passed on to the function.
+        num_processes: n, number of processes.
+        device_index: Device: ``cpu``, or ``cuda`` for the first n GPUs.
+        num_threads: Number of threads of the framework in each process.
+
+    Raises:
+        MeasurementError: A process failed or ended; the message has the first reason.
+    """
+    context = multiprocessing.get_context("spawn")
+    with temporary_folder() as folder:
+        meeting = f"file://{Path(folder) / 'meeting'}"
+        members = [Child(context, name=f"forerun-rank-{rank}") for rank in range(num_processes)]
+        try:
+            for rank, member in enumerate(members):
+                member.begin(_member, work, argument, rank, num_processes, device_index, num_threads, meeting)
+            return _first_answer(members)
+        finally:
+            for member in members:
+                member.close()
+
+
+def _first_answer(members: list[Child]) -> Any:
+    """Answer of rank 0, after all processes have answered; the first failure ends the wait."""
+    answers: dict[int, Any] = {}
+    try:
+        for rank, reply in replies(members):
+            if reply.error:
+                raise MeasurementError(f"process {rank} of {len(members)}: {reply.text}")
+            answers[rank] = reply.result
+    except EndedError as ended:
+        raise MeasurementError(
+            f"process {ended.number} of {len(members)} ended before it had a result; see its messages above"
+        ) from None
+    return answers[0]
+
+
+def _member(
+    work: Work,
+    argument: Any,
+    rank: int,
+    num_processes: int,
+    device_index: str,
+    num_threads: int,
+    meeting: str,
+) -> Any:
+    """One process: joins the group and works."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(num_threads)
+    is_gpu = gpu_index(device_index) is not None
+    if is_gpu:
+        torch.cuda.set_device(rank)
+    dist.init_process_group(
+        "nccl" if is_gpu else "gloo",
+        init_method=meeting,
+        rank=rank,
+        world_size=num_processes,
+        timeout=_GROUP_TIMEOUT,
+    )
+    answer = work(rank, num_processes, f"cuda:{rank}" if is_gpu else "cpu", argument)
+    dist.barrier()
+    dist.destroy_process_group()
+    return answer
+
+
+PROBE_SIZES = (1024, 64 * 1024, 1024**2, 8 * 1024**2, 64 * 1024**2)
+"""Sizes of the five messages, from one bound by latency to one bound by bandwidth [bytes]."""
+
+
+@runner(JobKind.LINK)
+def run_link_probe(job: MeasurementJob, device_index: str, protocol: Protocol) -> RunResult:
+    """Times the five all-reduces; the record holds the repetitions of the largest.
+
+    Parameter of the job: ``num_devices``. Results: ``latency_s`` (alpha, of one hop) and ``bandwidth_bytes_per_s``
+    (beta, of one direction) of a ring, fitted on relative error to the medians ``size_N_bytes`` / ``time_N_s``;
+    ``sharing_slowdown``, on a processor the factor on a step's time while the other processes make a step too, 1 on
+    GPUs.
+    """
+    num_devices = whole_of(job.parameters, "num_devices", 2)
+    if num_devices < 2:
+        raise MeasurementError(
+            f"a link has two ends or more: expected num_devices of at least 2, got {num_devices}"
+        )
+    found: _Probe = run_in_group(
+        _probe,
+        protocol.num_repetitions,
+        num_processes=num_devices,
+        device_index=device_index,
+        num_threads=max(1, (protocol.num_threads or 1) // num_devices),
+    )
+    medians_s = [median(times_s) for times_s in found.times_s]
+    latency_s, bandwidth = fit_ring(PROBE_SIZES, medians_s, num_devices)
+    results: dict[str, Scalar] = {
+        "latency_s": latency_s,
+        "bandwidth_bytes_per_s": bandwidth,
+        "world_size": num_devices,
+        "sharing_slowdown": found.sharing_slowdown,
+    }
+    for number, (size, time_s) in enumerate(zip(PROBE_SIZES, medians_s, strict=True), start=1):
+        results |= {f"size_{number}_bytes": size, f"time_{number}_s": time_s}
+    return RunResult(repetitions_s=tuple(found.times_s[-1]), results=results)
+
+
+def fit_ring(sizes_bytes: Sequence[float], times_s: Sequence[float], num_devices: int) -> tuple[float, float]:
+    """Latency of a hop [s] and bandwidth [bytes/s] of a ring from the times of its all-reduces.
+
+    t = 2(n-1) a + 2(n-1)/n m / B with a, 1/B >= 0 and the smallest squared *relative* error, so that small messages
+    count.
+
+    Raises:
+        MeasurementError: The times do not grow with the size, so there is no bandwidth.
+    """
+    rounds = 2 * (num_devices - 1)
+    sizes, times = np.asarray(sizes_bytes, dtype=float), np.asarray(times_s, dtype=float)
+    columns = np.column_stack([np.full(len(sizes), rounds), rounds / num_devices * sizes])
+    latency_s, per_byte_s = relative_coefficients(columns, times)
+    if per_byte_s <= 0:
+        raise MeasurementError(
+            "the times of the all-reduces do not grow with their sizes; measure again on a quiet machine"
+        )
+    return float(latency_s), float(1 / per_byte_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Probe:
+    """Results of rank 0: times of each size [s], and the slowdown of its work by the others' work."""
+
+    times_s: list[list[float]]
+    sharing_slowdown: float
+
+
+def _probe(rank: int, num_processes: int, device: str, num_repetitions: int) -> _Probe:
+    """The probe of one process."""
+    slowdown = 1.0 if device.startswith("cuda") else _sharing_slowdown(rank, num_repetitions)
+    return _Probe(times_s=_all_reduce_times_s(device, num_repetitions), sharing_slowdown=slowdown)
+
+
+def _sharing_slowdown(rank: int, num_repetitions: int) -> float:
+    """Time of a block's step in all processes at once over its time in one: they share caches and memory.
+
+    The block is convolution, batch norm and ReLU on tensors of 4 MiB, as in networks: tensors that fit in a core's own
+    cache share nothing and would show nothing.
+    """
+    import torch
+    import torch.distributed as dist
+
+    images = torch.randn(16, 64, 32, 32, requires_grad=True)
+    block = torch.nn.Sequential(
+        torch.nn.Conv2d(64, 64, 3, padding=1), torch.nn.BatchNorm2d(64), torch.nn.ReLU()
+    )
+
+    def step_s() -> float:
+        began_s = time.perf_counter()
+        block(images).sum().backward()
+        return time.perf_counter() - began_s
+
+    alone_s, together_s = [], []
+    for _ in range(3 + num_repetitions):
+        dist.barrier()
+        if rank == 0:
+            alone_s.append(step_s())
+        dist.barrier()
+        together_s.append(step_s())
+    return _undisturbed(together_s[3:]) / _undisturbed(alone_s[3:]) if rank == 0 else 1.0
+
+
+def _undisturbed(times_s: list[float]) -> float:
+    """Tenth percentile [s]: other work of the machine only adds time, and would hide a small cost of sharing."""
+    return sorted(times_s)[len(times_s) // 10]
+
+
+def _all_reduce_times_s(device: str, num_repetitions: int) -> list[list[float]]:
+    """Times of the all-reduce of each size [s]."""
+    import torch
+    import torch.distributed as dist
+
+    synchronise = synchroniser(torch.device(device))
+    found = []
+    for size in PROBE_SIZES:
+        message = torch.zeros(size // 4, device=device)
+        times_s = []
+        for _ in range(2 + max(3, num_repetitions)):
+            synchronise()
+            dist.barrier()
+            began_s = time.perf_counter()
+            dist.all_reduce(message)
+            synchronise()
+            times_s.append(time.perf_counter() - began_s)
+        found.append(times_s[2:])  # the first two calls open connections and buffers
+    return found
+
+
+def write_measured_link(measurement: Measurement, path: Path) -> None:
+    """Writes the link of a probe; its usable share is 1, because the measured rate is the usable rate.
+
+    Args:
+        measurement: A finished probe.
+        path: TOML file to write.
+
+    Raises:
+        MeasurementError: The probe has no result, or the file cannot be written.
+    """
+    results, around = measurement.results, measurement.circumstances
+    latency, bandwidth = results.get("latency_s"), results.get("bandwidth_bytes_per_s")
+    if not isinstance(latency, float) or not isinstance(bandwidth, float):
+        raise MeasurementError(
+            f"expected a finished probe of a link, got one that {measurement.outcome}: {measurement.reason}"
+        )
+    kind = LinkKind.HOST if gpu_index(around.device_index) is None else LinkKind.PCIE
+    source = (
+        f"five all-reduces of {results['world_size']} processes, {around.started_at[:10]}, "
+        f"{around.framework} {around.framework_version}"
+    )
+    text = f"""# Measured by forerun measure link.
+[link]
+name = "measured"
+title = "link measured on {around.device_title}"
+kind = "{kind}"
+bandwidth_gb_s = {bandwidth / 1e9:.6g}
+usable_share = 1.0
+latency_us = {max(latency, 1e-9) * 1e6:.6g}
+
+[link.sources]
+bandwidth_gb_s = "{source}"
+usable_share = "the measured rate is the usable rate"
+latency_us = "{source}"
+"""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise MeasurementError(
+            f"the link could not be written to '{path}': {error.strerror or error}"
+        ) from error

@@ -48,12 +48,7 @@ def run_kernel(job: MeasurementJob, device_index: str, protocol: Protocol) -> Ru
         call()
 
     timed = time_repetitions(step, synchroniser(device), protocol)
-    return RunResult(
-        repetitions_s=timed.repetitions_s,
-        warm_up_s=timed.warm_up_s,
-        is_stationary=timed.is_stationary,
-        results=_rates(work, median(timed.repetitions_s)),
-    )
+    return timed.result(**_rates(work, median(timed.repetitions_s)))
 
 
 def _rates(work: dict[str, float], time_s: float) -> dict[str, Scalar]:

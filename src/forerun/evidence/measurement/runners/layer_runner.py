@@ -74,12 +74,7 @@ def run_layer(job: MeasurementJob, device_index: str, protocol: Protocol) -> Run
             given.requires_grad_(flag_of(job.parameters, "input_gradient", True))
         step = _train_step(layers, inputs, precision, device, optimizer)
     timed, first = time_first_and_rest(step, synchroniser(device), protocol)
-    return RunResult(
-        repetitions_s=timed.repetitions_s,
-        warm_up_s=timed.warm_up_s,
-        is_stationary=timed.is_stationary,
-        results={"num_parameters": num_parameters(layers), **first, **memory.figures()},
-    )
+    return timed.result(num_parameters=num_parameters(layers), **first, **memory.figures())
 
 
 def _layer_and_input(

@@ -248,17 +248,12 @@ def run_step(job: MeasurementJob, device_index: str, protocol: Protocol) -> RunR
             at_both_ends=lambda: energy_j.append(read_energy_j()),
         )
     host = {"launched_s": median(timed.returned_s)} if device.type == "cuda" else {}
-    return RunResult(
-        repetitions_s=timed.repetitions_s,
-        warm_up_s=timed.warm_up_s,
-        is_stationary=timed.is_stationary,
-        results={
-            "num_parameters": num_parameters(built.module),
-            **first,
-            **host,
-            **step_energy(energy_j, timed.repetitions_s),
-            **memory.figures(),
-        },
+    return timed.result(
+        num_parameters=num_parameters(built.module),
+        **first,
+        **host,
+        **step_energy(energy_j, timed.repetitions_s),
+        **memory.figures(),
     )
 
 

@@ -25,7 +25,6 @@ _RUNNER_MODULES = (
     "data_parallel_runner",
     "kernel_runner",
     "layer_runner",
-    "link_runner",
     "step_runner",
     "training_runner",
 )
@@ -118,11 +117,4 @@ def run_null(job: MeasurementJob, device_index: str, protocol: Protocol) -> RunR
         import torch
 
         torch.zeros(1, device=device)  # make a context, so that there is something to synchronise with
-    timed = time_repetitions(_nothing, synchroniser(device), protocol)
-    return RunResult(
-        repetitions_s=timed.repetitions_s, warm_up_s=timed.warm_up_s, is_stationary=timed.is_stationary
-    )
-
-
-def _nothing() -> None:
-    """A step without work."""
+    return time_repetitions(lambda: None, synchroniser(device), protocol).result()

@@ -19,10 +19,9 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from forerun.base.errors import InvalidSetupError
-from forerun.evidence.measurement.child import report_progress
-from forerun.evidence.measurement.datasets import dataset_size, load_images
-from forerun.evidence.measurement.image_loading import image_batches
+from forerun.evidence.measurement.datasets import dataset_size, image_batches, load_images
 from forerun.evidence.measurement.jobs import MeasurementJob, Protocol, RunResult
+from forerun.evidence.measurement.measured_job import report_progress
 from forerun.evidence.measurement.runners.step_runner import (
     autocast_region,
     compiled,
@@ -52,7 +51,7 @@ from forerun.question.setup import Layout, Phase, Precision, TrainingSetup
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["EpochFigures", "epoch_results", "run_training"]
+__all__ = ["EpochFigures", "Sums", "epoch_results", "num_hits", "run_training"]
 
 _EVALUATION_BATCH = 256
 _SHARE_OF_STEPS = 0.1  # share of the job, for the reported progress
@@ -93,12 +92,7 @@ def run_training(job: MeasurementJob, device_index: str, protocol: Protocol) -> 
     )
     if training.setup.compile:
         results["compile_time_s"] = max(0.0, training.first_step_s - median(timed.repetitions_s))
-    return RunResult(
-        repetitions_s=timed.repetitions_s,
-        warm_up_s=timed.warm_up_s,
-        is_stationary=timed.is_stationary,
-        results={"num_parameters": num_parameters(training.module), **results, **memory.figures()},
-    )
+    return timed.result(num_parameters=num_parameters(training.module), **results, **memory.figures())
 
 
 def epoch_results(
@@ -236,7 +230,7 @@ class _Training:
 
     def _train_epoch(self, index: int) -> tuple[float, int, tuple[float, float]]:
         self.module.train()
-        sums = _Sums(self.device)
+        sums = Sums(self.device)
         if index == 0:
             self._take_first_step()
         self.synchronise()
@@ -245,7 +239,7 @@ class _Training:
         for images, labels in self._train_batches:
             placed, wanted = self._placed(images, labels)
             loss, logits = self.step(placed, wanted)
-            sums.add(loss, logits, wanted)
+            sums.add(loss, num_hits(logits, wanted), len(wanted))
             num_steps += 1
         self.synchronise()
         return time.perf_counter() - began_s, num_steps, sums.means()
@@ -263,19 +257,20 @@ class _Training:
         import torch
 
         self.module.eval()
-        sums = _Sums(self.device)
+        sums = Sums(self.device)
         with torch.no_grad(), self._region():
             for images, labels in self._test_batches:
                 placed, wanted = self._placed(images, labels)
                 logits = self.module(
                     placed
                 )  # not the compiled module, which would compile again for this batch size
-                sums.add(self._loss(logits, {"args": (placed,), "target": wanted}), logits, wanted)
+                loss = self._loss(logits, {"args": (placed,), "target": wanted})
+                sums.add(loss, num_hits(logits, wanted), len(wanted))
         self.module.train()
         return sums.means()
 
 
-class _Sums:
+class Sums:
     """Sums of loss and correct answers on the device, so that no step waits for them."""
 
     def __init__(self, device: torch.device) -> None:
@@ -285,15 +280,20 @@ class _Sums:
         self._num_hits = torch.zeros((), dtype=torch.int64, device=device)
         self._num_images = 0
 
-    def add(self, loss: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor) -> None:
+    def add(self, loss: torch.Tensor, hits: torch.Tensor, num_images: int) -> None:
         """Adds the mean loss of a batch and its correct answers."""
-        self._loss += loss.float() * len(labels)
-        self._num_hits += (logits.argmax(1) == labels).sum()
-        self._num_images += len(labels)
+        self._loss += loss.float() * num_images
+        self._num_hits += hits
+        self._num_images += num_images
 
     def means(self) -> tuple[float, float]:
         """Loss and accuracy per image."""
         return self._loss.item() / self._num_images, self._num_hits.item() / self._num_images
+
+
+def num_hits(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Correct answers in a batch, on the device."""
+    return (logits.detach().argmax(1) == labels).sum()
 
 
 def _check(setup: TrainingSetup) -> None:

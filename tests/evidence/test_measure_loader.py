@@ -10,8 +10,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from forerun.base.errors import InvalidSetupError, MeasurementError
-from forerun.evidence.measure_loader import measure_loader
-from forerun.evidence.measurement.image_loading import image_files, loading_times
+from forerun.evidence.measure_loader import image_files, loading_times, measure_loader
 from forerun.surface.cli.main import app
 
 NUM_FILES = 12

@@ -12,8 +12,8 @@ import psutil
 import pytest
 from tiny_runners import KILL, QUICK, RUN, tiny_job
 
-from forerun.evidence.measurement.child import run_in_child
 from forerun.evidence.measurement.jobs import MeasurementJob
+from forerun.evidence.measurement.measured_job import run_in_child
 from forerun.evidence.records.measurement import JobKind, Outcome
 
 HERE = Path(__file__).parent
@@ -161,7 +161,7 @@ def test_a_script_without_a_main_guard_is_not_run_again_in_the_child(tmp_path):
     script.write_text(
         "print('the script runs')\n"
         "from tiny_runners import QUICK, RUN, tiny_job\n"
-        "from forerun.evidence.measurement.child import run_in_child\n"
+        "from forerun.evidence.measurement.measured_job import run_in_child\n"
         "print(run_in_child(tiny_job('times'), 'cpu', QUICK, run=RUN).outcome)\n"
     )
     done = subprocess.run(
@@ -178,7 +178,7 @@ def test_children_do_not_outlive_a_session_killed_by_force(tmp_path):
     started = tmp_path / "started"
     script = (
         "from tiny_runners import QUICK, RUN, tiny_job\n"
-        "from forerun.evidence.measurement.child import run_in_child\n"
+        "from forerun.evidence.measurement.measured_job import run_in_child\n"
         f"run_in_child(tiny_job('hang', started={str(started)!r}), 'cpu', QUICK, run=RUN)\n"
     )
     session = subprocess.Popen([sys.executable, "-c", script], env=script_environment())

@@ -8,14 +8,15 @@ from real_jobs import QUICK, TINY_CNN
 from forerun.base.errors import InvalidSetupError, MeasurementError
 from forerun.evidence.measurement.circumstances import describe_circumstances
 from forerun.evidence.measurement.jobs import MeasurementJob
-from forerun.evidence.measurement.runners.data_parallel_runner import check_strategy, run_data_parallel
-from forerun.evidence.measurement.runners.link_runner import (
+from forerun.evidence.measurement.runners.data_parallel_runner import (
     PROBE_SIZES,
+    check_strategy,
     fit_ring,
+    run_data_parallel,
+    run_in_group,
     run_link_probe,
     write_measured_link,
 )
-from forerun.evidence.measurement.runners.process_group import run_in_group
 from forerun.evidence.records.measurement import JobKind, Measurement, Outcome, Summary
 from forerun.question.devices.cluster import find_link
 

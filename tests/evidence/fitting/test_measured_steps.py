@@ -15,7 +15,7 @@ from forerun.evidence.calibration_session import (
     loop_cost_s,
 )
 from forerun.evidence.fitting.device_calibration import calibrate, log_predictions
-from forerun.evidence.fitting.measured_layers import device_samples, layer_graph
+from forerun.evidence.fitting.measured_steps import device_samples, layer_graph
 from forerun.evidence.records.measurement import JobKind, Summary
 from forerun.graph.graph import OpClass, StepPart, at_batch
 from forerun.question.devices import find_device
