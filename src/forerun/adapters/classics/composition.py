@@ -29,7 +29,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import hypot
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from forerun.base.answers import Answer, fields_of
@@ -41,6 +40,7 @@ from forerun.evidence.measurement.measured_job import job_of
 from forerun.evidence.measurement.session import Event
 from forerun.evidence.records.measurement import JobKind, Measurement, Outcome, Scalar
 from forerun.evidence.records.model_names import subject_family
+from forerun.evidence.records.step_record import repetition_s
 from forerun.question.devices.local import gpu_index
 from forerun.question.model import ModelRequest
 
@@ -374,22 +374,22 @@ def _composition(jobs: CompositionJobs, found: Mapping[str, Measurement], *, ove
         return one
 
     def marginal_s(layer: LayerJobs) -> float:
-        alone_s = _time_s(measurement(layer.alone))
+        alone_s = repetition_s(measurement(layer.alone))
         if layer.together is None:  # so large that neither calls nor caches matter
             return alone_s
-        return marginal_time_s(alone_s, _time_s(measurement(layer.together)), layer.num_copies)
+        return marginal_time_s(alone_s, repetition_s(measurement(layer.together)), layer.num_copies)
 
-    alone_s = [_time_s(measurement(layer.alone)) for layer in jobs.layers]
-    empty_s = _time_s(measurement(jobs.empty_layer.alone))
+    alone_s = [repetition_s(measurement(layer.alone)) for layer in jobs.layers]
+    empty_s = repetition_s(measurement(jobs.empty_layer.alone))
     if overlaps:
-        few, many = (_time_s(measurement(job)) for job in jobs.empty_networks)
+        few, many = (repetition_s(measurement(job)) for job in jobs.empty_networks)
         costs = host_costs(empty_s, EMPTY_NETWORK_LAYERS, (few, many))
         composed_s = overlapped_step_time_s(alone_s, costs)
     else:
         per_step_s = max(0.0, empty_s - marginal_s(jobs.empty_layer))
         composed_s = serial_step_time_s([marginal_s(layer) for layer in jobs.layers], per_step_s)
     whole = measurement(jobs.whole)
-    measured_s = _time_s(whole)
+    measured_s = repetition_s(whole)
     noise = None if whole.summary is None else (whole.summary.high_s - whole.summary.low_s) / measured_s / 2
     return Composition(
         network=jobs.whole.subject,
@@ -401,11 +401,6 @@ def _composition(jobs: CompositionJobs, found: Mapping[str, Measurement], *, ove
         relative_noise=noise,
         left_out=jobs.left_out,
     )
-
-
-def _time_s(measurement: Measurement) -> float:
-    summary = measurement.summary
-    return median(measurement.repetitions_s) if summary is None else summary.median_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import csv
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from forerun.base.errors import RecordError, UnknownDeviceError, UsageError, near_matches
@@ -64,9 +65,14 @@ def write_cnn_csv(measurements: Iterable[Measurement], path: str | Path) -> int:
     rows = [_row(measurement) for measurement in measurements if _is_of_the_grid(measurement)]
     rows.sort(key=lambda row: tuple(float(row[name] or 0) for name in _GRID_ORDER))
     curves = sorted({name for row in rows for name in row if _is_curve(name)}, key=_curve_order)
+    return _written(path, (*CNN_COLUMNS, *curves), rows)
+
+
+def _written(path: str | Path, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> int:
+    """Writes a table; a row without a column has an empty cell there. Returns the number of rows."""
     try:
         with Path(path).open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, (*CNN_COLUMNS, *curves), restval="")
+            writer = csv.DictWriter(file, columns, restval="")
             writer.writeheader()
             writer.writerows(rows)
     except OSError as error:
@@ -267,47 +273,33 @@ def write_layer_csv(
         if m.kind is JobKind.LAYER and m.outcome is Outcome.DONE and m.repetitions_s
     ]
     columns = {name: None for row in rows for name in row}
-    last = [name for name in columns if name.startswith("time_ms") or name in _HARDWARE]
+    last = [name for name in columns if name.startswith("time_ms") or name in ("device", *_HARDWARE)]
     ordered = [*(name for name in columns if name not in last), *last]
-    try:
-        with Path(path).open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, ordered or ["layer"], restval="")
-            writer.writeheader()
-            writer.writerows(rows)
-    except OSError as error:
-        raise RecordError(f"{path}: the file cannot be written: {error.strerror or error}") from error
-    return len(rows)
+    return _written(path, ordered or ["layer"], rows)
 
 
-_HARDWARE = ("device", "cores", "clock_mhz", "bandwidth_gb_per_s", "peak_tflops", "memory_gb")
+_HARDWARE: Mapping[str, Callable[[Device], float]] = {
+    "cores": lambda device: device.num_compute_units,
+    "clock_mhz": lambda device: device.boost_clock_hz / 1e6,
+    "bandwidth_gb_per_s": lambda device: device.memory_bandwidth_bytes_per_s / 1e9,
+    "peak_tflops": lambda device: device.peak_flops_per_s.get(NumberFormat.FP32, 0.0) / 1e12,
+    "memory_gb": lambda device: device.memory_bytes / 1e9,
+}
 
 
 def _times(measurement: Measurement) -> dict[str, float]:
-    found = sorted(measurement.repetitions_s)
-    median_s = (found[(len(found) - 1) // 2] + found[len(found) // 2]) / 2
-    return {"time_ms": 1e3 * median_s, "time_ms_min": 1e3 * found[0], "time_ms_max": 1e3 * found[-1]}
+    found = measurement.repetitions_s
+    return {"time_ms": 1e3 * median(found), "time_ms_min": 1e3 * min(found), "time_ms_max": 1e3 * max(found)}
 
 
 def _hardware(measurement: Measurement, device: Device | None) -> dict[str, Any]:
     around = measurement.circumstances
+    title = {"device": around.device_title}
     try:
         found = device or find_device(around.device)
     except UnknownDeviceError:
-        return {"device": around.device_title}
-    return dict(
-        zip(
-            _HARDWARE,
-            (
-                around.device_title,
-                found.num_compute_units,
-                found.boost_clock_hz / 1e6,
-                found.memory_bandwidth_bytes_per_s / 1e9,
-                found.peak_flops_per_s.get(NumberFormat.FP32, 0.0) / 1e12,
-                found.memory_bytes / 1e9,
-            ),
-            strict=True,
-        )
-    )
+        return title
+    return {**title, **{name: figure(found) for name, figure in _HARDWARE.items()}}
 
 
 LAYERS = RecordFormat(write=write_layer_csv)

@@ -18,6 +18,7 @@ from forerun.base.extras import needing
 from forerun.evidence.measurement.layer_figures import layer_figures
 from forerun.evidence.records.measurement import JobKind, Measurement, Outcome, Scalar
 from forerun.evidence.records.reading import read_all
+from forerun.evidence.records.step_record import repetition_s
 from forerun.question.devices import find_device
 from forerun.question.devices.device import Device
 from forerun.question.setup import Precision
@@ -281,8 +282,7 @@ def measured_layer_table(measurements: Iterable[Measurement], device: Device | N
         except InvalidSetupError as error:
             reasons[str(error)] = reasons.get(str(error), 0) + 1
             continue
-        time_s = float(np.median(m.repetitions_s)) if m.summary is None else m.summary.median_s
-        rows.append((case, time_s, _configuration(m.subject, m.parameters)))
+        rows.append((case, repetition_s(m), _configuration(m.subject, m.parameters)))
         software[f"{around.framework} {around.framework_version}".strip()] = None
     if not rows:
         raise RecordError(

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
-from forerun.adapters.keras.networks import KERAS_FAMILIES, build_keras_family, keras_image_shape
+from forerun.adapters.keras.networks import (
+    FORMATS,
+    KERAS_FAMILIES,
+    POLICIES,
+    build_keras_family,
+    keras_image_shape,
+    set_policy_and_format,
+)
 from forerun.base.errors import (
     ForerunError,
     InvalidSetupError,
@@ -19,7 +26,7 @@ from forerun.base.errors import (
     UnknownModelError,
     near_matches,
 )
-from forerun.question.setup import Layout, Precision, TrainingSetup
+from forerun.question.setup import TrainingSetup
 from forerun.tracing.models.built_model import InputOptions
 from forerun.tracing.models.meta_build import first_line, place_of
 from forerun.tracing.models.user_code import factory_of
@@ -29,15 +36,6 @@ if TYPE_CHECKING:
 
 __all__ = ["KerasModel", "build_keras"]
 
-_POLICIES = {
-    Precision.FP32: "float32",
-    Precision.TF32: "float32",
-    Precision.AMP: "mixed_float16",
-    Precision.AMP_BF16: "mixed_bfloat16",
-    Precision.FP16: "float16",
-    Precision.BF16: "bfloat16",
-}
-_FORMATS = {Layout.NCHW: "channels_first", Layout.NHWC: "channels_last"}
 _UNKNOWN_CLASS = (
     "Could not locate class",
     "Unknown layer",
@@ -85,10 +83,8 @@ def build_keras(request: KerasRequest, setup: TrainingSetup) -> KerasModel:
         sequence_length=request.sequence_length,
         num_classes=request.num_classes,
     )
-    policy = _POLICIES[setup.precision]
-    keras.config.set_dtype_policy(policy)
-    keras.config.set_image_data_format(_FORMATS[setup.layout])
-    model, is_fixed = _model(request, options, policy)
+    set_policy_and_format(setup)
+    model, is_fixed = _model(request, options, POLICIES[setup.precision])
     if not isinstance(model, keras.Model):
         raise ModelBuildError(
             f"{request.name} must be a keras.Model or return one; it is a {type(model).__name__}"
@@ -308,7 +304,7 @@ def _format_notes(model: Any, setup: TrainingSetup) -> list[str]:
         for layer in model._flatten_layers()
         if isinstance(getattr(layer, "data_format", None), str)
     }
-    other = formats - {_FORMATS[setup.layout]}
+    other = formats - {FORMATS[setup.layout]}
     if not other:
         return []
     return [f"the model has images {other.pop()}, whatever the requested layout"]

@@ -20,6 +20,7 @@ from forerun.adapters.keras.runner import (
     KerasPeakMemory,
     keras_optimizer,
     open_tensorflow,
+    result_of,
     set_keras_defaults,
     tensorflow_synchroniser,
 )
@@ -155,12 +156,7 @@ def run_keras_layer(job: MeasurementJob, device_index: str, protocol: Protocol) 
     timed, first = time_first_and_rest(
         step, tensorflow_synchroniser(device), protocol, is_compiled=setup.compile
     )
-    return RunResult(
-        repetitions_s=timed.repetitions_s,
-        warm_up_s=timed.warm_up_s,
-        is_stationary=timed.is_stationary,
-        results={"num_parameters": num_parameters, **first, **memory.figures()},
-    )
+    return result_of(timed, {"num_parameters": num_parameters, **first, **memory.figures()})
 
 
 def _input(layer: Any, batch_size: int) -> Any:

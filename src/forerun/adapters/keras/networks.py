@@ -13,10 +13,37 @@ from pathlib import Path
 from typing import Any
 
 from forerun.base.errors import InvalidSetupError, UnknownModelError, near_matches
+from forerun.question.setup import Layout, Precision, TrainingSetup
 
-__all__ = ["KERAS_FAMILIES", "build_keras_family", "channels_axis", "check_keras_name", "keras_image_shape"]
+__all__ = [
+    "FORMATS",
+    "KERAS_FAMILIES",
+    "POLICIES",
+    "build_keras_family",
+    "channels_axis",
+    "check_keras_name",
+    "keras_image_shape",
+    "set_policy_and_format",
+]
 
 Shape = tuple[int, ...]
+
+POLICIES = {
+    Precision.FP32: "float32",
+    Precision.TF32: "float32",
+    Precision.AMP: "mixed_float16",
+    Precision.AMP_BF16: "mixed_bfloat16",
+    Precision.FP16: "float16",
+    Precision.BF16: "bfloat16",
+}
+FORMATS = {Layout.NCHW: "channels_first", Layout.NHWC: "channels_last"}
+
+
+def set_policy_and_format(setup: TrainingSetup) -> None:
+    """Sets the dtype policy and the image format of all that Keras builds from now on."""
+    config = import_module("keras").config
+    config.set_dtype_policy(POLICIES[setup.precision])
+    config.set_image_data_format(FORMATS[setup.layout])
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,14 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from forerun.adapters.keras.networks import POLICIES, set_policy_and_format
 from forerun.base.errors import InvalidSetupError
 from forerun.evidence.measurement.jobs import MeasurementJob, Protocol, RunResult
-from forerun.evidence.measurement.runners.timing import time_repetitions
+from forerun.evidence.measurement.runners.timing import Timed, time_repetitions
 from forerun.evidence.measurement.runners.torch_device import ResidentPeak
 from forerun.evidence.records.measurement import JobKind, Scalar
 from forerun.question.devices.local import gpu_index
-from forerun.question.setup import Layout, Precision, TrainingSetup
+from forerun.question.setup import Precision, TrainingSetup
 
 __all__ = [
     "KERAS_OPTIMIZERS",
@@ -24,6 +25,7 @@ __all__ = [
     "check_keras_precision",
     "keras_optimizer",
     "open_tensorflow",
+    "result_of",
     "run_keras_job",
     "set_keras_defaults",
     "tensorflow_synchroniser",
@@ -46,13 +48,8 @@ KERAS_OPTIMIZERS: dict[str, tuple[str, dict[str, float | bool]]] = {
 }
 """Optimizers of Keras by the names of ``tracing.optimizers``."""
 
-_POLICIES = {
-    Precision.FP32: "float32",
-    Precision.TF32: "float32",
-    Precision.AMP: "mixed_float16",
-    Precision.AMP_BF16: "mixed_bfloat16",
-    Precision.BF16: "bfloat16",
-}
+_TRAINED_IN = [precision for precision in POLICIES if precision is not Precision.FP16]
+"""Precisions that are measured: updates of weights in fp16 alone soon give no numbers."""
 
 
 def use_tensorflow() -> None:
@@ -96,8 +93,8 @@ def open_tensorflow(device_index: str, protocol: Protocol, num_replicas: int = 1
 
 def check_keras_precision(precision: Precision) -> None:
     """Raises ``InvalidSetupError`` for a precision that Keras does not train in."""
-    if precision not in _POLICIES:
-        raise InvalidSetupError(f"Keras trains in {', '.join(_POLICIES)}, got {precision}")
+    if precision not in _TRAINED_IN:
+        raise InvalidSetupError(f"Keras trains in {', '.join(_TRAINED_IN)}, got {precision}")
 
 
 def set_keras_defaults(setup: TrainingSetup, seed: int = 0) -> None:
@@ -110,8 +107,7 @@ def set_keras_defaults(setup: TrainingSetup, seed: int = 0) -> None:
 
     check_keras_precision(setup.precision)
     keras.utils.set_random_seed(seed)
-    keras.config.set_image_data_format("channels_last" if setup.layout is Layout.NHWC else "channels_first")
-    keras.config.set_dtype_policy(_POLICIES[setup.precision])
+    set_policy_and_format(setup)
 
 
 def keras_optimizer(setup: TrainingSetup, learning_rate: float | None = None) -> Any:
@@ -129,6 +125,16 @@ def keras_optimizer(setup: TrainingSetup, learning_rate: float | None = None) ->
     name, options = KERAS_OPTIMIZERS[setup.optimizer]
     rate = {"learning_rate": learning_rate} if learning_rate else {}
     return getattr(keras.optimizers, name)(**{**options, **rate})
+
+
+def result_of(timed: Timed, results: dict[str, Scalar]) -> RunResult:
+    """The answer of a runner that timed repetitions."""
+    return RunResult(
+        repetitions_s=timed.repetitions_s,
+        warm_up_s=timed.warm_up_s,
+        is_stationary=timed.is_stationary,
+        results=results,
+    )
 
 
 def tensorflow_synchroniser(device: str) -> Callable[[], None]:

@@ -19,6 +19,7 @@ from forerun.adapters.keras.networks import build_keras_family, keras_image_shap
 from forerun.adapters.keras.runner import (
     keras_optimizer,
     open_tensorflow,
+    result_of,
     set_keras_defaults,
 )
 from forerun.base.errors import InvalidSetupError
@@ -53,12 +54,7 @@ def run_keras_training(job: MeasurementJob, device_index: str, protocol: Protoco
     )
     results["num_parameters"] = int(training.model.count_params())
     results["first_step_s"] = training.first_step_s
-    return RunResult(
-        repetitions_s=timed.repetitions_s,
-        warm_up_s=timed.warm_up_s,
-        is_stationary=timed.is_stationary,
-        results=results,
-    )
+    return result_of(timed, results)
 
 
 @dataclass(slots=True)

@@ -68,7 +68,7 @@ class OnnxNode:
         name: Name of the node, or of its first output.
         inputs: Names of the input values; empty for an optional input left out.
         outputs: Names of the output values.
-        attributes: Values by name; tensors as CPU tensors, graphs as ``file_graph.OnnxGraph``.
+        attributes: Values by name; tensors as CPU tensors, graphs as ``OnnxGraph``.
         opset: Version of the operator set.
         runtime: Settings with which the graph runs.
     """
