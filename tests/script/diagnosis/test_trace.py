@@ -9,6 +9,7 @@ import pytest
 from forerun.base.errors import UsageError
 from forerun.script.diagnosis import trace as trace_module
 from forerun.script.diagnosis.kernels import class_of_kernel, outside_matrix_units
+from forerun.script.diagnosis.observation import observe
 from forerun.script.diagnosis.spans import Spans
 from forerun.script.diagnosis.trace import read_trace
 
@@ -145,3 +146,20 @@ def test_kernels_are_classed_by_their_names(name, kind, reason):
     assert class_of_kernel(name) == kind
     if kind in ("linear", "convolution"):
         assert outside_matrix_units(name) == reason
+
+
+def test_a_loop_that_reads_values_counts_whole_and_a_single_reading_for_itself(tmp_path):
+    events = steps(3)
+    for number in range(3):
+        begin = 1000.0 * number
+        events.append(event("aten::mm", begin + 10, 190.0))
+        # Ten readings, with indexing and Python between them; then a single one, far from them in operators.
+        events += [event("aten::select", begin + 300 + 40 * k, 5.0) for k in range(10)]
+        events += [event("aten::item", begin + 310 + 40 * k, 10.0) for k in range(10)]
+        events += [event("aten::add", begin + 700 + 10 * k, 5.0) for k in range(15)]
+        events.append(event("aten::item", begin + 900, 10.0))
+    seen = observe([read_trace(written(tmp_path, events))])
+    assert seen.sync_s == pytest.approx(380e-6)
+    assert seen.num_syncs == 11
+    assert seen.busy_s == pytest.approx(190e-6 + 5e-6 + 75e-6)
+    assert seen.busy_s + seen.sync_s + seen.host_s == pytest.approx(seen.step_s)

@@ -39,8 +39,8 @@ _LARGE_BYTES = 2**20
 _SHORT_S = 20e-6
 """Latency of a launch that follows another at once; shorter gaps between queued kernels are the device's own."""
 _TOUCHING_S = 2e-6
-_LOOP_S, _MANY_ITEMS = 50e-6, 20
-"""Python and indexing on either side of a call that reads a value, and calls of a step that make a loop of them."""
+_LOOP = 10
+"""Operators between two calls that read values, none a product, up to which they are of one loop."""
 _NOISE = 1.2
 
 
@@ -290,7 +290,7 @@ def _on_processor(trace: Trace, whole: Spans) -> dict[str, Any]:
     )
     busy = own.spans.minus(waiting).minus(compiling)
     host = whole.minus(busy).minus(waiting).minus(compiling)
-    reading = _readings(own.named(_ITEMS), len(trace.steps)).common(whole)
+    reading = _readings(own).common(whole)
     self_s = _self_times(own)
     classes = np.array([class_of_operator(name) for name in own.names], dtype=object)[own.name]
     is_double = [own.names[i].lower() == "double" for i in own.element]
@@ -395,10 +395,16 @@ def _uneven(trace: Trace, kernels: Events) -> tuple[float, float]:
     return float(stretched), float(((pace - 1.0) * least.sum()).sum())
 
 
-def _readings(items: Events, num_steps: int) -> Spans:
-    """Calls that read single values; of a loop of such calls, the whole loop."""
-    margin_s = _LOOP_S if len(items) >= _MANY_ITEMS * num_steps else 0.0
-    return Spans.of(items.begin_s - margin_s, items.end_s + margin_s)
+def _readings(operators: Events) -> Spans:
+    """Calls that read single values; of a loop of such calls, the whole loop with its Python and indexing."""
+    fits = np.array([_ITEMS.search(name) is not None for name in operators.names], dtype=bool)
+    at = np.flatnonzero(fits[operators.name])
+    begin_s, reached_s = operators.begin_s[at], operators.end_s[at]
+    is_product = np.array([class_of_operator(name) in PRODUCTS for name in operators.names], dtype=bool)
+    num_products = np.cumsum(is_product[operators.name])[at]
+    is_followed = np.flatnonzero((np.diff(at) <= _LOOP) & (np.diff(num_products) == 0))
+    reached_s[is_followed] = np.maximum(reached_s[is_followed], begin_s[is_followed + 1])
+    return Spans.of(begin_s, reached_s)
 
 
 def _self_times(events: Events) -> Floats:
