@@ -138,6 +138,7 @@ def weighted_quantiles(scores: Floats, places: Sequence[tuple[str, str]], levels
     """
     runs_of, jobs_of = Counter(places), Counter(origin for origin, _ in set(places))
     mass = np.asarray([1.0 / (runs_of[place] * jobs_of[place[0]]) for place in places])
+    # Runs of one origin are alike: counted one by one they would make the tails too narrow for the next origin.
     num_draws = min(len(places), _DRAWS_OF_AN_ORIGIN * len(jobs_of))
     mass = mass * num_draws / mass.sum()
     found = np.empty((scores.shape[1], len(levels)))

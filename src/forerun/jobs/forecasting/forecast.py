@@ -259,6 +259,7 @@ def _end(
 ) -> tuple[float, str]:
     last = float(curve.epochs[-1])
     planned = None if curve.planned_end is None else max(curve.planned_end, last)
+    # What the user says counts before the schedule, and that before the log: a run may be stopped early.
     given = (end_epoch, schedule.num_epochs if schedule else None, planned)
     fixed = next((end for end in given if end is not None), None)
     if fixed is not None:
@@ -363,6 +364,7 @@ def _answer(
     times = TargetTimes(probability=np.zeros(len(to_come)), epochs=(never,) * 3, likely_epoch=never)
     if target is not None and reached is None:
         now = (float(curve.epochs[-1]), float(scale.errors(_best(curve))))
+        # A target is reached by the best single evaluation, which lies below the trend by about their spread.
         lucky = futures * (1 - prefix.noise)
         times = target_times(lucky, to_come, float(scale.errors(target.value)), now)
     elif reached is not None:

@@ -351,6 +351,7 @@ def combined(
     """The weighted mean of some forecasts, (n,) each, with its scale."""
     paths = {name: paths[name] for name in weights}
     stacked = np.stack(list(paths.values()))
+    # Runs that share a folder need not be alike: weights are lessened before they are normalised.
     shares = trusted(weights, sibling_trust(prefix))
     weights = dict(zip(weights, shares.tolist(), strict=True))
     mean = shares @ stacked

@@ -430,6 +430,7 @@ def foresight(
     shortest_first = sorted(others, key=lambda v: (v.least_remaining_s / v.job.weight, v.order))
     given = urgent | start_all(shortest_first, cluster, free)
     grow(jobs, cluster, free, given, utility, one_at_a_time=False)
+    # What those that stay give back would lie idle: those that change anyway pay no further restart for it.
     changed = _keep_what_does_not_pay(others, free, given, pays)
     grow(changed, cluster, free, given, utility, one_at_a_time=False)
     return given
@@ -514,6 +515,7 @@ def deadline_aware(jobs: Sequence[JobView], cluster: SharedCluster, now_s: float
     """
     free = FreeResources(cluster)
     given = hold(jobs, free)
+    # By deadline: a later one must not take the devices that an earlier one needs.
     for view in sorted(jobs, key=lambda v: (v.job.deadline_s, v.order)):
         if view.job.deadline_s == inf:
             break
