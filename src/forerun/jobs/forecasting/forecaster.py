@@ -81,7 +81,7 @@ class Prefix:
         errors: Errors at the first of them, (k,), k <= n.
         rates: Relative learning rate in the stretch that ends at each point, (n,), or None if unknown.
         siblings: Errors of finished runs of the same job at the same shares of their length, (m, n); m may be 0.
-        drop_share: Share of what remains that a falling rate removes on this kind of task, see ``power_laws``.
+        drop_share: Share of what remains that a falling rate removes on this kind of task, see ``laws``.
         noise: Relative spread of single evaluations.
     """
 

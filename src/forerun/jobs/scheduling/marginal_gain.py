@@ -403,7 +403,7 @@ def foresight(
     more than ``restarts_to_save`` restarts, or others need the devices. What is left over goes to jobs that start
     or change anyway.
 
-    Before all that, jobs that are about to exceed the worst fairness get their fair share, see ``fairness``.
+    Before all that, jobs that are about to exceed the worst fairness get their fair share, see ``preemption``.
 
     Args:
         jobs: As in ``Policy.allocate``, like the cluster and the time.

@@ -232,7 +232,7 @@ class NamedPolicy:
     Attributes:
         name, title, adapts_batch, is_stable, allocate, reason: As in ``Policy``.
         is_raw: Whether its answer is carried out as it is, without the question whether each change pays its restarts.
-        worst_fairness: Finish-time fairness that no job is to exceed, see ``fairness``; infinite without a bound.
+        worst_fairness: Finish-time fairness that no job is to exceed, see ``preemption``; infinite without a bound.
     """
 
     name: str
