@@ -36,7 +36,6 @@ __all__ = [
     "TradeOffPoint",
     "forecast",
     "is_logged",
-    "pareto_front",
     "predicted_clock",
     "rate_column",
     "schedule_from",
@@ -268,16 +267,16 @@ class TradeOffPoint:
     is_rising: bool
 
 
-def pareto_front(points: Sequence[TradeOffPoint]) -> list[bool]:
-    """True if each point is beaten by no other in both end time and final value."""
+def _on_front(points: Sequence[TradeOffPoint]) -> tuple[bool, ...]:
+    """True for each point that is beaten by no other in both end time and final value, (points,)."""
+    from forerun.search.choice import pareto_front
 
-    def beats(a: TradeOffPoint, b: TradeOffPoint) -> bool:
-        sign = 1.0 if a.is_rising else -1.0
-        faster = b.end_time_s.value - a.end_time_s.value
-        better = sign * (a.final_value.value - b.final_value.value)
-        return faster >= 0 and better >= 0 and (faster > 0 or better > 0)
-
-    return [not any(beats(other, point) for other in points) for point in points]
+    values = [point.final_value.value * (-1 if point.is_rising else 1) for point in points]
+    times = [point.end_time_s.value for point in points]
+    costs = np.stack([times, values], axis=1)
+    # The front of a search has one of equal points; here each is a configuration of its own.
+    front = {tuple(row) for row in costs[pareto_front(costs)].tolist()}
+    return tuple(tuple(row) in front for row in costs.tolist())
 
 
 _Text = Annotated[str, Field(min_length=1, description="a name")]
@@ -348,8 +347,7 @@ def trade_off(
     metric = metric or (wanted.metric if wanted is not None else None)
     rows = read_rows(Path(table), _Configuration)
     points = [_point(row, Path(table).parent, wanted, metric) for _, row in rows]
-    front = tuple(pareto_front(points))
-    return TradeOff(target=wanted, metric=metric, points=tuple(points), is_on_front=front)
+    return TradeOff(target=wanted, metric=metric, points=tuple(points), is_on_front=_on_front(points))
 
 
 def _point(row: _Configuration, folder: Path, target: Target | None, metric: str | None) -> TradeOffPoint:

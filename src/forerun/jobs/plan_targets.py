@@ -2,7 +2,7 @@
 
     epochs(B) = epochs(b) samples(B) / samples(b),     samples(B) = S_min B + S_min B_c
 
-with b the batch size of the run and S_min, B_c those of ``forecasting.batch_scaling``.
+with b the batch size of the run and S_min, B_c those of ``forecasting.convergence``.
 """
 
 from __future__ import annotations

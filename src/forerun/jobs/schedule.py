@@ -109,9 +109,9 @@ class PolicyOutcome:
     policy: str
     title: str
     metrics: ScheduleMetrics
-    now: tuple[JobPlan, ...]
-    finish_times: tuple[FinishTime, ...]
-    stretches: tuple[Stretch, ...]
+    now: tuple[JobPlan, ...] = ()
+    finish_times: tuple[FinishTime, ...] = ()
+    stretches: tuple[Stretch, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,17 +237,8 @@ def schedule_trace(
     jobs = read_trace(trace)
     outcomes = []
     for kind, policy in chosen:
-        outcome = simulate_rigid(jobs, found.num_devices, kind)
-        outcomes.append(
-            PolicyOutcome(
-                policy=policy.name,
-                title=policy.title,
-                metrics=outcome.metrics,
-                now=(),
-                finish_times=(),
-                stretches=(),
-            )
-        )
+        metrics = simulate_rigid(jobs, found.num_devices, kind).metrics
+        outcomes.append(PolicyOutcome(policy=policy.name, title=policy.title, metrics=metrics))
     notes = ["devices are counted, not placed; a job runs for its recorded time on the devices it asked for"]
     return Schedule(
         cluster=str(found),
@@ -338,6 +329,7 @@ def _drawn(item: KnownJob, speed: float, work: float) -> ScheduledJob:
     training = item.job.training
     assert isinstance(training, DataParallelTraining)
     factor = speed**item.speed_spread
+    # One factor for all kinds: a model that is slower than believed on one device is so on the others.
     speeds: dict[str, SpeedModel] = {
         kind: _ScaledSpeed(model=model, factor=factor) for kind, model in training.speeds.items()
     }

@@ -298,6 +298,7 @@ def predicted_speeds(
         most = _most_samples(entry, group.device)
         if most < 1:
             continue
+        # The form has a constant part and one per sample: several batches tell them apart.
         batches = _batches(entry, most)
         shared, spread = _shared_steps(entry, group, links, batches)
         found[group.device] = fit_data_parallel([*_alone(entry, group.device, batches), *shared], most)

@@ -281,6 +281,7 @@ def _as_it_runs(item: KnownJob, job: LiveJob, found: _Devices) -> KnownJob:
     """The job on the kind of devices that it asks for, uncertain if only its limit is known."""
     training = item.job.training
     assert isinstance(training, DataParallelTraining)
+    # Its system starts it on the kind that was asked for, whatever would be faster elsewhere.
     only = found.catalogue_name.get(job.device)
     if only is not None and only in training.speeds:
         training = replace(training, speeds={only: training.speeds[only]})

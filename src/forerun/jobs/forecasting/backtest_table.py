@@ -7,6 +7,7 @@ back-test of the studies; ``forerun forecast backtest DIR --save FILE`` makes on
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ __all__ = [
     "between_rows",
     "futures_of",
     "load_table",
+    "reached_at",
     "save_table",
     "shipped_table",
     "shipped_table_path",
@@ -141,6 +143,7 @@ def weighted_quantiles(scores: Floats, places: Sequence[tuple[str, str]], levels
     """
     runs_of, jobs_of = Counter(places), Counter(origin for origin, _ in set(places))
     mass = np.asarray([1.0 / (runs_of[place] * jobs_of[place[0]]) for place in places])
+    # Runs of one origin are alike: counted one by one they would make the tails too narrow for the next origin.
     num_draws = min(len(places), _DRAWS_OF_AN_ORIGIN * len(jobs_of))
     mass = mass * num_draws / mass.sum()
     found = np.empty((scores.shape[1], len(levels)))
@@ -285,12 +288,12 @@ class TargetTimes:
 
     Attributes:
         probability: Of having reached it by each point to come, (m,).
-        epochs: By which it is reached with probability 0.1, 0.5 and 0.9; infinite if not by the end.
-        likely_epoch: The epoch whose expected relative error is least; infinite if that is not by the end.
+        epochs_to_target: Epoch by which it is reached with probability 0.1, 0.5 and 0.9; infinite if not by the end.
+        likely_epoch: The epoch to the target whose expected relative error is least; infinite if not by the end.
     """
 
     probability: Floats
-    epochs: tuple[float, float, float]
+    epochs_to_target: tuple[float, float, float]
     likely_epoch: float
 
 
@@ -344,7 +347,7 @@ def target_times(futures: Floats, to_come: Floats, wanted: float, now: tuple[flo
         now: The last epoch seen and the best error so far.
     """
     if not len(to_come):
-        return TargetTimes(probability=np.zeros(0), epochs=(float("inf"),) * 3, likely_epoch=float("inf"))
+        return reached_at(float("inf"), 0)
     best = np.minimum.accumulate(futures, axis=1)
     reached = np.asarray([_crossing(row, to_come, wanted, *now) for row in best])
     probability = np.asarray([np.mean(reached <= epoch) for epoch in to_come])
@@ -355,9 +358,15 @@ def target_times(futures: Floats, to_come: Floats, wanted: float, now: tuple[flo
     times = tuple(float(order[min(len(order) - 1, int(np.searchsorted(levels, q)))]) for q in (0.1, 0.5, 0.9))
     return TargetTimes(
         probability=probability,
-        epochs=(times[0], times[1], times[2]),
+        epochs_to_target=(times[0], times[1], times[2]),
         likely_epoch=_least_error(order, float(to_come[-1])),
     )
+
+
+def reached_at(epoch: float, num_points: int) -> TargetTimes:
+    """Times of a target whose epoch is known: one that was reached already, or, with an infinite epoch, never is."""
+    probability = np.full(num_points, 0.0 if math.isinf(epoch) else 1.0)
+    return TargetTimes(probability=probability, epochs_to_target=(epoch,) * 3, likely_epoch=epoch)
 
 
 def _least_error(reached: Floats, end: float) -> float:

@@ -59,8 +59,8 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.base.errors import InvalidSetupError
+from forerun.base.numerics import relative_coefficients
 from forerun.jobs.forecasting.curve import Floats
-from forerun.jobs.forecasting.laws import nonnegative_fit
 
 __all__ = [
     "BatchScaling",
@@ -122,9 +122,8 @@ def fit_batch_scaling(batch_sizes: npt.ArrayLike, steps: npt.ArrayLike) -> Batch
             "steps against the batch size need two or more different batch sizes and steps above zero, got "
             f"{sizes.tolist()} and {counts.tolist()}"
         )
-    columns = np.stack([np.ones_like(sizes), 1.0 / sizes], axis=1) / counts[:, None]
-    solved, _ = nonnegative_fit(columns[None], np.ones(len(sizes)))
-    least_steps, least_samples = (float(value) for value in solved[0])
+    columns = np.stack([np.ones_like(sizes), 1.0 / sizes], axis=1)
+    least_steps, least_samples = relative_coefficients(columns, counts).tolist()
     misses = np.abs((least_steps + least_samples / sizes) / counts - 1)
     return BatchScaling(least_steps=least_steps, least_samples=least_samples, worst_error=float(misses.max()))
 
@@ -252,8 +251,7 @@ def _fit_power(x: Floats, y: Floats) -> tuple[float, float]:
 
 
 def _fit_saturating(x: Floats, y: Floats) -> tuple[float, float]:
-    columns = np.stack([np.ones_like(x), 1.0 / x], axis=1) / y[:, None]
-    a, b = nonnegative_fit(columns[None], np.ones(len(y)))[0][0]
+    a, b = relative_coefficients(np.stack([np.ones_like(x), 1.0 / x], axis=1), y)
     return float(a), float(b)
 
 

@@ -385,6 +385,7 @@ def without_outliers(values: Floats) -> tuple[Floats, int]:
     num = 0
     for i in range(1, len(values) - 1):
         near = values[[i - 1, i + 1]]
+        # Neighbours that differ as much as the point from them are a fall of the curve, not an outlier.
         alone = abs(values[i] - near.mean()) > 2 * abs(near[1] - near[0])
         if distance[i] > OUTLIER_SPREADS * spread and alone:
             found[i] = near.mean()

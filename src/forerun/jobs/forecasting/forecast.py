@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from forerun.base.answers import fields_of
 from forerun.base.errors import ForecastError, InvalidSetupError
 from forerun.jobs.forecasting.backtest import MOST_SIBLINGS
 from forerun.jobs.forecasting.backtest_table import (
@@ -23,6 +24,7 @@ from forerun.jobs.forecasting.backtest_table import (
     TargetTimes,
     between_rows,
     futures_of,
+    reached_at,
     stored_quantiles,
     target_times,
 )
@@ -61,8 +63,8 @@ class Band:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CurveForecast:
-    """Forecast of a curve, in units of its metric and its epochs.
+class CurveForecast(TargetTimes):
+    """Forecast of a curve, in units of its metric and its epochs, with the times at which a target is reached.
 
     Attributes:
         curve: The cleaned curve.
@@ -78,9 +80,6 @@ class CurveForecast:
         num_runs: Runs behind the interval.
         target: What is to be reached, or None.
         reached_epoch: First epoch at which it was reached already, or None.
-        probability: That it will have been reached at each point to come, (m,).
-        epochs_to_target: Epoch by which it is reached with probability 0.1, 0.5 and 0.9; infinite if not by the end.
-        likely_epoch: The epoch to the target whose expected relative error is least; infinite if not by the end.
         notes: Facts that a reader must know.
     """
 
@@ -100,9 +99,6 @@ class CurveForecast:
     num_runs: int
     target: Target | None
     reached_epoch: float | None
-    probability: Floats
-    epochs_to_target: tuple[float, float, float]
-    likely_epoch: float
     notes: tuple[str, ...]
 
     @property
@@ -259,6 +255,7 @@ def _end(
 ) -> tuple[float, str]:
     last = float(curve.epochs[-1])
     planned = None if curve.planned_end is None else max(curve.planned_end, last)
+    # What the user says counts before the schedule, and that before the log: a run may be stopped early.
     given = (end_epoch, schedule.num_epochs if schedule else None, planned)
     fixed = next((end for end in given if end is not None), None)
     if fixed is not None:
@@ -357,14 +354,12 @@ def _answer(
     ends = dict(zip(levels, rows, strict=True))
     values = scale.values(mix.errors[seen:])
     width = max(1, round(FINAL_SHARE * len(prefix.epochs)))
-    never = float("inf")
-    times = TargetTimes(probability=np.zeros(len(to_come)), epochs=(never,) * 3, likely_epoch=never)
+    times = reached_at(math.inf if reached is None else reached, len(to_come))
     if target is not None and reached is None:
         now = (float(curve.epochs[-1]), float(scale.errors(_best(curve))))
+        # A target is reached by the best single evaluation, which lies below the trend by about their spread.
         lucky = futures * (1 - prefix.noise)
         times = target_times(lucky, to_come, float(scale.errors(target.value)), now)
-    elif reached is not None:
-        times = TargetTimes(probability=np.ones(len(to_come)), epochs=(reached,) * 3, likely_epoch=reached)
     return CurveForecast(
         curve=curve,
         epochs=to_come,
@@ -387,10 +382,8 @@ def _answer(
         num_runs=table.num_runs(tier, prefix.progress),
         target=target,
         reached_epoch=reached,
-        probability=times.probability,
-        epochs_to_target=times.epochs,
-        likely_epoch=times.likely_epoch,
         notes=tuple(notes),
+        **fields_of(times),
     )
 
 

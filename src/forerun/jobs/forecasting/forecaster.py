@@ -81,7 +81,7 @@ class Prefix:
         errors: Errors at the first of them, (k,), k <= n.
         rates: Relative learning rate in the stretch that ends at each point, (n,), or None if unknown.
         siblings: Errors of finished runs of the same job at the same shares of their length, (m, n); m may be 0.
-        drop_share: Share of what remains that a falling rate removes on this kind of task, see ``power_laws``.
+        drop_share: Share of what remains that a falling rate removes on this kind of task, see ``laws``.
         noise: Relative spread of single evaluations.
     """
 
@@ -351,6 +351,7 @@ def combined(
     """The weighted mean of some forecasts, (n,) each, with its scale."""
     paths = {name: paths[name] for name in weights}
     stacked = np.stack(list(paths.values()))
+    # Runs that share a folder need not be alike: weights are lessened before they are normalised.
     shares = trusted(weights, sibling_trust(prefix))
     weights = dict(zip(weights, shares.tolist(), strict=True))
     mean = shares @ stacked

@@ -186,6 +186,7 @@ def fit_optimus(steps: Floats, losses: Floats, *, with_published_weights: bool =
         best = int(np.argmin(loss))
         if refinement + 1 < _REFINEMENTS:
             low, high = shifts[max(best - 1, 0)], shifts[min(best + 1, len(shifts) - 1)]
+            # The best so far stays among them, so that a refinement never makes the fit worse.
             shifts = np.unique(np.append(np.linspace(low, high, _NUM_REFINED), shifts[best]))
     slope, floor = float(solved[best, 0]), float(solved[best, 1])
     if slope <= 0:  # no fall at all: a constant
@@ -298,6 +299,7 @@ def averaged_fit(
     least = loss[best]
     of_a_point = float(least.min()) / float(weights @ weights)
     variance = max(of_a_point, (_EXPLAINED * prefix.level) ** 2, 1e-12)
+    # No curve is its law to the last digit: below a spread of 3 % powers that fit alike count alike.
     log_weights = -0.5 * (least - least.min()) / variance - 0.5 * np.asarray(penalties)
     shares = np.exp(log_weights - log_weights.max())
     paths = np.einsum("anc,ac->an", columns[best], solved[best])
@@ -409,6 +411,7 @@ def annealing_paths(prefix: Prefix, shares: Sequence[float]) -> Floats:
     # A rate that only begins to rise has moved nothing yet; the small sum keeps C^-p finite.
     moved = np.cumsum(relative * np.diff(prefix.epochs, prepend=0.0)) + 1e-3 * float(prefix.epochs[0])
     felt = felt_rates(prefix.epochs, relative, max(MEAN_SPAN * float(prefix.epochs[-1]), 1e-9))
+    # Which clock training goes by differs between tasks, and a run that is under way does not show it.
     by_clock = [_paths(prefix, clock, felt, shares) for clock in (prefix.epochs, moved)]
     return np.asarray(np.mean(by_clock, axis=0), dtype=float)
 

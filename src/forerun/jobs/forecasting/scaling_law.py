@@ -243,6 +243,7 @@ def fit_scaling_law(runs: Sequence[FinishedRun], *, seed: int = 0) -> ScalingLaw
     chance = np.random.default_rng(seed)
     draws = [theta]
     for _ in range(_NUM_DRAWS):
+        # Randomise, then optimise: data and priors move by their own spread, and each fit is a draw of the law.
         moved = log_loss + spread * chance.standard_normal(len(log_loss))
         centre = prior + _prior_spread() * chance.standard_normal(len(prior))
         draws.append(_most_probable(x, y, moved, centre, spread, theta))

@@ -403,7 +403,7 @@ def foresight(
     more than ``restarts_to_save`` restarts, or others need the devices. What is left over goes to jobs that start
     or change anyway.
 
-    Before all that, jobs that are about to exceed the worst fairness get their fair share, see ``fairness``.
+    Before all that, jobs that are about to exceed the worst fairness get their fair share, see ``preemption``.
 
     Args:
         jobs: As in ``Policy.allocate``, like the cluster and the time.
@@ -430,6 +430,7 @@ def foresight(
     shortest_first = sorted(others, key=lambda v: (v.least_remaining_s / v.job.weight, v.order))
     given = urgent | start_all(shortest_first, cluster, free)
     grow(jobs, cluster, free, given, utility, one_at_a_time=False)
+    # What those that stay give back would lie idle: those that change anyway pay no further restart for it.
     changed = _keep_what_does_not_pay(others, free, given, pays)
     grow(changed, cluster, free, given, utility, one_at_a_time=False)
     return given
@@ -514,6 +515,7 @@ def deadline_aware(jobs: Sequence[JobView], cluster: SharedCluster, now_s: float
     """
     free = FreeResources(cluster)
     given = hold(jobs, free)
+    # By deadline: a later one must not take the devices that an earlier one needs.
     for view in sorted(jobs, key=lambda v: (v.job.deadline_s, v.order)):
         if view.job.deadline_s == inf:
             break

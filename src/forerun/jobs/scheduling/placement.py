@@ -169,6 +169,7 @@ class _Nodes:
         # Where no node holds all, the one with most free devices is filled, and the rest goes elsewhere.
         for count in (*enough, *range(enough.start - 1, 0, -1)):
             heap = heaps[count]
+            # A node is in the heap of every number it ever had free; it counts only in that of the present one.
             while heap and self.devices[heap[0]] != count:
                 heapq.heappop(heap)
             if heap:
@@ -185,6 +186,7 @@ class _Nodes:
             found = self._split(job, given, candidates)
         for share in found:
             self._take(job, share)
+        # They were taken off the heap to be looked at, and may serve the next job.
         for node in candidates:
             heapq.heappush(heap, (-self.cores[node], node))
         return found or self._alternating(job, given, candidates)

@@ -171,11 +171,13 @@ class FreeResources:
         self.left[-1] -= sign * memory
 
 
-def hold(jobs: Sequence[JobView], free: FreeResources) -> dict[str, Allocation]:
-    """Shares that no policy may touch, taken out of what is free."""
+def hold(
+    jobs: Sequence[JobView], free: FreeResources, *, all_that_run: bool = False
+) -> dict[str, Allocation]:
+    """Shares that a policy may not touch, those that are held or all, taken out of what is free."""
     given: dict[str, Allocation] = {}
     for view in jobs:
-        if view.is_held and view.current is not None:
+        if (view.is_held or all_that_run) and view.current is not None:
             free.take(view.job, view.current)
             given[view.job.name] = view.current
     return given
@@ -232,7 +234,7 @@ class NamedPolicy:
     Attributes:
         name, title, adapts_batch, is_stable, allocate, reason: As in ``Policy``.
         is_raw: Whether its answer is carried out as it is, without the question whether each change pays its restarts.
-        worst_fairness: Finish-time fairness that no job is to exceed, see ``fairness``; infinite without a bound.
+        worst_fairness: Finish-time fairness that no job is to exceed, see ``preemption``; infinite without a bound.
     """
 
     name: str

@@ -128,6 +128,7 @@ def serve_urgent(
             view.is_urgent = True
             free.take(view.job, wanted)
             given[view.job.name] = wanted
+    # The policy itself takes held shares out of what is free, and must not find them gone already.
     for view in held:
         assert view.current is not None
         free.take(view.job, view.current, sign=-1)
@@ -209,6 +210,7 @@ class _Changes:
             free.take(view.job, view.current)
         gain_s = {view.job.name: self._own_gain_s(view) for view in self.changed}
         paid: set[str] = set()
+        # Who is better off anyway gives nothing up for others: only the worse off can be paid for.
         worse_off = [view for view in self.changed if not view.is_urgent and self._is_worse_off(view)]
         self.victims = sorted(worse_off, key=lambda v: -self._left_s(v))
         self.waits: dict[str, float] = {}
@@ -272,6 +274,7 @@ class _Changes:
                 self._swap(victim, free)
                 taken.append(victim)
         fits = free.fits(view.job, wanted)
+        # Only a trial so far: whether the change pays is asked later, so that all is put back.
         for victim in taken:
             self._swap(victim, free, sign=-1)
         if view.current is not None:

@@ -225,6 +225,7 @@ class RunningJob:
         """Takes up what the job has already."""
         self.current, self.placement = standing.allocation, standing.placement
         self.since_s, self.start_s = -standing.ran_s, 0.0
+        # A job that runs is not done, whatever its speed says of the time that it ran.
         self.done_samples = self.saved_samples = min(standing.done_samples, 0.999 * self.actual.work_samples)
         self.attained_device_s = standing.ran_s * standing.allocation.num_workers
 
@@ -332,6 +333,7 @@ class RunningJob:
             return training.batch_size * training.speed(given.num_workers, given.num_servers)
         believed = self.curves(cluster, adapts_batch, self._forecast()[1])[given.device]
         batch = believed.batch_sizes.get(given.num_workers, training.batch_size)
+        # The batch is chosen by what is believed, and the speed is that which is true of it.
         speed = training.speeds[given.device](given.num_workers, len(self.placement), batch)
         return speed if training.efficiency is None else speed * training.efficiency(batch, self.phase)
 

@@ -243,6 +243,7 @@ class _Simulation:
         if bound < inf:
             waiting = (view for view in views if view.job.name not in given)
             waits_s = (urgent_in_s(view, self.cluster, len(views), now_s, bound) for view in waiting)
+            # Nothing else happens at that moment, so that a stable policy would not be asked in time.
             self._urgent_s = now_s + min(waits_s, default=inf)
         self.decision_s.append(time.perf_counter() - begin)
         for state in self.active:

@@ -235,6 +235,7 @@ def fit_data_parallel(points: Sequence[StepPoint], max_batch_per_device: float =
         ),
         key=lambda found: float(found.fun),
     )
+    # The logarithms were fitted: times stay above zero, and errors are relative.
     values = np.exp(best.x[:6])
     # Without a point on several nodes the fit says nothing of these two.
     if not table.is_apart.any():
@@ -281,6 +282,7 @@ class _Table:
         known = ~np.isnan(self.gradient_s)
         if known.any():
             error += float(np.mean(np.log(gradient[known] / self.gradient_s[known]) ** 2))
+        # Weak priors: few points leave a long valley of equal loss, in which a fit would end anywhere.
         growth = (local_more / local) ** 2 + (apart_more / apart) ** 2
         return float(error + 1e-3 * (g - 1) ** 2 + 1e-2 * growth)
 

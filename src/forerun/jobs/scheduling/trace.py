@@ -11,7 +11,7 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from math import inf, isfinite, nan
+from math import inf, nan
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -274,12 +274,7 @@ def _check(jobs: Sequence[RigidJob], num_devices: int) -> None:
     if num_devices < 1:
         raise InvalidSetupError(f"expected a cluster of at least one device, got {num_devices}")
     for job in jobs:
-        if not (
-            isfinite(job.arrival_s)
-            and job.arrival_s >= 0
-            and 0 < job.duration_s < inf
-            and job.num_devices > 0
-        ):
+        if not (0 <= job.arrival_s < inf and 0 < job.duration_s < inf and job.num_devices > 0):
             raise InvalidSetupError(
                 f"job '{job.name}' of the trace: expected an arrival of zero or later, devices and a duration above "
                 f"zero, got {job.arrival_s} s, {job.num_devices} and {job.duration_s} s"
@@ -371,6 +366,7 @@ class _Queue:
         next_s = self.left_s[i]
         if self.policy is RigidPolicy.LAS and (queue := self._queue(i)) < len(self.thresholds):
             next_s = min(next_s, (self.thresholds[queue] - self._had_device_s(i)) / self.jobs[i].num_devices)
+        # An event that was entered under an earlier version is of a run that was stopped since, and is passed over.
         self.version[i] += 1
         heapq.heappush(self.events, (now_s + next_s, i, self.version[i]))
 
@@ -394,6 +390,7 @@ class _Queue:
         """Starts waiting jobs as long as the policy lets one start."""
         while (size := self._next_size(now_s)) is not None:
             key = heapq.heappop(self.waiting[size])
+            # The last of the order stop first: they would be stopped for any other job, too.
             while self.free < size:
                 self._stop(self.running[-1][2], now_s)
             self._start(key[2], now_s)

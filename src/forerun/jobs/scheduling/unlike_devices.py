@@ -205,16 +205,6 @@ LEASE_S = 360.0
 """Time for which a job keeps what it was given; new jobs get what is free. Source: Gavel, section 7.1."""
 
 
-def running_first(jobs: Sequence[JobView], free: FreeResources) -> dict[str, Allocation]:
-    """Shares of the running jobs, taken out of what is free: inside a lease nothing is taken away."""
-    given: dict[str, Allocation] = {}
-    for view in jobs:
-        if view.current is not None:
-            free.take(view.job, view.current)
-            given[view.job.name] = view.current
-    return given
-
-
 @dataclass(slots=True)
 class _Gavel:
     """Shares by the linear program, and the time that each job has had on each kind; one object a schedule."""
@@ -239,7 +229,8 @@ class _Gavel:
         free = FreeResources(cluster)
         # One decision may ask several times.
         is_leased = now_s < self.lease_end_s and now_s > self.lease_end_s - LEASE_S
-        given = running_first(jobs, free) if is_leased else hold(jobs, free)
+        # Inside a lease nothing is taken away from a job that runs.
+        given = hold(jobs, free, all_that_run=is_leased)
         self.lease_end_s = self.lease_end_s if is_leased else now_s + LEASE_S
         wanted = [
             (-self._priority(view, kind, share, now_s), view.order, kind, view)
