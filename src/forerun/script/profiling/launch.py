@@ -44,6 +44,7 @@ __all__ = [
 _SAMPLE_EVERY_S = 0.25
 _KEPT_LINES = 4000
 _TAIL_LINES = 3
+_LONGEST_TAIL = 300
 _LONGEST_LINE = 65_536
 _ENDS = (signal.SIGTERM, signal.SIGHUP)
 _STARTUP_FOLDER = Path(__file__).parent / "startup"
@@ -103,7 +104,8 @@ class Launch:
     @property
     def said(self) -> str:
         """The last lines of the output as one line."""
-        return " | ".join(line.text.strip() for line in self.lines[-_TAIL_LINES:] if line.text.strip())
+        tail = (line.text.strip()[:_LONGEST_TAIL] for line in self.lines[-_TAIL_LINES:])
+        return " | ".join(filter(None, tail))
 
 
 def check_command(command: Sequence[str]) -> tuple[str, ...]:
@@ -277,7 +279,7 @@ class _Run:
             if len(self.lines) > 2 * _KEPT_LINES:
                 del self.lines[:_KEPT_LINES]
             if self._echo is not None:
-                self._echo.write(text)
+                self._echo.write(f"{line.text}\n")
                 self._echo.flush()
             if self._on_line is not None and self._on_line(line):
                 self._is_enough.set()
