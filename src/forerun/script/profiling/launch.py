@@ -19,6 +19,7 @@ from typing import IO, Any
 import psutil
 
 from forerun.base.errors import ScriptError, UsageError
+from forerun.base.isolation import in_worker
 from forerun.base.process_control import ProcessOption, set_process_option
 from forerun.evidence import record_telemetry
 from forerun.script.profiling.hooks.messages import (
@@ -431,4 +432,7 @@ def end_tree(pid: int, settings_file: Path, *, first: signal.Signals = signal.SI
         with contextlib.suppress(psutil.Error):
             process.kill()
     psutil.wait_procs(list(rest.values()), timeout=_GRACE_S)
+    _children_before.pop(settings_file, None)
+    if not _children_before and not in_worker():
+        set_process_option(ProcessOption.CHILD_SUBREAPER, 0)
     return len(rest)
